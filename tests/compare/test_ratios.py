@@ -5,56 +5,17 @@ from random import Random
 
 import pytest
 
-from flashinfer_bench.examine.compare.ratios import (
-    LOOK_LEVELS,
-    LOOKS,
-    Ratio,
-    join_ratios,
-    ratio_of_pairs,
-)
-from flashinfer_bench.timing.statistics import student_quantile
-
-
-@pytest.mark.parametrize(
-    ("level", "freedom", "wanted"), [(0.95, 1, 12.706), (0.95, 3, 3.182), (0.95, 9, 2.262), (0.99, 30, 2.750)]
-)
-def test_quantiles_are_those_of_the_tables(level, freedom, wanted):
-    assert student_quantile(level, freedom) == pytest.approx(wanted, abs=1e-3)
-
-
-def test_a_quantile_of_many_degrees_is_that_of_the_normal_distribution():
-    assert student_quantile(0.95, 1e5) == pytest.approx(1.95998, abs=1e-4)
+from flashinfer_bench.examine.compare.ratios import LOOKS, Ratio, join_ratios, ratio_of_pairs
 
 
 def test_the_interval_of_pairs_is_students():
     ratio = ratio_of_pairs([0.01, 0.03], level=0.95)
-    assert ratio.log_mean == pytest.approx(0.02)
-    assert ratio.log_half == pytest.approx(12.706 * 0.01, rel=1e-3)
     assert ratio.interval == pytest.approx((exp(0.02 - 0.12706), exp(0.02 + 0.12706)), rel=1e-3)
 
 
-def test_one_pair_has_no_interval_and_decides_nothing():
+def test_one_pair_decides_nothing_and_more_scatter_needs_more_pairs():
     ratio = ratio_of_pairs([0.5])
     assert (ratio.interval, ratio.decide(0.02), ratio.pairs_needed(0.02)) == (None, "cannot tell yet", 3)
-
-
-@pytest.mark.parametrize(
-    ("middle", "half", "decision"),
-    [
-        (0.000, 0.010, "same"),
-        (0.012, 0.005, "same"),  # the interval leaves out 1, and yet all of it is within the threshold
-        (0.030, 0.010, "slower"),
-        (-0.030, 0.010, "faster"),
-        (0.030, 0.040, "cannot tell yet"),
-        (0.015, 0.010, "cannot tell yet"),
-        (0.000, 0.030, "cannot tell yet"),
-    ],
-)
-def test_decisions(middle, half, decision):
-    assert Ratio(middle, half, half / 2, 5, 6).decide(0.02) == decision
-
-
-def test_more_scatter_needs_more_pairs():
     few, many = (Ratio(0.0, 1.0, error, 5, 6).pairs_needed(0.02) for error in (0.01, 0.02))
     assert 0 < few < many
 
@@ -62,10 +23,9 @@ def test_more_scatter_needs_more_pairs():
 def test_the_geometric_mean_of_two_workloads_is_known_better_than_each():
     one = ratio_of_pairs([0.01, 0.02, 0.03, 0.04, 0.02, 0.03])
     both = join_ratios([one, one])
-    assert both.log_mean == pytest.approx(one.log_mean)
-    assert both.log_half < one.log_half
-    assert both.freedom == pytest.approx(2 * one.freedom)
-    assert both.pairs == 12
+    assert (both.log_mean, both.freedom) == pytest.approx((one.log_mean, 2 * one.freedom))
+    assert (both.log_half < one.log_half, both.pairs) == (True, 12)
+    assert join_ratios([one, ratio_of_pairs([0.5])]).interval is None
 
 
 def simulate(true: float, spread: float, threshold: float, *, count: int) -> list[tuple[str, bool]]:
@@ -87,10 +47,8 @@ def simulate(true: float, spread: float, threshold: float, *, count: int) -> lis
     ("true", "spread", "threshold", "wanted", "least"),
     [
         (1.00, 0.0045, 0.02, "same", 0.99),  # a GPU
-        (1.03, 0.0045, 0.02, "slower", 0.99),
         (1.00, 0.030, 0.02, "same", 0.92),  # a noisy one
-        (1.00, 0.050, 0.05, "same", 0.96),  # a CPU
-        (1.08, 0.050, 0.05, "slower", 0.98),
+        (1.08, 0.050, 0.05, "slower", 0.98),  # a CPU
         (1.00, 0.220, 0.05, "cannot tell yet", 0.92),  # a CPU under load: all looks are made
     ],
 )
@@ -100,13 +58,3 @@ def test_looking_again_and_again_does_not_make_a_difference(true, spread, thresh
     assert sum(held for _, held in found) >= 0.92 * len(found)
     if true == 1:  # a difference where there is none, in about one of twenty series at most
         assert sum(decision in ("faster", "slower") for decision, _ in found) <= 0.06 * len(found)
-
-
-def test_an_interval_of_95_percent_at_each_look_would_find_differences_that_are_not_there(monkeypatch):
-    assert min(LOOK_LEVELS) > 0.95
-    wrong = []
-    for level in (0.95, None):
-        monkeypatch.setattr(ratio_of_pairs, "__defaults__", (level,))
-        decisions = [decision for decision, _ in simulate(1.0, 0.03, 0.02, count=500)]
-        wrong.append(sum(decision in ("faster", "slower") for decision in decisions))
-    assert wrong[0] > 0.06 * 500 > wrong[1]

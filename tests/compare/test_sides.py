@@ -1,17 +1,16 @@
 """What the words of `compare` name: sources that somebody edits take what they do not say from the other side."""
 
+import re
+
 import pytest
 
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.store.drafts import DraftHints
 from flashinfer_bench.errors import DataSetError
-from flashinfer_bench.examine.compare.result import Comparison
 from flashinfer_bench.examine.compare.sides import find_sides, pair_up
-from tests.kit import make_definition, make_evaluation, make_solution, make_trace, make_workload, write_trace_set
+from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
 SOURCE = "def run(x):\n    return x + x\n"
-TWO = "def run(left, right):\n    return left + right\n"
 
 
 @pytest.fixture
@@ -25,6 +24,10 @@ def root(tmp_path):
     )
 
 
+def sides_of(root, *words):
+    return find_sides(tuple(map(str, words)), TraceSet.from_path(root))
+
+
 @pytest.fixture
 def mine(tmp_path):
     """A source that fits both."""
@@ -33,62 +36,52 @@ def mine(tmp_path):
 
 
 @pytest.mark.parametrize("other", ["double_python", "twice_python"])
-@pytest.mark.parametrize("turned", [False, True])
-def test_a_source_is_of_the_definition_of_the_other_side(root, mine, other, turned):
-    words = (str(mine), other) if turned else (other, str(mine))
-    sides = find_sides(words, TraceSet.from_path(root))
-    (pairing,) = pair_up(*sides)
-    solutions = (pairing.first, pairing.second)
-    assert {one.definition for one in solutions} == {other.removesuffix("_python")}
-    draft = next(one.draft for one in sides if one.draft is not None)
-    assert (draft.solution.sources[0].content, draft.found.endswith(f"(as {other})")) == (SOURCE, True)
+def test_a_source_is_of_the_definition_of_the_other_side(root, mine, other):
+    for words in ((mine, other), (other, mine)):
+        sides = sides_of(root, *words)
+        (pairing,) = pair_up(*sides)
+        assert {pairing.first.definition, pairing.second.definition} == {other.removesuffix("_python")}
+        draft = next(one.draft for one in sides if one.draft is not None)
+        assert (draft.solution.sources[0].content, draft.found.endswith(f"(as {other})")) == (SOURCE, True)
 
 
-@pytest.mark.parametrize("words", [("double_py.py", "twice_py.py"), ("double_python", "twice_py.py")])
-def test_a_source_of_another_definition_is_told_at_once(root, tmp_path, monkeypatch, words):
+@pytest.mark.parametrize("first", ["double_py.py", "double_python"])
+def test_a_source_of_another_definition_is_told_at_once(root, tmp_path, monkeypatch, first):
     monkeypatch.chdir(tmp_path)
     for name in ("double_py.py", "twice_py.py"):
         (tmp_path / name).write_text(SOURCE)
-    opened = TraceSet.from_path(root)
-    with pytest.raises(DataSetError) as refused:
-        find_sides(words, opened)
-    assert "of twice (by the name 'twice_py'); " in str(refused.value)
-    assert f"{words[0]} is of double: give two solutions of one definition" in str(refused.value)
-    (pairing,) = pair_up(*find_sides(("double_py.py", "twice_py.py"), opened, DraftHints(definition="twice")))
-    assert {pairing.first.definition, pairing.second.definition} == {"twice"}
+    told = rf"of twice \(by the name 'twice_py'\); {first} is of double: give two solutions of one definition"
+    with pytest.raises(DataSetError, match=told):
+        sides_of(root, first, "twice_py.py")
 
 
-def test_a_source_with_the_inputs_of_another_definition_is_told_at_once(tmp_path):
-    other = make_definition("other", inputs={"left": "float32[n]", "right": "float32[n]"}, reference=TWO)
-    root = write_trace_set(tmp_path / "set", definitions=[make_definition(), other], solutions=[make_solution()])
-    (tmp_path / "mine.py").write_text("def run(left, right):\n    return left\n")
+def test_a_source_with_the_inputs_of_another_definition_is_told_at_once(root, tmp_path):
+    two = "def run(left, right):\n    return left + right\n"
+    other = make_definition("other", inputs={"left": "float32[n]", "right": "float32[n]"}, reference=two)
+    write_trace_set(root, definitions=[other])
+    (tmp_path / "mine.py").write_text(two)
     with pytest.raises(DataSetError, match=r"of other \(by its parameters\); double_python is of double"):
-        find_sides(("double_python", str(tmp_path / "mine.py")), TraceSet.from_path(root))
+        sides_of(root, "double_python", tmp_path / "mine.py")
 
 
 def test_versions_of_a_file_and_folders_of_sources_are_sides(root, mine, tmp_path):
-    for folder, name, text in (
-        ("double", "mine.py", "def run(x):\n    return 2 * x\n"),
-        ("kernels", "main.py", SOURCE),
-    ):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / name).write_text(text)
-    (pairing,) = pair_up(*find_sides((str(tmp_path / "double" / "mine.py"), str(mine)), TraceSet.from_path(root)))
+    for path in ("double/mine.py", "kernels/main.py"):
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / path).write_text("def run(x):\n    return 2 * x\n")
+    (pairing,) = pair_up(*sides_of(root, tmp_path / "double" / "mine.py", mine))
     assert (pairing.first.name, pairing.second.name, pairing.second.definition) == ("mine", "mine", "double")
     assert pairing.first.digest() != pairing.second.digest()
-    (pairing,) = pair_up(*find_sides(("double_python", str(tmp_path / "kernels")), TraceSet.from_path(root)))
+    (pairing,) = pair_up(*sides_of(root, "double_python", tmp_path / "kernels"))
     assert pairing.second.spec.entry_point == "main.py::run"
 
 
 def test_what_is_recorded_of_a_source_is_what_it_is_now(root, mine):
-    plain = find_sides(("double_python", str(mine)), TraceSet.from_path(root))[1].solutions[0]
-    lines = []
-    for digest, uuid in ((plain.digest(), "w1"), ("of another source", "w2")):
-        extra = {"run": {"fingerprint": {"solution": digest}}}
-        judged = make_evaluation(extra=extra)
-        lines.append(make_trace(solution="mine", workload=make_workload(uuid), evaluation=judged))
+    plain = sides_of(root, "double_python", mine)[1].solutions[0]
+    digests = {"w1": plain.digest(), "w2": "of another source"}
+    runs = {uuid: {"run": {"fingerprint": {"solution": digest}}} for uuid, digest in digests.items()}
+    lines = [make_trace(solution="mine", workload=make_workload(uuid), extra=extra) for uuid, extra in runs.items()]
     write_trace_set(root, traces=lines)
-    found = find_sides(("double_python", str(mine)), TraceSet.from_path(root))[1]
+    found = sides_of(root, "double_python", mine)[1]
     assert [one.workload for one in found.results] == ["w1"]
 
 
@@ -105,23 +98,14 @@ def test_what_is_wrong_with_a_source_is_one_line(root, mine, monkeypatch, words,
     monkeypatch.chdir(mine.parent)
     (mine.parent / "empty").mkdir()
     (mine.parent / "notes.txt").write_text("nothing")
-    with pytest.raises(DataSetError) as refused:
-        find_sides(words, TraceSet.from_path(root))
-    assert told in str(refused.value)
-    assert "\n" not in str(refused.value)
+    with pytest.raises(DataSetError, match=rf"^.*{re.escape(told)}[^\n]*$"):
+        sides_of(root, *words)
 
 
-def test_the_command_tells_what_it_found_out_and_hands_it_to_the_measurement(root, mine, monkeypatch, capsys):
-    handed = []
-
-    def note(_trace_set, pairings, _config, *, threshold, **_rest):
-        handed.extend(pairings)
-        return Comparison((), threshold, "measured", "a CPU")
-
-    monkeypatch.setattr("flashinfer_bench.examine.compare.measuring.measure", note)
-    main(["compare", str(mine), str(mine), "--local", str(root), "--definition", "twice"])
+def test_the_command_tells_what_it_found_out(root, mine, capsys):
+    command = ["compare", str(mine), str(mine), "--local", str(root), "--definition", "twice", "--devices", "cpu"]
+    assert main([*command, "--workloads", "nowhere"]) == 2
     assert f"{mine}: python, mine.py::run, of twice (as given)" in capsys.readouterr().err
-    assert [one.definition for pairing in handed for one in (pairing.first, pairing.second)] == ["twice", "twice"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Solutions: paths that stay inside, styles that were declared or not, what the digest covers."""
+"""Solutions: paths that stay inside, declared styles, what the digest covers; the entry point, read off the sources."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from flashinfer_bench.data import Solution
-from tests.kit import make_solution
+from flashinfer_bench.data.entry import check_entry, find_binding
+from tests.kit import make_definition, make_solution
 
 
 @pytest.mark.parametrize(
@@ -19,61 +20,139 @@ def test_a_source_path_that_may_leave_its_folder_is_refused(path):
         make_solution(sources={path: ""}, entry_point="main.py::run")
 
 
-@pytest.mark.parametrize("path", ["./pkg//main.py", "pkg\\main.py", ".\\pkg\\main.py"])
+@pytest.mark.parametrize("path", ["./pkg//main.py", ".\\pkg\\main.py"])
 def test_source_paths_are_brought_into_one_form(path):
     solution = make_solution(sources={path: "x"}, entry_point=f"{path}::run")
-    assert solution.get_entry_source().path == "pkg/main.py"
-    assert str(solution.get_entry_path()) == "pkg/main.py"
-    assert solution.get_entry_symbol() == "run"
+    assert solution.get_entry_source().path == str(solution.get_entry_path()) == "pkg/main.py"
 
 
-def test_a_source_twice_is_refused():
-    sources = [{"path": "main.py", "content": "1"}, {"path": "./main.py", "content": "2"}]
-    with pytest.raises(ValidationError, match=r"'main\.py' is there twice"):
-        Solution.model_validate({**make_solution().to_dict(), "sources": sources})
-
-
-def test_a_file_that_is_also_a_folder_is_refused():
-    with pytest.raises(ValidationError, match=r"the folder of 'main\.py/a\.py'"):
-        make_solution(sources={"main.py": "", "main.py/a.py": ""})
-
-
-def test_no_source_is_refused():
-    with pytest.raises(ValidationError, match="no source file"):
-        make_solution(sources={})
-
-
-@pytest.mark.parametrize("entry_point", ["main.py", "::run", "main.py::", "../main.py::run", "main.py::a::run"])
-def test_an_entry_point_needs_file_and_function(entry_point):
-    with pytest.raises(ValidationError, match=r"spec\.entry_point"):
-        make_solution(entry_point=entry_point)
-
-
-def test_an_entry_point_that_is_no_source_is_refused_with_the_nearest():
-    with pytest.raises(ValidationError, match=r"did you mean 'main\.py'"):
-        make_solution(entry_point="mian.py::run")
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"sources": {"main.py": "", "./main.py": ""}}, r"'main\.py' is there twice"),
+        ({"sources": {"main.py": "", "main.py/a.py": ""}}, r"the folder of 'main\.py/a\.py'"),
+        ({"sources": {}}, "no source file"),
+        ({"entry_point": "mian.py::run"}, r"did you mean 'main\.py'"),
+        *(
+            ({"entry_point": entry}, r"spec\.entry_point")
+            for entry in ("main.py", "::run", "main.py::", "../main.py::run")
+        ),
+    ],
+)
+def test_sources_and_entry_that_contradict_each_other_are_refused(parts, words):
+    with pytest.raises(ValidationError, match=words):
+        make_solution(**parts)
 
 
 @pytest.mark.parametrize("declared", [None, True, False])
-def test_the_declared_style_survives_a_round_trip(declared):
-    solution = make_solution(destination_passing_style=declared)
+def test_style_and_options_survive_a_round_trip(declared):
+    solution = make_solution(destination_passing_style=declared, compile_options={"cflags": ["-O3"]})
     again = Solution.model_validate_json(solution.to_json())
     assert again == solution
     assert again.spec.declared_style is declared
     assert again.spec.destination_passing_style is (declared is not False)
+    assert again.to_dict()["spec"]["compile_options"] == {"cflags": ["-O3"]}
 
 
 def test_the_digest_covers_sources_and_spec_alone():
     base = make_solution()
-    assert make_solution(source="def run(x): return 2 * x").digest() != base.digest()
-    assert make_solution(destination_passing_style=True).digest() != base.digest()
-    assert make_solution(language="triton").digest() != base.digest()
-    assert make_solution(definition="other").digest() != base.digest()
+    changes = [
+        {"source": "def run(x): return 2 * x"},
+        {"destination_passing_style": True},
+        {"language": "triton"},
+        {"definition": "other"},
+    ]
+    assert len({base.digest(), *(make_solution(**change).digest() for change in changes)}) == 5
     assert make_solution(name="other", author="bob").digest() == base.digest() == base.hash()
 
 
-def test_compile_options_are_kept():
-    options = {"cflags": ["-O3"], "ld_flags": ["-lcuda"]}
-    solution = make_solution(language="cuda", compile_options=options)
-    assert solution.to_dict()["spec"]["compile_options"] == options
-    assert solution.spec.compile_options.cuda_cflags == []
+DEFINITION = make_definition()
+
+
+def problems_of(content, definition=DEFINITION, *, path="main.py", **spec):
+    solution = make_solution(sources={path: content}, entry_point=f"{path}::run", **spec)
+    return check_entry(solution, definition)
+
+
+FITTING = {
+    "destination passing": "def run(x, y): ...",
+    "decorated": "import torch\n\n@torch.no_grad()\ndef run(x, y): ...",
+    "any number": "def run(*args): ...",
+    "bound by hand": "def kernel(x): ...\nrun = wrap(kernel)",
+    "imported": "from .other import run",
+    "in a branch": "try:\n    import x\nexcept ImportError:\n    def run(x, y): ...",
+    "wrapped in what is not known": "@something\ndef run(): ...",
+    "many branches": "if x: a = 0\n" + "elif y: a = 1\n" * 900 + "def run(x, y): ...",
+    "deep default": f"def run(x, y, c={'+'.join(['1'] * 800)}): ...",
+    "with setup": "def setup(x): ...\ndef run(x, y, a, *, b): ...",
+}
+
+
+@pytest.mark.parametrize("content", FITTING.values(), ids=FITTING)
+def test_what_fits_or_cannot_be_told_passes(content):
+    assert problems_of(content, destination_passing_style=True) == []
+
+
+def test_without_a_declared_style_either_number_and_without_a_definition_any_fits():
+    assert problems_of("def run(x, y): ...") == problems_of("def run(x): ...") == []
+    assert problems_of("def run(): ...", None) == problems_of("def run(x, *, b=1): ...", None) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("def run(x): ...", "run(x) cannot be called as double calls it"),
+        ("def run(x): ...", "is destination_passing_style false meant?"),
+        ("def run(x, y, *, a, b=1): ...", "needs a by keyword"),
+        ("def setup(): ...\ndef run(): ...", "cannot be called"),
+        ("def runs(): ...", "main.py: there is no function 'run'; did you mean 'runs'?"),
+        ("x = 1\ndef run(:", "line 2"),
+        ("async def run(x, y): ...", "async"),
+    ],
+)
+def test_what_cannot_be_called_is_told(content, words):
+    [problem] = problems_of(content, destination_passing_style=True)
+    assert words in problem
+
+
+EXPORT = "TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, launch);"
+MODULE = 'PYBIND11_MODULE(x, m) { m.def("run", &run); }'
+OPERATORS = 'TORCH_LIBRARY(mine, m) { m.def("run(Tensor x) -> Tensor", &run); }'
+
+
+@pytest.mark.parametrize(
+    ("content", "binding", "advice"),
+    [
+        (EXPORT, "tvm-ffi", None),
+        ('extern "C" int __tvm_ffi_run(void* self) { return 0; }', "tvm-ffi", None),
+        (f"#define EXPORT(name) {EXPORT}\nEXPORT(run)", "tvm-ffi", None),
+        (MODULE, None, None),
+        (OPERATORS, None, None),
+        ("void run() {}", "tvm-ffi", "TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, your_function)"),
+        (f"// {EXPORT}", "tvm-ffi", "there is no function 'run'"),
+        (EXPORT.replace("run", "go"), "tvm-ffi", "there is go"),
+        ("void run() {}", "torch", "PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)"),
+        (MODULE.replace("run", "go"), "torch", 'm.def("run", &your_function)'),
+    ],
+)
+def test_a_missing_export_is_told_with_the_line_to_write(content, binding, advice):
+    found = problems_of(content, path="a.cu", language="cuda", binding=binding)
+    assert [advice in problem for problem in found] == [True] * (advice is not None)
+
+
+@pytest.mark.parametrize(
+    ("content", "told_by"),
+    [
+        (MODULE, "PYBIND11_MODULE"),
+        (OPERATORS, "TORCH_LIBRARY"),
+        ('  #  include "ATen/ATen.h"\n', "#include <ATen/ATen.h>"),
+        ("/* PYBIND11_MODULE(x, m) */ // #include <torch/all.h>", None),
+        (f"#include <ATen/ATen.h>\n{EXPORT}", None),
+    ],
+)
+def test_a_binding_that_no_spec_names_is_found_in_the_sources(content, told_by):
+    parts = {"language": "cuda", "sources": {"a.cu": content}, "entry_point": "a.cu::run"}
+    found = find_binding(make_solution(**parts))
+    assert found.binding.value == ("torch" if told_by else "tvm-ffi")
+    assert found.note == (told_by and f"binding torch: the spec names none, and a.cu has {told_by}")
+    assert find_binding(make_solution(**parts, binding="tvm-ffi")).note is None

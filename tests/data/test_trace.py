@@ -9,49 +9,36 @@ import pytest
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
-from flashinfer_bench.data import EvaluationStatus, Trace, Workload
+from flashinfer_bench.data import Trace, Workload
 from tests.kit import make_evaluation, make_trace, make_workload
-
-FAILED_EARLY = ["INCORRECT_SHAPE", "INCORRECT_DTYPE", "RUNTIME_ERROR", "COMPILE_ERROR", "TIMEOUT"]
-CORRECTNESS = {"max_relative_error": 0.0, "max_absolute_error": 0.0}
-PERFORMANCE = {"latency_ms": 1.0, "reference_latency_ms": 1.0, "speedup_factor": 1.0}
-
-
-@pytest.mark.parametrize("status", [status.value for status in EvaluationStatus])
-def test_an_evaluation_has_the_parts_of_its_status(status):
-    evaluation = make_evaluation(status)
-    assert (evaluation.correctness is not None) == (status in ("PASSED", "INCORRECT_NUMERICAL"))
-    assert (evaluation.performance is not None) == (status == "PASSED")
 
 
 @pytest.mark.parametrize(
     ("status", "part"),
-    [("PASSED", {"correctness": None}), ("PASSED", {"performance": None}),
-     ("INCORRECT_NUMERICAL", {"correctness": None}), ("INCORRECT_NUMERICAL", {"performance": PERFORMANCE}),
-     *((status, {"correctness": CORRECTNESS}) for status in FAILED_EARLY),
-     *((status, {"performance": PERFORMANCE}) for status in FAILED_EARLY)],
-)  # fmt: skip
+    [
+        ("PASSED", {"correctness": None}),
+        ("INCORRECT_NUMERICAL", {"correctness": None}),
+        ("INCORRECT_NUMERICAL", {"performance": make_evaluation().performance}),
+        *((status, {"correctness": {}}) for status in ("INCORRECT_SHAPE", "INCORRECT_DTYPE", "RUNTIME_ERROR")),
+        ("COMPILE_ERROR", {"correctness": {}}),
+    ],
+)
 def test_a_part_too_many_or_too_few_is_refused(status, part):
+    assert make_evaluation(status).status == status
     with pytest.raises(ValidationError, match=f"status {status}"):
         make_evaluation(status, **part)
 
 
-def test_nan_and_infinities_are_written_as_words_and_read_back():
-    trace = make_trace(max_absolute_error=math.nan, max_relative_error=math.inf, extra={"low": -math.inf})
-    plain = json.loads(trace.to_json(), parse_constant=pytest.fail)
-    assert plain["evaluation"]["correctness"]["max_absolute_error"] == "NaN"
-    assert plain["evaluation"]["extra"] == {"low": "-Infinity"}
-    correctness = Trace.model_validate_json(trace.to_json()).evaluation.correctness
-    assert math.isnan(correctness.max_absolute_error)
-    assert correctness.max_relative_error == math.inf
-
-
-def test_half_a_character_in_a_log_is_written_as_a_question_mark():
-    trace = make_trace(log="a\udc80", max_absolute_error=math.nan, extra={"k": ["\udfff", -math.inf]})
+def test_what_json_has_no_word_for_is_written_as_words_and_read_back():
+    extra = {"k": ["\udfff", -math.inf]}
+    trace = make_trace(log="a\udc80", max_absolute_error=math.nan, max_relative_error=math.inf, extra=extra)
     evaluation = json.loads(trace.to_json().encode(), parse_constant=pytest.fail)["evaluation"]
     assert evaluation["log"] == "a?"
     assert evaluation["extra"] == {"k": ["?", "-Infinity"]}
     assert evaluation["correctness"]["max_absolute_error"] == "NaN"
+    correctness = Trace.model_validate_json(trace.to_json()).evaluation.correctness
+    assert math.isnan(correctness.max_absolute_error)
+    assert correctness.max_relative_error == math.inf
 
 
 def test_an_extra_that_is_no_json_is_an_error_and_not_silently_dropped():
@@ -80,45 +67,27 @@ def test_a_trace_reads_back_equal_with_keys_that_nobody_knows():
     assert Trace.model_validate_json(trace.to_json()) == trace
 
 
-def test_models_cannot_be_changed():
-    with pytest.raises(ValidationError, match="frozen"):
-        make_trace().definition = "other"
-
-
 @pytest.mark.parametrize("parts", [{"solution": "s"}, {"evaluation": make_evaluation()}])
 def test_solution_and_evaluation_come_together(parts):
     with pytest.raises(ValidationError, match="but no"):
         Trace(definition="double", workload=make_workload(), **parts)
 
 
-@pytest.mark.parametrize(
-    ("parts", "is_workload", "is_successful"),
-    [({"solution": None}, True, False), ({}, False, True), ({"status": "TIMEOUT"}, False, False)],
-)
-def test_a_trace_knows_what_it_is(parts, is_workload, is_successful):
-    trace = make_trace(**parts)
-    assert (trace.is_workload_trace(), trace.is_successful()) == (is_workload, is_successful)
-
-
-@pytest.mark.parametrize("value", [True, 3, 0.5, -1])
+@pytest.mark.parametrize("value", [True, 3, 0.5])
 def test_a_scalar_keeps_its_type(value):
     workload = make_workload(inputs={"x": value})
     again = Workload.model_validate_json(workload.to_json()).inputs["x"].value
-    assert again == value
-    assert type(again) is type(value)
+    assert (again, type(again)) == (value, type(value))
 
 
 @pytest.mark.parametrize("size", [-1, "5", 2.5, True, None, 2**63])
 def test_the_size_of_an_axis_is_a_whole_number(size):
+    assert make_workload(axes={"n": 0}).axes == {"n": 0}
     with pytest.raises(ValidationError, match=r"axes\.n"):
         make_workload(axes={"n": size})
 
 
-def test_an_axis_may_be_empty():
-    assert make_workload(axes={"n": 0}).axes == {"n": 0}
-
-
 def test_the_digest_of_a_workload_is_of_its_content():
     assert make_workload("a").digest() == make_workload("b").digest()
-    assert make_workload(axes={"n": 9}).digest() != make_workload().digest()
-    assert make_workload(inputs={"x": 1}).digest() != make_workload(inputs={"x": 2}).digest()
+    others = [make_workload(axes={"n": 9}), make_workload(inputs={"x": 1}), make_workload(inputs={"x": 2})]
+    assert len({one.digest() for one in (make_workload(), *others)}) == 4

@@ -5,7 +5,7 @@ import os
 from contextlib import ExitStack
 from dataclasses import replace
 from math import log
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -30,18 +30,11 @@ AT_REST = GpuState(345, 3201, 76.0, 31, (), 0)
 UNDER_LOAD = GpuState(1700, 3201, 690.0, 52, ("power_cap",), 0)
 
 
-def machine(device=GPU, *, processes=(), state=AT_REST, **parts):
-    gpu = GpuAtRest(150 << 30, 1 << 30, 1980, 3201, 700.0, processes, state)
-    fields = {
-        "device": device,
-        "gpus": 1,
-        "torch_has_cuda": True,
-        "versions": {"torch": "2.11.0+cu130", "cupti-python": "13.0.1", "triton": None},
-        "compilers": {"nvcc": "/usr/local/cuda/bin/nvcc (13.0)", "C++": None},
-        "languages": {"python": None, "cuda": "there is no C++ compiler; install g++"},
-        "gpu": gpu if device.kind == "cuda" else None,
-    }
-    return MachineState(**{**fields, **parts})
+def machine(device=GPU, *, processes=(), state=AT_REST, gpus=1, torch_has_cuda=True):
+    gpu = GpuAtRest(150 << 30, 1 << 30, 1980, 3201, 700.0, processes, state) if device.kind == "cuda" else None
+    languages = {"python": None, "cuda": "there is no C++ compiler; install g++"}
+    compilers = {"nvcc": "/usr/local/cuda/bin/nvcc (13.0)", "C++": None}
+    return MachineState(device, gpus, torch_has_cuda, {"torch": "2.11.0+cu130"}, compilers, languages, gpu)
 
 
 def readings(**parts):
@@ -69,7 +62,6 @@ def agreement(*ratios, problem=""):
 HOT = replace(AT_REST, slowed_by=("hw_thermal",))
 GAP = {"files": "this kernel's Landlock is of version 0"}
 NOT_INSTALLED = "CUPTI is not installed. Try 'pip install -U cupti-python'. Falling back to CUDA events."
-NO_LIBRARY = "CUPTI's library cannot be loaded: libcupti.so.13: cannot open shared object file"
 FORBIDDEN = "CUPTI does not record: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"
 
 
@@ -82,66 +74,29 @@ def clock(fallback):
 
 
 FINDINGS = {
-    "no gpu": (of.find_gpu(machine(CPU, gpus=0), None), "note", "the driver knows none", ""),
-    "a cpu build": (of.find_gpu(machine(CPU, gpus=2, torch_has_cuda=False), None), "broken", "is a CPU build", "CUDA"),
-    "hidden": (of.find_gpu(machine(CPU, gpus=2), None), "note", "CUDA_VISIBLE_DEVICES hides them", "unset"),
+    "a cpu build": (of.find_gpu(machine(CPU, torch_has_cuda=False), None), "broken", "is a CPU build", "CUDA"),
+    "hidden": (of.find_gpu(machine(CPU), None), "note", "CUDA_VISIBLE_DEVICES hides them", "unset"),
+    "a cpu by choice": (of.find_gpu(machine(CPU), "cpu"), "", "", ""),
     "languages": (of.find_languages(machine()), "ok note", "python can be built", "install g++"),
-    "programs": (
-        of.find_programs({"Triton": None, "Inductor": "it does not work: no compiler; install g++"}),
-        "ok broken",
-        "it does not work: no compiler",
-        "install g++",
-    ),
-    "others": (
-        of.find_neighbours(machine(processes=tuple(range(101, 108)), state=HOT), readings()),
-        "note note",
-        "7 on the GPU (101, 102, 103, 104, 105, …)",
-        "end them",
-    ),
+    "programs": (of.find_programs({"one": None, "other": "no compiler; get g++"}), "ok broken", "no compiler", "g++"),
+    "others": (of.find_neighbours(machine(processes=(101,)), readings()), "note", "1 on the GPU (101)", "end them"),
     "heat at rest": (of.find_neighbours(machine(state=HOT), readings()), "ok note", "at rest: hw_thermal", "cooling"),
     "nobody": (of.find_neighbours(machine(), loaded()), "ok", "none on the GPU", ""),
     "a container": (of.find_neighbours(machine(), loaded(other_processes=None)), "ok", "not known: in a container", ""),
-    "not measured": (of.find_neighbours(machine(), None), "ok", "none was seen", ""),
-    "a silent driver": (of.find_neighbours(machine(processes=None), loaded()), "ok", "the driver does not tell", ""),
-    "cupti": (of.find_clock(readings()), "ok", "CUPTI, which records every operation", ""),
-    "no cupti": (
-        clock(NOT_INSTALLED),
-        "note",
-        "CUDA events (CUPTI is not installed. Try 'pip install -U cupti-python'); a pair of CUDA events round nothing "
-        "reads 2.0 us",
-        "install cupti-python",
-    ),
-    "a profiler": (clock("another subscriber of CUPTI"), "note", "another subscriber", "without a profiler"),
-    "no library": (clock(NO_LIBRARY), "note", NO_LIBRARY, "libcupti"),
+    "no cupti": (clock(NOT_INSTALLED), "note", "cupti-python'); a pair of CUDA events round nothing", "install cupti"),
     "forbidden": (clock(FORBIDDEN), "note", FORBIDDEN, "NVreg_RestrictProfilingToAdminUsers=0"),
     "cupti fails": (clock("CUPTI takes no buffers (error 1)"), "note", "(error 1)", "run this again"),
-    "the wall": (of.find_clock(Readings(method="wall", empty_call_ns=230)), "ok", "230 ns", ""),
-    "cold": (of.find_cold(CacheCheck(20_000_000, 4.4, 3.0, 4.3)), "ok", "3.00 TB/s after a flush", ""),
     "as warm": (of.find_cold(CacheCheck(20_000_000, 4.4, 4.3, 4.3)), "broken", "4.30 TB/s after a flush", "MIG"),
     "above memory": (of.find_cold(CacheCheck(20_000_000, 9.0, 5.0, 4.3)), "broken", "5.00 TB/s after", "MIG"),
-    "rates": (
-        of.find_rates(Rates(4.1, 300.0), "NVIDIA H200"),
-        "ok note",
-        "4.1 TB/s by a copy, 85% of the vendor's",
-        "",
-    ),
     "low rates": (of.find_rates(Rates(4.1, 300.0), "NVIDIA H200"), "ok note", "which is low", "throttled"),
     "a new chip": (of.find_rates(Rates(1.0, 2.0), "a new chip"), "ok ok", "1 TB/s by a copy", ""),
-    "load": (
-        of.find_load(machine(), loaded()),
-        "ok",
-        "1700 of 1980 MHz amid a burst of matmuls, held by the power",
-        "",
-    ),
+    "load": (of.find_load(machine(), loaded()), "ok", "1700 of 1980 MHz amid a burst of matmuls, held by", ""),
     "a low clock": (of.find_load(machine(), loaded(sm_mhz=900)), "note", "900 of 1980", "locked"),
     "heat": (of.find_load(machine(), loaded(slowed_by=("sw_thermal",))), "note", "under load: sw_thermal", "cooling"),
-    "agree": (of.find_agreement(agreement(1.01, 0.99), on_gpu=True), "ok", "they differ by 1.0%", ""),
     "nearly": (of.find_agreement(agreement(1.03, 1.0), on_gpu=True), "note", "smaller differences", "quiet"),
     "differ": (of.find_agreement(agreement(1.0, 0.95), on_gpu=True), "broken", "cannot be compared", "quiet"),
     "rough": (of.find_agreement(agreement(1.0, 0.5), on_gpu=False), "note", "a CPU's times are rough", "quiet"),
     "wrong": (of.find_agreement(agreement(problem="RUNTIME_ERROR: boom"), on_gpu=False), "broken", "boom", "see"),
-    "walls": (of.find_confinement(Sandbox("auto", user="own"), "strict"), "ok", "strict can be had", ""),
-    "a note": (of.find_confinement(Sandbox("auto", {}, "own", ("a hint",)), "auto"), "note", "strict can be", "a hint"),
     "a gap": (of.find_confinement(Sandbox("auto", GAP), "auto"), "note", "files: this kernel", "container"),
     "a forbidden gap": (of.find_confinement(Sandbox("auto", GAP), "strict"), "broken", "files: this", "container"),
     "no walls": (of.find_confinement(Sandbox("auto", GAP), "off"), "note", "off: ", "auto"),
@@ -152,29 +107,20 @@ FINDINGS = {
 def test_each_finding_has_its_state_its_words_and_what_to_do(found, states, words, advice):
     found = list(found)
     assert " ".join(finding.state for finding in found) == states
-    assert any(words in finding.text for finding in found)
+    assert words in "\n".join(finding.text for finding in found)
     assert any(advice in finding.advice for finding in found) if advice else not any(one.advice for one in found[:1])
-
-
-def test_a_cpu_that_was_asked_for_needs_no_gpu():
-    assert not list(of.find_gpu(machine(CPU, torch_has_cuda=False), "cpu"))
 
 
 @pytest.fixture
 def examined(monkeypatch, tmp_path):
-    """Examine a device with parts replaced: functions, or errors that they raise."""
+    """Examine a device with parts replaced: what they return, or errors that they raise."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     def examine(device=GPU, *, state=None, **parts):
         usual = {"run_probe": readings(), "time_twins": agreement(1.0), "try_programs": {"Triton": None}}
         for name, value in {**usual, "read_machine": state or machine(device), **parts}.items():
-
-            def play(_device, value=value):
-                if isinstance(value, Exception):
-                    raise value
-                return value() if callable(value) else value
-
-            monkeypatch.setattr(visit, name, play)
+            effect = value if callable(value) or isinstance(value, Exception) else None
+            monkeypatch.setattr(visit, name, Mock(side_effect=effect, return_value=value))
         return visit.examine(device, tell=told.append)
 
     told = examine.told = []
@@ -186,9 +132,9 @@ def broken(report):
 
 
 TABLE = """\
-device         cuda:0, NVIDIA H200
-chip           compute capability 9.0, 132 SMs, L2 60 MiB, memory 150.0 GiB, 1.0 in use
-clocks         SM 345 to 1700 of 1980 MHz, memory 3201 to 3201 of 3201 MHz, power 76 to 690 of 700 W, temperature 31 \
+device     cuda:0, NVIDIA H200
+chip       compute capability 9.0, 132 SMs, L2 60 MiB, memory 150.0 GiB, 1.0 in use
+clocks     SM 345 to 1700 of 1980 MHz, memory 3201 to 3201 of 3201 MHz, power 76 to 690 of 700 W, temperature 31 \
 to 52 °C (at rest to under load)
 """
 
@@ -196,27 +142,14 @@ to 52 °C (at rest to under load)
 def test_a_visit_of_a_healthy_machine_reads_like_this(examined):
     report = examined()
     assert (report.exit_code, broken(report)) == (0, [])
-    assert examined.told == [
-        "looking at the machine",
-        "measuring cuda:0",
-        "timing the same kernels as two solutions each",
-        "building, loading and calling programs of ours",
-    ]
+    assert examined.told[:2] == ["looking at the machine", "measuring cuda:0"]
     document = json.loads(json.dumps(report.document()))
     assert (document["exit_code"], document["twins"]["overall"]["ratio"]) == (0, 1.0)
-    assert document["findings"][0] == {"topic": "languages", "state": "ok", "text": "python can be built", "advice": ""}
+    assert document["findings"][0].keys() == {"topic", "state", "text", "advice"}
     text = render_report(report, 100_000)
     assert text.splitlines()[2:5] == TABLE.splitlines()
     assert "ok     cold L2           reading 20 MB: 3.00 TB/s after a flush, 4.40 TB/s warm" in text
     assert text.endswith("\nThis machine can measure, by CUPTI with a cold or a warm L2.\n")
-
-
-def test_what_is_broken_stands_out_and_comes_with_advice(examined):
-    report = examined(time_twins=agreement(1.2))
-    text = render_report(report, 100)
-    assert (report.exit_code, "BROKEN" in text, "  A/A: run it again on a quiet machine" in text) == (1, True, True)
-    assert text.splitlines()[-1] == "This machine cannot measure as it should: see A/A."
-    assert max(map(len, text.splitlines())) <= 100
 
 
 @pytest.mark.parametrize(
@@ -240,7 +173,7 @@ def test_a_gpu_that_another_run_holds_is_not_measured_and_is_free_for_the_engine
     assert (report.exit_code, broken(report), report.readings) == (1, ["lock"], None)
     assert f"cuda:0 is in use by another run (process {os.getpid()})" in [item.text for item in report.findings]
 
-    def check():
+    def check(_device):
         with ExitStack() as held:
             list(lock_device(GPU, held, limit_s=0))
         return agreement(1.0)
@@ -252,35 +185,19 @@ def refuse(*_arguments):
     raise RuntimeError("no driver")
 
 
-def test_a_machine_without_a_driver_is_looked_at_all_the_same():
-    nvml = SimpleNamespace(NVMLError=RuntimeError, nvmlInit=refuse, nvmlDeviceGetHandleByUUID=refuse)
-    found = read_machine(CPU, nvml=nvml, environment={"PATH": ""})
-    assert (found.gpus, found.gpu, found.versions["driver"]) == (0, None, None)
-    assert found.versions["torch"]
-    assert found.languages["python"] is None
-    assert found.compilers["C++"] is None
-    assert read_machine(GPU, nvml=nvml).gpu is None
-
-
 def test_what_a_driver_does_not_tell_is_not_known():
-    nvml = SimpleNamespace(
-        NVMLError=RuntimeError,
-        nvmlInit=lambda: None,
-        nvmlSystemGetCudaDriverVersion=lambda: 13000,
-        nvmlSystemGetDriverVersion=lambda: "580.1",
-        nvmlDeviceGetCount=lambda: 8,
-        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
-        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=100, used=7),
-        nvmlDeviceGetMaxClockInfo=lambda handle, kind: {1: 1980, 2: 3201}[kind],
-        nvmlDeviceGetPowerManagementLimit=refuse,
-        nvmlDeviceGetComputeRunningProcesses=lambda handle: [SimpleNamespace(pid=5)],
-        NVML_CLOCK_SM=1,
-        NVML_CLOCK_MEM=2,
-    )
+    nvml = Mock(NVMLError=RuntimeError, nvmlInit=refuse, nvmlDeviceGetHandleByUUID=refuse)
+    found = read_machine(GPU, nvml=nvml, environment={"PATH": ""})
+    assert (found.gpus, found.gpu, found.versions["driver"], found.compilers["C++"]) == (0, None, None, None)
+    assert (bool(found.versions["torch"]), found.languages["python"]) == (True, None)
+    nvml = Mock(NVMLError=RuntimeError, nvmlDeviceGetPowerManagementLimit=refuse)
+    nvml.nvmlSystemGetCudaDriverVersion.return_value = 13000
+    nvml.nvmlDeviceGetCount.return_value = 8
+    nvml.nvmlDeviceGetComputeRunningProcesses.return_value = [Mock(pid=5)]
+    nvml.nvmlDeviceGetMemoryInfo.return_value = Mock(total=100, used=7)
     found = read_machine(GPU, nvml=nvml)
-    assert (found.gpus, found.versions["driver"], found.versions["CUDA of the driver"]) == (8, "580.1", "13.0")
-    assert (found.gpu.memory_used_bytes, found.gpu.sm_max_mhz, found.gpu.power_limit_w) == (7, 1980, None)
-    assert found.gpu.processes == (5,)
+    assert (found.gpus, found.versions["CUDA of the driver"]) == (8, "13.0")
+    assert (found.gpu.memory_used_bytes, found.gpu.power_limit_w, found.gpu.processes) == (7, None, (5,))
 
 
 @pytest.mark.timeout(180)
@@ -305,13 +222,14 @@ def test_the_engine_passes_both_twins_and_learns_of_them(tmp_path, monkeypatch):
     assert list((tmp_path / "cache" / "spread").iterdir())
 
 
-@pytest.mark.parametrize(("problem", "code"), [("", 0), ("boom", 1)], ids=["healthy", "broken"])
-def test_the_exit_code_says_whether_this_machine_can_measure(examined, problem, code, capsys):
-    examined(CPU, time_twins=agreement(1.0, problem=problem))
-    assert main(["doctor", "--device", "cpu", "--format", "json"]) == code
+def test_what_is_broken_stands_out_and_comes_with_advice(examined, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    examined(CPU, time_twins=agreement(1.0, problem="boom"))
+    assert main(["doctor", "--device", "cpu"]) == 1
     out, err = capsys.readouterr()
-    assert json.loads(out)["exit_code"] == code
-    assert "measuring cpu …" in err
+    assert ("BROKEN" in out, "  A/A: see what the message names" in out, "measuring cpu …" in err) == (True,) * 3
+    assert out.splitlines()[-1] == "This machine cannot measure as it should: see A/A."
+    assert max(map(len, out.splitlines())) <= 100
     assert main(["doctor", "--device", "99"]) == 2
     assert "there is no 99" in capsys.readouterr().err
 

@@ -71,13 +71,8 @@ def test_a_walk_gives_what_lies_in_a_folder_first_passes_over_names_and_has_a_li
 def test_links_are_followed_once_and_not_out_to_the_system(tmp_path):
     make(tmp_path, "top/a/own", "top/file", "other/file")
     top = tmp_path / "top"
-    for name, target in (
-        ("again", top / "a"),
-        ("back", top),
-        ("other", "../../other"),
-        ("proc", "/proc"),
-        ("root", "/"),
-    ):
+    targets = {"again": top / "a", "back": top, "other": "../../other", "proc": "/proc", "root": "/"}
+    for name, target in targets.items():
         (top / "a" / name).symlink_to(target)
     paths, told = found(top, follows_links=True)
     assert paths == ["file", "a/own", "a/other/file"]

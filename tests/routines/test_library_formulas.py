@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
 from flashinfer_bench.routines.case.materials import make_material
-from flashinfer_bench.routines.code import moe_torch
-from flashinfer_bench.routines.code.formats import by_blocks, by_rows
-from flashinfer_bench.routines.ranks import pack, unpack
 from flashinfer_bench.routines.table import find_routine
-from tests.routines.judged import JudgedRoutine, make_case, wrong_scale
+from tests.routines.judged import JudgedRoutine, make_case, run_of
 
 pytestmark = pytest.mark.cpu
 
@@ -24,7 +19,7 @@ LLAMA4 = "--num_tokens 64 --hidden_size 128 --intermediate_size 128 --num_expert
 SIZES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
 
 
-def fp4_kernel(total, weight, global_scale, power=1):
+def fp4_kernel(total, weight, global_scale, power):
     """rmsnorm_fp4quant of CuTe-DSL: block scales are global_scale ** power times the largest value over 6."""
     factor = global_scale.double() ** power
     wide = total.double()
@@ -38,21 +33,19 @@ def fp4_kernel(total, weight, global_scale, power=1):
 
 
 @pytest.mark.parametrize("routine", ["rmsnorm_fp4quant", "add_rmsnorm_fp4quant"])
-@pytest.mark.parametrize(("power", "outcome"), [(1, Accepted), (-1, Rejected), (0, Rejected)])
-def test_a_norm_multiplies_block_scales_by_the_global_one(routine, power, outcome, tmp_path):
+def test_a_norm_multiplies_block_scales_by_the_global_one_and_uses_the_range_of_e4m3(routine, tmp_path):
     job = JudgedRoutine(routine, tmp_path, FP4_NORM)
 
-    def run(x, *rest):
-        *residual, weight, global_scale = rest
-        total = x + residual[0] if residual else x
-        return [*fp4_kernel(total, weight, global_scale, power), *([total] if residual else [])]
+    def status(power):
+        def run(x, *rest):
+            *residual, weight, global_scale = rest
+            total = x + residual[0] if residual else x
+            return [*fp4_kernel(total, weight, global_scale, power), *([total] if residual else [])]
 
-    assert isinstance(job.check(run), outcome)
+        return job.status(run)
 
-
-def test_the_global_scale_lets_block_scales_use_the_range_of_e4m3(tmp_path):
-    job = JudgedRoutine("rmsnorm_fp4quant", tmp_path, FP4_NORM)
-    scales = job.honest(*job.baseline.inputs[0])[1].float()
+    assert [status(power) == "PASSED" for power in (1, 0, -1)] == [True, False, False]
+    scales = job.honest(*job.inputs)[1].float()
     assert 16 < float(scales.median()) < float(scales.max()) <= 448
 
 
@@ -63,47 +56,17 @@ def test_the_activation_scales_of_nvfp4_experts_are_scalars_as_the_library_asks(
     monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(fused_moe=moe, ActivationType=int))
     flags = "--num_tokens 4 --hidden_size 128 --intermediate_size 128 --num_experts 4 --top_k 2"
     job = JudgedRoutine("cutlass_fused_moe", tmp_path, f"{flags} --cutlass_variant nvfp4 {more}")
-    module: dict[str, Any] = {}
-    exec(
-        make_material(find_routine("cutlass_fused_moe"), job.case, ["cutlass"]).solutions["cutlass"].sources[0].content,
-        module,
-    )
-    module["run"](*job.baseline.inputs[0], torch.empty(4, 128, dtype=torch.bfloat16))
+    material = make_material(find_routine("cutlass_fused_moe"), job.case, ["cutlass"])
+    run_of(material.solutions["cutlass"])(*job.inputs, torch.empty(4, 128, dtype=torch.bfloat16))
     assert [scale.ndim for scale in seen] == [0, 3, 1, 0, 3, 1]
-
-
-@pytest.mark.parametrize("quant", ["nvfp4", "fp8_block_scale"])
-def test_real_experts_stand_between_sending_and_returning(quant, tmp_path):
-    flags = f"--num_tokens 2 --hidden_size 128 --num_experts 8 --top_k 2 --quant_dtype {quant}"
-    job = JudgedRoutine("moe_a2a_dispatch_combine", tmp_path, f"{flags} --real_math --intermediate_size 256")
-
-    def run(x, ids, factors, *weights):
-        x = unpack(pack(x.flatten(0, 1), quant), quant)
-        out = torch.zeros_like(x)
-        for token, place in torch.cartesian_prod(torch.arange(len(x)), torch.arange(2)).tolist():
-            expert = int(ids.flatten(0, 1)[token, place])
-            inner = moe_torch.activate(layer(expert, *weights[: len(weights) // 2]) @ x[token])
-            done = layer(expert, *weights[len(weights) // 2 :]) @ inner
-            out[token] += factors.flatten(0, 1)[token, place] * done
-        return [out.to(torch.bfloat16).view(*ids.shape[:2], -1)]
-
-    def layer(expert, codes, scale, *factor):
-        plain = by_rows if factor else by_blocks
-        return plain(codes[expert], scale[expert]) * (factor[0][expert] if factor else 1)
-
-    assert isinstance(job.check(run), Accepted)
-    assert isinstance(job.check(lambda x, ids, *rest: run(x, (ids + 1) % 8, *rest)), Rejected)
-    assert isinstance(job.check(wrong_scale(job)), Rejected)
-    size = float(job.honest(*job.baseline.inputs[0])[0].float().std())
-    assert 0.5 < size / (job.case.check.atol / (0.25 if quant == "nvfp4" else 0.1)) < 1.5
 
 
 @pytest.mark.parametrize(("method", "uses"), [("deepseek_v3", True), ("llama4", False), ("renormalize", False)])
 def test_only_deepseeks_routing_adds_the_bias_and_reads_its_bytes(method, uses, tmp_path):
     flags = LLAMA4.replace("llama4", method)
     job = JudgedRoutine("trtllm_fp8_per_tensor_scale_moe", tmp_path, f"{flags} --use_routing_bias")
-    logits, bias, *rest = job.baseline.inputs[0]
+    logits, bias, *rest = job.inputs
     strong = torch.arange(len(bias), dtype=torch.float32) * 100
     assert torch.equal(job.honest(logits, bias, *rest)[0], job.honest(logits, strong, *rest)[0]) != uses
     without = make_case("trtllm_fp8_per_tensor_scale_moe", flags).cost.bytes
-    assert job.case.cost.bytes - without == (2 * 16 if uses else 0)
+    assert (job.case.cost.bytes > without) == uses

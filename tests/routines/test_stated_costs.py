@@ -2,57 +2,46 @@
 
 from __future__ import annotations
 
-import shlex
-
 import pytest
 
-from flashinfer_bench.cli.perf.cases import read_requests
 from flashinfer_bench.cli.perf.results import make_judged
-from flashinfer_bench.data import Evaluation, TraceSet
+from flashinfer_bench.data import TraceSet
 from flashinfer_bench.roofline.peaks import describe_time
 from flashinfer_bench.roofline.workloads import cost_of_workload
 from flashinfer_bench.routines.case.materials import write_material
 from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.table import ROUTINES
-from tests.routines.small import SMALL
+from tests.kit.make import make_evaluation
+from tests.routines.small import SMALL, ask
 
 pytestmark = pytest.mark.cpu
-H200 = Platform("NVIDIA H200", "9.0", {}, frozenset({"flashinfer", "cudnn"}))
-MILLISECONDS = 0.25
-PASSED = {
-    "status": "PASSED",
-    "log": "",
-    "timestamp": "2026-01-01T00:00:00",
-    "environment": {"hardware": "NVIDIA H200", "libs": {}},
-    "correctness": {"max_relative_error": 0.0, "max_absolute_error": 0.0},
-    "performance": {"latency_ms": MILLISECONDS, "reference_latency_ms": 1.0, "speedup_factor": 4.0},
-}
+H200 = "NVIDIA H200"
+PLACE = Platform(H200, "9.0", {}, frozenset({"flashinfer", "cudnn"}))
 
 
 @pytest.mark.parametrize("routine", ROUTINES)
 def test_a_saved_case_tells_what_the_row_tells(routine, tmp_path):
-    (request,) = read_requests(["--routine", routine, *shlex.split(SMALL[routine]), "--backends", "torch"], None, H200)
-    row = make_judged(request, "torch", H200, Evaluation.model_validate(PASSED), "NVIDIA H200")
+    (request,) = ask(f"--routine {routine} {SMALL[routine]} --backends torch", PLACE)
+    evaluation = make_evaluation(latency_ms=0.25, environment={"hardware": H200, "libs": {}})
+    row = make_judged(request, "torch", PLACE, evaluation, H200)
     write_material(tmp_path, request.material)
     saved = TraceSet.from_path(tmp_path)
     assert saved.issues == []
     (definition,) = saved.definitions.values()
     ((line,),) = saved.workloads.values()
-    facts = describe_time(cost_of_workload(definition, line.workload, tmp_path), "NVIDIA H200", MILLISECONDS)
+    facts = describe_time(cost_of_workload(definition, line.workload, tmp_path), H200, 0.25)
     same = {"roofline_share": "share", "roofline_bound": "bound", "roofline_ms": "floor_ms", "roofline_peak": "peak"}
     told = {same.get(name, name): value for name, value in row["facts"].items() if not name.startswith("max_")}
     assert {**facts, "too_fast": facts.get("too_fast", "")} == told
 
 
 def test_a_set_from_before_costs_were_stated_gets_them_and_its_verdicts_stay(tmp_path):
-    words = [*shlex.split("--routine rmsnorm_quant --batch_size 4 --hidden_size 64"), "--backends", "torch"]
-    material = read_requests(words, None, H200)[0].material
+    material = ask("--routine rmsnorm_quant --batch_size 4 --hidden_size 64 --backends torch")[0].material
     write_material(tmp_path, material)
     (file,) = tmp_path.glob("workloads/**/*.jsonl")
     text = file.read_text()
-    (old,) = TraceSet.from_path(tmp_path).workloads[material.definition.name]
-    bare = old.workload.model_copy(update={"cost": None})
-    file.write_text(f'{{"definition":"{old.definition}","workload":{bare.to_json()}}}\n')
+    bare = material.workload.model_copy(update={"cost": None})
+    file.write_text(f'{{"definition":"{material.definition.name}","workload":{bare.to_json()}}}\n')
     assert cost_of_workload(material.definition, bare, tmp_path) is None
     assert bare.digest() == material.workload.digest()
     write_material(tmp_path, material)

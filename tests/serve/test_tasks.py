@@ -28,11 +28,11 @@ async def test_long_polls_and_batches_end_with_their_tasks_or_their_time(site):
     async with site.serve(is_open=False) as client:
         tasks = [await submit(client), await submit(client, "other", workload_uuids=["w1"])]
         assert "traces" not in await wait_for(client, tasks[0], 0.01)
-        polls = [asyncio.create_task(wait_for(client, tasks[0])) for _ in range(5)]
+        poll = asyncio.create_task(wait_for(client, tasks[0]))
         batch = asyncio.create_task(client.post("/tasks/batch", json={"task_ids": tasks, "timeout": 10}))
         await asyncio.sleep(0)
         PlayedSession.gate.set()
-        assert {(await poll)["status"] for poll in polls} == {"completed"}
+        assert (await poll)["status"] == "completed"
         assert [len(task["traces"]) for task in (await batch).json()["tasks"]] == [2, 1]
     assert verdicts(site) == {(tasks[0], "w0"): 1, (tasks[0], "w1"): 1, (tasks[1], "w1"): 1}
 
@@ -55,7 +55,6 @@ async def test_submitter_priority_and_confirm_reach_the_engine(site):
         assert found == [("a", 3, "always"), ("127.0.0.1", 0, "if_best")]
         listed = (await client.get("/tasks", params={"submitter": "a"})).json()["tasks"]
         assert [(task["submitter"], task["priority"], "traces" in task) for task in listed] == [("a", 3, False)]
-        assert len((await client.get("/tasks")).json()["tasks"]) == 2
 
 
 async def test_a_cancelled_task_stays_cancelled(site):
@@ -79,8 +78,8 @@ async def test_events_tell_each_verdict_and_the_end_also_afterwards(site):
         for answer in (await stream, await client.get(f"/tasks/{task}/events")):
             assert answer.headers["content-type"].startswith("text/event-stream")
             told = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
-            assert [event["event"] for event in told] == ["verdict", "verdict", "end"]
-            assert (told[0]["status"], told[2]["status"]) == ("PASSED", "completed")
+            expected = [("verdict", "PASSED"), ("verdict", "PASSED"), ("end", "completed")]
+            assert [(event["event"], event["status"]) for event in told] == expected
 
 
 async def test_a_fault_is_told_as_the_error_of_its_task(site):
@@ -91,10 +90,11 @@ async def test_a_fault_is_told_as_the_error_of_its_task(site):
 
 async def test_what_finds_no_room_is_asked_to_come_again_and_was_never_accepted(site):
     async with site.serve(is_open=False, limits=ServeLimits(open_tasks=3, open_tasks_each=2), room=4) as client:
-        asked = [("flood", 200), ("flood", 200), ("flood", 429), ("quiet", 503)]  # the engine holds four jobs
-        for at, (submitter, status) in enumerate(asked):
-            answer = await client.post("/evaluate", json=submission(f"k{at}", submitter=submitter))
-            assert (answer.status_code, answer.headers.get("retry-after")) == (status, None if status == 200 else "5")
+        for name in "ab":
+            await submit(client, name, submitter="flood")
+        for submitter, status in ("flood", 429), ("quiet", 503):  # the engine holds four jobs
+            answer = await client.post("/evaluate", json=submission("c", submitter=submitter))
+            assert (answer.status_code, answer.headers["retry-after"]) == (status, "5")
         client.service.limits = ServeLimits(open_tasks=2)
         assert "2 tasks are open" in (await client.post("/evaluate", json=submission(submitter="third"))).text
         assert len((await client.get("/tasks")).json()["tasks"]) == 2
@@ -106,11 +106,10 @@ async def test_too_many_waiting_requests_are_refused_and_stop_nobody(site):
         polls = [asyncio.create_task(client.get(f"/tasks/{task}?timeout=15")) for _ in range(60)]
         while sum(poll.done() for poll in polls) < 10:
             await asyncio.sleep(0.01)
-        assert {poll.result().status_code for poll in polls if poll.done()} == {429}
         assert (await client.get(f"/tasks/{task}/events")).status_code == 429
         assert (await client.get("/health")).json()["queue_size"] > 0
         PlayedSession.gate.set()
-        assert [(await poll).status_code for poll in polls].count(200) == 50
+        assert Counter([(await poll).status_code for poll in polls]) == {200: 50, 429: 10}
 
 
 @pytest.mark.parametrize("lost", ["nothing", "the row", "half a line", "the end"])

@@ -53,46 +53,32 @@ def recorded(folder):
 @pytest.mark.timeout(300)
 def test_every_routine_runs_and_is_checked_without_a_gpu(tmp_path):
     lines = [f"--routine {name} {flags} --backends torch" for name, flags in SMALL.items()]
-    code, rows = perf_list(tmp_path, *lines, words=["--json_path", tmp_path / "out.jsonl", "--refcheck"])
+    code, rows = perf_list(tmp_path, *lines, words=["--refcheck"])
     assert code == 0
-    assert [(item["routine"], item["status"], item["method"]) for item in rows] == [
-        (name, "passed", "wall") for name in SMALL
-    ]
-    assert all(float(item["median_time"]) > 0 for item in rows)
-    documents = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [item["routine"] for item in documents] == list(SMALL)
-    assert all(item["measurement"]["method"] == "wall" and item["facts"]["bytes"] > 0 for item in documents)
+    found = [(item["routine"], item["status"], item["method"]) for item in rows]
+    assert found == [(name, "passed", "wall") for name in SMALL]
+    assert all(float(item["median_time"]) > 0 < float(item["bytes"]) for item in rows)
 
 
-@pytest.mark.timeout(240)
-def test_a_testlist_reports_bad_lines_runs_the_rest_and_can_be_resumed(tmp_path, capsys):
+def test_a_testlist_reports_bad_lines_and_runs_the_rest(tmp_path, capsys):
     unwanted = tmp_path / "unwanted.jsonl"
     lines = [
         f"{RMSNORM} --case_tag 'a, b' --timeout 5 --json_path={unwanted}",
         "--routine nothing",
         f"{RMSNORM} --num_heads 2",
         f"{RMSNORM} --random_seed 99999999999999999999",
-        f"{RMSNORM} --num_iters 99999999999999999999",
         f"{PAGES} --backends torch --batch_size 4000000 --s_kv 100000",
-        "--routine rmsnorm --backends torch --batch_size 1000000000 --hidden_size 1000000",
     ]
-    words = ["--save_trace_set", tmp_path / "set"]
-    code, rows = perf_list(tmp_path, *lines, words=words)
-    first = capsys.readouterr().out
-    assert (code, first.count("[PERF] torch          :: median time"), unwanted.exists()) == (1, 2, False)
-    assert "[ERROR] Error running test: --routine nothing" in first
-    assert "[WARNING] Line 1: without effect: --json_path, --timeout; what holds for the whole session" in first
+    code, rows = perf_list(tmp_path, *lines)
+    out = capsys.readouterr().out
+    assert (code, out.count("[PERF] torch          :: median time"), unwanted.exists()) == (1, 2, False)
+    assert "[ERROR] Error running test: --routine nothing" in out
+    assert "[WARNING] Line 1: without effect: --json_path, --timeout; what holds for the whole session" in out
     found = {int(item["testlist_line"]): item for item in rows}
-    assert [found[at]["status"] for at in range(1, 8)] == ["passed", "failed", "passed", *["failed"] * 4]
+    assert [found[at]["status"] for at in range(1, 6)] == ["passed", "failed", "passed", "failed", "failed"]
     assert (found[1]["case_tag"], found[2]["median_time"]) == ("a, b", "")
-    for at, reason in (4, "seed"), (5, "iterations"), (6, "more memory than this machine has"), (7, "more memory"):
-        assert reason in found[at]["reason"]
-    traces = {path: path.read_text(encoding="utf-8") for path in (tmp_path / "set").glob("traces/**/*.jsonl")}
-    assert perf_list(tmp_path, *lines, words=[*words, "--resume"])[0] == 1
-    assert capsys.readouterr().out.count("[PERF]") == 2
-    assert {path: path.read_text(encoding="utf-8") for path in traces} == traces
-    main(["run", "--local", str(tmp_path / "set"), "--no-save-results", "--quiet", "--iterations", "2"])
-    assert "2 PASSED, 1 without a verdict" in capsys.readouterr().out
+    assert "seed" in found[4]["reason"]
+    assert "more memory than this machine has" in found[5]["reason"]
 
 
 def test_a_slip_beside_a_testlist_ends_it_before_anything_is_opened(tmp_path, capsys):
@@ -100,15 +86,9 @@ def test_a_slip_beside_a_testlist_ends_it_before_anything_is_opened(tmp_path, ca
     (tmp_path / "list.txt").write_text(RMSNORM)
     words = ["--testlist", tmp_path / "list.txt", "--output_path", tmp_path / "out.csv"]
     assert perf(*words, "--refchek", "--vocab_sise", 4) == 2
-    ended = capsys.readouterr()
-    assert (ended.out, (tmp_path / "out.csv").read_text()) == ("", "kept")
-    assert [line.partition(";")[0] for line in ended.err.splitlines()] == [
-        "error: unknown flag --refchek",
-        "error: unknown flag --vocab_sise",
-    ]
+    assert "unknown flag --vocab_sise" in capsys.readouterr().err
     (tmp_path / TOLERANCES_FILE).write_text("- no mapping\n")
-    words = ["--output_path", tmp_path / "out.csv", "--save_trace_set", tmp_path]
-    assert perf(*shlex.split(RMSNORM), *words) == 2
+    assert perf(*shlex.split(RMSNORM), *words[2:], "--save_trace_set", tmp_path) == 2
     assert ("a mapping" in capsys.readouterr().err, (tmp_path / "out.csv").read_text()) == (True, "kept")
 
 
@@ -119,11 +99,7 @@ def test_a_file_that_loses_rows_is_told_once_and_costs_no_other_verdict(tmp_path
     assert (code, [(row["status"], row["case_tag"]) for row in rows]) == (1, [("passed", "a\\udcffb")] * 2)
     ended = capsys.readouterr()
     assert ended.out.count("[PERF]") == 2
-    lost = [line for line in ended.err.splitlines() if "/dev/full" in line]
-    assert [line.partition(";")[0] for line in lost] == [
-        "error: /dev/full: a row cannot be written, and none after it will be: No space left on device"
-    ]
-    assert perf(*shlex.split(RMSNORM), "--json_path", tmp_path / "out.jsonl") == 0
+    assert ended.err.count("error: /dev/full: a row cannot be written, and none after it will be: No space left") == 1
 
 
 def test_a_wrong_backend_is_timed_and_stays_wrong(tmp_path, monkeypatch):
@@ -139,10 +115,9 @@ def test_a_case_keeps_its_tolerances_and_run_judges_by_them(tmp_path, capsys):
     assert perf(*shlex.split(BMM), "--backends", "torch", "--save_trace_set", tmp_path) == 0
     sections = yaml.safe_load((tmp_path / TOLERANCES_FILE).read_text())
     assert sections.pop("mine") == {"rtol": 0.5}
-    assert [name.split("_m8")[0] for name in sections] == ["bmm_fp8_bs2"]
+    assert len(sections) == 1
     settings = recorded(tmp_path)[0].evaluation.extra["run"]["config"]
     assert settings["atol"] > 0.01  # what the bundled settings say
-    capsys.readouterr()
     words = ["--iterations", "2", "--warmup-runs", "1", "--require-passed"]
     assert main(["run", "--local", str(tmp_path), *words]) == 0
     assert "says how" in capsys.readouterr().err
@@ -159,9 +134,9 @@ def test_the_workloads_of_others_stay(tmp_path):
     mine = own.replace(asked.material.workload.uuid, "6b0b6f1e-0000-4000-8000-000000000000")
     old = own.replace("random", "zeros")
     for before, after in (
-        *((text, text) for text in (mine + own, own + mine, own + "not json\n" + mine, own.rstrip())),
+        (own + "not json\n" + mine, own + "not json\n" + mine),
         (mine + old + "not json\n", mine + "not json\n" + own),
-        (mine, mine + own),
+        (own.rstrip(), own.rstrip()),
     ):
         path.write_text(before)
         write_material(tmp_path, asked.material)
@@ -173,28 +148,22 @@ def test_variants_of_a_backend_lie_side_by_side(tmp_path):
     for flags in ("", "--autotune"):
         (request,) = ask(f"{BMM} --backends cublas {flags}", H200)
         write_material(tmp_path, request.material)
-    found = TraceSet.from_path(tmp_path)
-    ((solutions,), definitions) = found.solutions.values(), found.definitions
-    assert len(definitions) == 1
+    (solutions,) = TraceSet.from_path(tmp_path).solutions.values()
     assert sorted("AUTOTUNE = True" in item.sources[0].content for item in solutions) == [False, True]
 
 
 def test_resume_tells_of_each_line_what_was_recorded_for_its_settings(tmp_path):
     lines = [f"{RMSNORM} {flags}" for flags in ("--num_iters 3", "--num_iters 4", "--random_seed 7")]
-    words = ["--save_trace_set", tmp_path / "set"]
-    before = perf_list(tmp_path, *lines, words=words)[1]
-    count = len(recorded(tmp_path / "set"))
-    after = perf_list(tmp_path, *lines, words=[*words, "--resume"])[1]
-    assert [item["samples"] for item in after] == [item["samples"] for item in before] == ["3", "4", "2"]
-    assert len(recorded(tmp_path / "set")) == count
-    again = [*shlex.split(RMSNORM), *words, "--random_seed", 8, "--resume"]
+    words = ["--save_trace_set", tmp_path / "set", "--resume"]
     for _ in range(2):
-        assert perf(*again) == 0
-        assert len(recorded(tmp_path / "set")) == count + 1
-    for _ in range(2):  # a verdict without samples is no record if samples are wanted
-        assert perf(*again, "--json_path", tmp_path / "out.jsonl") == 0
-        assert "samples_ns" in json.loads((tmp_path / "out.jsonl").read_text())["measurement"]
-    assert len(recorded(tmp_path / "set")) == count + 2
+        rows = perf_list(tmp_path, *lines, words=words)[1]
+        assert [item["samples"] for item in rows] == ["3", "4", "2"]
+        assert len(recorded(tmp_path / "set")) == 3
+    again = [*shlex.split(RMSNORM), *words, "--random_seed", 8]
+    for more, count in ([], 4), ([], 4), (["--json_path", tmp_path / "out.jsonl"], 5):
+        assert perf(*again, *more) == 0  # a verdict without samples is no record if samples are wanted
+        assert len(recorded(tmp_path / "set")) == count
+    assert "samples_ns" in json.loads((tmp_path / "out.jsonl").read_text())["measurement"]
 
 
 def test_a_timeout_is_run_again_when_asked_or_under_a_longer_limit(tmp_path, capsys):
@@ -220,26 +189,20 @@ def with_source(content, name="s"):
 
 def calls_of(*requests):
     """What `compile_ahead` would call if `torch` were a backend of the library."""
-    parts = [request.material for request in requests]
-    return {
-        (one.solutions["torch"].name,): {
-            "definition": json.loads(one.definition.to_json()),
-            "solution": json.loads(one.solutions["torch"].to_json()),
-            "workload": json.loads(one.workload.to_json()),
+    calls = {}
+    for material in (request.material for request in requests):
+        parts = {
+            "definition": material.definition,
+            "solution": material.solutions["torch"],
+            "workload": material.workload,
         }
-        for one in parts
-    }
+        calls[(parts["solution"].name,)] = {name: json.loads(part.to_json()) for name, part in parts.items()}
+    return calls
 
 
 def test_a_module_is_compiled_ahead_once_for_all_routines_that_share_it():
-    sizes = "--batch_size 2 --vocab_size 64 --hidden_size 64"
-    names = {"rmsnorm": "hidden_size", "rmsnorm_quant": "hidden_size", "softmax": "vocab_size", "top_k": "vocab_size"}
-    names["sampling_from_probs"] = "vocab_size"
-    words = shlex.split(sizes)
-    asked = []
-    for name, size in names.items():
-        flags = f"--batch_size 2 --{size} {words[words.index(f'--{size}') + 1]}"
-        asked += ask(f"--routine {name} {flags} --backends cuda torch", H200)
+    names = ("rmsnorm", "rmsnorm_quant", "softmax", "top_k", "sampling_from_probs")
+    asked = [request for name in names for request in ask(f"--routine {name} {SMALL[name]} --backends cuda", H200)]
     assert list(ahead.list_calls(asked)) == [("norm", "cuda"), ("sampling", "cuda"), ("topk", "cuda")]
 
 
@@ -247,10 +210,9 @@ def test_what_is_compiled_ahead_sees_the_compilers_of_workers_and_a_failure_is_t
     """Named otherwise, FlashInfer's build files differ, and every worker compiled again what was compiled ahead."""
     seen = tmp_path / "seen"
     seen.mkdir()
-    monkeypatch.setenv("FLASHINFER_SEEN", str(seen))
-    monkeypatch.setenv("CC", "/bin/sh")
-    for name in ("CXX", "NVCC_APPEND_FLAGS", "CPLUS_INCLUDE_PATH", "UNKNOWN_TO_COMPILERS", "SOME_TOKEN"):
-        monkeypatch.setenv(name, f"/opt/{name}")
+    given = {"CC": "/bin/sh", "CXX": "/opt/CXX", "NVCC_APPEND_FLAGS": "-O3", "CPLUS_INCLUDE_PATH": "/opt/include"}
+    for name, value in {**given, "FLASHINFER_SEEN": str(seen), "UNKNOWN_TO_COMPILERS": "1", "SOME_TOKEN": "1"}.items():
+        monkeypatch.setenv(name, value)
     where = "open(f'{os.environ[\"FLASHINFER_SEEN\"]}/{os.getpid()}', 'w')"
     honest = ask(RMSNORM)[0].material.solutions["torch"].sources[0].content
     asked = with_source(f"{honest}\nimport json, os\njson.dump(dict(os.environ), {where})\n")
@@ -267,11 +229,7 @@ def test_what_is_compiled_ahead_sees_the_compilers_of_workers_and_a_failure_is_t
     for worker in later:
         names = [name for name in {*first, *worker} - {"MAX_JOBS"} if is_passed_on(name)]
         assert [name for name in names if first.get(name) != worker.get(name)] == []
-        assert (worker["CC"], worker["CXX"], first["NVCC_APPEND_FLAGS"]) == (
-            "/bin/sh",
-            "/opt/CXX",
-            "/opt/NVCC_APPEND_FLAGS",
-        )
+        assert given.items() <= worker.items()
         assert not {"UNKNOWN_TO_COMPILERS", "SOME_TOKEN"} & {*worker}
 
 
@@ -279,14 +237,16 @@ def test_an_interrupt_while_compiling_ahead_ends_what_was_started_and_leaves_a_r
     tmp_path, monkeypatch
 ):
     source = "import subprocess\nsubprocess.run(['sleep', '1000'], process_group=0)"  # as under ninja
-    requests = [with_source(source, f"s{index}") for index in range(20)]
-    waiting = with_source("", "quick")
-    monkeypatch.setattr(ahead, "list_calls", lambda _: calls_of(waiting, *requests))
+    requests = [with_source("", "quick"), *(with_source(source, f"s{index}") for index in range(20))]
+    monkeypatch.setattr(ahead, "list_calls", lambda _: calls_of(*requests))
     at_work = []
 
     def interrupt(line):
         if "1 of 21" in line:
-            at_work.extend(wait_for(alive, 4))
+            deadline = time.monotonic() + 60
+            while len(alive()) < 4 and time.monotonic() < deadline:
+                time.sleep(0.05)
+            at_work.extend(alive())
             raise KeyboardInterrupt
 
     monkeypatch.setattr(ahead, "write_err", interrupt)
@@ -296,14 +256,6 @@ def test_an_interrupt_while_compiling_ahead_ends_what_was_started_and_leaves_a_r
         assert len(at_work) >= 4
         assert wait_until_gone(alive) == []
     assert [(item["backend"], item["reason"]) for item in read_rows(tmp_path / "out.csv")] == [("torch", "interrupted")]
-
-
-def wait_for(alive, count, limit_s=60.0):
-    """Wait until so many processes are there; return them."""
-    deadline = time.monotonic() + limit_s
-    while len(found := alive()) < count and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return found
 
 
 def test_what_lies_in_the_folder_is_not_executed_ahead(tmp_path):

@@ -1,4 +1,4 @@
-"""Appending lines: whole ones, by many processes at once, after a write that was cut off, on a full disk."""
+"""Appending lines: whole ones, by many processes at once, after a write that was cut off, on a full disk; traces."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store import jsonl
 from flashinfer_bench.data.store.jsonl import append_line, append_lines, read_lines, write_whole
+from flashinfer_bench.data.store.record import TraceWriter
 from flashinfer_bench.errors import Fault
+from tests.kit import make_definition, make_solution, make_trace, write_trace_set
+
+SPAWN = multiprocessing.get_context("spawn")
 
 
 def _append_many(path: Path, writer: int, size: int, barrier) -> None:
@@ -22,9 +27,8 @@ def _append_many(path: Path, writer: int, size: int, barrier) -> None:
 
 
 def test_processes_that_append_at_once_leave_whole_lines_and_lose_none(tmp_path):
-    path, context = tmp_path / "new" / "a.jsonl", multiprocessing.get_context("spawn")
-    barrier = context.Barrier(3)
-    writers = [context.Process(target=_append_many, args=(path, n, 30_000, barrier)) for n in range(3)]
+    path, barrier = tmp_path / "new" / "a.jsonl", SPAWN.Barrier(3)
+    writers = [SPAWN.Process(target=_append_many, args=(path, n, 30_000, barrier)) for n in range(3)]
     for process in writers:
         process.start()
     for process in writers:
@@ -33,7 +37,6 @@ def test_processes_that_append_at_once_leave_whole_lines_and_lose_none(tmp_path)
     assert [process.exitcode for process in writers] == [0, 0, 0]
     for writer in range(3):
         assert [row["index"] for row in rows if row["writer"] == writer] == list(range(100))
-    assert len(rows) == 300
 
 
 def _append_without_end(path: Path) -> None:
@@ -42,11 +45,11 @@ def _append_without_end(path: Path) -> None:
 
 
 def test_a_writer_that_is_killed_at_any_moment_leaves_whole_lines_to_the_next(tmp_path):
-    path, context = tmp_path / "a.jsonl", multiprocessing.get_context("spawn")
+    path = tmp_path / "a.jsonl"
     path.touch()
     for round_number in range(5):
         size = path.stat().st_size
-        writer = context.Process(target=_append_without_end, args=(path,))
+        writer = SPAWN.Process(target=_append_without_end, args=(path,))
         writer.start()
         while path.stat().st_size < size + 3_000_000 + round_number * 333_333:
             assert writer.is_alive()
@@ -58,20 +61,14 @@ def test_a_writer_that_is_killed_at_any_moment_leaves_whole_lines_to_the_next(tm
     assert len(rows) >= 5 * 3
 
 
+@pytest.mark.parametrize("whole", ["", '{"whole": 1}\n'])
 @pytest.mark.parametrize("torn", ['{"a": 1', '{"a": "' + "x" * 200_000, "1", "\x00"])
-def test_a_line_that_was_cut_off_is_moved_aside(torn, tmp_path):
+def test_a_line_that_was_cut_off_is_moved_aside(whole, torn, tmp_path):
     path = tmp_path / "a.jsonl"
-    path.write_text('{"whole": 1}\n' + torn)
+    path.write_text(whole + torn)
     append_line(path, '{"new": 2}')
-    assert path.read_text() == '{"whole": 1}\n{"new": 2}\n'
+    assert path.read_text() == whole + '{"new": 2}\n'
     assert (tmp_path / "a.jsonl.torn").read_text() == torn + "\n"
-
-
-def test_a_file_that_is_one_torn_line_is_mended(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"a"')
-    append_line(path, "{}")
-    assert path.read_text() == "{}\n"
 
 
 def test_a_whole_last_line_gets_its_newline(tmp_path):
@@ -89,24 +86,16 @@ def test_a_write_that_the_disk_takes_in_part_leaves_nothing(tmp_path, monkeypatc
     with pytest.raises(Fault, match="only part"):
         append_line(path, '{"new": 2}')
     assert path.read_text() == "{}\n"
+    with pytest.raises(Fault, match=r"a\.jsonl/b\.jsonl"):
+        append_line(path / "b.jsonl", "{}")
 
 
-def test_a_folder_that_cannot_be_written_is_a_fault_with_the_path(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(Fault, match=r"file/a\.jsonl"):
-        append_line(tmp_path / "file" / "a.jsonl", "{}")
-
-
-def test_a_file_that_was_moved_away_while_waiting_is_made_anew(tmp_path, monkeypatch):
-    path, answers = tmp_path / "a.jsonl", iter([False, True])
-    monkeypatch.setattr("flashinfer_bench.base.files.writing.OpenFolder.is_file", lambda *_: next(answers))
-    append_lines(path, ["{}"])
-    assert path.read_text() == "{}\n"
-
-
-def test_no_lines_make_no_file(tmp_path):
+def test_no_lines_make_no_file_and_a_file_is_replaced_whole(tmp_path):
     append_lines(tmp_path / "a.jsonl", [])
-    assert not list(tmp_path.iterdir())
+    for text in ("one", "two"):
+        write_whole(tmp_path / "deep" / "a.json", text)
+    assert [(file.name, file.read_text()) for file in (tmp_path / "deep").iterdir()] == [("a.json", "two")]
+    assert [file.name for file in tmp_path.iterdir()] == ["deep"]
 
 
 def test_lines_are_read_with_their_numbers_whatever_ends_them(tmp_path):
@@ -115,7 +104,13 @@ def test_lines_are_read_with_their_numbers_whatever_ends_them(tmp_path):
     assert list(read_lines(path)) == [(1, b"{}", True), (4, b"[1]", True), (5, b"2", False)]
 
 
-def test_a_file_is_replaced_whole_and_leaves_no_staging_file(tmp_path):
-    write_whole(tmp_path / "deep" / "a.json", "one")
-    write_whole(tmp_path / "deep" / "a.json", "two")
-    assert [(file.name, file.read_text()) for file in (tmp_path / "deep").iterdir()] == [("a.json", "two")]
+def test_a_trace_whose_names_are_no_paths_is_one_line_in_the_set_and_loads_without_an_issue(tmp_path):
+    definition, solution = make_definition("../../x"), make_solution("a/b", definition="../../x", author="../bob")
+    write_trace_set(tmp_path, definitions=[definition], solutions=[solution])
+    log = "a\nb\r\n\u2028\x00\x1b[31m\ud7ff\U0001f600"
+    trace = make_trace(definition="../../x", solution="a/b", log=log)
+    path = TraceWriter(tmp_path).append(trace, author="../bob", op_type="test")
+    assert path.read_text() == trace.to_json() + "\n"
+    assert path.resolve().is_relative_to(tmp_path.resolve())
+    loaded = TraceSet.from_path(tmp_path)
+    assert (loaded.issues, loaded.traces) == ([], {"../../x": [trace]})

@@ -1,7 +1,11 @@
-"""The pages in a browser, from disk. Each visit fails on an error of the console, a request to a network, a dialog."""
+"""The pages in a browser, from disk: what a reader finds at any width, in both themes, by keys and on paper.
+
+Each visit fails on an error of the console, a request to a network, a dialog.
+"""
 
 import os
 import re
+import shutil
 from math import log
 from pathlib import Path
 
@@ -9,9 +13,11 @@ import pytest
 
 from flashinfer_bench.report.pages.texts import id_of
 from tests.conftest import CHECKOUT
-from tests.report.pages.sets import ATTACKS, HARDWARE, hostile_set, write_pages
+from tests.report.pages.sets import ATTACKS, HARDWARE, hostile_set, long_set, usual_set, write_pages
 from tests.report.test_words import CASES
 
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
 AXE = os.environ.get("AXE_CORE", str(CHECKOUT / "node_modules" / "axe-core" / "axe.min.js"))
 DOUBLE, FAST, SLOW = id_of("double"), id_of("double", "fast"), id_of("double", "slow")
 PLACES = {
@@ -25,6 +31,73 @@ PLACES = {
     "unknown": f"#/solution/{id_of('double', 'ghost')}",
     "compare": f"#/compare/{FAST}/{SLOW}",
 }
+NAME = next(iter(long_set().definitions))
+CUDA, PLAIN, INTERPRETED = (id_of(NAME, f"{author}_{NAME}") for author in ("cuda", "plain", "interpreted"))
+
+
+@pytest.fixture(scope="module")
+def browser():  # for one file: while it is open, this thread runs its event loop, which others could not start
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium")
+    with sync_api.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory):
+    """Return the folder with the pages of the usual set."""
+    return write_pages(tmp_path_factory.mktemp("usual"), usual_set())
+
+
+class Visit:
+    """A page, with what went wrong on it and what it asked the network for."""
+
+    def __init__(self, browser, folder: Path, **context):
+        self.context = browser.new_context(**context)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(20_000)
+        self.wrong = []
+        self.index = f"file://{folder.resolve()}/index.html"
+        self.page.on("console", lambda said: self._note(said.text, said.type != "log"))
+        self.page.on("pageerror", lambda error: self._note(str(error)))
+        self.page.on("request", lambda asked: self._note(asked.url, not asked.url.startswith(("file:", "about:"))))
+        self.page.on("dialog", self._dismiss)
+
+    def open(self, place="#/"):
+        """Open a page of the report, and wait until it is drawn."""
+        address = f"{self.index}{place}"
+        if self.page.url.startswith(self.index) and self.page.url != address:
+            self.page.evaluate("document.getElementById('main').dataset.page = ''")
+            self.page.evaluate("place => { location.hash = place }", place)
+        else:
+            self.page.goto(address)
+        self.page.wait_for_selector("#main[data-page^='/']")
+        return self.page
+
+    def _note(self, text, is_wrong=True):
+        if is_wrong:
+            self.wrong.append(text)
+
+    def _dismiss(self, dialog):
+        self._note(dialog.message)
+        dialog.dismiss()
+
+
+@pytest.fixture
+def visit(browser):
+    visits = []
+
+    def start(folder, **context):
+        visits.append(Visit(browser, folder, **context))
+        return visits[-1]
+
+    yield start
+    for item in visits:
+        item.context.close()
+    assert [text for item in visits for text in item.wrong] == []
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +122,8 @@ def test_every_page_loads_and_fits_its_width_in_both_themes(usual, visit):
 
 def test_a_link_to_what_is_not_there_says_so(usual, visit):
     seen = visit(usual)
-    assert seen.open("#/no/such").locator("h1").inner_text() == "Not found"
-    assert seen.open("#/definition/../../x").locator("h1").inner_text() == "Not found"
+    for place in ("#/no/such", "#/definition/../../x"):
+        assert seen.open(place).locator("h1").inner_text() == "Not found"
 
 
 def test_headings_sort_and_filters_are_in_the_address(usual, visit):
@@ -143,3 +216,115 @@ def test_axe_finds_no_serious_fault(usual, visit, scheme):
             "axe.run({preload: false}).then((done) => done.violations.map((item) => [item.id, item.impact]))"
         )
         assert [item for item in found if item[1] in ("serious", "critical")] == [], name
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    return write_pages(tmp_path_factory.mktemp("long"), long_set())
+
+
+def texts(page, selector):
+    return [text.replace("\u00a0", " ") for text in page.locator(selector).all_inner_texts()]
+
+
+def ends_of(page, label):
+    """Return the right edges of the cells below a heading, in all tables that have it."""
+    return page.evaluate(
+        """label => [...document.querySelectorAll("main table")].flatMap((table) => {
+            const place = [...table.tHead.rows[0].cells].findIndex((head) => head.textContent.startsWith(label));
+            const rows = place < 0 ? [] : [...table.tBodies[0].rows];
+            return rows.map((row) => row.cells[place].getBoundingClientRect().right);
+        })""",
+        label,
+    )
+
+
+def test_no_table_of_the_overview_is_wider_than_a_screen_of_1440(long, visit):
+    page = visit(long, viewport={"width": 1440, "height": 900}).open()
+    assert page.locator(".scroll").evaluate_all("all => all.every((part) => part.scrollWidth <= part.clientWidth)")
+
+
+@pytest.mark.parametrize(
+    ("place", "label"),
+    [
+        ("#/", "Latency"),
+        (f"#/definition/{id_of(NAME)}", "Latency"),
+        (f"#/solution/{CUDA}", "Latency"),
+        (f"#/compare/{CUDA}/{PLAIN}", "B / A"),
+    ],
+)
+def test_what_matters_is_in_sight_on_a_phone(long, visit, place, label):
+    page = visit(long, viewport={"width": 390, "height": 844}).open(place)
+    assert 0 < max(ends_of(page, label)) <= 390
+
+
+def test_the_best_of_an_author_is_that_of_one_kind_of_hardware(usual, visit):
+    chosen = f"#/?hw={HARDWARE[2].replace(' ', '%20')}"
+    for place, hardware in ((chosen, HARDWARE[2]), ("#/", HARDWARE[0]), ("#/leaderboard", HARDWARE[2])):
+        caption = visit(usual).open(place).locator("caption >> nth=0").inner_text()
+        assert caption.endswith(f"on {hardware}"), place  # by itself "#/" shows that of the most verdicts
+
+
+def test_times_that_do_not_count_are_told_as_such(long, visit):
+    seen = visit(long)
+    for place in ("#/", f"#/definition/{id_of(NAME)}"):
+        assert "3/3\nno time that counts" in texts(seen.open(place), "td.number")
+    page = seen.open("#/leaderboard")
+    assert page.get_by_text("Nothing to compare: interpreted").count() == 1
+    assert sorted(texts(page, ".legend li")) == ["cuda", "plain"]
+
+
+def test_columns_without_a_value_are_left_out(long, usual, visit):
+    assert "Roofline" not in texts(visit(long).open(f"#/solution/{INTERPRETED}"), "th")
+    assert "Roofline" in texts(visit(usual).open(f"#/solution/{FAST}"), "th")
+
+
+def test_a_failed_solution_shows_its_log_before_its_sources(long, visit):
+    page = visit(long).open(f"#/solution/{PLAIN}")
+    assert page.locator("main > details[open] pre").inner_text().strip() == "AssertionError: no"
+    headings = texts(page, "h2")
+    assert headings.index("Logs") < headings.index("Sources")
+
+
+def test_each_kind_of_hardware_has_a_decision(usual, visit):
+    told = texts(visit(usual).open(f"#/compare/{FAST}/{SLOW}"), ".decision")
+    assert [line.split(":")[0] for line in told] == list(HARDWARE)
+    assert all("B is slower: it takes 1.50\u00d7 the time of A" in line for line in told)
+
+
+def test_a_solution_is_picked_once_however_many_rows_it_has(usual, visit):
+    page = visit(usual).open("#/")
+    boxes = page.get_by_label("Compare fast")
+    boxes.nth(1).check()
+    assert page.locator("input.compare:checked").count() == len(HARDWARE) + 1  # and on a warm device
+    boxes.nth(0).uncheck()
+    assert page.locator("input.compare:checked").count() == 0
+    assert page.locator("#picked").inner_text() == ""
+
+
+def test_what_was_measured_has_three_digits(usual, visit):
+    page = visit(usual).open()
+    told = page.evaluate("[1.2, 13, 0.0296, 1500].map((ms) => fibReport.time(ms))")
+    assert told == ["1.20\u00a0ms", "13.0\u00a0ms", "29.6\u00a0µs", "1.50\u00a0s"]
+    assert page.evaluate("[0, 0.48, 1].map(fibReport.percent)") == ["0\u00a0%", "48.0\u00a0%", "100\u00a0%"]
+    assert page.evaluate("fibReport.tick(1)") == "1\u00a0ms"
+
+
+def test_a_page_is_printed_light_and_whole(usual, visit):
+    seen = visit(usual, color_scheme="dark", viewport={"width": 1440, "height": 900})
+    page = seen.open(f"#/definition/{id_of('double')}")
+    page.wait_for_selector("canvas")
+    page.evaluate("addEventListener('beforeprint', () => { window.printed = document.documentElement.dataset.theme; })")
+    assert page.pdf(format="A4").startswith(b"%PDF")
+    assert page.evaluate("[window.printed, document.documentElement.dataset.theme]") == ["light", "dark"]
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 700, "height": 900})
+    assert page.locator("header nav, .control, .filters").evaluate_all("all => all.every((e) => !e.checkVisibility())")
+    assert page.locator("canvas, table").evaluate_all("all => all.every((e) => e.getBoundingClientRect().right <= 700)")
+
+
+def test_another_theme_leaves_open_what_was_opened(usual, visit):
+    page = visit(usual).open(f"#/solution/{FAST}")
+    page.get_by_text("details", exact=True).first.click()
+    page.click("#theme")
+    assert page.locator("td details[open]").count() == 1

@@ -1,0 +1,178 @@
+"""Sources in folders and files: packed and unpacked without a loss; what a draft without a manifest does not say."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flashinfer_bench.data import Solution, load_json_file, save_json_file
+from flashinfer_bench.data.entry import check_entry
+from flashinfer_bench.data.store.drafts import DraftHints, read_draft
+from flashinfer_bench.data.store.pack import pack_folder, unpack_solution
+from flashinfer_bench.data.store.skeletons import SUFFIXES, make_solution_text
+from flashinfer_bench.errors import DataSetError
+from tests.kit import DOUBLE, make_definition, make_solution
+
+FILES = sorted((Path(__file__).parents[3] / "flashinfer-trace/solutions").rglob("*.json"))
+MANIFEST = {
+    "name": "mine",
+    "definition": "double",
+    "author": "me",
+    "language": "python",
+    "target_hardware": ["cpu"],
+    "entry_point": "main.py::run",
+}
+
+
+def write(folder, files, manifest=None):
+    """Write files, path → text or bytes, and a manifest."""
+    for name, content in {"solution.yaml": yaml.safe_dump(manifest or MANIFEST), **files}.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+def test_every_bundled_solution_survives_the_round_trip(tmp_path):
+    for number, file in enumerate(FILES):
+        solution = load_json_file(Solution, file)
+        unpack_solution(solution, tmp_path / str(number))
+        packed = pack_folder(tmp_path / str(number)).solution
+        assert (packed, packed.to_json()) == (solution, solution.to_json())
+
+
+@pytest.mark.parametrize("text", ["1e3", "no", "a\x85b\u2028", "\ufeff\x00", " \r\n\t", "\U0001f600: #"])
+def test_keys_of_its_own_and_odd_texts_survive_the_round_trip(tmp_path, text):
+    raw = make_solution(source=text, sources={"z.py": text, "main.py": ""}, mine=text).to_dict()
+    for number, own in enumerate(({"description": text}, {"language": "x", "other": text})):
+        solution = Solution.model_validate({**raw, **own})
+        unpack_solution(solution, tmp_path / str(number))
+        assert pack_folder(tmp_path / str(number)).solution.to_json() == solution.to_json()
+
+
+@pytest.mark.parametrize(
+    ("listed", "sources"),
+    [({}, ["main.py", "sub/b.py"]), ({"sources": ["sub/b.py", "main.py"]}, ["sub/b.py", "main.py"])],
+)
+def test_listed_sources_or_all_that_are_not_hidden_are_packed(tmp_path, listed, sources):
+    files = {"main.py": "x\r\n", "sub/b.py": "", ".hidden": b"\xff", "__pycache__/a": b"\xff"}
+    solution = pack_folder(write(tmp_path, files, {**MANIFEST, **listed})).solution
+    assert [(source.path, source.content) for source in solution.sources] == [(path, files[path]) for path in sources]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "files", "complaint"),
+    [
+        ({"sources": ["gone.py"]}, {}, "gone.py: No such file"),
+        ({"sources": ["../x.py"]}, {}, "has '..'"),
+        ({}, {"main.py": "", "lib.so": b"\xff\xfe"}, "lib.so: is not UTF-8"),
+        ({}, {"other.py": ""}, "entry point 'main.py' is none of the sources"),
+        ({}, {}, "there is no source file"),
+        ({"entry_point": None, "entry_points": "main.py::run"}, {"main.py": ""}, "is 'entry_points' a misspelling"),
+        *(({}, {"solution.yaml": text}, r"solution\.yaml") for text in ("- a list", "a: [", "\ufffe: \x00")),
+    ],
+)
+def test_what_is_wrong_in_a_folder_is_told(tmp_path, manifest, files, complaint):
+    whole = {key: value for key, value in {**MANIFEST, **manifest}.items() if value is not None}
+    with pytest.raises(DataSetError, match=complaint):
+        pack_folder(write(tmp_path, files, whole))
+
+
+def test_a_misspelt_key_that_may_be_left_out_is_a_warning_in_a_json_manifest_too(tmp_path):
+    (tmp_path / "solution.json").write_text(json.dumps({**MANIFEST, "dependancies": []}))
+    (tmp_path / "main.py").touch()
+    assert "did you mean 'dependencies'" in str(pack_folder(tmp_path).warnings[0])
+
+
+def test_a_link_out_of_the_folder_is_no_source(tmp_path):
+    (tmp_path / "secret.py").write_text("secret")
+    folder = write(tmp_path / "folder", {"z.py": ""})
+    (folder / "main.py").symlink_to(tmp_path / "secret.py")
+    with pytest.raises(DataSetError, match="leads out of the folder"):
+        pack_folder(folder)
+
+
+def test_nothing_is_unpacked_over_other_files_or_over_the_manifest(tmp_path):
+    solution = pack_folder(write(tmp_path / "a", {"main.py": ""})).solution
+    with pytest.raises(DataSetError, match="not empty"):
+        unpack_solution(solution, tmp_path / "a")
+    raw = solution.to_dict()
+    raw["sources"].append({"path": "solution.json", "content": ""})
+    with pytest.raises(DataSetError, match="name of its manifest"):
+        unpack_solution(Solution.model_validate(raw), tmp_path / "b")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+ADD = make_definition("add_n", inputs={"a": "float32[n]", "b": "float32[n]"}, reference="def run(a, b): return a + b\n")
+SETS = {item.name: item for item in (make_definition(), make_definition("double_again"), ADD)}
+TWO = "def one(x): pass\ndef two(x): pass\n"
+KERNEL = "import triton\n@triton.jit\ndef kernel(p): pass\ndef add(a, b): return a + b\n"
+GO = "// run(q)\nvoid go(ffi::TensorView a, const at::Tensor& b = x) {}\n"
+FOUND = {
+    "parameters": ("quick.py", "def helper(x): ...\n\ndef run(a, b): ...\n", {}, "add_n run python"),
+    "outputs too": ("quick.py", "def run(a, b, y): ...\n", {}, "add_n run python"),
+    "name": ("my_double_again.py", DOUBLE, {}, "double_again run python"),
+    "folder's name": ("double/v2.py", DOUBLE, {}, "double run python"),
+    "Triton": ("add.py", KERNEL, {}, "add_n add triton"),
+    "tvm-ffi": ("x.cpp", f"{GO}TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, go);", {}, "add_n run cpp"),
+    "torch": ("x.cpp", f'{GO}PYBIND11_MODULE(X, m) {{ m.def("run", &go); }}', {}, "add_n run cpp"),
+    "given": ("v2.py", TWO, {"definition": "double", "entry": "two", "language": "triton"}, "double two triton"),
+}
+
+
+def draft(tmp_path, name, text, hints):
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return read_draft(file, SETS, DraftHints(**hints)).solution
+
+
+@pytest.mark.parametrize(("name", "text", "hints", "found"), FOUND.values(), ids=FOUND)
+def test_what_a_draft_does_not_say_is_found_out(tmp_path, name, text, hints, found):
+    solution = draft(tmp_path, name, text, hints)
+    assert f"{solution.definition} {solution.get_entry_symbol()} {solution.spec.language.value}" == found
+    assert (solution.name, solution.spec.declared_style) == (Path(name).stem, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "hints", "reason"),
+    [
+        ("v2.py", DOUBLE, {}, "2 definitions take what run"),
+        ("v2.py", "def run(q): return q\n", {}, "no definition of the set takes"),
+        ("v2.py", DOUBLE, {"definition": "dubble"}, "did you mean 'double'"),
+        ("v2.py", "def run(x:\n", {}, "not Python"),
+        ("v2.py", TWO, {}, "several functions may be meant: one, two"),
+        ("v2.py", DOUBLE, {"language": "rust"}, "none of python"),
+        ("v2.py", DOUBLE, {"entry": "other.py::run"}, "no source 'other.py'"),
+        ("double.py", DOUBLE, {"entry": "runn"}, "--entry: double.py: there is no function 'runn'; did you mean 'run'"),
+    ],
+)
+def test_what_cannot_be_found_out_is_said(tmp_path, name, text, hints, reason):
+    with pytest.raises(DataSetError, match=reason):
+        draft(tmp_path, name, text, hints)
+
+
+def test_a_folder_is_a_draft_with_and_without_a_manifest_and_a_packed_file_is_taken_as_it_is(tmp_path):
+    folder = write(tmp_path / "double_v3", {"main.py": "from helper import f\n\ndef run(x): ...\n", "helper.py": ""})
+    packed = read_draft(folder, SETS)
+    assert (packed.is_packed, packed.solution.name) == (True, "mine")
+    with pytest.raises(DataSetError, match="says itself what --entry would say"):
+        read_draft(folder, SETS, DraftHints(entry="run"))
+    save_json_file(packed.solution, tmp_path / "s.json")
+    assert read_draft(tmp_path / "s.json", SETS).solution == packed.solution
+    (folder / "solution.yaml").unlink()
+    found = read_draft(folder, SETS).solution
+    assert (found.definition, found.spec.entry_point, len(found.sources)) == ("double", "main.py::run", 2)
+
+
+@pytest.mark.parametrize("language", list(SUFFIXES))
+def test_the_skeleton_of_a_solution_can_be_called(language, tmp_path):
+    inputs = {"a": "float32[n]", "scale": "float32"}
+    reference = "def run(scale, a):\n    return a * scale\n"
+    definition = make_definition("scaled", inputs=inputs, reference=reference, description='a """text"""\\')
+    file = tmp_path / f"mine{SUFFIXES[language]}"
+    file.write_text(make_solution_text(definition, language))
+    found = read_draft(file, {"scaled": definition}).solution
+    assert found.spec.language is language
+    assert check_entry(found, definition) == []

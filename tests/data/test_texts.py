@@ -1,0 +1,103 @@
+"""Texts of sets: single JSON files for scripts, lines of fields, keys that stand twice, and YAML that unfolds."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from flashinfer_bench.data import Definition, Solution, Trace, load_json_file, load_jsonl_file
+from flashinfer_bench.data.store.json_text import find_line, parse_json
+from flashinfer_bench.data.yaml_text import parse_yaml
+from flashinfer_bench.errors import DataSetError
+from tests.kit import make_definition, make_trace
+
+WHOLE = make_definition().to_json()
+
+
+def test_a_file_in_another_dialect_is_read(tmp_path):
+    (tmp_path / "d.json").write_text(WHOLE.replace('"tags":[]', '"tags":null'))
+    assert load_json_file(Definition, tmp_path / "d.json") == make_definition()
+
+
+@pytest.mark.parametrize(
+    ("load", "kind", "text", "words"),
+    [
+        (
+            load_json_file,
+            Solution,
+            '{"name": "s"}',
+            ["definition: is missing", "author: is missing", "spec: is missing"],
+        ),
+        (load_json_file, Trace, None, ["file cannot be read: there is no such file"]),
+        (load_json_file, Definition, f"[{WHOLE}, {WHOLE}]", ["holds 2 objects"]),
+        (load_jsonl_file, Trace, make_trace().to_json() + "\n{", ["file:2: not JSON"]),
+    ],
+)
+def test_everything_wrong_with_a_file_is_said_at_once(tmp_path, load, kind, text, words):
+    if text is not None:
+        (tmp_path / "file").write_text(text)
+    with pytest.raises(DataSetError) as caught:
+        load(kind, tmp_path / "file")
+    assert [word for word in words if str(caught.value).count(word) != 1] == []
+
+
+TEXT = """
+{ "a": {
+    "b": [1,
+          {"c": "}]{[\\n"},
+          {"c" :
+            2}],
+    "d": 3
+  }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "line"),
+    [("", 2), ("a.b.1.c", 4), ("a.b.2.c", 6), ("a.x", 2), ("a.b.9.c", 3), ("a.d.deeper", 7)],
+)
+def test_the_deepest_part_that_is_there_has_its_line(place, line):
+    assert find_line(TEXT, tuple(place.split("."))) == line
+
+
+def test_keys_that_stand_twice_are_named_once_an_object():
+    parsed, repeated = parse_json('{"a": 1, "b": {"c": 1, "c": 2}, "a": 3}')
+    assert parsed == {"a": 3, "b": {"c": 2}}
+    assert repeated == ["c", "a"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "1" * 5000, r'{"a": "\ud800"}', r'{"\udc00": 1}'])
+def test_what_is_no_json_is_a_value_error(text):
+    with pytest.raises(ValueError, match=r"\w"):
+        parse_json(text)
+
+
+def unfold(level):
+    """Ten times as many values a level, as `level` sees the one below it."""
+    lines = ["a0: &a0 {" + ", ".join(f"k{n}: {n}" for n in range(10)) + "}"]
+    return "\n".join(lines + [f"a{n}: &a{n}\n  {level(f'*a{n - 1}')}" for n in range(1, 12)])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (unfold(lambda below: f"<<: [{', '.join([below] * 10)}]"), "unfolds to more than 100,000 values"),
+        (unfold(lambda below: f"[{', '.join([below] * 10)}]"), "unfolds to more than 100,000 values"),
+        ("a: &loop [*loop]", "contains itself"),
+        ("- " * 4000, "nested too deeply"),
+        ("a: " + "1" * 5000, "4300 digits"),
+        ("a: 2026-99-99", "month"),
+        ("? [a]\n: 1", "unhashable"),
+    ],
+    ids=["merge keys", "lists", "loop", "deep", "integer", "date", "key"],
+)
+def test_yaml_that_cannot_be_unfolded_is_refused(text, words):
+    with pytest.raises(yaml.YAMLError, match=words):
+        parse_yaml(text)
+
+
+def test_anchors_aliases_and_merge_keys_of_people_are_read():
+    text = "base: &base {rtol: 0.01, atol: 0.1}\nown:\n  <<: *base\n  atol: 0.2\n"
+    assert parse_yaml(text)[1]["own"] == {"rtol": 0.01, "atol": 0.2}
+    assert parse_yaml("# nothing\n") == (None, None)
