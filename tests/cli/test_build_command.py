@@ -35,7 +35,6 @@ def here(tmp_path, monkeypatch):
     """Work in a folder with a set and a cache of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
-    monkeypatch.delenv("FIB_DATASET_PATH", raising=False)
     save_json_file(DEFINITION, f"set/definitions/{DEFINITION.op_type}/{DEFINITION.name}.json")
     save("good")
     return tmp_path
@@ -106,7 +105,6 @@ def test_a_library_is_built_and_its_artifact_named(here, call):
         ("--local set --arch sm_9x", "is no GPU architecture"),
         ("--local set --arch sm90a", "did you mean 'sm_90a'"),
         (f"set/solutions/{PLACE}/good.json --authors alice", "leave out one or the other"),
-        ("", "no trace set"),
     ],
 )
 def test_misuse_builds_nothing(here, show, line, message):

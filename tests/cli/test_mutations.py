@@ -151,8 +151,6 @@ def test_broken_data_is_told_at_the_start_and_beside_the_result(outcomes):
 @pytest.mark.parametrize(
     ("flags", "code", "is_run"),
     [
-        (["--allow-broken"], 0, True),
-        (["--strict"], 1, False),
         (["--definitions", "double"], 0, True),
         (["--definitions", "scaled"], 1, False),
         (["--definitions", "scaled", "double"], 1, True),

@@ -44,20 +44,3 @@ def test_another_file_is_not_overwritten(call, tmp_path):
     code, _, err = call("pack mine -o notes.json")
     assert (code, "name another file with -o" in err) == (2, True)
     assert (tmp_path / "notes.json").read_text() == "{}"
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        (
-            "unpack gone.json",
-            "gone.json is no file; unpack takes a solution's file, such as "
-            "SET/solutions/<author>/<op_type>/<definition>/<solution>.json\n",
-        ),
-        ("pack gone", ""),
-        ("pack set", ""),
-    ],
-)
-def test_what_is_not_there_is_misuse(call, line, said):
-    code, _, err = call(line)
-    assert (code, err.startswith(f"error: {said}")) == (2, True), err
