@@ -55,7 +55,7 @@ CHANGES = (
         "tolerance_edge",
         "an element whose error is exactly what is allowed fails (>= in place of >)",
         one("bench/evaluators/compare/rule.py", "(error <= bounds_of(", "(error < bounds_of(")
-        + one("bench/evaluators/compare/outputs.py", "self.worst_score <= 1", "self.worst_score < 1"),
+        + one("bench/evaluators/compare/outputs.py", "one.score <= 1 for one", "one.score < 1 for one"),
         KINDS,
     ),
     Change(
@@ -85,7 +85,7 @@ CHANGES = (
     Change(
         "setup_not_counted",
         "the latency is that of run alone, without setup",
-        one("bench/runner/workers/kernel.py", "latency_ms, medians_ms = latency_ms + setup_ms,", "medians_ms ="),
+        one("bench/runner/workers/measuring.py", "latency_ms, medians_ms = latency_ms + setup_ms,", "medians_ms ="),
         KINDS,
     ),
     Change(
@@ -97,7 +97,7 @@ CHANGES = (
     Change(
         "document_key",
         "`run --format json` calls a job's reference_latency_ms otherwise",
-        one("cli/screen/outcome.py", '"reference_latency_ms": (perf', '"reference_ms": (perf'),
+        one("cli/outcome.py", '"reference_latency_ms"', '"reference_ms"'),
         KINDS,
     ),
     Change(
@@ -109,7 +109,7 @@ CHANGES = (
     Change(
         "perf_line",
         "[PERF] lines say `tflops` in place of `achieved tflops`",
-        one("cli/perf/results.py", 'f"achieved tflops', 'f"tflops'),
+        one("cli/perf/results.py", "achieved tflops {", "tflops {"),
         ("test_golden_perf.py", "-k", "lines_are"),
     ),
     Change(
@@ -121,7 +121,7 @@ CHANGES = (
     Change(
         "names_form",
         "`--definitions a b` is refused: one word only",
-        one("cli/shared_flags.py", '*flags, nargs="+", action=NameList', "*flags, nargs=1, action=NameList"),
+        one("cli/parser.py", '"nargs": "+", "metavar": "NAME"', '"nargs": 1, "metavar": "NAME"'),
         ("test_golden_config.py", "-k", "flags"),
     ),
     Change(
@@ -133,7 +133,7 @@ CHANGES = (
     Change(
         "best_is_slowest",
         "get_best_trace gives the passing trace with the lowest speed-up",
-        one("data/sets/best.py", "max(fitting, key=rank", "min(fitting, key=rank"),
+        one("data/sets/best.py", "max(ranked, key=", "min(ranked, key="),
         ("test_golden_reports.py", "-k", "best_trace"),
     ),
     Change(
@@ -141,8 +141,8 @@ CHANGES = (
         "of several traces of one job the first counts, not the latest",
         one(
             "data/sets/latest.py",
-            "        latest.pop(key, None)\n        latest[key] = trace\n",
-            "        latest.setdefault(key, trace)\n",
+            "                trace = whole[key]\n        latest[key] = trace\n",
+            "                trace = whole[key]\n        latest[key] = before or trace\n",
         ),
         ("test_golden_reports.py",),
     ),
@@ -161,7 +161,7 @@ CHANGES = (
     Change(
         "fault_exit_code",
         "a run ends with 0 though a job has no verdict or a blob is missing",
-        one("cli/screen/outcome.py", "return FAILED if has_faults or (", "return FAILED if ("),
+        one("cli/outcome.py", "return FAILED if has_faults or (", "return FAILED if ("),
         ("test_golden_broken.py", "-k", "exit_code"),
     ),
     Change(
@@ -197,7 +197,7 @@ CHANGES = (
     Change(
         "resume_judges_again",
         "--resume judges what is recorded and unchanged",
-        one("bench/planning/resume.py", "trace=(timed or same)[-1].trace", "trace=None"),
+        one("bench/planning/resume.py", "trace=(timed or same)[-1][0]", "trace=None"),
         ("test_golden_evaluator.py", "-k", "configuration"),
     ),
     Change(
@@ -209,7 +209,7 @@ CHANGES = (
     Change(
         "task_status",
         "a task of the server whose workloads all have a verdict is `failed`, not `completed`",
-        one("serve/service.py", 'live, "completed", None', 'live, "failed", None'),
+        one("serve/tasks.py", '"completed" if is_completed else "failed"', '"failed"'),
         ("test_golden_serve.py", "-k", "task_is_completed"),
     ),
 )
