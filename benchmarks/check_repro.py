@@ -23,10 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
-from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.data import Solution, TraceSet
 from flashinfer_bench.errors import Fault
-from flashinfer_bench.examine.repro.start import reproduce
+from flashinfer_bench.examine.repro import start
 
 SET = Path("flashinfer-trace")
 WRONG = SET / "wrong"
@@ -98,14 +97,12 @@ def check(twin: Solution, uuid: str, folder: Path, args: argparse.Namespace) -> 
 def write_down(twin: Solution, uuid: str, folder: Path) -> dict:
     """Write a twin's failure down, as the command does; return what is known of the call."""
     trace_set = TraceSet.merge([TraceSet.from_path(SET), TraceSet.from_path(WRONG)])
-    config = BenchmarkConfig.default(
-        devices=["cpu"], solutions=[twin.name], workloads=[uuid], profile_baseline=False, **QUICK
-    )
+    settings = {**start.QUICK, **QUICK}
+    config = BenchmarkConfig.default(devices=["cpu"], solutions=[twin.name], workloads=[uuid], **settings)
     engine = Benchmark(trace_set, config)
     (job,) = engine.plan().jobs
     folder.mkdir(parents=True, exist_ok=True)
-    seed = JobSeeds(config.seed).of(job)
-    reproduce(engine.context, job, seed, folder, "none")
+    start.reproduce(engine, job, folder, "none")
     return json.loads((folder / "call.json").read_text())
 
 

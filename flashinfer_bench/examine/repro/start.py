@@ -1,119 +1,130 @@
-"""The host's side: has a job judged once more by a session that keeps the call, and writes the files beside it."""
+"""The host's side: has a job judged once more by an ordinary run whose evaluator is wrapped, and adds the script."""
 
 from __future__ import annotations
 
-import ast
 import json
-import os
 from collections.abc import Callable
-from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from flashinfer_bench.base.files.held_folders import sweep_folders
-from flashinfer_bench.base.isolated import IsolatedFailure, run_isolated
 from flashinfer_bench.bench import evaluators
-from flashinfer_bench.bench.context import HarnessContext
-from flashinfer_bench.bench.planning.plan import Job
-from flashinfer_bench.bench.runner.device_lock import lock_device
-from flashinfer_bench.bench.runner.environments import session_environment
-from flashinfer_bench.bench.runner.orders import OrderMaker
-from flashinfer_bench.bench.scheduler import Rules
-from flashinfer_bench.compile import BuildFarm, BuildTarget
-from flashinfer_bench.data import Evaluation
+from flashinfer_bench.bench.benchmark import Benchmark
+from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
+from flashinfer_bench.bench.events import JobFaulted, JobFinished, Notice
+from flashinfer_bench.bench.planning.plan import Job, Plan
+from flashinfer_bench.data import Definition, Solution, SourceFile, Trace, TraceSet
 from flashinfer_bench.data.solution import check_source_path
-from flashinfer_bench.errors import DeviceFault, Fault
+from flashinfer_bench.errors import Fault
 
-MODULE: Final = "flashinfer_bench.examine.repro.session"
+QUICK: Final = {"profile_baseline": False, "time_budget_s": 1.0, "baseline_budget_s": 1.0, "confirm": False}
+"""Settings of the run. It times the solution, since some failures show in timed calls alone."""
+CAPTURE: Final = "flashinfer_bench.examine.repro.capture"
 SCRIPT: Final = "repro.py"
-RULE: Final = ("bounds_of", "find_beyond", "match_bits")
-"""Functions of `compare/rule.py` that the script has a copy of."""
-RULE_IMPORT: Final = "from flashinfer_bench.bench.evaluators.compare.rule import find_beyond, match_bits\n"
-QUICK: Final = {"profile_baseline": False, "time_budget_s": 1.0, "baseline_budget_s": 1.0}
-"""Settings of the session. It times the solution, since some failures show in timed calls alone."""
-LIMIT_S: Final = 7200.0
+COPIED: Final = ("compare/rule.py", "compare/outputs.py", "compare/packed.py", "integrity/norms.py")
+"""Files of `bench/evaluators/` that the script has copies of, as `judge/…`."""
+
+
+def judge_once(engine: Benchmark, job: Job, tell: Callable[[str], object] = lambda _line: None) -> Trace:
+    """Judge one job; nothing is saved.
+
+    Raises:
+        Fault: it cannot be judged.
+    """
+    for event in engine.run(Plan((job,)), save_results=False):
+        if isinstance(event, JobFinished):
+            return event.trace
+        if isinstance(event, JobFaulted):
+            raise Fault(event.message)
+        if isinstance(event, Notice):
+            tell(event.message)
+    raise Fault(f"{job.solution.name} has no verdict")
 
 
 def reproduce(
-    context: HarnessContext,
-    job: Job,
-    seed: int,
-    folder: Path,
-    replay: str,
-    tell: Callable[[str], object] = lambda _line: None,
-) -> Evaluation:
-    """Judge a job once more, and write the call that decided to a folder; return the verdict.
+    engine: Benchmark, job: Job, folder: Path, command: str, tell: Callable[[str], object] = lambda _line: None
+) -> Trace:
+    """Judge a job once more, and write the call that decided to a folder; return the trace.
 
     Args:
-        context: of the trace set.
+        engine: of the trace set, with the settings `QUICK`.
         job: the job.
-        seed: of its inputs.
         folder: an empty folder.
-        replay: the command that judges the job as a run does.
+        command: what judges the job as a run does.
         tell: gets lines for people meanwhile.
 
     Raises:
         Fault: the job cannot be judged.
     """
-    quick = HarnessContext(context.trace_set, context.config.with_overrides(**QUICK), context.cache)
-    device = quick.machine.devices[0]
-    hello = quick.greet(device, Rules(), needs_triton=job.solution.spec.language.value == "triton")
-    with ExitStack() as stack:
-        stack.callback(sweep_folders)  # a killed process leaves its own
-        for line in lock_device(device, stack):
-            tell(line)
-        farm = stack.enter_context(BuildFarm(quick.cache, target=BuildTarget.of(quick.machine.capabilities)))
-        list(farm.build_all([job.solution]))
-        order, broken = OrderMaker(farm, quick.blob_root_for, lambda _job: seed).make([job])
-        if broken:
-            raise Fault(broken[0][1])
-        request = {
-            "hello": hello.model_dump(mode="json"),
-            "block": order.model_dump(mode="json"),
-            "folder": str(folder.absolute()),
-        }
-        environment = session_environment(os.environ, device, interpret_triton=device.kind == "cpu")
-        try:
-            answer = run_isolated(MODULE, request, limit_s=LIMIT_S, environment=environment)
-        except IsolatedFailure as failure:
-            raise DeviceFault(f"the session ended without a verdict: {failure.log}") from None
-    if "fault" in answer:
-        raise Fault(answer["fault"])
-    evaluation = Evaluation.model_validate(answer["evaluation"])
-    _write_script(job, folder, seed=seed, evaluation=evaluation, replay=replay)
-    return evaluation
-
-
-def _write_script(job: Job, folder: Path, *, seed: int, evaluation: Evaluation, replay: str) -> None:
-    """Write the sources and the script, and complete the facts of the call."""
-    facts: dict[str, Any] = json.loads((folder / "call.json").read_text(encoding="utf-8"))
+    engine.context.keeper = CAPTURE, str(folder.absolute())
+    trace = judge_once(engine, job, tell)
+    file = folder / "call.json"
+    evaluation = trace.evaluation
+    if evaluation is None or not file.exists():
+        raise Fault(f"no call was made: {evaluation.log if evaluation is not None else ''}")
+    facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     facts |= {
+        "inputs": list(job.definition.inputs),
         "definition": job.definition.name,
         "solution": job.solution.name,
         "workload": job.workload.uuid,
-        "seed": seed,
         "status": evaluation.status.value,
         "message": evaluation.log.strip(),
         "entry": job.solution.spec.entry_point,
         "is_python": not job.solution.spec.language.record.is_compiled,
-        "replay": replay,
+        "blob_root": str(engine.context.blob_root_for(job)),
+        "evaluator_modules": engine.config.evaluator_modules,
+        "command": command,
     }
+    rules = Path(evaluators.__file__).parent
     texts = {f"solution/{check_source_path(source.path)}": source.content for source in job.solution.sources}
     texts |= {
         "call.json": json.dumps(facts, indent=2) + "\n",
         "definition.json": job.definition.to_json(indent=2) + "\n",
         "solution.json": job.solution.to_json(indent=2) + "\n",
+        "trace.json": trace.to_json(indent=2) + "\n",
         "reference.py": job.definition.reference,
-        SCRIPT: make_script(),
+        SCRIPT: to_standalone(Path(__file__).with_name("standalone.py")),
+        **{f"judge/{Path(name).name}": to_standalone(rules / name) for name in COPIED},
     }
     for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
+    return trace
 
 
-def make_script() -> str:
-    """Return the script, with the source of the rule of tolerances in place of its import."""
-    rule = Path(evaluators.__file__).with_name("compare").joinpath("rule.py").read_text(encoding="utf-8")
-    functions = [node for node in ast.parse(rule).body if isinstance(node, ast.FunctionDef) and node.name in RULE]
-    source = "\n\n\n".join(ast.get_source_segment(rule, node) or "" for node in functions)
-    return Path(__file__).with_name("standalone.py").read_text(encoding="utf-8").replace(RULE_IMPORT, f"{source}\n")
+def to_standalone(file: Path) -> str:
+    """Return a file's text with imports of its copied neighbours."""
+    text = file.read_text(encoding="utf-8")
+    for name in COPIED:
+        module = name.removesuffix(".py").replace("/", ".")
+        text = text.replace(f"{evaluators.__name__}.{module} ", f"judge.{module.rpartition('.')[2]} ")
+    return text
+
+
+def judge_again(folder: Path, call: dict[str, Any]) -> Trace:
+    """Have the solution of a folder of `repro` judged as it stands there, in an ordinary run with the same inputs.
+
+    Args:
+        folder: of `repro`.
+        call: its `call.json`.
+    """
+    definition = Definition.model_validate_json((folder / "definition.json").read_text(encoding="utf-8"))
+    solution = Solution.model_validate_json((folder / "solution.json").read_text(encoding="utf-8"))
+    trace = Trace.model_validate_json((folder / "trace.json").read_text(encoding="utf-8"))
+    sources = [
+        SourceFile(path=one.path, content=(folder / "solution" / one.path).read_text(encoding="utf-8"))
+        for one in solution.sources
+    ]
+    trace_set = TraceSet(
+        root=Path(call["blob_root"]),
+        definitions={definition.name: definition},
+        solutions={definition.name: [solution.model_copy(update={"sources": sources})]},
+        workloads={definition.name: [Trace(definition=definition.name, workload=trace.workload)]},
+    )
+    devices = ["cpu"] if call["device"] == "cpu" else None
+    config = BenchmarkConfig.default(devices=devices, evaluator_modules=call["evaluator_modules"], **QUICK)
+    engine = Benchmark(trace_set, config)
+    engine.replay([trace])
+    (job,) = engine.plan().jobs
+    return judge_once(engine, replace(job, config=ResolvedEvalConfig.model_validate(call["config"])))
