@@ -43,7 +43,7 @@ def test_a_wrong_call_is_written_down_and_the_script_shows_it(tmp_path, capfd, m
     assert torch.equal(load_file(folder / "inputs.safetensors")["x"] * 2, expected)
     seeds = [
         json.loads(one)["evaluation"]["extra"]["run"]["seed"]
-        for one in (trace.read_text().splitlines()[0], (folder / "trace.json").read_text())
+        for one in (trace.read_text().splitlines()[0], (folder / "trace.jsonl").read_text())
     ]
     assert seeds[0] == seeds[1]
     for name in ("safetensors", "numpy", "flashinfer_bench"):
@@ -113,7 +113,7 @@ def test_a_map_of_one_long_row_shows_where_along_it_the_output_fails():
     wrong = right.clone()
     wrong[0, 50_000:60_000] = 1
     drawn = draw_map("y", right, wrong, Tolerance(0.1, 0.1)).splitlines()
-    assert drawn[3] == f"       0 {'.' * 64}"
-    assert [line.strip(" .") for line in drawn[3:] if "#" in line][0].startswith("50000")
-    signs = "".join(line[9:] for line in drawn[3:])
+    assert drawn[2] == f"       0 {'.' * 64}"
+    assert next(line.strip(" .") for line in drawn[2:] if "#" in line).startswith("50000")
+    signs = "".join(line[9:] for line in drawn[2:])
     assert (len(signs), signs.index("#"), signs.rindex("#")) == (24 * 64, 768, 920)

@@ -15,8 +15,7 @@ from flashinfer_bench.bench.runner.sandbox import Sandbox
 from flashinfer_bench.cli.machine.doctor import render_report
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.errors import DeviceFault
-from flashinfer_bench.examine.compare.ratios import Ratio
-from flashinfer_bench.examine.compare.result import Comparison, Row
+from flashinfer_bench.examine.compare.result import Comparison, Ratio, Row
 from flashinfer_bench.examine.doctor import findings as of
 from flashinfer_bench.examine.doctor import readings as probing
 from flashinfer_bench.examine.doctor import self_check, visit

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,12 +75,7 @@ def execute(args: argparse.Namespace) -> int:
     name = args.dump or f"repro-{path_part(job.solution.name)}-{path_part(job.workload.uuid)}"
     find_output(name, args)  # refuses links in a set
     folder = _make_folder(name)
-    words = ["--replay", args.what[0]]
-    if not recorded:
-        words = ["--solutions", args.what[0], "--workloads", job.workload.uuid]
-    sets = [word for root in trace_set.roots for word in ("--local", str(root))]
-    evaluation = reproduce(engine, job, folder, shlex.join([PROGRAM, "run", *sets, *words]), write_err).evaluation
-    assert evaluation is not None
+    evaluation = reproduce(engine, job, folder, write_err)
     found = (folder / "map.txt").read_text(encoding="utf-8")
     names = {"definition": job.definition.name, "solution": job.solution.name, "workload": job.workload.uuid}
     status = evaluation.status.value

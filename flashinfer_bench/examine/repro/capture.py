@@ -18,7 +18,6 @@ from safetensors.torch import save_file
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.compare.outputs import find_failing
-from flashinfer_bench.bench.evaluators.compare.pattern import describe_places
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Evaluator, JudgedCall, Rejected, Verdict
 from flashinfer_bench.data import Definition
@@ -164,7 +163,6 @@ def draw_map(name: str, expected: torch.Tensor, got: torch.Tensor, tolerance: To
     height, width = rows.shape
     hit = int(rows.any(dim=1).sum()), int(rows.any(dim=0).sum())
     lines = [f"{head}, in {hit[0]} of {height} rows and {hit[1]} of {width} columns", LEGEND]
-    lines[1:1] = filter(None, [describe_places(failing)])
     # A single long row is folded: one stretch of it below the other.
     signs = min(width, MAP_SIGNS * (MAP_LINES if height == 1 else 1))
     shares = torch.nn.functional.adaptive_avg_pool2d(rows[None].float(), (min(height, MAP_LINES), signs))[0]

@@ -4,31 +4,30 @@
     python repro.py --recorded  compares what it returned when it was judged
 
 If a file below `solution/` was changed since, only what it returns now counts: mend it until this ends with 0.
-Outputs of samplers and indexers cannot be compared one by one: then flashinfer-bench has to be installed, too, and
-judges the solution anew. Else its code runs here with all that you may do: read it first.
+Outputs of samplers and indexers cannot be compared one by one: then flashinfer-bench has to be installed, and the trace
+set in its place, and a run judges the solution. Else its code runs here with all that you may do: read it first.
 Exit code: 1 the failure shows, 0 it does not, 2 it could not be looked for.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
 import inspect
 import json
 import math
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from flashinfer_bench.bench.evaluators.compare.outputs import compare, find_failing, read_values
+from flashinfer_bench.bench.evaluators.compare.outputs import compare
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.integrity.norms import measure_norms
 
 HERE = Path(__file__).resolve().parent
-SHOWN_ROWS = 8
-"""Most wrong rows that are listed."""
 
 
 def load(name: str, call: Any) -> dict[str, torch.Tensor]:
@@ -91,42 +90,26 @@ def find_reasons(name: str, expected: torch.Tensor, got: torch.Tensor, call: Any
 def show(title: str, expected: dict[str, torch.Tensor], got: dict[str, torch.Tensor], call: Any) -> bool:
     """Print how each output differs; return whether the failure shows."""
     print(title)
-    shows = False
-    for name in [name for name in expected if name in got]:
-        left, right = expected[name], got[name]
-        reasons = find_reasons(name, left, right, call)
-        shows = shows or bool(reasons)
+    found = {name: find_reasons(name, one, got[name], call) for name, one in expected.items() if name in got}
+    for name, reasons in found.items():
         print("\n".join(reasons) or f"{name}: right")
-        if left.shape == right.shape and left.dtype == right.dtype and left.numel():
-            failing = find_failing(left, right, Tolerance(**call["tolerance"]))
-            columns = failing.shape[-1] if failing.ndim else 1
-            rows, wanted, given = (one.reshape(-1, columns) for one in (failing, read_values(left), read_values(right)))
-            for row in rows.any(dim=1).nonzero().flatten().tolist()[:SHOWN_ROWS]:
-                at = int(rows[row].nonzero()[0])
-                pair = f"expected {wanted[row, at].item():.6g}, got {given[row, at].item():.6g}"
-                print(f"  row {row}: {int(rows[row].sum())} of {columns} differ, first at column {at}: {pair}")
-    return shows
+    return any(found.values())
 
 
-def is_changed() -> bool:
+def is_changed(sources: dict[str, str]) -> bool:
     """Tell whether a source of the solution is another than the one that was judged."""
-    judged = json.loads((HERE / "solution.json").read_text(encoding="utf-8"))["sources"]
-    files = [(HERE / "solution" / one["path"], one["content"].encode("utf-8")) for one in judged]
-    return any(not file.is_file() or file.read_bytes() != content for file, content in files)
+    files = [(HERE / "solution" / path, text.encode("utf-8")) for path, text in sources.items()]
+    return any(not file.is_file() or file.read_bytes() != text for file, text in files)
 
 
-def ask_judge(call: Any) -> bool:
-    """Have the package judge the solution anew; return whether it fails."""
-    try:
-        from flashinfer_bench.examine.repro.start import judge_again
-    except ModuleNotFoundError as error:
-        print(f"outputs of this kind cannot be compared one by one, and the judge is not here ({error}).")
-        print(f"Install flashinfer-bench here, or ask it for a whole verdict: {call['command']}")
-        sys.exit(2)
-    evaluation = judge_again(HERE, call).evaluation
-    assert evaluation is not None
-    print(evaluation.log.strip() or evaluation.status.value)
-    return evaluation.status.value != "PASSED"
+def ask_judge(command: list[str]) -> int:
+    """Have the package judge the solution anew on the same inputs; return the exit code."""
+    if importlib.util.find_spec("flashinfer_bench") is None:
+        print("outputs of this kind cannot be compared one by one: install flashinfer-bench here, too")
+        return 2
+    code = subprocess.run([sys.executable, "-m", "flashinfer_bench", *command], cwd=HERE, check=False).returncode
+    print({0: "no failure shows", 1: "the failure shows"}.get(code, "it could not be judged"))
+    return code
 
 
 def main() -> int:
@@ -135,22 +118,20 @@ def main() -> int:
     parser.add_argument("--recorded", action="store_true", help="compare what the solution returned when it was judged")
     is_recorded = parser.parse_args().recorded
     call = json.loads((HERE / "call.json").read_text(encoding="utf-8"))
-    print(f"{call['solution']} of {call['definition']}, workload {call['workload']}: {call['status']}")
-    print(f"{call['message']}\n")
+    print(f"{call['title']}: {call['status']}\n{call['message']}\n", flush=True)
+    if not call["compares"]:
+        return ask_judge(call["command"])
     expected = load("expected", call)
     got = load("got", call)
     is_called = call["is_python"] and not is_recorded
     shows = False
-    if not call["compares"]:
-        shows = ask_judge(call)
-        got = {}
-    elif is_called:
+    if is_called:
         try:
             shows = show("what it returns now:", expected, call_solution(call, expected), call)
         except Exception as error:
             print(f"the solution failed: {type(error).__name__}: {error}")
             shows = True
-    if not shows and got and not (is_called and is_changed()):
+    if not shows and got and not (is_called and is_changed(call["sources"])):
         shows = show("what it returned when it was judged:", expected, got, call)
     print("the failure shows" if shows else "no failure shows")
     return 1 if shows else 0
