@@ -1,4 +1,4 @@
-"""Writes down the call that decides a verdict: `keep` wraps the evaluator of a session, in the judge's process.
+"""Writes down the call that decides a verdict: a session whose evaluator is wrapped (`Hello.tool`).
 
 The folder gets `inputs`, `expected` and `got` as safetensors, `call.json` and `map.txt`. A rejected call is written,
 and a call that raised. If all are right, the first one is.
@@ -20,6 +20,9 @@ from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.compare.outputs import find_failing
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Evaluator, JudgedCall, Rejected, Verdict
+from flashinfer_bench.bench.runner.protocol import BlockOrder
+from flashinfer_bench.bench.runner.session.device_session import DeviceSession
+from flashinfer_bench.bench.runner.session.job import BlockContext
 from flashinfer_bench.data import Definition
 
 STORED: Final = frozenset({"float64", "float32", "float16", "bfloat16", "bool", "uint8", "int8", "int32", "int64"})
@@ -67,6 +70,17 @@ class RecordedChecks:
             return verdict
 
         return judge if name in ("judge", "judge_constants") else found
+
+
+class Session(DeviceSession):
+    """Judges, and keeps a call."""
+
+    def open_block(self, order: BlockOrder) -> BlockContext:
+        """Open it with an evaluator that keeps calls."""
+        opened = super().open_block(order)
+        assert self._hello.tool is not None
+        opened.evaluator = keep(opened.evaluator, Path(self._hello.tool[1]))
+        return opened
 
 
 def keep(evaluator: type[Evaluator], folder: Path) -> type[Evaluator]:

@@ -37,7 +37,7 @@ def reproduce(
         Fault: the job cannot be judged, or the solution was not called.
     """
     traces: list[Trace] = []
-    engine.context.keeper = CAPTURE, str(folder.absolute())
+    engine.context.tool = CAPTURE, str(folder.absolute())
     for event in engine.run(Plan((job,)), save_results=False):
         if isinstance(event, JobFaulted):
             raise Fault(event.message)

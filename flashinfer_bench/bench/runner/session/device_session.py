@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -152,9 +151,6 @@ class DeviceSession:
             self._pool.discard()  # the worker maps the arena
             self._release_arena()
         self._block = block
-        if self._hello.keeper is not None:
-            module, folder = self._hello.keeper
-            block.evaluator = import_module(module).keep(block.evaluator, Path(folder))
         _ = block.reference
         return block
 

@@ -75,7 +75,8 @@ def serve(opened: OpenedSession) -> None:
     send_frame(host, {"ready": SessionReady(pid=os.getpid(), libs=libs).model_dump()})
     tools = SessionTools(SharedArena(device), readout, pool.quiesce, pool.is_slowed, pool.is_starting)
     kept = KeptTimes.open(hello, libs, os.environ)
-    session = DeviceSession(hello, pool, tools, lambda phase: send_frame(host, {"phase": phase.model_dump()}), kept)
+    make_session = DeviceSession if hello.tool is None else importlib.import_module(hello.tool[0]).Session
+    session = make_session(hello, pool, tools, lambda phase: send_frame(host, {"phase": phase.model_dump()}), kept)
     environment, portion_s = Environment(hardware=hello.hardware, libs=libs), FIRST_PORTION_S
     try:
         while True:
