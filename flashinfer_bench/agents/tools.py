@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -10,10 +9,9 @@ from typing import Final
 from flashinfer_bench.data import Solution, TraceSet, Workload
 from flashinfer_bench.errors import FlashInferBenchError
 from flashinfer_bench.examine.inspect.look import Inspected, ToolPlan, find_gpu, find_tool, look, plain
-from flashinfer_bench.examine.inspect.ncu import list_metrics, plan_ncu, read_profile, render_profile
+from flashinfer_bench.examine.inspect.ncu import ask_ncu, list_metrics, plan_ncu, read_profile, render_profile
 from flashinfer_bench.examine.inspect.sanitizer import check_types, plan_sanitizer, read_findings, render_findings
 
-LIST_LIMIT_S: Final = 60.0
 PAGES: Final = ("details", "raw", "source", "session")
 
 
@@ -26,9 +24,8 @@ def flashinfer_bench_list_ncu_options(ncu_path: str = "ncu") -> str:
     Returns:
         Both lists as ncu prints them, or a text that begins with ERROR.
     """
-    return _answer(
-        lambda: "\n".join(_list(find_tool("ncu", ncu_path), f"--list-{one}") for one in ("sets", "sections"))
-    )
+    flags = ("--list-sets", "--list-sections")
+    return _answer(lambda: "\n".join(ask_ncu(find_tool("ncu", ncu_path), flag) for flag in flags))
 
 
 def flashinfer_bench_run_ncu(
@@ -132,10 +129,10 @@ def _look(
     tmpdir: str | None,
 ) -> Inspected:
     gpu = find_gpu(device)
+    trace_set = TraceSet.from_path(trace_set_path)
     if tmpdir is not None and not Path(tmpdir).is_dir():
         raise ValueError(f"tmpdir {tmpdir} is no folder")
-    temporary = None if tmpdir is None else Path(tmpdir).absolute()
-    return look(TraceSet.from_path(trace_set_path), solution, workload, plan, gpu, temporary=temporary)
+    return look(trace_set, solution, workload, plan, gpu, temporary=tmpdir)
 
 
 def _answer(work: Callable[[], str], max_lines: int | None = None) -> str:
@@ -148,13 +145,3 @@ def _answer(work: Callable[[], str], max_lines: int | None = None) -> str:
         kept = max(0, max_lines - 1)
         lines = [*lines[:kept], f"[{len(lines) - kept} more lines]"]
     return "\n".join(lines)
-
-
-def _list(program: Path, flag: str) -> str:
-    try:
-        done = subprocess.run([program, flag], capture_output=True, text=True, timeout=LIST_LIMIT_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise FlashInferBenchError(f"{program} {flag} did not end within {LIST_LIMIT_S:g} s") from None
-    if done.returncode != 0:
-        raise FlashInferBenchError(f"{program} {flag} failed: {(done.stderr or done.stdout).strip()}")
-    return done.stdout

@@ -97,7 +97,7 @@ def look(
     sandbox: Level = "auto",
     seed: int | None = None,
     cache: Path | None = None,
-    temporary: Path | None = None,
+    temporary: Path | str | None = None,
     tell: Callable[[str], object] = lambda _line: None,
 ) -> Inspected:
     """Run the programs of a tool on one call of a solution.
@@ -153,7 +153,7 @@ def look(
         several = f"several definitions have a solution {solution!r}; name one of them"
         raise DataSetError(several if planned.jobs else describe_nothing(planned))
     (job,) = planned.jobs
-    folder = Path(tempfile.mkdtemp(prefix="inspect-", dir=temporary))
+    folder = Path(tempfile.mkdtemp(prefix="inspect-", dir=temporary)).absolute()
     problem = ""
     try:
         programs = (plan.program, Path(os.path.realpath(plan.program)))

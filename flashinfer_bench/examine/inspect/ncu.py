@@ -10,6 +10,7 @@ import csv
 import re
 import subprocess
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -86,14 +87,24 @@ SUMMARY: Final = """\
 """A kernel's lines; in braces keys of METRICS."""
 
 
+def ask_ncu(program: Path, flag: str) -> str:
+    """Return what ncu prints about itself.
+
+    Raises:
+        FlashInferBenchError: it fails, or takes too long.
+    """
+    try:
+        done = subprocess.run([program, flag], capture_output=True, text=True, timeout=READ_LIMIT_S, check=True)
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError) as error:
+        raise FlashInferBenchError(f"{error} {getattr(error, 'stderr', '')}") from None
+    return done.stdout
+
+
 def list_metrics(program: Path) -> frozenset[str]:
     """Return the names of all metrics of the GPU here, without their roll-ups; none if ncu does not tell them."""
-    command = [str(program), "--query-metrics"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=READ_LIMIT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
-        return frozenset()
-    return frozenset(METRIC.findall(done.stdout))
+    with suppress(FlashInferBenchError):
+        return frozenset(METRIC.findall(ask_ncu(program, "--query-metrics")))
+    return frozenset()
 
 
 def plan_ncu(
