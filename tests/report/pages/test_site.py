@@ -4,8 +4,8 @@ import json
 import re
 
 import pytest
-
 from flashinfer_bench.report.pages.highlight import colour
+
 from flashinfer_bench.report.pages.texts import MOST_TEXT, block_of, clean, id_of, line_of, to_script
 from flashinfer_bench.report.summary import summarise
 from tests.report.made import CPU, STANDARD, on, set_of
