@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log, sqrt
 from operator import attrgetter
 from statistics import geometric_mean, median
 from typing import Final, Literal
@@ -23,7 +22,7 @@ from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_co
 from flashinfer_bench.data.sets.latest import find_latest
 from flashinfer_bench.data.sets.results import Result, group, list_results
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
-from flashinfer_bench.report.intervals import TimeInterval, interval_of, latency_of
+from flashinfer_bench.report.intervals import MeanRatio, TimeInterval, half_of, interval_of, latency_of, mean_of
 from flashinfer_bench.report.timing import QUICK, Timing, count_timing
 from flashinfer_bench.report.verdict import caveat_in, reason_of
 
@@ -87,8 +86,8 @@ class SummaryRow:
     """The best standing of its times; empty if none passed."""
     confirmed: bool
     """Whether one of them is of full assurance: first place needs it if any solution has it."""
-    mean_ms: float | None
-    """Geometric mean over the passed workloads."""
+    mean: MeanRatio | None
+    """Geometric mean of the latencies in ms, with its interval."""
     interval_share: float | None
     """Half the interval of a latency, as a share of it: median over the passed workloads whose trace has it."""
     ties: tuple[Tie, ...] = ()
@@ -208,7 +207,8 @@ def measured_speedup(evaluation: AnyEvaluation) -> float | None:
 def _row(key: tuple[str, str, str], items: Sequence[Result], expected: Collection[str]) -> SummaryRow:
     passed = [item for item in items if item.is_passed]
     records = [item.measurement for item in passed]
-    latencies = [item.latency_ms for item in passed if item.latency_ms is not None]
+    timed = [item for item in passed if item.latency_ms is not None]
+    latencies = [item.latency_ms or 0.0 for item in timed]
     speedups = [item.speedup for item in passed if item.speedup is not None]
     bounds = [record.bounds for record in records if record.interval]
     shares = [(high - low) / (high + low) for low, high in filter(None, bounds) if high > 0]
@@ -228,7 +228,7 @@ def _row(key: tuple[str, str, str], items: Sequence[Result], expected: Collectio
         failures=_group_failures(item for item in items if not item.is_passed),
         standing=standing,
         confirmed=standing == CONFIRMED,
-        mean_ms=geometric_mean(latencies) if latencies else None,
+        mean=mean_of(latencies, list(map(half_of, timed))),
         interval_share=median(shares) if shares else None,
     )
 
@@ -281,8 +281,8 @@ def _tie(one: SummaryRow | Result, half_share: float | None) -> Tie:
     return Tie(one.solution, one.latency_ms, one.speedup, half_share, one.standing, one.standing == CONFIRMED)
 
 
-def _meet(one: SummaryRow, two: SummaryRow) -> bool:
-    """Tell whether the intervals of two geometric means meet: each is known better than a workload, by their root."""
-    if not (one.mean_ms and two.mean_ms and one.interval_share and two.interval_share):
-        return False
-    return abs(log(one.mean_ms / two.mean_ms)) * sqrt(one.passed) <= one.interval_share + two.interval_share
+def _meet(*rows: SummaryRow) -> bool:
+    """Tell whether the intervals of two geometric means meet."""
+    means = [row.mean for row in rows if row.mean is not None]
+    bounds = [(mean.low, mean.high) for mean in means if mean.low is not None and mean.high is not None]
+    return len(bounds) == len(rows) and max(low for low, _ in bounds) <= min(high for _, high in bounds)

@@ -56,12 +56,13 @@ def count_timing(told: Sequence[ToldTrace]) -> Timing:
     records = [item.measurement for item in told]
     known = [record for record in records if record.method]
     real = [record for record in records if record.meaningful]
-    flags = [flag for record in real for flag in record.flags]
+    marks = (mark for item in told for mark in marks_of_run(item.run))
+    flags = _count([*(flag for record in real for flag in record.flags), *marks])
     return Timing(
-        ways=Counter(_describe_way(record.method, record.cache_state, record.fallback) for record in known),
+        ways=_count(_describe_way(record.method, record.cache_state, record.fallback) for record in known),
         replays=sum(record.launch == "graph" for record in known),
         unknown=len(records) - len(known),
-        flags=_count([*flags, *(mark for item in told for mark in marks_of_run(item.run))]),
+        flags={flag: flags[flag] for flag in _sort(flags)},
         bounds=_count(record.bound for record in real),
         assurances=_count(record.assurance for record in real),
     )
@@ -106,9 +107,8 @@ def describe_flag(flag: str, timings: Sequence[Timing]) -> str:
 
 
 def flags_of(timings: Iterable[Timing]) -> list[str]:
-    """Return the flags that any row has: known ones in the order of `MEANINGS`, then the others."""
-    found = {flag for timing in timings for flag in timing.flags}
-    return [*filter(found.__contains__, MEANINGS), *sorted(found.difference(MEANINGS))]
+    """Return the flags that any row has, each once, in a fixed order."""
+    return _sort(flag for timing in timings for flag in timing.flags)
 
 
 @lru_cache(1 << 10)
@@ -116,6 +116,11 @@ def _describe_way(method: str, cache_state: str, fallback: str) -> str:
     clock, caches = METHODS.get(method, method), f", {cache_state} L2" if cache_state and method != "wall" else ""
     reason = "" if fallback == EVENTS_ASKED_FOR else reason_of_fallback(fallback)
     return to_one_line(f"by {clock}{caches}{f' ({reason})' if reason else ''}")
+
+
+def _sort(flags: Iterable[str]) -> list[str]:
+    found = set(flags)
+    return [*filter(found.__contains__, MEANINGS), *sorted(found.difference(MEANINGS))]
 
 
 def _count(words: Iterable[str]) -> dict[str, int]:

@@ -37,10 +37,9 @@ def rows_of(*traces, trace_set=None):
 
 
 def exported(trace_set, form):
-    text = io.StringIO(newline="")
-    assert make_export(text, form, trace_set, trace_set.traces["double"]) == len(trace_set.traces["double"])
-    text.seek(0)
-    return text
+    content, count = make_export(form, trace_set, trace_set.traces["double"])
+    assert count == len(trace_set.traces["double"])
+    return io.StringIO(content.decode(), newline="")
 
 
 def test_a_row_has_the_figures_of_its_trace_and_what_was_not_measured_is_absent(small):
