@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Final
 
@@ -67,7 +68,7 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
     if COMPLETING in os.environ:
         complete()
     if not arguments:
-        make_parser(arguments).print_help(sys.stderr)
+        write_err(make_parser(arguments).format_help())
         return Misuse.exit_code
     code = call(lambda: _run(arguments, starts_ahead=argv is None))
     if argv is None:
@@ -102,8 +103,7 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
     if rest:
         raise Misuse("\n".join(describe_unknown_arguments(rest, args.parser)))
     if not hasattr(args, "execute"):
-        word = args.parser.prog.partition(" ")[2]
-        raise Misuse(f"{word} needs a command: {' or '.join(args.parser.children())}")
+        raise Misuse(f"{args.parser.prog} needs a command: {' or '.join(args.parser.children())}")
     args.argv = list(argv)
     return args
 
@@ -141,36 +141,23 @@ def import_command(word: str) -> ModuleType:
     return importlib.import_module(f"flashinfer_bench.cli.{COMMANDS[word][0]}")
 
 
-def _start_ahead(argv: Sequence[str]) -> None:
-    """Start the process that imports torch, where sessions will be forked from it: nothing else takes as long.
+def _run(argv: Sequence[str], *, starts_ahead: bool) -> int:
+    """Run a command. Where sessions will be forked, first start the process that imports torch, which takes longest.
 
     It imports while this process imports its own part, reads the set and plans. Where the guess is wrong, as when the
     arguments cannot be used, it ends with this process.
     """
-    if argv[0] in (RUN, PERF) and not NOTHING_RUNS & set(argv) and not any(map(ELSEWHERE.match, argv)):
+    try:
+        Path.cwd()  # without it neither a path nor torch's libraries are found
+    except FileNotFoundError:
+        raise Misuse("the working directory was removed; cd to another one first") from None
+    if starts_ahead and argv[0] in (RUN, PERF) and not NOTHING_RUNS & set(argv) and not any(map(ELSEWHERE.match, argv)):
         from flashinfer_bench.bench.machine import guess_kind  # before anything that takes long to import
         from flashinfer_bench.bench.runner.environments import starter_environment
         from flashinfer_bench.bench.runner.launcher import launcher_for
 
         launcher_for(starter_environment(os.environ, "cpu" if "cpu" in argv else guess_kind()))
-
-
-def _has_no_folder() -> bool:
-    """Tell whether the working directory was removed: then neither a relative path nor torch's libraries are found."""
-    try:
-        os.getcwd()  # noqa: PTH109 - Path.cwd is the same
-    except FileNotFoundError:
-        return True
-    return False
-
-
-def _run(argv: Sequence[str], *, starts_ahead: bool) -> int:
-    is_lost = _has_no_folder()
-    if starts_ahead and not is_lost:
-        _start_ahead(argv)
     start_log(argv)
     args = parse_command_line(argv)
-    if is_lost and not {"-h", "--help"} & set(argv):
-        raise Misuse("the working directory was removed; cd to another one first")
     code: int = args.execute(args)
     return code

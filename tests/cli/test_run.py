@@ -6,7 +6,7 @@ import re
 import pytest
 
 from flashinfer_bench.bench.events import JobFaulted
-from flashinfer_bench.cli.run import resume_command
+from flashinfer_bench.cli.judge import resume_command
 from flashinfer_bench.errors import DeviceFault
 from tests.cli.fake_engine import finished, make_jobs, play_run, write_small_set
 from tests.kit import make_trace, make_workload

@@ -8,7 +8,7 @@ from typing import Final
 
 from flashinfer_bench.cli.args import describe_issues, find_output, has_nothing
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
-from flashinfer_bench.cli.output import write_err, write_json, write_out
+from flashinfer_bench.cli.output import write_err, write_result
 from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format
 from flashinfer_bench.cli.render import count, some
 from flashinfer_bench.data import TraceSet
@@ -49,14 +49,11 @@ def execute(args: argparse.Namespace) -> int:
     if errors := sum(issue.severity == "error" for issue in trace_set.issues):
         lost.append(f"what the {count(errors, 'error')} above {'is' if errors == 1 else 'are'} about")
     if passed_over:
-        files = f"{count(len(passed_over), 'file')} that {'is' if len(passed_over) == 1 else 'are'} no part of a set"
-        lost.append(f"{files}: {some(passed_over, SHOWN_FILES)}")
+        lost.append(f"{count(len(passed_over), 'file')} of another kind: {some(passed_over, SHOWN_FILES)}")
     write_err(*(f"not carried over: {line}" for line in lost))
     numbers = {f"{noun}s": getattr(done, f"{noun}s") for noun in NOUNS}
-    if args.format == "json":
-        warnings = [str(issue) for issue in trace_set.issues if issue.severity == "warning"]
-        further = {"lost": done.lost, "passed_over": passed_over, "read_otherwise": warnings}
-        write_json({"output": str(done.output), **numbers, **further})
-    else:
-        write_out(f"{done.output}: {', '.join(map(count, numbers.values(), NOUNS))}\n")
+    warnings = [str(issue) for issue in trace_set.issues if issue.severity == "warning"]
+    further = {"lost": done.lost, "passed_over": passed_over, "read_otherwise": warnings}
+    text = f"{done.output}: {', '.join(map(count, numbers.values(), NOUNS))}\n"
+    write_result(args, {"output": str(done.output), **numbers, **further}, text)
     return FAILED if done.lost else RAN
