@@ -139,7 +139,7 @@ def test_the_kernels_that_judge_are_cleared_but_not_under_a_run(here, call, show
     made.write_bytes(b"x" * 1500)
     with ArtifactCache(here / "cache").used():
         assert call("cache clear")[1][kept] == 1500
-        assert "the kernels that judge stay (1.5 kB): a run uses them" in show("cache clear")[1]
+        assert "kernels that judge: 0 B removed, 1.5 kB left\na run uses what is left" in show("cache clear")[1]
     assert call("cache clear --failed")[1][kept] == 1500
     assert "1.5 kB" in show("cache show")[1]
     assert call("cache clear")[1][kept] == 0

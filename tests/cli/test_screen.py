@@ -212,15 +212,15 @@ def test_without_a_terminal_there_is_one_line_a_finished_job(jobs):
 
 
 @pytest.mark.parametrize("started", [True, False])
-def test_a_silent_run_says_now_and_then_what_it_is_at_and_what_the_limit_is(jobs, started):
+def test_a_silent_run_says_now_and_then_what_it_is_at(jobs, started):
     told, lines = threading.Event(), []
-    progress = RunProgress(write=lambda line: (lines.append(line), told.set()), silence_s=0.1, limit_s=300)
+    progress = RunProgress(write=lambda line: (lines.append(line), told.set()), silence_s=0.1)
     with progress:
         if started:
             progress.show(JobStarted(jobs[0], CPU))
         assert told.wait(30)
-    at = "cpu  0:00  double / double_python / w0 (a solution may take 300 s on a workload: --timeout)"
-    assert lines[0].startswith(f"still at work: {at if started else 'no job runs'}")
+    at = "cpu  double / double_python / w0" if started else "no job runs yet"
+    assert lines[0] == f"still at work: {at}"
 
 
 @pytest.mark.parametrize("term", ["xterm", "dumb"])
