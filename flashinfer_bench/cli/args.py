@@ -6,12 +6,12 @@ A name that a set does not have is refused, with the nearest one that it has. Se
 
 from __future__ import annotations
 
-import argparse
 import errno
+import fnmatch
 import os
+from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -36,7 +36,7 @@ SHOWN_WARNINGS: Final = 20
 WILDCARDS: Final = frozenset("*?[")
 
 
-def open_trace_set(args: argparse.Namespace) -> TraceSet:
+def open_trace_set(args: Namespace) -> TraceSet:
     """Load and merge the sets that the command names, print what is wrong in them, and refuse an empty one."""
     trace_set = load_trace_set(args)
     errors_only = not trace_set.definitions or getattr(args, "quiet", False)
@@ -47,7 +47,7 @@ def open_trace_set(args: argparse.Namespace) -> TraceSet:
     return trace_set
 
 
-def load_trace_set(args: argparse.Namespace) -> TraceSet:
+def load_trace_set(args: Namespace) -> TraceSet:
     """Load and merge the sets that the command names. The result lists the problems of their files as `issues`."""
     loaded: list[TraceSet] = []
     problems: list[str] = []
@@ -64,7 +64,7 @@ def load_trace_set(args: argparse.Namespace) -> TraceSet:
     return trace_set
 
 
-def named_folders(args: argparse.Namespace) -> list[Path]:
+def named_folders(args: Namespace) -> list[Path]:
     """Return the folders that --local or the environment names, each once."""
     if not is_set_named(args):
         raise Misuse(f"no trace set: give --local PATH, or set {DATASET_VARIABLE}")
@@ -72,7 +72,7 @@ def named_folders(args: argparse.Namespace) -> list[Path]:
     return list(dict.fromkeys(map(Path, named)))
 
 
-def is_set_named(args: argparse.Namespace) -> bool:
+def is_set_named(args: Namespace) -> bool:
     """Tell whether the command or the environment names a folder."""
     return bool(args.local or os.environ.get(DATASET_VARIABLE))
 
@@ -96,7 +96,7 @@ def describe_issue(issue: LoadIssue) -> str:
     return " ".join(str(issue).split("\n"))
 
 
-def choose_definitions(trace_set: TraceSet, args: argparse.Namespace) -> list[Definition]:
+def choose_definitions(trace_set: TraceSet, args: Namespace) -> list[Definition]:
     """Return the definitions that --definitions and --op-types leave, by op type and name."""
     definitions = trace_set.definitions.values()
     names = getattr(args, "definitions", None)
@@ -113,30 +113,30 @@ def choose_definitions(trace_set: TraceSet, args: argparse.Namespace) -> list[De
     return sorted(kept, key=lambda item: (item.op_type, item.name))
 
 
-def choose_traces(trace_set: TraceSet, args: argparse.Namespace) -> list[AnyTrace]:
+def choose_traces(trace_set: TraceSet, args: Namespace) -> list[AnyTrace]:
     """Return the traces that the name flags leave, in the order of the files. Names of workloads may be cut."""
     chosen = [trace_set.traces.get(item.name, []) for item in choose_definitions(trace_set, args)]
     traces = [trace for part in chosen for trace in kept_of(part)]
-    solutions, wanted, uuids = (getattr(args, flag, None) for flag in ("solutions", "authors", "workloads"))
-    if not (solutions or wanted or uuids):
+    solutions, wanted, starts = (set(getattr(args, flag, None) or ()) for flag in ("solutions", "authors", "workloads"))
+    if not (solutions or wanted or starts):
         return traces
     authors = {item.name: item.author for group in trace_set.solutions.values() for item in group}
     judged = {trace.workload.uuid for trace in traces}
     begun = {
         one: {uuid for uuid in judged if uuid == one or (len(one) >= MIN_PREFIX and uuid.startswith(one))}
-        for one in uuids or ()
+        for one in starts
     }
     refuse_unknown(
         ("solution", solutions, {*authors, *(trace.solution for trace in traces)}),
-        ("author", wanted, set(authors.values())),
+        ("author", wanted, authors.values()),
         ("workload with a trace", [one for one in begun if not begun[one]], judged),
     )
-    kept = set().union(*begun.values())
+    uuids = set().union(*begun.values())
     return [
         trace
         for trace in traces
-        if (not solutions or trace.solution in solutions)
-        and (not uuids or trace.workload.uuid in kept)
+        if trace.solution in (solutions or [trace.solution])
+        and trace.workload.uuid in (uuids or judged)
         and (not wanted or authors.get(trace.solution or "") in wanted)
     ]
 
@@ -245,7 +245,7 @@ class Output(NamedTuple):
             raise Fault(f"{self.path} cannot be written: {error.strerror}{hint}") from error
 
 
-def find_output(path: Path | str, args: argparse.Namespace | None = None) -> Output:
+def find_output(path: Path | str, args: Namespace | None = None) -> Output:
     """Find the trace set that a file or a folder to write lies in; it may be missing.
 
     Args:
@@ -268,7 +268,7 @@ def find_output(path: Path | str, args: argparse.Namespace | None = None) -> Out
     return Output(whole, root)
 
 
-def _expand_wildcards(args: argparse.Namespace, trace_set: TraceSet) -> None:
+def _expand_wildcards(args: Namespace, trace_set: TraceSet) -> None:
     """Put the names of the set in the place of the wildcards of a command's flags. One that fits no name stays."""
     solutions = [item for group in trace_set.solutions.values() for item in group]
     known: dict[str, Iterable[str | None]] = {
@@ -284,6 +284,6 @@ def _expand_wildcards(args: argparse.Namespace, trace_set: TraceSet) -> None:
     for flag, there in known.items():
         given = getattr(args, flag, None)
         if isinstance(given, list) and any(map(is_wildcard, given)):
-            names = dict.fromkeys(filter(None, there))
-            found = {one: [name for name in names if is_wildcard(one) and fnmatchcase(name, one)] for one in given}
-            setattr(args, flag, list(dict.fromkeys(name for one in given for name in found[one] or [one])))
+            names = list(filter(None, there))
+            found = (fnmatch.filter(names, one) or [one] for one in given)
+            setattr(args, flag, list(dict.fromkeys(chain(*found))))

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-import argparse
+import json
+from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
+from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
+from flashinfer_bench.bench.config_sources import SECTIONS, flatten
 from flashinfer_bench.cli.args import is_set_named, open_trace_set, refuse_unknown
 from flashinfer_bench.cli.output import write_result
 from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format, add_local
 from flashinfer_bench.cli.render import Column, Row, render_table, some
-from flashinfer_bench.cli.settings import (
-    Setting,
-    add_selection,
-    add_settings,
-    format_value,
-    naming_flags,
-    read_config,
-    resolved_settings,
-    section_settings,
-    top_settings,
-)
+from flashinfer_bench.cli.settings import add_selection, add_settings, naming_flags, read_config
 from flashinfer_bench.data import Definition, TraceSet
 from flashinfer_bench.errors import Misuse
 
-if TYPE_CHECKING:
-    from flashinfer_bench.bench.config import BenchmarkConfig
+
+class Setting(NamedTuple):
+    """One value and the source that gave it."""
+
+    name: str
+    value: Any
+    origin: str
+
+
+class Subject(NamedTuple):
+    """A definition to resolve settings for. The set need not have it."""
+
+    name: str
+    op_type: str
+
 
 Groups = dict[str, list[Setting]]
 
@@ -49,7 +55,7 @@ def declare_config(parser: Parser) -> None:
     add_format(show)
 
 
-def execute(args: argparse.Namespace) -> int:
+def execute(args: Namespace) -> int:
     """Print the settings. Where a set is named, check that it has what the configuration names."""
     config, name = read_config(args), args.definition
     workloads: Groups = {}
@@ -121,3 +127,51 @@ def _workload_settings(
 
 def _document(settings: list[Setting]) -> dict[str, Any]:
     return {one.name: {"value": one.value, "origin": one.origin} for one in settings}
+
+
+def top_settings(config: BenchmarkConfig) -> list[Setting]:
+    """Return every setting outside the sections: those of the run, then those of definitions, `extra` key by key."""
+    resolved = resolved_settings(config.resolve_eval_config(Subject("", "")))
+    settled = {one.name for one in resolved}
+    of_run = [
+        Setting(name, getattr(config, name), _tell_origin(origin))
+        for name, origin in config.origins().items()
+        if name not in settled
+    ]
+    return of_run + resolved
+
+
+def resolved_settings(resolved: ResolvedEvalConfig) -> list[Setting]:
+    """Return the settings of one definition, with `extra` key by key."""
+    values = flatten(resolved.values())
+    return [Setting(name, value, _tell_origin(resolved.origins.get(name, ""))) for name, value in values.items()]
+
+
+def section_settings(
+    config: BenchmarkConfig, definitions: Mapping[str, Definition]
+) -> Iterator[tuple[str, list[Setting]]]:
+    """Yield each section by its dotted name with the settings that it decides.
+
+    Args:
+        config: the settings.
+        definitions: those of the set, where one is open. Another source's section of the op type may decide a
+            setting of the definition.
+    """
+    for section in SECTIONS:
+        for key in getattr(config, section):
+            op_type = definitions[key].op_type if key in definitions else ""
+            subject = Subject("", key) if section == SECTIONS[0] else Subject(key, op_type)
+            places = {_tell_origin(place) for place, name in config.section_places(section) if name == key}
+            settings = resolved_settings(config.resolve_eval_config(subject))
+            yield f"{section}.{key}", [setting for setting in settings if setting.origin in places]
+
+
+def format_value(value: Any) -> str:
+    """Return a value as it is written in the file, or "not set"."""
+    if value is None:
+        return "not set"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _tell_origin(origin: str) -> str:
+    return "flag" if origin == "override" else origin

@@ -6,13 +6,13 @@ imports the engine when it is called: the help waits for nothing. `args.argv` is
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib
 import logging
 import os
 import re
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -54,8 +54,8 @@ COMMANDS: Final = {
     "doctor": ("machine.doctor", "tell what this machine can measure"),
     "completion": ("completion", "print a script that completes commands in a shell"),
     "serve": ("resident.serve", "judge what clients submit over HTTP"),
-    "submit": ("resident.submit", "submit a solution to a server"),
-    "top": ("resident.top", "show what a server is doing"),
+    "submit": ("resident.clients", "submit a solution to a server"),
+    "top": ("resident.clients", "show what a server is doing"),
     PERF: ("perf.command", "time FlashInfer's kernels"),
 }
 """First word of each command, in the order of the help → its module below this package, and its line of the help."""
@@ -89,14 +89,14 @@ def call(command: Callable[[], int]) -> int:
         return INTERRUPTED
 
 
-def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
+def parse_command_line(argv: Sequence[str]) -> Namespace:
     """Parse the arguments. The result has the function to call as `execute`, and what was typed as `argv`.
 
     Raises:
         Misuse: the command or a flag is unknown, or a value cannot be used.
     """
     if argv[0] == PERF:
-        return argparse.Namespace(execute=import_command(PERF).execute, argv=list(argv))
+        return Namespace(execute=import_command(PERF).execute, argv=list(argv))
     args, rest = make_parser(argv).parse_known_args(argv)
     if rest and getattr(args, "takes_sets", False) and not any(argument.startswith("-") for argument in rest):
         args.local, rest = [*(args.local or []), *rest], []

@@ -5,12 +5,15 @@ With --watch it does so each time a file is saved, with sessions that stay.
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
 
+from flashinfer_bench.base.files.trees import walk_files
 from flashinfer_bench.bench import benchmark
 from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.config import BenchmarkConfig
@@ -19,8 +22,7 @@ from flashinfer_bench.bench.events import Event
 from flashinfer_bench.bench.planning.plan import Plan
 from flashinfer_bench.cli.args import choose_recorded, describe_issue, keep_recorded, open_trace_set, read_recorded
 from flashinfer_bench.cli.drafts import list_draft_paths, save_draft, take_drafts
-from flashinfer_bench.cli.edit.watch import keep_judging
-from flashinfer_bench.cli.exit_codes import FAILED, RAN
+from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
 from flashinfer_bench.cli.outcome import (
     RunOutcome,
     describe_plan,
@@ -33,17 +35,23 @@ from flashinfer_bench.cli.outcome import (
 from flashinfer_bench.cli.output import one_interrupt, write_err, write_problems, write_result
 from flashinfer_bench.cli.parser import typed_program
 from flashinfer_bench.cli.progress import RunProgress
-from flashinfer_bench.cli.render import available_width, count
+from flashinfer_bench.cli.render import available_width, count, some
 from flashinfer_bench.cli.settings import describe_tolerances, naming_flags, read_config
 from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.data.check import Asked, find_input_issues, find_reference_issues
-from flashinfer_bench.data.store.layout import TRACES, path_part
-from flashinfer_bench.errors import DataSetError, Fault, Misuse
+from flashinfer_bench.data.store.layout import TOLERANCES_FILE, TRACES, path_part, workloads_path
+from flashinfer_bench.data.store.pack import is_passed_over
+from flashinfer_bench.errors import DataSetError, Fault, FlashInferBenchError, Misuse
 
+LOOK_EVERY_S: Final = 0.05
+"""Seconds between two looks. It is added to the time from saving to the verdict."""
+
+Stamp = dict[str, tuple[int, int]]
+"""Path → time of the last change, and size."""
 EngineFactory = Callable[[TraceSet, BenchmarkConfig], Benchmark]
 
 
-def execute(args: argparse.Namespace) -> int:
+def execute(args: Namespace) -> int:
     """Run the jobs that the flags ask for, or print the plan."""
     if args.replay and args.resume:
         raise Misuse("--replay judges what is recorded, which --resume leaves out: give one of them")
@@ -72,7 +80,7 @@ def execute(args: argparse.Namespace) -> int:
             engine.close()
 
 
-def _judge(args: argparse.Namespace, trace_set: TraceSet, make_engine: EngineFactory, *, closes: bool = True) -> int:
+def _judge(args: Namespace, trace_set: TraceSet, make_engine: EngineFactory, *, closes: bool = True) -> int:
     """Run the jobs that the flags ask for, or print the plan; return the exit code."""
     drafts = take_drafts(args, trace_set)
     asked = _leave_out_unread(args, trace_set)
@@ -107,7 +115,7 @@ def _judge(args: argparse.Namespace, trace_set: TraceSet, make_engine: EngineFac
     return outcome.exit_code(require_passed=args.require_passed, allow_broken=args.allow_broken)
 
 
-def _leave_out_unread(args: argparse.Namespace, trace_set: TraceSet) -> Asked:
+def _leave_out_unread(args: Namespace, trace_set: TraceSet) -> Asked:
     """Take names out of the flags whose files cannot be read; return what was asked for.
 
     Raises:
@@ -130,17 +138,16 @@ def _leave_out_unread(args: argparse.Namespace, trace_set: TraceSet) -> Asked:
 
 def _find_issues(trace_set: TraceSet, plan: Plan) -> list[LoadIssue]:
     """Return what is wrong with the stored inputs of a plan's jobs, and with their references."""
-    workloads = {(job.definition.name, job.workload.uuid): job.workload for job in plan.jobs}
     definitions = {job.definition.name: job.definition for job in plan.jobs}
-    references = find_reference_issues(trace_set, definitions.values())
+    workloads = {(job.definition.name, job.workload.uuid): job.workload for job in plan.jobs}
     return [
-        *(issue for issue in references if issue.severity == "error"),
+        *(one for one in find_reference_issues(trace_set, definitions.values()) if one.severity == "error"),
         *find_input_issues(trace_set, [(name, workload) for (name, _), workload in workloads.items()]),
     ]
 
 
 def _open(
-    args: argparse.Namespace, trace_set: TraceSet, config: BenchmarkConfig, make_engine: EngineFactory
+    args: Namespace, trace_set: TraceSet, config: BenchmarkConfig, make_engine: EngineFactory
 ) -> tuple[Benchmark, Plan]:
     """Return the engine and the jobs that the flags choose."""
     replayed = read_recorded(args.replay) if args.replay else []
@@ -182,7 +189,7 @@ def _run(engine: Benchmark, outcome: RunOutcome, progress: RunProgress, *, save_
             outcome.seconds = time.monotonic() - started
 
 
-def _tell_result(args: argparse.Namespace, outcome: RunOutcome, trace_set: TraceSet | None) -> None:
+def _tell_result(args: Namespace, outcome: RunOutcome, trace_set: TraceSet | None) -> None:
     """Write the result to stdout. Write to stderr where it was saved, if it was, and how to continue."""
     write_result(args, outcome_document(outcome, trace_set), render_outcome(outcome, available_width(sys.stdout)))
     if outcome.is_interrupted:
@@ -191,7 +198,8 @@ def _tell_result(args: argparse.Namespace, outcome: RunOutcome, trace_set: Trace
     if trace_set is None:
         write_err("nothing was saved (--no-save-results)")
         return
-    write_err(*(f"traces: {root / TRACES}" for root in dict.fromkeys(outcome.roots(trace_set).values())))
+    if files := outcome.files(trace_set):
+        write_err(f"traces: {some(files)}")
     if outcome.left or outcome.to_confirm:
         write_err(f"to go on: {resume_command(typed_program(sys.argv[0], sys.orig_argv[0]), args.argv)}")
 
@@ -203,3 +211,81 @@ def resume_command(program: Sequence[str], argv: Sequence[str]) -> str:
     """
     kept = [word for word in argv if word not in ("--quick", "--resume")]
     return shlex.join([*program, *kept, "--resume"])
+
+
+def take_stamp(paths: Iterable[Path]) -> Stamp:
+    """Return what a save changes: of each file, and of each file below each folder."""
+    stamp: Stamp = {}
+    for path in paths:
+        files = walk_files(path, lambda *_: None, passes_over=is_passed_over) if path.is_dir() else [path]
+        for file in files:
+            try:
+                status = file.stat()
+            except OSError:
+                continue  # an editor replaces it at this moment
+            stamp[str(file)] = (status.st_mtime_ns, status.st_size)
+    return stamp
+
+
+def keep_judging(args: Namespace, judge: Callable[[Namespace, TraceSet], int]) -> int:
+    """Judge each time a draft is saved, or a file that it is judged by, until Ctrl-C; return the latest exit code.
+
+    Args:
+        args: what was typed; `judge` gets a copy each time.
+        judge: judges what the arguments name, and returns the exit code.
+    """
+    paths, code = list_draft_paths(args), 0
+    beside = [Path(args.config)] if args.config else []
+    trace_set: TraceSet | None = None
+    try:
+        while code != INTERRUPTED:
+            given = Namespace(**vars(args))
+            seen = take_stamp([*paths, *beside])
+            try:
+                trace_set = trace_set or open_trace_set(given)
+                code = judge(given, trace_set)
+            except FlashInferBenchError as error:
+                write_problems(str(error))
+                code = error.exit_code
+            if code != INTERRUPTED:
+                new = _list_set_files(trace_set, given.solutions) - set(beside) if trace_set is not None else set()
+                beside += new
+                seen |= take_stamp(new)
+                write_err(f"waiting until {', '.join(map(str, paths))} is saved; Ctrl-C ends")
+                now = wait_for_change(paths, seen, beside=beside)
+                if any(now.get(str(file)) != seen.get(str(file)) for file in beside):
+                    trace_set = None  # it is read anew
+    except KeyboardInterrupt:
+        pass
+    return code
+
+
+def _list_set_files(trace_set: TraceSet, solutions: Iterable[str]) -> set[Path]:
+    """Return the files of the set, there or not, that decide how solutions are judged."""
+    files = {root / TOLERANCES_FILE for root in trace_set.roots}
+    known = [trace_set.get_solution(name) for name in solutions]
+    for name in {one.definition for one in known if one is not None}:
+        op_type = trace_set.definitions[name].op_type
+        files.add(trace_set.definition_files[name])
+        files |= {workloads_path(root, op_type=op_type, definition=name) for root in trace_set.roots}
+    return files
+
+
+def wait_for_change(
+    paths: Sequence[Path], before: Stamp, sleep: Callable[[float], object] = time.sleep, *, beside: Sequence[Path] = ()
+) -> Stamp:
+    """Return when a file differs from its stamp, nothing has changed for one more look, and each path is there.
+
+    Args:
+        paths: what somebody edits.
+        before: the stamp of `paths` and `beside` that was judged.
+        sleep: waits so many seconds.
+        beside: other files that count, whether they are there or not.
+    """
+    last = before
+    while True:
+        sleep(LOOK_EVERY_S)
+        now = take_stamp([*paths, *beside])
+        if now != before and now == last and all(path.exists() for path in paths):
+            return now
+        last = now

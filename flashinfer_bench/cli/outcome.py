@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.base.printable import to_printable
@@ -108,9 +107,10 @@ class RunOutcome:
 
     def lost(self) -> dict[str, list[JobFaulted]]:
         """Return the jobs without a verdict, by the kinds of `LOST`."""
-        left_out = [fault for fault in self.faults if fault.is_left_out]
-        faults = [fault for fault in self.faults if not fault.is_left_out]
-        return dict(zip(LOST, (faults, left_out, self.unconfirmed), strict=True))
+        faults: dict[bool, list[JobFaulted]] = {False: [], True: []}
+        for fault in self.faults:
+            faults[fault.is_left_out].append(fault)
+        return dict(zip(LOST, (*faults.values(), self.unconfirmed), strict=True))
 
     def exit_code(self, *, require_passed: bool, allow_broken: bool = False) -> int:
         """Return 130 if interrupted, 1 if a job has no verdict or what was asked for is broken in part, else 0.
@@ -131,15 +131,24 @@ class RunOutcome:
             uuids[definition, solution or ""].append(uuid)
         return uuids
 
-    def roots(self, trace_set: TraceSet) -> dict[str, Path]:
-        """Return solution → the root that its traces of this run went to."""
-        judged = {event.job.solution.name for event in self.judged.values()}
-        return {name: root for name, root in trace_set.solution_roots.items() if name in judged}
+    def files(self, trace_set: TraceSet) -> list[str]:
+        """Return the files of a set that the traces of this run went to."""
+        jobs = [event.job for event in self.judged.values() if event.job.solution.name in trace_set.solution_roots]
+        places = [
+            traces_path(
+                trace_set.solution_roots[job.solution.name],
+                author=job.solution.author,
+                op_type=job.definition.op_type,
+                definition=job.definition.name,
+            )
+            for job in jobs
+        ]
+        return list(dict.fromkeys(map(str, places)))
 
 
 def render_plan(plan: Plan, machine: Machine, width: int) -> str:
     """Lay out what a run will do."""
-    rows = [[row.definition, row.op_type, row.solution, row.author, str(row.workloads)] for row in plan.rows()]
+    rows = [list(map(str, asdict(row).values())) for row in plan.rows()]
     return "\n".join(
         [
             *([render_table(PLAN_COLUMNS, rows, width)] if rows else []),
@@ -205,13 +214,6 @@ def render_outcome(outcome: RunOutcome, width: int) -> str:
 
 def outcome_document(outcome: RunOutcome, trace_set: TraceSet | None) -> dict[str, Any]:
     """Return the outcome as JSON-able values; with a set, the files of it that its traces went to."""
-    roots = {} if trace_set is None else outcome.roots(trace_set)
-    files = [
-        traces_path(roots[job.solution.name], author=job.solution.author, op_type=op_type, definition=name)
-        for job in (event.job for event in outcome.judged.values())
-        for name, op_type in [(job.definition.name, job.definition.op_type)]
-        if job.solution.name in roots
-    ]
     return {
         "version": FORMAT_VERSION,
         "plan": _plan_counts(outcome.plan),
@@ -228,7 +230,7 @@ def outcome_document(outcome: RunOutcome, trace_set: TraceSet | None) -> dict[st
         "skipped": _skips(outcome.plan.skips),
         "data_errors": outcome.errors,
         "blind": [asdict(output) for output in find_blind(outcome.traces)],
-        "trace_files": [str(path) for path in dict.fromkeys(files)],
+        "trace_files": [] if trace_set is None else outcome.files(trace_set),
     }
 
 
@@ -237,9 +239,13 @@ def _names(job: Job) -> JobNames:
 
 
 def _plan_counts(plan: Plan) -> dict[str, Any]:
-    numbers = {name: getattr(plan, name) for name in ("resumed", "redone")}
-    reasons = dict(plan.redone_reasons)
-    return {"jobs": len(plan.jobs), "skipped": len(plan.skips), **numbers, "redone_reasons": reasons}
+    return {
+        "jobs": len(plan.jobs),
+        "skipped": len(plan.skips),
+        "resumed": plan.resumed,
+        "redone": plan.redone,
+        "redone_reasons": dict(plan.redone_reasons),
+    }
 
 
 def _devices(devices: Iterable[Device]) -> list[dict[str, str | None]]:
@@ -266,14 +272,12 @@ def _describe_origins(outcome: RunOutcome) -> list[str]:
     """Say how many speed-ups stand on times of earlier runs, and of how many workloads the best is confirmed."""
     lines = []
     sources = Counter(source_of_baseline(event.trace.evaluation) for event in outcome.judged.values())
-    if sources[CACHED]:
-        total = count(sources[CACHED] + sources["measured"], "speed-up")
-        told = f"baseline: cached for {sources[CACHED]} of {total}, by an earlier run on this GPU"
-        lines.append(f"{told}; --fresh-baselines times every reference")
-    best = [row for row in best_by_workload(outcome.traces) if row.standing in (CONFIRMED, NOT_CONFIRMED)]
+    if cached := sources[CACHED]:
+        told = f"baseline: cached for {cached} of {count(cached + sources['measured'], 'speed-up')}"
+        lines.append(f"{told}, by an earlier run on this GPU; --fresh-baselines times every reference")
+    best = [row.confirmed for row in best_by_workload(outcome.traces) if row.standing in (CONFIRMED, NOT_CONFIRMED)]
     if best:
-        confirmed = sum(row.confirmed for row in best)
-        lines.append(f"the best is confirmed at full assurance on {confirmed} of {count(len(best), 'workload')}")
+        lines.append(f"the best is confirmed at full assurance on {sum(best)} of {count(len(best), 'workload')}")
     return lines
 
 

@@ -6,7 +6,6 @@ cannot be written, the work goes on without it. If stdout cannot be written, tha
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -16,6 +15,7 @@ import re
 import signal
 import sys
 import threading
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, TextIO
@@ -45,7 +45,7 @@ def write_json(document: object) -> None:
     write_out(json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
-def write_result(args: argparse.Namespace, document: object, text: str) -> None:
+def write_result(args: Namespace, document: object, text: str) -> None:
     """Write a result to stdout: as JSON where the command's --format says so, else as text."""
     if args.format == "json":
         write_json(document)

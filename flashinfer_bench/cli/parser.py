@@ -13,7 +13,7 @@ import os
 import pkgutil
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -40,7 +40,6 @@ PLACES: Final = {
     "workloads": "workloads/**/*.jsonl",
 }
 """Kind of names → the paths of a set that are named so, or whose lines are."""
-SHARE: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)", re.ASCII)
 MOST_SHARE: Final = 10.0
 """A share of a flag is at most 1000 %."""
 
@@ -54,6 +53,7 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             **kwargs,
         )
+        self._commands: Mapping[str, Parser] = {}
 
     def describe(
         self,
@@ -76,12 +76,13 @@ class Parser(argparse.ArgumentParser):
 
     def add_commands(self) -> argparse._SubParsersAction[Parser]:
         """Give the parser sub-commands, and return the object to add them to."""
-        return self.add_subparsers(metavar="COMMAND", parser_class=Parser, title="commands")
+        added = self.add_subparsers(metavar="COMMAND", parser_class=Parser, title="commands")
+        self._commands = added.choices
+        return added
 
     def children(self) -> dict[str, Parser]:
         """Return the sub-commands by name."""
-        found = (action for action in self._actions if isinstance(action, argparse._SubParsersAction))
-        return next((dict(action.choices) for action in found), {})
+        return dict(self._commands)
 
     def flags(self) -> list[str]:
         """List the long flags of this parser."""
@@ -139,9 +140,8 @@ def number(text: str) -> float:
 
 def share(text: str) -> float:
     """Parse a share: "2%" or "0.02". A bare number from 1 on is refused: it may be meant in percent."""
-    found = SHARE.fullmatch(text.strip())
-    value = float(found[1]) / (100 if found[2] else 1) if found is not None else 0.0
-    if found is None or not 0 < value <= MOST_SHARE or (not found[2] and value >= 1):
+    value = number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    if not 0 < value <= MOST_SHARE or (value >= 1 and not text.endswith("%")):
         raise argparse.ArgumentTypeError(f"needs a share such as 2% or 0.02, not {text!r}")
     return value
 
@@ -149,13 +149,10 @@ def share(text: str) -> float:
 def add_log_level(parser: argparse._ActionsContainer, *spellings: str) -> None:
     """Add the flag of the log's level, under further spellings, too."""
 
-    def level(text: str) -> str:
-        if text.upper() not in LEVELS:
-            raise argparse.ArgumentTypeError(f"{text!r} is no level; known: {', '.join(LEVELS)}")
-        return text.upper()
-
     text = f"log from this level on: {', '.join(LEVELS)}; DEBUG shows tracebacks, too (default: {USUAL_LEVEL})"
-    parser.add_argument("--log-level", *spellings, type=level, default=USUAL_LEVEL, metavar="LEVEL", help=text)
+    parser.add_argument(
+        "--log-level", *spellings, type=str.upper, choices=LEVELS, default=USUAL_LEVEL, metavar="LEVEL", help=text
+    )
 
 
 def add_local(parser: Parser, text: str = LOCAL_HELP, flags: Sequence[str] = ("--local",)) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -33,20 +32,11 @@ class RunProgress:
 
     Args:
         quiet: show nothing. The result tells the faults.
-        beats_only: write no lines but those about a silent run.
         write: writes a line.
-        silence_s: seconds without a line after which one says what the run is at, where there is no terminal.
     """
 
-    def __init__(
-        self,
-        *,
-        quiet: bool = False,
-        beats_only: bool = False,
-        write: Callable[[str], None] = write_err,
-        silence_s: float = 60.0,
-    ) -> None:
-        self.quiet, self._beats_only = quiet, beats_only
+    def __init__(self, *, quiet: bool = False, write: Callable[[str], None] = write_err) -> None:
+        self.quiet = quiet
         self.statuses: Counter[str] = Counter()
         """Verdicts by status; jobs without one count as `no verdict`."""
         self.jobs = 0
@@ -55,12 +45,9 @@ class RunProgress:
         self._write = write
         self._told: set[str] = set()
         self._live: Progress | None = None
-        self._silence_s, self._is_silent, self._ended = silence_s, True, threading.Event()
 
     def __enter__(self) -> RunProgress:
-        if self.quiet:
-            return self
-        if sys.stderr.isatty() and not self._beats_only and os.environ.get("TERM") != "dumb":
+        if not self.quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -72,12 +59,9 @@ class RunProgress:
             self._write = console.print
             self._live.add_task("starting the devices", total=None)
             self._live.start()
-        else:
-            threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._ended.set()
         if self._live is not None:
             self._live.stop()
 
@@ -102,30 +86,21 @@ class RunProgress:
                 line, kind = f"{describe_job(event.job)}: {told}{_bounded(first_reason(event.message))}", event.message
             case Notice():
                 line = kind = f"note: {first_reason(event.message)}"
-        if self.quiet or self._beats_only:
+        if self.quiet:
             return
         if self._live is not None:
             counts = "  ".join(f"{number} {status}" for status, number in sorted(self.statuses.items()))
             done = self.statuses.total()
-            head = "\n".join([f"{done}/{count(self.jobs, 'job')}  {counts}", *self._describe_devices()])
+            jobs = [f"{label}  {describe_job(job)}" for label, job in sorted(self.running.items())[:SHOWN_DEVICES]]
+            head = "\n".join([f"{done}/{count(self.jobs, 'job')}  {counts}", *jobs])
             self._live.update(self._live.task_ids[0], description=head, completed=done, total=self.jobs or None)
             if kind in ("", *self._told):
                 return
             self._told.add(kind)
         if line:
-            self._is_silent = False
             failed = self.statuses.total() - self.statuses["PASSED"]
             place = f"[{self.statuses.total()}/{self.jobs}{f', {failed} not passed' if failed else ''}] "
             self._write(line if isinstance(event, Notice) else place + line)
-
-    def _describe_devices(self) -> list[str]:
-        return [f"{label}  {describe_job(job)}" for label, job in sorted(self.running.items())[:SHOWN_DEVICES]]
-
-    def _beat(self) -> None:
-        while not self._ended.wait(self._silence_s):
-            if self._is_silent:
-                self._write(f"still at work: {'; '.join(self._describe_devices()) or 'no job runs yet'}")
-            self._is_silent = True
 
     def _end(self, job: Job, status: str) -> None:
         self.statuses[status] += 1

@@ -7,17 +7,16 @@ the values that are typed are checked by the fields themselves.
 from __future__ import annotations
 
 import argparse
-import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from pydantic import ValidationError
 
-from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig, describe_problems
-from flashinfer_bench.bench.config_sources import SECTIONS, flatten
+from flashinfer_bench.bench.config import BenchmarkConfig, describe_problems
+from flashinfer_bench.bench.config_sources import SECTIONS
 from flashinfer_bench.bench.tolerances import find_tolerances, own_tolerance, read_own_tolerances
 from flashinfer_bench.cli.parser import NAMED, Parser, add_filters, add_names
 from flashinfer_bench.cli.render import count
@@ -26,28 +25,13 @@ from flashinfer_bench.data.store.layout import TOLERANCES_FILE
 from flashinfer_bench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from flashinfer_bench.data import Definition, TraceSet
+    from flashinfer_bench.data import TraceSet
 
 OTHER_NAMES: Final = {"timeout_seconds": "timeout", "cluster_address": "address"}
 """Field → its flag, where their names differ."""
-SETTING: Final = re.compile(rf"^({'|'.join(BenchmarkConfig.model_fields)}):")
+SETTING: Final = re.compile(rf"^(?:override: )?({'|'.join(BenchmarkConfig.model_fields)})(?=[:.])")
+"""A setting at the beginning of a problem."""
 METAVARS: Final = {int: "N", float: "F"}
-OVERRIDE: Final = re.compile(r"^override: (\w+)")
-
-
-class Setting(NamedTuple):
-    """One value and the source that gave it."""
-
-    name: str
-    value: Any
-    origin: str
-
-
-class Subject(NamedTuple):
-    """A definition to resolve settings for. The set need not have it."""
-
-    name: str
-    op_type: str
 
 
 def flag_of(name: str) -> str:
@@ -96,13 +80,10 @@ def add_selection(parser: Parser) -> None:
 def read_config(args: argparse.Namespace) -> BenchmarkConfig:
     """Read the file that the command names, or the bundled one, with the command's flags on top."""
     overrides = given_overrides(args)
-    try:
+    with naming_flags(args):
         if args.config is not None:
             return BenchmarkConfig.from_yaml(args.config, **overrides)
         return BenchmarkConfig.default(**overrides)
-    except ValidationError as error:
-        lines = (OVERRIDE.sub(lambda match: flag_of(match[1]), line) for line in describe_problems(error))
-        raise ConfigError("\n".join(lines)) from None
 
 
 def given_overrides(args: argparse.Namespace) -> dict[str, Any]:
@@ -112,64 +93,17 @@ def given_overrides(args: argparse.Namespace) -> dict[str, Any]:
 
 @contextmanager
 def naming_flags(args: argparse.Namespace) -> Iterator[None]:
-    """Let a ConfigError name the flag or the file that gave the wrong setting."""
+    """Make an error of the settings a ConfigError that names the flag or the file that gave the wrong one."""
     file = "" if args.config is None else f"{args.config}: "
 
     def place(match: re.Match[str]) -> str:
-        return f"{flag_of(match[1]) if hasattr(args, match[1]) else f'{file}{match[1]}'}:"
+        return flag_of(match[1]) if hasattr(args, match[1]) else f"{file}{match[1]}"
 
     try:
         yield
-    except ConfigError as error:
-        raise ConfigError("\n".join(SETTING.sub(place, line) for line in str(error).splitlines())) from None
-
-
-def top_settings(config: BenchmarkConfig) -> list[Setting]:
-    """Return every setting outside the sections: those of the run, then those of definitions, `extra` key by key."""
-    resolved = resolved_settings(config.resolve_eval_config(Subject("", "")))
-    settled = {one.name for one in resolved}
-    of_run = [
-        Setting(name, getattr(config, name), _tell_origin(origin))
-        for name, origin in config.origins().items()
-        if name not in settled
-    ]
-    return of_run + resolved
-
-
-def resolved_settings(resolved: ResolvedEvalConfig) -> list[Setting]:
-    """Return the settings of one definition, with `extra` key by key."""
-    values = flatten(resolved.values())
-    return [Setting(name, value, _tell_origin(resolved.origins.get(name, ""))) for name, value in values.items()]
-
-
-def section_settings(
-    config: BenchmarkConfig, definitions: Mapping[str, Definition]
-) -> Iterator[tuple[str, list[Setting]]]:
-    """Yield each section by its dotted name with the settings that it decides.
-
-    Args:
-        config: the settings.
-        definitions: those of the set, where one is open. Another source's section of the op type may decide a
-            setting of the definition.
-    """
-    for section in SECTIONS:
-        for key in getattr(config, section):
-            op_type = definitions[key].op_type if key in definitions else ""
-            subject = Subject("", key) if section == SECTIONS[0] else Subject(key, op_type)
-            places = {_tell_origin(place) for place, name in config.section_places(section) if name == key}
-            settings = resolved_settings(config.resolve_eval_config(subject))
-            yield f"{section}.{key}", [setting for setting in settings if setting.origin in places]
-
-
-def format_value(value: Any) -> str:
-    """Return a value as it is written in the file, or "not set"."""
-    if value is None:
-        return "not set"
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _tell_origin(origin: str) -> str:
-    return "flag" if origin == "override" else origin
+    except (ConfigError, ValidationError) as error:
+        lines = describe_problems(error) if isinstance(error, ValidationError) else str(error).splitlines()
+        raise ConfigError("\n".join(SETTING.sub(place, line) for line in lines)) from None
 
 
 def describe_tolerances(trace_set: TraceSet) -> list[str]:
@@ -190,8 +124,6 @@ def describe_tolerances(trace_set: TraceSet) -> list[str]:
         for line in group
         if line.workload.tolerance is not None
     ]
-    if any(stated):
-        lines.append(f"note: {count(sum(stated), 'workload')} with a tolerance (config show --definition NAME)")
     if not all(stated):
         lost = count(len(stated) - sum(stated), "workload")
         why = "not of the set that has its definition, so its tolerance does not count"

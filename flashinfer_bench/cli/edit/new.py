@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
+from argparse import Namespace
 from pathlib import Path
 from typing import Final
 
@@ -63,7 +63,7 @@ def _declare_definition(parser: Parser) -> None:
     add_format(parser)
 
 
-def execute_solution(args: argparse.Namespace) -> int:
+def execute_solution(args: Namespace) -> int:
     """Write the source file."""
     trace_set = open_trace_set(args)
     name = args.definition
@@ -79,7 +79,7 @@ def execute_solution(args: argparse.Namespace) -> int:
     return 0
 
 
-def execute_definition(args: argparse.Namespace) -> int:
+def execute_definition(args: Namespace) -> int:
     """Write the definition and its workloads."""
     root = Path(args.local)
     plain, lines = make_definition_parts(args.name, args.op_type)
@@ -97,7 +97,7 @@ def execute_definition(args: argparse.Namespace) -> int:
     return 0
 
 
-def _write(args: argparse.Namespace, texts: dict[Output, str], following: list[str]) -> None:
+def _write(args: Namespace, texts: dict[Output, str], following: list[str]) -> None:
     """Write files that are not there yet; name them, and the command that follows."""
     if there := [str(place.path) for place in texts if os.path.lexists(place.path)]:
         raise DataSetError(f"{', '.join(there)} is there already; nothing was written")

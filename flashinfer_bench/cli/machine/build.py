@@ -5,10 +5,10 @@ The build farm that `run` uses compiles them, into the same cache.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
+from argparse import Namespace
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,9 +37,8 @@ from flashinfer_bench.compile import BuildFailure, BuildFarm, BuildTarget, find_
 from flashinfer_bench.compile.requirements import NAMED
 from flashinfer_bench.data import Definition, Solution, load_json_file
 from flashinfer_bench.data.entry import COMPILED, check_entry, find_binding
-from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.env import cache_root
-from flashinfer_bench.errors import DataSetError, Misuse
+from flashinfer_bench.errors import Misuse
 
 FORMAT_VERSION: Final = 1
 """Version of the JSON document. 1: the first."""
@@ -98,7 +97,7 @@ class Row(NamedTuple):
         return find_binding(self.solution).binding.value if self.solution.spec.language in COMPILED else None
 
 
-def execute(args: argparse.Namespace) -> int:
+def execute(args: Namespace) -> int:
     """Build the solutions. Show each result when it is there, and all results at the end."""
     items = choose_solutions(args)
     target = choose_target(getattr(args, "arch", None))
@@ -112,8 +111,6 @@ def execute(args: argparse.Namespace) -> int:
                 first = row.message.partition("\n")[0]
                 told = f": {first}" if first else f" in {row.seconds:.1f} s" if row.seconds else ""
                 write_err(f"[{len(rows)}/{len(items)}] {row.solution.name}: {WORDS[row.result]}{told}")
-                if note := find_binding(row.solution).note:
-                    write_err(f"  {note}")
     seconds = time.monotonic() - started
     counts = Counter(row.result for row in rows)
     document = {
@@ -130,30 +127,22 @@ def execute(args: argparse.Namespace) -> int:
     return 1 if counts["failed"] + counts["fault"] + (counts["skipped"] if args.require_built else 0) else 0
 
 
-def choose_solutions(args: argparse.Namespace) -> list[tuple[Solution, Definition | None]]:
+def choose_solutions(args: Namespace) -> list[tuple[Solution, Definition | None]]:
     """Return the solutions of the named files, or those of the set that the filters leave, with their definitions.
 
     If no set is named, there is no definition, and the arguments of the entry function are not counted.
 
     Raises:
-        Misuse: files or names do not exist, or are wrong. One error names all of them.
+        Misuse: files or names do not exist, or are wrong.
     """
     if not args.files:
         trace_set = open_trace_set(args)
         with naming_flags(args):
             selected = select(trace_set, read_config(args))
         return [(solution, found.definition) for found in selected for solution in found.solutions]
-    if given := [f"--{name.replace('_', '-')}" for name in FILTERS if hasattr(args, name)]:
-        raise Misuse(f"{', '.join(given)}: the files are named already; leave out one or the other")
-    solutions: list[Solution] = []
-    problems: list[str] = []
-    for file in args.files:
-        try:
-            solutions.append(load_json_file(Solution, Path(file)))
-        except DataSetError as error:
-            problems.append(str(error))
-    if problems:
-        raise DataSetError("\n".join(problems))
+    if any(hasattr(args, name) for name in FILTERS):
+        raise Misuse("solution files are named already: leave out either these, or the names of what to build")
+    solutions = [load_json_file(Solution, Path(file)) for file in args.files]
     definitions = {}
     if is_set_named(args):
         definitions = open_trace_set(args).definitions
@@ -169,15 +158,10 @@ def choose_target(names: Sequence[str] | None) -> BuildTarget:
     """
     if names is None:
         return BuildTarget.of(sorted({one.capability for one in discover_devices(None) if one.capability is not None}))
-    found = {}
-    for name in names:
-        match = NAMED.fullmatch(name if name.startswith("sm_") else f"sm_{name}")
-        if match is None:
-            known = [f"sm_{name}" for name in ("80", "86", "87", "89", "90", "90a", "100a", "103a", "120a", "121a")]
-            hint = did_you_mean(name, known) or f"; for example {', '.join(known)}"
-            raise Misuse(f"--arch: {name} is no GPU architecture{hint}")
-        found[f"{match[2]}{match[3]}"] = name
-    return BuildTarget(tuple(found))
+    found = [NAMED.fullmatch(f"sm_{name.removeprefix('sm_')}") for name in names]
+    if None in found:
+        raise Misuse(f"--arch: {', '.join(names)}: that is no GPU architecture, such as sm_80, sm_90a or sm_120a")
+    return BuildTarget(tuple(dict.fromkeys(f"{match[2]}{match[3]}" for match in found if match is not None)))
 
 
 def build(

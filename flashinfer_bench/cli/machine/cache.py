@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
+from argparse import Namespace
 from typing import Any, Final
 
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER
@@ -80,7 +80,7 @@ def declare_cache(parser: Parser) -> None:
     baselines.add_argument("--clear", action="store_true", help="remove them")
 
 
-def execute_show(args: argparse.Namespace) -> int:
+def execute_show(args: Namespace) -> int:
     """List the artifacts and what solutions compiled when they ran, the one that was used last first."""
     cache = _open()
     entries, folders, sizes = cache.entries(), cache.jit_folders(), _sizes(cache)
@@ -99,7 +99,7 @@ def execute_show(args: argparse.Namespace) -> int:
             one.digest[:SHOWN_DIGITS],
             f"{'' if one.is_whole else '> '}{_bytes(one.size_bytes)}",
             "failed" if one.has_failed else f"{getattr(one.manifest, 'build_seconds', 0.0):.1f} s",
-            _age(one.last_used_s),
+            _date(one.last_used_s),
         ]
         for one in (*entries, *folders)
     ]
@@ -110,7 +110,7 @@ def execute_show(args: argparse.Namespace) -> int:
     return 0
 
 
-def execute_clear(args: argparse.Namespace) -> int:
+def execute_clear(args: Namespace) -> int:
     """Remove all artifacts, or those whose last use is the longest ago."""
     cache = _open()
     before, sizes = len(cache.entries()), _sizes(cache)
@@ -132,7 +132,7 @@ def execute_clear(args: argparse.Namespace) -> int:
     return 0
 
 
-def execute_verify(args: argparse.Namespace) -> int:
+def execute_verify(args: Namespace) -> int:
     """Compare every artifact with its manifest; return 1 if a damaged one is still there afterwards."""
     cache = _open()
     checked, problems = len(cache.entries()), cache.verify()
@@ -151,7 +151,7 @@ def execute_verify(args: argparse.Namespace) -> int:
     return 1 if len(removed) < len(problems) else 0
 
 
-def execute_baselines(args: argparse.Namespace) -> int:
+def execute_baselines(args: Namespace) -> int:
     """List the kept times of references, the one that was used last first; or remove them."""
     from flashinfer_bench.bench.runner.baseline_cache import BaselineCache
 
@@ -168,7 +168,7 @@ def execute_baselines(args: argparse.Namespace) -> int:
         facts = {"path": str(file.path), "size_bytes": file.size_bytes, "last_used": round(file.last_used_s, 3)}
         if (kept := file.baseline) is not None:
             facts |= kept.model_dump(mode="json", exclude_none=True)
-            times = [f"{kept.latency_ms:.4g} ms", kept.taken, _age(file.last_used_s)]
+            times = [f"{kept.latency_ms:.4g} ms", kept.taken, _date(file.last_used_s)]
             rows.append([kept.definition, shorten_uuid(kept.workload), kept.hardware, *times])
         entries.append(facts)
     table = render_table(BASELINE_COLUMNS, rows) + "\n" if rows else ""
@@ -195,15 +195,10 @@ def _sizes(cache: ArtifactCache) -> dict[str, int]:
 
 
 def _bytes(size: int) -> str:
-    for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if size >= limit:
-            return f"{size / limit:.1f} {unit}"
-    return f"{size} B"
+    from rich.filesize import decimal
+
+    return decimal(size)
 
 
-def _age(last_used_s: float) -> str:
-    seconds = time.time() - last_used_s
-    for length, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit} ago"
-    return "now"
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

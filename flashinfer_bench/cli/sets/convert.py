@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from pathlib import Path
 from typing import Final
 
@@ -35,7 +35,7 @@ def declare_convert(parser: Parser) -> None:
     add_format(parser)
 
 
-def execute(args: argparse.Namespace) -> int:
+def execute(args: Namespace) -> int:
     """Read the source, write it, and tell what was written and what was not; return 1 if something is missing."""
     root = Path(args.source)
     trace_set = TraceSet.from_path(root)
@@ -49,7 +49,8 @@ def execute(args: argparse.Namespace) -> int:
     if errors := sum(issue.severity == "error" for issue in trace_set.issues):
         lost.append(f"what the {count(errors, 'error')} above {'is' if errors == 1 else 'are'} about")
     if passed_over:
-        lost.append(f"{count(len(passed_over), 'file')} of another kind: {some(passed_over, SHOWN_FILES)}")
+        files = f"{count(len(passed_over), 'file')} that {'is' if len(passed_over) == 1 else 'are'} no part of a set"
+        lost.append(f"{files}: {some(passed_over, SHOWN_FILES)}")
     write_err(*(f"not carried over: {line}" for line in lost))
     numbers = {f"{noun}s": getattr(done, f"{noun}s") for noun in NOUNS}
     warnings = [str(issue) for issue in trace_set.issues if issue.severity == "warning"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -56,7 +56,7 @@ def declare_list(parser: Parser) -> None:
     add_format(parser)
 
 
-def execute(args: argparse.Namespace) -> int:
+def execute(args: Namespace) -> int:
     """Print the list."""
     if not args.evaluators and (args.config is not None or hasattr(args, "evaluator_modules")):
         raise Misuse("--config and --evaluator-modules say which evaluators there are: give --evaluators too")

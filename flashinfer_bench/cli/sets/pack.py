@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from pathlib import Path
 from typing import Final
 
@@ -57,7 +57,7 @@ def declare_unpack(parser: Parser) -> None:
     add_format(parser)
 
 
-def execute_pack(args: argparse.Namespace) -> int:
+def execute_pack(args: Namespace) -> int:
     """Read the folder, check it against its definition, and write the solution file."""
     folder = Path(args.folder)
     solution, warnings = pack_folder(folder)
@@ -81,7 +81,7 @@ def execute_pack(args: argparse.Namespace) -> int:
     return 0
 
 
-def execute_unpack(args: argparse.Namespace) -> int:
+def execute_unpack(args: Namespace) -> int:
     """Write the folder of a solution file."""
     if not Path(args.file).is_file():
         where = "SET/solutions/<author>/<op_type>/<definition>/<solution>.json"
@@ -101,6 +101,6 @@ def _is_of(solution: Solution, file: Path) -> bool:
         return False
 
 
-def _tell(args: argparse.Namespace, solution: Solution, files: list[Path], text: str) -> None:
+def _tell(args: Namespace, solution: Solution, files: list[Path], text: str) -> None:
     names = {name: getattr(solution, name) for name in ("name", "definition", "author")}
     write_result(args, {**names, "digest": solution.digest(), "files": list(map(str, files))}, text + "\n")
