@@ -23,10 +23,9 @@ from flashinfer_bench.cli.verdicts import render_summary
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.data.measurement import CONFIRMED, NOT_CONFIRMED, read_measurement
 from flashinfer_bench.data.store.layout import traces_path
-from flashinfer_bench.report.best import best_by_workload
 from flashinfer_bench.report.blind import find_blind
 from flashinfer_bench.report.intervals import read_interval
-from flashinfer_bench.report.summary import PairKey, count_statuses, measured_speedup, summarise
+from flashinfer_bench.report.summary import PairKey, best_by_workload, count_statuses, measured_speedup, summarise
 from flashinfer_bench.report.timing import read_timing
 from flashinfer_bench.report.verdict import caveat_of, reason_of
 

@@ -22,8 +22,7 @@ from flashinfer_bench.cli.render import (
 )
 from flashinfer_bench.cli.verdicts import render_best, render_summary
 from flashinfer_bench.data.issue import LoadIssue
-from flashinfer_bench.report.best import best_by_workload
-from flashinfer_bench.report.summary import summarise
+from flashinfer_bench.report.summary import best_by_workload, summarise
 from tests.cli.fake_engine import CPU, finished, make_jobs
 from tests.kit import make_trace, make_workload
 
