@@ -31,7 +31,6 @@ from flashinfer_bench.cli.perf.ahead import compile_ahead
 from flashinfer_bench.cli.perf.cases import Request, read_requests
 from flashinfer_bench.cli.perf.files import ResultFiles, check_paths
 from flashinfer_bench.cli.perf.flags import split_session
-from flashinfer_bench.cli.perf.ranks import run_ranks
 from flashinfer_bench.cli.perf.results import Row, introduce, is_failure, make_judged, make_row, report
 from flashinfer_bench.cli.progress import RunProgress
 from flashinfer_bench.data import Trace, TraceSet
@@ -69,6 +68,8 @@ def run_session(argv: Sequence[str]) -> int:
     if any(request.runs_as_ranks for request in requests):
         if len(requests) > 1 or len(requests[0].backends) > 1:
             raise Misuse("ranks of mpirun time one case of moe_a2a_dispatch_combine: --backends moe_a2a, no testlist")
+        from flashinfer_bench.cli.perf.ranks import run_ranks  # torch, which the engine's host does not need
+
         return run_ranks(requests[0], session, place)
     if session.save_trace_set:
         read_tolerances(Path(session.save_trace_set))  # raises before any file is begun, if they cannot be used

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import torch
 
-from flashinfer_bench.routines.code.formats import BLOCK, by_rows, from_tiles
+from flashinfer_bench.routines.code.formats import by_tiles
 
 OUT_DTYPE = "bfloat16"
 TILE = 128
@@ -43,12 +43,7 @@ def bmm_fp8(a, b, a_scale, b_scale):
     return out
 
 
-def dequantise_fp4(packed, scale):
-    """Scale each block of a row of 4-bit floats; the scales come in tiles."""
-    return by_rows(packed, from_tiles(scale, packed.shape[0], packed.shape[1] * 2 // BLOCK))
-
-
 def mm_fp4(a, b, a_scale, b_scale, alpha):
     """a [m, k] times the transpose of b [n, k], both 4-bit floats with a scale for each block, times alpha."""
-    product = dequantise_fp4(a, a_scale) @ dequantise_fp4(b, b_scale).T
+    product = by_tiles(a, a_scale) @ by_tiles(b, b_scale).T
     return (product * alpha).to(getattr(torch, OUT_DTYPE))

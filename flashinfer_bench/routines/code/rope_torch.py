@@ -99,20 +99,14 @@ def append_pages(rows, kv_indices, kv_indptr, batch_indices, positions):
     return (cache.transpose(1, 2).contiguous() if HND else cache).view(rows.dtype)
 
 
-def rope_quantize_append(
-    q_rope, k_rope, q_nope, k_nope, v, pos_ids, cos_sin_cache, kv_indices, kv_indptr, batch_indices, positions
-):
+def rope_quantize_append(q_rope, k_rope, q_nope, k_nope, v, pos_ids, cos_sin_cache, *pages):
     """Rotate, round to fp8, and put keys and values into their pages."""
     q, k, q_rest, k_rest = rope_quantize(q_rope, k_rope, q_nope, k_nope, pos_ids, cos_sin_cache)
     joined = torch.cat((k.view(torch.uint8), k_rest.view(torch.uint8)), dim=-1).view(k.dtype)
-    where = (kv_indices, kv_indptr, batch_indices, positions)
-    return q, q_rest, append_pages(joined, *where), append_pages(round_to_fp8(v), *where)
+    return q, q_rest, append_pages(joined, *pages), append_pages(round_to_fp8(v), *pages)
 
 
-def rope_quantize_append_all(
-    q_rope, k_rope, v, pos_ids, cos_sin_cache, kv_indices, kv_indptr, batch_indices, positions
-):
+def rope_quantize_append_all(q_rope, k_rope, v, pos_ids, cos_sin_cache, *pages):
     """The same where every dimension is rotated."""
     q, k = rope_quantize_all(q_rope, k_rope, pos_ids, cos_sin_cache)
-    where = (kv_indices, kv_indptr, batch_indices, positions)
-    return q, append_pages(k, *where), append_pages(round_to_fp8(v), *where)
+    return q, append_pages(k, *pages), append_pages(round_to_fp8(v), *pages)
