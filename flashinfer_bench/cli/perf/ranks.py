@@ -29,7 +29,6 @@ from flashinfer_bench.cli.perf.results import Row, introduce, make_row, perf_lin
 from flashinfer_bench.routines.case.materials import write_material
 from flashinfer_bench.routines.case.spec import Check
 from flashinfer_bench.routines.case.support import Platform
-from flashinfer_bench.routines.families.moe import METHODS
 from flashinfer_bench.routines.families.moe_comm import count_phases
 
 BACKEND: Final = "moe_a2a"
@@ -37,6 +36,8 @@ PHASES: Final = ("a2a_dispatch", "moe_kernel", "a2a_combine")
 ASTRAY: Final = 0.5
 """A token whose error exceeds this share of its length is wrong, even where a share of elements may be wrong. A lost
 token has an error of 1; experts that quantise between their products cause an error of 0.2."""
+RENORMALIZE: Final = 1
+"""The library's number for the routing method that leaves given weights as they are."""
 MOST_TOKENS: Final = 8192
 """The library tunes its kernels for at least this number of tokens."""
 
@@ -184,7 +185,7 @@ def make_experts(
             rank * len(weights[0]),
             len(weights[0]),
             None,
-            routing_method_type=METHODS["renormalize"],
+            routing_method_type=RENORMALIZE,
             tune_max_num_tokens=most,
         )
 

@@ -42,7 +42,7 @@ def lift(
         KeyError: the module has no such function.
         ValueError: the function takes something else.
     """
-    bodies = _top_level(file)
+    bodies = top_level(file)
     main: Any = bodies[function]
     is_dps = main.args.kwarg is not None or any(one.arg in outputs for one in main.args.args)
     given = list(outputs) if is_dps else []
@@ -79,7 +79,7 @@ def _as_entry(function: ast.stmt, name: str, inputs: list[str], outputs: list[st
 
 
 @lru_cache(maxsize=64)
-def _top_level(file: str) -> Mapping[str, ast.stmt]:
+def top_level(file: str) -> Mapping[str, ast.stmt]:
     """Return the top-level names of a module with their statements; what it takes from its siblings stands in front."""
     found: dict[str, ast.stmt] = {}
     for node in ast.parse((CODE / f"{file}.py").read_text(encoding="utf-8")).body:
@@ -88,7 +88,7 @@ def _top_level(file: str) -> Mapping[str, ast.stmt]:
         elif isinstance(node, ast.Assign):
             found |= {target.id: node for target in node.targets if isinstance(target, ast.Name)}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
-            found |= _top_level((node.module or "").removeprefix(PACKAGE))
+            found |= top_level((node.module or "").removeprefix(PACKAGE))
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             found |= {alias.asname or alias.name.partition(".")[0]: node for alias in node.names}
     return found

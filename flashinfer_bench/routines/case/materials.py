@@ -24,8 +24,8 @@ from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.jsonl import append_line, read_lines, write_whole, write_whole_bytes
 from flashinfer_bench.errors import DataSetError, Fault
-from flashinfer_bench.routines.case.lift import ENTRY, lift
-from flashinfer_bench.routines.case.spec import TORCH, Case, Code, Routine, Tensor
+from flashinfer_bench.routines.case.lift import ENTRY, lift, top_level
+from flashinfer_bench.routines.case.spec import TORCH, Case, Routine, Tensor
 
 CALL: Final = "import flashinfer\n\n\ndef run({}):\n    return {}\n"
 ENTRY_FILE: Final = "main.py"
@@ -123,14 +123,13 @@ def _source(name: str, tensor: Tensor, path: str) -> dict[str, Any]:
 
 
 def _solution(routine: Routine, case: Case, definition: Definition, backend: str) -> Solution:
-    is_torch, is_dps, code = backend == TORCH, False, case.calls.get(backend) or Code(case.reference)
-    if is_torch:
-        text = definition.reference
-    elif code.expression:
-        text = CALL.format(", ".join(case.inputs), code.expression)
-    else:
-        constants = {**case.constants, "BACKEND": backend, **code.constants}
-        text, is_dps = lift(f"{routine.family}_flashinfer", code.function, constants, case.inputs, case.outputs)
+    is_torch, is_dps, text = backend == TORCH, False, definition.reference
+    if not is_torch and case.call:
+        text = CALL.format(", ".join(case.inputs), case.call)
+    elif not is_torch:
+        file, own = f"{routine.family}_flashinfer", f"{case.reference}_{backend.replace('-', '_')}"
+        function = own if own in top_level(file) else case.reference
+        text, is_dps = lift(file, function, {**case.constants, "BACKEND": backend}, case.inputs, case.outputs)
     # Flags such as --autotune change the source of a library's backend, so the solution gets another name.
     mark = "" if is_torch else f"_{sha256(text.encode()).hexdigest()[:8]}"
     return Solution.model_validate(

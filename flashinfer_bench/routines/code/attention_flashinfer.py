@@ -9,7 +9,7 @@ import flashinfer
 import torch
 
 BACKEND = "fa2"
-TENSOR_CORES = False
+TENSOR_CORES = BACKEND in ("fa2_tc", "auto")
 SM_SCALE = 0.125
 CAUSAL = False
 PAGE_SIZE = 16
@@ -69,7 +69,7 @@ def as_counts(lengths):
 def decode_setup(q, kv_cache, block_tables, kv_lens):
     """Plan the decoding wrapper."""
     kind = flashinfer.BatchDecodeWithPagedKVCacheWrapper
-    wrapper = wrapper_of(kind, q, "NHD", use_tensor_cores=TENSOR_CORES, backend=BACKEND)
+    wrapper = wrapper_of(kind, q, "NHD", use_tensor_cores=TENSOR_CORES, backend=BACKEND.removesuffix("_tc"))
     lists = (*page_lists(block_tables, kv_lens), *page_sizes(q, kv_cache))
     return plan(wrapper, q, kv_cache, *lists, block_tables=block_tables.clone())
 
@@ -94,7 +94,7 @@ def decode_cudnn(q, kv_cache, block_tables, kv_lens, out):
     )
 
 
-def decode_trtllm(q, kv_cache, block_tables, kv_lens, out):
+def decode_trtllm_native(q, kv_cache, block_tables, kv_lens, out):
     """trtllm_batch_decode_with_kv_cache."""
     lists = (block_tables, kv_lens, MAX_KV)
     flashinfer.decode.trtllm_batch_decode_with_kv_cache(
@@ -176,12 +176,12 @@ def paged_cudnn_native(q, kv_cache, block_tables, kv_lens, out, *, lens, offsets
     )
 
 
-def paged_trtllm_setup(kv_lens):
+def paged_trtllm_native_setup(kv_lens):
     """Count where the keys of each sequence begin."""
     return {"kv_indptr": torch.nn.functional.pad(kv_lens.cumsum(0), (1, 0)).to(torch.int32)}
 
 
-def paged_trtllm(q, kv_cache, qo_indptr, block_tables, kv_lens, out, *, kv_indptr):
+def paged_trtllm_native(q, kv_cache, qo_indptr, block_tables, kv_lens, out, *, kv_indptr):
     """trtllm_batch_context_with_kv_cache."""
     lists = (block_tables, kv_lens, MAX_Q, MAX_KV, SM_SCALE, 1.0, kv_lens.shape[0], qo_indptr, kv_indptr)
     flashinfer.prefill.trtllm_batch_context_with_kv_cache(
@@ -258,12 +258,12 @@ def ragged_cudnn_native(q, k, v, out, *, where):
     )
 
 
-def ragged_trtllm_setup(kv_indptr):
+def ragged_trtllm_native_setup(kv_indptr):
     """Count the keys of each sequence."""
     return {"lens": torch.diff(kv_indptr)}
 
 
-def ragged_trtllm(q, k, v, qo_indptr, kv_indptr, out, *, lens):
+def ragged_trtllm_native(q, k, v, qo_indptr, kv_indptr, out, *, lens):
     """trtllm_ragged_attention_deepseek."""
     scales = (SM_SCALE, 1.0, -1.0)
     options = (-1, qo_indptr, kv_indptr, False, CAUSAL, True)
@@ -302,7 +302,7 @@ def mla_cutlass(q, kv_cache, block_tables, kv_lens, out):
     run_mla(wrapper, q, kv_cache, out, kv_len=kv_lens, page_table=block_tables)
 
 
-def mla_trtllm(q, kv_cache, block_tables, kv_lens, out):
+def mla_trtllm_native(q, kv_cache, block_tables, kv_lens, out):
     """trtllm_batch_decode_with_kv_cache_mla."""
     flashinfer.mla.trtllm_batch_decode_with_kv_cache_mla(
         q,

@@ -48,7 +48,7 @@ def mm_fp4(a, b, a_scale, b_scale, alpha, out):
     multiply_fp4(a, a_scale, alpha, out, b.view(torch.uint8), b_scale.view(torch.uint8))
 
 
-def mm_fp4_shuffled_setup(b, b_scale):
+def mm_fp4_trtllm_setup(b, b_scale):
     """Give weights and scales in the order of the trtllm backend."""
     weights, factors = b.view(torch.uint8), b_scale.view(torch.uint8)
     rows, columns = weights.shape[0], weights.shape[1] * 2 // BLOCK
@@ -60,7 +60,7 @@ def mm_fp4_shuffled_setup(b, b_scale):
     }
 
 
-def mm_fp4_shuffled(a, a_scale, alpha, out, *, weights, factors):
+def mm_fp4_trtllm(a, a_scale, alpha, out, *, weights, factors):
     """mm_fp4 of the trtllm backend, which wants weights in another order."""
     multiply_fp4(a, a_scale, alpha, out, weights, factors)
 

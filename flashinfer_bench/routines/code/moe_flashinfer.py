@@ -12,7 +12,8 @@ TOP_K = 8
 N_GROUP = None
 TOPK_GROUP = None
 SCALING = 2.5
-METHOD = 2
+METHOD = "deepseek_v3"
+METHODS = {"renormalize": 1, "deepseek_v3": 2, "llama4": 3, "renormalize_naive": 4}
 OFFSET = 0
 ACTIVATION = 3
 EXPERTS = 256
@@ -31,7 +32,7 @@ EPILOGUE_TILE = 128
 SMALL_TILE = 64
 BLOCK_K = 128
 STATE = {}
-ROUTED = {"routing_method_type": METHOD, "tune_max_num_tokens": MOST_TOKENS, "activation_type": ACTIVATION}
+ROUTED = {"routing_method_type": METHODS[METHOD], "tune_max_num_tokens": MOST_TOKENS, "activation_type": ACTIVATION}
 RANKS = {"tp_size": TP_SIZE, "tp_rank": TP_RANK, "ep_size": EP_SIZE, "ep_rank": EP_RANK}
 
 
@@ -53,7 +54,8 @@ def one_of(like):
 
 def route(kernel, logits, bias, tokens, first, layers, *more, **options):
     """Call a kernel that routes tokens itself; `first` are the weights of the first product."""
-    numbers = (EXPERTS, TOP_K, N_GROUP, TOPK_GROUP, INTERMEDIATE, OFFSET, len(first), SCALING)
+    scaling = SCALING if METHOD in ("deepseek_v3", "llama4") else None
+    numbers = (EXPERTS, TOP_K, N_GROUP, TOPK_GROUP, INTERMEDIATE, OFFSET, len(first), scaling)
     function = getattr(flashinfer.fused_moe, kernel)
     return call(function, logits, bias, *tokens, first, *layers, *numbers, *more, **options, **ROUTED)
 

@@ -8,8 +8,8 @@ import torch
 from flashinfer_bench.routines.code.formats import by_blocks, by_rows, by_tiles, to_fp8
 
 TOP_K = 8
-N_GROUP = 1
-TOPK_GROUP = 1
+N_GROUP = None
+TOPK_GROUP = None
 SCALING = 2.5
 METHOD = "deepseek_v3"
 OFFSET = 0
@@ -31,9 +31,9 @@ def route_in_groups(scores, bias):
     """DeepSeek V3: the groups whose two best experts are best, then the best experts of these."""
     biased = scores + bias
     tokens, experts = scores.shape
-    if N_GROUP > 1:
+    if (N_GROUP or 1) > 1:
         grouped = biased.view(tokens, N_GROUP, experts // N_GROUP)
-        best = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(dim=-1).topk(TOPK_GROUP, dim=-1).indices
+        best = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(dim=-1).topk(TOPK_GROUP or 1, dim=-1).indices
         kept = torch.zeros(tokens, N_GROUP, dtype=torch.bool, device=scores.device).scatter(1, best, True)
         biased = torch.where(kept[..., None], grouped, float("-inf")).view(tokens, experts)
     found = biased.topk(TOP_K, dim=-1).indices

@@ -17,13 +17,13 @@ QUANTISED = {
 APPENDED = {**QUANTISED, "page_size": PAGE_SIZE, "kv_layout": KV_LAYOUT}
 
 
-def rope_quantize_fp8(q_rope, k_rope, q_nope, k_nope, pos_ids, cos_sin_cache, **outputs):
+def rope_quantize(q_rope, k_rope, q_nope, k_nope, pos_ids, cos_sin_cache, **outputs):
     """rope_quantize_fp8, or mla_rope_quantize_fp8 by QUANTISER."""
     function = getattr(flashinfer.rope, QUANTISER)
     function(q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, **outputs, **QUANTISED)
 
 
-def rope_quantize_fp8_all(q_rope, k_rope, pos_ids, cos_sin_cache, **outputs):
+def rope_quantize_all(q_rope, k_rope, pos_ids, cos_sin_cache, **outputs):
     """rope_quantize_fp8 where every dimension is rotated."""
     flashinfer.rope.rope_quantize_fp8(q_rope, k_rope, None, None, cos_sin_cache, pos_ids, **outputs, **QUANTISED)
 
@@ -34,11 +34,11 @@ def append(tokens, pages, k_cache, v_cache, **outputs):
     function(*tokens, (k_cache, v_cache), *pages, **outputs, **APPENDED)
 
 
-def rope_quantize_fp8_append(q_rope, k_rope, q_nope, k_nope, v, pos_ids, cos_sin_cache, *pages, **outputs):
+def rope_quantize_append(q_rope, k_rope, q_nope, k_nope, v, pos_ids, cos_sin_cache, *pages, **outputs):
     """Rotate one part of queries and keys, and append."""
     append((q_rope, k_rope, q_nope, k_nope, v, cos_sin_cache, pos_ids), pages, **outputs)
 
 
-def rope_quantize_fp8_append_all(q_rope, k_rope, v, pos_ids, cos_sin_cache, *pages, **outputs):
+def rope_quantize_append_all(q_rope, k_rope, v, pos_ids, cos_sin_cache, *pages, **outputs):
     """The same where every dimension is rotated."""
     append((q_rope, k_rope, None, None, v, cos_sin_cache, pos_ids), pages, **outputs)

@@ -26,15 +26,16 @@ from flashinfer_bench.routines.case.spec import (
     Check,
     Routine,
     Tensor,
+    floats,
     read_dtype,
     require,
     size,
+    stored,
     switch,
     whole,
     word,
 )
-from flashinfer_bench.routines.case.stored import choose_experts, floats
-from flashinfer_bench.routines.families.moe import E2M1_DEVIATION, check_experts, make_layers
+from flashinfer_bench.routines.families.moe import E2M1_DEVIATION, check_experts, choose_experts, make_layers
 
 FLAGS: Final = (
     size("num_tokens", "tokens of a rank"),
@@ -112,8 +113,7 @@ def make_moe_a2a_dispatch_combine(args: Namespace) -> Case:
     require((args.max_num_tokens or args.num_tokens) >= args.num_tokens, "--max_num_tokens is below --num_tokens")
     require(hidden % 128 == 0 or quant is None, f"--hidden_size {hidden}: a multiple of 128 to be quantised")
     chosen, factors = (
-        part.reshape(ranks, args.num_tokens, args.top_k)
-        for part in choose_experts(args, ranks * args.num_tokens, experts, args.top_k)
+        part.reshape(ranks, args.num_tokens, args.top_k) for part in choose_experts(args, ranks * args.num_tokens)
     )
     missing = why_not_here()
     if missing is None and args.real_math and quant == "fp8_block_scale" and (experts % 4 or args.top_k >= experts):
@@ -124,7 +124,7 @@ def make_moe_a2a_dispatch_combine(args: Namespace) -> Case:
         # Rules that draw weights of experts, and that allow for their rounding, look for "moe".
         op_type, unit = "moe", UNITS[quant]
         check = check_experts(unit, args.top_k)
-        factor = Tensor("float32", "num_experts", floats([1 / E2M1_DEVIATION] * experts))
+        factor = floats([1 / E2M1_DEVIATION] * experts)
         each = [factor, factor] if quant == "nvfp4" else []
         sizes = (hidden, inner)
         layers = make_layers(quant, "num_experts", "intermediate_size", sizes, is_tiled=True, factors=each)
@@ -135,8 +135,8 @@ def make_moe_a2a_dispatch_combine(args: Namespace) -> Case:
         axes={"ranks": ranks},
         inputs={
             "hidden_states": tokens,
-            "token_selected_experts": Tensor("int32", "ranks num_tokens top_k", chosen),
-            "token_final_factors": Tensor("float32", "ranks num_tokens top_k", factors),
+            "token_selected_experts": stored(chosen),
+            "token_final_factors": floats(factors),
             **layers,
         },
         outputs={"out": tokens},

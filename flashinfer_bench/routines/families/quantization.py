@@ -20,6 +20,7 @@ from flashinfer_bench.routines.case.spec import (
     Check,
     Routine,
     Tensor,
+    floats,
     read_dtype,
     real,
     require,
@@ -29,7 +30,6 @@ from flashinfer_bench.routines.case.spec import (
     whole,
     word,
 )
-from flashinfer_bench.routines.case.stored import floats
 
 FLAGS: Final = (
     size("m", "rows"),
@@ -80,7 +80,7 @@ def make_quantisation(args: Namespace) -> Case:
     matrices = "batch_size " if "batched" in name else ""
     inputs, count = {"x": Tensor(dtype, f"{matrices}m k")}, batch * m * k
     if name.startswith("nvfp4"):
-        inputs["global_scale"] = Tensor("float32", "1", floats([args.global_scale]))
+        inputs["global_scale"] = floats([args.global_scale])
     width = size_of(dtype) + size_of(values) + 1 / block
     return Case(
         op_type="lowbit",
