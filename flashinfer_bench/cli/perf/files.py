@@ -21,12 +21,9 @@ from flashinfer_bench.base.files.writing import open_to_replace
 from flashinfer_bench.cli.args import Output, find_output
 from flashinfer_bench.cli.output import write_err, write_problems
 from flashinfer_bench.cli.perf.results import Row
-from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.routines.case.support import LIBRARY
 
-RECORDED: Final = ("setup_ms", "assurance", "bound", "burst_ms", "burst_resolution_ms", "relay_ms", "why_unconfirmed")
-"""The columns that stand in the measurement's record as they are."""
 DOCUMENTED: Final = """
 routine median_time std_time tflops tb_per_sec backend resolved_backend s_qo s_kv head_dim_qk head_dim_vo head_dim_ckv
 head_dim_kpe causal q_dtype kv_dtype avg_actual_seq_len random_actual_seq_len n group_size tile_size scale_major_mode
@@ -43,10 +40,10 @@ use_cupti allow_output_mismatch random_seed case_tag generate_repro_command repr
 OWN: Final = """
 status reason method cache_state samples flops bytes roofline_share roofline_bound roofline_ms roofline_peak too_fast
 max_absolute_error max_relative_error mat2_dtype autotune use_cuda_events num_iters dry_run_iters low_freq_factor
-high_freq_factor old_context_len real_math validate per_phase_timing
+high_freq_factor old_context_len real_math validate per_phase_timing setup_ms assurance bound burst_ms
+burst_resolution_ms relay_ms why_unconfirmed gpu_name compute_capability flashinfer_version torch_version testlist_line
 """
-ABOUT: Final = "gpu_name compute_capability flashinfer_version torch_version testlist_line"
-COLUMNS: Final = (*DOCUMENTED.split(), *OWN.split(), *RECORDED, *ABOUT.split())
+COLUMNS: Final = (*DOCUMENTED.split(), *OWN.split())
 LOSS_HINT: Final = "make room or name another file, then run again what it lacks"
 
 
@@ -59,18 +56,10 @@ def check_paths(paths: Mapping[str, str | None]) -> None:
     Raises:
         Misuse: two flags name one file, maybe by different paths.
     """
-    given = [(flag, Path(path)) for flag, path in paths.items() if path is not None]
-    clashes = [
-        f"{first} and {second} name the same file: {path}"
-        for (first, one), (second, path) in combinations(given, 2)
-        if (one.samefile(path) and not one.is_char_device() if one.exists() and path.exists() else _same(one, path))
-    ]
-    if clashes:
-        raise Misuse("\n".join(clashes))
-
-
-def _same(one: Path, other: Path) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)
+    given = [(flag, Path(path).resolve()) for flag, path in paths.items() if path is not None]
+    for (first, one), (second, other) in combinations(given, 2):
+        if one == other and not one.is_char_device():
+            raise Misuse(f"{first} and {second} name the same file: {paths[second]}")
 
 
 class ResultFiles:
@@ -81,29 +70,27 @@ class ResultFiles:
     """
 
     def __init__(self, output_path: str | None, json_path: str | None) -> None:
-        is_json = (output_path or "").endswith(".jsonl")
-        self._csv = Path(output_path) if output_path is not None and not is_json else None
-        self._places: dict[Path, Output] = {}
+        self._files: dict[Path, Output] = {}
+        self._csv = Path(output_path) if output_path and not output_path.endswith(".jsonl") else None
         self.lost: set[Path] = set()
         """The files that lack rows."""
-        for path in [Path(path) for path in (output_path, json_path) if path is not None]:
+        for path in map(Path, filter(None, (output_path, json_path))):
             try:
-                output = self._places[path] = find_output(path)
+                output = self._files[path] = find_output(path)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 _move_aside(path)
                 with os.fdopen(open_to_replace(output.path, root=output.root), "wb") as handle:
-                    handle.write(_csv_line(COLUMNS).encode() if path == self._csv else b"")
+                    handle.write(_csv_line(COLUMNS) if path == self._csv else b"")
             except OSError as error:
                 raise Misuse(f"{path}: cannot be written: {error}") from None
 
     def add(self, row: Row) -> None:
         """Write a row to every file that lacks no earlier row."""
-        for path, place in self._places.items():
-            if path in self.lost:
-                continue
+        for path in self._files.keys() - self.lost:
             try:
-                line = to_csv(row) if path == self._csv else json.dumps(_finite(row), allow_nan=False) + "\n"
-                place.append(line.encode(errors="backslashreplace"))
+                self._files[path].append(
+                    to_csv(row) if path == self._csv else f"{json.dumps(_finite(row), allow_nan=False)}\n".encode()
+                )
             except OSError as error:
                 self.lost.add(path)
                 said = f"a row cannot be written, and none after it will be: {error.strerror}"
@@ -115,31 +102,29 @@ class ResultFiles:
             return
         with self._csv.open(encoding="utf-8", newline="") as handle:
             head, *rows = csv.reader(handle)
-        kept = [at for at in range(len(head)) if any(row[at] for row in rows)] if rows else range(len(head))
-        place, text = self._places[self._csv], "".join(_csv_line(row[at] for at in kept) for row in (head, *rows))
-        write_whole(place.path, text, root=place.root)
+        kept = [at for at in range(len(head)) if any(row[at] for row in rows) or not rows]
+        text = b"".join(_csv_line(row[at] for at in kept) for row in (head, *rows))
+        self._files[self._csv].write(text.decode())
 
 
 def _move_aside(path: Path) -> None:
     """Give a file that is not empty another name, which is free."""
-    if not path.is_file() or not path.stat().st_size:
-        return
-    names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in count_up(1))
-    free = next(name for name in names if not name.exists())
-    path.rename(free)
-    write_err(f"note: {path} was there; it is {free} now")
+    if path.is_file() and path.stat().st_size:
+        names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in count_up(1))
+        free = next(name for name in names if not name.exists())
+        path.rename(free)
+        write_err(f"note: {path} was there; it is {free} now")
 
 
-def to_csv(row: Row) -> str:
+def to_csv(row: Row) -> bytes:
     """Return a row as a line of the CSV."""
-    record = row["measurement"]
+    named = {name: row[name] for name in COLUMNS if name in row}
     cells = {
+        **row["measurement"],
         **row["flags"],
         **row["case"],
         **row["facts"],
-        **{name: record.get(name) for name in ("method", "cache_state", *RECORDED)},
-        **{name: row[name] for name in COLUMNS if name in row},
-        "samples": record.get("samples"),
+        **named,
         "median_time": row["median_ms"],
         "std_time": row["std_ms"],
         "gpu_name": row["device"],
@@ -149,10 +134,10 @@ def to_csv(row: Row) -> str:
     return _csv_line(_finite(cells.get(column)) for column in COLUMNS)
 
 
-def _csv_line(cells: Iterable[Any]) -> str:
+def _csv_line(cells: Iterable[Any]) -> bytes:
     line = io.StringIO(newline="")
     csv.writer(line).writerow(cells)
-    return line.getvalue()
+    return line.getvalue().encode(errors="backslashreplace")
 
 
 def _finite(value: Any) -> Any:

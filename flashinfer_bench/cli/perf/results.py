@@ -35,12 +35,12 @@ Row = dict[str, Any]
 
 def make_row(request: Request, backend: str, place: Platform, status: str, reason: str = "") -> Row:
     """Return the row of a backend, or of a whole case, that has no verdict: it is skipped or has failed."""
-    routine, case, resolved = request.routine, request.case, backend
-    if routine is not None and case is not None and status != "skipped":
-        resolved = resolve_backend(routine.name, backend, case, place.capability)
+    case, material, resolved = request.case, request.material, backend
+    if case is not None and status != "skipped":
+        resolved = resolve_backend(request.named, backend, case, place.capability)
     return {
         "version": FORMAT_VERSION,
-        "routine": routine.name if routine is not None else request.named,
+        "routine": request.named,
         "backend": backend,
         "resolved_backend": resolved,
         "status": status,
@@ -51,7 +51,7 @@ def make_row(request: Request, backend: str, place: Platform, status: str, reaso
         "case": dict(case.columns) if case is not None else {},
         "facts": {},
         "measurement": {},
-        "definition": request.material.definition.name if request.material is not None else None,
+        "definition": material.definition.name if material is not None else None,
         "device": place.device,
         "compute_capability": place.capability,
         "versions": dict(place.versions),
@@ -60,12 +60,14 @@ def make_row(request: Request, backend: str, place: Platform, status: str, reaso
     }
 
 
-def make_judged(request: Request, backend: str, place: Platform, evaluation: Evaluation, device: str) -> Row:
-    """Return the row of a verdict."""
+def make_judged(
+    request: Request, backend: str, place: Platform, evaluation: Evaluation | None, device: str | None = None
+) -> Row:
+    """Return the row of a verdict; of the device that the trace names where none is given."""
+    assert evaluation is not None  # a verdict has one
     measured = read_measurement(evaluation)
-    median = measured.kernel_ms if measured.kernel_ms is not None else measured.median_ms
-    if median is None and evaluation.performance is not None:
-        median = evaluation.performance.latency_ms
+    times = (measured.kernel_ms, measured.median_ms, evaluation.performance and evaluation.performance.latency_ms)
+    median = next((time for time in times if time is not None), None)
     status, reason = "passed", ""
     if evaluation.status is EvaluationStatus.INCORRECT_NUMERICAL:
         status, reason = "mismatch", reason_of(evaluation)
@@ -77,19 +79,18 @@ def make_judged(request: Request, backend: str, place: Platform, evaluation: Eva
     if evaluation.correctness is not None:
         facts["max_absolute_error"] = evaluation.correctness.max_absolute_error
         facts["max_relative_error"] = evaluation.correctness.max_relative_error
-    if median is not None and request.case is not None:
-        found = describe_time(request.case.cost, evaluation.environment.hardware, median) or {}
+    if median is not None:
+        found = describe_time(request.made_case.cost, evaluation.environment.hardware, median) or {}
+        facts |= {"too_fast": ""} if "share" in found else {}
         facts |= {ROOFLINE.get(name, name): fact for name, fact in found.items()}
-        if "roofline_share" in facts:
-            facts.setdefault("too_fast", "")
     record = (evaluation.extra or {}).get("measurement")
     return {
         **make_row(request, backend, place, status, reason),
         "median_ms": median,
-        "std_ms": measured.std_ms if measured.std_ms is not None else math.nan if median is not None else None,
+        "std_ms": math.nan if measured.std_ms is None and median is not None else measured.std_ms,
         "facts": facts,
         "measurement": dict(record) if isinstance(record, dict) else {},
-        "device": device,
+        "device": device or evaluation.environment.hardware,
         "caveat": _caveat(measured),
     }
 
@@ -114,7 +115,7 @@ def is_failure(row: Row) -> bool:
 
 
 def introduce(request: Request, place: Platform) -> Iterator[str]:
-    """Yield the lines about a case before it is run."""
+    """Yield the lines about a case that stand before those of its backends."""
     if request.text:
         yield f"[INFO] Line {request.line}: {request.text}"
     if request.swept:
@@ -125,11 +126,10 @@ def introduce(request: Request, place: Platform) -> Iterator[str]:
         return
     if request.ignored:
         yield f"[WARNING] Line {request.line}: without effect: {', '.join(request.ignored)}; {OF_THE_SESSION}"
-    routine, case, material, args = request.routine, request.case, request.material, request.args
-    assert routine is not None and case is not None and material is not None  # noqa: PT018 - there is no problem
+    case, args, name = request.made_case, request.args, request.named
     if args.verbose >= 1:
         yield f"[INFO] args = {args}"
-        yield f"[INFO] Running {test_name(routine.name)}"
+        yield f"[INFO] Running test{''.join(part[:1].upper() + part[1:] for part in name.split('_'))}"
         yield f"[INFO] FlashInfer version: {place.versions.get(LIBRARY, 'not installed')}"
     if args.verbose >= 2:
         yield f"[VVERBOSE] gpu_name = '{place.device.replace(' ', '_')}'"
@@ -137,8 +137,8 @@ def introduce(request: Request, place: Platform) -> Iterator[str]:
         yield CUPTI_DEPRECATED
     if args.generate_repro_command:
         yield f"[INFO] To reproduce this test case, run the following command: {args.repro_command}"
-    for typed, name in request.renamed.items():
-        yield f"[INFO] {typed} for routine {routine.name} means {name}"
+    for typed, meant in request.renamed.items():
+        yield f"[INFO] {typed} for routine {name} means {meant}"
     yield from (f"[WARNING] {reason}" for reason in request.skipped.values())
     if not request.backends:
         yield "[ERROR] No backends to test. Exiting."
@@ -148,16 +148,11 @@ def introduce(request: Request, place: Platform) -> Iterator[str]:
     if args.verbose >= 1:
         yield from (f"[VERBOSE] {line}" for line in case.notes)
     if args.verbose >= 2:
-        yield from (f"[VVERBOSE] {line}" for line in describe_case(case, material.definition.reference))
-
-
-def test_name(routine: str) -> str:
-    """Return the name that FlashInfer's documents give to the run of a routine, such as testRmsnormQuant."""
-    return f"test{''.join(part[0].upper() + part[1:] for part in routine.split('_'))}"
+        yield from (f"[VVERBOSE] {line}" for line in describe_case(case, request.made.definition.reference))
 
 
 def report(row: Row) -> Iterator[str]:
-    """Yield the lines about a backend after it was run. A wrong output has a time if the flags do not forbid that."""
+    """Yield the lines about a backend. A wrong output has a time if the flags do not forbid that."""
     name, flags, facts, record = row["backend"], row["flags"], row["facts"], row["measurement"]
     if row["status"] == "mismatch":
         label = "ERROR" if flags["refcheck"] else "WARNING"
@@ -174,7 +169,7 @@ def report(row: Row) -> Iterator[str]:
         yield f"[WARNING] {record['fallback']}"
     yield from (f"[WARNING] {name}: {what}" for what in (row["caveat"], facts.get("too_fast")) if what)
     if flags["verbose"] >= 2:
-        method = ", ".join(str(record[key]) for key in ("method", "cache_state") if key in record)
+        method = ", ".join(record[key] for key in ("method", "cache_state") if key in record)
         yield f"[VVERBOSE] {name}: {row['median_ms'] * 1e3:.3f} us by {method or 'an unknown method'}"
         if "roofline_share" in facts:
             share, bound = facts["roofline_share"], facts["roofline_bound"]

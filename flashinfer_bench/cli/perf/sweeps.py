@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from itertools import product
-from typing import Final
+from typing import Any, Final
 
 from flashinfer_bench.cli.perf.flags import CASE_FLAGS
 from flashinfer_bench.data.names import did_you_mean
@@ -20,8 +20,11 @@ MOST_CASES: Final = 10_000
 """More cases than this are refused: a number was mistyped."""
 
 
-def expand_sweeps(words: Sequence[str]) -> list[list[str]]:
-    """Return the arguments of each case: every combination of the lists and sweeps among the words.
+def expand_sweeps(words: Sequence[str]) -> list[tuple[list[str], str]]:
+    """Return every combination of the lists and sweeps among the words.
+
+    Returns:
+        The arguments of each case, and the flags that tell it from the others.
 
     Raises:
         Misuse: a sweep cannot be read, is not of a number, or gives too many cases.
@@ -29,14 +32,12 @@ def expand_sweeps(words: Sequence[str]) -> list[list[str]]:
     flags = [*CASE_FLAGS, *(flag for routine in ROUTINES.values() for flag in routine.flags)]
     numbers = {f"--{flag.name}" for flag in flags if flag.kind in ("int", "float")}
     fixed: list[str] = []
-    varied: dict[str, list[str]] = {}
+    varied: dict[str, Sequence[Any]] = {}
     waiting = list(words)
     while waiting:
-        flag, has_value, value = (given := waiting.pop(0)).partition("=")
-        if not (has_value or (flag in numbers | {SWEEP} and waiting)):
-            fixed.append(given)
-            continue
-        value = value if has_value else waiting.pop(0)
+        flag, is_joined, value = (given := waiting.pop(0)).partition("=")
+        if not is_joined and waiting and flag in numbers | {SWEEP}:
+            value = waiting.pop(0)
         if flag == SWEEP:
             name, _, text = value.partition("=")
             if f"--{name}" not in numbers or not text:
@@ -47,31 +48,28 @@ def expand_sweeps(words: Sequence[str]) -> list[list[str]]:
         elif flag in numbers and LIST.fullmatch(value):
             varied[flag] = value.split(",")
         else:
-            fixed += [given] if has_value else [flag, value]
+            fixed += [given] if is_joined or not value else [flag, value]
     count = math.prod(map(len, varied.values()))
     if count > MOST_CASES:
         raise Misuse(f"the sweeps give {count:,} cases; at most {MOST_CASES:,} are run at once")
-    return [
-        [*fixed, *(word for pair in zip(varied, chosen, strict=True) for word in pair)]
-        for chosen in product(*varied.values())
-    ]
+    cases = []
+    for values in product(*varied.values()):
+        chosen = [(flag, str(value)) for flag, value in zip(varied, values, strict=True)]
+        told = " ".join(f"{flag} {value}" for flag, value in chosen if len(varied[flag]) > 1)
+        cases.append(([*fixed, *(word for pair in chosen for word in pair)], told))
+    return cases
 
 
-def describe_swept(cases: Sequence[Sequence[str]]) -> list[str]:
-    """Return for each case the flags that tell it from the others: nothing for a single one."""
-    varied = [at for at, words in enumerate(zip(*cases, strict=True)) if len(set(words)) > 1]
-    return [" ".join(f"{case[at - 1]} {case[at]}" for at in varied) for case in cases]
-
-
-def _read_values(text: str) -> list[str]:
+def _read_values(text: str) -> Sequence[Any]:
     found = RANGE.fullmatch(text)
     if found is None:
         return text.split(",")
-    first, last, by_factor, step = int(found[1]), int(found[2]), found[3] == "x", int(found[4] or 1)
-    if step < (2 if by_factor else 1) or last < first or (by_factor and not first):
+    first, last, factor, step = int(found[1]), int(found[2]), found[3], int(found[4] or 1)
+    if step < (2 if factor else 1) or last < first or (factor and not first):
         raise Misuse(f"{SWEEP} {text}: write FIRST:LAST:STEP or FIRST:LAST:xFACTOR, upward")
-    values: list[str] = []
-    while first <= last and len(values) <= MOST_CASES:
-        values.append(str(first))
-        first = first * step if by_factor else first + step
+    if not factor:
+        return range(first, last + 1, step)
+    values = [first]
+    while values[-1] * step <= last:
+        values.append(values[-1] * step)
     return values

@@ -67,18 +67,19 @@ class Flag:
     """The range of a float."""
     least: int = 1
     """The smallest whole number that the flag takes."""
+    most: int = 2**63 - 1
 
     @property
     def initials(self) -> str:
         """What stands before a number in the name of a definition."""
         return "".join(part[0] for part in self.name.split("_")) if self.kind == "int" else ""
 
-    def why_not(self, value: float) -> str | None:
+    def why_not(self, value: Any) -> str | None:
         """Say why the flag does not take a number; None where it does, and for flags of text."""
-        if self.kind == "int" and value < self.least:
-            return f"--{self.name} {value}: must be at least {self.least}"
+        if self.kind == "int" and not self.least <= value <= self.most:
+            return f"{value} must be at least {self.least}, and at most {self.most}"
         if self.kind == "float" and not self.span.least <= value <= self.span.most:
-            return f"--{self.name} {value}: must be {self.span.words}"
+            return f"{value} must be {self.span.words}"
         return None
 
 
@@ -159,7 +160,7 @@ class Case:
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
     reference: str
-    """The function of the family's `*_torch`. That of `*_flashinfer` has its name, or this and a backend's behind it."""
+    """The function of `*_torch`. That of `*_flashinfer` has its name, maybe with a backend's name behind it."""
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Values for constants of both modules. The constant BACKEND is the backend's name."""
     call: str = ""
