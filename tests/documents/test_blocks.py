@@ -51,7 +51,7 @@ def check_perf(words):
     if session.testlist:
         check_outer(rest)
         return
-    for case in expand_sweeps(rest):
+    for case, _ in expand_sweeps(rest):
         parse_case(case)
 
 

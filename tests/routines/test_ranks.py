@@ -149,7 +149,7 @@ def test_real_experts_of_all_ranks_make_what_comes_back(quant, run):
 @pytest.mark.parametrize("quant", REAL)
 def test_the_reference_has_real_experts_between_sending_and_returning(quant, tmp_path, monkeypatch):
     job = JudgedRoutine(NAME, tmp_path, REAL[quant])
-    monkeypatch.setattr(moe_comm_torch, "QUANT", quant)
+    monkeypatch.setattr(moe_comm_torch, "QUANT_DTYPE", quant)
 
     def plain(codes, scales, factor=1.0):
         if quant != "nvfp4":
@@ -186,9 +186,9 @@ def test_what_one_rank_gets_wrong_every_rank_is_told(spoil, flags, run):
     assert "of rank 1 are different" in found[0][0]
 
 
-@pytest.mark.parametrize(("quant", "error"), [("none", 0), ("fp8", 0.07), ("fp8_block_scale", 0.07), ("nvfp4", 0.35)])
+@pytest.mark.parametrize(("quant", "error"), [(None, 0), ("fp8", 0.07), ("fp8_block_scale", 0.07), ("nvfp4", 0.35)])
 def test_packing_keeps_tokens_within_the_rounding_of_its_format(quant, error, monkeypatch):
-    monkeypatch.setattr(moe_comm_torch, "QUANT", quant)
+    monkeypatch.setattr(moe_comm_torch, "QUANT_DTYPE", quant)
     x = torch.randn(6, HIDDEN, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
     again = moe_comm_torch.unpack(*moe_comm_torch.pack(x))
     assert float(((again - x.float()).abs() / x.float().abs().clamp(min=0.3)).max()) <= error

@@ -150,7 +150,9 @@ def _prepare(request: Request, place: Platform) -> None:
         request.renamed = {name: routine.aliases[name] for name in typed if name in routine.aliases}
         with _limited_memory():
             request.case = case = routine.make_case(args)
-            own = [name for name in args.backends if name == TORCH or not (routine.needs_ranks or name in case.refusals)]
+            own = [
+                name for name in args.backends if name == TORCH or not (routine.needs_ranks or name in case.refusals)
+            ]
             request.material = make_material(routine, case, own)
     except Misuse as error:
         request.problem = str(error)

@@ -66,8 +66,9 @@ def make_judged(
     """Return the row of a verdict; of the device that the trace names where none is given."""
     assert evaluation is not None  # a verdict has one
     measured = read_measurement(evaluation)
-    times = (measured.kernel_ms, measured.median_ms, evaluation.performance and evaluation.performance.latency_ms)
-    median = next((time for time in times if time is not None), None)
+    median = measured.kernel_ms if measured.kernel_ms is not None else measured.median_ms
+    if median is None and evaluation.performance is not None:
+        median = evaluation.performance.latency_ms
     status, reason = "passed", ""
     if evaluation.status is EvaluationStatus.INCORRECT_NUMERICAL:
         status, reason = "mismatch", reason_of(evaluation)

@@ -203,7 +203,7 @@ def _run_group(results: Results, group: Sequence[Request], session: argparse.Nam
 
 
 def make_trace_set(group: Sequence[Request], root: Path, *, is_resumed: bool) -> TraceSet:
-    """Return the trace set of a group's cases, in their order. In a resumed session it holds their recorded verdicts."""
+    """Return the trace set of a group's cases, in their order; in a resumed session with their recorded verdicts."""
     recorded = TraceSet.from_path(root).traces if is_resumed else {}
     made = {request.definition: request.made for request in group}
     return TraceSet(

@@ -139,17 +139,10 @@ class Check:
     atol: float = 1e-2
     ratio: float | None = None
     """Share of elements that must match; None leaves it to the evaluator."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters of the evaluator."""
 
     def settings(self) -> dict[str, Any]:
         """Return the check as a section of a configuration."""
-        return {
-            "rtol": self.rtol,
-            "atol": self.atol,
-            "required_matched_ratio": self.ratio,
-            "extra": dict(self.extra),
-        }
+        return {"rtol": self.rtol, "atol": self.atol, "required_matched_ratio": self.ratio, "extra": {}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +155,7 @@ class Case:
     reference: str
     """The function of `*_torch`. That of `*_flashinfer` has its name, maybe with a backend's name behind it."""
     constants: Mapping[str, Any] = field(default_factory=dict)
-    """Values for constants of both modules. The constant BACKEND is the backend's name."""
+    """Values for constants of both modules. BACKEND is the backend's name, and each flag is a constant of its name."""
     call: str = ""
     """What a backend of the library returns, where that is one expression and no module has a function for it."""
     axes: Mapping[str, int] = field(default_factory=dict)
@@ -213,7 +206,8 @@ class Routine:
         shapes = " ".join(tensor.shape or "" for tensor in (*case.inputs.values(), *case.outputs.values()))
         axes = {axis for axis in shapes.split() if not axis.isdigit()} - case.axes.keys()
         filled = {axis: getattr(args, axis) for axis in sorted(axes)}
-        return replace(case, label=label, axes={**filled, **case.axes})
+        constants = {flag.name.upper(): getattr(args, flag.name) for flag in self.flags}
+        return replace(case, label=label, axes={**filled, **case.axes}, constants={**constants, **case.constants})
 
     @property
     def backends(self) -> tuple[str, ...]:

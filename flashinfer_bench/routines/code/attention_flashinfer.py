@@ -13,11 +13,12 @@ TENSOR_CORES = BACKEND in ("fa2_tc", "auto")
 SM_SCALE = 0.125
 CAUSAL = False
 PAGE_SIZE = 16
-CKV_DIM = 512
-KPE_DIM = 64
+HEAD_DIM_CKV = 512
+HEAD_DIM_KPE = 64
 NOPE_DIM = 128
-MAX_Q = 1
-MAX_KV = 1024
+S_QO = 1
+S_KV = 1024
+"""cuDNN wants a page table as wide as its longest sequence."""
 WORKSPACE_BYTES = 512 << 20
 STATE = {}
 
@@ -86,7 +87,7 @@ def decode_cudnn(q, kv_cache, block_tables, kv_lens, out):
         *by_heads(kv_cache),
         SM_SCALE,
         workspace(q),
-        max_sequence_kv=MAX_KV,
+        max_sequence_kv=S_KV,
         actual_seq_lens_kv=as_counts(kv_lens),
         block_tables=block_tables,
         is_cuda_graph_compatible=True,
@@ -96,7 +97,7 @@ def decode_cudnn(q, kv_cache, block_tables, kv_lens, out):
 
 def decode_trtllm_native(q, kv_cache, block_tables, kv_lens, out):
     """trtllm_batch_decode_with_kv_cache."""
-    lists = (block_tables, kv_lens, MAX_KV)
+    lists = (block_tables, kv_lens, S_KV)
     flashinfer.decode.trtllm_batch_decode_with_kv_cache(
         q, kv_cache, workspace(q), *lists, bmm1_scale=SM_SCALE, bmm2_scale=1.0, out=out, kv_layout="NHD"
     )
@@ -129,8 +130,8 @@ def paged_cudnn_setup(q, kv_cache, qo_indptr, block_tables, kv_lens):
         qo_indptr * (q.shape[1] * q.shape[2]),
         seq_lens=as_counts(kv_lens.clone()),
         seq_lens_q=as_counts(torch.diff(qo_indptr)),
-        max_token_per_sequence=MAX_Q,
-        max_sequence_kv=MAX_KV,
+        max_token_per_sequence=S_QO,
+        max_sequence_kv=S_KV,
     )
 
 
@@ -147,8 +148,8 @@ def prefill_cudnn(q, k, v, out, **lists):
         v,
         SM_SCALE,
         workspace(q),
-        max_token_per_sequence=MAX_Q,
-        max_sequence_kv=MAX_KV,
+        max_token_per_sequence=S_QO,
+        max_sequence_kv=S_KV,
         causal=CAUSAL,
         return_lse=True,
         out=out,
@@ -183,7 +184,7 @@ def paged_trtllm_native_setup(kv_lens):
 
 def paged_trtllm_native(q, kv_cache, qo_indptr, block_tables, kv_lens, out, *, kv_indptr):
     """trtllm_batch_context_with_kv_cache."""
-    lists = (block_tables, kv_lens, MAX_Q, MAX_KV, SM_SCALE, 1.0, kv_lens.shape[0], qo_indptr, kv_indptr)
+    lists = (block_tables, kv_lens, S_QO, S_KV, SM_SCALE, 1.0, kv_lens.shape[0], qo_indptr, kv_indptr)
     flashinfer.prefill.trtllm_batch_context_with_kv_cache(
         q, kv_cache, workspace(q), *lists, out=out, kv_layout="NHD", causal=CAUSAL
     )
@@ -230,8 +231,8 @@ def ragged_cudnn_setup(q, k, v, qo_indptr, kv_indptr):
         where["k"],
         seq_lens=where["kv_lens"],
         seq_lens_q=where["q_lens"],
-        max_token_per_sequence=MAX_Q,
-        max_sequence_kv=MAX_KV,
+        max_token_per_sequence=S_QO,
+        max_sequence_kv=S_KV,
         v_indptr=where["v"],
         o_indptr=where["o"],
     )
@@ -268,15 +269,20 @@ def ragged_trtllm_native(q, k, v, qo_indptr, kv_indptr, out, *, lens):
     scales = (SM_SCALE, 1.0, -1.0)
     options = (-1, qo_indptr, kv_indptr, False, CAUSAL, True)
     flashinfer.prefill.trtllm_ragged_attention_deepseek(
-        q, k, v, workspace(q), lens, MAX_Q, MAX_KV, *scales, lens.shape[0], *options, out=out
+        q, k, v, workspace(q), lens, S_QO, S_KV, *scales, lens.shape[0], *options, out=out
     )
 
 
 def run_mla(wrapper, q, kv_cache, out, **options):
     """Run a wrapper on queries and cache, each in two parts."""
     flat = q.view(-1, *q.shape[2:])
-    parts = (flat[..., :CKV_DIM], flat[..., CKV_DIM:], kv_cache[..., :CKV_DIM], kv_cache[..., CKV_DIM:])
-    wrapper.run(*parts, out=out.view(-1, q.shape[2], CKV_DIM), **options)
+    parts = (
+        flat[..., :HEAD_DIM_CKV],
+        flat[..., HEAD_DIM_CKV:],
+        kv_cache[..., :HEAD_DIM_CKV],
+        kv_cache[..., HEAD_DIM_CKV:],
+    )
+    wrapper.run(*parts, out=out.view(-1, q.shape[2], HEAD_DIM_CKV), **options)
 
 
 def mla_setup(q, kv_cache, block_tables, kv_lens):
@@ -286,7 +292,7 @@ def mla_setup(q, kv_cache, block_tables, kv_lens):
     qo_indptr = torch.arange(0, batch * queries + 1, queries, dtype=torch.int32, device=q.device)
     indptr, indices, _ = page_lists(block_tables, kv_lens)
     lists = (qo_indptr, indptr.to(q.device), indices, kv_lens.clone())
-    sizes = (heads, CKV_DIM, KPE_DIM, PAGE_SIZE)
+    sizes = (heads, HEAD_DIM_CKV, HEAD_DIM_KPE, PAGE_SIZE)
     wrapper.plan(*lists, *sizes, CAUSAL, SM_SCALE, q.dtype, kv_cache.dtype)
     return {"wrapper": wrapper}
 
@@ -309,11 +315,11 @@ def mla_trtllm_native(q, kv_cache, block_tables, kv_lens, out):
         kv_cache.unsqueeze(1),
         workspace(q),
         NOPE_DIM,
-        CKV_DIM,
-        KPE_DIM,
+        HEAD_DIM_CKV,
+        HEAD_DIM_KPE,
         block_tables,
         kv_lens,
-        MAX_KV,
+        S_KV,
         out=out,
         bmm1_scale=SM_SCALE,
         bmm2_scale=1.0,

@@ -5,16 +5,16 @@ import torch
 
 BACKEND = "cudnn"
 AUTOTUNE = False
-TILE = 128
-K_MAJOR = False
+TILE_SIZE = 128
+SCALE_MAJOR_MODE = "MN"
 MMA_SM = 1
 BLOCK = 16
-NVFP4 = True
+USE_NVFP4 = True
 TUNED = []
 EPILOGUE_TILE = 128
 GROUPWISE = {
-    "scale_granularity_mnk": (1, TILE, TILE),
-    "scale_major_mode": "K" if K_MAJOR else "MN",
+    "scale_granularity_mnk": (1, TILE_SIZE, TILE_SIZE),
+    "scale_major_mode": SCALE_MAJOR_MODE,
     "mma_sm": MMA_SM,
 }
 
@@ -68,5 +68,5 @@ def mm_fp4_trtllm(a, a_scale, alpha, out, *, weights, factors):
 def multiply_fp4(a, a_scale, alpha, out, weights, factors):
     """Call mm_fp4 with weights and scales in the order of the backend."""
     packed, scale = a.view(torch.uint8), a_scale.view(torch.uint8)
-    options = {"block_size": BLOCK, "backend": BACKEND, "use_nvfp4": NVFP4}
+    options = {"block_size": BLOCK, "backend": BACKEND, "use_nvfp4": USE_NVFP4}
     call(flashinfer.mm_fp4, packed, weights.T, scale, factors.T, alpha, out.dtype, out, **options)

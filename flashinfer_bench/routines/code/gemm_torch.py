@@ -7,20 +7,20 @@ import torch
 from flashinfer_bench.routines.code.formats import by_tiles
 
 OUT_DTYPE = "bfloat16"
-TILE = 128
-K_MAJOR = False
+TILE_SIZE = 128
+SCALE_MAJOR_MODE = "MN"
 
 
 def scale_rows(values, scale):
-    """Scale fp8 rows [rows, k]: one factor for TILE elements; the factors come k-major or not."""
-    factors = scale if K_MAJOR else scale.T
-    return values.float() * factors.repeat_interleave(TILE, dim=1)[:, : values.shape[1]]
+    """Scale fp8 rows [rows, k]: one factor for TILE_SIZE elements; the factors come k-major or not."""
+    factors = scale if SCALE_MAJOR_MODE == "K" else scale.T
+    return values.float() * factors.repeat_interleave(TILE_SIZE, dim=1)[:, : values.shape[1]]
 
 
 def scale_tiles(values, scale):
-    """Scale fp8 weights [n, k]: one factor for TILE by TILE elements."""
-    factors = (scale if K_MAJOR else scale.T).repeat_interleave(TILE, dim=0)[: values.shape[0]]
-    return values.float() * factors.repeat_interleave(TILE, dim=1)[:, : values.shape[1]]
+    """Scale fp8 weights [n, k]: one factor for TILE_SIZE by TILE_SIZE elements."""
+    factors = (scale if SCALE_MAJOR_MODE == "K" else scale.T).repeat_interleave(TILE_SIZE, dim=0)[: values.shape[0]]
+    return values.float() * factors.repeat_interleave(TILE_SIZE, dim=1)[:, : values.shape[1]]
 
 
 def gemm_fp8_nt_groupwise(a, b, a_scale, b_scale):

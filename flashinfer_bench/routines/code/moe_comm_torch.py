@@ -9,30 +9,30 @@ from flashinfer_bench.routines.code.formats import E2M1_MAX, E4M3_MAX, by_blocks
 from flashinfer_bench.routines.code.moe_torch import mix
 
 RANKS = 8
-EXPERTS = 256
-QUANT = "none"
+NUM_EXPERTS = 256
+QUANT_DTYPE = None
 
 
 def pack(x):
     """Bring tokens [tokens, hidden] into the format in which they are sent: the tokens, then their scales."""
-    if QUANT == "none":
+    if QUANT_DTYPE is None:
         return [x]
-    blocks = x.float().view(len(x), -1, {"nvfp4": 16, "fp8_block_scale": 128, "fp8": x.shape[1]}[QUANT])
+    blocks = x.float().view(len(x), -1, {"nvfp4": 16, "fp8_block_scale": 128, "fp8": x.shape[1]}[QUANT_DTYPE])
     largest = blocks.abs().amax(dim=-1, keepdim=True)
-    if QUANT == "nvfp4":
+    if QUANT_DTYPE == "nvfp4":
         scale = (largest / E2M1_MAX).to(torch.float8_e4m3fn)
         packed = pack_e2m1((blocks / scale.float().clamp(min=2**-9)).view(x.shape))
         return [packed.view(torch.uint8), scale[..., 0].view(torch.uint8)]
-    scale = (largest.max().expand_as(largest) if QUANT == "fp8" else largest).clamp(min=1e-12) / E4M3_MAX
+    scale = (largest.max().expand_as(largest) if QUANT_DTYPE == "fp8" else largest).clamp(min=1e-12) / E4M3_MAX
     values = (blocks / scale).to(torch.float8_e4m3fn).view(x.shape)
     return [values.view(torch.uint8), scale[..., 0].contiguous()]
 
 
 def unpack(tokens, scales=None):
     """Give the tokens of `pack` in float32."""
-    if QUANT == "none":
+    if QUANT_DTYPE is None:
         return tokens.float()
-    if QUANT == "nvfp4":
+    if QUANT_DTYPE == "nvfp4":
         return by_rows(tokens, scales.view(torch.float8_e4m3fn).float().clamp(min=2**-9))
     values = tokens.view(torch.float8_e4m3fn).float()
     return values * scales.repeat_interleave(values.shape[-1] // scales.shape[-1], dim=-1)
@@ -40,18 +40,18 @@ def unpack(tokens, scales=None):
 
 def weigh(x, experts, factors):
     """Take the place of experts: multiply by 1 + expert / all, which tells experts and their factors apart."""
-    return x * (factors * (1 + experts / EXPERTS)).sum(dim=-1, keepdim=True)
+    return x * (factors * (1 + experts / NUM_EXPERTS)).sum(dim=-1, keepdim=True)
 
 
 def dispatch_combine(hidden_states, token_selected_experts, token_final_factors, *weights):
     """Send tokens [ranks, tokens, hidden] to the ranks of their experts, and add up what these return, rounded."""
     sent = torch.cat([unpack(*pack(part)) for part in hidden_states])
     experts, factors = token_selected_experts.flatten(0, 1).long(), token_final_factors.flatten(0, 1)
-    out, local = torch.zeros_like(sent), EXPERTS // RANKS
-    for first in range(0, EXPERTS, local):
+    out, local = torch.zeros_like(sent), NUM_EXPERTS // RANKS
+    for first in range(0, NUM_EXPERTS, local):
         if weights:
             own = [part[first : first + local] for part in weights]
-            done = mix(sent, experts - first, factors, own, by_tiles if QUANT == "nvfp4" else by_blocks)
+            done = mix(sent, experts - first, factors, own, by_tiles if QUANT_DTYPE == "nvfp4" else by_blocks)
         else:
             done = weigh(sent, experts, torch.where(experts // local == first // local, factors, 0.0))
         out += done.to(hidden_states.dtype).float()

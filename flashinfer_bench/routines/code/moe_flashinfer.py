@@ -11,28 +11,34 @@ from flashinfer.fused_moe import convert_to_block_layout
 TOP_K = 8
 N_GROUP = None
 TOPK_GROUP = None
-SCALING = 2.5
-METHOD = "deepseek_v3"
+ROUTED_SCALING_FACTOR = 2.5
+ROUTING_METHOD = "deepseek_v3"
 METHODS = {"renormalize": 1, "deepseek_v3": 2, "llama4": 3, "renormalize_naive": 4}
-OFFSET = 0
-ACTIVATION = 3
-EXPERTS = 256
-INTERMEDIATE = 2048
-SCALES_INPUT = False
-USES_BIAS = False
-SHUFFLES = False
-LAYOUT = 0
+LOCAL_EXPERT_OFFSET = 0
+NUM_TOKENS = 1024
+GATED_ACT = "swiglu"
+ACTIVATION = {"swiglu": 3, "geglu": 4}[GATED_ACT]
+NUM_EXPERTS = 256
+INTERMEDIATE_SIZE = 2048
+USE_ROUTING_SCALES_ON_INPUT = False
+USE_ROUTING_BIAS = False
+USE_SHUFFLED_WEIGHT = False
+WEIGHT_LAYOUT = 0
 AUTOTUNE = False
 TP_SIZE = 1
 TP_RANK = 0
 EP_SIZE = 1
 EP_RANK = 0
-MOST_TOKENS = 8192
+MOST_TOKENS = max(8192, NUM_TOKENS)
 EPILOGUE_TILE = 128
 SMALL_TILE = 64
 BLOCK_K = 128
 STATE = {}
-ROUTED = {"routing_method_type": METHODS[METHOD], "tune_max_num_tokens": MOST_TOKENS, "activation_type": ACTIVATION}
+ROUTED = {
+    "routing_method_type": METHODS[ROUTING_METHOD],
+    "tune_max_num_tokens": MOST_TOKENS,
+    "activation_type": ACTIVATION,
+}
 RANKS = {"tp_size": TP_SIZE, "tp_rank": TP_RANK, "ep_size": EP_SIZE, "ep_rank": EP_RANK}
 
 
@@ -54,23 +60,23 @@ def one_of(like):
 
 def route(kernel, logits, bias, tokens, first, layers, *more, **options):
     """Call a kernel that routes tokens itself; `first` are the weights of the first product."""
-    scaling = SCALING if METHOD in ("deepseek_v3", "llama4") else None
-    numbers = (EXPERTS, TOP_K, N_GROUP, TOPK_GROUP, INTERMEDIATE, OFFSET, len(first), scaling)
+    scaling = ROUTED_SCALING_FACTOR if ROUTING_METHOD in ("deepseek_v3", "llama4") else None
+    numbers = (NUM_EXPERTS, TOP_K, N_GROUP, TOPK_GROUP, INTERMEDIATE_SIZE, LOCAL_EXPERT_OFFSET, len(first), scaling)
     function = getattr(flashinfer.fused_moe, kernel)
     return call(function, logits, bias, *tokens, first, *layers, *numbers, *more, **options, **ROUTED)
 
 
 def bias_of(routing_bias):
     """Give the bias in the dtype of the kernel."""
-    return routing_bias.to(torch.bfloat16) if USES_BIAS else None
+    return routing_bias.to(torch.bfloat16) if USE_ROUTING_BIAS else None
 
 
 def shuffled(weights):
     """Give fp8 weights in the order of --use_shuffled_weight; in blocks along k with --weight_layout 2."""
-    if not SHUFFLES:
+    if not USE_SHUFFLED_WEIGHT:
         return weights
     rows = [flashinfer.shuffle_matrix_a(matrix.view(torch.uint8), SMALL_TILE) for matrix in weights]
-    blocks = [convert_to_block_layout(matrix, BLOCK_K) for matrix in rows] if LAYOUT == 2 else rows
+    blocks = [convert_to_block_layout(matrix, BLOCK_K) for matrix in rows] if WEIGHT_LAYOUT == 2 else rows
     return torch.stack(blocks).view(weights.dtype)
 
 
@@ -110,7 +116,7 @@ def fp8_block_scale(
 ):
     """trtllm_fp8_block_scale_moe."""
     tokens, layers = (hidden_states, hidden_states_scale), (gemm1_weights_scale, second, gemm2_weights_scale)
-    options = {"use_shuffled_weight": SHUFFLES, "weight_layout": LAYOUT}
+    options = {"use_shuffled_weight": USE_SHUFFLED_WEIGHT, "weight_layout": WEIGHT_LAYOUT}
     return route("trtllm_fp8_block_scale_moe", routing_logits, bias, tokens, first, layers, **options)
 
 
@@ -124,7 +130,15 @@ def fp8_per_tensor_setup(routing_bias, gemm1_weights, gemm2_weights):
 def fp8_per_tensor(routing_logits, hidden_states, *rest, bias, first, second):
     """trtllm_fp8_per_tensor_scale_moe; the last inputs are factors: two of the first product, one of the second."""
     layers = (*rest[-3:-1], second, rest[-1])
-    return route("trtllm_fp8_per_tensor_scale_moe", routing_logits, bias, [hidden_states], first, layers, SCALES_INPUT)
+    return route(
+        "trtllm_fp8_per_tensor_scale_moe",
+        routing_logits,
+        bias,
+        [hidden_states],
+        first,
+        layers,
+        USE_ROUTING_SCALES_ON_INPUT,
+    )
 
 
 def fp4_block_scale_setup(routing_bias, gemm1_weights, gemm1_weights_scale, gemm2_weights, gemm2_weights_scale):

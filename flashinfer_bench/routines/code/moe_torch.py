@@ -10,21 +10,21 @@ from flashinfer_bench.routines.code.formats import by_blocks, by_rows, by_tiles,
 TOP_K = 8
 N_GROUP = None
 TOPK_GROUP = None
-SCALING = 2.5
-METHOD = "deepseek_v3"
-OFFSET = 0
-GEGLU = False
-SCALES_INPUT = False
+ROUTED_SCALING_FACTOR = 2.5
+ROUTING_METHOD = "deepseek_v3"
+LOCAL_EXPERT_OFFSET = 0
+GATED_ACT = "swiglu"
+USE_ROUTING_SCALES_ON_INPUT = False
 
 
 def route(logits, bias):
     """Choose experts; give their ids and weights, [tokens, top_k]. Only deepseek_v3 has a use for the bias."""
     wide = logits.float()
-    if METHOD == "deepseek_v3":
+    if ROUTING_METHOD == "deepseek_v3":
         return route_in_groups(wide.sigmoid(), bias.float())
     found = wide.topk(TOP_K, dim=-1).indices
     chosen = wide.gather(1, found)
-    return found, chosen.sigmoid() if METHOD == "llama4" else chosen.softmax(dim=-1)
+    return found, chosen.sigmoid() if ROUTING_METHOD == "llama4" else chosen.softmax(dim=-1)
 
 
 def route_in_groups(scores, bias):
@@ -38,14 +38,14 @@ def route_in_groups(scores, bias):
         biased = torch.where(kept[..., None], grouped, float("-inf")).view(tokens, experts)
     found = biased.topk(TOP_K, dim=-1).indices
     weights = scores.gather(1, found)
-    return found, weights / (weights.sum(dim=-1, keepdim=True) + 1e-20) * SCALING
+    return found, weights / (weights.sum(dim=-1, keepdim=True) + 1e-20) * ROUTED_SCALING_FACTOR
 
 
 def activate(both, linear_factor=1, gate_factor=1):
     """Multiply the first half by the activated second half."""
     linear, gate = both.chunk(2, dim=-1)
     gate = gate * gate_factor
-    act = torch.nn.functional.gelu(gate, approximate="tanh") if GEGLU else torch.nn.functional.silu(gate)
+    act = torch.nn.functional.gelu(gate, approximate="tanh") if GATED_ACT == "geglu" else torch.nn.functional.silu(gate)
     return act * (linear * linear_factor)
 
 
@@ -63,13 +63,13 @@ def mix(x, experts, factors, weights, plain, scales=(), between=torch.Tensor.flo
     """
     out, half = torch.zeros(x.shape, dtype=torch.float32, device=x.device), len(weights) // 2
     for local in range(len(weights[0])):
-        token, place = (experts == local + OFFSET).nonzero(as_tuple=True)
+        token, place = (experts == local + LOCAL_EXPERT_OFFSET).nonzero(as_tuple=True)
         if len(token):
             own, share = [part[local] for part in weights], factors[token, place, None]
             linear, gate, last = [part[local] for part in scales] or (1, 1, 1)
-            first = (x[token] * share if SCALES_INPUT else x[token]) @ plain(*own[:half]).T
+            first = (x[token] * share if USE_ROUTING_SCALES_ON_INPUT else x[token]) @ plain(*own[:half]).T
             done = between(activate(first, linear, gate)) @ plain(*own[half:]).T * last
-            out.index_add_(0, token, done if SCALES_INPUT else done * share)
+            out.index_add_(0, token, done if USE_ROUTING_SCALES_ON_INPUT else done * share)
     return out
 
 

@@ -17,7 +17,7 @@ OLD_CONTEXT_LEN = 8192
 LLAMA31 = False
 OUT_DTYPE = "float8_e4m3fn"
 PAGE_SIZE = 16
-HND = False
+KV_LAYOUT = "NHD"
 UNWRITTEN = 0xFF
 
 
@@ -96,7 +96,7 @@ def append_pages(rows, kv_indices, kv_indptr, batch_indices, positions):
     shape = (kv_indices.shape[0], PAGE_SIZE, *rows.shape[1:])
     cache = torch.full(shape, UNWRITTEN, dtype=torch.uint8, device=rows.device)
     cache[page, positions.long() % PAGE_SIZE] = rows.view(torch.uint8)
-    return (cache.transpose(1, 2).contiguous() if HND else cache).view(rows.dtype)
+    return (cache.transpose(1, 2).contiguous() if KV_LAYOUT == "HND" else cache).view(rows.dtype)
 
 
 def rope_quantize_append(q_rope, k_rope, q_nope, k_nope, v, pos_ids, cos_sin_cache, *pages):

@@ -145,11 +145,6 @@ def _case(
         constants={
             "SM_SCALE": scale,
             "CAUSAL": bool(args.causal) and kind != "decode",
-            "MAX_Q": args.s_qo,
-            "MAX_KV": args.s_kv,  # the limit: cuDNN wants a page table as wide as its longest sequence
-            "PAGE_SIZE": args.page_size,
-            "CKV_DIM": args.head_dim_ckv,
-            "KPE_DIM": args.head_dim_kpe,
             "NOPE_DIM": MLA_NOPE_DIM,
         },
         reference=kind,

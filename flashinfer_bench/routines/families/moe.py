@@ -40,7 +40,6 @@ from flashinfer_bench.routines.case.spec import (
 )
 
 METHODS: Final = ("renormalize", "deepseek_v3", "llama4", "renormalize_naive")
-ACTIVATIONS: Final = {"swiglu": 3, "geglu": 4}
 FLAGS: Final = (
     size("num_tokens", "tokens"),
     size("hidden_size", "hidden size"),
@@ -65,7 +64,7 @@ FLAGS: Final = (
     from_zero("tp_rank", "cutlass: this one of them"),
     whole("ep_size", "cutlass: ranks that share the experts out", 1),
     from_zero("ep_rank", "cutlass: this one of them"),
-    word("gated_act", "activation", "swiglu", tuple(ACTIVATIONS)),
+    word("gated_act", "activation", "swiglu", ("swiglu", "geglu")),
     switch("autotune", "let the library tune before timing"),
 )
 ACT_DEVIATION: Final = 0.6
@@ -95,16 +94,6 @@ def choose_experts(args: Namespace, tokens: int) -> tuple[Any, Any]:
     chosen = np.argsort(-logits, axis=1)[:, : args.top_k]
     weights = np.exp(np.take_along_axis(logits, chosen, axis=1))
     return chosen.astype(np.int32), (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
-
-
-def _case(args: Namespace, *, constants: Mapping[str, Any], **parts: Any) -> Case:
-    common = {
-        "GEGLU": args.gated_act == "geglu",
-        "ACTIVATION": ACTIVATIONS[args.gated_act],
-        "AUTOTUNE": args.autotune,
-        "MOST_TOKENS": max(8192, args.num_tokens),
-    }
-    return Case(op_type="moe", constants={**common, **constants}, **parts)
 
 
 def _check_routing(args: Namespace) -> int:
@@ -223,8 +212,8 @@ def make_routed(args: Namespace, name: str) -> Case:
     routing_bytes += 2 * experts if args.use_routing_bias and is_grouped else 0
     bias = generator(args, 2).integers(-BIASES, BIASES + 1, experts) * args.use_routing_bias / 2**13
     refusal = _why_not_routed(args, name)
-    return _case(
-        args,
+    return Case(
+        op_type="moe",
         axes={"local_experts": local},
         inputs={
             "routing_logits": Tensor("float32" if is_grouped else "bfloat16", "num_tokens num_experts"),
@@ -233,20 +222,7 @@ def make_routed(args: Namespace, name: str) -> Case:
         },
         outputs={"out": Tensor("bfloat16", "num_tokens hidden_size")},
         reference=name,
-        constants={
-            "TOP_K": args.top_k,
-            "N_GROUP": args.n_group,
-            "TOPK_GROUP": args.topk_group,
-            "SCALING": args.routed_scaling_factor,
-            "METHOD": args.routing_method,
-            "OFFSET": args.local_expert_offset,
-            "SCALES_INPUT": args.use_routing_scales_on_input and name == "fp8_per_tensor",
-            "EXPERTS": experts,
-            "INTERMEDIATE": i,
-            "USES_BIAS": args.use_routing_bias,
-            "SHUFFLES": args.use_shuffled_weight,
-            "LAYOUT": args.weight_layout,
-        },
+        constants={"USE_ROUTING_SCALES_ON_INPUT": args.use_routing_scales_on_input and name == "fp8_per_tensor"},
         cost=Cost(
             6 * pairs * h * i,
             routing_bytes + tokens * h * (form.token_bytes + 2) + active * expert_bytes,
@@ -300,8 +276,8 @@ def make_cutlass(args: Namespace) -> Case:
     if args.quantized_input:
         shape = f"{round_up(args.num_tokens, 128)} {round_up(h // 16, 4)}"
         inputs["hidden_states_scale"] = Tensor("float8_e4m3fn", shape)
-    return _case(
-        args,
+    return Case(
+        op_type="moe",
         axes={"local_experts": local, "shard": i},
         inputs={
             **inputs,
@@ -312,7 +288,7 @@ def make_cutlass(args: Namespace) -> Case:
         },
         outputs={"out": Tensor(out, "num_tokens hidden_size")},
         reference=function,
-        constants={"OFFSET": first, "TP_SIZE": tp, "TP_RANK": args.tp_rank, "EP_SIZE": ep, "EP_RANK": args.ep_rank},
+        constants={"LOCAL_EXPERT_OFFSET": first, "USE_ROUTING_SCALES_ON_INPUT": False},
         cost=Cost(
             6 * len(here) * h * i,
             args.num_tokens * (h * (token_width + size_of(out)) + 8 * args.top_k)

@@ -141,7 +141,7 @@ def make_moe_a2a_dispatch_combine(args: Namespace) -> Case:
         },
         outputs={"out": tokens},
         reference="dispatch_combine",
-        constants={"RANKS": ranks, "EXPERTS": experts, "QUANT": quant or "none"},
+        constants={"RANKS": ranks},
         cost=Cost(kernel.flops, moved + kernel.bytes, unit or "fp32"),
         check=check,
         refusals={"moe_a2a": missing} if missing is not None else {},

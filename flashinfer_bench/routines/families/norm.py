@@ -63,7 +63,7 @@ def make_norm(args: Namespace) -> Case:
     adds, elements = "add" in name, count * hidden
     rows = f"batch_size {'num_heads ' if args.num_heads else ''}hidden_size"
     dtype = read_dtype(args, "input_dtype", HALF)
-    constants: dict[str, Any] = {"EPS": args.eps, "ENABLE_PDL": args.enable_pdl}
+    constants: dict[str, Any] = {}
     x = Tensor(dtype, rows)
     inputs = {"x": x, **({"residual": x} if adds else {}), "weight": Tensor(dtype, "hidden_size")}
     outputs, check, written = {"out": x}, Check(1e-2, 1e-3), elements * size_of(dtype)
@@ -73,7 +73,7 @@ def make_norm(args: Namespace) -> Case:
         inputs["scale"], outputs = floats([args.scale]), {"out": Tensor(out, rows)}
         check, written = Check(1e-2, 1e-3, FP8_MATCH), elements + 4
     elif name.endswith("fp4quant"):
-        kind, swizzled = args.out_dtype or "nvfp4", bool(args.is_sf_swizzled_layout)
+        kind, swizzled = args.out_dtype or "nvfp4", args.is_sf_swizzled_layout
         require(kind in ("nvfp4", "mxfp4"), f"--out_dtype {kind}: this routine takes nvfp4, mxfp4")
         block = 16 if kind == "nvfp4" else 32
         columns = hidden // block
@@ -84,7 +84,7 @@ def make_norm(args: Namespace) -> Case:
             "--is_sf_swizzled_layout with mxfp4: rows must be a multiple of 128 and hidden_size of 128, for the "
             "padding of byte scales has no defined content",
         )
-        constants |= {"BLOCK": block, "SWIZZLED": swizzled}
+        constants["BLOCK"] = block
         inputs["global_scale"] = floats([GLOBAL_SCALE if args.use_global_scale else 1.0])
         scales = f"{rows.rpartition(' ')[0]} {columns}"
         if swizzled:

@@ -61,7 +61,7 @@ def make_quantisation(args: Namespace) -> Case:
         require(args.alignment == 32 or k % args.alignment == 0, f"--alignment {args.alignment} does not divide --k")
         values, swizzled = "float8_e4m3fn", args.is_sf_swizzled_layout and not args.no_sf_swizzled_layout
         layout = layout if swizzled else "linear"
-        constants = {"SWIZZLED": swizzled, "ALIGNMENT": args.alignment, "ENABLE_PDL": args.enable_pdl}
+        constants = {"SWIZZLED": swizzled}
     elif name != "mxfp4_quantize":
         require(args.batch_size or "batched" not in name, "--batch_size is missing")
         block = args.sf_vec_size
@@ -70,7 +70,7 @@ def make_quantisation(args: Namespace) -> Case:
             refusals["cuda"] = f"--sf_vec_size {block}: its kernel takes 16 where scales are not powers of two"
         elif args.do_shuffle:
             refusals["cuda"] = "--do_shuffle reorders rows in a way that the reference does not know"
-        constants = {"BLOCK": block, "ENABLE_PDL": args.enable_pdl, "SHUFFLES": args.do_shuffle}
+        constants = {"BLOCK": block}
         if "batched" in name:
             batch = args.batch_size
         else:

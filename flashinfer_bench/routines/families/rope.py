@@ -97,7 +97,6 @@ def make_plain(args: Namespace) -> Case:
     heads = {"q": args.num_qo_heads, "k": args.num_kv_heads}
     options = {"rotary_dim": rotary, **{name: getattr(args, name) for name in OPTIONS}}
     stretch = {name: getattr(args, name) for name in STRETCH}
-    constants = {name.upper(): value for name, value in {**options, **stretch}.items()}
     where, reference = {"pos_ids": _positions(args)}, "rope_by_positions"
     refusal = _why_not_rotary(args, rotary, max(8, head // 32))
     if head not in HEAD_DIMS:
@@ -127,7 +126,7 @@ def make_plain(args: Namespace) -> Case:
         inputs={**sides, **where},
         outputs={f"{side}_out": tensor for side, tensor in sides.items()},
         reference=reference,
-        constants={**constants, "LLAMA31": llama31, "HEAD_DIM": head},
+        constants={"LLAMA31": llama31, "ROTARY_DIM": rotary},
         call=call,
         cost=Cost(3 * tokens * sum(heads.values()) * rotary, moved + more),
         check=Check(1e-2, 1e-2 if dtype == "float16" else 2e-2),
@@ -183,13 +182,8 @@ def make_quantising(args: Namespace) -> Case:
         outputs=outputs,
         reference=f"rope_quantize{'_append' if appends else ''}{'' if nope else '_all'}",
         constants={
-            "INTERLEAVE": args.interleave,
             "OUT_DTYPE": out,
-            "PAGE_SIZE": args.page_size,
             "ROTARY_DIM": rope,
-            "HND": appends and args.kv_layout == "HND",
-            "KV_LAYOUT": args.kv_layout,
-            "ENABLE_PDL": args.enable_pdl,
             "QUANTISER": "mla_rope_quantize_fp8" if is_mla else "rope_quantize_fp8",
         },
         cost=Cost(3 * tokens * heads * rope, elements * (size_of(dtype) + 1) + read),

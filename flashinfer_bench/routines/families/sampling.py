@@ -56,7 +56,6 @@ FLAGS: Final = (
     PDL,
 )
 NUMBERS: Final = {"top_k": "int32", "top_p": "float32", "min_p": "float32", "temperature": "float32"}
-SAMPLED: Final = Check(extra={"sampling_validation_trials": 100, "sampling_tvd_threshold": 0.2})
 FILTERED: Final = {"probs": Check(1e-3, 1e-12), "logits": Check(1e-6, 1e-6)}
 
 
@@ -76,23 +75,21 @@ def _make_of_rows(args: Namespace, source: str, numbers: Sequence[str]) -> Case:
     name, vocabulary = args.routine, _vocabulary(args)
     dtype = read_dtype(args, "input_dtype", FLOATS if source == "logits" else ("float32",))
     rows, entries = Tensor(dtype, "batch_size vocab_size"), args.batch_size * vocabulary
-    arguments, options, constants, flops = [source, *numbers], {}, {}, 0
+    arguments, options, flops = [source, *numbers], {}, 0
     outputs, check, written = {f"{source}_out": rows}, FILTERED[source], entries * size_of(dtype)
     if name == "softmax":
         outputs, written, flops = {"probs_out": Tensor("float32", "batch_size vocab_size")}, 4 * entries, 5 * entries
         check = Check(1e-3, 1e-3 / vocabulary)
         arguments, options = ["logits", "temperature=temperature"], {"enable_pdl": args.enable_pdl}
     elif "sampling" in name:
-        outputs, written, check = {"samples": Tensor("int32", "batch_size")}, 4 * args.batch_size, SAMPLED
+        outputs, written, check = {"samples": Tensor("int32", "batch_size")}, 4 * args.batch_size, Check()
     if len(numbers) > 1:
-        constants = {"JOINT": args.filter_apply_order == "joint"}
         options = {"filter_apply_order": args.filter_apply_order}
     return Case(
         op_type="sampling",
         inputs={source: rows, **{name: Tensor(NUMBERS[name], None, getattr(args, name)) for name in numbers}},
         outputs=outputs,
         reference=name,
-        constants=constants,
         call=direct(f"flashinfer.sampling.{name}", *arguments, **options),
         cost=Cost(flops, entries * size_of(dtype) + written),
         check=check,
@@ -133,7 +130,6 @@ def make_top_k(args: Namespace) -> Case:
         inputs={"scores": Tensor(dtype, "batch_size vocab_size")},
         outputs={"values": Tensor(dtype, "batch_size top_k"), "indices": Tensor("int64", "batch_size top_k")},
         reference="top_k",
-        constants={"K": kept},
         call=direct("flashinfer.top_k", "scores", str(kept)),
         cost=Cost(0, rows * vocabulary * size_of(dtype) + rows * kept * (size_of(dtype) + 8)),
     )
@@ -163,7 +159,6 @@ def make_transform(args: Namespace) -> Case:
         inputs=inputs,
         outputs={"indices": Tensor("int32", "rows top_k")},
         reference=name,
-        constants={"K": kept},
         call=direct(f"flashinfer.{name}", *arguments),
         cost=Cost(0, read + 4 * rows * kept),
     )
