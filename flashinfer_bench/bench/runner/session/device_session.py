@@ -411,7 +411,7 @@ class DeviceSession:
         if self._precompiler.finish(solution.digest, wait_s, partial(self._say, job, "precompile")):
             self._say(job, "load")
         try:
-            signature = load_solution(kernel, self._pool, solution)
+            signature = load_solution(kernel, self._pool, solution, self._precompiler.begin)
             style = choose_style(
                 signature,
                 inputs=list(definition.inputs),
@@ -445,7 +445,7 @@ class DeviceSession:
         def measure_reference(input_sets: list[list[Any]]) -> Measured:
             if self._timer.recall(job) is None:
                 self._give_arena(None)
-            self._precompiler.pause()
+                self._precompiler.pause()
             try:
                 return self._timer.measure(job, input_sets, is_alone=phase == REFERENCE_PHASE)
             finally:
