@@ -206,7 +206,7 @@ def test_rows_are_phases_with_their_work_and_a_mismatch_fails(tmp_path, capsys):
     (request,) = ask(command, PLACE)
     assert report_ranks(request, session, PLACE, times, ["3 / 9 elements of rank 1 are different"]) == 1
     out = capsys.readouterr().out
-    assert "[ERROR] Output tensor mismatch between backends torch and moe_a2a: 3 / 9" in out
+    assert "[ERROR] Output tensor mismatch between backends torch and a2a_total: 3 / 9" in out
     assert "[PERF]" not in out
     for words, told in {"": ["a2a_total"], "--per_phase_timing": [*times]}.items():
         (request,) = ask(f"{command} {words}", PLACE)

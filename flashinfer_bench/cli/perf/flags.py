@@ -66,7 +66,7 @@ def _reader(flag: Flag) -> Callable[[str], Any]:
     """Return the function that reads a value of a flag, and refuses a number outside its range."""
 
     def read(text: str) -> Any:
-        value = {"int": whole_number, "float": lambda one: float(number(one))}.get(flag.kind, str)(text)
+        value = whole_number(text) if flag.kind == "int" else float(number(text)) if flag.kind == "float" else text
         if (why := flag.why_not(value)) is not None:
             raise argparse.ArgumentTypeError(why)
         return value

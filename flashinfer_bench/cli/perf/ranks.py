@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -22,16 +21,17 @@ import torch
 from flashinfer_bench.base.files.held_folders import temporary_folder
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance, find_beyond
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
+from flashinfer_bench.cli.exit_codes import FAILED, RAN
 from flashinfer_bench.cli.output import write_out
 from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.cli.perf.files import ResultFiles
-from flashinfer_bench.cli.perf.results import Row, introduce, make_row, perf_line
+from flashinfer_bench.cli.perf.results import introduce, is_failure, make_row, report
+from flashinfer_bench.roofline.peaks import describe_time
 from flashinfer_bench.routines.case.materials import write_material
 from flashinfer_bench.routines.case.spec import Check
 from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.families.moe_comm import count_phases
 
-BACKEND: Final = "moe_a2a"
 PHASES: Final = ("a2a_dispatch", "moe_kernel", "a2a_combine")
 ASTRAY: Final = 0.5
 """A token whose error exceeds this share of its length is wrong, even where a share of elements may be wrong. A lost
@@ -205,35 +205,30 @@ def find_mismatch(rank: int, back: torch.Tensor, wanted: torch.Tensor, check: Ch
 def report_ranks(
     request: Request, session: argparse.Namespace, place: Platform, times: dict[str, list[float]], problems: list[str]
 ) -> int:
-    """Write the lines and rows of all phases. Return 1 if an output is wrong and the flags make that an error."""
-    args = request.args
-    lines = list(introduce(request, place))
-    label = "ERROR" if args.refcheck or args.validate else "WARNING"
-    lines += [f"[{label}] Output tensor mismatch between backends torch and {BACKEND}: {what}" for what in problems]
-    is_error = bool(problems) and label == "ERROR" and not args.allow_output_mismatch
-    files = ResultFiles(session.output_path, session.json_path)
-    for row in make_rows(request, place, times, "; ".join(problems)):
-        files.add(row)
-        lines += [] if is_error else [perf_line(row)]
-    write_out("".join(f"{line}\n" for line in lines))
-    return 1 if is_error or files.lost else 0
+    """Write the lines and rows of the whole round; with --per_phase_timing of each phase, too.
 
-
-def make_rows(request: Request, place: Platform, times: dict[str, list[float]], problem: str) -> list[Row]:
-    """Return a row for the whole round. With --per_phase_timing, return one for each phase too."""
-    case, rows = request.case, []
-    assert case is not None  # it has been made
-    costs = count_phases(request.args, case.inputs["token_selected_experts"].value)
-    for phase, taken in times.items() if request.args.per_phase_timing else [*times.items()][:1]:
-        row = make_row(request, phase, place, "mismatch" if problem else "passed", problem)
-        row["median_ms"], row["std_ms"] = median(taken), pstdev(taken)
-        row["measurement"] = {
-            "method": "cuda_events",
-            "cache_state": "warm",
-            "samples": len(taken),
-            "samples_ms": taken,
+    Returns:
+        1 if an output is wrong and the flags make that an error, else 0.
+    """
+    args, files = request.args, ResultFiles(session.output_path, session.json_path)
+    args.refcheck |= args.validate
+    costs = count_phases(args, request.made_case.inputs["token_selected_experts"].value)
+    lines, status = [*introduce(request, place)], "mismatch" if problems else "passed"
+    for phase, taken in [*times.items()][: None if args.per_phase_timing else 1]:
+        cost, took = costs[phase], median(taken)
+        row = {
+            **make_row(request, phase, place, status, "; ".join(problems)),
+            "median_ms": took,
+            "std_ms": pstdev(taken),
+            "measurement": {
+                "method": "cuda_events",
+                "cache_state": "warm",
+                "samples": len(taken),
+                "samples_ms": taken,
+            },
+            "facts": describe_time(cost, "", took) or {},
         }
-        cost, took = costs[phase], median(taken) or math.inf
-        row["facts"] = {"tflops": cost.tflops(took), "tb_per_sec": cost.tb_per_sec(took), "bytes": cost.bytes}
-        rows.append(row)
-    return rows
+        files.add(row)
+        lines += report(row)
+    write_out("".join(f"{line}\n" for line in lines))
+    return FAILED if is_failure(row) or files.lost else RAN

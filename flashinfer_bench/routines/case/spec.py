@@ -152,8 +152,9 @@ class Case:
     op_type: str
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
-    reference: str
-    """The function of `*_torch`. That of `*_flashinfer` has its name, maybe with a backend's name behind it."""
+    reference: str = ""
+    """The function of `*_torch`. That of `*_flashinfer` has its name, maybe with a backend's name behind it.
+    Empty for the routine's name."""
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Values for constants of both modules. BACKEND is the backend's name, and each flag is a constant of its name."""
     call: str = ""
@@ -163,7 +164,7 @@ class Case:
     cost: Cost
     check: Check = Check()
     refusals: Mapping[str, str] = field(default_factory=dict)
-    """Backend → why it cannot do this case on any GPU."""
+    """Backend → why it cannot do this case on any GPU; empty where it can."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Further columns of the table, such as the average sequence length."""
     notes: Sequence[str] = ()
@@ -207,7 +208,14 @@ class Routine:
         axes = {axis for axis in shapes.split() if not axis.isdigit()} - case.axes.keys()
         filled = {axis: getattr(args, axis) for axis in sorted(axes)}
         constants = {flag.name.upper(): getattr(args, flag.name) for flag in self.flags}
-        return replace(case, label=label, axes={**filled, **case.axes}, constants={**constants, **case.constants})
+        return replace(
+            case,
+            label=label,
+            axes={**filled, **case.axes},
+            constants={**constants, **case.constants},
+            reference=case.reference or self.name,
+            refusals={backend: why for backend, why in case.refusals.items() if why},
+        )
 
     @property
     def backends(self) -> tuple[str, ...]:

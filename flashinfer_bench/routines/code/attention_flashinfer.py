@@ -62,6 +62,11 @@ def by_heads(kv_cache):
     return kv_cache[:, 0].transpose(1, 2), kv_cache[:, 1].transpose(1, 2)
 
 
+def in_elements(indptr, rows):
+    """Give offsets in elements; rows are [tokens, heads, dim]."""
+    return indptr * (rows.shape[1] * rows.shape[2])
+
+
 def as_counts(lengths):
     """View lengths as cuDNN wants them."""
     return lengths.view(-1, 1, 1, 1)
@@ -112,9 +117,9 @@ def plan_paged(backend, tensors, qo_indptr, **options):
     return plan(wrapper, q, kv_cache, *lists, causal=CAUSAL, block_tables=block_tables.clone(), **options)
 
 
-def paged_setup(q, kv_cache, qo_indptr, block_tables, kv_lens):
+def paged_setup(qo_indptr, *rest):
     """Plan the prefill wrapper."""
-    return plan_paged(BACKEND, (q, kv_cache, block_tables, kv_lens), qo_indptr.clone())
+    return plan_paged(BACKEND, rest, qo_indptr.clone())
 
 
 def paged(q, kv_cache, out, *, wrapper):
@@ -122,13 +127,13 @@ def paged(q, kv_cache, out, *, wrapper):
     wrapper.run(q, kv_cache, out=out)
 
 
-def paged_cudnn_setup(q, kv_cache, qo_indptr, block_tables, kv_lens):
+def paged_cudnn_setup(qo_indptr, *rest):
     """Plan the wrapper's cudnn backend, which counts offsets in elements."""
     return plan_paged(
         "cudnn",
-        (q, kv_cache, block_tables, kv_lens),
-        qo_indptr * (q.shape[1] * q.shape[2]),
-        seq_lens=as_counts(kv_lens.clone()),
+        rest,
+        in_elements(qo_indptr, rest[0]),
+        seq_lens=as_counts(rest[-1].clone()),
         seq_lens_q=as_counts(torch.diff(qo_indptr)),
         max_token_per_sequence=S_QO,
         max_sequence_kv=S_KV,
@@ -160,7 +165,7 @@ def prefill_cudnn(q, k, v, out, **lists):
 
 def paged_cudnn_native_setup(q, qo_indptr):
     """Count lengths, and offsets in elements."""
-    return {"lens": as_counts(torch.diff(qo_indptr)), "offsets": qo_indptr * (q.shape[1] * q.shape[2])}
+    return {"lens": as_counts(torch.diff(qo_indptr)), "offsets": in_elements(qo_indptr, q)}
 
 
 def paged_cudnn_native(q, kv_cache, block_tables, kv_lens, out, *, lens, offsets):
@@ -198,9 +203,9 @@ def plan_ragged(backend, tensors, *offsets, **options):
     return plan(wrapper, q, k, *offsets, *sizes, head_dim_vo=v.shape[2], causal=CAUSAL, **options)
 
 
-def ragged_setup(q, k, v, qo_indptr, kv_indptr):
+def ragged_setup(qo_indptr, kv_indptr, *rest):
     """Plan the prefill wrapper."""
-    return plan_ragged(BACKEND, (q, k, v), qo_indptr.clone(), kv_indptr.clone())
+    return plan_ragged(BACKEND, rest, qo_indptr.clone(), kv_indptr.clone())
 
 
 def ragged(q, k, v, out, *, wrapper):
@@ -210,31 +215,30 @@ def ragged(q, k, v, out, *, wrapper):
 
 def ragged_cudnn_native_setup(q, k, v, qo_indptr, kv_indptr):
     """Give lengths, and offsets in elements."""
-    where = {
-        "q": qo_indptr * (q.shape[1] * q.shape[2]),
-        "k": kv_indptr * (k.shape[1] * k.shape[2]),
-        "v": kv_indptr * (v.shape[1] * v.shape[2]),
-        "o": qo_indptr * (q.shape[1] * v.shape[2]),
-        "q_lens": as_counts(torch.diff(qo_indptr)),
-        "kv_lens": as_counts(torch.diff(kv_indptr)),
+    lists = {
+        "actual_seq_lens_q": as_counts(torch.diff(qo_indptr)),
+        "actual_seq_lens_kv": as_counts(torch.diff(kv_indptr)),
+        "batch_offsets_q": in_elements(qo_indptr, q),
+        "batch_offsets_k": in_elements(kv_indptr, k),
+        "batch_offsets_v": in_elements(kv_indptr, v),
+        "batch_offsets_o": qo_indptr * (q.shape[1] * v.shape[2]),
     }
-    return {"where": where}
+    return {"lists": lists}
 
 
-def ragged_cudnn_setup(q, k, v, qo_indptr, kv_indptr):
+def ragged_cudnn_setup(q, k, v, *rest):
     """Plan the wrapper's cudnn backend, which counts offsets in elements."""
-    where = ragged_cudnn_native_setup(q, k, v, qo_indptr, kv_indptr)["where"]
+    lens_q, lens_kv, *offsets = ragged_cudnn_native_setup(q, k, v, *rest)["lists"].values()
     return plan_ragged(
         "cudnn",
         (q, k, v),
-        where["q"],
-        where["k"],
-        seq_lens=where["kv_lens"],
-        seq_lens_q=where["q_lens"],
+        *offsets[:2],
+        seq_lens=lens_kv,
+        seq_lens_q=lens_q,
         max_token_per_sequence=S_QO,
         max_sequence_kv=S_KV,
-        v_indptr=where["v"],
-        o_indptr=where["o"],
+        v_indptr=offsets[2],
+        o_indptr=offsets[3],
     )
 
 
@@ -243,20 +247,9 @@ def ragged_cudnn(q, k, v, out, *, wrapper):
     wrapper.run(q, k, v, out=out)
 
 
-def ragged_cudnn_native(q, k, v, out, *, where):
+def ragged_cudnn_native(q, k, v, out, *, lists):
     """cudnn_batch_prefill_with_kv_cache without pages."""
-    prefill_cudnn(
-        q,
-        k,
-        v,
-        out,
-        actual_seq_lens_q=where["q_lens"],
-        actual_seq_lens_kv=where["kv_lens"],
-        batch_offsets_q=where["q"],
-        batch_offsets_k=where["k"],
-        batch_offsets_v=where["v"],
-        batch_offsets_o=where["o"],
-    )
+    prefill_cudnn(q, k, v, out, **lists)
 
 
 def ragged_trtllm_native_setup(kv_indptr):
@@ -275,13 +268,8 @@ def ragged_trtllm_native(q, k, v, qo_indptr, kv_indptr, out, *, lens):
 
 def run_mla(wrapper, q, kv_cache, out, **options):
     """Run a wrapper on queries and cache, each in two parts."""
-    flat = q.view(-1, *q.shape[2:])
-    parts = (
-        flat[..., :HEAD_DIM_CKV],
-        flat[..., HEAD_DIM_CKV:],
-        kv_cache[..., :HEAD_DIM_CKV],
-        kv_cache[..., HEAD_DIM_CKV:],
-    )
+    wholes = (q.view(-1, *q.shape[2:]), kv_cache)
+    parts = [part for whole in wholes for part in whole.tensor_split((HEAD_DIM_CKV,), dim=-1)]
     wrapper.run(*parts, out=out.view(-1, q.shape[2], HEAD_DIM_CKV), **options)
 
 

@@ -3,29 +3,20 @@
 import flashinfer
 import torch
 
+from flashinfer_bench.routines.code.tuning import call
+
 BACKEND = "cudnn"
-AUTOTUNE = False
 TILE_SIZE = 128
 SCALE_MAJOR_MODE = "MN"
 MMA_SM = 1
 BLOCK = 16
 USE_NVFP4 = True
-TUNED = []
 EPILOGUE_TILE = 128
 GROUPWISE = {
     "scale_granularity_mnk": (1, TILE_SIZE, TILE_SIZE),
     "scale_major_mode": SCALE_MAJOR_MODE,
     "mma_sm": MMA_SM,
 }
-
-
-def call(function, *arguments, **options):
-    """Call a function. With AUTOTUNE the library tunes in the first call."""
-    if AUTOTUNE and not TUNED:
-        with flashinfer.autotune(True):
-            function(*arguments, **options)
-        TUNED.append(True)
-    function(*arguments, **options)
 
 
 def gemm_fp8_nt_groupwise(a, b, a_scale, b_scale, out):

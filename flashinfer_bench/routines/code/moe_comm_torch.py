@@ -5,7 +5,15 @@ A rank of mpirun sends its tokens by `pack` and `unpack`, too.
 
 import torch
 
-from flashinfer_bench.routines.code.formats import E2M1_MAX, E4M3_MAX, by_blocks, by_rows, by_tiles, pack_e2m1
+from flashinfer_bench.routines.code.formats import (
+    E2M1_MAX,
+    E4M3_MAX,
+    by_blocks,
+    by_columns,
+    by_rows,
+    by_tiles,
+    pack_e2m1,
+)
 from flashinfer_bench.routines.code.moe_torch import mix
 
 RANKS = 8
@@ -34,8 +42,7 @@ def unpack(tokens, scales=None):
         return tokens.float()
     if QUANT_DTYPE == "nvfp4":
         return by_rows(tokens, scales.view(torch.float8_e4m3fn).float().clamp(min=2**-9))
-    values = tokens.view(torch.float8_e4m3fn).float()
-    return values * scales.repeat_interleave(values.shape[-1] // scales.shape[-1], dim=-1)
+    return by_columns(tokens.view(torch.float8_e4m3fn), scales, tokens.shape[-1] // scales.shape[-1])
 
 
 def weigh(x, experts, factors):

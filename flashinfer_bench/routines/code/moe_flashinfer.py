@@ -8,6 +8,8 @@ import flashinfer
 import torch
 from flashinfer.fused_moe import convert_to_block_layout
 
+from flashinfer_bench.routines.code.tuning import call
+
 TOP_K = 8
 N_GROUP = None
 TOPK_GROUP = None
@@ -24,7 +26,6 @@ USE_ROUTING_SCALES_ON_INPUT = False
 USE_ROUTING_BIAS = False
 USE_SHUFFLED_WEIGHT = False
 WEIGHT_LAYOUT = 0
-AUTOTUNE = False
 TP_SIZE = 1
 TP_RANK = 0
 EP_SIZE = 1
@@ -40,15 +41,6 @@ ROUTED = {
     "activation_type": ACTIVATION,
 }
 RANKS = {"tp_size": TP_SIZE, "tp_rank": TP_RANK, "ep_size": EP_SIZE, "ep_rank": EP_RANK}
-
-
-def call(function, *arguments, **options):
-    """Call a function. With AUTOTUNE the library tunes in the first call."""
-    if AUTOTUNE and "tuned" not in STATE:
-        with flashinfer.autotune(True):
-            function(*arguments, **options)
-        STATE["tuned"] = True
-    return function(*arguments, **options)
 
 
 def one_of(like):

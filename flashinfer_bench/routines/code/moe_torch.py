@@ -5,7 +5,7 @@ What kernels quantise between the two products stays in float32 here; the tolera
 
 import torch
 
-from flashinfer_bench.routines.code.formats import by_blocks, by_rows, by_tiles, to_fp8
+from flashinfer_bench.routines.code.formats import by_blocks, by_columns, by_rows, by_tiles, to_fp8
 
 TOP_K = 8
 N_GROUP = None
@@ -75,8 +75,8 @@ def mix(x, experts, factors, weights, plain, scales=(), between=torch.Tensor.flo
 
 def fp8_block_scale(routing_logits, routing_bias, hidden_states, hidden_states_scale, *weights):
     """fp8 with a scale for 128 elements of a token and 128 by 128 of a weight."""
-    x = hidden_states.float() * hidden_states_scale.T.repeat_interleave(128, dim=1)[:, : hidden_states.shape[1]]
-    return mix(x, *route(routing_logits, routing_bias), weights, by_blocks).to(torch.bfloat16)
+    x, routed = by_columns(hidden_states, hidden_states_scale.T), route(routing_logits, routing_bias)
+    return mix(x, *routed, weights, by_blocks).to(torch.bfloat16)
 
 
 def fp8_per_tensor(routing_logits, routing_bias, hidden_states, gemm1_weights, gemm2_weights, *scales):

@@ -93,7 +93,6 @@ def make_groupwise(args: Namespace) -> Case:
         axes={"rows": rows, **({"groups": count} if grouped else {})},
         inputs=inputs,
         outputs={"out": Tensor(out, "rows n")},
-        reference=args.routine,
         cost=Cost(2 * rows * n * k, rows * k + count * n * k + scales + rows * n * size_of(out), "fp8"),
         check=_check(args, 1.1),
     )
@@ -114,7 +113,6 @@ def make_bmm_fp8(args: Namespace) -> Case:
         inputs={"a": Tensor(first, "batch_size m k"), "b": Tensor(second, "batch_size n k")}
         | {"a_scale": scale, "b_scale": scale},
         outputs={"out": Tensor(out, "batch_size m n")},
-        reference="bmm_fp8",
         cost=Cost(2 * batch * m * n * k, batch * (m * k + n * k + m * n * size_of(out)) + 8, "fp8"),
         check=_check(args, 1.0),
         refusals=refusals,
@@ -144,7 +142,6 @@ def make_mm_fp4(args: Namespace) -> Case:
             "alpha": floats([ALPHA]),
         },
         outputs={"out": Tensor(out, "m n")},
-        reference="mm_fp4",
         constants={"BLOCK": block},
         cost=Cost(2 * m * n * k, (m + n) * k / 2 + (m + n) * k / block + m * n * size_of(out) + 4, "fp4"),
         check=_check(args, ALPHA * E2M1_VARIANCE, 1.0),

@@ -229,7 +229,7 @@ def make_routed(args: Namespace, name: str) -> Case:
             form.unit,
         ),
         check=check_experts(form.unit, args.top_k, args.routed_scaling_factor if is_grouped else 1.0),
-        refusals={"trtllm": refusal} if refusal else {},
+        refusals={"trtllm": refusal},
     )
 
 

@@ -144,7 +144,7 @@ def make_moe_a2a_dispatch_combine(args: Namespace) -> Case:
         constants={"RANKS": ranks},
         cost=Cost(kernel.flops, moved + kernel.bytes, unit or "fp32"),
         check=check,
-        refusals={"moe_a2a": missing} if missing is not None else {},
+        refusals={"moe_a2a": missing or ""},
         columns={"ep_size": ranks},
     )
 

@@ -98,7 +98,6 @@ def make_norm(args: Namespace) -> Case:
         op_type="rmsnorm" if name == "rmsnorm" else "lowbit",
         inputs=inputs,
         outputs=outputs,
-        reference=name,
         constants=constants,
         cost=Cost((5 + adds) * elements, ((1 + 2 * adds) * elements + hidden) * size_of(dtype) + written),
         check=check,

@@ -89,7 +89,6 @@ def make_quantisation(args: Namespace) -> Case:
             "values": Tensor(values, f"{matrices}m k"),
             "block_scales": Tensor("uint8", f"{matrices}{scales}"),
         },
-        reference=name,
         constants={**constants, "LAYOUT": layout},
         cost=Cost(3 * count, count * width + (4 if name.startswith("nvfp4") else 0)),
         check=Check(1e-2, 1e-3, MATCH[values]),

@@ -130,7 +130,7 @@ def make_plain(args: Namespace) -> Case:
         call=call,
         cost=Cost(3 * tokens * sum(heads.values()) * rotary, moved + more),
         check=Check(1e-2, 1e-2 if dtype == "float16" else 2e-2),
-        refusals={"cuda": refusal} if refusal else {},
+        refusals={"cuda": refusal},
     )
 
 
@@ -188,7 +188,7 @@ def make_quantising(args: Namespace) -> Case:
         },
         cost=Cost(3 * tokens * heads * rope, elements * (size_of(dtype) + 1) + read),
         check=Check(1e-2, 1e-3, FP8_MATCH),
-        refusals={"cuda": refusal} if refusal else {},
+        refusals={"cuda": refusal},
     )
 
 

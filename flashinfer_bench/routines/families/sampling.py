@@ -89,7 +89,6 @@ def _make_of_rows(args: Namespace, source: str, numbers: Sequence[str]) -> Case:
         op_type="sampling",
         inputs={source: rows, **{name: Tensor(NUMBERS[name], None, getattr(args, name)) for name in numbers}},
         outputs=outputs,
-        reference=name,
         call=direct(f"flashinfer.sampling.{name}", *arguments, **options),
         cost=Cost(flops, entries * size_of(dtype) + written),
         check=check,
@@ -114,7 +113,6 @@ def make_chain_speculative_sampling(args: Namespace) -> Case:
             "accepted": each,
             "emitted": each,
         },
-        reference=args.routine,
         call=direct("flashinfer.sampling.chain_speculative_sampling", *inputs),
         cost=Cost(0, 4 * rows * ((2 * count + 1) * vocabulary + count) + 4 * rows * (count + 1) + 8 * rows),
     )
@@ -129,7 +127,6 @@ def make_top_k(args: Namespace) -> Case:
         op_type="top_k",
         inputs={"scores": Tensor(dtype, "batch_size vocab_size")},
         outputs={"values": Tensor(dtype, "batch_size top_k"), "indices": Tensor("int64", "batch_size top_k")},
-        reference="top_k",
         call=direct("flashinfer.top_k", "scores", str(kept)),
         cost=Cost(0, rows * vocabulary * size_of(dtype) + rows * kept * (size_of(dtype) + 8)),
     )
@@ -158,7 +155,6 @@ def make_transform(args: Namespace) -> Case:
         axes=axes,
         inputs=inputs,
         outputs={"indices": Tensor("int32", "rows top_k")},
-        reference=name,
         call=direct(f"flashinfer.{name}", *arguments),
         cost=Cost(0, read + 4 * rows * kept),
     )
