@@ -12,7 +12,7 @@ from flashinfer_bench.cli.entry import parse_command_line
 from flashinfer_bench.cli.machine.build import choose_solutions
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.cli.parser import PROGRAM
-from flashinfer_bench.cli.perf.sweeps import expand_sweeps
+from flashinfer_bench.cli.perf.cases import expand_sweeps
 from flashinfer_bench.cli.settings import flag_of, given_overrides
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import Misuse

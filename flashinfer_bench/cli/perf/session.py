@@ -30,9 +30,17 @@ from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
 from flashinfer_bench.cli.output import one_interrupt, write_err, write_out
 from flashinfer_bench.cli.perf.ahead import compile_ahead
 from flashinfer_bench.cli.perf.cases import Request, read_requests
-from flashinfer_bench.cli.perf.files import ResultFiles, check_paths
 from flashinfer_bench.cli.perf.flags import split_session
-from flashinfer_bench.cli.perf.results import Row, introduce, is_failure, make_judged, make_row, report
+from flashinfer_bench.cli.perf.results import (
+    ResultFiles,
+    Row,
+    check_paths,
+    introduce,
+    is_failure,
+    make_judged,
+    make_row,
+    report,
+)
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE

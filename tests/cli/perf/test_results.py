@@ -14,8 +14,16 @@ import pytest
 import torch
 
 from flashinfer_bench.cli.main import cli as main
-from flashinfer_bench.cli.perf.files import COLUMNS, ResultFiles, check_paths
-from flashinfer_bench.cli.perf.results import introduce, is_failure, make_judged, make_row, report
+from flashinfer_bench.cli.perf.results import (
+    COLUMNS,
+    ResultFiles,
+    check_paths,
+    introduce,
+    is_failure,
+    make_judged,
+    make_row,
+    report,
+)
 from flashinfer_bench.cli.perf.session import Results, make_config
 from flashinfer_bench.routines.case.materials import render_integers
 from flashinfer_bench.routines.case.support import Platform
