@@ -14,8 +14,9 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from flashinfer_bench.data.dtypes import Unit
 from flashinfer_bench.errors import Misuse
-from flashinfer_bench.roofline.cost import Cost
+from flashinfer_bench.roofline.cost import Cost, size_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -106,6 +107,15 @@ class Tensor:
     """Axes and numbers with spaces between; None for a Python number."""
     value: npt.NDArray[Any] | float | None = None
     """The values of an input; None for values that are drawn from the seed."""
+    counted: float | None = None
+    """Elements that a call has to read or write; None for all."""
+
+    def count_bytes(self, axes: Mapping[str, int]) -> float:
+        """Return the bytes that a call has to read or write. A number costs none."""
+        if self.shape is None:
+            return 0
+        sizes = [axes[axis] if axis in axes else int(axis) for axis in self.shape.split()]
+        return (math.prod(sizes) if self.counted is None else self.counted) * size_of(self.dtype)
 
 
 def stored(values: Any, dtype: str = "int32") -> Tensor:
@@ -161,7 +171,11 @@ class Case:
     """What a backend of the library returns, where that is one expression and no module has a function for it."""
     axes: Mapping[str, int] = field(default_factory=dict)
     """The sizes of shapes; those that are flags of the same name are filled in."""
-    cost: Cost
+    flops: float = 0
+    unit: Unit = "fp32"
+    """What `Cost` says of the operations of a call."""
+    bytes: float | None = None
+    """Bytes that a call moves; None for those of the tensors."""
     check: Check = Check()
     refusals: Mapping[str, str] = field(default_factory=dict)
     """Backend → why it cannot do this case on any GPU; empty where it can."""
@@ -173,6 +187,13 @@ class Case:
     """Whole numbers from which the inputs were made; -vv shows them."""
     label: str = ""
     """The sizes and words that were given; part of the definition's name."""
+
+    @property
+    def cost(self) -> Cost:
+        """The least work of a call."""
+        tensors = (*self.inputs.values(), *self.outputs.values())
+        counted = sum(tensor.count_bytes(self.axes) for tensor in tensors) if self.bytes is None else self.bytes
+        return Cost(self.flops, counted, self.unit)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from flashinfer_bench.roofline.cost import Cost, size_of
+from flashinfer_bench.roofline.cost import size_of
 from flashinfer_bench.routines.case.spec import (
     ALL,
     AMPERE_ON,
@@ -93,7 +93,8 @@ def _pages(args: Namespace, keys: list[int]) -> tuple[dict[str, Tensor], int]:
     columns = -(-args.s_kv // args.page_size)
     total = args.batch_size * columns
     table = generator(args, 1).permutation(total).reshape(args.batch_size, columns)
-    return {"block_tables": stored(table), "kv_lens": stored(keys)}, total
+    used = sum(-(-length // args.page_size) for length in keys)
+    return {"block_tables": replace(stored(table), counted=used), "kv_lens": stored(keys)}, total
 
 
 def _check(args: Namespace, lengths: tuple[list[int], list[int]], kv_dtype: str, variance: float) -> Check:
@@ -116,7 +117,6 @@ def _case(
     dtypes: tuple[str, str],
     *,
     scale: float,
-    inputs: Mapping[str, Tensor],
     **parts: Any,
 ) -> Case:
     """Make a case with what all kinds have alike.
@@ -128,27 +128,20 @@ def _case(
         dimensions: of queries and of values.
         dtypes: of queries and of keys.
         scale: the factor of scores.
-        inputs: all inputs. Those that are stored, and of the page table what is used, count as bytes that are read.
         parts: the other parts of the case.
     """
     queries, keys = lengths
     pairs = sum(q * (2 * kv - q + 1) // 2 if args.causal else q * kv for q, kv in zip(queries, keys, strict=True))
-    width, key_width = args.num_qo_heads * sum(dimensions), args.num_kv_heads * sum(dimensions)
-    moved = sum(queries) * width * size_of(dtypes[0])
-    moved += sum(keys) * (dimensions[0] if kind == "mla" else key_width) * size_of(dtypes[1])
-    read: dict[str, Any] = {name: one.value for name, one in inputs.items() if one.value is not None}
-    if read.pop("block_tables", None) is not None:
-        moved += 4 * sum(-(-length // args.page_size) for length in keys)
     average = sum(keys) // len(keys)
     return Case(
-        inputs=inputs,
         constants={
             "SM_SCALE": scale,
             "CAUSAL": bool(args.causal) and kind != "decode",
             "NOPE_DIM": MLA_NOPE_DIM,
         },
         reference=kind,
-        cost=Cost(2 * pairs * width, moved + sum(value.nbytes for value in read.values()), "fp16"),
+        flops=2 * pairs * args.num_qo_heads * sum(dimensions),
+        unit="fp16",
         check=_check(args, lengths, dtypes[1], dimensions[0] * scale**2),
         columns={"avg_actual_seq_len": average},
         notes=(
@@ -193,7 +186,8 @@ def make_paged(args: Namespace) -> Case:
         if args.page_size not in PAGE_SIZES:
             refusals["trtllm-native"] = f"--page_size {args.page_size}: it has pages of 16, 32, 64 and 128"
     rows = Tensor(q, f"{'queries' if indptr else 'batch_size'} num_qo_heads head_dim")
-    cache = Tensor(kv, f"{pages} 2 {args.page_size} {args.num_kv_heads} head_dim")
+    shape, width = f"{pages} 2 {args.page_size} {args.num_kv_heads} head_dim", args.num_kv_heads * (qk + vo)
+    cache = Tensor(kv, shape, counted=sum(keys) * width)
     return _case(
         args,
         kind,
@@ -258,7 +252,8 @@ def make_mla(args: Namespace) -> Case:
         refusals["cutlass"] = "one query a sequence, pages of 16 to 128"
     if args.causal and args.s_qo > 1:
         refusals["trtllm-native"] = "its mask for several queries is its own"
-    q, cache = Tensor(dtype, f"{rows} {ckv + kpe}"), Tensor(dtype, f"{pages} {page} {ckv + kpe}")
+    q, width = Tensor(dtype, f"{rows} {ckv + kpe}"), ckv + kpe
+    cache = Tensor(dtype, f"{pages} {page} {width}", counted=sum(lengths[1]) * width)
     return _case(
         args,
         "mla",

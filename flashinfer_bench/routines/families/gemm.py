@@ -12,7 +12,6 @@ import math
 from argparse import Namespace
 from typing import Final
 
-from flashinfer_bench.roofline.cost import Cost, size_of
 from flashinfer_bench.routines.case.spec import (
     ADA_ON,
     BLACKWELL,
@@ -83,24 +82,21 @@ def make_groupwise(args: Namespace) -> Case:
         "b": Tensor(second, f"{groups}n k"),
         "a_scale": Tensor("float32", f"rows {long}" if is_k else f"{long} rows"),
         "b_scale": Tensor("float32", f"{groups}{factors}"),
+        **({"m_indptr": offsets([m] * count)} if grouped else {}),
     }
-    scales = 4 * (rows * long + count * tall * long)
-    if grouped:
-        inputs["m_indptr"] = offsets([m] * count)
-        scales += 4 * (count + 1)
     return Case(
         op_type="gemm",
         axes={"rows": rows, **({"groups": count} if grouped else {})},
         inputs=inputs,
         outputs={"out": Tensor(out, "rows n")},
-        cost=Cost(2 * rows * n * k, rows * k + count * n * k + scales + rows * n * size_of(out), "fp8"),
+        flops=2 * rows * n * k,
+        unit="fp8",
         check=_check(args, 1.1),
     )
 
 
 def make_bmm_fp8(args: Namespace) -> Case:
     """Make a case of a batch of fp8 products, with one scale for each matrix stack."""
-    batch, m, n, k = args.batch_size, args.m, args.n, args.k
     first, second, out = _dtypes(args)
     refusals = {}
     if first == second == "float8_e5m2":
@@ -113,7 +109,8 @@ def make_bmm_fp8(args: Namespace) -> Case:
         inputs={"a": Tensor(first, "batch_size m k"), "b": Tensor(second, "batch_size n k")}
         | {"a_scale": scale, "b_scale": scale},
         outputs={"out": Tensor(out, "batch_size m n")},
-        cost=Cost(2 * batch * m * n * k, batch * (m * k + n * k + m * n * size_of(out)) + 8, "fp8"),
+        flops=2 * args.batch_size * args.m * args.n * args.k,
+        unit="fp8",
         check=_check(args, 1.0),
         refusals=refusals,
     )
@@ -137,13 +134,14 @@ def make_mm_fp4(args: Namespace) -> Case:
         inputs={
             "a": Tensor("float4_e2m1", "m k"),
             "b": Tensor("float4_e2m1", "n k"),
-            "a_scale": Tensor(scale, f"{round_up(m, 128)} {columns}"),
-            "b_scale": Tensor(scale, f"{round_up(n, 128)} {columns}"),
+            "a_scale": Tensor(scale, f"{round_up(m, 128)} {columns}", counted=m * k / block),
+            "b_scale": Tensor(scale, f"{round_up(n, 128)} {columns}", counted=n * k / block),
             "alpha": floats([ALPHA]),
         },
         outputs={"out": Tensor(out, "m n")},
         constants={"BLOCK": block},
-        cost=Cost(2 * m * n * k, (m + n) * k / 2 + (m + n) * k / block + m * n * size_of(out) + 4, "fp4"),
+        flops=2 * m * n * k,
+        unit="fp4",
         check=_check(args, ALPHA * E2M1_VARIANCE, 1.0),
         refusals=refusals,
     )

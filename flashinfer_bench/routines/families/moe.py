@@ -13,11 +13,11 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from flashinfer_bench.data.dtypes import Unit
-from flashinfer_bench.roofline.cost import Cost, size_of
 from flashinfer_bench.routines.case.spec import (
     BLACKWELL,
     HALF,
@@ -121,6 +121,7 @@ def make_layers(
     inner: str,
     sizes: tuple[int, int],
     *,
+    active: float,
     is_tiled: bool = False,
     factors: Sequence[Tensor] = (),
 ) -> dict[str, Tensor]:
@@ -131,6 +132,7 @@ def make_layers(
         experts: the axis of experts.
         inner: the axis between the products.
         sizes: the hidden size, and that between the products.
+        active: experts whose weights are read.
         is_tiled: scales are padded to whole tiles of 128 rows by 4 columns.
         factors: a factor of each expert, for each product.
     """
@@ -139,14 +141,16 @@ def make_layers(
     dtype = {"nvfp4": "float4_e2m1", "fp8_block_scale": "float8_e4m3fn"}.get(kind, kind)
     for layer, rows, columns, shape in (1, 2 * i, h, f"{2 * i} hidden_size"), (2, h, i, f"hidden_size {inner}"):
         name, scales = f"gemm{layer}_weights", (rows, columns // 16)
-        made[name] = Tensor(dtype, f"{experts} {shape}")
+        count = active * rows * columns
+        made[name] = Tensor(dtype, f"{experts} {shape}", counted=count)
         if kind == "nvfp4":
             tall, wide = (round_up(rows, 128), round_up(columns // 16, 4)) if is_tiled else scales
-            made[f"{name}_scale"] = Tensor("float8_e4m3fn", f"{experts} {tall} {wide}")
+            made[f"{name}_scale"] = Tensor("float8_e4m3fn", f"{experts} {tall} {wide}", counted=count / 16)
         elif kind == "fp8_block_scale":
-            made[f"{name}_scale"] = Tensor("float32", f"{experts} {rows // 128} {columns // 128}")
+            shape = f"{experts} {rows // 128} {columns // 128}"
+            made[f"{name}_scale"] = Tensor("float32", shape, counted=count / 128**2)
         if factors:
-            made[f"fc{layer}_global"] = factors[layer - 1]
+            made[f"fc{layer}_global"] = replace(factors[layer - 1], counted=active)
     return made
 
 
@@ -158,20 +162,14 @@ class Format(NamedTuple):
     step: int
     """What the hidden size and that between the products are multiples of."""
     unit: Unit
-    token_bytes: float
-    """Bytes of an element of a token, with its share of the scales."""
-    weight_bytes: float
-    """Bytes of an element of a weight, with its share of the scales."""
     factors: Callable[[int, int], tuple[float, float]] | None = None
     """Factors of each expert for both products, by the hidden size and that between the products."""
 
 
 FORMATS: Final = {
-    "fp8_block_scale": Format("fp8_block_scale", 128, "fp8", 1 + 1 / 32, 1 + 4 / 128**2),
-    "fp8_per_tensor": Format("float8_e4m3fn", 1, "fp8", 1, 1, lambda h, i: (1 / math.sqrt(h), 1 / math.sqrt(i))),
-    "fp4_block_scale": Format(
-        "nvfp4", 64, "fp4", 9 / 16, 9 / 16, lambda *_: (1 / E2M1_DEVIATION**2, 1 / E2M1_DEVIATION)
-    ),
+    "fp8_block_scale": Format("fp8_block_scale", 128, "fp8"),
+    "fp8_per_tensor": Format("float8_e4m3fn", 1, "fp8", lambda h, i: (1 / math.sqrt(h), 1 / math.sqrt(i))),
+    "fp4_block_scale": Format("nvfp4", 64, "fp4", lambda *_: (1 / E2M1_DEVIATION**2, 1 / E2M1_DEVIATION)),
 }
 """The function that calls the kernel, and its reference → the format."""
 
@@ -193,41 +191,34 @@ def make_routed(args: Namespace, name: str) -> Case:
     local, is_grouped = _check_routing(args), args.routing_method == "deepseek_v3"
     whole_blocks = f"--hidden_size and --intermediate_size must be multiples of {form.step}"
     require(h % form.step == 0 and i % form.step == 0, whole_blocks)
-    layers = make_layers(form.weights, "local_experts", "intermediate_size", (h, i))
+    active = local * (1 - (1 - args.top_k / experts) ** tokens)
+    layers = make_layers(form.weights, "local_experts", "intermediate_size", (h, i), active=active)
     inputs = {"hidden_states": Tensor(layers["gemm1_weights"].dtype, "num_tokens hidden_size")}
     if name == "fp8_block_scale":
         inputs["hidden_states_scale"] = Tensor("float32", f"{h // 128} num_tokens")
     elif name == "fp4_block_scale":
         inputs["hidden_states_scale"] = Tensor("float8_e4m3fn", f"num_tokens {h // 16}")
     inputs |= layers
-    expert_bytes = 3 * h * i * form.weight_bytes
     if form.factors is not None:
-        first, second = (floats([factor] * local) for factor in form.factors(h, i))
+        first, second = (replace(floats([factor] * local), counted=active) for factor in form.factors(h, i))
         inputs |= {"output1_scales_scalar": first, "output1_scales_gate_scalar": first, "output2_scales_scalar": second}
-        expert_bytes += 12
-    pairs = tokens * args.top_k * local / experts
-    active = local * (1 - (1 - args.top_k / experts) ** tokens)
-    # DeepSeek's routing takes float32 logits, the others bfloat16; it alone reads the bias.
-    routing_bytes = tokens * experts * (4 if is_grouped else 2)
-    routing_bytes += 2 * experts if args.use_routing_bias and is_grouped else 0
-    bias = generator(args, 2).integers(-BIASES, BIASES + 1, experts) * args.use_routing_bias / 2**13
+    # DeepSeek's routing takes float32 logits, the others bfloat16. It alone reads the bias, which is bfloat16 there.
+    biases = generator(args, 2).integers(-BIASES, BIASES + 1, experts) * args.use_routing_bias / 2**13
+    bias = replace(floats(biases), counted=experts / 2 if args.use_routing_bias and is_grouped else 0)
     refusal = _why_not_routed(args, name)
     return Case(
         op_type="moe",
         axes={"local_experts": local},
         inputs={
             "routing_logits": Tensor("float32" if is_grouped else "bfloat16", "num_tokens num_experts"),
-            "routing_bias": floats(bias),
+            "routing_bias": bias,
             **inputs,
         },
         outputs={"out": Tensor("bfloat16", "num_tokens hidden_size")},
         reference=name,
         constants={"USE_ROUTING_SCALES_ON_INPUT": args.use_routing_scales_on_input and name == "fp8_per_tensor"},
-        cost=Cost(
-            6 * pairs * h * i,
-            routing_bytes + tokens * h * (form.token_bytes + 2) + active * expert_bytes,
-            form.unit,
-        ),
+        flops=6 * h * i * tokens * args.top_k * local / experts,
+        unit=form.unit,
         check=check_experts(form.unit, args.top_k, args.routed_scaling_factor if is_grouped else 1.0),
         refusals={"trtllm": refusal},
     )
@@ -257,6 +248,7 @@ def make_cutlass(args: Namespace) -> Case:
     first = args.ep_rank * local
     chosen, weights = choose_experts(args, args.num_tokens)
     here = chosen[(chosen >= first) & (chosen < first + local)]
+    active = len({*here.tolist()})
     function, token, kind, out, unit = f"cutlass_{variant}", dtype, dtype, "bfloat16", UNITS[variant]
     factors: list[Tensor] = []
     scales: dict[str, Tensor] = {}
@@ -271,11 +263,10 @@ def make_cutlass(args: Namespace) -> Case:
         scales = {"fc1_dequant": fc1, "fc2_quant": one, "fc2_dequant": fc2, "fc1_input_dequant": one}
     else:
         out = dtype
-    width, token_width = (9 / 16 if name in ("nvfp4", "float4_e2m1") else size_of(name) for name in (kind, token))
     inputs = {"hidden_states": Tensor(token, "num_tokens hidden_size")}
     if args.quantized_input:
         shape = f"{round_up(args.num_tokens, 128)} {round_up(h // 16, 4)}"
-        inputs["hidden_states_scale"] = Tensor("float8_e4m3fn", shape)
+        inputs["hidden_states_scale"] = Tensor("float8_e4m3fn", shape, counted=args.num_tokens * h / 16)
     return Case(
         op_type="moe",
         axes={"local_experts": local, "shard": i},
@@ -283,18 +274,14 @@ def make_cutlass(args: Namespace) -> Case:
             **inputs,
             "token_selected_experts": stored(chosen),
             "token_final_factors": floats(weights),
-            **make_layers(kind, "local_experts", "shard", (h, i), is_tiled=True, factors=factors),
+            **make_layers(kind, "local_experts", "shard", (h, i), active=active, is_tiled=True, factors=factors),
             **scales,
         },
         outputs={"out": Tensor(out, "num_tokens hidden_size")},
         reference=function,
         constants={"LOCAL_EXPERT_OFFSET": first, "USE_ROUTING_SCALES_ON_INPUT": False},
-        cost=Cost(
-            6 * len(here) * h * i,
-            args.num_tokens * (h * (token_width + size_of(out)) + 8 * args.top_k)
-            + len({*here.tolist()}) * 3 * h * i * width,
-            unit,
-        ),
+        flops=6 * len(here) * h * i,
+        unit=unit,
         check=check_experts(unit, args.top_k),
     )
 

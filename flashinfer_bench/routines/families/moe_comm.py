@@ -127,7 +127,7 @@ def make_moe_a2a_dispatch_combine(args: Namespace) -> Case:
         factor = floats([1 / E2M1_DEVIATION] * experts)
         each = [factor, factor] if quant == "nvfp4" else []
         sizes = (hidden, inner)
-        layers = make_layers(quant, "num_experts", "intermediate_size", sizes, is_tiled=True, factors=each)
+        layers = make_layers(quant, "num_experts", "intermediate_size", sizes, active=0, is_tiled=True, factors=each)
     tokens = Tensor(read_dtype(args, "input_dtype", HALF), "ranks num_tokens hidden_size")
     kernel, moved = costs["moe_kernel"], costs["a2a_total"].bytes
     return Case(
@@ -142,7 +142,9 @@ def make_moe_a2a_dispatch_combine(args: Namespace) -> Case:
         outputs={"out": tokens},
         reference="dispatch_combine",
         constants={"RANKS": ranks},
-        cost=Cost(kernel.flops, moved + kernel.bytes, unit or "fp32"),
+        flops=kernel.flops,
+        unit=unit or "fp32",
+        bytes=moved + kernel.bytes,
         check=check,
         refusals={"moe_a2a": missing or ""},
         columns={"ep_size": ranks},

@@ -12,7 +12,6 @@ from argparse import Namespace
 from functools import partial
 from typing import Any, Final
 
-from flashinfer_bench.roofline.cost import Cost, size_of
 from flashinfer_bench.routines.case.spec import (
     ALL,
     BLACKWELL,
@@ -66,12 +65,12 @@ def make_norm(args: Namespace) -> Case:
     constants: dict[str, Any] = {}
     x = Tensor(dtype, rows)
     inputs = {"x": x, **({"residual": x} if adds else {}), "weight": Tensor(dtype, "hidden_size")}
-    outputs, check, written = {"out": x}, Check(1e-2, 1e-3), elements * size_of(dtype)
+    outputs, check = {"out": x}, Check(1e-2, 1e-3)
     if name.endswith("rmsnorm_quant"):
         require(args.num_heads is None, "--num_heads: the quantising norms take two dimensions")
         constants["OUT_DTYPE"] = out = read_dtype(args, "out_dtype", FP8, "fp8_e4m3")
         inputs["scale"], outputs = floats([args.scale]), {"out": Tensor(out, rows)}
-        check, written = Check(1e-2, 1e-3, FP8_MATCH), elements + 4
+        check = Check(1e-2, 1e-3, FP8_MATCH)
     elif name.endswith("fp4quant"):
         kind, swizzled = args.out_dtype or "nvfp4", args.is_sf_swizzled_layout
         require(kind in ("nvfp4", "mxfp4"), f"--out_dtype {kind}: this routine takes nvfp4, mxfp4")
@@ -89,9 +88,9 @@ def make_norm(args: Namespace) -> Case:
         scales = f"{rows.rpartition(' ')[0]} {columns}"
         if swizzled:
             scales = str(round_up(count, 128) * round_up(columns, 4))
-        scale = Tensor("float8_e4m3fn" if block == 16 else "uint8", scales)
+        scale = Tensor("float8_e4m3fn" if block == 16 else "uint8", scales, counted=elements // block)
         outputs = {"out": Tensor("float4_e2m1", rows), "block_scale": scale}
-        check, written = Check(1e-2, 1e-3, FP4_MATCH), elements / 2 + elements // block + 4
+        check = Check(1e-2, 1e-3, FP4_MATCH)
     if adds:
         outputs["residual_out"] = x
     return Case(
@@ -99,7 +98,7 @@ def make_norm(args: Namespace) -> Case:
         inputs=inputs,
         outputs=outputs,
         constants=constants,
-        cost=Cost((5 + adds) * elements, ((1 + 2 * adds) * elements + hidden) * size_of(dtype) + written),
+        flops=(5 + adds) * elements,
         check=check,
         notes=IN_PLACE if adds else (),
     )

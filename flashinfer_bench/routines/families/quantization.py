@@ -11,7 +11,6 @@ from argparse import Namespace
 from functools import partial
 from typing import Any, Final
 
-from flashinfer_bench.roofline.cost import Cost, size_of
 from flashinfer_bench.routines.case.spec import (
     BLACKWELL,
     HALF,
@@ -81,16 +80,15 @@ def make_quantisation(args: Namespace) -> Case:
     inputs, count = {"x": Tensor(dtype, f"{matrices}m k")}, batch * m * k
     if name.startswith("nvfp4"):
         inputs["global_scale"] = floats([args.global_scale])
-    width = size_of(dtype) + size_of(values) + 1 / block
     return Case(
         op_type="lowbit",
         inputs=inputs,
         outputs={
             "values": Tensor(values, f"{matrices}m k"),
-            "block_scales": Tensor("uint8", f"{matrices}{scales}"),
+            "block_scales": Tensor("uint8", f"{matrices}{scales}", counted=count / block),
         },
         constants={**constants, "LAYOUT": layout},
-        cost=Cost(3 * count, count * width + (4 if name.startswith("nvfp4") else 0)),
+        flops=3 * count,
         check=Check(1e-2, 1e-3, MATCH[values]),
         refusals=refusals,
     )

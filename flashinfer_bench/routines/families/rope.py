@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from argparse import Namespace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-from flashinfer_bench.roofline.cost import Cost, size_of
 from flashinfer_bench.routines.case.spec import (
     ADA_ON,
     ALL,
@@ -102,10 +101,9 @@ def make_plain(args: Namespace) -> Case:
     if head not in HEAD_DIMS:
         refusal = f"--head_dim {head}: its kernels have 64, 128, 256, 512"
     rows = {"q": "tokens num_qo_heads head_dim", "k": "tokens num_kv_heads head_dim"}
-    more = 4 * tokens
     if name.endswith("cache"):
         rows = {side: f"tokens {count * head}" for side, count in heads.items()}
-        where["cos_sin_cache"], more = Tensor("float32", f"{args.seq_len} {rotary}"), more + 4 * args.seq_len * rotary
+        where["cos_sin_cache"] = Tensor("float32", f"{args.seq_len} {rotary}")
         call = direct(
             f"flashinfer.{name}", "pos_ids", "q", "k", str(head), "cos_sin_cache", is_neox=not args.interleave
         )
@@ -116,10 +114,9 @@ def make_plain(args: Namespace) -> Case:
         if not name.endswith("pos_ids"):
             starts = generator(args).integers(0, MAX_OFFSET, args.batch_size, "int32")
             where = {"indptr": offsets([args.seq_len] * args.batch_size), "offsets": stored(starts)}
-            reference, more = "rope_by_offsets", 4 * (2 * args.batch_size + 1)
+            reference = "rope_by_offsets"
         call = direct(f"flashinfer.{name}", "q", "k", *where, **options, **(stretch if llama31 else {}))
     sides = {side: Tensor(dtype, shape) for side, shape in rows.items()}
-    moved = 2 * tokens * sum(heads.values()) * head * size_of(dtype)
     return Case(
         op_type="rope",
         axes={"tokens": tokens},
@@ -128,7 +125,7 @@ def make_plain(args: Namespace) -> Case:
         reference=reference,
         constants={"LLAMA31": llama31, "ROTARY_DIM": rotary},
         call=call,
-        cost=Cost(3 * tokens * sum(heads.values()) * rotary, moved + more),
+        flops=3 * tokens * sum(heads.values()) * rotary,
         check=Check(1e-2, 1e-2 if dtype == "float16" else 2e-2),
         refusals={"cuda": refusal},
     )
@@ -147,7 +144,6 @@ def make_quantising(args: Namespace) -> Case:
     require(nope > 0 or not is_mla, "--no_rope_dim is missing: MLA has dimensions without RoPE (512 in DeepSeek)")
     dtype, out = read_dtype(args, "input_dtype", HALF), read_dtype(args, "quant_dtype", FP8)
     tokens, kv_heads = args.batch_size * args.seq_len, 1 if is_mla else args.num_kv_heads
-    heads = args.num_qo_heads + kv_heads
     rows = {"q": "tokens num_qo_heads", "k": "tokens" if is_mla else "tokens num_kv_heads"}
     parts = {"rope": rope, "nope": nope} if nope else {"rope": rope}
     inputs = {f"{side}_{part}": Tensor(dtype, f"{rows[side]} {n}") for part, n in parts.items() for side in "qk"}
@@ -161,7 +157,9 @@ def make_quantising(args: Namespace) -> Case:
         count = -(-args.seq_len // args.page_size)
         total = args.batch_size * count
         slots = f"{args.page_size} {kv_heads}" if args.kv_layout == "NHD" else f"{kv_heads} {args.page_size}"
-        outputs |= {f"{side}_cache": Tensor(out, f"{total} {slots} {width}") for side in "kv"}
+        outputs |= {
+            f"{side}_cache": Tensor(out, f"{total} {slots} {width}", counted=tokens * kv_heads * width) for side in "kv"
+        }
         inputs |= {
             "kv_indices": stored(generator(args).permutation(total)),
             "kv_indptr": offsets([count] * args.batch_size),
@@ -172,9 +170,6 @@ def make_quantising(args: Namespace) -> Case:
         refusal = f"--no_rope_dim {nope}: its kernel wants a multiple of {LANE}"
     elif appends and nope % rope:  # its last stretch would reach into the next head
         refusal = f"--no_rope_dim {nope}: its kernel wants a multiple of the {rope} dimensions that are rotated"
-    given: list[Any] = [tensor.value for tensor in inputs.values() if tensor.value is not None]
-    elements = tokens * width * (heads + kv_heads * appends)
-    read = args.seq_len * rope * 4 + sum(value.nbytes for value in given)
     return Case(
         op_type="lowbit",
         axes={"tokens": tokens},
@@ -186,7 +181,7 @@ def make_quantising(args: Namespace) -> Case:
             "ROTARY_DIM": rope,
             "QUANTISER": "mla_rope_quantize_fp8" if is_mla else "rope_quantize_fp8",
         },
-        cost=Cost(3 * tokens * heads * rope, elements * (size_of(dtype) + 1) + read),
+        flops=3 * tokens * (args.num_qo_heads + kv_heads) * rope,
         check=Check(1e-2, 1e-3, FP8_MATCH),
         refusals={"cuda": refusal},
     )

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from flashinfer_bench.roofline.cost import Cost, size_of
 from flashinfer_bench.routines.case.spec import (
     ALL,
     BELOW_ONE,
@@ -74,15 +73,15 @@ def _make_of_rows(args: Namespace, source: str, numbers: Sequence[str]) -> Case:
     """
     name, vocabulary = args.routine, _vocabulary(args)
     dtype = read_dtype(args, "input_dtype", FLOATS if source == "logits" else ("float32",))
-    rows, entries = Tensor(dtype, "batch_size vocab_size"), args.batch_size * vocabulary
+    rows = Tensor(dtype, "batch_size vocab_size")
     arguments, options, flops = [source, *numbers], {}, 0
-    outputs, check, written = {f"{source}_out": rows}, FILTERED[source], entries * size_of(dtype)
+    outputs, check = {f"{source}_out": rows}, FILTERED[source]
     if name == "softmax":
-        outputs, written, flops = {"probs_out": Tensor("float32", "batch_size vocab_size")}, 4 * entries, 5 * entries
+        outputs, flops = {"probs_out": Tensor("float32", "batch_size vocab_size")}, 5 * args.batch_size * vocabulary
         check = Check(1e-3, 1e-3 / vocabulary)
         arguments, options = ["logits", "temperature=temperature"], {"enable_pdl": args.enable_pdl}
     elif "sampling" in name:
-        outputs, written, check = {"samples": Tensor("int32", "batch_size")}, 4 * args.batch_size, Check()
+        outputs, check = {"samples": Tensor("int32", "batch_size")}, Check()
     if len(numbers) > 1:
         options = {"filter_apply_order": args.filter_apply_order}
     return Case(
@@ -90,7 +89,7 @@ def _make_of_rows(args: Namespace, source: str, numbers: Sequence[str]) -> Case:
         inputs={source: rows, **{name: Tensor(NUMBERS[name], None, getattr(args, name)) for name in numbers}},
         outputs=outputs,
         call=direct(f"flashinfer.sampling.{name}", *arguments, **options),
-        cost=Cost(flops, entries * size_of(dtype) + written),
+        flops=flops,
         check=check,
     )
 
@@ -114,21 +113,19 @@ def make_chain_speculative_sampling(args: Namespace) -> Case:
             "emitted": each,
         },
         call=direct("flashinfer.sampling.chain_speculative_sampling", *inputs),
-        cost=Cost(0, 4 * rows * ((2 * count + 1) * vocabulary + count) + 4 * rows * (count + 1) + 8 * rows),
     )
 
 
 def make_top_k(args: Namespace) -> Case:
     """Make a case of the selection of the k largest of a row."""
     dtype = read_dtype(args, "input_dtype", FLOATS)
-    vocabulary, rows, kept = _vocabulary(args), args.batch_size, args.top_k
+    vocabulary, kept = _vocabulary(args), args.top_k
     require(kept <= vocabulary, f"--top_k {kept} is more than --vocab_size {vocabulary}")
     return Case(
         op_type="top_k",
         inputs={"scores": Tensor(dtype, "batch_size vocab_size")},
         outputs={"values": Tensor(dtype, "batch_size top_k"), "indices": Tensor("int64", "batch_size top_k")},
         call=direct("flashinfer.top_k", "scores", str(kept)),
-        cost=Cost(0, rows * vocabulary * size_of(dtype) + rows * kept * (size_of(dtype) + 8)),
     )
 
 
@@ -141,9 +138,8 @@ def make_transform(args: Namespace) -> Case:
     batch, length, kept, rows = args.batch_size, args.max_len, args.top_k, args.num_rows or args.batch_size
     axes = {"rows": rows}
     scores, lengths = Tensor(dtype, "rows max_len"), stored([length] * rows)
-    read = rows * length * size_of(dtype) + 8 * rows
     if name == "top_k_page_table_transform":
-        axes["num_pages"], read = batch * length, read + 4 * batch * length
+        axes["num_pages"] = batch * length
         inputs = {"scores": scores, "src_page_table": Tensor("int32", "batch_size max_len"), "lengths": lengths}
         arguments = [*inputs, str(kept), f"row_to_batch={None if rows == batch else 'row_to_batch'}"]
         inputs["row_to_batch"] = stored([row % batch for row in range(rows)])
@@ -156,7 +152,6 @@ def make_transform(args: Namespace) -> Case:
         inputs=inputs,
         outputs={"indices": Tensor("int32", "rows top_k")},
         call=direct(f"flashinfer.{name}", *arguments),
-        cost=Cost(0, read + 4 * rows * kept),
     )
 
 
