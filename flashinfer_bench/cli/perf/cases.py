@@ -75,6 +75,8 @@ class Request:
     """The backends that can run here, in the order in which they were given."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Backend to the reason why it cannot run here."""
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Backend to its result, once it has one."""
 
     @property
     def made(self) -> Material:

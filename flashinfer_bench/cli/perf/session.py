@@ -133,29 +133,27 @@ def write_tolerances(root: Path, requests: Sequence[Request]) -> None:
 
 
 class Results:
-    """The rows of a session's cases. A case is printed and written when all its backends are done."""
+    """Prints and writes the cases of a session, each when all its backends are done."""
 
     def __init__(self, requests: Sequence[Request], files: ResultFiles, place: Platform) -> None:
-        self.place, self.files, self.has_failed = place, files, False
-        self._rows: list[tuple[Request, dict[str, Row]]] = [(request, {}) for request in requests]
+        self.requests, self.files, self.place, self.has_failed = requests, files, place, False
 
     def put(self, request: Request, row: Row) -> None:
         """Keep a row; tell its case with the last one."""
-        rows = next(rows for one, rows in self._rows if one is request)
-        rows[row["backend"]] = row
-        if len(rows) == len(request.backends):
-            self.tell(request, rows)
+        request.rows[row["backend"]] = row
+        if len(request.rows) == len(request.backends):
+            self.tell(request)
 
     def finish(self, reason: str) -> None:
         """Tell the cases that lack rows: their missing backends failed for this reason."""
-        for request, rows in self._rows:
-            for backend in [name for name in request.backends if name not in rows]:
+        for request in self.requests:
+            for backend in [name for name in request.backends if name not in request.rows]:
                 self.put(request, make_row(request, backend, self.place, "failed", reason))
 
-    def tell(self, request: Request, done: dict[str, Row] | None = None) -> None:
+    def tell(self, request: Request) -> None:
         """Print and write a case."""
         rows = [make_row(request, name, self.place, "skipped", why) for name, why in request.skipped.items()]
-        rows += [(done or {})[name] for name in request.backends]
+        rows += [request.rows[name] for name in request.backends]
         lines = [*introduce(request, self.place), *(line for row in rows for line in report(row))]
         if request.problem is not None:
             rows = [make_row(request, "", self.place, "failed", request.problem)]
@@ -178,17 +176,15 @@ def in_groups(requests: Sequence[Request]) -> list[list[Request]]:
 
 
 def _run_group(results: Results, group: Sequence[Request], session: argparse.Namespace, root: Path) -> None:
-    by_name = {request.definition: request for request in group}
+    asked = {(one.definition, one.made.solutions[name].name): (one, name) for one in group for name in one.backends}
 
     def fail(definition: str, solution: str | None, reason: str) -> None:
-        request = by_name[definition]
-        for backend in request.backends:
-            if solution in (None, request.made.solutions[backend].name):
+        for key, (request, backend) in asked.items():
+            if key[0] == definition and solution in (None, key[1]):
                 results.put(request, make_row(request, backend, results.place, "failed", reason))
 
     def judge(trace: Trace, device: str | None = None) -> None:
-        request = by_name[trace.definition]
-        backend = next(name for name, one in request.made.solutions.items() if one.name == trace.solution)
+        request, backend = asked[trace.definition, trace.solution or ""]
         results.put(request, make_judged(request, backend, results.place, trace.evaluation, device))
 
     with Benchmark(make_trace_set(group, root, is_resumed=session.resume), make_config(group, session)) as engine:
