@@ -151,20 +151,18 @@ def test_the_reference_has_real_experts_between_sending_and_returning(quant, tmp
     job = JudgedRoutine(NAME, tmp_path, REAL[quant])
     monkeypatch.setattr(moe_comm_torch, "QUANT_DTYPE", quant)
 
-    def plain(codes, scales, factor=1.0):
-        if quant != "nvfp4":
+    def plain(codes, scales, *factor):
+        if not factor:
             return by_blocks(codes, scales)
-        return by_rows(codes, from_tiles(scales, codes.shape[0], codes.shape[1] // 8)) * factor
+        return by_rows(codes, from_tiles(scales, codes.shape[0], codes.shape[1] // 8)) * factor[0]
 
     def run(x, ids, factors, *weights):
-        flat = [part.flatten(0, 1) for part in (x, ids, factors)]
-        sent, half = moe_comm_torch.unpack(*moe_comm_torch.pack(flat[0])), len(weights) // 2
-        out = torch.zeros_like(sent)
-        for expert in range(EXPERTS):
-            first, second = (plain(*(part[expert] for part in own)) for own in (weights[:half], weights[half:]))
-            linear, gate = (sent @ first.T).chunk(2, dim=-1)
-            share = torch.where(flat[1] == expert, flat[2], 0.0).sum(dim=-1, keepdim=True)
-            out += (torch.nn.functional.silu(gate) * linear) @ second.T * share
+        sent = moe_comm_torch.unpack(*moe_comm_torch.pack(x.flatten(0, 1)))
+        out, half = torch.zeros_like(sent), len(weights) // 2
+        for expert, own in enumerate(zip(*weights, strict=True)):
+            linear, gate = (sent @ plain(*own[:half]).T).chunk(2, dim=-1)
+            share = torch.where(ids == expert, factors, 0.0).sum(dim=-1).view(-1, 1)
+            out += (torch.nn.functional.silu(gate) * linear) @ plain(*own[half:]).T * share
         return [out.to(torch.bfloat16).view(x.shape)]
 
     assert job.status(run) == "PASSED"

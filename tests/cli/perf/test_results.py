@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.cli.perf.results import (
@@ -171,11 +170,9 @@ def test_inputs_are_told_with_their_value(routine, line):
     assert f"[VVERBOSE] {line}" in list(introduce(asked, CPU))
 
 
-@pytest.mark.parametrize("values", [range(64), range(-5, 20), [10**9] * 8, range(100, 117), [7], []])
-def test_whole_numbers_are_printed_as_torch_prints_them(values):
-    values = [*values]
-    assert render_integers(np.array(values, dtype=np.int32)) == str(torch.tensor(values, dtype=torch.int32))
-    assert render_integers(np.arange(100, dtype=np.int32)) == "tensor([ 0,  1,  2, ..., 97, 98, 99], dtype=torch.int32)"
+def test_whole_numbers_are_printed_in_short():
+    text = render_integers(np.arange(100, dtype=np.int32))
+    assert text == "tensor([ 0,  1,  2, ..., 97, 98, 99], dtype=torch.int32)"
 
 
 def test_a_full_disk_leaves_whole_rows(tmp_path, capsys):
