@@ -13,12 +13,11 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from flashinfer_bench.base.files.reading import read_whole
-from flashinfer_bench.data.issue import LoadIssue
+from flashinfer_bench.data.issue import LoadIssue, Place
 from flashinfer_bench.data.model import DataModel
-from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES
-from flashinfer_bench.data.store.jsonl import append_lines, read_lines, write_whole
+from flashinfer_bench.data.store.jsonl import MOST_JSON_BYTES, append_lines, read_lines, write_whole
 from flashinfer_bench.data.store.layout import find_set_around
-from flashinfer_bench.data.store.parse import Place, parse_line, parse_objects
+from flashinfer_bench.data.store.parse import parse_line, parse_objects
 from flashinfer_bench.errors import DataSetError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -46,7 +45,7 @@ def load_json_file(model_class: type[Model], path: Path | str) -> Model:
             raise DataSetError(f"{file} cannot be read: {error.strerror}") from error
         except ValueError as error:
             raise DataSetError(f"{file} cannot be used:\n  {error}") from error
-    found = [model for model, _ in parse_objects(model_class, file, issues)]
+    found = [model for model, _ in parse_objects(model_class, Place(file), issues)]
     _raise_errors(file, issues)
     if len(found) != 1:
         raise DataSetError(f"{file} holds {len(found)} objects; one is expected")

@@ -114,17 +114,10 @@ class TraceSet:
                 raise DataSetError(
                     f"no trace set was given, and there is none in {path}; give its folder, or set {DATASET_VARIABLE}"
                 )
-        found = read_files(home_expanded(path))
-        return cls(
-            root=found.root,
-            definitions=found.definitions,
-            solutions=found.solutions,
-            workloads=found.workloads,
-            traces=dict(found.traces),
-            issues=found.issues,
-            definition_files=found.definition_files,
-            solution_files=found.solution_files,
-        )
+        found = cls(root=home_expanded(path))
+        read_files(found)
+        found.__post_init__()
+        return found
 
     @property
     def folder(self) -> Path:

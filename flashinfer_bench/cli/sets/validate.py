@@ -31,7 +31,7 @@ from flashinfer_bench.data.evaluation import as_time
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.sets.latest import find_latest
 from flashinfer_bench.data.store import layout
-from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES
+from flashinfer_bench.data.store.jsonl import MOST_JSON_BYTES
 from flashinfer_bench.data.store.layout import path_part
 from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
 from flashinfer_bench.errors import Misuse

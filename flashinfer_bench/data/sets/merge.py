@@ -14,7 +14,6 @@ from flashinfer_bench.data.issue import LoadIssue
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store.checks import check_workload
 from flashinfer_bench.data.store.layout import WORKLOADS
-from flashinfer_bench.data.store.read import read_files
 from flashinfer_bench.data.store.trace_lines import AnyTrace, TraceList, kept_of
 from flashinfer_bench.errors import DataSetError
 
@@ -105,10 +104,10 @@ def reread_traces(trace_set: TraceSet) -> None:
     fresh: dict[str, list[AnyTrace]] = {}
     for root in trace_set.roots:
         try:
-            found = read_files(root).traces
+            found = type(trace_set).from_path(root)
         except DataSetError:
             continue  # it is gone: what is in memory stays
-        for name, traces in found.items():
+        for name, traces in found.traces.items():
             fresh.setdefault(name, []).extend(kept_of(traces))
     for name, known in trace_set.traces.items():
         there = {_key(trace) for trace in fresh.get(name, ())}

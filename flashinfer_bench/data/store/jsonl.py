@@ -29,12 +29,13 @@ from flashinfer_bench.base.files.reading import (
     refuse_pointer,
 )
 from flashinfer_bench.base.files.writing import OpenFolder, WriteRefused, check_place, open_folder
-from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES
 from flashinfer_bench.errors import DataSetError, Fault
 
 _BLOCK: Final = 65536
 _STAGED: Final = 180
 """A staging name begins with this many characters of the file's name."""
+MOST_JSON_BYTES: Final = 32 << 20
+"""Largest JSON file or line, in bytes."""
 MOST_LINES_BYTES: Final = 1 << 30
 """A file of lines with more bytes is refused: its traces would not fit in memory."""
 MOST_LINES: Final = 10_000_000

@@ -18,10 +18,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from flashinfer_bench.base.files.trees import walk_files
+from flashinfer_bench.data.issue import USUAL_OP_TYPE
 from flashinfer_bench.data.json_utils import save_json_file
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.blobs import BlobStore
-from flashinfer_bench.data.store.dialects import REFERENCE_FILE, UNKNOWN_AUTHOR, USUAL_OP_TYPE
+from flashinfer_bench.data.store.dialects import REFERENCE_FILE, UNKNOWN_AUTHOR
 from flashinfer_bench.data.store.loose import DEFINITION_FILE, WORKLOAD_FILES
 from flashinfer_bench.data.store.trace_lines import AnyTrace, TraceLine, TraceList, kept_of, to_trace
 from flashinfer_bench.data.trace_set import TraceSet

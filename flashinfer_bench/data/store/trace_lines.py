@@ -34,10 +34,11 @@ from flashinfer_bench.data.evaluation import (
     was_raised,
 )
 from flashinfer_bench.data.model import DataModel
-from flashinfer_bench.data.store.json_text import DEEPEST
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.data.workload import Workload
 
+DEEPEST: Final = 200
+"""Deepest nesting of JSON, as pydantic allows it."""
 PLAIN_BYTES: Final = 4000
 """A longer line, in bytes, is parsed twice: Python refuses integers of more than 4,300 digits."""
 SHARED: Final = 1 << 16
