@@ -140,23 +140,21 @@ def _check_arguments(
         yield f"{call} cannot be called as {definition.name} calls it, with {expected}{hint}"
 
 
+def list_exports(text: str) -> list[str]:
+    """Return the functions that C++ or CUDA without comments exports."""
+    return [first or second for first, second in TVM_FFI_EXPORT.findall(text)] + MODULE_FUNCTION.findall(text)
+
+
 def _check_export(solution: Solution) -> Iterator[str]:
     text = "\n".join(COMMENT.sub(" ", source.content) for source in solution.sources)
-    symbol = solution.get_entry_symbol()
-    if EXPORT_MACRO.search(text.replace("\\\n", " ")):
-        return  # a macro of its own exports; what it makes of the name is the compiler's to say
-    if find_binding(solution).binding is SupportedBindings.TORCH:
-        names = MODULE_FUNCTION.findall(text)
-        if registers_operators(solution):
-            return  # an operator may be registered under any name; the load decides
-        if not MODULE.search(text):
-            yield "no source defines a module; bind with PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)"
-        elif symbol not in names:
-            yield f'{_missing(solution, names)}; bind it with m.def("{symbol}", &your_function)'
-        return
-    names = [first or second for first, second in TVM_FFI_EXPORT.findall(text)]
-    if symbol not in names:
+    symbol, names = solution.get_entry_symbol(), list_exports(text)
+    if symbol in names or EXPORT_MACRO.search(text.replace("\\\n", " ")):
+        return  # what a macro of its own makes of the name is the compiler's to say
+    if find_binding(solution).binding is SupportedBindings.TVM_FFI:
         yield f"{_missing(solution, names)}; export it with TVM_FFI_DLL_EXPORT_TYPED_FUNC({symbol}, your_function)"
+    elif not registers_operators(solution):  # an operator may be registered under any name; the load decides
+        module = f'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {{ m.def("{symbol}", &your_function); }}'
+        yield f"{_missing(solution, names)}; bind it with {module}"
 
 
 def _missing(solution: Solution, names: Sequence[str]) -> str:

@@ -39,7 +39,7 @@ def test_problems_become_a_set_with_all_they_have(tmp_path, capsys):
     assert read.definitions["scaled_cumsum"].op_type == "L1"
     first, second = (line.workload for line in read.workloads["scaled_cumsum"])
     assert first.tolerance.max_rtol == 1e-6
-    assert second.inputs["x"].path == "blob/workloads/L1/scaled_cumsum/x.safetensors"
+    assert second.inputs["x"].path == "blob/L1/p/x.safetensors"
     assert (tmp_path / "out" / second.inputs["x"].path).is_file()
     assert read.solutions["scaled_cumsum"][0].get_entry_source().content == RIGHT
     assert (tmp_path / "out/solutions/somebody/L1/scaled_cumsum/right.json").is_file()

@@ -12,8 +12,9 @@ import codecs
 import errno
 import json
 import os
+import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import get_ident
@@ -28,7 +29,9 @@ from flashinfer_bench.base.files.reading import (
     open_to_read,
     refuse_pointer,
 )
+from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.base.files.writing import OpenFolder, WriteRefused, check_place, open_folder
+from flashinfer_bench.data.store.layout import refuse_used
 from flashinfer_bench.errors import DataSetError, Fault
 
 _BLOCK: Final = 65536
@@ -152,6 +155,29 @@ def write_whole_bytes(path: Path, content: bytes, *, root: Path | None = None) -
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(staging, dir_fd=folder.fd)
+
+
+@contextmanager
+def new_folder(folder: Path, root: Path | None = None) -> Iterator[Path]:
+    """Yield a folder to write to, which takes its place when all of it is written.
+
+    Args:
+        folder: it is new or empty.
+        root: no link is followed below it.
+
+    Raises:
+        DataSetError: something is there.
+        OSError: it cannot be written.
+    """
+    refuse_used(folder)
+    with open_folder(folder.absolute().parent, root) as above:
+        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name[:60]}.", dir=above.own_path))
+        try:
+            yield staging
+            staging.chmod(0o755)
+            os.rename(staging, above.own_path / folder.name)  # noqa: PTH104 - hides that no full folder is replaced
+        finally:
+            remove_tree(staging)
 
 
 def _append(file: int, folder: OpenFolder, name: str, data: bytes) -> None:

@@ -161,7 +161,7 @@ def own_folders(root: Path) -> Iterator[Path]:
 def refuse_used(folder: Path) -> None:
     """Raise DataSetError where a whole set cannot be written to a folder, since something is there."""
     if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-        raise DataSetError(f"{folder} is there already; give a folder that is new or empty")
+        raise DataSetError(f"{folder} is there already, and not empty; give a folder that is new or empty")
 
 
 def is_of_author(file: Path, folder: Path, *, author: str, name: str) -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -23,13 +22,12 @@ import yaml
 from pydantic_core import from_json
 
 from flashinfer_bench.base.files.reading import read_whole
-from flashinfer_bench.base.files.trees import remove_tree, walk_files
-from flashinfer_bench.base.files.writing import open_folder
+from flashinfer_bench.base.files.trees import walk_files
 from flashinfer_bench.data.issue import LoadIssue, Place
 from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
 from flashinfer_bench.data.solution import BuildSpec, Solution, check_source_path
 from flashinfer_bench.data.store.dialects import MOST_SOURCE_BYTES
-from flashinfer_bench.data.store.jsonl import MOST_JSON_BYTES
+from flashinfer_bench.data.store.jsonl import MOST_JSON_BYTES, new_folder
 from flashinfer_bench.data.store.parse import parse_raw
 from flashinfer_bench.data.yaml_text import MOST_YAML_BYTES, parse_yaml
 from flashinfer_bench.errors import DataSetError
@@ -187,20 +185,11 @@ def unpack_solution(solution: Solution, folder: Path, *, root: Path | None = Non
         raise DataSetError(f"{solution.name} has a source called {taken[0]}, the name of its manifest")
     name, text = render_manifest(manifest)
     try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise DataSetError(f"{folder} is there and not empty; name another folder with -d")
-        place = folder if root is None else folder.absolute()
-        with open_folder(place.parent, root) as above:
-            staging = Path(tempfile.mkdtemp(prefix=f".{folder.name[:60]}.", dir=above.own_path))
-            try:
-                for path, content in {**sources, name: text}.items():
-                    target = staging / check_source_path(path)
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    target.write_bytes(content.encode("utf-8"))
-                staging.chmod(0o755)
-                os.rename(staging, above.own_path / folder.name)  # noqa: PTH104 - hides that no full folder is replaced
-            finally:
-                remove_tree(staging)
+        with new_folder(folder, root) as staging:
+            for path, content in {**sources, name: text}.items():
+                target = staging / check_source_path(path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content.encode("utf-8"))
     except OSError as error:
         raise DataSetError(f"{folder} cannot be written: {error.strerror}") from error
     except UnicodeEncodeError as error:

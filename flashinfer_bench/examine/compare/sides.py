@@ -77,7 +77,7 @@ def _find_beside(word: str, other: Contender, trace_set: TraceSet | None, hints:
     if hints.definition is not None or other.kind != "solution" or len(definitions) != 1:
         return find_contender(word, trace_set, hints)
     (taken,) = definitions
-    found = find_contender(word, trace_set, replace(hints, definition=taken, definition_told_by=f"as {other.word}"))
+    found = find_contender(word, trace_set, replace(hints, definition=taken))
     own = None
     if found.draft is not None and trace_set is not None:
         with suppress(DataSetError):  # it does not say its definition itself
