@@ -24,7 +24,7 @@ from flashinfer_bench.cli.render import Column, count, format_duration, render_t
 from flashinfer_bench.cli.settings import Setting, format_value, resolved_settings, top_settings
 from flashinfer_bench.cli.verdicts import render_summary
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
-from flashinfer_bench.data.measurement import CONFIRMED, NOT_CONFIRMED, read_measurement
+from flashinfer_bench.data.measurement import CONFIRMED, NOT_CONFIRMED, read_measurement, tell
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.report.best import best_by_workload
 from flashinfer_bench.report.blind import find_blind
@@ -139,7 +139,8 @@ class RunOutcome:
     def roots(self, trace_set: TraceSet) -> dict[str, Path]:
         """Return solution → the root that its traces of this run went to."""
         names = dict.fromkeys(event.job.solution.name for event in self.finished)
-        return {name: trace_set.solution_roots[name] for name in names if name in trace_set.solution_roots}
+        roots = {name: trace_set.solution_root(name) for name in names}
+        return {name: root for name, root in roots.items() if root is not None}
 
 
 def render_plan(plan: Plan, config: BenchmarkConfig, machine: Machine, width: int) -> str:
@@ -371,7 +372,7 @@ def _verdict(trace: Trace) -> dict[str, Any]:
     return {
         **names,
         "status": evaluation.status.value,
-        "quick": evaluation.is_quick,
+        "quick": tell(evaluation).run.quick,
         "confirmed": read_measurement(evaluation).is_full,
         "reason": None if performance is not None else reason_of(evaluation),
         **timed,

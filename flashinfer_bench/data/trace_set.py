@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,12 +15,11 @@ from flashinfer_bench.data.definition import Definition, only_one
 from flashinfer_bench.data.issue import LoadIssue
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.sets import scores, writing
-from flashinfer_bench.data.sets.best import find_best, is_within, passed_of
 from flashinfer_bench.data.sets.columns import make_frame
 from flashinfer_bench.data.sets.latest import find_latest
 from flashinfer_bench.data.sets.merge import merge_into
-from flashinfer_bench.data.sets.scores import Ranking, SpeedupMetrics
-from flashinfer_bench.data.sets.summary import TraceSetSummary, count_set
+from flashinfer_bench.data.sets.results import Result, list_results
+from flashinfer_bench.data.sets.scores import Ranking, SpeedupMetrics, TraceSetSummary
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SOLUTIONS, TRACES, WORKLOADS, own_folders
 from flashinfer_bench.data.store.read import read_files
@@ -65,22 +65,14 @@ class TraceSet:
     solution_files: dict[str, Path] = field(default_factory=dict)
     """Solution name to its file."""
     solution_roots: dict[str, Path] = field(default_factory=dict)
-    """Solution name to the root that it came from; its traces belong there."""
-    workload_roots: dict[str, Path] = field(default_factory=dict)
-    """Definition name to the root that holds its first workloads; see `blob_root`."""
+    """Solution name to the root that it came from, if that is another than `root`; see `solution_root`."""
     blob_roots: dict[tuple[str, str], Path] = field(default_factory=dict)
-    """(definition name, uuid) to root, for workloads that another root than `workload_roots` holds."""
+    """(definition name, uuid) to the root of a workload, if that is another than `root`; see `blob_root`."""
 
     def __post_init__(self) -> None:
-        self.root = Path(self.root) if self.root is not None else None
-        if self.root is None:
-            return
-        self.roots = self.roots or [self.root]
-        for group in self.solutions.values():
-            for solution in group:
-                self.solution_roots.setdefault(solution.name, self.root)
-        for name in self.workloads:
-            self.workload_roots.setdefault(name, self.root)
+        if self.root is not None:
+            self.root = Path(self.root)
+            self.roots = self.roots or [self.root]
 
     def __repr__(self) -> str:
         """Say in three lines where the set is, what it has, and what was wrong in its files."""
@@ -116,7 +108,6 @@ class TraceSet:
                 )
         found = cls(root=home_expanded(path))
         read_files(found)
-        found.__post_init__()
         return found
 
     @property
@@ -177,7 +168,11 @@ class TraceSet:
 
     def blob_root(self, definition: str, uuid: str) -> Path | None:
         """Return the root that the blob paths of a workload are relative to; None for a set in memory."""
-        return self.blob_roots.get((definition, uuid)) or self.workload_roots.get(definition) or self.root
+        return self.blob_roots.get((definition, uuid), self.root)
+
+    def solution_root(self, name: str) -> Path | None:
+        """Return the root that the traces of a solution belong to; None for a set in memory."""
+        return self.solution_roots.get(name, self.root)
 
     def is_of_one_root(self, definition: str, uuid: str) -> bool:
         """Tell whether a workload lies in the root of its definition, so that it may say how this is judged."""
@@ -217,7 +212,8 @@ class TraceSet:
         Quick looks are not among them. `def_name` is another name of `definition`.
         """
         latest = self._latest(_name_of(definition, def_name))
-        return [to_trace(trace) for trace in passed_of(latest) if is_within(trace, atol, rtol)]
+        found = [item for item in list_results(None, latest) if item.is_passed and not item.told.run.quick]
+        return [to_trace(item.trace) for item in found if _is_within(item, atol, rtol)]
 
     def get_best_trace(
         self,
@@ -247,8 +243,13 @@ class TraceSet:
         """
         atol = None if max_abs_error == DEFAULT_BOUND else max_abs_error
         rtol = None if max_rel_error == DEFAULT_BOUND else max_rel_error
-        best = find_best(self._latest(_name_of(definition, def_name)), axes or {}, atol, rtol)
-        return to_trace(best) if best is not None else None
+        ranked = [
+            ((item.measurement.is_full, item.speedup_factor, -item.latency_ms), item.trace)
+            for item in list_results(None, self._latest(_name_of(definition, def_name)))
+            if item.is_passed and item.latency_ms is not None and item.may_be_best
+            if (axes or {}).items() <= item.trace.workload.axes.items() and _is_within(item, atol, rtol)
+        ]
+        return to_trace(max(ranked, key=itemgetter(0))[1]) if ranked else None
 
     def summary(
         self, baseline_author: str = BASELINE, op_type: str | None = None, definition_name: str | None = None
@@ -262,7 +263,7 @@ class TraceSet:
                 made when it is looked at.
         """
         asked = (baseline_author, op_type, definition_name)
-        found = TraceSetSummary(count_set(self), lambda: scores.rank_authors(self, *asked))
+        found = TraceSetSummary(scores.count_set(self), lambda: scores.rank_authors(self, *asked))
         if asked != (BASELINE, None, None):
             _ = found.rankings
         return found
@@ -324,8 +325,6 @@ class TraceSet:
         writing.write_workloads(self, added)
         for trace in added:
             self.workloads.setdefault(trace.definition, []).append(trace)
-            if self.root is not None and self.workload_roots.setdefault(trace.definition, self.root) != self.root:
-                self.blob_roots[trace.definition, trace.workload.uuid] = self.root
 
     def add_workload_blob_tensor(self, def_name: str, workload_uuid: str, tensors: Mapping[str, torch.Tensor]) -> str:
         """Store the tensors of a workload in its file; return the path for `SafetensorsInput`.
@@ -374,6 +373,15 @@ class TraceSet:
 
     def _latest(self, definition: str) -> list[AnyTrace]:
         return find_latest(kept_of(self.traces.get(definition, [])))
+
+
+def _is_within(result: Result, atol: float | None, rtol: float | None) -> bool:
+    """Tell whether the largest errors of a verdict are known, and within bounds; None is no bound."""
+    correctness = result.evaluation.correctness
+    return correctness is not None and (
+        (atol is None or correctness.max_absolute_error <= atol)
+        and (rtol is None or correctness.max_relative_error <= rtol)
+    )
 
 
 def _name_of(definition: str | None, def_name: str | None) -> str:

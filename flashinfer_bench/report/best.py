@@ -61,7 +61,7 @@ def best_by_workload(
     traces: Iterable[AnyTrace], by: Merit = "latency", trace_set: TraceSet | None = None
 ) -> list[BestRow]:
     """Pick the best passing trace of each workload: meaningful timings first, confirmed ones first among these."""
-    found = [item for item in list_results(trace_set, traces) if item.is_passed and item.evaluation.may_be_best]
+    found = [item for item in list_results(trace_set, traces) if item.is_passed and item.may_be_best]
     timed = [item for item in found if item.latency_ms is not None]
     contests = group(timed, attrgetter("definition", "hardware", "workload"))
     ordered = sorted(contests.items(), key=lambda contest: contest[0][:2])
@@ -75,7 +75,7 @@ def best_by_definition(traces: Iterable[AnyTrace], by: Merit = "speedup") -> lis
     with a confirmed result comes first if there is one. A tie passes as many workloads, and over those of both the
     intervals of the geometric means meet.
     """
-    results = [item for item in list_results(None, traces) if item.evaluation.may_be_best]
+    results = [item for item in list_results(None, traces) if item.may_be_best]
     timed = [row for row in summarise_results(results) if row.passed and row.latency_ms is not None]
     passed = group((item for item in results if item.is_passed), attrgetter("definition", "solution", "hardware"))
     best = []

@@ -63,12 +63,11 @@ def test_records_of_another_form_count_as_absent():
 @pytest.mark.parametrize(
     ("record", "is_confirmed"),
     [
-        ({"confirmed": False, "bound": "chain"}, False),
         ({"bound": "chain"}, True),
         ({"bound": "batch", "flags": ["unconfirmed"]}, False),
         ({"bound": "none", "flags": ["unconfirmed"]}, None),
     ],
-    ids=["older", "settled", "not settled", "on a CPU"],
+    ids=["settled", "not settled", "on a CPU"],
 )
 def test_a_row_says_what_bounds_a_latency_and_whether_that_settles_it(record, is_confirmed):
     (row,) = rows_of(on(record=FULL | record))

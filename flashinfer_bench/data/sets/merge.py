@@ -65,7 +65,7 @@ def _add(merged: TraceSet, part: TraceSet, item: Definition | Solution, file: Pa
     else:
         merged.solutions.setdefault(item.definition, []).append(item)
         files = merged.solution_files
-        if (root := part.solution_roots.get(item.name, part.root)) is not None:
+        if (root := part.solution_root(item.name)) not in (None, merged.root):
             merged.solution_roots[item.name] = root
     if file is not None:
         files[item.name] = file
@@ -88,7 +88,7 @@ def _merge_workloads(merged: TraceSet, part: TraceSet) -> None:
             merged.issues += [LoadIssue("error", file, None, None, f"{owner}: {reason}") for reason in reasons]
             if same is None and not reasons:
                 merged.workloads.setdefault(name, []).append(trace)
-                if root is not None and merged.workload_roots.setdefault(name, root) != root:
+                if root is not None and root != merged.root:
                     merged.blob_roots[name, workload.uuid] = root
 
 

@@ -42,8 +42,7 @@ def write_traces(trace_set: TraceSet, traces: Sequence[Trace]) -> None:
             raise ValueError(f"definition {trace.definition} has no solution {trace.solution!r}{hint}")
         checked.append((trace, definition, solutions[trace.solution]))
     for trace, definition, solution in checked:
-        root = trace_set.solution_roots.get(solution.name, trace_set.root)
-        if root is not None:
+        if (root := trace_set.solution_root(solution.name)) is not None:
             TraceWriter(root).append(trace, author=solution.author, op_type=definition.op_type)
 
 

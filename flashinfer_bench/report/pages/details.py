@@ -205,7 +205,7 @@ def _verdict(result: Result, logs: dict[str, int]) -> dict[str, Any]:
         "outside ms": measured.outside_ms,
         "gated chain ms": measured.relay_ms,
         "batch ms": measured.burst_ms,
-        "unconfirmed": measured.why_not,
+        "unconfirmed": measured.why_unconfirmed,
         "setup ms": measured.setup_ms,
         "evaluator": result.told.evaluator,
         "seed": run.seed,
