@@ -119,7 +119,8 @@ def _judge(args: argparse.Namespace, trace_set: TraceSet, make_engine: EngineFac
     engine, plan = _open(args, trace_set, config, make_engine)
     found = _find_issues(trace_set, plan)
     roots = [root / TRACES for root in trace_set.roots]  # recorded traces are never asked for
-    told = [one for one in asked.issues(trace_set) if not any(map(one.file.is_relative_to, roots))]
+    about = [issue for issue in trace_set.issues if asked.is_about(issue, trace_set)]
+    told = [one for one in about if not any(map(one.file.is_relative_to, roots))]
     errors = [issue for issue in [*told, *found] if issue.severity == "error"]
     outcome = RunOutcome(plan, errors=list(map(describe_issue, errors)))
     skips = describe_skips(plan.skips)

@@ -202,12 +202,11 @@ class Definition(DataModel):
         facts = parse_reference(self.reference)
         if not self.outputs:
             return "it has no outputs, so there is nothing to compare"
-        if not facts.has_run:
+        if ENTRY_NAME not in facts.names:
             last = f"; its last function is {facts.last_function!r}" if facts.last_function else ""
             return f"its reference has no top-level function 'run'{last}"
-        if (why := facts.names[ENTRY_NAME]) is not None:
-            return f"its reference's 'run' {why}"
-        return None
+        why = facts.names[ENTRY_NAME]
+        return f"its reference's 'run' {why}" if why is not None else None
 
     @property
     def reference_parameters(self) -> list[str] | None:
@@ -219,29 +218,9 @@ class Definition(DataModel):
         return [name for name, kind in kinds.items() if kind is not Parameter.VAR_KEYWORD]
 
     @property
-    def takes_inputs_in_order(self) -> bool:
-        """Whether the reference's `run` is known to take the inputs by position, in their order."""
-        return self.reference_call == NamedCall(tuple(self.inputs), ())
-
-    @property
-    def reference_call(self) -> NamedCall | None:
-        """How the reference's `run` takes the inputs; None where its source alone does not tell."""
-        signature = parse_reference(self.reference).signature
-        return None if signature is None else split_names(signature, self.inputs)
-
-    @property
-    def why_no_call_works(self) -> str | None:
-        """Why the reference's `run` cannot be called with the inputs; None where it can, or nothing tells."""
-        facts, call = parse_reference(self.reference), self.reference_call
-        if facts.signature is None or call is None or facts.is_decorated:
-            return None
-        try:
-            facts.signature.bind(*call.positional, **dict.fromkeys(call.keywords))
-        except TypeError as error:
-            return (
-                f"it takes ({', '.join(facts.signature.parameters)}), the inputs are {', '.join(self.inputs)}: {error}"
-            )
-        return None
+    def reference_call(self) -> NamedCall:
+        """How the reference's `run` takes the inputs, as far as its source tells: else by position, in their order."""
+        return split_names(parse_reference(self.reference).signature, self.inputs)
 
     def digest(self) -> str:
         """Digest what decides a verdict: not descriptions, not tags."""
@@ -249,9 +228,11 @@ class Definition(DataModel):
             {
                 "name": self.name,
                 "op_type": self.op_type,
-                "axes": {name: _axis_facts(axis) for name, axis in self.axes.items()},
-                "inputs": [[name, spec.shape, spec.dtype, spec.optional] for name, spec in self.inputs.items()],
-                "outputs": [[name, spec.shape, spec.dtype, spec.optional] for name, spec in self.outputs.items()],
+                "axes": self.model_dump(include={"axes": {"__all__": {"type", "value", "expression"}}})["axes"],
+                **{
+                    side: [[name, spec.shape, spec.dtype, spec.optional] for name, spec in specs.items()]
+                    for side, specs in (("inputs", self.inputs), ("outputs", self.outputs))
+                },
                 "reference": self.reference,
                 "constraints": self.constraints,
                 **({"custom_inputs": self.custom_inputs_entrypoint} if self.custom_inputs_entrypoint else {}),
@@ -371,11 +352,6 @@ def only_one(usual: Given | None, other: Given | None) -> Given | None:
 
 Disagreement = tuple[tuple[str, ...], object, str]
 """A place in a definition, its value, and what is wrong with it."""
-
-
-def _axis_facts(axis: AxisConst | AxisVar | AxisExpr) -> dict[str, Any]:
-    facts: dict[str, Any] = axis.model_dump(include={"type", "value", "expression"})
-    return facts
 
 
 def _name_faults(definition: Definition) -> Iterable[Disagreement]:

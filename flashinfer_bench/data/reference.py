@@ -9,6 +9,7 @@ import ast
 import inspect
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -27,12 +28,8 @@ MAIN_TESTS: Final = ("__name__ == '__main__'", "'__main__' == __name__")
 class ReferenceFacts(NamedTuple):
     """What the syntax tree of a reference says."""
 
-    has_run: bool
-    """A top-level name `run` is bound."""
     signature: inspect.Signature | None
-    """Of `run`, if that is a function."""
-    is_decorated: bool
-    """A decorator may change the parameters of `run`."""
+    """Of `run`, if that is a function whose arguments no decorator changes."""
     last_function: str | None
     """The last top-level function: the reference of definitions that were dumped from a library."""
     names: Mapping[str, str | None]
@@ -60,11 +57,9 @@ def parse_reference(source: str) -> ReferenceFacts:
     body = parse_module(source).body
     bound = dict(find_bindings(body))
     run = bound.get(ENTRY_NAME)
-    function = run if isinstance(run, ast.FunctionDef) else None
+    is_plain = isinstance(run, ast.FunctionDef) and all(map(keeps_arguments, run.decorator_list))
     return ReferenceFacts(
-        has_run=ENTRY_NAME in bound,
-        signature=signature_of(function) if function else None,
-        is_decorated=function is not None and not all(map(keeps_arguments, function.decorator_list)),
+        signature=signature_of(run) if is_plain and isinstance(run, ast.FunctionDef) else None,
         last_function=next((node.name for node in reversed(body) if isinstance(node, ast.FunctionDef)), None),
         names={name: why_not_called(node) for name, node in bound.items()},
     )
@@ -84,11 +79,11 @@ def find_bindings(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
             case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
                 yield from ((alias.asname or alias.name, node) for alias in aliases)
             case ast.If() | ast.Try() | ast.With() | ast.For() | ast.While():
-                if not (isinstance(node, ast.If) and ast.unparse(node.test) in MAIN_TESTS):
-                    yield from find_bindings(node.body)
-                for block in (*(one.body for one in getattr(node, "handlers", ())), getattr(node, "orelse", ())):
+                never_holds = isinstance(node, ast.If) and ast.unparse(node.test) in MAIN_TESTS
+                blocks = [] if never_holds else [node.body]
+                blocks += [getattr(node, "orelse", []), *(one.body for one in getattr(node, "handlers", ()))]
+                for block in (*blocks, getattr(node, "finalbody", [])):
                     yield from find_bindings(block)
-                yield from find_bindings(getattr(node, "finalbody", ()))
             case _:
                 pass
 
@@ -135,16 +130,9 @@ def signature_of(function: ast.FunctionDef) -> inspect.Signature:
     Raises:
         ValueError: two parameters have one name.
     """
-    nothing, given = ast.Constant(None), function.args
-    arguments = ast.arguments(
-        posonlyargs=given.posonlyargs,
-        args=given.args,
-        vararg=given.vararg,
-        kwonlyargs=given.kwonlyargs,
-        kw_defaults=[nothing if default else None for default in given.kw_defaults],
-        kwarg=given.kwarg,
-        defaults=[nothing] * len(given.defaults),
-    )
+    nothing, arguments = ast.Constant(None), copy(function.args)
+    arguments.defaults = [nothing] * len(arguments.defaults)
+    arguments.kw_defaults = [default and nothing for default in arguments.kw_defaults]
     plain = ast.Expression(ast.Lambda(arguments, nothing))
     try:
         code = compile(ast.fix_missing_locations(plain), "<parameters>", "eval")

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flashinfer_bench.data.check import check_workload
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.issue import LoadIssue
 from flashinfer_bench.data.solution import Solution
-from flashinfer_bench.data.store.checks import check_workload
 from flashinfer_bench.data.store.layout import WORKLOADS
 from flashinfer_bench.data.store.trace_lines import AnyTrace, TraceList, kept_of
 from flashinfer_bench.errors import DataSetError

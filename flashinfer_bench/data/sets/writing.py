@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashinfer_bench.base.files.reading import open_to_read
+from flashinfer_bench.data.check import check_workload
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.blobs import BlobStore
-from flashinfer_bench.data.store.checks import check_workload
 from flashinfer_bench.data.store.jsonl import append_lines, write_whole_bytes
 from flashinfer_bench.data.store.record import TraceWriter
 from flashinfer_bench.data.trace import Trace

@@ -139,7 +139,7 @@ def _upgrade_dump(new: Raw, remarks: Remarks) -> None:
     reference = new.setdefault("reference", "")
     with suppress(ValueError):
         facts = parse_reference(reference)
-        if not facts.has_run and facts.last_function is not None:
+        if ENTRY_NAME not in facts.names and facts.last_function is not None:
             new["reference"] = f"{reference.rstrip()}\n\n\n{ENTRY_NAME} = {facts.last_function}\n"
             remarks.append(("reference", f"its last function, {facts.last_function!r}, is taken as {ENTRY_NAME!r}"))
 

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from flashinfer_bench.base.host import collector_paused
+from flashinfer_bench.data.check import check_workload
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.issue import LoadIssue, Place
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store import layout
-from flashinfer_bench.data.store.checks import check_workload
 from flashinfer_bench.data.store.jsonl import read_lines
 from flashinfer_bench.data.store.loose import find_loose
 from flashinfer_bench.data.store.parse import bounded, parse_line, parse_objects
