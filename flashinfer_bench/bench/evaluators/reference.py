@@ -22,7 +22,7 @@ import torch
 from flashinfer_bench.base.named_call import find_call
 from flashinfer_bench.bench.evaluators.blame import Blame
 from flashinfer_bench.bench.evaluators.compare.packed import logical_shape, storage_shape
-from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, free_bytes
+from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, has_room
 from flashinfer_bench.bench.evaluators.inputs.threads import usual_threads
 from flashinfer_bench.data import Definition
 from flashinfer_bench.data.dtypes import torch_dtype
@@ -109,8 +109,8 @@ class Reference:
         written = self.mutates
         if written is None:
             tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-            has_room = not tensors or bytes_of(tensors) <= free_bytes(tensors[0].device) // 2
-            written = frozenset(self.definition.inputs if has_room else ())
+            may_clone = not tensors or has_room(tensors[0].device, bytes_of(tensors), share=2)
+            written = frozenset(self.definition.inputs if may_clone else ())
         if not written:
             return list(inputs)
         return [

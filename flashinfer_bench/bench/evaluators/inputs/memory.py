@@ -17,6 +17,8 @@ ROOMY_S: Final = 2.0
 """Seconds for which a reading of a GPU's free memory counts, and for which one counts that found more than half of it
 free. While the driver ends another process's context, a reading waits for it, and a job has a dozen places that want
 one."""
+SMALL_SHARE: Final = 1024
+"""What takes at most a device's memory divided by this is allocated without a look at what is free."""
 _looks: dict[torch.device, tuple[float, int]] = {}
 """GPU → until when the latest reading counts, and the free bytes."""
 _most_free: dict[torch.device, int] = {}
@@ -29,6 +31,11 @@ def total_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return usable_memory()
+
+
+def has_room(device: torch.device, size: int, share: int) -> bool:
+    """Tell whether `size` bytes are at most the free memory of a device divided by `share`, or few in any case."""
+    return size <= total_bytes(device) // SMALL_SHARE or size <= free_bytes(device) // share
 
 
 def recently_free_bytes(device: torch.device) -> int:

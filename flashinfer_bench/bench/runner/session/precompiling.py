@@ -41,6 +41,8 @@ MEMORY_SHARE: Final = 4
 """Compilers of modules may need this machine's memory, divided by this."""
 LOOK_S: Final = 1.0
 """Seconds between two looks for further solutions while one is waited for."""
+LOOK_SERVER_S: Final = 0.005
+"""Seconds between two looks whether a solution is imported, while the server is not ready."""
 
 
 class Terms(NamedTuple):
@@ -100,8 +102,6 @@ class Precompiler:
         """
         for block, order in coming[:1]:
             self._settled.add(block.solutions[order.solution].digest)
-        if not self._pool.may_precompile():
-            return
         found: list[tuple[BlockSolution, Any, Sequence[Any]]] = []
         found += [(block.solutions[order.solution], block.definition, [order.workload]) for block, order in coming]
         found += [(one.solution, one.definition, one.workloads) for one in announced]
@@ -111,8 +111,18 @@ class Precompiler:
                 self._wanted.setdefault(solution.digest, (solution, definition, []))[2].extend(workloads)
         self._fill()
 
+    def begin(self, is_over: Callable[[], bool]) -> None:
+        """Begin with what is expected once the server of such workers is ready; wait for that until `is_over`."""
+        while self._wanted and self._pool.precompiling is not None and not self._pool.may_precompile():
+            if is_over():
+                return
+            select.select([self._pool.precompiling], [], [], LOOK_SERVER_S)
+        self._fill()
+
     def _fill(self) -> None:
         """End who is late, and begin as many as there is room for."""
+        if not self._pool.may_precompile():
+            return
         for digest, running in list(self._running.items()):
             if running.worker.has_ended or time.monotonic() > running.deadline:
                 self._end(digest)

@@ -17,6 +17,7 @@ from flashinfer_bench.worker.protocol import Signature
 if TYPE_CHECKING:
     from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
     from flashinfer_bench.bench.runner.workers.pool import WorkerPool
+    from flashinfer_bench.bench.runner.workers.process import Meanwhile
 
 
 def find_artifact(solution: BlockSolution, make_folder: Callable[[], Path], *, anew: bool = False) -> Artifact:
@@ -45,8 +46,16 @@ def find_artifact(solution: BlockSolution, make_folder: Callable[[], Path], *, a
     return Artifact(directory, solution.entry, solution.symbol, solution.kind)
 
 
-def load_solution(kernel: RemoteKernel, pool: WorkerPool, solution: BlockSolution) -> Signature | None:
+def load_solution(
+    kernel: RemoteKernel, pool: WorkerPool, solution: BlockSolution, meanwhile: Meanwhile | None = None
+) -> Signature | None:
     """Have a kernel's fresh worker import a solution or a reference; return the signature of its entry function.
+
+    Args:
+        kernel: of the solution.
+        pool: handed out its worker.
+        solution: the solution.
+        meanwhile: called while it imports.
 
     Raises:
         BuildFault: its artifact was changed.
@@ -58,7 +67,8 @@ def load_solution(kernel: RemoteKernel, pool: WorkerPool, solution: BlockSolutio
         name_jit_folder(policies.folder(solution.digest), solution.name)  # `cache show` tells it
     reaches_none = solution.kind == "reference" or worker.own is not None
     artifact = find_artifact(solution, partial(pool.make_folder, worker), anew=reaches_none)
-    return kernel.load(policies.hand_over(artifact, worker.given), policies.environment(solution.digest, worker.own))
+    environment = policies.environment(solution.digest, worker.own)
+    return kernel.load(policies.hand_over(artifact, worker.given), environment, meanwhile)
 
 
 def place_of(artifact: Artifact) -> dict[str, str]:

@@ -116,19 +116,23 @@ class RemoteKernel:
         """Whether its times say anything."""
         return self.task.plan.facts is None
 
-    def load(self, artifact: Artifact, environment: Mapping[str, str]) -> Signature | None:
+    def load(
+        self, artifact: Artifact, environment: Mapping[str, str], meanwhile: Meanwhile | None = None
+    ) -> Signature | None:
         """Have the worker import the solution; return its entry function's signature.
 
         Args:
             artifact: what the build left.
             environment: variables that the worker sets first.
+            meanwhile: called while it imports.
 
         Raises:
             SolutionFailure: COMPILE_ERROR if the import fails, TIMEOUT if it does not end.
             WorkerKilled: a signal ended the worker that may have come from outside.
         """
         try:
-            loaded = self.ask("load", Loaded, "the import", **place_of(artifact), environment=dict(environment))
+            fields = {**place_of(artifact), "environment": dict(environment), "meanwhile": meanwhile}
+            loaded = self.ask("load", Loaded, "the import", **fields)
         except WorkerKilled:
             raise
         except SolutionFailure as failure:
