@@ -17,7 +17,7 @@ from flashinfer_bench.data.dtypes import DTYPES, why_not_held
 from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.issue import LoadIssue, Severity
 from flashinfer_bench.data.names import did_you_mean
-from flashinfer_bench.data.reference import parse_reference
+from flashinfer_bench.data.reference import ENTRY_NAME, read_module
 from flashinfer_bench.data.store.blobs import BlobPointer, BlobStore, is_inside
 from flashinfer_bench.data.store.layout import SOLUTIONS, path_part
 from flashinfer_bench.data.workload import CustomInput, GeneratedInput, SafetensorsInput, ScalarInput, Workload
@@ -122,7 +122,7 @@ def _check_inputs(definition: Definition, workload: Workload) -> Iterator[Findin
 
 def _why_not_made(definition: Definition) -> str | None:
     """Say why a definition cannot make the inputs that a workload calls custom; None if it can."""
-    entry, names = definition.custom_inputs_entrypoint, parse_reference(definition.reference).names
+    entry, names = definition.custom_inputs_entrypoint, read_module(definition.reference).names
     if entry is None:
         return f"{definition.name} has no custom_inputs_entrypoint"
     if entry not in names:
@@ -198,7 +198,7 @@ def find_reference_issues(trace_set: TraceSet, definitions: Iterable[Definition]
     """Yield a warning for each parameter of a reference that is no input, and an error where no call can work."""
     for definition in definitions:
         name, file = definition.name, trace_set.definition_files.get(definition.name, Path())
-        signature, call = parse_reference(definition.reference).signature, definition.reference_call
+        signature, call = read_module(definition.reference).signatures.get(ENTRY_NAME), definition.reference_call
         unknown = [one for one in definition.reference_parameters or () if one not in definition.inputs]
         for parameter in unknown[:MOST_FINDINGS]:
             hint = did_you_mean(parameter, definition.inputs)

@@ -16,7 +16,7 @@ from flashinfer_bench.data.dtypes import DType, check_dtype, torch_dtype
 from flashinfer_bench.data.expression import MAX_AXIS_VALUE, evaluate_axis, names_in, order_axes
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.names import did_you_mean
-from flashinfer_bench.data.reference import BYTE_ORDER_MARK, ENTRY_NAME, parse_reference
+from flashinfer_bench.data.reference import BYTE_ORDER_MARK, ENTRY_NAME, read_module
 
 if TYPE_CHECKING:
     import torch
@@ -143,7 +143,7 @@ class Definition(DataModel):
     @classmethod
     def _reference_parses(cls, source: str) -> str:
         source = source.removeprefix(BYTE_ORDER_MARK)  # the session runs it as a string
-        parse_reference(source)
+        read_module(source)
         return source
 
     @model_validator(mode="after")
@@ -199,11 +199,11 @@ class Definition(DataModel):
     @property
     def not_runnable_reason(self) -> str | None:
         """Why nothing can be judged against this definition; None when it can."""
-        facts = parse_reference(self.reference)
+        facts = read_module(self.reference)
         if not self.outputs:
             return "it has no outputs, so there is nothing to compare"
         if ENTRY_NAME not in facts.names:
-            last = f"; its last function is {facts.last_function!r}" if facts.last_function else ""
+            last = f"; its last function is {facts.functions[-1]!r}" if facts.functions else ""
             return f"its reference has no top-level function 'run'{last}"
         why = facts.names[ENTRY_NAME]
         return f"its reference's 'run' {why}" if why is not None else None
@@ -211,7 +211,7 @@ class Definition(DataModel):
     @property
     def reference_parameters(self) -> list[str] | None:
         """Parameter names of the reference's `run`; None if it cannot be called by keyword."""
-        signature = parse_reference(self.reference).signature
+        signature = read_module(self.reference).signatures.get(ENTRY_NAME)
         kinds = {name: one.kind for name, one in signature.parameters.items()} if signature is not None else {}
         if signature is None or {Parameter.VAR_POSITIONAL, Parameter.POSITIONAL_ONLY}.intersection(kinds.values()):
             return None
@@ -220,7 +220,7 @@ class Definition(DataModel):
     @property
     def reference_call(self) -> NamedCall:
         """How the reference's `run` takes the inputs, as far as its source tells: else by position, in their order."""
-        return split_names(parse_reference(self.reference).signature, self.inputs)
+        return split_names(read_module(self.reference).signatures.get(ENTRY_NAME), self.inputs)
 
     def digest(self) -> str:
         """Digest what decides a verdict: not descriptions, not tags."""

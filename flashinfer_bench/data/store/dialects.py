@@ -34,7 +34,7 @@ from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.data.dtypes import NOT_RECORDED
 from flashinfer_bench.data.issue import Place
-from flashinfer_bench.data.reference import ENTRY_NAME, parse_module, parse_reference
+from flashinfer_bench.data.reference import ENTRY_NAME, read_module
 from flashinfer_bench.data.solution import MOST_SOURCES, Solution, SupportedLanguages, check_source_path
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.data.workload import WorkloadCost
@@ -138,10 +138,10 @@ def _upgrade_dump(new: Raw, remarks: Remarks) -> None:
             remarks.append((f"axes.{axis}", "not listed; read as var, so workloads give the size"))
     reference = new.setdefault("reference", "")
     with suppress(ValueError):
-        facts = parse_reference(reference)
-        if ENTRY_NAME not in facts.names and facts.last_function is not None:
-            new["reference"] = f"{reference.rstrip()}\n\n\n{ENTRY_NAME} = {facts.last_function}\n"
-            remarks.append(("reference", f"its last function, {facts.last_function!r}, is taken as {ENTRY_NAME!r}"))
+        facts = read_module(reference)
+        if ENTRY_NAME not in facts.names and facts.functions:
+            new["reference"] = f"{reference.rstrip()}\n\n\n{ENTRY_NAME} = {facts.functions[-1]}\n"
+            remarks.append(("reference", f"its last function, {facts.functions[-1]!r}, is taken as {ENTRY_NAME!r}"))
 
 
 def upgrade_solution(raw: Raw, place: Place, remarks: Remarks) -> Raw:
@@ -210,7 +210,7 @@ def _find_entry(entry: str, texts: Mapping[str, str]) -> str | None:
 
 def _defines(path: str, text: str, function: str) -> bool:
     try:
-        return path.endswith(".py") and any(getattr(node, "name", "") == function for node in parse_module(text).body)
+        return path.endswith(".py") and function in read_module(text).names
     except ValueError:
         return False
 

@@ -7,10 +7,10 @@ says it.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import Parameter, Signature
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
@@ -21,7 +21,7 @@ from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.entry import COMMENT, SETUP, check_entry, list_exports
 from flashinfer_bench.data.json_utils import load_json_file
 from flashinfer_bench.data.names import did_you_mean
-from flashinfer_bench.data.reference import ENTRY_NAME, find_bindings, parse_module
+from flashinfer_bench.data.reference import ENTRY_NAME, ModuleFacts, read_module
 from flashinfer_bench.data.solution import BuildSpec, Solution, SourceFile, SupportedLanguages
 from flashinfer_bench.data.store.dialects import MOST_SOURCE_BYTES
 from flashinfer_bench.data.store.pack import MANIFEST_NAMES, pack_folder, read_sources
@@ -174,13 +174,8 @@ def find_language(sources: Mapping[str, str]) -> SupportedLanguages | None:
     found = [one for one in SupportedLanguages if suffixes.intersection(one.record.suffixes)]
     if SupportedLanguages.PYTHON not in found:
         return found[-1] if found else None  # a solution with CUDA and C++ sources is CUDA's
-    imported: set[str] = set()
-    for path, text in sources.items():
-        for node in ast.walk(_parse(text)) if _is_python(path) else ():
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-            imported |= {name.partition(".")[0] for name in names}
-    return next((one for one in SupportedLanguages if one.record.package in imported), SupportedLanguages.PYTHON)
+    packages = {package for path, text in sources.items() if _is_python(path) for package in _read(text).packages}
+    return next((one for one in SupportedLanguages if one.record.package in packages), SupportedLanguages.PYTHON)
 
 
 def _suffix(path: str) -> str:
@@ -191,11 +186,11 @@ def _is_python(path: str) -> bool:
     return _suffix(path) in SupportedLanguages.PYTHON.record.suffixes
 
 
-def _parse(text: str) -> ast.Module:
+def _read(text: str) -> ModuleFacts:
     try:
-        return parse_module(text)
+        return read_module(text)
     except ValueError:
-        return ast.Module([], [])
+        return ModuleFacts({}, [], {}, frozenset())
 
 
 def _find_entry_file(language: SupportedLanguages, sources: Mapping[str, str]) -> str:
@@ -226,7 +221,7 @@ def _find_entry(path: str, source: str, symbol: str) -> tuple[str, Signatures]:
     """
     try:
         if _is_python(path):
-            parse_module(source)
+            read_module(source)
     except ValueError as error:
         raise DataSetError(f"{path}: {error}") from None
     functions = _list_functions(path, source)
@@ -243,20 +238,18 @@ def _list_functions(path: str, source: str) -> dict[str, Signatures]:
         text = COMMENT.sub(" ", source)
         signatures = {tuple(LAST_WORD.findall(found)) for found in FUNCTION_IN_C.findall(text)}
         return dict.fromkeys(list_exports(text), signatures)
-    functions: dict[str, Signatures] = {}
-    body = _parse(source).body
-    if any(name == ENTRY_NAME for name, _ in find_bindings(body)):
-        functions[ENTRY_NAME] = set()
-    for node in body:
-        if not isinstance(node, ast.FunctionDef) or node.name.startswith("_") or node.name == SETUP:
-            continue
-        decorators = [ast.unparse(one).partition("(")[0] for one in node.decorator_list]
-        if not any(one.endswith(("jit", "prim_func")) for one in decorators):  # no function of a device, as Triton's
-            given = node.args
-            is_open = given.vararg is not None or given.kwarg is not None
-            names = tuple(one.arg for one in (*given.posonlyargs, *given.args))
-            functions[node.name] = set() if is_open else {names}
-    return functions
+    facts = _read(source)
+    public = [name for name in facts.functions if not name.startswith("_") and name != SETUP]
+    names = [ENTRY_NAME, *public] if ENTRY_NAME in facts.names else public
+    return {name: _parameters_of(facts.signatures.get(name)) for name in names}
+
+
+def _parameters_of(signature: Signature | None) -> Signatures:
+    parameters = list(signature.parameters.values()) if signature is not None else []
+    kinds = {one.kind for one in parameters}
+    if signature is None or kinds & {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}:
+        return set()
+    return {tuple(one.name for one in parameters if one.kind is not Parameter.KEYWORD_ONLY)}
 
 
 def _find_definition(
