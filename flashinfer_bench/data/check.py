@@ -1,7 +1,7 @@
 """What is wrong in a set, said without running code of it: `run`, `validate`, loading and merging ask here.
 
 `check_workload` holds a workload against its definition. The others find what loading does not see: stored inputs,
-references, entry points. Of a blob its header is read, which says what each tensor is; no tensor is.
+references, entry points. What a blob holds is the judge's to check.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from flashinfer_bench.data.definition import Definition, TensorSpec, normalise_op_type
-from flashinfer_bench.data.dtypes import DTYPES, why_not_held
+from flashinfer_bench.data.definition import Definition, normalise_op_type
+from flashinfer_bench.data.dtypes import why_not_held
 from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.issue import LoadIssue, Severity
 from flashinfer_bench.data.names import did_you_mean
@@ -26,19 +26,10 @@ from flashinfer_bench.errors import WorkloadFault
 if TYPE_CHECKING:
     from flashinfer_bench.data.trace_set import TraceSet
 
-STORED_NAMES: Final = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "F4": "float4_e2m1fn_x2", "I64": "int64", "I32": "int32",
-    "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
-}  # fmt: skip
-"""The name of a dtype in a safetensors file → the name of the torch dtype."""
 MOST_FINDINGS: Final = 10
 """Findings of one workload, or of one reference, that are reported."""
-SHOWN_KEYS: Final = 20
 Finding = tuple[tuple[str, ...], str]
 """Path of a field in the workload's line, and what does not fit."""
-Tensors = dict[str, tuple[list[int], str]]
-"""Key → shape and dtype, as a blob's header says them."""
 
 
 @dataclass(frozen=True)
@@ -53,19 +44,18 @@ class Asked:
     def is_about(self, issue: LoadIssue, trace_set: TraceSet) -> bool:
         """Tell whether an issue is about this part, by the path of its file."""
         parts = parts_below(issue.file, trace_set.roots)
-        if issue.file in trace_set.roots or not any((self.definitions, self.solutions, self.op_types, self.authors)):
-            return True
-        if self.op_types and not set(map(normalise_op_type, parts)) & set(map(normalise_op_type, self.op_types)):
-            return False
-        if self.definitions and not _are_among(self.definitions, parts):
-            return False
-        if parts and parts[0] == SOLUTIONS:
-            named = not self.solutions or _are_among(self.solutions, parts[-1:])
-            return named and (not self.authors or _are_among(self.authors, parts))
-        if not self.solutions or self.definitions:
-            return True
-        known = (item for group in trace_set.solutions.values() for item in group)
-        return _are_among([item.definition for item in known if item.name in self.solutions], parts)
+        definitions = self.definitions
+        if self.solutions and not definitions:
+            known = (item for group in trace_set.solutions.values() for item in group)
+            definitions = [item.definition for item in known if item.name in self.solutions]
+        is_solution = parts[:1] == (SOLUTIONS,)
+        op_types = set(map(normalise_op_type, self.op_types or ()))
+        return issue.file in trace_set.roots or (
+            (not op_types or not op_types.isdisjoint(map(normalise_op_type, parts)))
+            and (not definitions or (is_solution and not self.definitions) or _are_among(definitions, parts))
+            and (not is_solution or not self.solutions or _are_among(self.solutions, parts[-1:]))
+            and (not is_solution or not self.authors or _are_among(self.authors, parts))
+        )
 
 
 def parts_below(file: Path, roots: Iterable[Path]) -> tuple[str, ...]:
@@ -131,67 +121,24 @@ def _why_not_made(definition: Definition) -> str | None:
 
 
 def find_input_issues(trace_set: TraceSet, jobs: Iterable[tuple[str, Workload]]) -> Iterator[LoadIssue]:
-    """Yield an issue for each stored input that no run could use: an error, or a warning for a git-lfs pointer.
+    """Yield an issue for each blob that no run could open: an error, or a warning for a git-lfs pointer.
 
     Args:
-        trace_set: where definitions and roots are looked up.
+        trace_set: where roots are looked up.
         jobs: names of definitions with workloads of them.
     """
-    blobs: dict[tuple[Path, str], Tensors] = {}
+    seen: set[tuple[Path, str]] = set()
     for name, workload in jobs:
-        definition, root = trace_set.definitions.get(name), trace_set.blob_root(name, workload.uuid)
-        for key, source in workload.stored_inputs.items() if root is not None else ():
-            assert root is not None
-            where, reason = f"workload {workload.uuid} of {name}: ", None
-            if (root, source.path) not in blobs:
-                try:
-                    blobs[root, source.path] = {}
-                    blobs[root, source.path] = _read_tensors(BlobStore(root).locate(source.path))
-                except WorkloadFault as fault:
-                    severity: Severity = "warning" if isinstance(fault, BlobPointer) else "error"
-                    yield LoadIssue(severity, root, None, None, f"{where}{fault}")
-                except ValueError as error:
-                    reason = f"blob {source.path}: cannot be read: {error}"
-            tensors = blobs[root, source.path]
-            if tensors and definition is not None and key in definition.inputs:
-                why = _why_unfit(tensors, source.tensor_key, definition, key, workload)
-                reason = f"blob {source.path}, key {source.tensor_key!r}: {why}" if why is not None else None
-            if reason is not None:
-                yield LoadIssue("error", root, None, None, f"{where}input {key!r}, {reason}")
-
-
-def _read_tensors(file: Path) -> Tensors:
-    """Return what a blob holds; raise ValueError if it cannot be read."""
-    from safetensors import SafetensorError, safe_open  # with numpy, which sets without blobs do not need
-
-    try:
-        with safe_open(file, "np") as opened:
-            slices = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118 - it is no mapping
-            return {key: (one.get_shape(), one.get_dtype()) for key, one in slices.items()}
-    except (OSError, SafetensorError) as error:
-        raise ValueError(str(error)) from error
-
-
-def _why_unfit(tensors: Tensors, key: str, definition: Definition, name: str, workload: Workload) -> str | None:
-    """Say why a stored tensor is not the input that a definition describes; None if it is, or no shape is known."""
-    if key not in tensors:
-        return f"there is no such key; the file has {', '.join(list(tensors)[:SHOWN_KEYS])}"
-    spec: TensorSpec = definition.inputs[name]
-    try:
-        shape = dict(zip(definition.inputs, definition.get_input_shapes(workload.axes), strict=True))[name]
-    except ValueError:
-        return None  # an axis is missing, which loading has reported
-    found, stored_as = tensors[key]
-    wanted = list(shape or ())
-    if spec.dtype == "float4_e2m1" and wanted:
-        wanted[-1] //= 2
-    if found != wanted and not (shape is None and found == [1]):
-        return f"shape {found}, the definition and the axes give {wanted}"
-    dtype, storage = STORED_NAMES.get(stored_as), DTYPES[spec.dtype]
-    as_bytes = dtype == "uint8" and storage.kind == "float" and storage.bits <= 8
-    if dtype is not None and dtype != storage.storage and not as_bytes:
-        return f"dtype {dtype}, the definition says {storage.storage}"
-    return None
+        root = trace_set.blob_root(name, workload.uuid)
+        for source in workload.stored_inputs.values() if root is not None else ():
+            if root is None or (root, source.path) in seen:
+                continue
+            seen.add((root, source.path))
+            try:
+                BlobStore(root).locate(source.path)
+            except WorkloadFault as fault:
+                severity: Severity = "warning" if isinstance(fault, BlobPointer) else "error"
+                yield LoadIssue(severity, root, None, None, f"workload {workload.uuid} of {name}: {fault}")
 
 
 def find_reference_issues(trace_set: TraceSet, definitions: Iterable[Definition]) -> Iterator[LoadIssue]:
@@ -218,7 +165,7 @@ def find_entry_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
     """Yield a warning for each entry point whose text shows that it will end in COMPILE_ERROR."""
     for solution in (item for group in trace_set.solutions.values() for item in group):
         file = trace_set.solution_files.get(solution.name)
-        if file is None or not solution.get_entry_source().content.strip():
-            continue  # the loader has warned of an empty source
+        if file is None:
+            continue
         reasons = check_entry(solution, trace_set.definitions.get(solution.definition))
         yield from (LoadIssue("warning", file, None, None, f"{solution.name}: {reason}") for reason in reasons)

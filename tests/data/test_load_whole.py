@@ -305,7 +305,7 @@ DIALECTS = {
     },
     "empty entry": (
         in_solution(sources=[{"path": "main.py", "content": ""}]),
-        [None],
+        [],
         "solutions",
         [("main.py::run", ["any"], None, "")],
     ),

@@ -22,7 +22,6 @@ from typing import Final
 
 from flashinfer_bench.base.files.reading import refuse_strange
 from flashinfer_bench.base.files.trees import Tell, walk_files
-from flashinfer_bench.errors import DataSetError
 
 DEFINITIONS: Final = "definitions"
 SOLUTIONS: Final = "solutions"
@@ -156,12 +155,6 @@ def own_folders(root: Path) -> Iterator[Path]:
     for parent in (real, *real.parents):
         if parent.parent.name == "snapshots":
             yield parent.parent.parent / "blobs"
-
-
-def refuse_used(folder: Path) -> None:
-    """Raise DataSetError where a whole set cannot be written to a folder, since something is there."""
-    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-        raise DataSetError(f"{folder} is there already, and not empty; give a folder that is new or empty")
 
 
 def is_of_author(file: Path, folder: Path, *, author: str, name: str) -> bool:

@@ -10,26 +10,19 @@ from __future__ import annotations
 
 import filecmp
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Final
 
-from flashinfer_bench.base.files.trees import walk_files
 from flashinfer_bench.data.issue import USUAL_OP_TYPE
 from flashinfer_bench.data.json_utils import save_json_file
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.blobs import BlobStore
-from flashinfer_bench.data.store.dialects import REFERENCE_FILE, UNKNOWN_AUTHOR
+from flashinfer_bench.data.store.dialects import UNKNOWN_AUTHOR
 from flashinfer_bench.data.store.jsonl import new_folder
-from flashinfer_bench.data.store.loose import DEFINITION_FILE, WORKLOAD_FILES
-from flashinfer_bench.data.store.trace_lines import AnyTrace, TraceLine, TraceList, kept_of, to_trace
+from flashinfer_bench.data.store.trace_lines import AnyTrace, TraceLine, TraceList, kept_of
 from flashinfer_bench.data.trace_set import TraceSet
 from flashinfer_bench.errors import DataSetError, Fault, WorkloadFault
-
-MOST_LOST: Final = 10_000
-"""Files that are listed of those that are no part of a set."""
 
 
 @dataclass
@@ -44,8 +37,6 @@ class WrittenSet:
     blobs: int = 0
     lost: list[str] = field(default_factory=list)
     """A line for each thing that should be there and is not."""
-    passed_over: list[Path] = field(default_factory=list)
-    """Files of a converted folder that are no part of a set."""
 
 
 def merge_sets(parts: Sequence[TraceSet], output: Path, further: Mapping[str, str]) -> WrittenSet:
@@ -66,14 +57,13 @@ def merge_sets(parts: Sequence[TraceSet], output: Path, further: Mapping[str, st
     blobs: dict[str, Path] = {}
     for part in parts:
         for path, file in _find_blobs(part, part.workloads.values(), done.lost).items():
-            plain = str(PurePosixPath(path))
-            if not filecmp.cmp(blobs.setdefault(plain, file), file, shallow=False):
-                clashes.append(f"blob {plain} differs between {blobs[plain]} and {file}")
+            if not filecmp.cmp(blobs.setdefault(path, file), file, shallow=False):
+                clashes.append(f"blob {path} differs between {blobs[path]} and {file}")
     if clashes:
         raise DataSetError("the trace sets contradict each other:\n  " + "\n  ".join(clashes))
     for name, traces in merged.traces.items():
         merged.traces[name] = TraceList({_text_of(trace): trace for trace in kept_of(traces)}.values())
-    _write(merged, done, blobs, {name: text.encode() for name, text in further.items()}, {})
+    _write(merged, done, blobs, {name: text.encode() for name, text in further.items()})
     return done
 
 
@@ -91,18 +81,13 @@ def convert_set(trace_set: TraceSet, root: Path, output: Path) -> WrittenSet:
     """
     if output.resolve().is_relative_to(root.resolve()):
         raise DataSetError(f"{output} lies in {root}, which is read; write to another folder")
-    done, moved, blobs = WrittenSet(output), dict[str, str](), dict[str, Path]()
-    for lines in (*trace_set.workloads.values(), *trace_set.traces.values()):
-        for path, file in _find_blobs(trace_set, [kept_of(lines)], done.lost).items():
-            plain = PurePosixPath(path)
-            moved[path] = str(plain if plain.parts[0] == layout.BLOB else layout.BLOB / plain)
-            blobs[moved[path]] = file
-    done.lost = list(dict.fromkeys(done.lost))
+    done = WrittenSet(output)
+    lines = [kept_of(group) for group in (*trace_set.workloads.values(), *trace_set.traces.values())]
+    blobs = _find_blobs(trace_set, lines, done.lost)
     done.lost += [str(issue) for issue in trace_set.issues if issue.severity == "error"]
     tolerances = root / layout.TOLERANCES_FILE
     further = {tolerances.name: tolerances.read_bytes()} if tolerances.is_file() else {}
-    _write(trace_set, done, blobs, further, moved)
-    done.passed_over = list(islice(_find_others(trace_set, root, moved), MOST_LOST))
+    _write(trace_set, done, blobs, further)
     return done
 
 
@@ -111,9 +96,8 @@ def _write(
     done: WrittenSet,
     blobs: Mapping[str, Path],
     further: Mapping[str, bytes],
-    moved: Mapping[str, str],
 ) -> None:
-    """Write a set beside its place, then move it there, with new paths of the blobs that were moved."""
+    """Write a set beside its place, then move it there."""
     authors = {item.name: item.author for group in trace_set.solutions.values() for item in group}
     try:
         with new_folder(done.output) as folder:
@@ -130,7 +114,7 @@ def _write(
                     file = layout.workloads_path(folder, **at)
                     if trace.solution is not None:
                         file = layout.traces_path(folder, author=authors.get(trace.solution, UNKNOWN_AUTHOR), **at)
-                    files.setdefault(file, []).append(_text_of(_with_moved(trace, moved)) + b"\n")
+                    files.setdefault(file, []).append(_text_of(trace) + b"\n")
             for file, lines in files.items():
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(b"".join(lines))
@@ -146,18 +130,6 @@ def _write(
         setattr(done, kind, sum(map(len, getattr(trace_set, kind).values())))
 
 
-def _with_moved(trace: AnyTrace, moved: Mapping[str, str]) -> AnyTrace:
-    changed = {
-        name: source.model_copy(update={"path": moved[source.path]})
-        for name, source in trace.workload.stored_inputs.items()
-        if moved.get(source.path, str(PurePosixPath(source.path))) != str(PurePosixPath(source.path))
-    }
-    if not changed:
-        return trace
-    workload = trace.workload.model_copy(update={"inputs": {**trace.workload.inputs, **changed}})
-    return to_trace(trace).model_copy(update={"workload": workload})
-
-
 def _op_type_of(trace_set: TraceSet, definition: str) -> str:
     known = trace_set.definitions.get(definition)
     return known.op_type if known is not None else USUAL_OP_TYPE
@@ -170,27 +142,13 @@ def _text_of(trace: AnyTrace) -> bytes:
 def _find_blobs(part: TraceSet, groups: Iterable[Iterable[AnyTrace]], lost: list[str]) -> dict[str, Path]:
     """Return the file of each blob path of some lines, with a line more in `lost` for each that cannot be copied."""
     found: dict[str, Path] = {}
-    store = BlobStore(part.root or Path())
+    store, tried = BlobStore(part.root or Path()), set[str]()
     for workload in (line.workload for lines in groups for line in lines):
         for source in workload.stored_inputs.values():
-            if source.path not in found:
+            if source.path not in tried:
+                tried.add(source.path)
                 try:
-                    found[source.path] = store.locate(source.path, workload=workload.uuid)
+                    found[str(PurePosixPath(source.path))] = store.locate(source.path, workload=workload.uuid)
                 except WorkloadFault as fault:
                     lost.append(str(fault))
     return found
-
-
-def _find_others(trace_set: TraceSet, root: Path, blobs: Iterable[str]) -> Iterator[Path]:
-    """Yield the files of the source that are no part of a set."""
-    known = [*trace_set.definition_files.values(), *(issue.file for issue in trace_set.issues)]
-    known += [root / path for path in blobs]
-    for solution in (item for group in trace_set.solutions.values() for item in group):
-        file = trace_set.solution_files[solution.name]
-        known += [file, *(file.parent / source.path for source in solution.sources)]
-    parts = {file.resolve() for file in known}
-    usual = {DEFINITION_FILE, REFERENCE_FILE, layout.TOLERANCES_FILE, *WORKLOAD_FILES}
-    for file in walk_files(root, lambda *_: None, passes_over=lambda name: name.startswith(".")):
-        is_outside = file.relative_to(root).parts[0] not in layout.FOLDERS
-        if is_outside and file.name not in usual and file.resolve() not in parts:
-            yield file

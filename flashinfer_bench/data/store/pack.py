@@ -11,7 +11,6 @@ other keys:
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -183,7 +182,7 @@ def unpack_solution(solution: Solution, folder: Path, *, root: Path | None = Non
     taken = [path for path in sources if path in MANIFEST_NAMES]
     if taken:
         raise DataSetError(f"{solution.name} has a source called {taken[0]}, the name of its manifest")
-    name, text = render_manifest(manifest)
+    name, text = MANIFEST_NAMES[0], yaml.safe_dump(manifest, sort_keys=False, width=100)
     try:
         with new_folder(folder, root) as staging:
             for path, content in {**sources, name: text}.items():
@@ -195,13 +194,3 @@ def unpack_solution(solution: Solution, folder: Path, *, root: Path | None = Non
     except UnicodeEncodeError as error:
         raise DataSetError(f"{folder}: a source has a character that no file can hold: {error.reason}") from error
     return [folder / name, *(folder / path for path in sources)]
-
-
-def render_manifest(manifest: Mapping[str, Any]) -> tuple[str, str]:
-    """Return a manifest's file name and text: YAML, or JSON if YAML would lose a character of a text."""
-    text = yaml.safe_dump(dict(manifest), sort_keys=False, allow_unicode=True, width=100)
-    try:
-        is_kept = parse_yaml(text)[1] == manifest
-    except yaml.YAMLError:
-        is_kept = False
-    return ("solution.yaml", text) if is_kept else ("solution.json", json.dumps(manifest, indent=2) + "\n")

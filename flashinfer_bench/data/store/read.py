@@ -80,9 +80,7 @@ class _Reader:
         self._read_workloads()
         self._read_traces()
         if not found.definitions and not self._broken:
-            nested = sorted(folder.parent.name for folder in root.glob(f"*/{layout.DEFINITIONS}") if folder.is_dir())
-            hint = f"; did you mean {str(root / nested[0])!r}?" if nested else ""
-            reason = f"the set has no definitions ({layout.DEFINITIONS}/<op_type>/<definition>.json){hint}"
+            reason = f"the set has no definitions ({layout.DEFINITIONS}/<op_type>/<definition>.json)"
             found.issues.append(LoadIssue("warning", root, None, None, reason, missing_definition=""))
 
     def _places(self, folder: str, *suffixes: str) -> list[Place]:
@@ -150,9 +148,6 @@ class _Reader:
             found.solutions.setdefault(solution.definition, []).append(solution)
             found.solution_files[solution.name] = place.file
             self._authors[solution.name] = solution.author
-            if not solution.get_entry_source().content.strip():
-                path = solution.get_entry_path()
-                self._issues.append(place.issue("warning", f"the source of the entry point, {path}, is empty"))
             definition = found.definitions.get(solution.definition)
             if definition is None:
                 self._warn_of_missing(place, solution.definition, f"solution {solution.name!r}")
@@ -249,7 +244,7 @@ class _Reader:
                 trace: AnyTrace | None = read_trace_line(line) if keeps_lines else None
                 trace = trace or parse_line(Trace, line, place, issues)
                 if trace is None and not is_ended and issues[before].reason.startswith("not JSON"):
-                    reason = "the last line was cut off in the middle; the next write moves it aside"
+                    reason = "the last line was cut off in the middle; it is passed over"
                     issues[before:] = [place.issue("warning", reason)]
                 yield (trace, place) if trace is not None else None
         except OSError as error:

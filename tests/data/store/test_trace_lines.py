@@ -14,8 +14,7 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.planning.resume import RecordedJobs, read_fingerprint
 from flashinfer_bench.data import Trace, TraceSet
-from flashinfer_bench.data.measurement import read_measurement
-from flashinfer_bench.data.measurement import tell
+from flashinfer_bench.data.measurement import read_measurement, tell
 from flashinfer_bench.data.store.parse import Place, parse_line
 from flashinfer_bench.data.store.trace_lines import TraceLine, TraceList, kept_of, read_trace_line
 from flashinfer_bench.report.best import best_by_workload
