@@ -28,7 +28,7 @@ def test_a_file_in_another_dialect_is_read(tmp_path):
             '{"name": "s"}',
             ["definition: is missing", "author: is missing", "spec: is missing"],
         ),
-        (load_json_file, Trace, None, ["file cannot be read: there is no such file"]),
+        (load_json_file, Trace, None, ["cannot be read: No such file"]),
         (load_json_file, Definition, f"[{WHOLE}, {WHOLE}]", ["holds 2 objects"]),
         (load_jsonl_file, Trace, make_trace().to_json() + "\n{", ["file:2: not JSON"]),
     ],

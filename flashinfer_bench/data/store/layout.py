@@ -165,8 +165,5 @@ def is_of_author(file: Path, folder: Path, *, author: str, name: str) -> bool:
         folder: the folder of all solutions.
         author, name: what the file says.
     """
-    if not file.is_relative_to(folder):
-        return False
-    *folders, innermost = file.relative_to(folder).with_suffix("").parts
-    outermost = folders[0] if folders else None
-    return innermost in (name, path_part(name)) and outermost in (author, path_part(author))
+    parts = file.relative_to(folder).with_suffix("").parts
+    return len(parts) > 1 and parts[-1] in (name, path_part(name)) and parts[0] in (author, path_part(author))
