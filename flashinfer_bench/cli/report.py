@@ -1,4 +1,4 @@
-"""`report summary`, `best`, `visualize`: tables of the traces that a set holds."""
+"""`report`: its sub-commands; and `report summary`, `best`, `visualize`: tables of the traces that a set holds."""
 
 from __future__ import annotations
 
@@ -9,30 +9,66 @@ from functools import partial
 from typing import Any, Final
 
 from flashinfer_bench.cli.args import choose_traces, open_trace_set
-from flashinfer_bench.cli.parser import PROGRAM, NameList, Parser, add_filters, add_format, add_local, add_names, share
-from flashinfer_bench.cli.render import count
-from flashinfer_bench.cli.reports.changes import CHANGE_MARK
-from flashinfer_bench.cli.reports.ranks import show_best_groups, show_groups
-from flashinfer_bench.cli.reports.show import show_rows
-from flashinfer_bench.cli.verdicts import head_of, render_best, render_summary
+from flashinfer_bench.cli.parser import PROGRAM, Parser, add_filters, add_format, add_local
+from flashinfer_bench.cli.render import Column, count
+from flashinfer_bench.cli.reports.changes import declare_diff, declare_history
+from flashinfer_bench.cli.reports.files import add_baseline, declare_export, declare_html, declare_merge
+from flashinfer_bench.cli.reports.show import Cells, lay_out, show_rows
+from flashinfer_bench.cli.verdicts import head_of, render_best, render_summary, standing_notes
 from flashinfer_bench.data import TraceSet
+from flashinfer_bench.data.sets.results import list_results
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.errors import Misuse
-from flashinfer_bench.report.best import best_by_definition, best_by_workload
-from flashinfer_bench.report.decision import THRESHOLD
-from flashinfer_bench.report.export import EXPORT_FORMATS
-from flashinfer_bench.report.ranking import GROUP_KEYS
-from flashinfer_bench.report.summary import SummaryRow, count_statuses, summarise
+from flashinfer_bench.report.ranking import FAST_P, GROUP_KEYS, count_winners, group_by, rank_by_author
+from flashinfer_bench.report.summary import (
+    SummaryRow,
+    best_by_definition,
+    best_by_workload,
+    count_statuses,
+    summarise,
+)
+from flashinfer_bench.report.verdict import to_one_line
 
-ROWS: Final = ("workload", "definition")
-MERITS: Final = ("latency", "speedup")
-BY_HELP = "one row for each (default: %(default)s)"
+MERITS: Final = ("workload", "definition", "latency", "speedup")
 NO_TRACES = "note: there are no traces to report; `flashinfer-bench run` makes them"
-
 NONE_PASSED = (
     "note: there is no job whose latest verdict is PASSED; quick looks do not count, and "
     "`flashinfer-bench report summary` says why the others failed"
 )
+NONE_RANKED: Final = "note: there is no whole verdict to rank; quick looks do not count"
+SPARED: Final = ("fast_1.5", "fast_2", "fast_1", "Wins", "Roofline")
+"""Columns that are left out, one after the other, while a table is too wide; JSON and the pages have all."""
+AUTHOR_NOTES: Final = (
+    "of fastest: mean over all definitions of the lowest latency of anybody over the author's, 0 for what it did not "
+    "pass; no baseline can inflate it, so it ranks",
+    "score: mean over definitions of the mean ratio of the best solution, 0 where it failed a workload; speed-up: "
+    "geometric mean; fast_p: share of workloads passed with a ratio above p",
+)
+GROUP_NOTE: Final = (
+    "speed-up over the reference: geometric mean of the passed; fast_p: share passed with a speed-up above p"
+)
+FIGURES: Final[Cells] = {
+    **{Column(f"fast_{p:g}", True): f"{{fast_p[{FAST_P.index(p)}]:%}}" for p in (1.0, 1.5, 2.0)},
+    Column("Roofline", True): "{roofline_share:%}",
+}
+SPEEDUP: Final[Cells] = {Column("Speed-up", True): "{speedup:mean}"}
+AUTHORS: Final[Cells] = {
+    Column("Author"): "{author}",
+    Column("Of fastest", True): "{fastest_share:%}{standing:standing}",
+    Column("Score", True): "{score:x}",
+    **SPEEDUP,
+    Column("Wins", True): "{win_rate:%}",
+    **FIGURES,
+    Column("Passed", True): "{passed}/{workloads}",
+}
+GROUPS: Final[Cells] = {
+    Column("Definitions", True): "{definitions}",
+    Column("Solutions", True): "{solutions}",
+    Column("Passed", True): "{passed}/{judged}",
+    **SPEEDUP,
+    **FIGURES,
+}
+WINNERS: Final[Cells] = {Column("Best on", True): "{workloads}/{of}", Column("Speed-up", True): "{speedup:x}"}
 
 
 def declare_report(parser: Parser) -> None:
@@ -45,6 +81,9 @@ def declare_report(parser: Parser) -> None:
         example=f"{PROGRAM} report summary --local flashinfer-trace --op-types gemm",
         execute=execute_summary,
     )
+    text = "one row for each (default: %(default)s)"
+    summary.add_argument("--by", choices=("solution", *GROUP_KEYS), default="solution", help=text)
+    add_baseline(summary)
     best = commands.add_parser("best", help="the best passing solutions")
     best.describe(
         "The fastest passing solution of each workload, with those whose interval meets its own (ties); or each\n"
@@ -52,15 +91,11 @@ def declare_report(parser: Parser) -> None:
         example=f"{PROGRAM} report best --local flashinfer-trace --by definition",
         execute=execute_best,
     )
-    summary.add_argument("--by", choices=("solution", *GROUP_KEYS), default="solution", help=BY_HELP)
     text = (
         "one row for each workload, definition, author, op_type or hardware; the first two ranked by latency or speedup"
+        " (default: workload latency)"
     )
-    text += " (default: workload latency)"
-    best.add_argument("--by", nargs="+", choices=(*ROWS, *GROUP_KEYS, *MERITS), default=[], metavar="WORD", help=text)
-    summary.add_argument(
-        "--baseline-author", metavar="AUTHOR", help="with --by author: rank against this one (default: the reference)"
-    )
+    best.add_argument("--by", nargs="+", choices=(*MERITS, *GROUP_KEYS), default=[], metavar="WORD", help=text)
     visualize = commands.add_parser("visualize", help="both tables")
     visualize.describe(
         "How many verdicts are there and how many passed; then the tables of `report summary` and `report best`.",
@@ -69,117 +104,48 @@ def declare_report(parser: Parser) -> None:
     )
     for command in (summary, best, visualize):
         add_local(command)
-        add_filters(command)
-        add_names(command, "--workloads")
+        add_filters(command, "workloads")
         add_format(command)
-    _declare_history(commands.add_parser("history", help="times of a definition from run to run"))
-    _declare_diff(commands.add_parser("diff", help="what changed from one set to another"))
-    _declare_html(commands.add_parser("html", help="pages that work from disk"))
-    _declare_export(commands.add_parser("export", help="one row a trace, for other programs"))
-    merge = commands.add_parser("merge", help="several sets in one")
-    merge.describe(
-        "Write several trace sets as one, into a new folder. What is the same in two is written once; where they\n"
-        "contradict each other, nothing is written. Exit codes: 0 all well, 1 files or blobs are missing, 2 misuse.",
-        example=f"{PROGRAM} report merge --local flashinfer-trace --local flashinfer-trace/wrong --output merged",
-        execute="reports.merge:execute_merge",
-    )
-    add_local(merge)
-    merge.add_argument("--output", metavar="DIR", required=True, help="the folder to write: a new or an empty one")
-
-
-def _declare_history(parser: Parser) -> None:
-    """Add the help and the flags of `report history`."""
-    parser.describe(
-        "Show the times of a definition's solutions from run to run. A row has one version of sources and libraries;\n"
-        f"{CHANGE_MARK} marks a change of the latency, so that the effect of a new driver shows.",
-        example=f"{PROGRAM} report history --definition rmsnorm_h4096 --local flashinfer-trace",
-        execute="reports.changes:execute_history",
-    )
-    parser.add_argument("--definition", "--definitions", metavar="NAME", required=True, help="the definition")
-    parser.add_argument(
-        "--solutions", "--solution", nargs="+", action=NameList, metavar="NAME", help="only these solutions"
-    )
-    _add_threshold(parser)
-    add_local(parser)
-    add_format(parser)
-
-
-def _declare_diff(parser: Parser) -> None:
-    """Add the help and the flags of `report diff`."""
-    parser.describe(
-        "Show which verdicts and times changed from one set of traces to another, with a decision for each: faster,\n"
-        "slower, same, or cannot tell. Jobs are the same by definition, solution, workload and hardware.",
-        example=f"{PROGRAM} report diff flashinfer-trace flashinfer-trace",
-        execute="reports.changes:execute_diff",
-    )
-    parser.add_argument("old", metavar="OLD", help="the folder of a trace set")
-    parser.add_argument("new", metavar="NEW", help="the folder of another, or of the same")
-    parser.add_argument("--all", action="store_true", help="list jobs that did not change, too")
-    _add_threshold(parser)
-    add_format(parser)
-
-
-def _add_threshold(parser: Parser) -> None:
-    text = "the smallest difference of interest: 2%% or 0.02 (default: 2%%)"
-    parser.add_argument("--threshold", type=share, metavar="X", default=THRESHOLD, help=text)
-
-
-def _declare_html(parser: Parser) -> None:
-    """Add the help and the flags of `report html`."""
-    parser.describe(
-        "Write the verdicts of a set as pages: overview, leaderboard, a page for each definition and solution, any\n"
-        "two solutions compared. Open DIR/index.html from disk: no network and no server are used (docs/report.md).\n"
-        "Exit codes: 0 written, 1 a file cannot be written, 2 misuse.",
-        example=f"{PROGRAM} report html pages --local flashinfer-trace",
-        execute="reports.html:execute_html",
-    )
-    parser.add_argument("folder", metavar="DIR", help="a new or an empty folder, or one with such pages")
-    parser.add_argument("--title", help="what the pages are called (default: the name of the set's folder)")
-    parser.add_argument(
-        "--baseline-author", metavar="AUTHOR", help="rank authors against this one (default: against the reference)"
-    )
-    add_local(parser)
-    add_filters(parser)
-
-
-def _declare_export(parser: Parser) -> None:
-    """Add the help and the flags of `report export`."""
-    parser.describe(
-        "Write one row a trace, with flat columns whose names have units (docs/export.md lists them). A folder gets a\n"
-        "file traces.csv, traces.jsonl or traces.parquet; - is stdout. Parquet needs the extra `export`.\n"
-        "Exit codes: 0 written, 1 the file cannot be written, 2 misuse.",
-        example=f"{PROGRAM} report export traces.csv --local flashinfer-trace",
-        execute="reports.export:execute_export",
-    )
-    parser.add_argument("target", metavar="DIR_OR_FILE", help="the file or the folder to write to, or - for stdout")
-    form = "default: by the ending of the file, else csv"
-    parser.add_argument("--format", choices=EXPORT_FORMATS, help=form)
-    add_local(parser)
-    add_filters(parser)
+    declare_history(commands.add_parser("history", help="times of a definition from run to run"))
+    declare_diff(commands.add_parser("diff", help="what changed from one set to another"))
+    declare_html(commands.add_parser("html", help="pages that work from disk"))
+    declare_export(commands.add_parser("export", help="one row a trace, for other programs"))
+    declare_merge(commands.add_parser("merge", help="several sets in one"))
 
 
 def execute_summary(args: argparse.Namespace) -> int:
-    """Print one row a solution that has traces."""
+    """Print one row a solution that has traces, or one for each author, op type or kind of hardware."""
     if args.baseline_author is not None and args.by != "author":
         raise Misuse("--baseline-author needs --by author")
     trace_set = open_trace_set(args)
     traces = choose_traces(trace_set, args)
-    if args.by in GROUP_KEYS:
-        return show_groups(args, trace_set, traces)
-    rows = _summarise(trace_set, traces)
-    return show_rows(args, rows, partial(_render, render_summary, rows), NO_TRACES)
+    if args.by == "solution":
+        rows = _summarise(trace_set, traces)
+        return show_rows(args, rows, partial(_render, render_summary, rows), NO_TRACES)
+    results = list_results(trace_set, traces)
+    if args.by != "author":
+        return _show_groups(args, args.by, GROUPS, group_by(results, args.by), [GROUP_NOTE])
+    try:
+        authors = rank_by_author(results, args.baseline_author)
+    except ValueError as error:
+        raise Misuse(f"--baseline-author: {error}") from None
+    baseline = args.baseline_author
+    against = "the reference" if baseline is None else f"solutions of {to_one_line(baseline)}"
+    notes = [f"score, speed-up, wins, fast_p: against {against}", *AUTHOR_NOTES, *standing_notes(authors)]
+    cells = AUTHORS if len({row.hardware for row in authors}) < 2 else {**AUTHORS, Column("Hardware"): "{hardware}"}
+    return _show_table(args, cells, authors, notes)
 
 
 def execute_best(args: argparse.Namespace) -> int:
-    """Print the best passing solution of each workload or definition."""
+    """Print the best passing solution of each workload or definition, or how many of these each group has."""
     trace_set = open_trace_set(args)
     traces = choose_traces(trace_set, args)
-    groups = [word for word in args.by if word in GROUP_KEYS]
+    groups = [word for word in GROUP_KEYS if word in args.by]
+    if groups and len(args.by) > 1:
+        raise Misuse(f"--by {groups[0]}: no other word goes with it")
     if groups:
-        if len(args.by) > 1:
-            raise Misuse(f"--by {groups[0]}: no other word goes with it")
-        args.by = groups[0]
-        return show_best_groups(args, trace_set, traces)
+        winners = count_winners(best_by_workload(traces, trace_set=trace_set), groups[0])
+        return _show_groups(args, groups[0], WINNERS, winners, [])
     nothing = NONE_PASSED if traces else NO_TRACES
     if "definition" in args.by:
         solutions = best_by_definition(traces, "latency" if "latency" in args.by else "speedup")
@@ -192,16 +158,13 @@ def execute_visualize(args: argparse.Namespace) -> int:
     """Print the counts of verdicts, one row a solution, and the best solution of each workload."""
     trace_set = open_trace_set(args)
     traces = choose_traces(trace_set, args)
-    rows, best, statuses = (
-        _summarise(trace_set, traces),
-        best_by_workload(traces, trace_set=trace_set),
-        count_statuses(traces),
-    )
+    rows, statuses = _summarise(trace_set, traces), count_statuses(traces)
+    best = best_by_workload(traces, trace_set=trace_set)
 
     def render(width: int) -> str:
-        told = ", ".join(f"{number} {status}" for status, number in statuses.items())
+        listed = ", ".join(f"{number} {status}" for status, number in statuses.items())
         tables = _render(render_summary, rows, width) + (f"\n{render_best(best, width)}" if best else "")
-        return f"{count(sum(statuses.values()), 'verdict')}: {told}\n\n{tables}"
+        return f"{count(sum(statuses.values()), 'verdict')}: {listed}\n\n{tables}"
 
     return show_rows(args, rows, render, NO_TRACES, counts=statuses, best=list(map(asdict, best)))
 
@@ -212,5 +175,14 @@ def _summarise(trace_set: TraceSet, traces: Sequence[AnyTrace]) -> list[SummaryR
     return summarise(traces, {pair: uuids[pair[0]] for pair in pairs})
 
 
+def _show_groups(args: argparse.Namespace, key: str, cells: Cells, rows: Sequence[Any], notes: Sequence[str]) -> int:
+    return _show_table(args, {Column(key.capitalize().replace("_", " ")): "{group}", **cells}, rows, notes)
+
+
+def _show_table(args: argparse.Namespace, cells: Cells, rows: Sequence[Any], notes: Sequence[str]) -> int:
+    table = partial(lay_out, cells, spared=SPARED, notes=notes)
+    return show_rows(args, rows, partial(_render, table, rows), NONE_RANKED, p=FAST_P)
+
+
 def _render(table: Callable[[Sequence[Any], int], str], rows: Sequence[Any], width: int) -> str:
-    return head_of(row.standing for row in rows) + table(rows, width)
+    return head_of(getattr(row, "standing", "") for row in rows) + table(rows, width)

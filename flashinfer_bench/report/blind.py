@@ -1,16 +1,17 @@
 """Outputs for which zeros would pass: every expected value is within the absolute tolerance.
 
-An element fails only if its error is above atol and above rtol; where no expected value is above atol, no zero fails.
-The rule `norm` sees such zeros, so only outputs that it did not look at are told: small ones, and where it was off.
+An element fails only if its error is above atol and above rtol; if no expected value is above atol, no zero fails. The
+rule `norm` finds such zeros, so only outputs that it skips are reported: small ones, and all if it is off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from flashinfer_bench.data import EvaluationStatus, Trace
+from flashinfer_bench.data import Trace
 
 
 @dataclass(frozen=True)
@@ -35,38 +36,23 @@ class BlindOutput:
 
 def find_blind(traces: Iterable[Trace]) -> list[BlindOutput]:
     """Return the outputs of passed verdicts that zeros would have passed for, too, in the order of their names."""
-    found: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
-    for trace in traces:
-        evaluation = trace.evaluation
-        if evaluation is None or evaluation.status is not EvaluationStatus.PASSED or evaluation.correctness is None:
-            continue
+    found: defaultdict[tuple[str, str], dict[str, tuple[float, float]]] = defaultdict(dict)
+    for trace in filter(Trace.is_successful, traces):
+        evaluation: Any = trace.evaluation
         config = _part(evaluation.extra, "run", "config")
-        atol = _number(config.get("atol"))
-        outputs = _part(evaluation.correctness.extra, "outputs")
-        for name in outputs:
-            if config.get("norm_rule") is True and "error_norm" in _part(outputs, name):
-                continue
-            largest = _number(_part(outputs, name).get("max_expected"))
-            if atol is not None and largest is not None and 0 < largest <= atol:
-                found.setdefault((trace.definition, name), {})[trace.workload.uuid] = (largest, atol)
+        for name, output in _part(getattr(evaluation.correctness, "extra", None), "outputs").items():
+            largest, atol = _part(output).get("max_expected"), config.get("atol")
+            is_seen = config.get("norm_rule") is True and "error_norm" in output
+            if isinstance(largest, float) and isinstance(atol, float) and 0 < largest <= atol and not is_seen:
+                found[trace.definition, name][trace.workload.uuid] = (float(largest), float(atol))
     return [
-        BlindOutput(
-            definition=definition,
-            output=output,
-            largest=max(largest for largest, _ in on.values()),
-            atol=max(atol for _, atol in on.values()),
-            workloads=len(on),
-        )
+        BlindOutput(definition, output, max(on.values())[0], max(atol for _, atol in on.values()), len(on))
         for (definition, output), on in sorted(found.items())
     ]
 
 
-def _part(record: Any, *keys: str) -> Mapping[str, Any]:
-    """Return a table within a table; an empty one where there is none."""
+def _part(record: Any, *keys: str) -> dict[str, Any]:
+    """Return a table within a table; an empty one if there is none."""
     for key in keys:
-        record = record.get(key) if isinstance(record, Mapping) else None
-    return record if isinstance(record, Mapping) else {}
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+        record = record.get(key) if isinstance(record, dict) else None
+    return record if isinstance(record, dict) else {}

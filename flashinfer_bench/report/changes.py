@@ -6,7 +6,7 @@ such as a busy machine on that day, no decision knows either.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import log
 from operator import attrgetter
@@ -20,8 +20,6 @@ from flashinfer_bench.report.intervals import MeanRatio, half_of, mean_of
 
 GONE, NEW = "gone", "new"
 VERDICT: Final = "verdict"
-DIGEST_SHOWN: Final = 8
-"""Digits of a digest that tell it from others."""
 _job = attrgetter("definition", "solution", "workload", "hardware")
 
 
@@ -36,7 +34,7 @@ class Change:
     decision: str
     """"faster", "slower", "same", "cannot tell yet", "verdict" (it changed), "new" or "gone"."""
     reason: str
-    """Why it cannot be told; empty where it can."""
+    """Why it cannot be told, or both verdicts; else empty."""
     old_status: str
     new_status: str
     old_ms: float | None
@@ -52,7 +50,7 @@ class Epoch:
     solution: str
     hardware: str
     digest: str
-    """The solution's digest; empty where the traces do not tell it."""
+    """The first 8 digits of the solution's digest; empty if the traces do not have it."""
     begin: str
     """Time of the first verdict."""
     verdicts: int
@@ -60,7 +58,7 @@ class Epoch:
     latency_ms: float | None
     """Geometric mean over the workloads that passed."""
     changed: tuple[str, ...]
-    """What differs from the epoch before: "sources", or a package with its versions; empty where it was run again."""
+    """What differs from the epoch before: "sources", or a package with its versions; empty if it was run again."""
     ratio: MeanRatio | None
     """Times over those of the epoch before, on the workloads of both."""
     decision: str
@@ -73,9 +71,9 @@ def find_changes(old: Iterable[Result], new: Iterable[Result], threshold: float 
     found = []
     for job in sorted({*before, *after}):
         one, two = before.get(job), after.get(job)
+        old_status, new_status = ("" if item is None else item.status for item in (one, two))
+        old_ms, new_ms = (None if item is None else item.latency_ms for item in (one, two))
         decision, reason, ratio = _decide_change(one, two, threshold)
-        old_status, new_status = (item.status if item is not None else "" for item in (one, two))
-        old_ms, new_ms = (item.latency_ms if item is not None else None for item in (one, two))
         found.append(Change(*job, decision, reason, old_status, new_status, old_ms, new_ms, ratio))
     return found
 
@@ -83,17 +81,23 @@ def find_changes(old: Iterable[Result], new: Iterable[Result], threshold: float 
 def find_epochs(results: Iterable[Result], threshold: float = THRESHOLD) -> list[Epoch]:
     """Return the epochs of each solution on each kind of hardware, the earliest first.
 
+    An epoch ends before other sources or versions, and before a workload that is judged again.
+
     Args:
         results: all of a definition, repeated ones too.
         threshold: the smallest difference of interest.
     """
-    epochs: list[Epoch] = []
+    found = []
     for _, items in sorted(group(results, attrgetter("solution", "hardware")).items()):
-        previous: list[Result] = []
-        for current in _split(sorted(items, key=_moment)):
-            epochs.append(_epoch(current, previous, threshold))
-            previous = current
-    return epochs
+        previous: dict[str, Result] = {}
+        current: dict[str, Result] = {}
+        for item in sorted(items, key=_moment):
+            if current and (item.workload in current or _differences(current, item)):
+                found.append(_epoch(current, previous, threshold))
+                previous, current = current, {}
+            current[item.workload] = item
+        found.append(_epoch(current, previous, threshold))
+    return found
 
 
 def _moment(item: Result) -> float:
@@ -101,28 +105,14 @@ def _moment(item: Result) -> float:
     return moment.timestamp() if moment is not None else 0.0
 
 
-def _split(ordered: Iterable[Result]) -> Iterator[list[Result]]:
-    """Yield the results of each epoch: a new one begins with other conditions, and where a workload comes again."""
-    current: list[Result] = []
-    for item in ordered:
-        is_again = any(item.workload == other.workload for other in current)
-        if current and (is_again or _differences(current[0], item)):
-            yield current
-            current = []
-        current.append(item)
-    if current:
-        yield current
-
-
 def _decide_change(old: Result | None, new: Result | None, threshold: float) -> tuple[str, str, MeanRatio | None]:
     if old is None or new is None:
-        return (NEW if old is None else GONE), "", None
+        return NEW if old is None else GONE, "", None
     if old.status != new.status:
-        return VERDICT, "", None
+        return VERDICT, f"{old.status} then, {new.status} now", None
     if not old.is_passed:
         return SAME, "", None
-    problem = _not_comparable(old, new)
-    if problem:
+    if problem := _not_comparable(old, new):
         return UNKNOWN, problem, None
     ratio = _ratio([(old, new)])
     decision = _decide(ratio, threshold)
@@ -131,7 +121,7 @@ def _decide_change(old: Result | None, new: Result | None, threshold: float) -> 
 
 
 def _not_comparable(old: Result, new: Result) -> str:
-    """Say why two times are not to be compared; empty where they are."""
+    """Return why two times are not to be compared; empty if they are."""
     for item, which in ((old, "old"), (new, "new")):
         if not item.is_ranked:
             return f"the {which} time is of a quick look, or means nothing"
@@ -141,44 +131,46 @@ def _not_comparable(old: Result, new: Result) -> str:
 
 def _ratio(pairs: Iterable[tuple[Result, Result]]) -> MeanRatio | None:
     """Return the geometric mean of new over old times, with its interval."""
-    timed = [(old, new) for old, new in pairs if old.latency_ms and new.latency_ms]
+    timed = [pair for pair in pairs if not _not_comparable(*pair)]
     ratios = [(new.latency_ms or 0.0) / (old.latency_ms or 1.0) for old, new in timed]
     return mean_of(ratios, [join_halves(list(map(half_of, pair))) for pair in timed])
 
 
 def _decide(ratio: MeanRatio | None, threshold: float) -> str:
-    if ratio is None:
+    if ratio is None or ratio.high is None:
         return UNKNOWN
-    return decide(log(ratio.value), None if ratio.high is None else log(ratio.high / ratio.value), threshold)
+    return decide(log(ratio.value), log(ratio.high / ratio.value), threshold)
 
 
-def _epoch(current: Sequence[Result], previous: Sequence[Result], threshold: float) -> Epoch:
-    first = current[0]
-    before = {item.workload: item for item in previous}
-    shared = [(before[item.workload], item) for item in current if item.workload in before and item.is_passed]
-    ratio = _ratio(pair for pair in shared if pair[0].is_passed and not _not_comparable(*pair))
-    latency = mean_of([item.latency_ms for item in current if item.is_passed and item.latency_ms], [None])
+def _epoch(current: dict[str, Result], previous: dict[str, Result], threshold: float) -> Epoch:
+    first = next(iter(current.values()))
+    ratio = _ratio((previous[uuid], item) for uuid, item in current.items() if uuid in previous)
+    passed = [item for item in current.values() if item.is_passed]
+    latency = mean_of([item.latency_ms for item in passed if item.latency_ms], [])
     return Epoch(
         solution=first.solution,
         hardware=first.hardware,
-        digest=first.told.run.fingerprint.solution[:DIGEST_SHOWN],
+        digest=first.told.run.fingerprint.solution[:8],
         begin=first.evaluation.timestamp,
         verdicts=len(current),
-        passed=sum(item.is_passed for item in current),
+        passed=len(passed),
         latency_ms=latency.value if latency is not None else None,
-        changed=_differences(previous[-1], first) if previous else (),
+        changed=_differences(previous, first),
         ratio=ratio,
         decision=_decide(ratio, threshold) if previous else "",
     )
 
 
-def _differences(old: Result, new: Result) -> tuple[str, ...]:
-    """Say what differs in the conditions of two results: the sources, and versions of libraries."""
-    before, after = (item.evaluation.environment.libs for item in (old, new))
+def _differences(before: dict[str, Result], new: Result) -> tuple[str, ...]:
+    """Return what differs in the conditions of a result from those of an epoch: sources, and versions of libraries."""
+    if not before:
+        return ()
+    old = next(iter(before.values()))
+    then, now = (item.evaluation.environment.libs for item in (old, new))
     is_other = old.told.run.fingerprint.solution != new.told.run.fingerprint.solution
     versions = [
-        f"{name} {before.get(name, '-')} -> {after.get(name, '-')}"
-        for name in sorted({*before, *after})
-        if before.get(name) != after.get(name)
+        f"{name} {then.get(name, '-')} -> {now.get(name, '-')}"
+        for name in sorted({*then, *now})
+        if then.get(name) != now.get(name)
     ]
     return (*(["sources"] if is_other else []), *versions)

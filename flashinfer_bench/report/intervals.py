@@ -18,8 +18,6 @@ from flashinfer_bench.data.store.trace_lines import AnyEvaluation
 from flashinfer_bench.report.decision import join_halves, log_half_of
 from flashinfer_bench.timing.between_workers import default_spread, widened_interval
 
-GPU_CLOCKS: Final = ("cupti", "cuda_events")
-"""Clocks that time a GPU."""
 LARGEST_LOG: Final = 700.0
 """Above it no float has the exponential."""
 
@@ -31,41 +29,39 @@ class TimeInterval:
     low_ms: float
     high_ms: float
     kind: str
-    """"workers", "one worker, widened", or empty where the report has widened it."""
+    """"workers", "one worker, widened", or empty if the report has widened it."""
 
     @property
     def half_share(self) -> float:
         """Half its width as a share of its middle."""
-        middle = (self.low_ms + self.high_ms) / 2
-        return (self.high_ms - self.low_ms) / 2 / middle if middle > 0 else 0.0
+        return (self.high_ms - self.low_ms) / (self.high_ms + self.low_ms or 1.0)
 
     def meets(self, other: TimeInterval) -> bool:
-        """Say whether two intervals have a time in common."""
+        """Tell whether two intervals have a time in common."""
         return self.low_ms <= other.high_ms and other.low_ms <= self.high_ms
 
 
 @dataclass(frozen=True)
 class MeanRatio:
-    """A geometric mean of ratios."""
+    """A geometric mean of ratios, with the bounds of its 95 % interval; None if a ratio has none."""
 
     value: float
     low: float | None
-    """Bounds of its 95 % interval; None where a ratio has none."""
     high: float | None
 
 
 def latency_of(evaluation: AnyEvaluation) -> float | None:
-    """Return the latency of a verdict in ms; None where it has none, or one that no call has."""
+    """Return the latency of a verdict in ms; None if it has none, or one that no call has."""
     return as_time(evaluation.performance.latency_ms) if evaluation.performance is not None else None
 
 
 def read_interval(evaluation: AnyEvaluation) -> TimeInterval | None:
-    """Return the interval of a verdict's latency; None where it has no latency."""
+    """Return the interval of a verdict's latency; None if it has no latency."""
     return interval_of(latency_of(evaluation), read_measurement(evaluation))
 
 
 def interval_of(latency_ms: float | None, record: Measurement, clock: str = "") -> TimeInterval | None:
-    """Return the interval of a time; None where there is no time.
+    """Return the interval of a time; None if there is no time.
 
     Args:
         latency_ms: the time.
@@ -76,12 +72,12 @@ def interval_of(latency_ms: float | None, record: Measurement, clock: str = "") 
         return None
     if record.bounds is not None and record.interval:
         return TimeInterval(*record.bounds, record.interval)
-    device = "cuda" if (clock or record.method) in GPU_CLOCKS else "cpu"
+    device = "cuda" if (clock or record.method) in ("cupti", "cuda_events") else "cpu"
     return TimeInterval(*widened_interval(latency_ms, record.bounds, default_spread(device)), "")
 
 
 def half_of(result: Result) -> float | None:
-    """Return half the interval of a latency, as a logarithm; None where there is no latency."""
+    """Return half the interval of a latency, as a logarithm; None if there is no latency."""
     return _half(result.latency_ms, interval_of(result.latency_ms, result.measurement))
 
 
@@ -91,23 +87,22 @@ def speedup_half_of(result: Result) -> float | None:
     return join_halves([half_of(result), _half(result.reference_ms, reference)])
 
 
-def _half(time_ms: float | None, interval: TimeInterval | None) -> float | None:
-    return log_half_of(time_ms, interval.low_ms, interval.high_ms) if time_ms and interval is not None else None
-
-
 def mean_of(ratios: Sequence[float], log_halves: Sequence[float | None]) -> MeanRatio | None:
-    """Return the geometric mean of ratios with its interval; None where there is no ratio.
+    """Return the geometric mean of ratios above 0 with its interval; None if there is no ratio.
 
     Args:
-        ratios: those that are not above 0 are left out.
-        log_halves: half the interval of each, as a logarithm.
+        ratios: what is averaged.
+        log_halves: half the interval of each, as a logarithm; none at all for a mean without an interval.
     """
-    usable = [math.log(ratio) for ratio in ratios if ratio > 0]
-    if not usable:
+    if not ratios:
         return None
-    centre = math.fsum(usable) / len(usable)
-    half = join_halves(log_halves) if len(log_halves) == len(usable) else None
+    centre = math.fsum(map(math.log, ratios)) / len(ratios)
+    half = join_halves(log_halves)
     if half is None:
         return MeanRatio(math.exp(centre), None, None)
-    reach = half / len(usable)
+    reach = half / len(ratios)
     return MeanRatio(math.exp(centre), math.exp(centre - reach), math.exp(min(centre + reach, LARGEST_LOG)))
+
+
+def _half(time_ms: float | None, interval: TimeInterval | None) -> float | None:
+    return log_half_of(time_ms, interval.low_ms, interval.high_ms) if time_ms and interval is not None else None

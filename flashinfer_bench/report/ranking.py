@@ -18,18 +18,16 @@ from typing import Any, Final, Literal
 from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed
 from flashinfer_bench.data.sets.results import Result, fastest_of, group
 from flashinfer_bench.data.sets.scores import author_score_of, score_of
-from flashinfer_bench.report.best import BestRow
 from flashinfer_bench.report.intervals import MeanRatio, mean_of, speedup_half_of
+from flashinfer_bench.report.summary import BestRow
 
 GroupKey = Literal["author", "op_type", "hardware"]
 GROUP_KEYS: Final[tuple[GroupKey, ...]] = ("author", "op_type", "hardware")
 FAST_P: Final = (0.0, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
 """The p of fast_p: the share of workloads that were passed with a ratio above p."""
-MOST_LEADERS: Final = 3
-"""Authors that a row of winners names."""
-_Place = tuple[str, str, str]
-"""Definition, workload and hardware."""
-_Baseline = Mapping[_Place, float] | None
+_Times = Mapping[tuple[str, str, str], float]
+"""Latencies by definition, workload and hardware."""
+_Baseline = _Times | None
 """The latencies that ratios are over; None for those of the reference."""
 _place = attrgetter("definition", "workload", "hardware")
 
@@ -42,7 +40,7 @@ class AuthorRow:
     hardware: str
     score: float | None
     """Mean over definitions of the mean ratio of the author's best solution, which counts 0 if it failed a workload, as
-    `TraceSet.rank_authors` has it; None where the baseline has no time for any."""
+    `TraceSet.rank_authors` has it; None if the baseline has no time for any."""
     definitions: int
     workloads: int
     """Workloads that the best solutions were judged on."""
@@ -59,7 +57,7 @@ class AuthorRow:
     """Geometric mean of the shares of the roofline, over passed workloads that have one."""
     fastest_share: float | None
     """Mean over all definitions, of the mean over workloads, of the set's lowest latency over the author's: 1 is the
-    fastest everywhere. What somebody passed and the author did not, counts 0. None where nobody passed anything."""
+    fastest everywhere. A workload that somebody passed and the author did not counts 0. None if nobody passed any."""
     standing: str
     """The best standing of its results."""
     confirmed: bool
@@ -92,12 +90,9 @@ class WinnersRow:
     """All workloads that any solution passed."""
     speedup: float | None
     """Geometric mean of their speed-ups over the reference."""
-    leaders: tuple[tuple[str, int], ...]
-    """Authors with the most of these best solutions, and how many."""
-    standings: Mapping[str, int]
-    """Standing of a best solution → number of workloads."""
+    standing: str
+    """The best standing of these solutions."""
     confirmed: bool
-    """Whether any of them is confirmed."""
 
 
 def rank_by_author(results: Iterable[Result], baseline_author: str | None = None) -> list[AuthorRow]:
@@ -151,24 +146,23 @@ def count_winners(rows: Sequence[BestRow], key: GroupKey) -> list[WinnersRow]:
     found = []
     for name, items in group(rows, attrgetter(key)).items():
         speedups = [row.speedup for row in items if row.speedup is not None and row.timing_caveat is None]
-        leaders = Counter(row.author for row in items).most_common(MOST_LEADERS)
-        standings = dict(Counter(row.standing for row in items))
         mean = geometric_mean(speedups) if speedups else None
-        found.append(WinnersRow(name, len(items), len(rows), mean, tuple(leaders), standings, CONFIRMED in standings))
+        standing = join_standings(row.standing for row in items)
+        found.append(WinnersRow(name, len(items), len(rows), mean, standing, standing == CONFIRMED))
     return sorted(found, key=lambda row: (-row.workloads, row.group))
 
 
 def speedup_of(results: Iterable[Result], baseline: _Baseline = None) -> MeanRatio | None:
     """Return the geometric mean of ratios; the lowest of several baselines has no interval."""
     ratios = _ratios(results, baseline)
-    halves = [speedup_half_of(item) if baseline is None else None for item, _ in ratios]
+    halves = [speedup_half_of(item) for item, _ in ratios] if baseline is None else []
     return mean_of([ratio for _, ratio in ratios], halves)
 
 
 def roofline_share_of(results: Iterable[Result]) -> float | None:
     """Return the geometric mean of the known shares of the roofline, of results that are ranked."""
-    shares = [item.told.roofline.share for item in results if item.is_ranked]
-    known = [share for share in shares if share is not None and share > 0]
+    shares = [item.told.roofline.share or 0.0 for item in results if item.is_ranked]
+    known = [share for share in shares if share > 0]
     return geometric_mean(known) if known else None
 
 
@@ -182,7 +176,7 @@ def _figures(items: Sequence[Result], baseline: _Baseline) -> dict[str, Any]:
     }
 
 
-def _lowest(results: Iterable[Result]) -> dict[_Place, float]:
+def _lowest(results: Iterable[Result]) -> _Times:
     ranked = fastest_of((item for item in results if item.is_ranked), _place)
     return {place: latency for place, (latency, _) in ranked.items()}
 
@@ -197,48 +191,48 @@ def _ratios(results: Iterable[Result], baseline: _Baseline) -> list[tuple[Result
     return found
 
 
-def _author_row(items: Sequence[Result], baseline: _Baseline, fastest: Mapping[_Place, float]) -> AuthorRow:
+def _author_row(items: Sequence[Result], baseline: _Baseline, fastest: _Times) -> AuthorRow:
     author, hardware = items[0].author, items[0].hardware
-    solutions = group(items, attrgetter("definition", "solution"))
-    definitions = group(solutions.values(), lambda own: own[0].definition).values()
-    best = [max(own, key=lambda one: _merit(one, baseline)) for own in definitions]
-    flat = [item for own in best for item in own]
-    ratios = [ratio for _, ratio in _ratios(flat, baseline)]
-    scores = [score for own in best if (score := _score(own, baseline)) is not None]
     workloads = Counter(definition for definition, _, place in fastest if place == hardware)
-    shares = [
-        max(_fastest_share(one, fastest) for one in own) / (workloads[own[0][0].definition] or 1) for own in definitions
-    ]
+    best, scores, shares = [], [], 0.0
+    for name, own in group(items, attrgetter("definition")).items():
+        solutions = group(own, attrgetter("solution")).values()
+        shares += max(_fastest_share(one, fastest) for one in solutions) / (workloads[name] or 1)
+        chosen = max(solutions, key=lambda one: _merit(one, baseline))
+        best += chosen
+        scores.append(_score(chosen, baseline))
+    ratios = [ratio for _, ratio in _ratios(best, baseline)]
+    known = [score for score in scores if score is not None]
     standing = join_standings(item.standing for item in items)
     return AuthorRow(
         author=author,
         hardware=hardware,
-        score=author_score_of(scores) if scores else None,
-        definitions=len(best),
-        workloads=len(flat),
-        passed=sum(item.is_passed for item in flat),
+        score=author_score_of(known) if known else None,
+        definitions=len(scores),
+        workloads=len(best),
+        passed=sum(item.is_passed for item in best),
         compared=len(ratios),
         win_rate=fmean(ratio > 1 for ratio in ratios) if ratios else None,
-        fastest_share=sum(shares) / len(workloads) if workloads else None,
+        fastest_share=shares / len(workloads) if workloads else None,
         standing=standing,
         confirmed=standing == CONFIRMED,
-        **_figures(flat, baseline),
+        **_figures(best, baseline),
     )
 
 
-def _fastest_share(own: Sequence[Result], fastest: Mapping[_Place, float]) -> float:
-    """Return the sum of a solution's shares of the fastest latencies; what it did not pass counts 0."""
+def _fastest_share(own: Sequence[Result], fastest: _Times) -> float:
+    """Return the sum of a solution's shares of the fastest latencies; a workload that it did not pass counts 0."""
     return sum(min(1.0, fastest[_place(item)] / item.latency_ms) for item in own if item.is_ranked and item.latency_ms)
 
 
 def _score(own: Sequence[Result], baseline: _Baseline) -> float | None:
-    """Return the score of a solution; None where nothing failed and the baseline has no time for any workload."""
+    """Return the score of a solution; None if nothing failed and the baseline has no time for any workload."""
     ratios = [ratio for _, ratio in _ratios(own, baseline)]
     failed = sum(not item.is_passed for item in own)
     return score_of(ratios, failed) if ratios or failed else None
 
 
 def _merit(own: Sequence[Result], baseline: _Baseline) -> tuple[float, int, float]:
-    passed = sum(item.is_passed for item in own)
     latencies = [item.latency_ms for item in own if item.latency_ms is not None]
-    return (_score(own, baseline) or 0.0, passed, -geometric_mean(latencies) if latencies else 0.0)
+    fastest = -geometric_mean(latencies) if latencies else 0.0
+    return _score(own, baseline) or 0.0, sum(item.is_passed for item in own), fastest

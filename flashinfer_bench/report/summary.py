@@ -1,27 +1,35 @@
-"""One row per solution: how many workloads it passed, how fast it was on those, and why it failed on the others."""
+"""Rows of solutions, and the best passing solution of each workload and of each definition.
+
+A confirmed solution, judged at full assurance, comes before others. If intervals meet, it is a tie. Numbers taken on
+different hardware are never compared. Quick looks (`--quick`) are never the best, and neither are calls that wait for
+the GPU inside if the reference's do, too: the host's time decides these.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from statistics import geometric_mean, median
-from typing import Final
+from typing import Final, Literal
 
 from flashinfer_bench.base.host import collector_paused
+from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.evaluation import EvaluationStatus, as_time
 from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed
 from flashinfer_bench.data.sets.latest import find_latest
 from flashinfer_bench.data.sets.results import Result, group, list_results
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
-from flashinfer_bench.report.intervals import latency_of
+from flashinfer_bench.report.intervals import MeanRatio, TimeInterval, half_of, interval_of, latency_of, mean_of
 from flashinfer_bench.report.timing import QUICK, Timing, count_timing
 from flashinfer_bench.report.verdict import caveat_in, reason_of
 
+Merit = Literal["latency", "speedup"]
+"""What the best is best by."""
 NUMBER: Final = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?")
-"""Numbers in a reason. Failures whose reasons differ only in numbers are told as one."""
+"""Numbers in a reason. Failures whose reasons differ only in numbers are one group."""
 PairKey = tuple[str, str]
 """Definition and solution, by name."""
 
@@ -48,7 +56,7 @@ class Tie:
     """As of the best one: of a workload, or the median over those of a definition."""
     speedup: float | None
     half_share: float | None
-    """Half the interval of the latency, as a share of it; None where no trace tells it."""
+    """Half the interval of the latency, as a share of it; None if no trace has it."""
     standing: str
     """As of the best one."""
     confirmed: bool
@@ -66,11 +74,11 @@ class SummaryRow:
     pending: int
     """Workloads of the set without a verdict: not run yet, interrupted, or faulted."""
     latency_ms: float | None
-    """Median over the passed workloads; None when none passed."""
+    """Median over the passed workloads; None if none passed."""
     speedup: float | None
-    """Geometric mean over the passed workloads with a measured reference; None when there are none."""
+    """Geometric mean over the passed workloads with a measured reference; None if there are none."""
     timing_caveat: str | None
-    """Why the latency of some workload means nothing; None when all mean something."""
+    """Why the latency of some workload means nothing; None if all mean something."""
     timing: Timing
     """How the passed workloads were timed."""
     failures: tuple[FailureGroup, ...]
@@ -78,10 +86,42 @@ class SummaryRow:
     """The best standing of its times; empty if none passed."""
     confirmed: bool
     """Whether one of them is of full assurance: first place needs it if any solution has it."""
-    interval_share: float | None = None
-    """Half the interval of a latency, as a share of it: median over the passed workloads whose trace tells it."""
+    mean: MeanRatio | None
+    """Geometric mean of the latencies in ms, with its interval."""
+    interval_share: float | None
+    """Half the interval of a latency, as a share of it: median over the passed workloads whose trace has it."""
     ties: tuple[Tie, ...] = ()
     """Of the best of a definition: which solution is faster cannot be told. The best first."""
+
+
+@dataclass(frozen=True)
+class BestRow:
+    """The fastest passing trace of one workload on one kind of hardware."""
+
+    definition: str
+    op_type: str
+    workload: str
+    axes: Mapping[str, int]
+    hardware: str
+    solution: str
+    author: str
+    latency_ms: float
+    speedup: float | None
+    """Over the reference; None if the reference was not measured."""
+    timing_caveat: str | None
+    """Why the latency means nothing; None if it means something."""
+    timing: Timing
+    """How it was timed."""
+    contenders: int
+    """Passing solutions that this one was picked from."""
+    standing: str
+    """What its time counts for, as of a measurement."""
+    confirmed: bool
+    """Whether it is of full assurance; if not, no solution of the workload on this hardware is."""
+    interval: TimeInterval | None
+    """The latency of a re-run in a new worker lies in it in 95 of 100 cases."""
+    ties: tuple[Tie, ...]
+    """Other solutions whose interval meets this one's: which is faster cannot be told. The fastest first."""
 
 
 def summarise(
@@ -93,7 +133,7 @@ def summarise(
         traces: verdicts in the order in which they were recorded. The last one of a job counts.
         expected: the workloads that each pair should have a verdict for, by uuid; pairs without any get a row too.
     """
-    return summarise_results(list_results(None, traces), expected)
+    return summarise_results(list_results(None, traces), expected or {})
 
 
 @collector_paused()
@@ -101,12 +141,54 @@ def summarise_results(
     results: Iterable[Result], expected: Mapping[PairKey, Collection[str]] | None = None
 ) -> list[SummaryRow]:
     """Make the rows of `summarise` of results that count."""
-    expected = expected or {}
     groups: dict[tuple[str, str, str], list[Result]] = group(results, attrgetter("definition", "solution", "hardware"))
-    rows = [_row(key, items, expected.get(key[:2], ())) for key, items in groups.items()]
     judged = {key[:2] for key in groups}
-    rows += [_row((*pair, ""), [], uuids) for pair, uuids in expected.items() if pair not in judged]
+    groups |= {(*pair, ""): [] for pair in expected or () if pair not in judged}
+    rows = [_row(key, items, (expected or {}).get(key[:2], ())) for key, items in groups.items()]
     return lead_confirmed(sorted(rows, key=_rank), lambda row: _rank(row)[:5], attrgetter("standing"))
+
+
+def best_by_workload(
+    traces: Iterable[AnyTrace], by: Merit = "latency", trace_set: TraceSet | None = None
+) -> list[BestRow]:
+    """Pick the best passing trace of each workload: meaningful timings first, confirmed ones first among these."""
+
+    def order(item: Result) -> tuple[bool, bool, float, float]:
+        merits = (item.latency_ms or 0.0, -(item.speedup or 0.0))
+        return (
+            not item.measurement.meaningful,
+            item.standing != CONFIRMED,
+            *(merits if by == "latency" else merits[::-1]),
+        )
+
+    passed = [item for item in list_results(trace_set, traces) if item.is_passed and item.may_be_best]
+    timed = (item for item in passed if item.latency_ms is not None)
+    contests = group(timed, attrgetter("definition", "hardware", "workload"))
+    ordered = sorted(contests.items(), key=lambda contest: contest[0][:2])
+    return [_best(sorted(items, key=order)) for _, items in ordered]
+
+
+def best_by_definition(traces: Iterable[AnyTrace], by: Merit = "speedup") -> list[SummaryRow]:
+    """Pick the best solution of each definition: it passes the most workloads, then has the highest mean speed-up.
+
+    By latency, the lowest median latency counts in place of the speed-up. Of those that pass as many workloads, one
+    with a confirmed result comes first if there is one. A tie passes as many workloads, and the interval of its
+    geometric mean meets that of the best one's.
+    """
+
+    def order(row: SummaryRow) -> tuple[bool, int, float, float]:
+        merits = (row.latency_ms or 0.0, -(row.speedup or 0.0))
+        merits = merits if by == "latency" else merits[::-1]
+        return row.timing_caveat is not None, -row.passed, *merits
+
+    results = [item for item in list_results(None, traces) if item.may_be_best]
+    rows = [row for row in summarise_results(results) if row.latency_ms is not None]
+    best = []
+    for contest in group(rows, attrgetter("definition", "hardware")).values():
+        first, *others = lead_confirmed(sorted(contest, key=order), lambda row: order(row)[:2], attrgetter("standing"))
+        ties = [row for row in others if order(row)[:2] == (False, -first.passed) and _meet(first, row)]
+        best.append(replace(first, ties=tuple(_tie(row, row.interval_share) for row in ties)))
+    return best
 
 
 def count_statuses(traces: Iterable[AnyTrace]) -> dict[str, int]:
@@ -116,7 +198,7 @@ def count_statuses(traces: Iterable[AnyTrace]) -> dict[str, int]:
 
 
 def measured_speedup(evaluation: AnyEvaluation) -> float | None:
-    """Give the speed-up over the reference; None when there is no latency or the reference was not measured."""
+    """Return the speed-up over the reference; None without a latency, or if the reference was not measured."""
     performance, latency = evaluation.performance, latency_of(evaluation)
     reference = as_time(performance.reference_latency_ms) if performance is not None else None
     return reference / latency if reference is not None and latency is not None else None
@@ -125,13 +207,17 @@ def measured_speedup(evaluation: AnyEvaluation) -> float | None:
 def _row(key: tuple[str, str, str], items: Sequence[Result], expected: Collection[str]) -> SummaryRow:
     passed = [item for item in items if item.is_passed]
     records = [item.measurement for item in passed]
-    latencies = [latency for item in passed if (latency := item.latency_ms) is not None]
-    speedups = [speedup for item in passed if (speedup := item.speedup) is not None]
+    timed = [item for item in passed if item.latency_ms is not None]
+    latencies = [item.latency_ms or 0.0 for item in timed]
+    speedups = [item.speedup for item in passed if item.speedup is not None]
     bounds = [record.bounds for record in records if record.interval]
-    shares = [(high - low) / (high + low) for low, high in filter(None, bounds) if high + low > 0]
+    shares = [(high - low) / (high + low) for low, high in filter(None, bounds) if high > 0]
     standing = join_standings(record.standing for record in records)
+    definition, solution, hardware = key
     return SummaryRow(
-        *key,
+        definition=definition,
+        solution=solution,
+        hardware=hardware,
         passed=len(passed),
         judged=len(items),
         pending=len(set(expected).difference(item.workload for item in items)),
@@ -139,25 +225,64 @@ def _row(key: tuple[str, str, str], items: Sequence[Result], expected: Collectio
         speedup=geometric_mean(speedups) if speedups else None,
         timing_caveat=next(filter(None, map(caveat_in, records)), None),
         timing=count_timing([item.told for item in passed]),
-        failures=_failures([item for item in items if not item.is_passed]),
+        failures=_group_failures(item for item in items if not item.is_passed),
         standing=standing,
         confirmed=standing == CONFIRMED,
+        mean=mean_of(latencies, list(map(half_of, timed))),
         interval_share=median(shares) if shares else None,
     )
 
 
-def _failures(failed: Iterable[Result]) -> tuple[FailureGroup, ...]:
-    told = [(item.status, reason_of(item.evaluation), item.workload) for item in failed]
-    groups = group(told, lambda one: (one[0], NUMBER.sub("#", one[1])))
+def _group_failures(failed: Iterable[Result]) -> tuple[FailureGroup, ...]:
+    listed = [(item.status, reason_of(item.evaluation), item.workload) for item in failed]
     found = []
-    for alike in groups.values():
-        statuses, reasons, uuids = zip(*alike, strict=True)
-        found.append(FailureGroup(statuses[0], reasons[0], uuids, is_exact=len(set(reasons)) == 1))
+    for alike in group(listed, lambda one: (one[0], NUMBER.sub("#", one[1]))).values():
+        (status, *_), reasons, uuids = zip(*alike, strict=True)
+        found.append(FailureGroup(status, reasons[0], uuids, is_exact=len(set(reasons)) == 1))
     return tuple(found)
 
 
 def _rank(row: SummaryRow) -> tuple[str, bool, str, bool, float, float, float, str]:
     share = row.passed / row.judged if row.judged else -1.0
     latency = row.latency_ms if row.latency_ms is not None else float("inf")
-    place = (row.definition, not row.hardware, row.hardware, QUICK in row.timing.flags)
-    return (*place, -share, -(row.speedup or 0.0), latency, row.solution)
+    contest = (row.definition, not row.hardware, row.hardware, QUICK in row.timing.flags)
+    return (*contest, -share, -(row.speedup or 0.0), latency, row.solution)
+
+
+def _best(ranked: Sequence[Result]) -> BestRow:
+    first = ranked[0]
+    interval, caveat = interval_of(first.latency_ms, first.measurement), caveat_in(first.measurement)
+    ties = []
+    for item in ranked[1:] if caveat is None else ():
+        other = interval_of(item.latency_ms, item.measurement)
+        if interval is not None and other is not None and item.measurement.meaningful and interval.meets(other):
+            ties.append(_tie(item, other.half_share if other.kind else None))
+    return BestRow(
+        definition=first.definition,
+        op_type=first.op_type,
+        workload=first.workload,
+        axes=dict(first.trace.workload.axes),
+        hardware=first.hardware,
+        solution=first.solution,
+        author=first.author,
+        latency_ms=first.latency_ms or 0.0,
+        speedup=first.speedup,
+        timing_caveat=caveat,
+        timing=count_timing([first.told]),
+        contenders=len(ranked),
+        standing=first.standing,
+        confirmed=first.standing == CONFIRMED,
+        interval=interval,
+        ties=tuple(ties),
+    )
+
+
+def _tie(one: SummaryRow | Result, half_share: float | None) -> Tie:
+    return Tie(one.solution, one.latency_ms, one.speedup, half_share, one.standing, one.standing == CONFIRMED)
+
+
+def _meet(*rows: SummaryRow) -> bool:
+    """Tell whether the intervals of two geometric means meet."""
+    means = [row.mean for row in rows if row.mean is not None]
+    bounds = [(mean.low, mean.high) for mean in means if mean.low is not None and mean.high is not None]
+    return len(bounds) == len(rows) and max(low for low, _ in bounds) <= min(high for _, high in bounds)

@@ -41,7 +41,7 @@ CHANGES = {
         "cannot tell yet",
         "the old time is of a quick look, or means nothing",
     ),
-    "verdict": (timed(1.0), FAILED, "verdict", ""),
+    "verdict": (timed(1.0), FAILED, "verdict", "PASSED then, TIMEOUT now"),
     "both failed": (FAILED, FAILED, "same", ""),
     "new": (None, FAILED, "new", ""),
     "gone": (timed(1.0), None, "gone", ""),

@@ -11,7 +11,7 @@ from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.columns import COLUMNS, DTYPES_OF_FRAMES, import_export_library, make_row
 from flashinfer_bench.data.sets.results import list_results
 from flashinfer_bench.errors import ConfigError
-from flashinfer_bench.report.export import write_export
+from flashinfer_bench.report.export import make_export
 from tests.cli.fake_engine import write_small_set
 from tests.conftest import CHECKOUT
 from tests.kit import make_trace
@@ -37,10 +37,9 @@ def rows_of(*traces, trace_set=None):
 
 
 def exported(trace_set, form):
-    text = io.StringIO(newline="")
-    assert write_export(text, form, trace_set, trace_set.traces["double"]) == len(trace_set.traces["double"])
-    text.seek(0)
-    return text
+    content, count = make_export(form, trace_set, trace_set.traces["double"])
+    assert count == len(trace_set.traces["double"])
+    return io.StringIO(content.decode(), newline="")
 
 
 def test_a_row_has_the_figures_of_its_trace_and_what_was_not_measured_is_absent(small):

@@ -8,9 +8,8 @@ import pytest
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.results import list_results
-from flashinfer_bench.report.best import best_by_definition, best_by_workload
 from flashinfer_bench.report.ranking import rank_by_author
-from flashinfer_bench.report.summary import summarise
+from flashinfer_bench.report.summary import best_by_definition, best_by_workload, summarise
 from tests.cli.fake_engine import write_small_set
 from tests.report.made import CPU, FULL, STANDARD, UNREAL, on, set_of
 

@@ -11,7 +11,7 @@ from flashinfer_bench.report.blind import find_blind
 from flashinfer_bench.report.comparable import find_difference, marks_of
 from flashinfer_bench.report.decision import decide, join_halves, log_half_of
 from flashinfer_bench.report.timing import describe_bounds, describe_flag, describe_ways, read_timing
-from flashinfer_bench.report.verdict import REASON_LIMIT, first_reason, to_one_line
+from flashinfer_bench.report.verdict import first_reason, to_one_line
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
 from tests.kit import make_definition, make_evaluation, make_solution, make_trace, make_workload, write_trace_set
 from tests.report.made import GPU
@@ -35,7 +35,7 @@ long
         (f"it said: {TRACEBACK}", "it said: ValueError: x is too"),
         ("Traceback (most recent call last):", "Traceback (most recent call last):"),
         ("\x1b[31mred\x1b[0m\tand\x07", "\\x1b[31mred\\x1b[0m and\\x07"),
-        ("a" * 1000, "a" * (REASON_LIMIT - 1) + "…"),
+        ("a" * 1000, "a" * 299 + "…"),
     ],
 )
 def test_the_reason_is_the_first_line_or_the_exception_of_a_traceback(log, reason):

@@ -11,50 +11,74 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.cli.args import choose_traces, open_trace_set
-from flashinfer_bench.cli.render import Column, count, format_latency, shorten_uuid
-from flashinfer_bench.cli.reports.show import Cells, format_mean, lay_out, show_rows
+from flashinfer_bench.cli.parser import PROGRAM, NameList, Parser, add_format, add_local, share
+from flashinfer_bench.cli.render import Column, count
+from flashinfer_bench.cli.reports.show import CHANGE_MARK, Cells, lay_out, show_rows
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.sets.latest import parse_time
 from flashinfer_bench.data.sets.results import Result, list_results
-from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
+from flashinfer_bench.data.store.trace_lines import kept_of
 from flashinfer_bench.report.changes import GONE, NEW, VERDICT, Epoch, find_changes, find_epochs
-from flashinfer_bench.report.decision import FASTER, SAME, SLOWER, UNKNOWN
-from flashinfer_bench.report.verdict import to_one_line
+from flashinfer_bench.report.decision import FASTER, SAME, SLOWER, THRESHOLD, UNKNOWN
 
-CHANGE_MARK: Final = ">"
-"""Marks an epoch whose times differ from those before."""
-SPARED: Final = ("Sources", "Passed")
-"""Columns of a history that are left out where there is no room; JSON has them."""
 ORDER: Final = (VERDICT, SLOWER, FASTER, SAME, UNKNOWN, NEW, GONE)
 """Decisions, the most important first."""
 NOTE: Final = "ratio: new over old time, with its recorded 95 % interval; `compare` measures in turn, and knows more"
+HISTORY: Final[Cells] = {
+    Column(""): "{decision:change}",
+    Column("Since (UTC)"): "{begin:time}",
+    Column("Sources"): "{digest}",
+    Column("Passed", True): "{passed}/{verdicts}",
+    Column("Latency", True): "{latency_ms:ms}",
+    Column("Over before", True): "{ratio:mean}",
+    Column("Decision"): "{decision}",
+    Column("Changed"): "{changed:list}",
+}
+DIFF: Final[Cells] = {
+    Column("Definition"): "{definition}",
+    Column("Solution"): "{solution}",
+    Column("Workload"): "{workload:uuid}",
+    Column("Decision"): "{decision}",
+    Column("Old", True): "{old_ms:ms}",
+    Column("New", True): "{new_ms:ms}",
+    Column("Ratio", True): "{ratio:mean}",
+    Column("Why"): "{reason}",
+}
 
 
-def _since(epoch: Epoch) -> str:
-    moment = parse_time(epoch.begin)
-    return moment.strftime("%Y-%m-%d %H:%M") if moment is not None else to_one_line(epoch.begin)
+def declare_history(parser: Parser) -> None:
+    """Add the help and the flags of `report history`."""
+    parser.describe(
+        "Show the times of a definition's solutions from run to run. A row has one version of sources and libraries;\n"
+        f"{CHANGE_MARK} marks a change of the latency, so that the effect of a new driver shows.",
+        example=f"{PROGRAM} report history --definition rmsnorm_h4096 --local flashinfer-trace",
+        execute=execute_history,
+    )
+    parser.add_argument("--definition", "--definitions", metavar="NAME", required=True, help="the definition")
+    parser.add_argument(
+        "--solutions", "--solution", nargs="+", action=NameList, metavar="NAME", help="only these solutions"
+    )
+    _add_threshold(parser)
+    add_local(parser)
 
 
-HISTORY: Final[Cells] = (
-    (Column(""), lambda epoch: CHANGE_MARK if epoch.decision in (FASTER, SLOWER) else ""),
-    (Column("Since (UTC)"), _since),
-    (Column("Sources"), lambda epoch: to_one_line(epoch.digest)),
-    (Column("Passed", True), lambda epoch: f"{epoch.passed}/{epoch.verdicts}"),
-    (Column("Latency", True), lambda epoch: format_latency(epoch.latency_ms)),
-    (Column("Over before", True), lambda epoch: format_mean(epoch.ratio)),
-    (Column("Decision"), lambda epoch: epoch.decision),
-    (Column("Changed"), lambda epoch: to_one_line("; ".join(epoch.changed))),
-)
-DIFF: Final[Cells] = (
-    (Column("Definition"), lambda change: change.definition),
-    (Column("Solution"), lambda change: change.solution),
-    (Column("Workload"), lambda change: shorten_uuid(change.workload)),
-    (Column("Decision"), lambda change: change.decision),
-    (Column("Old", True), lambda one: one.old_status if one.decision == VERDICT else format_latency(one.old_ms)),
-    (Column("New", True), lambda one: one.new_status if one.decision == VERDICT else format_latency(one.new_ms)),
-    (Column("Ratio", True), lambda change: format_mean(change.ratio)),
-    (Column("Why"), lambda change: change.reason),
-)
+def declare_diff(parser: Parser) -> None:
+    """Add the help and the flags of `report diff`."""
+    parser.describe(
+        "Show which verdicts and times changed from one set of traces to another, with a decision for each: faster,\n"
+        "slower, same, or cannot tell. Jobs are the same by definition, solution, workload and hardware.",
+        example=f"{PROGRAM} report diff flashinfer-trace flashinfer-trace",
+        execute=execute_diff,
+    )
+    parser.add_argument("old", metavar="OLD", help="the folder of a trace set")
+    parser.add_argument("new", metavar="NEW", help="the folder of another, or of the same")
+    parser.add_argument("--all", action="store_true", help="list jobs that did not change, too")
+    _add_threshold(parser)
+
+
+def _add_threshold(parser: Parser) -> None:
+    text = "the smallest difference of interest: 2%% or 0.02 (default: 2%%)"
+    parser.add_argument("--threshold", type=share, metavar="X", default=THRESHOLD, help=text)
+    add_format(parser)
 
 
 def execute_history(args: argparse.Namespace) -> int:
@@ -67,26 +91,25 @@ def execute_history(args: argparse.Namespace) -> int:
     rows: list[Epoch | str] = []
     for (solution, hardware), items in groupby(epochs, attrgetter("solution", "hardware")):
         rows += [f"{solution} on {hardware}" if is_several else solution, *items]
-    render = partial(lay_out, HISTORY, rows, spared=SPARED, notes=[NOTE])
+    render = partial(lay_out, HISTORY, rows, spared=("Sources", "Passed"), notes=[NOTE])
     return show_rows(args, epochs, render, f"note: there is no whole verdict on {args.definition}")
 
 
 def execute_diff(args: argparse.Namespace) -> int:
     """Print how many jobs have each decision, then a row for each that changed."""
-    changes = find_changes(_results(args.old), _results(args.new), args.threshold)
+    changes = find_changes(_read_results(args.old), _read_results(args.new), args.threshold)
     counts = Counter(change.decision for change in changes)
-    told = ", ".join(f"{counts[decision]} {decision}" for decision in ORDER if counts[decision])
+    listed = ", ".join(f"{counts[decision]} {decision}" for decision in ORDER if counts[decision])
     shown = [change for change in changes if args.all or change.decision not in (SAME, UNKNOWN)]
     shown.sort(key=lambda change: ORDER.index(change.decision))
 
     def render(width: int) -> str:
         table = "\n" + lay_out(DIFF, shown, width, notes=[NOTE]) if shown else ""
-        return f"{count(len(changes), 'job')}: {told}\n{table}"
+        return f"{count(len(changes), 'job')}: {listed}\n{table}"
 
     return show_rows(args, changes, render, "note: neither set has a verdict", counts=counts)
 
 
-def _results(folder: str) -> list[Result]:
+def _read_results(folder: str) -> list[Result]:
     trace_set = TraceSet.from_path(Path(folder))
-    traces: list[AnyTrace] = [trace for part in trace_set.traces.values() for trace in kept_of(part)]
-    return list_results(trace_set, traces)
+    return list_results(trace_set, [trace for part in trace_set.traces.values() for trace in kept_of(part)])

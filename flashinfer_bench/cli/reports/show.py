@@ -1,12 +1,13 @@
-"""How reports are shown: rows as JSON or as a table. Columns that tell nothing or do not fit are left out."""
+"""How reports are shown: rows as JSON, or as a table whose cells are format strings over the fields of a row."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from string import Formatter
+from typing import Any, Final
 
 from flashinfer_bench.cli.output import write_err, write_json, write_out
 from flashinfer_bench.cli.render import (
@@ -14,15 +15,24 @@ from flashinfer_bench.cli.render import (
     Column,
     Row,
     available_width,
+    format_latency,
     format_speedup,
     natural_width,
     render_table,
+    shorten_uuid,
     wrap_line,
 )
+from flashinfer_bench.cli.verdicts import DAGGER
+from flashinfer_bench.data.measurement import NOT_CONFIRMED
+from flashinfer_bench.data.sets.latest import parse_time
+from flashinfer_bench.report.decision import FASTER, SLOWER
 from flashinfer_bench.report.intervals import MeanRatio
+from flashinfer_bench.report.verdict import to_one_line
 
-Cells = Sequence[tuple[Column, Callable[[Any], str]]]
-"""Columns, and what each shows of a row."""
+CHANGE_MARK: Final = ">"
+"""Marks a time that differs from the one before."""
+Cells = Mapping[Column, str]
+"""Columns, and the format string of each."""
 
 
 def show_rows(
@@ -33,9 +43,9 @@ def show_rows(
     Args:
         args: with the format.
         rows: dataclasses.
-        render: makes the text, by the width that there is.
+        render: makes the text, by the available width.
         nothing: the note if there are no rows.
-        document: what JSON has beside the rows.
+        document: further entries of the JSON.
     """
     if args.format == "json":
         write_json({**document, "rows": list(map(asdict, rows))})
@@ -52,29 +62,58 @@ def lay_out(
     """Lay rows out, then notes.
 
     Args:
-        cells: the columns; one that tells nothing is left out.
-        rows: what the columns show; a text is a line of its own.
+        cells: the columns; one without any value is left out.
+        rows: dataclasses; a text is a line of its own.
         width: in characters.
-        spared: headings of columns that are left out, the first first, while the table is too wide.
+        spared: headings of columns that are left out one after the other while the table is too wide.
         notes: lines below the table.
     """
-    kept = [column for column, _ in cells]
-    lines: list[Row] = [row if isinstance(row, str) else [cell(row) for _, cell in cells] for row in rows]
-    shown = zip(*(line for line in lines if not isinstance(line, str)), strict=True)
-    empty = [column.heading for column, texts in zip(kept, shown, strict=True) if set(texts) <= {"", ABSENT}]
-    for heading in (*empty, *spared):
-        places = [place for place, column in enumerate(kept) if column.heading != heading]
-        if heading in empty or natural_width(kept, lines) > width:
-            kept = [kept[place] for place in places]
-            lines = [line if isinstance(line, str) else [line[place] for place in places] for line in lines]
+    lines = [row if isinstance(row, str) else {one: _fill(text, row) for one, text in cells.items()} for row in rows]
+
+    def show(columns: Sequence[Column]) -> list[Row]:
+        return [line if isinstance(line, str) else [line[one] for one in columns] for line in lines]
+
+    shown = {one for line in lines if isinstance(line, dict) for one in cells if line[one] not in ("", ABSENT)}
+    columns = [one for one in cells if one in shown]
+    for heading in spared:
+        if natural_width(columns, show(columns)) > width:
+            columns = [one for one in columns if one.heading != heading]
     below = "".join(f"{wrap_line(note, width)}\n" for note in notes)
-    return render_table(kept, lines, width) + (f"\n{below}" if below else "")
+    return render_table(columns, show(columns), width) + (f"\n{below}" if below else "")
 
 
-def format_mean(mean: MeanRatio | None) -> str:
-    """Return a ratio with its interval."""
-    if mean is None:
-        return ABSENT
-    if mean.low is None or mean.high is None:
-        return format_speedup(mean.value)
-    return f"{format_speedup(mean.value)} ({mean.low:.3g}-{mean.high:.3g})"
+def _format_mean(mean: MeanRatio) -> str:
+    interval = "" if mean.low is None else f" ({mean.low:.3g}-{mean.high:.3g})"
+    return format_speedup(mean.value) + interval
+
+
+def _format_time(text: str) -> str:
+    moment = parse_time(text)
+    return to_one_line(text) if moment is None else moment.strftime("%Y-%m-%d %H:%M")
+
+
+FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "": lambda value: to_one_line(str(value)),
+    "x": format_speedup,
+    "ms": format_latency,
+    "%": "{:.1%}".format,
+    "mean": _format_mean,
+    "uuid": shorten_uuid,
+    "time": _format_time,
+    "list": lambda words: to_one_line("; ".join(words)),
+    "change": lambda decision: CHANGE_MARK if decision in (FASTER, SLOWER) else "",
+    "standing": lambda standing: DAGGER if standing == NOT_CONFIRMED else "",
+}
+"""What may stand behind the colon of a field."""
+
+
+class _Filling(Formatter):
+    """Fills format strings with the fields of rows."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """Return a field by its format."""
+        return ABSENT if value is None else FORMATS[format_spec](value)
+
+
+def _fill(text: str, row: Any) -> str:
+    return _Filling().vformat(text, (), vars(row))

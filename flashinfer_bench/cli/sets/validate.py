@@ -228,11 +228,11 @@ def _validate(whole: TraceSet, checks: list[Check], args: argparse.Namespace) ->
     found += [(check, issue) for check, find in FURTHER.items() if check in checks for issue in find(part)]
     jobs: list[TriedJob] = []
     for check in (one for one in checks if one not in FILE_CHECKS):
-        from flashinfer_bench.cli.sets.judging import JudgedSet  # the engine
+        from flashinfer_bench.cli.sets.judging import judge_set  # the engine
 
-        judged = JudgedSet(check, part, author=args.baseline_author, cpu_only=args.disable_gpu)
-        jobs += msgspec.convert(judged.jobs, list[TriedJob])
-        found += [(check, issue) for issue in judged.issues]
+        judged, issues = judge_set(check, part, author=args.baseline_author, cpu_only=args.disable_gpu)
+        jobs += msgspec.convert(judged, list[TriedJob])
+        found += [(check, issue) for issue in issues]
     sizes = {kind: sum(map(len, getattr(part, kind).values())) for kind in ("solutions", "workloads", "traces")}
     return Validation(
         version=1,

@@ -9,7 +9,6 @@ data/d_<id>.js, s_<id>.js  one definition, one solution; ids are digests of name
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import resources
 from operator import attrgetter
@@ -27,22 +26,11 @@ from flashinfer_bench.data.store.jsonl import write_whole, write_whole_bytes
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.report.pages.details import describe_definition, describe_overview, describe_solution
-from flashinfer_bench.report.pages.texts import clean, id_of, line_of, to_script
+from flashinfer_bench.report.pages.texts import id_of, to_script
+from flashinfer_bench.report.verdict import to_one_line
 
 MARKER: Final = "flashinfer-bench-report"
 """A folder whose index.html has this word was written by this file, and may be written again."""
-TEMPLATE: Final = "index.html.j2"
-ASSETS: Final = resources.files("flashinfer_bench.report.pages") / "assets"
-
-
-@dataclass(frozen=True)
-class WrittenPages:
-    """What was written."""
-
-    folder: Path
-    definitions: int
-    solutions: int
-    traces: int
 
 
 @collector_paused()
@@ -53,8 +41,8 @@ def write_site(
     *,
     title: str,
     baseline_author: str | None = None,
-) -> WrittenPages:
-    """Write the pages of a set's latest verdicts.
+) -> dict[str, int]:
+    """Write the pages of a set's latest verdicts; return the numbers of definitions, solutions and verdicts.
 
     Args:
         folder: a new or an empty one, or one that holds such pages. No link in it is followed.
@@ -68,45 +56,41 @@ def write_site(
         ValueError: the baseline author has no verdict.
         OSError: a file cannot be written.
     """
-    _check_folder(folder)
+    if folder.exists() and not (folder.is_dir() and (_is_ours(folder / "index.html") or not any(folder.iterdir()))):
+        raise DataSetError(f"{folder}: holds something else than a report; name a new or an empty folder")
     results = list_results(trace_set, traces)
-    overview = describe_overview(trace_set, results, baseline_author)
-    made = {"made": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"), "version": __version__}
+    made = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    overview = {"made": made, "version": __version__, **describe_overview(trace_set, results, baseline_author)}
     folder.mkdir(parents=True, exist_ok=True)
     with open_folder(folder / "data", folder) as there:
         for old in [*there.own_path.glob("d_*.js"), *there.own_path.glob("s_*.js")]:
             old.unlink()
+
+    def write(key: str, content: Any) -> None:
+        write_whole(folder / "data" / f"{key}.js", to_script(key, content), root=folder)
+
     by_definition = group(results, attrgetter("definition"))
-    for name in dict.fromkeys([*trace_set.definitions, *by_definition]):
-        _write(folder, f"d_{id_of(name)}", describe_definition(trace_set, name, by_definition.get(name, [])))
+    names = dict.fromkeys([*trace_set.definitions, *by_definition])
+    for name in names:
+        write(f"d_{id_of(name)}", describe_definition(trace_set, name, by_definition.get(name, [])))
     solutions = {(item.definition, item.name): item for part in trace_set.solutions.values() for item in part}
     by_solution = group(results, attrgetter("definition", "solution"))
-    for key, items in by_solution.items():
-        _write(folder, f"s_{id_of(*key)}", describe_solution(solutions.get(key), items))
-    _write(folder, "overview", {**made, **overview})
+    for pair, items in by_solution.items():
+        write(f"s_{id_of(*pair)}", describe_solution(solutions.get(pair), items))
+    write("overview", overview)
     _write_assets(folder, title)
-    return WrittenPages(folder, len(overview["definitions"]), len(by_solution), len(results))
+    return {"definition": len(names), "solution": len(by_solution), "verdict": len(results)}
 
 
-def _check_folder(folder: Path) -> None:
-    index = folder / "index.html"
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return
-    if not folder.is_dir() or not index.is_file() or MARKER not in index.read_text(encoding="utf-8", errors="replace"):
-        raise DataSetError(f"{folder}: holds something else than a report; name a new or an empty folder")
-
-
-def _write(folder: Path, key: str, content: Any) -> None:
-    write_whole_bytes(folder / "data" / f"{key}.js", to_script(key, clean(content)).encode("ascii"), root=folder)
+def _is_ours(index: Path) -> bool:
+    return index.is_file() and MARKER in index.read_text(encoding="utf-8", errors="replace")
 
 
 def _write_assets(folder: Path, title: str) -> None:
-    assets = sorted(ASSETS.iterdir(), key=attrgetter("name"))
-    for item in assets:
-        if item.name.endswith((".js", ".css", ".txt")):
-            write_whole_bytes(folder / "assets" / item.name, item.read_bytes(), root=folder)
-    scripts = [item.name for item in assets if item.name.endswith(".js")]
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
-    template = environment.from_string((ASSETS / TEMPLATE).read_text(encoding="utf-8"))
-    page = template.render(title=line_of(title), marker=MARKER, scripts=scripts)
-    write_whole(folder / "index.html", page, root=folder)
+    assets = {item.name: item.read_bytes() for item in (resources.files(__package__) / "assets").iterdir()}
+    page = Environment(autoescape=True, undefined=StrictUndefined).from_string(assets.pop("index.html.j2").decode())
+    for name, content in assets.items():
+        write_whole_bytes(folder / "assets" / name, content, root=folder)
+    scripts = sorted(name for name in assets if name.endswith(".js"))
+    text = page.render(title=to_one_line(title), marker=MARKER, scripts=scripts)
+    write_whole(folder / "index.html", text, root=folder)

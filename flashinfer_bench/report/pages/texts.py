@@ -5,64 +5,62 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
-
-from flashinfer_bench.report.verdict import to_one_line
+from pygments.lexers import CudaLexer, PythonLexer
+from pygments.token import STANDARD_TYPES
 
 MOST_TEXT: Final = 64_000
-"""A description, log or source shows this many characters; the trace set has the rest."""
-ID_DIGITS: Final = 16
-"""A page's identity has this many hexadecimal digits."""
-DIGITS: Final = 6
-"""Numbers in data have this many significant digits."""
-line_of = lru_cache(1 << 14)(to_one_line)
-"""Returns a name or a reason as one line; verdicts repeat names, devices and versions."""
-
-
-class Shown(str):
-    """A text of several lines that is fit to be shown as it is."""
+"""Characters of a text on a page; the trace set has the rest."""
+MOST_COLOURED: Final = 40_000
+"""Characters of a source that has colours: lexers are slow on strange texts."""
+KINDS: Final = {"nf": "f", "fm": "f", "nc": "f", "nd": "d", "nb": "b", "bp": "b", "ow": "k"}
+"""Short names of tokens and their kinds; comments, keywords, strings and numbers have their first letter."""
+LEXERS: Final = {"py": PythonLexer, **dict.fromkeys(("cu", "cuh", "cpp", "cc", "h", "hpp"), CudaLexer)}
 
 
 def id_of(*names: str) -> str:
-    """Return what stands for names in file names and links: digits of a digest, so no name leads out of the folder."""
+    """Return 16 digits that stand for names in file names and links, so that no name leads out of the folder."""
     text = json.dumps(names)  # escapes what UTF-8 does not have
-    return hashlib.sha256(text.encode()).hexdigest()[:ID_DIGITS]
-
-
-def block_of(text: str | None) -> Shown:
-    """Return a text of several lines: cut with a note, and steering characters as escapes."""
-    shown = (text or "")[:MOST_TEXT]
-    lines = shown if shown.isprintable() else "".join(map(_shown, shown))
-    cut = len(text or "") - len(shown)
-    return Shown(f"{lines}\n… cut: {cut:,} more characters" if cut else lines)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def clean(value: Any) -> Any:
-    """Return data as pages have it: each text in one line unless it is `Shown`, and numbers with few digits."""
-    kind = type(value)
-    if kind is str:
-        return line_of(value)
-    if kind is float:
-        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
-    if kind is list or kind is tuple:
-        return [clean(item) for item in value]
-    if kind is dict:
-        return {key: clean(item) for key, item in value.items()}
-    return str(value) if kind is Shown else value
+    """Return data as pages have it: texts cut, characters that steer as escapes, numbers with six digits."""
+    if isinstance(value, str):
+        shown = value[:MOST_TEXT]
+        cut = f"\n… cut: {len(value) - MOST_TEXT:,} more characters" if len(value) > MOST_TEXT else ""
+        return (shown if shown.isprintable() else "".join(map(_show, shown))) + cut
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, list | tuple):
+        return list(map(clean, value))
+    return {clean(key): clean(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def colour(path: str, source: str) -> list[list[str]]:
+    """Return the pieces of a source as [kind, text]: the page writes them as text, and no markup is made of them."""
+    lexer = LEXERS.get(path.rpartition(".")[2].lower())
+    if lexer is None or len(source) > MOST_COLOURED:
+        return [["", source]]
+    tokens = lexer(stripnl=False, ensurenl=False).get_tokens(source)
+    named = ((STANDARD_TYPES.get(token, ""), text) for token, text in tokens)
+    kinds = ((KINDS.get(name) or (name[:1] if name[:1] in "cksm" else ""), text) for name, text in named)
+    return [[kind, "".join(text for _, text in pieces)] for kind, pieces in groupby(kinds, itemgetter(0))]
 
 
 def to_script(key: str, data: Any) -> str:
     """Return a script that holds data under a key: ASCII alone, and nothing in it can end a script or a string."""
-    literal = json.dumps(msgspec.json.encode(data).decode(), ensure_ascii=True)
+    literal = json.dumps(msgspec.json.encode(clean(data)).decode())
     for sign in "<>&":
         literal = literal.replace(sign, f"\\u{ord(sign):04x}")
     return f"fibReport.keep({json.dumps(key)}, {literal});\n"
 
 
-def _shown(character: str) -> str:
+def _show(character: str) -> str:
     if character.isprintable() or character in "\n\t":
         return character
     return "\n" if character == "\r" else character.encode("unicode_escape").decode("ascii")

@@ -17,8 +17,7 @@ from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.measurement import read_measurement, tell
 from flashinfer_bench.data.store.parse import Place, parse_line
 from flashinfer_bench.data.store.trace_lines import TraceLine, TraceList, kept_of, read_trace_line
-from flashinfer_bench.report.best import best_by_workload
-from flashinfer_bench.report.summary import summarise
+from flashinfer_bench.report.summary import best_by_workload, summarise
 from flashinfer_bench.report.timing import read_timing
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 

@@ -2,7 +2,6 @@
 "use strict";
 fibReport.overview = (() => {
   const { el, link, name, time, times, percent, withRange, remark, table, digits, captionOf, unconfirmed } = fibReport;
-  const ROW = { id: 0, name: 1, did: 2, definition: 3, author: 4, hardware: 5, passed: 6, judged: 7, latency: 8, speedup: 9, low: 10, high: 11, share: 12, failure: 13, quick: 14, standing: 15 };
   const distinct = (rows, place) => [...new Set(rows.map((row) => row[place]))].sort();
 
   function select(label, options, chosen, onchange) {
@@ -12,13 +11,13 @@ fibReport.overview = (() => {
 
   // Of one kind of hardware: numbers of two are not compared, so there is no best of both.
   function matrix(data, all, hardware) {
-    const rows = all.filter((row) => row[ROW.hardware] === hardware);
-    const authors = distinct(rows, ROW.author);
+    const rows = all.filter((row) => row.hardware === hardware);
+    const authors = distinct(rows, "author");
     const best = new Map();
     for (const row of rows) {
-      const key = JSON.stringify([row[ROW.did], row[ROW.author]]);
+      const key = JSON.stringify([row.did, row.author]);
       const other = best.get(key);
-      const merit = (item) => [item[ROW.passed] / item[ROW.judged], item[ROW.speedup] || 0];
+      const merit = (item) => [item.passed / item.judged, item.speedup?.value || 0];
       if (!other || merit(row)[0] > merit(other)[0] || (merit(row)[0] === merit(other)[0] && merit(row)[1] > merit(other)[1])) best.set(key, row);
     }
     const columns = [{ label: "Definition", value: (item) => item[1], cell: (item) => link(`#/definition/${item[0]}`, item[1]) },
@@ -26,59 +25,59 @@ fibReport.overview = (() => {
         const find = (item) => best.get(JSON.stringify([item[0], author]));
         return {
           label: author, number: true, down: true, hint: "sorts by the speed-up of the author's best solution",
-          value: (item) => { const row = find(item); return row ? row[ROW.speedup] : null; },
+          value: (item) => { const row = find(item); return row ? row.speedup?.value : null; },
           cell: (item) => {
             const row = find(item);
             if (!row) return el("span", { class: "quiet" }, "–");
-            const whole = row[ROW.passed] === row[ROW.judged];
-            return el("a", { href: `#/solution/${row[ROW.id]}`, class: whole ? "cell good" : "cell bad" },
-              `${row[ROW.passed]}/${row[ROW.judged]} `, withRange(times(row[ROW.speedup]), row[ROW.low], row[ROW.high], times));
+            const whole = row.passed === row.judged;
+            return el("a", { href: `#/solution/${row.id}`, class: whole ? "cell good" : "cell bad" },
+              `${row.passed}/${row.judged} `, withRange(times(row.speedup?.value), row.speedup?.low, row.speedup?.high, times));
           },
         };
       })];
-    const judged = new Set(rows.map((row) => row[ROW.did]));
+    const judged = new Set(rows.map((row) => row.did));
     return table({ caption: captionOf(data, hardware, `Passed workloads, and speed-up over the reference, of each author's best solution on ${hardware}`), columns, rows: data.definitions.filter((item) => judged.has(item[0])), empty: "No verdict fits the filters." });
   }
 
   function solutions(rows) {
-    const several = distinct(rows, ROW.hardware).length > 1;
+    const several = distinct(rows, "hardware").length > 1;
     return table({
       caption: "Latency: median over the passed workloads; speed-up over the reference: geometric mean", rows, empty: "No solution fits the filters.", sort: { column: 1, down: false },
       columns: [
-        { label: "Pick", hint: "pick two to compare them", kind: "control", cell: (row) => fibReport.compare.box(row[ROW.id], row[ROW.name]) },
-        { label: "Definition", kind: "wide tight", value: (row) => row[ROW.definition], cell: (row) => link(`#/definition/${row[ROW.did]}`, row[ROW.definition]) },
-        { label: "Solution", kind: "tight", value: (row) => row[ROW.name], cell: (row) => [link(`#/solution/${row[ROW.id]}`, row[ROW.name]), row[ROW.name].includes(row[ROW.definition]) ? null : el("small", { class: "range narrow" }, "for ", name(row[ROW.definition])), several ? el("small", { class: "range" }, "on ", name(row[ROW.hardware])) : null] },
-        { label: "Author", kind: "wide", value: (row) => row[ROW.author], cell: (row) => name(row[ROW.author]) },
-        { label: "Passed", number: true, down: true, value: (row) => row[ROW.passed] / row[ROW.judged], cell: (row) => el("span", { class: row[ROW.passed] === row[ROW.judged] ? "good" : "bad" }, `${row[ROW.passed]}/${row[ROW.judged]}`, remark(row[ROW.passed], row[ROW.latency], row[ROW.failure], row[ROW.quick], row[ROW.standing])) },
-        { label: "Latency", number: true, hint: "median over the passed workloads", value: (row) => row[ROW.latency], cell: (row) => time(row[ROW.latency]) },
-        { label: "Speed-up", number: true, down: true, hint: "geometric mean over the passed workloads, with its 95 % interval", value: (row) => row[ROW.speedup], cell: (row) => withRange(times(row[ROW.speedup]), row[ROW.low], row[ROW.high], times) },
-        { label: "Roofline", optional: true, number: true, down: true, hint: "share of the roofline", value: (row) => row[ROW.share], cell: (row) => percent(row[ROW.share]) },
+        { label: "Pick", hint: "pick two to compare them", kind: "control", cell: (row) => fibReport.compare.box(row.id, row.solution) },
+        { label: "Definition", kind: "wide tight", value: (row) => row.definition, cell: (row) => link(`#/definition/${row.did}`, row.definition) },
+        { label: "Solution", kind: "tight", value: (row) => row.solution, cell: (row) => [link(`#/solution/${row.id}`, row.solution), row.solution.includes(row.definition) ? null : el("small", { class: "range narrow" }, "for ", name(row.definition)), several ? el("small", { class: "range" }, "on ", name(row.hardware)) : null] },
+        { label: "Author", kind: "wide", value: (row) => row.author, cell: (row) => name(row.author) },
+        { label: "Passed", number: true, down: true, value: (row) => row.passed / row.judged, cell: (row) => el("span", { class: row.passed === row.judged ? "good" : "bad" }, `${row.passed}/${row.judged}`, remark(row.passed, row.latency, row.failure, row.quick, row.standing)) },
+        { label: "Latency", number: true, hint: "median over the passed workloads", value: (row) => row.latency, cell: (row) => time(row.latency) },
+        { label: "Speed-up", number: true, down: true, hint: "geometric mean over the passed workloads, with its 95 % interval", value: (row) => row.speedup?.value, cell: (row) => withRange(times(row.speedup?.value), row.speedup?.low, row.speedup?.high, times) },
+        { label: "Roofline", optional: true, number: true, down: true, hint: "share of the roofline", value: (row) => row.share, cell: (row) => percent(row.share) },
       ],
     });
   }
 
   function show(data, query, go) {
-    const hardware = distinct(data.solutions, ROW.hardware);
+    const hardware = distinct(data.solutions, "hardware");
     const opTypes = [...new Set(data.definitions.map((item) => item[2]))].filter(Boolean).sort();
     const opType = new Map(data.definitions.map((item) => [item[0], item[2]]));
     const words = (query.get("q") || "").toLowerCase();
     const chosen = { hw: query.get("hw") || "", op: query.get("op") || "", author: query.get("author") || "", state: query.get("state") || "" };
-    const rows = data.solutions.filter((row) => (!chosen.hw || row[ROW.hardware] === chosen.hw) && (!chosen.op || opType.get(row[ROW.did]) === chosen.op) &&
-      (!chosen.author || row[ROW.author] === chosen.author) && (!chosen.state || (chosen.state === "passed") === (row[ROW.passed] === row[ROW.judged])) &&
-      (!words || `${row[ROW.name]} ${row[ROW.definition]} ${row[ROW.author]}`.toLowerCase().includes(words)));
+    const rows = data.solutions.filter((row) => (!chosen.hw || row.hardware === chosen.hw) && (!chosen.op || opType.get(row.did) === chosen.op) &&
+      (!chosen.author || row.author === chosen.author) && (!chosen.state || (chosen.state === "passed") === (row.passed === row.judged)) &&
+      (!words || `${row.solution} ${row.definition} ${row.author}`.toLowerCase().includes(words)));
     const set = (key) => (value) => { const next = new URLSearchParams(query); if (value) next.set(key, value); else next.delete(key); go(`#/?${next}`); };
     const filter = el("input", { type: "search", value: query.get("q") || "", id: "filter", onchange: () => set("q")(filter.value) });
-    const held = distinct(rows, ROW.hardware);
-    const count = (place) => rows.filter((row) => row[ROW.hardware] === place).reduce((sum, row) => sum + row[ROW.judged], 0);
+    const held = distinct(rows, "hardware");
+    const count = (place) => rows.filter((row) => row.hardware === place).reduce((sum, row) => sum + row.judged, 0);
     const most = held.reduce((one, two) => (one === null || count(two) > count(one) ? two : one), null);
-    const passed = rows.reduce((sum, row) => sum + row[ROW.passed], 0);
-    const judged = rows.reduce((sum, row) => sum + row[ROW.judged], 0);
+    const passed = rows.reduce((sum, row) => sum + row.passed, 0);
+    const judged = rows.reduce((sum, row) => sum + row.judged, 0);
     return [
       el("h1", null, "Overview"),
-      el("p", { class: "figures" }, `${data.definitions.length} definitions, ${new Set(rows.map((row) => row[ROW.id])).size} solutions, ${judged} verdicts, ${percent(judged ? passed / judged : null)} passed`, held.length === 1 ? [", on ", name(held[0])] : null),
+      el("p", { class: "figures" }, `${data.definitions.length} definitions, ${new Set(rows.map((row) => row.id)).size} solutions, ${judged} verdicts, ${percent(judged ? passed / judged : null)} passed`, held.length === 1 ? [", on ", name(held[0])] : null),
       el("form", { class: "filters", onsubmit: (event) => { event.preventDefault(); set("q")(filter.value); } },
         el("label", null, "Filter ", filter), select("Hardware", hardware, chosen.hw, set("hw")), select("Op type", opTypes, chosen.op, set("op")),
-        select("Author", distinct(data.solutions, ROW.author), chosen.author, set("author")), select("Verdict", ["passed", "failed"], chosen.state, set("state"))),
+        select("Author", distinct(data.solutions, "author"), chosen.author, set("author")), select("Verdict", ["passed", "failed"], chosen.state, set("state"))),
       hardware.length > 1 && !chosen.hw ? el("p", { class: "note" }, "There are several kinds of hardware, and numbers of two are not to be compared: choose one above.") : null,
       el("h2", null, "Definitions and authors"), matrix(data, rows, most),
       el("h2", null, "Solutions"), solutions(rows),
@@ -129,10 +128,10 @@ fibReport.overview = (() => {
     for (const item of data.definitions) if (item[1].toLowerCase().includes(wanted)) links.set(`#/definition/${item[0]}`, [item[1], "definition"]);
     for (const row of data.solutions) {
       if (links.size >= 30) break;
-      if (row[ROW.name].toLowerCase().includes(wanted)) links.set(`#/solution/${row[ROW.id]}`, [row[ROW.name], "solution"]);
-      if (row[ROW.author].toLowerCase().includes(wanted)) links.set(`#/?${new URLSearchParams({ author: row[ROW.author] })}`, [row[ROW.author], "author"]);
+      if (row.solution.toLowerCase().includes(wanted)) links.set(`#/solution/${row.id}`, [row.solution, "solution"]);
+      if (row.author.toLowerCase().includes(wanted)) links.set(`#/?${new URLSearchParams({ author: row.author })}`, [row.author, "author"]);
     }
     return [...links];
   }
-  return { show, leaderboard, find, ROW };
+  return { show, leaderboard, find };
 })();

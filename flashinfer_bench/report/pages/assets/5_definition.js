@@ -7,6 +7,8 @@ fibReport.definition = (() => {
   function code(pieces, label) {
     return el("pre", { tabindex: "0", role: "region", "aria-label": label }, el("code", null, pieces.map(([kind, text]) => (kind ? el("span", { class: `t-${kind}` }, text) : text))));
   }
+  const axisFacts = (axes) => Object.entries(axes).map(([key, axis]) => [key, axis.type, axis.value ?? axis.expression ?? "", axis.description || ""]);
+  const tensorFacts = (specs) => Object.entries(specs).map(([key, spec]) => [key, spec.shape ? `[${spec.shape.join(", ")}]` : "scalar", spec.dtype, spec.description || ""]);
   function facts(caption, heads, rows) {
     return table({ caption, rows, columns: heads.map((label, index) => ({ label, cell: (row) => name(row[index]) })), empty: `${caption}: none` });
   }
@@ -53,8 +55,8 @@ fibReport.definition = (() => {
     const toggle = (item) => { const now = new Set(drawn.map((one) => one.id)); if (!now.delete(item.id)) now.add(item.id); set("show", [...now].join(",")); };
     return [
       el("h1", null, name(data.name)),
-      text.missing ? el("p", { class: "note" }, "The set does not have this definition; only its traces are here.") : el("p", { class: "figures" }, `${text.op_type}, ${data.workloads.length} workloads, ${all.length} solutions `, text.tags.map((tag) => el("span", { class: "chip" }, name(tag)))),
-      text.description ? el("p", { class: "text" }, text.description) : null,
+      !text ? el("p", { class: "note" }, "The set does not have this definition; only its traces are here.") : el("p", { class: "figures" }, `${text.op_type}, ${data.workloads.length} workloads, ${all.length} solutions `, (text.tags || []).map((tag) => el("span", { class: "chip" }, name(tag)))),
+      text?.description ? el("p", { class: "text" }, text.description) : null,
       all.length ? el("form", { class: "filters" }, data.hardware.length > 1 ? pick("Hardware", "hw", data.hardware, chosen) : null, data.axes.length > 1 ? pick("Axis", "axis", data.axes, data.axes[axisIndex]) : null) : null,
       el("h2", null, "Solutions"),
       table({
@@ -86,10 +88,10 @@ fibReport.definition = (() => {
           { label: "Passed by", number: true, hint: "how many solutions passed with a time that counts", value: (row) => row.of, cell: (row) => digits(row.of) },
         ],
       }),
-      text.missing ? null : el("section", null,
+      !text ? null : el("section", null,
         el("h2", null, "What it computes"),
-        facts("Axes", ["Axis", "Kind", "Size", "Meaning"], text.axes), facts("Inputs", ["Input", "Shape", "Dtype", "Meaning"], text.inputs), facts("Outputs", ["Output", "Shape", "Dtype", "Meaning"], text.outputs),
-        text.constraints.length ? facts("Constraints", ["Constraint"], text.constraints.map((item) => [item])) : null,
+        facts("Axes", ["Axis", "Kind", "Size", "Meaning"], axisFacts(text.axes)), facts("Inputs", ["Input", "Shape", "Dtype", "Meaning"], tensorFacts(text.inputs)), facts("Outputs", ["Output", "Shape", "Dtype", "Meaning"], tensorFacts(text.outputs)),
+        text.constraints?.length ? facts("Constraints", ["Constraint"], text.constraints.map((item) => [item])) : null,
         el("h3", null, "Reference"), code(text.reference, "Reference")),
     ];
   }

@@ -6,6 +6,11 @@ fibReport.solution = (() => {
   // The workload of a verdict; on a phone its hardware stands below it.
   const place = (verdict, several) => el("span", { title: verdict.w }, name(verdict.axes || verdict.w), several ? el("small", { class: "range narrow" }, "on ", name(verdict.hardware)) : null);
 
+  function facts({ spec, digest }) {
+    const found = { language: spec.language, "entry point": spec.entry_point, "target hardware": (spec.target_hardware || []).join(", "), dependencies: (spec.dependencies || []).join(", "), binding: spec.binding, digest };
+    return Object.entries(found).filter(([, value]) => value);
+  }
+
   function show(data, overview) {
     const meanings = new Map(overview.flags);
     const flags = new Map();
@@ -15,9 +20,9 @@ fibReport.solution = (() => {
     return [
       el("h1", null, name(data.name)),
       el("p", { class: "figures" }, "by ", link(`#/?${new URLSearchParams({ author: data.author })}`, data.author), " for ", link(`#/definition/${data.d}`, data.definition), " ", fibReport.compare.box(data.id, data.name, "pick to compare")),
-      data.missing ? el("p", { class: "note" }, "The set does not have this solution; only its traces are here.") : null,
-      data.description ? el("p", { class: "text" }, data.description) : null,
-      data.facts ? el("dl", null, data.facts.map(([key, value]) => [el("dt", null, key), el("dd", null, name(value))]).flat()) : null,
+      !data.text ? el("p", { class: "note" }, "The set does not have this solution; only its traces are here.") : null,
+      data.text?.description ? el("p", { class: "text" }, data.text.description) : null,
+      data.text ? el("dl", null, facts(data.text).map(([key, value]) => [el("dt", null, key), el("dd", null, name(value))]).flat()) : null,
       el("h2", null, "Verdicts"),
       table({
         caption: "Verdicts by workload", rows: data.verdicts, columns: [
@@ -37,7 +42,7 @@ fibReport.solution = (() => {
       logs.length ? el("h2", null, "Logs") : null,
       logs.map(([log, verdicts], index) => more(!index && verdicts.some((verdict) => verdict.status !== "PASSED"), `${verdicts.length} × ${verdicts[0] ? verdicts[0].status : ""}: ${verdicts.slice(0, 3).map((verdict) => verdict.axes || verdict.w).join("; ")}`, el("pre", { tabindex: "0", role: "region", "aria-label": "Log" }, log))),
       el("h2", null, "Sources"),
-      data.sources.length ? data.sources.map(([path, pieces]) => [el("h3", null, name(path)), fibReport.definition.code(pieces, path)]).flat() : el("p", { class: "quiet" }, "The set does not have the sources."),
+      data.text ? data.text.sources.map(([path, pieces]) => [el("h3", null, name(path)), fibReport.definition.code(pieces, path)]).flat() : el("p", { class: "quiet" }, "The set does not have the sources."),
     ].flat();
   }
   return { show, place };
