@@ -19,7 +19,6 @@ from flashinfer_bench.data.sets.columns import make_frame
 from flashinfer_bench.data.sets.latest import find_latest
 from flashinfer_bench.data.sets.merge import merge_into
 from flashinfer_bench.data.sets.results import Result, list_results
-from flashinfer_bench.data.sets.scores import Ranking, SpeedupMetrics, TraceSetSummary
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SOLUTIONS, TRACES, WORKLOADS, own_folders
 from flashinfer_bench.data.store.read import read_files
@@ -30,10 +29,7 @@ from flashinfer_bench.errors import DataSetError
 
 if TYPE_CHECKING:
     import pandas
-    import torch
 
-BASELINE: Final = "baseline"
-"""The author whose solutions others are scored against, where no other is named."""
 DEFAULT_BOUND: Final = 1e-2
 """Default error bounds of the look-ups; existing scripts expect this value."""
 
@@ -251,98 +247,14 @@ class TraceSet:
         ]
         return to_trace(max(ranked, key=itemgetter(0))[1]) if ranked else None
 
-    def summary(
-        self, baseline_author: str = BASELINE, op_type: str | None = None, definition_name: str | None = None
-    ) -> TraceSetSummary:
-        """Count what is in the set, and its latest traces by status, definition, solution, author and op type.
-
-        The counts are of the whole set; the arguments choose what `rankings` compares, as in `rank_authors`.
-
-        Raises:
-            ValueError: something else than the default ranking is asked for, and it cannot be made. The default one is
-                made when it is looked at.
-        """
-        asked = (baseline_author, op_type, definition_name)
-        found = TraceSetSummary(scores.count_set(self), lambda: scores.rank_authors(self, *asked))
-        if asked != (BASELINE, None, None):
-            _ = found.rankings
-        return found
-
-    def rank_authors(
-        self, baseline_author: str = BASELINE, op_type: str | None = None, definition_name: str | None = None
-    ) -> Ranking:
-        """Return the other authors with their scores against the baseline author's solutions, the highest first.
-
-        Raises:
-            ValueError: the baseline author has no solution, or several, of a definition that counts.
-        """
-        return scores.rank_authors(self, baseline_author, op_type, definition_name)
-
-    def get_author_score(
-        self,
-        author: str,
-        baseline_author: str = BASELINE,
-        op_type: str | None = None,
-        definition_name: str | None = None,
-    ) -> SpeedupMetrics:
-        """Score an author by the best solution of each definition; `data/sets/scores.py` says how.
-
-        Raises:
-            ValueError: the author has no solution that counts, or the baseline author not exactly one.
-        """
-        names = scores.choose_definitions(self, op_type, definition_name)
-        return scores.score_author(self, author, baseline_author, names)
-
-    def get_solution_score(self, name: str, baseline_author: str = BASELINE) -> SpeedupMetrics:
-        """Score one solution against the baseline author's solution of its definition.
-
-        Raises:
-            ValueError: there is no such solution, or the baseline author has not exactly one.
-        """
-        return scores.score_solution(self, name, baseline_author)
-
-    def add_traces(self, traces: Iterable[Trace]) -> None:
-        """Add traces, and append them to the files of the set where it has a folder.
-
-        Raises:
-            ValueError: one is of an unknown definition or solution; none was added.
-            DataSetError: one has no evaluation; none was added.
-            Fault: a file cannot be written.
-        """
-        added = list(traces)
-        writing.write_traces(self, added)
-        self.keep_traces(added)
-
-    def add_workload_traces(self, traces: Iterable[Trace]) -> None:
-        """Add workloads (traces without a solution), and append them to the files of the set where it has a folder.
-
-        Raises:
-            ValueError: one is of an unknown definition, does not fit it, has a known uuid, or is no workload; none was
-                added.
-            Fault: a file cannot be written.
-        """
-        added = list(traces)
-        writing.write_workloads(self, added)
-        for trace in added:
-            self.workloads.setdefault(trace.definition, []).append(trace)
-
-    def add_workload_blob_tensor(self, def_name: str, workload_uuid: str, tensors: Mapping[str, torch.Tensor]) -> str:
-        """Store the tensors of a workload in its file; return the path for `SafetensorsInput`.
-
-        Raises:
-            ValueError: there is no such definition, or the file is there already.
-            DataSetError: the set has no folder.
-        """
-        return writing.write_tensors(self, def_name, workload_uuid, tensors)
-
-    def get_workload_blob_tensor(self, path: str | Path) -> dict[str, torch.Tensor]:
-        """Read the tensors of a file that a workload names, by their keys.
-
-        Raises:
-            WorkloadFault: the file is not there, or not in the set.
-            DataSetError: the set has no folder.
-        """
-        return writing.read_tensors(self, path)
+    summary = scores.summarise
+    rank_authors = scores.rank_authors
+    get_author_score = scores.get_author_score
+    get_solution_score = scores.get_solution_score
+    add_traces = writing.add_traces
+    add_workload_traces = writing.add_workload_traces
+    add_workload_blob_tensor = writing.add_tensors
+    get_workload_blob_tensor = writing.read_tensors
 
     def keep_traces(self, traces: Iterable[Trace]) -> None:
         """Add traces in memory only, unchecked: they were written, or are not to be."""
