@@ -1,7 +1,7 @@
 """What is wrong in a set, said without running code of it: `run`, `validate`, loading and merging ask here.
 
 `check_workload` holds a workload against its definition. The others find what loading does not see: stored inputs,
-references, entry points. What a blob holds is the judge's to check.
+references, entry points. Of a blob its header is read, which says what each tensor is; no tensor is.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from flashinfer_bench.data.definition import Definition, normalise_op_type
-from flashinfer_bench.data.dtypes import why_not_held
+from flashinfer_bench.data.definition import Definition, TensorSpec, normalise_op_type
+from flashinfer_bench.data.dtypes import DTYPES, why_not_held
 from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.issue import LoadIssue, Severity
 from flashinfer_bench.data.names import did_you_mean
@@ -26,10 +26,21 @@ from flashinfer_bench.errors import WorkloadFault
 if TYPE_CHECKING:
     from flashinfer_bench.data.trace_set import TraceSet
 
+STORED_NAMES: Final = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "F4": "float4_e2m1fn_x2", "I64": "int64", "I32": "int32",
+    "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+"""The name of a dtype in a safetensors file → the name of the torch dtype."""
+SHOWN_KEYS: Final = 20
 MOST_FINDINGS: Final = 10
 """Findings of one workload, or of one reference, that are reported."""
 Finding = tuple[tuple[str, ...], str]
 """Path of a field in the workload's line, and what does not fit."""
+
+
+Tensors = dict[str, tuple[list[int], str]]
+"""Key → shape and dtype, as a blob's header says them."""
 
 
 @dataclass(frozen=True)
@@ -121,24 +132,70 @@ def _why_not_made(definition: Definition) -> str | None:
 
 
 def find_input_issues(trace_set: TraceSet, jobs: Iterable[tuple[str, Workload]]) -> Iterator[LoadIssue]:
-    """Yield an issue for each blob that no run could open: an error, or a warning for a git-lfs pointer.
+    """Yield an issue for each stored input that no run could use: an error, or a warning for a git-lfs pointer.
 
     Args:
-        trace_set: where roots are looked up.
+        trace_set: where definitions and roots are looked up.
         jobs: names of definitions with workloads of them.
     """
-    seen: set[tuple[Path, str]] = set()
+    blobs: dict[tuple[Path, str], Tensors] = {}
     for name, workload in jobs:
-        root = trace_set.blob_root(name, workload.uuid)
-        for source in workload.stored_inputs.values() if root is not None else ():
-            if root is None or (root, source.path) in seen:
+        definition, root = trace_set.definitions.get(name), trace_set.blob_root(name, workload.uuid)
+        shapes = _shapes_of(definition, workload) if definition is not None and workload.stored_inputs else {}
+        for key, source in workload.stored_inputs.items():
+            where, whose = (root or Path(), source.path), f"workload {workload.uuid} of {name}: "
+            if root is not None and where not in blobs:
+                blobs[where] = {}
+                try:
+                    blobs[where] = _read_tensors(BlobStore(root).locate(source.path))
+                except WorkloadFault as fault:
+                    severity: Severity = "warning" if isinstance(fault, BlobPointer) else "error"
+                    yield LoadIssue(severity, root, None, None, f"{whose}{fault}")
+                except ValueError as error:
+                    yield LoadIssue("error", root, None, None, f"{whose}input {key!r}, blob {source.path}: {error}")
+            if root is None or definition is None or not blobs[where] or key not in shapes:
                 continue
-            seen.add((root, source.path))
-            try:
-                BlobStore(root).locate(source.path)
-            except WorkloadFault as fault:
-                severity: Severity = "warning" if isinstance(fault, BlobPointer) else "error"
-                yield LoadIssue(severity, root, None, None, f"workload {workload.uuid} of {name}: {fault}")
+            why = _why_unfit(blobs[where], source.tensor_key, definition.inputs[key], shapes[key])
+            if why is not None:
+                text = f"{whose}input {key!r}, blob {source.path}, key {source.tensor_key!r}: {why}"
+                yield LoadIssue("error", root, None, None, text)
+
+
+def _shapes_of(definition: Definition, workload: Workload) -> dict[str, tuple[int, ...] | None]:
+    """Return input → its shape, None for a scalar; nothing if an axis is missing, which the loader has reported."""
+    try:
+        return dict(zip(definition.inputs, definition.get_input_shapes(workload.axes), strict=True))
+    except ValueError:
+        return {}
+
+
+def _read_tensors(file: Path) -> Tensors:
+    """Return what a blob holds; raise ValueError if it cannot be read."""
+    from safetensors import SafetensorError, safe_open  # with numpy, which sets without blobs do not need
+
+    try:
+        with safe_open(file, "np") as opened:
+            slices = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118 - it is no mapping
+            return {key: (one.get_shape(), one.get_dtype()) for key, one in slices.items()}
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"cannot be read: {error}") from error
+
+
+def _why_unfit(tensors: Tensors, key: str, spec: TensorSpec, shape: tuple[int, ...] | None) -> str | None:
+    """Say why a stored tensor is not the input that a definition describes; None if it is."""
+    if key not in tensors:
+        return f"there is no such key; the file has {', '.join(list(tensors)[:SHOWN_KEYS])}"
+    found, stored_as = tensors[key]
+    wanted = list(shape or ())
+    if spec.dtype == "float4_e2m1" and wanted:
+        wanted[-1] //= 2
+    if found != wanted and not (shape is None and found == [1]):
+        return f"shape {found}, the definition and the axes give {wanted}"
+    dtype, storage = STORED_NAMES.get(stored_as), DTYPES[spec.dtype]
+    as_bytes = dtype == "uint8" and storage.kind == "float" and storage.bits <= 8
+    if dtype is not None and dtype != storage.storage and not as_bytes:
+        return f"dtype {dtype}, the definition says {storage.storage}"
+    return None
 
 
 def find_reference_issues(trace_set: TraceSet, definitions: Iterable[Definition]) -> Iterator[LoadIssue]:
