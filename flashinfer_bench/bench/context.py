@@ -90,6 +90,8 @@ class HarnessContext:
                 here, why_not_buildable=lambda one: why_not_buildable(one, *known), sandbox=self.sandbox.mark
             )
         self._plug_ins = list_plug_ins(self.config.evaluator_modules)
+        self.tool: tuple[str, str] | None = None
+        """What takes the place of sessions (`Hello.tool`)."""
         self._lookup = EvaluatorLookup()
 
     def fingerprint_evaluators(
@@ -156,7 +158,7 @@ class HarnessContext:
 
     def root_of(self, solution: Solution) -> Path | None:
         """Return the folder of the set that a solution's traces go to; None if it lives in memory."""
-        return self.trace_set.solution_roots.get(solution.name) or self.trace_set.root
+        return self.trace_set.solution_root(solution.name)
 
     def greet(self, device: Device, rules: Rules, *, needs_triton: bool) -> Hello:
         """Return the settings of a session."""
@@ -181,6 +183,7 @@ class HarnessContext:
             needs_triton=needs_triton,
             cache_root=str(self.cache),
             plug_ins=self._plug_ins,
+            tool=self.tool,
             has_walls=self.sandbox.has_walls,
             sessions=1 if self._cluster is not None else max(1, len(self.machine.devices)),
             compiles_ahead=rules.compiles_ahead,
