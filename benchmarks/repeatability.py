@@ -178,7 +178,7 @@ def take_reference(bench: Bench) -> Iterator[Figure]:
 def take_references(root: Path, bench: Bench) -> TraceSet:
     """Return a set's references as solutions, on the smallest workload of each definition."""
     whole = TraceSet.from_path(root)
-    trace_set = TraceSet(definitions=dict(whole.definitions), workload_roots=dict.fromkeys(whole.definitions, root))
+    trace_set = TraceSet(root=root, definitions=dict(whole.definitions))
     for name, made in list(whole.definitions.items())[: 2 if bench.is_small else None]:
         there = [one for one in whole.workloads.get(name, []) if not missing_blobs(whole, made, one.workload)]
         trace_set.workloads[name] = sorted(there, key=lambda one: input_bytes(made, one.workload))[:1]

@@ -114,7 +114,7 @@ def prepare(published: TraceSet, asked: argparse.Namespace, config: BenchmarkCon
     if asked.op_types is not None:
         chosen = [one for op_type in asked.op_types for one in chosen if one.op_type == op_type]
     named = {definition.name: definition for definition in chosen}
-    trace_set, rows = TraceSet(definitions=named, workload_roots=dict.fromkeys(named, asked.root)), {}
+    trace_set, rows = TraceSet(root=asked.root, definitions=named), {}
     for name, definition in named.items():
         twins = list(twins_of(definition, asked.twins))
         for kind, workload in choose_workloads(published, definition, asked):
