@@ -18,7 +18,7 @@ from flashinfer_bench.bench.planning.plan import Job, Plan, Skip
 from flashinfer_bench.bench.planning.resume import names_of
 from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
 from flashinfer_bench.cli.progress import describe_job
-from flashinfer_bench.cli.render import Column, count, format_duration, render_table, section, shorten, some, wrap_line
+from flashinfer_bench.cli.render import Column, count, format_duration, join_sections, render_table, shorten, some
 from flashinfer_bench.cli.verdicts import render_summary
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.data.measurement import CONFIRMED, NOT_CONFIRMED, read_measurement
@@ -145,16 +145,11 @@ class RunOutcome:
         return list(dict.fromkeys(map(str, places)))
 
 
-def render_plan(plan: Plan, machine: Machine, width: int) -> str:
+def render_plan(plan: Plan, machine: Machine) -> str:
     """Lay out what a run will do."""
     rows = [list(map(str, asdict(row).values())) for row in plan.rows()]
-    return "\n".join(
-        [
-            *([render_table(PLAN_COLUMNS, rows, width)] if rows else []),
-            *section(describe_skips(plan.skips), width),
-            "".join(f"{line}\n" for line in describe_plan(plan, machine)),
-        ]
-    )
+    table = render_table(PLAN_COLUMNS, rows) if rows else ""
+    return join_sections(table, describe_skips(plan.skips), describe_plan(plan, machine))
 
 
 def describe_plan(plan: Plan, machine: Machine) -> list[str]:
@@ -190,24 +185,21 @@ def plan_document(plan: Plan, machine: Machine) -> dict[str, Any]:
     }
 
 
-def render_outcome(outcome: RunOutcome, width: int) -> str:
+def render_outcome(outcome: RunOutcome) -> str:
     """Lay out the table, the reasons of failures, the faults, the skips, and the totals."""
     rows = summarise(outcome.traces, outcome.expected())
-    lost = outcome.lost()
     notes = [
         *describe_skips(outcome.plan.skips),
         *(f"warning: {output}" for output in find_blind(outcome.traces)),
         *_describe_origins(outcome),
     ]
-    broken = [wrap_line(line, width, 2) for line in shorten(list(map(to_printable, outcome.errors)))]
-    return "\n".join(
-        [
-            *([render_summary(rows, width)] if rows else []),
-            *(_render_lost(title, lost[kind], width) for kind, title in LOST.items() if lost[kind]),
-            *section(notes, width),
-            *(["\n".join([BROKEN, *broken, ""])] if broken else []),
-            wrap_line(_totals(outcome), width) + "\n",
-        ]
+    broken = [f"  {to_printable(line)}" for line in shorten(outcome.errors)]
+    return join_sections(
+        render_summary(rows) if rows else "",
+        *(_describe_lost(LOST[kind], faults) for kind, faults in outcome.lost().items() if faults),
+        notes,
+        [BROKEN, *broken] if broken else [],
+        [_totals(outcome)],
     )
 
 
@@ -225,7 +217,10 @@ def outcome_document(outcome: RunOutcome, trace_set: TraceSet | None) -> dict[st
             for one in outcome.judged.values()
         ],
         "resumed": list(map(_verdict, outcome.resumed)),
-        **{kind: list(map(_fault, faults)) for kind, faults in outcome.lost().items()},
+        **{
+            kind: [dict(zip((*NAMES, "message"), (*_names(one.job), one.message), strict=True)) for one in faults]
+            for kind, faults in outcome.lost().items()
+        },
         "skipped": _skips(outcome.plan.skips),
         "data_errors": outcome.errors,
         "blind": [asdict(output) for output in find_blind(outcome.traces)],
@@ -255,7 +250,7 @@ def _skips(skips: Iterable[Skip]) -> list[dict[str, Any]]:
     return [{name.removeprefix("is_"): value for name, value in asdict(skip).items()} for skip in skips]
 
 
-def _render_lost(title: str, faults: Iterable[JobFaulted], width: int) -> str:
+def _describe_lost(title: str, faults: Iterable[JobFaulted]) -> list[str]:
     """Return a section of jobs without a verdict: each message once, under the jobs that ended with it."""
     groups = defaultdict(list)
     for fault in faults:
@@ -263,8 +258,8 @@ def _render_lost(title: str, faults: Iterable[JobFaulted], width: int) -> str:
     lines = [title]
     for message, jobs in groups.items():
         told = [f"    {to_printable(line.rstrip())}" for line in message.splitlines() if line.strip()]
-        lines += [wrap_line(some(jobs), width, 2), *shorten(told)]
-    return "\n".join([*lines, ""])
+        lines += [f"  {some(jobs)}", *shorten(told)]
+    return lines
 
 
 def _describe_origins(outcome: RunOutcome) -> list[str]:
@@ -301,10 +296,6 @@ def _totals(outcome: RunOutcome) -> str:
     kept = f" and {outcome.plan.resumed} recorded before" if outcome.plan.resumed else ""
     jobs = f"{count(len(outcome.plan.jobs), 'job')}{kept}"
     return f"{jobs} in {format_duration(outcome.seconds)}: {told or 'nothing to do'}"
-
-
-def _fault(event: JobFaulted) -> dict[str, str | None]:
-    return {**dict(zip(NAMES, _names(event.job), strict=True)), "message": event.message}
 
 
 def _verdict(trace: Trace) -> dict[str, Any]:

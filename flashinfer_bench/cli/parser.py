@@ -108,13 +108,7 @@ class Parser(argparse.ArgumentParser):
 class NameList(argparse.Action):
     """Collects one or more names, separated by spaces or commas. The flag may be repeated."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """Add the names to those given before."""
         given = [values] if isinstance(values, str) else list(values or ())
         names = [name.strip() for value in given for name in value.split(",") if name.strip()]

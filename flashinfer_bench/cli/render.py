@@ -85,9 +85,10 @@ def wrap_line(text: str, width: int, indent: int = 0) -> str:
     return textwrap.fill(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
 
 
-def section(lines: Sequence[str], width: int) -> list[str]:
-    """Return wrapped lines as one part of a text, or no part where there are none."""
-    return ["".join(f"{wrap_line(line, width)}\n" for line in lines)] if lines else []
+def join_sections(*parts: str | Sequence[str]) -> str:
+    """Join texts and lists of lines, with an empty line between two; empty ones are left out."""
+    texts = [part if isinstance(part, str) else "".join(f"{line}\n" for line in part) for part in parts]
+    return "\n".join(filter(None, texts))
 
 
 def format_latency(latency_ms: float | None) -> str:
@@ -144,9 +145,7 @@ def _natural_widths(columns: Sequence[Column], rows: Sequence[Row]) -> list[int]
 
 
 def _fold(text: str, width: int) -> list[str]:
-    """Break a name into lines. Later lines are indented further."""
-    indent = " " * min(len(text) - len(text.lstrip()) + 2, width // 2)
-    return [text] if len(text) <= width else textwrap.wrap(text, width, subsequent_indent=indent)
+    return [text] if len(text) <= width else textwrap.wrap(text, width)
 
 
 def _pad(column: Column, text: str, width: int) -> str:

@@ -294,8 +294,8 @@ def test_a_winner_that_is_not_confirmed_makes_way_for_the_next(run, found, a, un
     assert done.told == {**B_FULL, **dict.fromkeys(A_FULL, a)}
     assert (len(done.outcome.unconfirmed), done.outcome.faults, done.outcome.left) == (unconfirmed, [], 0)
     assert done.outcome.exit_code(require_passed=False) == 0
-    assert ("Not confirmed" in render_outcome(done.outcome, 100)) is bool(unconfirmed)
-    assert "-" not in _last_line(render_outcome(done.outcome, 100))
+    assert ("Not confirmed" in render_outcome(done.outcome)) is bool(unconfirmed)
+    assert "-" not in _last_line(render_outcome(done.outcome))
 
 
 def _last_line(text):

@@ -6,7 +6,6 @@ The build farm that `run` uses compiles them, into the same cache.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from argparse import Namespace
 from collections import Counter, defaultdict
@@ -21,17 +20,7 @@ from flashinfer_bench.bench.planning.selection import select
 from flashinfer_bench.cli.args import is_set_named, open_trace_set, refuse_unknown
 from flashinfer_bench.cli.output import one_interrupt, write_err, write_result
 from flashinfer_bench.cli.parser import EXIT_CODES, PROGRAM, Parser, add_filters, add_format, add_local, add_names
-from flashinfer_bench.cli.render import (
-    Column,
-    available_width,
-    count,
-    format_duration,
-    render_table,
-    section,
-    shorten,
-    some,
-    wrap_line,
-)
+from flashinfer_bench.cli.render import Column, count, format_duration, join_sections, render_table, shorten, some
 from flashinfer_bench.cli.settings import add_setting, naming_flags, read_config
 from flashinfer_bench.compile import BuildFailure, BuildFarm, BuildTarget, find_toolchain, why_not_buildable
 from flashinfer_bench.compile.requirements import NAMED
@@ -123,7 +112,7 @@ def execute(args: Namespace) -> int:
     }
     told = ", ".join(f"{counts[result]} {word}" for result, word in WORDS.items() if counts[result])
     total = f"{count(len(rows), 'solution')} in {format_duration(seconds)}: {told or 'nothing to do'}"
-    write_result(args, document, render_rows(rows, total, available_width(sys.stdout)))
+    write_result(args, document, render_rows(rows, total))
     return 1 if counts["failed"] + counts["fault"] + (counts["skipped"] if args.require_built else 0) else 0
 
 
@@ -194,7 +183,7 @@ def build(
                 yield Row(built.solution, result, str(built.error), built.seconds)
 
 
-def render_rows(rows: Sequence[Row], total: str, width: int) -> str:
+def render_rows(rows: Sequence[Row], total: str) -> str:
     """Lay out the table, the reasons of failures, the reasons of skips, and the totals."""
     cells = [
         [
@@ -206,16 +195,16 @@ def render_rows(rows: Sequence[Row], total: str, width: int) -> str:
         ]
         for one in rows
     ]
-    parts = [render_table(COLUMNS, cells, width)] if rows else []
+    parts: list[list[str]] = []
     skipped = defaultdict(list)
     for row in rows:
         if row.result == "skipped":
             skipped[row.message].append(row.solution.name)
         elif row.message:
             lines = [f"  {to_printable(line.rstrip())}" for line in row.message.splitlines() if line.strip()]
-            parts.append("\n".join([f"{row.solution.name}: {WORDS[row.result]}", *shorten(lines, MESSAGE_LINES), ""]))
-    parts += section([f"skipped {some(names)}: {reason}" for reason, names in skipped.items()], width)
-    return "\n".join([*parts, wrap_line(total, width) + "\n"])
+            parts.append([f"{row.solution.name}: {WORDS[row.result]}", *shorten(lines, MESSAGE_LINES)])
+    skips = [f"skipped {some(names)}: {reason}" for reason, names in skipped.items()]
+    return join_sections(render_table(COLUMNS, cells) if rows else "", *parts, skips, [total])
 
 
 def _document(row: Row) -> dict[str, Any]:

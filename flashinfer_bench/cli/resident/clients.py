@@ -15,7 +15,7 @@ from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.cli.exit_codes import INTERRUPTED
 from flashinfer_bench.cli.output import one_interrupt, write_err, write_out, write_result
 from flashinfer_bench.cli.parser import PROGRAM, Parser, add_names, number, whole_number
-from flashinfer_bench.cli.render import Column, available_width, render_table
+from flashinfer_bench.cli.render import Column, render_table
 from flashinfer_bench.client import DEFAULT_URL, Client, TaskReport
 from flashinfer_bench.data import Solution, Trace
 from flashinfer_bench.data.json_utils import load_json_file
@@ -100,7 +100,7 @@ def execute_submit(args: Namespace) -> int:
         outcome = _make_outcome(client, report, solution, workloads)
         outcome.seconds = time.monotonic() - started
     document = {**outcome_document(outcome, None), "task_id": task, "server": client.url, "error": report.error}
-    write_result(args, document, render_outcome(outcome, available_width(sys.stdout)))
+    write_result(args, document, render_outcome(outcome))
     if report.status == "cancelled":
         write_err("the task was cancelled")
     return outcome.exit_code(require_passed=args.require_passed)
