@@ -50,15 +50,12 @@ def open_trace_set(args: Namespace) -> TraceSet:
 def load_trace_set(args: Namespace) -> TraceSet:
     """Load and merge the sets that the command names. The result lists the problems of their files as `issues`."""
     loaded: list[TraceSet] = []
-    problems: list[str] = []
     for folder in named_folders(args):
         try:
             loaded.append(TraceSet.from_path(folder))
         except DataSetError as error:
             beside = map(str, folder.parent.glob("*")) if not folder.exists() else ()
-            problems.append(f"{error}{did_you_mean(str(folder), beside)}")
-    if problems:
-        raise DataSetError("\n".join(problems))
+            raise DataSetError(f"{error}{did_you_mean(str(folder), beside)}") from error
     trace_set = loaded[0] if len(loaded) == 1 else TraceSet.merge(loaded)
     _expand_wildcards(args, trace_set)
     return trace_set

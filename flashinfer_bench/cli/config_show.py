@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from flashinfer_bench.bench.tolerances import own_tolerance
 from flashinfer_bench.cli.args import is_set_named, open_trace_set, refuse_unknown
 from flashinfer_bench.cli.output import write_result
 from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format, add_local
-from flashinfer_bench.cli.render import Column, Row, render_table, some
+from flashinfer_bench.cli.render import Column, Row, render_table
 from flashinfer_bench.cli.settings import add_selection, add_settings, naming_flags, read_config
 from flashinfer_bench.data import Definition, TraceSet
 from flashinfer_bench.errors import Misuse
@@ -71,12 +70,10 @@ def execute(args: Namespace) -> int:
         declared = _list_declared(config, definitions[name])
         settings |= declared | _resolve(config, definitions[name])
         sections, workloads = {}, dict(_list_workloads(trace_set, config, definitions[name]))
-    alike = defaultdict(list)
-    for uuid, stated in workloads.items():
-        alike[tuple(stated.items())].append(uuid)
-    joined = {f"workload {some(uuids, 1)}": dict(stated) for stated, uuids in alike.items()}
     rows: list[Row] = []
-    for heading, group in ({"": settings} | sections | joined).items():
+    for heading, group in (
+        {"": settings} | sections | {f"workload {uuid}": one for uuid, one in workloads.items()}
+    ).items():
         rows += [heading] if heading else []
         rows += [
             [f"  {key}" if heading else key, _as_text(value), _name_of(origin)]

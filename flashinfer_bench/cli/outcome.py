@@ -18,7 +18,7 @@ from flashinfer_bench.bench.planning.plan import Job, Plan, Skip
 from flashinfer_bench.bench.planning.resume import names_of
 from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
 from flashinfer_bench.cli.progress import describe_job
-from flashinfer_bench.cli.render import Column, count, format_duration, join_sections, render_table, shorten, some
+from flashinfer_bench.cli.render import count, format_duration, join_sections, render_rows, shorten, some
 from flashinfer_bench.cli.verdicts import render_summary
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.data.measurement import CONFIRMED, NOT_CONFIRMED, read_measurement
@@ -39,7 +39,13 @@ LOST: Final = {
 }
 """Kind of jobs without a verdict, as the document has it → its title in the text."""
 BROKEN: Final = "Broken in what was asked for (exit code 1; --allow-broken lets it pass)"
-PLAN_COLUMNS: Final = (*map(Column, ("Definition", "Op type", "Solution", "Author")), Column("Workloads", True))
+PLAN_COLUMNS: Final = {
+    "Definition": "definition",
+    "Op type": "op_type",
+    "Solution": "solution",
+    "Author": "author",
+    "Workloads": "workloads",
+}
 JobNames = tuple[str, str | None, str]
 NAMES: Final = ("definition", "solution", "workload")
 """Keys of the names of a job in a document."""
@@ -147,8 +153,7 @@ class RunOutcome:
 
 def render_plan(plan: Plan, machine: Machine) -> str:
     """Lay out what a run will do."""
-    rows = [list(map(str, asdict(row).values())) for row in plan.rows()]
-    table = render_table(PLAN_COLUMNS, rows) if rows else ""
+    table = render_rows(list(map(asdict, plan.rows())), PLAN_COLUMNS) if plan.jobs else ""
     return join_sections(table, describe_skips(plan.skips), describe_plan(plan, machine))
 
 

@@ -10,11 +10,11 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import zip_longest
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 from flashinfer_bench.base.printable import to_printable
 
@@ -65,6 +65,18 @@ def render_table(columns: Sequence[Column], rows: Sequence[Row], width: int | No
     for row in cells:
         lines += textwrap.wrap(to_printable(row), width) if isinstance(row, str) else lay_out(row)
     return "".join(f"{line}\n" for line in lines)
+
+
+def render_rows(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
+    """Lay rows of a document out.
+
+    Args:
+        rows: of a list, the length is shown, and of a table within, its items.
+        columns: heading → key of the rows.
+    """
+    numbers = {key for row in rows[:1] for key, value in row.items() if isinstance(value, int | float | list)}
+    shown = [Column(heading, key in numbers) for heading, key in columns.items()]
+    return render_table(shown, [[_as_text(row[key]) for key in columns.values()] for row in rows])
 
 
 def natural_width(columns: Sequence[Column], rows: Sequence[Row]) -> int:
@@ -142,6 +154,14 @@ def shorten_uuid(uuid: str) -> str:
 def _natural_widths(columns: Sequence[Column], rows: Sequence[Row]) -> list[int]:
     listed = [[column.heading for column in columns], *(row for row in rows if not isinstance(row, str))]
     return [max(map(len, cells)) for cells in zip(*listed, strict=True)]
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}={item}" for key, item in value.items())
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "" if value is None else str(len(value) if isinstance(value, list) else value)
 
 
 def _fold(text: str, width: int) -> list[str]:

@@ -78,8 +78,8 @@ def test_what_cannot_be_built_is_told_with_the_reason(call, show):
     save("narrow", source="def run(): ...\n")
     save("needy", dependencies=["no-such-package-xyz"])
     code, out, err = show("build --local set")
-    assert (code, "1 built, 2 FAILED" in out, "[4/4]" in err) == (1, True, True), err
-    assert "main.py" in out.partition("broken: FAILED")[2]
+    assert (code, "1 built, 2 failed" in out, "[4/4]" in err) == (1, True, True), err
+    assert "main.py" in out.partition("broken: failed")[2]
     rows = {row["name"]: row for row in call("build --local set")[1]["solutions"]}
     wanted = {"broken": "failed", "narrow": "failed", "needy": "skipped", "good": "cached"}
     assert {name: row["result"] for name, row in rows.items()} == wanted

@@ -10,18 +10,26 @@ from typing import Any, Final
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER
 from flashinfer_bench.cli.output import write_result
 from flashinfer_bench.cli.parser import EXIT_CODES, PROGRAM, Parser, add_format, number
-from flashinfer_bench.cli.render import Column, count, render_table, shorten_uuid
+from flashinfer_bench.cli.render import count, join_sections, render_rows
 from flashinfer_bench.compile.cache import ArtifactCache, Entry, size_limit, size_of_folder
 from flashinfer_bench.env import cache_root
 
-COLUMNS: Final = (
-    *map(Column, ("Solution", "Language", "Artifact")),
-    *(Column("Size", True), Column("Build", True), Column("Last used", True)),
-)
-BASELINE_COLUMNS: Final = (
-    *map(Column, ("Definition", "Workload", "GPU")),
-    *(Column("Latency", True), Column("Measured"), Column("Last used", True)),
-)
+COLUMNS: Final = {
+    "Solution": "solution",
+    "Language": "language",
+    "Bytes": "size_bytes",
+    "Seconds": "build_seconds",
+    "Last used": "last_used",
+}
+BASELINE_COLUMNS: Final = {
+    "Definition": "definition",
+    "Workload": "workload",
+    "GPU": "hardware",
+    "Milliseconds": "latency_ms",
+    "Measured": "taken",
+    "Last used": "last_used",
+}
+"""Headings of a table → keys of a document's entries."""
 KINDS: Final = {"": "built solutions", "jit_": "compiled when solutions ran", "judge_": "kernels that judge"}
 """Beginning of the keys of a document → what it counts."""
 SHOWN_DIGITS: Final = 12
@@ -44,8 +52,8 @@ def declare_cache(parser: Parser) -> None:
     add(
         "show",
         "list what is built",
-        "List the built solutions, precompiled headers, and solutions that did not compile: where they lie and how\n"
-        "much room they take, and how much the kernels that judge.",
+        "List the built solutions, precompiled headers, and solutions that did not compile, and how much room they and\n"
+        "the kernels that judge take.",
         execute_show,
     )
     clear = add(
@@ -92,21 +100,10 @@ def execute_show(args: Namespace) -> int:
         "artifacts": list(map(_document, entries)),
         "compiled_at_run": list(map(_document, folders)),
     }
-    rows = [
-        [
-            one.solution or "(unknown)",
-            getattr(one.manifest, "language", "when run" if one.is_jit else ""),
-            one.digest[:SHOWN_DIGITS],
-            f"{'' if one.is_whole else '> '}{_bytes(one.size_bytes)}",
-            "failed" if one.has_failed else f"{getattr(one.manifest, 'build_seconds', 0.0):.1f} s",
-            _date(one.last_used_s),
-        ]
-        for one in (*entries, *folders)
-    ]
-    table = render_table(COLUMNS, rows) + "\n" if rows else ""
     parts = ", ".join(f"{_bytes(size)} {KINDS[kind]}" for kind, size in sizes.items())
-    limit = f"limit {_bytes(size_limit())}, in {cache.root}"
-    write_result(args, document, f"{table}{count(len(entries), 'artifact')}, {parts}; {limit}\n")
+    total = f"{count(len(entries), 'artifact')}, {parts}; limit {_bytes(size_limit())}, in {cache.root}"
+    rows = list(map(_document, (*entries, *folders)))
+    write_result(args, document, join_sections(render_rows(rows, COLUMNS) if rows else "", [total]))
     return 0
 
 
@@ -163,18 +160,16 @@ def execute_baselines(args: Namespace) -> int:
         return 0
     files = cache.files()
     size = sum(file.size_bytes for file in files)
-    rows, entries = [], []
+    entries = []
     for file in files:
-        facts = {"path": str(file.path), "size_bytes": file.size_bytes, "last_used": round(file.last_used_s, 3)}
-        if (kept := file.baseline) is not None:
-            facts |= kept.model_dump(mode="json", exclude_none=True)
-            times = [f"{kept.latency_ms:.4g} ms", kept.taken, _date(file.last_used_s)]
-            rows.append([kept.definition, shorten_uuid(kept.workload), kept.hardware, *times])
-        entries.append(facts)
-    table = render_table(BASELINE_COLUMNS, rows) + "\n" if rows else ""
-    damaged = f", {len(files) - len(rows)} that cannot be used" if len(files) > len(rows) else ""
-    total = f"{count(len(files), 'baseline')}{damaged}, {_bytes(size)}, in {cache.folder}\n"
-    write_result(args, {"baselines": str(cache.folder), "size_bytes": size, "entries": entries}, table + total)
+        kept = file.baseline.model_dump(mode="json", exclude_none=True) if file.baseline is not None else {}
+        facts = {"path": str(file.path), "size_bytes": file.size_bytes, "last_used": _date(file.last_used_s)}
+        entries.append(facts | kept)
+    usable = [entry for entry in entries if "definition" in entry]
+    damaged = f", {len(entries) - len(usable)} that cannot be used" if len(usable) < len(entries) else ""
+    total = f"{count(len(files), 'baseline')}{damaged}, {_bytes(size)}, in {cache.folder}"
+    document = {"baselines": str(cache.folder), "size_bytes": size, "entries": entries}
+    write_result(args, document, join_sections(render_rows(usable, BASELINE_COLUMNS) if usable else "", [total]))
     return 0
 
 
@@ -184,7 +179,7 @@ def _open() -> ArtifactCache:
 
 def _document(entry: Entry) -> dict[str, Any]:
     built = {name: getattr(entry.manifest, name, None) for name in ("language", "build_seconds", "failure")}
-    facts = {"path": str(entry.path), "size_bytes": entry.size_bytes, "last_used": round(entry.last_used_s, 3)}
+    facts = {"path": str(entry.path), "size_bytes": entry.size_bytes, "last_used": _date(entry.last_used_s)}
     return {**facts, "solution": entry.solution, "artifact": entry.digest, "is_whole": entry.is_whole, **built}
 
 
