@@ -52,8 +52,8 @@ def declare_cache(parser: Parser) -> None:
     add(
         "show",
         "list what is built",
-        "List the built solutions, precompiled headers, and solutions that did not compile, and how much room they and\n"
-        "the kernels that judge take.",
+        "List the built solutions, precompiled headers, and solutions that did not compile, and how much room they\n"
+        "and the kernels that judge take.",
         execute_show,
     )
     clear = add(
