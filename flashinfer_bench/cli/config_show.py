@@ -11,9 +11,8 @@ from flashinfer_bench.bench.config import BenchmarkConfig, NamedDefinition
 from flashinfer_bench.bench.config_sources import DEFINITIONS, SECTIONS, flatten
 from flashinfer_bench.bench.tolerances import own_tolerance
 from flashinfer_bench.cli.args import is_set_named, open_trace_set, refuse_unknown
-from flashinfer_bench.cli.output import write_result
 from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format, add_local
-from flashinfer_bench.cli.render import Column, Row, render_table
+from flashinfer_bench.cli.render import Column, Row, render_table, write_result
 from flashinfer_bench.cli.settings import add_selection, add_settings, naming_flags, read_config
 from flashinfer_bench.data import Definition, TraceSet
 from flashinfer_bench.errors import Misuse

@@ -33,10 +33,10 @@ from flashinfer_bench.cli.outcome import (
     render_outcome,
     render_plan,
 )
-from flashinfer_bench.cli.output import one_interrupt, write_err, write_problems, write_result
+from flashinfer_bench.cli.output import one_interrupt, write_err, write_problems
 from flashinfer_bench.cli.parser import typed_program
 from flashinfer_bench.cli.progress import RunProgress
-from flashinfer_bench.cli.render import count, some
+from flashinfer_bench.cli.render import count, some, write_result
 from flashinfer_bench.cli.settings import describe_tolerances, naming_flags, read_config
 from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.data.check import Asked, find_input_issues, find_reference_issues
@@ -193,14 +193,13 @@ def _tell_result(args: Namespace, outcome: RunOutcome, trace_set: TraceSet | Non
     """Write the result to stdout. Write to stderr where it was saved, if it was, and how to continue."""
     write_result(args, outcome_document(outcome, trace_set), render_outcome(outcome))
     if outcome.is_interrupted:
-        more = ", and winners to confirm" if outcome.to_confirm else ""
-        write_err(f"interrupted: {outcome.left} of {count(len(outcome.plan.jobs), 'job')} left{more}")
+        write_err(f"interrupted: {outcome.left} of {count(len(outcome.plan.jobs), 'job')} left")
     if trace_set is None:
         write_err("nothing was saved (--no-save-results)")
         return
     if files := outcome.files(trace_set):
         write_err(f"traces: {some(files)}")
-    if outcome.left or outcome.to_confirm:
+    if outcome.left or outcome.is_interrupted:
         write_err(f"to go on: {resume_command(typed_program(sys.argv[0], sys.orig_argv[0]), args.argv)}")
 
 

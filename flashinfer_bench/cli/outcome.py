@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from flashinfer_bench.base.printable import to_printable
-from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobsAdded, RunStarted
+from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunStarted
 from flashinfer_bench.bench.machine import Device, Machine
 from flashinfer_bench.bench.planning.plan import Job, Plan, Skip
 from flashinfer_bench.bench.planning.resume import names_of
@@ -21,11 +21,11 @@ from flashinfer_bench.cli.progress import describe_job
 from flashinfer_bench.cli.render import count, format_duration, join_sections, render_rows, shorten, some
 from flashinfer_bench.cli.verdicts import render_summary
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
-from flashinfer_bench.data.measurement import CONFIRMED, NOT_CONFIRMED, read_measurement
+from flashinfer_bench.data.measurement import read_measurement
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.report.blind import find_blind
 from flashinfer_bench.report.intervals import read_interval
-from flashinfer_bench.report.summary import PairKey, best_by_workload, count_statuses, measured_speedup, summarise
+from flashinfer_bench.report.summary import PairKey, count_statuses, measured_speedup, summarise
 from flashinfer_bench.report.timing import read_timing
 from flashinfer_bench.report.verdict import caveat_of, reason_of
 
@@ -64,8 +64,6 @@ class RunOutcome:
     """Jobs without a verdict."""
     unconfirmed: list[JobFaulted] = field(default_factory=list)
     """Confirmations that ended without a verdict; the one before counts on."""
-    open: int = 0
-    """Jobs of the run that have not ended, confirmations included."""
     errors: list[str] = field(default_factory=list)
     """What is broken in what was asked for, a line each."""
     devices: tuple[Device, ...] = ()
@@ -76,13 +74,9 @@ class RunOutcome:
         """Keep what the result needs of an event."""
         if isinstance(event, RunStarted):
             self.devices = event.devices
-        if isinstance(event, RunStarted | JobsAdded):
-            self.open += event.jobs
         elif isinstance(event, JobFinished):
-            self.open -= 1
             self.judged[_names(event.job)] = event
         elif isinstance(event, JobFaulted):
-            self.open -= 1
             (self.faults if event.job.assurance is None else self.unconfirmed).append(event)
 
     @property
@@ -99,11 +93,6 @@ class RunOutcome:
     def left(self) -> int:
         """Jobs of the plan without a verdict."""
         return sum(_names(job) not in self.judged for job in self.plan.jobs)
-
-    @property
-    def to_confirm(self) -> int:
-        """Confirmations that have begun, or are to, and have not ended."""
-        return max(0, self.open - (self.left - len(self.faults)))
 
     @property
     def is_broken(self) -> bool:
@@ -153,7 +142,7 @@ class RunOutcome:
 
 def render_plan(plan: Plan, machine: Machine) -> str:
     """Lay out what a run will do."""
-    table = render_rows(list(map(asdict, plan.rows())), PLAN_COLUMNS) if plan.jobs else ""
+    table = render_rows(list(map(asdict, plan.rows())), PLAN_COLUMNS)
     return join_sections(table, describe_skips(plan.skips), describe_plan(plan, machine))
 
 
@@ -196,7 +185,7 @@ def render_outcome(outcome: RunOutcome) -> str:
     notes = [
         *describe_skips(outcome.plan.skips),
         *(f"warning: {output}" for output in find_blind(outcome.traces)),
-        *_describe_origins(outcome),
+        *_describe_baselines(outcome),
     ]
     broken = [f"  {to_printable(line)}" for line in shorten(outcome.errors)]
     return join_sections(
@@ -267,17 +256,13 @@ def _describe_lost(title: str, faults: Iterable[JobFaulted]) -> list[str]:
     return lines
 
 
-def _describe_origins(outcome: RunOutcome) -> list[str]:
-    """Say how many speed-ups stand on times of earlier runs, and of how many workloads the best is confirmed."""
-    lines = []
+def _describe_baselines(outcome: RunOutcome) -> list[str]:
+    """Say how many speed-ups stand on times of earlier runs."""
     sources = Counter(source_of_baseline(event.trace.evaluation) for event in outcome.judged.values())
-    if cached := sources[CACHED]:
-        told = f"baseline: cached for {cached} of {count(cached + sources['measured'], 'speed-up')}"
-        lines.append(f"{told}, by an earlier run on this GPU; --fresh-baselines times every reference")
-    best = [row.confirmed for row in best_by_workload(outcome.traces) if row.standing in (CONFIRMED, NOT_CONFIRMED)]
-    if best:
-        lines.append(f"the best is confirmed at full assurance on {sum(best)} of {count(len(best), 'workload')}")
-    return lines
+    if not sources[CACHED]:
+        return []
+    told = f"baseline: cached for {sources[CACHED]} of {count(sources[CACHED] + sources['measured'], 'speed-up')}"
+    return [f"{told}, by an earlier run on this GPU; --fresh-baselines times every reference"]
 
 
 def source_of_baseline(evaluation: Evaluation | None) -> str | None:

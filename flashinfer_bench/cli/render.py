@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 import textwrap
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,6 +18,7 @@ from itertools import zip_longest
 from typing import Any, Final, TextIO
 
 from flashinfer_bench.base.printable import to_printable
+from flashinfer_bench.cli.output import write_json, write_out
 
 ABSENT: Final = "\u2013"
 """The cell of a number that is missing."""
@@ -68,7 +70,7 @@ def render_table(columns: Sequence[Column], rows: Sequence[Row], width: int | No
 
 
 def render_rows(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
-    """Lay rows of a document out.
+    """Lay rows of a document out; no text if there are none.
 
     Args:
         rows: of a list, the length is shown, and of a table within, its items.
@@ -76,7 +78,8 @@ def render_rows(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -
     """
     numbers = {key for row in rows[:1] for key, value in row.items() if isinstance(value, int | float | list)}
     shown = [Column(heading, key in numbers) for heading, key in columns.items()]
-    return render_table(shown, [[_as_text(row[key]) for key in columns.values()] for row in rows])
+    cells = [[_as_text(row[key]) for key in columns.values()] for row in rows]
+    return render_table(shown, cells) if rows else ""
 
 
 def natural_width(columns: Sequence[Column], rows: Sequence[Row]) -> int:
@@ -101,6 +104,14 @@ def join_sections(*parts: str | Sequence[str]) -> str:
     """Join texts and lists of lines, with an empty line between two; empty ones are left out."""
     texts = [part if isinstance(part, str) else "".join(f"{line}\n" for line in part) for part in parts]
     return "\n".join(filter(None, texts))
+
+
+def write_result(args: Namespace, document: object, *parts: str | Sequence[str]) -> None:
+    """Write a result to stdout: as JSON where the command's --format says so, else the parts of its text."""
+    if args.format == "json":
+        write_json(document)
+    else:
+        write_out(join_sections(*parts))
 
 
 def format_latency(latency_ms: float | None) -> str:

@@ -126,19 +126,19 @@ def test_the_cache_is_shown_and_cleared(call, show):
     show("build --local set --quiet")
     [artifact] = call("cache show")[1]["artifacts"]
     assert artifact["solution"] == "good"
-    assert "1 artifact, " in show("cache show")[1]
+    assert "1 artifact and " in show("cache show")[1]
     assert call("cache clear --keep-gb 1")[1]["removed"] == 0
     cleared = call("cache clear")[1]
     assert (cleared["removed"], cleared["removed_bytes"]) == (1, artifact["size_bytes"])
 
 
 def test_the_kernels_that_judge_are_cleared_but_not_under_a_run(here, call, show):
-    made, kept = here / "cache/judge/triton-3/kernel.cubin", "judge_kept_bytes"
+    made, kept = here / "cache/judge/triton-3/kernel.cubin", "kept_bytes"
     made.parent.mkdir(parents=True)
     made.write_bytes(b"x" * 1500)
     with ArtifactCache(here / "cache").used():
         assert call("cache clear")[1][kept] == 1500
-        assert "kernels that judge: 0 bytes removed, 1.5 kB left\na run uses what is left" in show("cache clear")[1]
+        assert "0 bytes; 0 left, 1.5 kB\na run uses what is left" in show("cache clear")[1]
     assert call("cache clear --failed")[1][kept] == 1500
     assert "1.5 kB" in show("cache show")[1]
     assert call("cache clear")[1][kept] == 0
@@ -158,8 +158,8 @@ def test_what_solutions_compiled_when_they_ran_counts_in_the_cache_and_its_limit
         ("old one", 3000),
     ]
     with ArtifactCache(here / "cache").used():
-        assert call("cache clear")[1]["jit_kept_bytes"] == 6000
-    assert call("cache clear --keep-gb 0.000004")[1]["jit_removed_bytes"] == 3000
+        assert call("cache clear")[1]["kept_bytes"] == 6000
+    assert call("cache clear --keep-gb 0.000004")[1]["removed_bytes"] == 3000
     assert sorted(path.name for path in jit.iterdir()) == ["abnew", "abnew.solution"]
 
 

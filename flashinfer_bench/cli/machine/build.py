@@ -18,9 +18,9 @@ from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.bench.planning.selection import select
 from flashinfer_bench.cli.args import is_set_named, open_trace_set, refuse_unknown
-from flashinfer_bench.cli.output import one_interrupt, write_err, write_result
+from flashinfer_bench.cli.output import one_interrupt, write_err
 from flashinfer_bench.cli.parser import EXIT_CODES, PROGRAM, Parser, add_filters, add_format, add_local, add_names
-from flashinfer_bench.cli.render import count, format_duration, join_sections, render_rows, shorten, some
+from flashinfer_bench.cli.render import count, format_duration, render_rows, shorten, some, write_result
 from flashinfer_bench.cli.settings import add_setting, naming_flags, read_config
 from flashinfer_bench.compile import BuildFailure, BuildFarm, BuildTarget, find_toolchain, why_not_buildable
 from flashinfer_bench.compile.requirements import NAMED
@@ -109,8 +109,7 @@ def execute(args: Namespace) -> int:
     }
     told = ", ".join(f"{counts[result]} {result}" for result in RESULTS if counts[result])
     total = f"{count(len(rows), 'solution')} in {format_duration(seconds)}: {told or 'nothing to do'}"
-    table = render_rows(solutions, COLUMNS) if rows else ""
-    write_result(args, document, join_sections(table, *_list_reasons(rows), [total]))
+    write_result(args, document, render_rows(solutions, COLUMNS), *_list_reasons(rows), [total])
     return 1 if counts["failed"] + counts["fault"] + (counts["skipped"] if args.require_built else 0) else 0
 
 

@@ -8,9 +8,8 @@ from argparse import Namespace
 from typing import Any, Final
 
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER
-from flashinfer_bench.cli.output import write_result
 from flashinfer_bench.cli.parser import EXIT_CODES, PROGRAM, Parser, add_format, number
-from flashinfer_bench.cli.render import count, join_sections, render_rows
+from flashinfer_bench.cli.render import count, render_rows, write_result
 from flashinfer_bench.compile.cache import ArtifactCache, Entry, size_limit, size_of_folder
 from flashinfer_bench.env import cache_root
 
@@ -29,10 +28,8 @@ BASELINE_COLUMNS: Final = {
     "Measured": "taken",
     "Last used": "last_used",
 }
+PROBLEM_COLUMNS: Final = {"Artifact": "artifact", "Solution": "solution", "Reason": "reason", "Removed": "removed"}
 """Headings of a table → keys of a document's entries."""
-KINDS: Final = {"": "built solutions", "jit_": "compiled when solutions ran", "judge_": "kernels that judge"}
-"""Beginning of the keys of a document → what it counts."""
-SHOWN_DIGITS: Final = 12
 GIGABYTE: Final = 1e9
 
 
@@ -91,41 +88,38 @@ def declare_cache(parser: Parser) -> None:
 def execute_show(args: Namespace) -> int:
     """List the artifacts and what solutions compiled when they ran, the one that was used last first."""
     cache = _open()
-    entries, folders, sizes = cache.entries(), cache.jit_folders(), _sizes(cache)
+    entries, folders = list(map(_document, cache.entries())), list(map(_document, cache.jit_folders()))
+    judge_bytes, size = size_of_folder(cache.root / JUDGE_FOLDER), _size(cache)
     document = {
         "cache": str(cache.root),
         "limit_bytes": size_limit(),
-        "size_bytes": sizes[""] + sizes["jit_"],
-        "judge_bytes": sizes["judge_"],
-        "artifacts": list(map(_document, entries)),
-        "compiled_at_run": list(map(_document, folders)),
+        "size_bytes": size - judge_bytes,
+        "judge_bytes": judge_bytes,
+        "artifacts": entries,
+        "compiled_at_run": folders,
     }
-    parts = ", ".join(f"{_bytes(size)} {KINDS[kind]}" for kind, size in sizes.items())
-    total = f"{count(len(entries), 'artifact')}, {parts}; limit {_bytes(size_limit())}, in {cache.root}"
-    rows = list(map(_document, (*entries, *folders)))
-    write_result(args, document, join_sections(render_rows(rows, COLUMNS) if rows else "", [total]))
+    told = f"{_bytes(size - judge_bytes)} of {_bytes(size_limit())}; kernels that judge: {_bytes(judge_bytes)}"
+    total = f"{count(len(entries), 'artifact')} and what ran solutions compiled, {told}; in {cache.root}"
+    write_result(args, document, render_rows([*entries, *folders], COLUMNS), [total])
     return 0
 
 
 def execute_clear(args: Namespace) -> int:
     """Remove all artifacts, or those whose last use is the longest ago."""
     cache = _open()
-    before, sizes = len(cache.entries()), _sizes(cache)
+    before, size = len(cache.entries()), _size(cache)
     if args.failed:
         cache.forget_failures()
     elif args.keep_gb is not None:
         cache.evict(max(0.0, args.keep_gb) * GIGABYTE)
     else:
         cache.clear(JUDGE_FOLDER)
-    left, removed = _sizes(cache), before - len(cache.entries())
-    document: dict[str, Any] = {"cache": str(cache.root), "removed": removed, "kept": before - removed}
-    lines = [f"removed {count(removed, 'artifact')}, {before - removed} left"]
-    for kind, size in sizes.items():
-        document |= {f"{kind}removed_bytes": size - left[kind], f"{kind}kept_bytes": left[kind]}
-        lines.append(f"{KINDS[kind]}: {_bytes(size - left[kind])} removed, {_bytes(left[kind])} left")
-    if any(left.values()) and args.keep_gb is None and not args.failed:
+    left, kept = _size(cache), len(cache.entries())
+    document = {"cache": str(cache.root), "removed": before - kept, "kept": kept}
+    lines = [f"removed {count(before - kept, 'artifact')}, {_bytes(size - left)}; {kept} left, {_bytes(left)}"]
+    if left and args.keep_gb is None and not args.failed:
         lines.append("a run uses what is left")
-    write_result(args, document, "".join(f"{line}\n" for line in lines))
+    write_result(args, document | {"removed_bytes": size - left, "kept_bytes": left}, lines)
     return 0
 
 
@@ -138,13 +132,9 @@ def execute_verify(args: Namespace) -> int:
         {"artifact": entry.digest, "solution": entry.solution, "reason": reason, "removed": entry.digest in removed}
         for entry, reason in problems
     ]
-    lines = [
-        f"{entry.digest[:SHOWN_DIGITS]} {entry.solution}: {reason}{'; removed' if entry.digest in removed else ''}\n"
-        for entry, reason in problems
-    ]
-    total = f"{count(checked, 'artifact')} checked, {len(problems)} damaged, in {cache.root}\n"
+    total = f"{count(checked, 'artifact')} checked, {len(problems)} damaged, in {cache.root}"
     document = {"cache": str(cache.root), "checked": checked, "problems": found}
-    write_result(args, document, "".join([*lines, total]))
+    write_result(args, document, render_rows(found, PROBLEM_COLUMNS), [total])
     return 1 if len(removed) < len(problems) else 0
 
 
@@ -156,7 +146,7 @@ def execute_baselines(args: Namespace) -> int:
     if args.clear:
         removed = cache.clear()
         document = {"baselines": str(cache.folder), "removed": removed}
-        write_result(args, document, f"removed {count(removed, 'baseline')}\n")
+        write_result(args, document, [f"removed {count(removed, 'baseline')}"])
         return 0
     files = cache.files()
     size = sum(file.size_bytes for file in files)
@@ -169,7 +159,7 @@ def execute_baselines(args: Namespace) -> int:
     damaged = f", {len(entries) - len(usable)} that cannot be used" if len(usable) < len(entries) else ""
     total = f"{count(len(files), 'baseline')}{damaged}, {_bytes(size)}, in {cache.folder}"
     document = {"baselines": str(cache.folder), "size_bytes": size, "entries": entries}
-    write_result(args, document, join_sections(render_rows(usable, BASELINE_COLUMNS) if usable else "", [total]))
+    write_result(args, document, render_rows(usable, BASELINE_COLUMNS), [total])
     return 0
 
 
@@ -183,10 +173,10 @@ def _document(entry: Entry) -> dict[str, Any]:
     return {**facts, "solution": entry.solution, "artifact": entry.digest, "is_whole": entry.is_whole, **built}
 
 
-def _sizes(cache: ArtifactCache) -> dict[str, int]:
-    """Return the bytes of each of `KINDS`."""
-    found = [sum(one.size_bytes for one in entries) for entries in (cache.entries(), cache.jit_folders())]
-    return dict(zip(KINDS, [*found, size_of_folder(cache.root / JUDGE_FOLDER)], strict=True))
+def _size(cache: ArtifactCache) -> int:
+    """Return the bytes of all that is built."""
+    entries = (*cache.entries(), *cache.jit_folders())
+    return sum(entry.size_bytes for entry in entries) + size_of_folder(cache.root / JUDGE_FOLDER)
 
 
 def _bytes(size: int) -> str:

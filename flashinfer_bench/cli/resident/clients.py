@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.cli.exit_codes import INTERRUPTED
-from flashinfer_bench.cli.output import one_interrupt, write_err, write_out, write_result
+from flashinfer_bench.cli.output import one_interrupt, write_err, write_out
 from flashinfer_bench.cli.parser import PROGRAM, Parser, add_names, number, whole_number
-from flashinfer_bench.cli.render import join_sections, render_rows
+from flashinfer_bench.cli.render import join_sections, render_rows, write_result
 from flashinfer_bench.client import DEFAULT_URL, Client, TaskReport
 from flashinfer_bench.data import Solution, Trace
 from flashinfer_bench.data.json_utils import load_json_file
@@ -85,7 +85,7 @@ def execute_submit(args: Namespace) -> int:
         workloads = getattr(args, "workloads", None)
         task = client.submit(solution, workloads, priority=args.priority, confirm=args.confirm)
         if args.no_wait:
-            write_result(args, {"task_id": task}, f"{task}\n")
+            write_result(args, {"task_id": task}, [task])
             return 0
         if not args.quiet:
             write_err(f"task {task} at {client.url}; Ctrl-C cancels it")

@@ -7,9 +7,8 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from flashinfer_bench.cli.args import choose_definitions, open_trace_set, refuse_unknown
-from flashinfer_bench.cli.output import write_result
 from flashinfer_bench.cli.parser import PROGRAM, NameList, Parser, add_format, add_local, add_names
-from flashinfer_bench.cli.render import render_rows
+from flashinfer_bench.cli.render import render_rows, write_result
 from flashinfer_bench.errors import Misuse
 
 TABLES: Final = {
