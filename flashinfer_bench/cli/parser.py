@@ -117,8 +117,12 @@ class NameList(argparse.Action):
         setattr(namespace, self.dest, [*(getattr(namespace, self.dest, None) or ()), *names])
 
 
-whole_number = int
-"""Parses the value of a flag that counts."""
+def whole_number(text: str) -> int:
+    """Parse the value of a flag that counts: a whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"needs a whole number, not {text!r}") from None
 
 
 def number(text: str) -> float:
