@@ -68,7 +68,9 @@ class Site:
         def stop():
             self.stopped += 1
 
-        transport = httpx.ASGITransport(make_app(served, stop), raise_app_exceptions=True)
+        app = make_app(served)
+        app.state.stop = stop
+        transport = httpx.ASGITransport(app, raise_app_exceptions=True)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             client.engine, client.service, client.store, client.served = engine, service, store, served
             try:
