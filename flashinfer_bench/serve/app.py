@@ -79,14 +79,11 @@ def _body_of(model: type[BaseModel]) -> dict[str, Any]:
 @router.get("/definitions")
 async def list_definitions(here: Here) -> Response:
     """List the definitions with their op types and numbers of workloads."""
+    workloads, definitions = here.trace_set.workloads, here.trace_set.definitions.values()
+    names = ("name", "op_type", "description")
     found = [
-        {
-            "name": definition.name,
-            "op_type": definition.op_type,
-            "description": definition.description,
-            "workloads": len(here.trace_set.workloads.get(name, [])),
-        }
-        for name, definition in here.trace_set.definitions.items()
+        {name: getattr(one, name) for name in names} | {"workloads": len(workloads.get(one.name, []))}
+        for one in definitions
     ]
     return JSONResponse(found)
 

@@ -113,28 +113,32 @@ async def read_body(request: Request, here: Here) -> AsyncIterator[bytes]:
 Body = Annotated[bytes, Depends(read_body)]
 
 
+CHECKED: Final = ConfigDict(strict=True, use_attribute_docstrings=True)
+
+
 class SubmissionBody(BaseModel):
     """The body of POST /evaluate."""
 
-    model_config = ConfigDict(strict=True)
-    solution: dict[str, Any] = Field(description="a solution, as its JSON file has it")
-    workload_uuids: list[str] | None = Field(None, min_length=1, description="left out or null: all")
-    priority: int = Field(0, ge=-1000, le=1000, description="higher ones are judged earlier")
-    submitter: str | None = Field(
-        None, min_length=1, max_length=MOST_NAME, description="who asks; submitters get equal shares"
-    )
-    confirm: Confirm = Field(
-        "if_best",
-        description="when a GPU judges it at full assurance: where it would be the best known, at once, or never",
-    )
+    model_config = CHECKED
+    solution: dict[str, Any]
+    """a solution, as its JSON file has it"""
+    workload_uuids: list[str] | None = Field(None, min_length=1)
+    """left out or null: all"""
+    priority: int = Field(0, ge=-1000, le=1000)
+    """higher ones are judged earlier"""
+    submitter: str | None = Field(None, min_length=1, max_length=MOST_NAME)
+    """who asks; submitters get equal shares"""
+    confirm: Confirm = "if_best"
+    """when a GPU judges it at full assurance: if it would be the best known, at once, or never"""
 
 
 class BatchBody(BaseModel):
     """The body of POST /tasks/batch."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = CHECKED
     task_ids: list[str] = Field(max_length=1000)
-    timeout: float = Field(0, ge=0, allow_inf_nan=False, description="seconds to wait for all of them")
+    timeout: float = Field(0, ge=0, allow_inf_nan=False)
+    """seconds to wait for all of them"""
 
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -23,9 +23,8 @@ from flashinfer_bench.base.files.reading import open_to_read
 from flashinfer_bench.base.files.writing import WriteRefused, open_folder
 from flashinfer_bench.bench.confirm import Confirm
 from flashinfer_bench.data import Solution, Trace, TraceSet
-from flashinfer_bench.data.store.jsonl import check_append, read_lines
+from flashinfer_bench.data.store.jsonl import append_line, check_append, read_lines
 from flashinfer_bench.data.store.layout import traces_path
-from flashinfer_bench.data.store.record import TraceWriter
 from flashinfer_bench.errors import DataSetError, Fault
 
 FILE: Final = "tasks.sqlite"
@@ -97,7 +96,7 @@ class TaskStore:
     def __init__(self, folder: Path, trace_set: TraceSet, root: Path) -> None:
         self.path = folder / FILE
         self._trace_set = trace_set
-        self._writer = TraceWriter(root)
+        self._root = root
         self._written: deque[tuple[Trace, str]] = deque(maxlen=RECENT_LINES)
         """The latest traces with their lines."""
         try:
@@ -123,7 +122,7 @@ class TaskStore:
         Raises:
             DataSetError: traces could not be written: a link in the set stands in the way, or its folder cannot be.
         """
-        check_append(self._file_of(row), self._writer.root)
+        check_append(self._file_of(row), self._root)
         values = {**asdict(row), "workloads": json.dumps(row.workloads)}
         marks = ", ".join(f":{name}" for name in NAMES)
         self._database.execute(f"INSERT OR IGNORE INTO tasks ({COLUMNS}) VALUES ({marks})", values)
@@ -133,14 +132,12 @@ class TaskStore:
         """Remove a task that was not accepted after all."""
         self._database.execute("DELETE FROM tasks WHERE id = ?", (task,))
 
-    def record(self, row: TaskRow, trace: Trace, author: str) -> None:
+    def record(self, row: TaskRow, trace: Trace) -> None:
         """Append a trace to the set, then keep it with its task. A verdict of two tasks is one line."""
         line = next((line for known, line in self._written if known is trace), None)
         if line is None:
-            named = _with_task(trace, row.id)
-            line = named.to_json()
-            op_type = self._trace_set.definitions[row.definition].op_type
-            path = self._writer.append(named, author=author, op_type=op_type)
+            line, path = _with_task(trace, row.id).to_json(), self._file_of(row)
+            append_line(path, line, root=self._root)
             with os.fdopen(open_to_read(path), "rb") as file:
                 os.fsync(file.fileno())  # before the database says that it is there
             self._written.append((trace, line))
@@ -201,7 +198,7 @@ class TaskStore:
         definition = self._trace_set.definitions.get(row.definition)
         op_type = definition.op_type if definition is not None else ""
         author = Solution.model_validate_json(row.solution).author
-        return traces_path(self._writer.root, author=author, op_type=op_type, definition=row.definition)
+        return traces_path(self._root, author=author, op_type=op_type, definition=row.definition)
 
 
 def _check_files(folder: Path) -> None:

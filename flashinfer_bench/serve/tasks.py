@@ -262,16 +262,16 @@ class TaskService:
         row = live.row
         asked: dict[str, Any] = {"priority": row.priority, "submitter": row.submitter, "confirm": row.confirm}
         live.handle = await asyncio.to_thread(self._engine.submit, solution, live.missing, save_results=False, **asked)
-        live.follower = asyncio.create_task(self._follow(live, live.handle, solution.author))
+        live.follower = asyncio.create_task(self._follow(live, live.handle))
 
-    async def _follow(self, live: LiveTask, handle: Task, author: str) -> None:
+    async def _follow(self, live: LiveTask, handle: Task) -> None:
         """Record the traces of a task as they come, then its end."""
         error: str | None = None
         try:
             async for trace in handle:
                 uuid = trace.workload.uuid
                 if uuid in live.missing and not live.ended:
-                    await self._on_disk(self._store.record, live.row, trace, author)
+                    await self._on_disk(self._store.record, live.row, trace)
                     live.missing.remove(uuid)
                     live.notify()
         except EngineClosed:
