@@ -32,6 +32,7 @@ NUMBER: Final = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?")
 """Numbers in a reason. Failures whose reasons differ only in numbers are one group."""
 PairKey = tuple[str, str]
 """Definition and solution, by name."""
+_key = attrgetter("definition", "solution", "hardware")
 
 
 @dataclass(frozen=True)
@@ -49,16 +50,13 @@ class FailureGroup:
 
 @dataclass(frozen=True)
 class Tie:
-    """A solution that cannot be told apart from the best one: their intervals meet."""
+    """A solution that cannot be told apart from the best one: their intervals meet. Its columns are those of a row."""
 
     solution: str
     latency_ms: float | None
-    """As of the best one: of a workload, or the median over those of a definition."""
     speedup: float | None
     half_share: float | None
-    """Half the interval of the latency, as a share of it; None if no trace has it."""
     standing: str
-    """As of the best one."""
     confirmed: bool
 
 
@@ -91,37 +89,21 @@ class SummaryRow:
     interval_share: float | None
     """Half the interval of a latency, as a share of it: median over the passed workloads whose trace has it."""
     ties: tuple[Tie, ...] = ()
-    """Of the best of a definition: which solution is faster cannot be told. The best first."""
+    """Of the best row: other solutions, the best first; which one is faster cannot be told."""
 
 
-@dataclass(frozen=True)
-class BestRow:
-    """The fastest passing trace of one workload on one kind of hardware."""
+@dataclass(frozen=True, kw_only=True)
+class BestRow(SummaryRow):
+    """The fastest passing trace of one workload on one kind of hardware: a row over that workload alone."""
 
-    definition: str
     op_type: str
+    author: str
     workload: str
     axes: Mapping[str, int]
-    hardware: str
-    solution: str
-    author: str
-    latency_ms: float
-    speedup: float | None
-    """Over the reference; None if the reference was not measured."""
-    timing_caveat: str | None
-    """Why the latency means nothing; None if it means something."""
-    timing: Timing
-    """How it was timed."""
     contenders: int
     """Passing solutions that this one was picked from."""
-    standing: str
-    """What its time counts for, as of a measurement."""
-    confirmed: bool
-    """Whether it is of full assurance; if not, no solution of the workload on this hardware is."""
     interval: TimeInterval | None
     """The latency of a re-run in a new worker lies in it in 95 of 100 cases."""
-    ties: tuple[Tie, ...]
-    """Other solutions whose interval meets this one's: which is faster cannot be told. The fastest first."""
 
 
 def summarise(
@@ -141,7 +123,7 @@ def summarise_results(
     results: Iterable[Result], expected: Mapping[PairKey, Collection[str]] | None = None
 ) -> list[SummaryRow]:
     """Make the rows of `summarise` of results that count."""
-    groups: dict[tuple[str, str, str], list[Result]] = group(results, attrgetter("definition", "solution", "hardware"))
+    groups: dict[tuple[str, str, str], list[Result]] = group(results, _key)
     judged = {key[:2] for key in groups}
     groups |= {(*pair, ""): [] for pair in expected or () if pair not in judged}
     rows = [_row(key, items, (expected or {}).get(key[:2], ())) for key, items in groups.items()]
@@ -187,7 +169,7 @@ def best_by_definition(traces: Iterable[AnyTrace], by: Merit = "speedup") -> lis
     for contest in group(rows, attrgetter("definition", "hardware")).values():
         first, *others = lead_confirmed(sorted(contest, key=order), lambda row: order(row)[:2], attrgetter("standing"))
         ties = [row for row in others if order(row)[:2] == (False, -first.passed) and _meet(first, row)]
-        best.append(replace(first, ties=tuple(_tie(row, row.interval_share) for row in ties)))
+        best.append(replace(first, ties=tuple(_tie(row) for row in ties)))
     return best
 
 
@@ -250,35 +232,23 @@ def _rank(row: SummaryRow) -> tuple[str, bool, str, bool, float, float, float, s
 
 
 def _best(ranked: Sequence[Result]) -> BestRow:
-    first = ranked[0]
-    interval, caveat = interval_of(first.latency_ms, first.measurement), caveat_in(first.measurement)
-    ties = []
-    for item in ranked[1:] if caveat is None else ():
-        other = interval_of(item.latency_ms, item.measurement)
-        if interval is not None and other is not None and item.measurement.meaningful and interval.meets(other):
-            ties.append(_tie(item, other.half_share if other.kind else None))
+    first, *others = ranked
+    row, interval = _row(_key(first), [first], ()), interval_of(first)
+    rivals = [item for item in others if row.timing_caveat is None and item.measurement.meaningful]
+    met = [item for item in rivals if interval and (other := interval_of(item)) and interval.meets(other)]
     return BestRow(
-        definition=first.definition,
+        **{**vars(row), "ties": tuple(_tie(_row(_key(item), [item], ())) for item in met)},
         op_type=first.op_type,
+        author=first.author,
         workload=first.workload,
         axes=dict(first.trace.workload.axes),
-        hardware=first.hardware,
-        solution=first.solution,
-        author=first.author,
-        latency_ms=first.latency_ms or 0.0,
-        speedup=first.speedup,
-        timing_caveat=caveat,
-        timing=count_timing([first.told]),
         contenders=len(ranked),
-        standing=first.standing,
-        confirmed=first.standing == CONFIRMED,
         interval=interval,
-        ties=tuple(ties),
     )
 
 
-def _tie(one: SummaryRow | Result, half_share: float | None) -> Tie:
-    return Tie(one.solution, one.latency_ms, one.speedup, half_share, one.standing, one.standing == CONFIRMED)
+def _tie(row: SummaryRow) -> Tie:
+    return Tie(row.solution, row.latency_ms, row.speedup, row.interval_share, row.standing, row.confirmed)
 
 
 def _meet(*rows: SummaryRow) -> bool:

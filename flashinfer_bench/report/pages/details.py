@@ -159,7 +159,7 @@ def describe_solution(solution: Solution | None, results: Sequence[Result]) -> d
 
 def _numbers(item: Result) -> list[float | None]:
     """Return latency, its interval, speed-up and share of the roofline; nothing if the time means nothing."""
-    interval = interval_of(item.latency_ms, item.measurement)
+    interval = interval_of(item)
     bounds = (interval.low_ms, interval.high_ms) if interval is not None else (None, None)
     numbers = [item.latency_ms, *bounds, item.speedup, item.told.roofline.share]
     return numbers if item.measurement.meaningful else [None] * len(numbers)
