@@ -6,12 +6,12 @@ A name that a set does not have is refused, with the nearest one that it has. Se
 
 from __future__ import annotations
 
-import argparse
 import errno
+import fnmatch
 import os
+from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -20,9 +20,9 @@ from flashinfer_bench.base.files.writing import WriteRefused, check_place, open_
 from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.data import Definition, LoadIssue, Trace, TraceSet, load_jsonl_file
 from flashinfer_bench.data.definition import normalise_op_type
-from flashinfer_bench.data.names import did_you_mean, nearest_name
+from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store.jsonl import write_whole
-from flashinfer_bench.data.store.layout import DEFINITIONS, definition_names, find_set_around
+from flashinfer_bench.data.store.layout import DEFINITIONS, find_set_around
 from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
 from flashinfer_bench.data.workload import MIN_PREFIX
 from flashinfer_bench.env import DATASET_VARIABLE, get_fib_dataset_path
@@ -36,36 +36,35 @@ SHOWN_WARNINGS: Final = 20
 WILDCARDS: Final = frozenset("*?[")
 
 
-def open_trace_set(args: argparse.Namespace) -> TraceSet:
+def open_trace_set(args: Namespace) -> TraceSet:
     """Load and merge the sets that the command names, print what is wrong in them, and refuse an empty one."""
     trace_set = load_trace_set(args)
-    is_empty = not trace_set.definitions
-    errors_only = is_empty or getattr(args, "quiet", False)
-    issues = [issue for issue in trace_set.issues if issue.severity == "error" or not errors_only]
-    write_err(*describe_issues(issues))
-    if is_empty:
-        broken = [one.file for one in issues if one.severity == "error"]
-        raise DataSetError("\n".join(_describe_empty(root, broken) for root in trace_set.roots))
+    errors_only = not trace_set.definitions or getattr(args, "quiet", False)
+    write_err(*describe_issues([one for one in trace_set.issues if one.severity == "error" or not errors_only]))
+    if not trace_set.definitions:
+        roots = ", ".join(map(str, trace_set.roots))
+        raise DataSetError(f"{roots}: no definition here; a trace set has {DEFINITIONS}/<op_type>/<definition>.json")
     return trace_set
 
 
-def load_trace_set(args: argparse.Namespace) -> TraceSet:
+def load_trace_set(args: Namespace) -> TraceSet:
     """Load and merge the sets that the command names. The result lists the problems of their files as `issues`."""
     loaded: list[TraceSet] = []
-    missing: list[tuple[Path, DataSetError]] = []
+    problems: list[str] = []
     for folder in named_folders(args):
         try:
             loaded.append(TraceSet.from_path(folder))
         except DataSetError as error:
-            missing.append((folder, error))
-    if missing:
-        raise DataSetError("\n".join(f"{error}{_hint_of_folder(folder, loaded)}" for folder, error in missing))
+            beside = map(str, folder.parent.glob("*")) if not folder.exists() else ()
+            problems.append(f"{error}{did_you_mean(str(folder), beside)}")
+    if problems:
+        raise DataSetError("\n".join(problems))
     trace_set = loaded[0] if len(loaded) == 1 else TraceSet.merge(loaded)
     _expand_wildcards(args, trace_set)
     return trace_set
 
 
-def named_folders(args: argparse.Namespace) -> list[Path]:
+def named_folders(args: Namespace) -> list[Path]:
     """Return the folders that --local or the environment names, each once."""
     if not is_set_named(args):
         raise Misuse(f"no trace set: give --local PATH, or set {DATASET_VARIABLE}")
@@ -73,7 +72,7 @@ def named_folders(args: argparse.Namespace) -> list[Path]:
     return list(dict.fromkeys(map(Path, named)))
 
 
-def is_set_named(args: argparse.Namespace) -> bool:
+def is_set_named(args: Namespace) -> bool:
     """Tell whether the command or the environment names a folder."""
     return bool(args.local or os.environ.get(DATASET_VARIABLE))
 
@@ -85,13 +84,11 @@ def has_nothing(trace_set: TraceSet) -> bool:
 
 def describe_issues(issues: Sequence[LoadIssue], shown_warnings: int = SHOWN_WARNINGS) -> list[str]:
     """Return a line for each error and for each of the first warnings, then one with the number of other warnings."""
-    errors = [issue for issue in issues if issue.severity == "error"]
-    warnings = [issue for issue in issues if issue.severity == "warning"]
-    lines = [describe_issue(issue) for issue in [*errors, *warnings[:shown_warnings]]]
-    if len(warnings) > shown_warnings:
-        more = len(warnings) - shown_warnings
-        lines.append(f"warning: {more} more warnings; `flashinfer-bench validate` shows all of them")
-    return lines
+    errors = [describe_issue(issue) for issue in issues if issue.severity == "error"]
+    warnings = [describe_issue(issue) for issue in issues if issue.severity == "warning"]
+    more = len(warnings) - shown_warnings
+    rest = f"warning: {more} more warnings; `flashinfer-bench validate` shows all of them"
+    return [*errors, *warnings[:shown_warnings], *([rest] if more > 0 else [])]
 
 
 def describe_issue(issue: LoadIssue) -> str:
@@ -99,11 +96,11 @@ def describe_issue(issue: LoadIssue) -> str:
     return " ".join(str(issue).split("\n"))
 
 
-def choose_definitions(trace_set: TraceSet, args: argparse.Namespace) -> list[Definition]:
+def choose_definitions(trace_set: TraceSet, args: Namespace) -> list[Definition]:
     """Return the definitions that --definitions and --op-types leave, by op type and name."""
     definitions = trace_set.definitions.values()
     names = getattr(args, "definitions", None)
-    op_types = [normalise_op_type(op_type) for op_type in getattr(args, "op_types", [])]
+    op_types = list(map(normalise_op_type, getattr(args, "op_types", [])))
     refuse_unknown(
         ("definition", names, trace_set.definitions),
         ("op type", op_types, {normalise_op_type(item.op_type) for item in definitions}),
@@ -111,32 +108,35 @@ def choose_definitions(trace_set: TraceSet, args: argparse.Namespace) -> list[De
     kept = [
         item
         for item in definitions
-        if (not names or item.name in names) and (not op_types or normalise_op_type(item.op_type) in op_types)
+        if item.name in (names or [item.name]) and (not op_types or normalise_op_type(item.op_type) in op_types)
     ]
     return sorted(kept, key=lambda item: (item.op_type, item.name))
 
 
-def choose_traces(trace_set: TraceSet, args: argparse.Namespace) -> list[AnyTrace]:
+def choose_traces(trace_set: TraceSet, args: Namespace) -> list[AnyTrace]:
     """Return the traces that the name flags leave, in the order of the files. Names of workloads may be cut."""
     chosen = [trace_set.traces.get(item.name, []) for item in choose_definitions(trace_set, args)]
     traces = [trace for part in chosen for trace in kept_of(part)]
-    solutions, wanted, uuids = (getattr(args, flag, None) for flag in ("solutions", "authors", "workloads"))
-    if not (solutions or wanted or uuids):
+    solutions, wanted, starts = (set(getattr(args, flag, None) or ()) for flag in ("solutions", "authors", "workloads"))
+    if not (solutions or wanted or starts):
         return traces
     authors = {item.name: item.author for group in trace_set.solutions.values() for item in group}
     judged = {trace.workload.uuid for trace in traces}
-    begun = {one: {uuid for uuid in judged if _begins(uuid, one)} for one in uuids or ()}
+    begun = {
+        one: {uuid for uuid in judged if uuid == one or (len(one) >= MIN_PREFIX and uuid.startswith(one))}
+        for one in starts
+    }
     refuse_unknown(
         ("solution", solutions, {*authors, *(trace.solution for trace in traces)}),
-        ("author", wanted, set(authors.values())),
+        ("author", wanted, authors.values()),
         ("workload with a trace", [one for one in begun if not begun[one]], judged),
     )
-    kept = set().union(*begun.values())
+    uuids = set().union(*begun.values())
     return [
         trace
         for trace in traces
-        if (not solutions or trace.solution in solutions)
-        and (not uuids or trace.workload.uuid in kept)
+        if trace.solution in (solutions or [trace.solution])
+        and trace.workload.uuid in (uuids or judged)
         and (not wanted or authors.get(trace.solution or "") in wanted)
     ]
 
@@ -153,16 +153,13 @@ def refuse_unknown(*asked: tuple[str, Iterable[str] | None, Iterable[str | None]
     problems = []
     for kind, names, known in asked:
         there = [name for name in known if name is not None]
-        problems += [describe_unknown(kind, name, there) for name in names or () if name not in there]
+        flag = f"--{kind.partition(' with')[0].replace(' ', '-')}s"
+        for name in names or ():
+            if name not in there:
+                hint = did_you_mean(name, there) or "; `flashinfer-bench list` shows what there is"
+                problems.append(f"{flag}: the trace set has no {kind} {name!r}{hint}")
     if problems:
         raise DataSetError("\n".join(problems))
-
-
-def describe_unknown(kind: str, name: str, known: Iterable[str], flag: str = "") -> str:
-    """Return the error line for a name that the set does not have."""
-    flag = flag or f"--{kind.partition(' with')[0].replace(' ', '-')}s"
-    hint = did_you_mean(name, known) or "; `flashinfer-bench list` shows what there is"
-    return f"{flag}: the trace set has no {kind} {name!r}{hint}"
 
 
 def is_wildcard(name: str) -> bool:
@@ -193,20 +190,19 @@ def read_recorded(text: str) -> list[Trace]:
 
 def choose_recorded(config: BenchmarkConfig, traces: Sequence[Trace]) -> BenchmarkConfig:
     """Return the configuration that chooses what the traces name."""
-    chosen = {
-        "definitions": sorted({trace.definition for trace in traces}),
-        "solutions": sorted({trace.solution for trace in traces if trace.solution is not None}),
-        "workloads": sorted({trace.workload.uuid for trace in traces}),
-    }
-    return config.model_copy(update=chosen)
+    definitions, solutions, workloads = (sorted(set(names)) for names in zip(*map(_names_of, traces), strict=True))
+    return config.with_overrides(definitions=definitions, solutions=solutions, workloads=workloads)
 
 
 def keep_recorded(plan: Plan, traces: Sequence[Trace]) -> Plan:
     """Return the plan with the recorded jobs alone."""
-    wanted = {(trace.definition, trace.solution, trace.workload.uuid) for trace in traces}
-    return plan.with_jobs(
-        tuple(job for job in plan.jobs if (job.definition.name, job.solution.name, job.workload.uuid) in wanted)
-    )
+    wanted = set(map(_names_of, traces))
+    jobs = [job for job in plan.jobs if (job.definition.name, job.solution.name, job.workload.uuid) in wanted]
+    return plan.with_jobs(jobs)
+
+
+def _names_of(trace: Trace) -> tuple[str, str, str]:
+    return trace.definition, trace.solution or "", trace.workload.uuid
 
 
 class Output(NamedTuple):
@@ -226,17 +222,13 @@ class Output(NamedTuple):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         fd = os.open(self.path, flags, 0o666) if self.root is None else open_to_append(self.path, root=self.root)
         try:
-            size, written = os.fstat(fd).st_size, 0
-            try:
-                written = os.write(fd, data)
-            finally:
-                if written != len(data):
-                    with suppress(OSError):  # a device has no size
-                        os.ftruncate(fd, size)
+            size = os.fstat(fd).st_size
+            if os.write(fd, data) != len(data):
+                with suppress(OSError):  # a device has no size
+                    os.ftruncate(fd, size)
+                raise OSError(errno.ENOSPC, "the disk took only part of it", str(self.path))
         finally:
             os.close(fd)
-        if written != len(data):
-            raise OSError(errno.ENOSPC, "the disk took only part of it", str(self.path))
 
     def write(self, text: str, hint: str = "") -> None:
         """Write the file, whole or not at all.
@@ -253,7 +245,7 @@ class Output(NamedTuple):
             raise Fault(f"{self.path} cannot be written: {error.strerror}{hint}") from error
 
 
-def find_output(path: Path | str, args: argparse.Namespace | None = None) -> Output:
+def find_output(path: Path | str, args: Namespace | None = None) -> Output:
     """Find the trace set that a file or a folder to write lies in; it may be missing.
 
     Args:
@@ -276,41 +268,8 @@ def find_output(path: Path | str, args: argparse.Namespace | None = None) -> Out
     return Output(whole, root)
 
 
-def _hint_of_folder(folder: Path, loaded: Sequence[TraceSet]) -> str:
-    """Return the flag that was forgotten before a name of a set, or the set beside a folder that is not there."""
-    word = str(folder)
-    for trace_set in loaded:
-        if word in trace_set.definitions:
-            return f"; for the definition of that name: --definitions {word}"
-        if trace_set.get_solution(word) is not None:
-            return f"; for the solution of that name: --solutions {word}"
-    try:
-        beside = [item.name for item in folder.parent.iterdir() if (item / DEFINITIONS).is_dir()]
-    except OSError:
-        return ""
-    near = nearest_name(folder.name, beside) if not folder.exists() else None
-    return f"; did you mean {str(folder.parent / near)!r}?" if near is not None else ""
-
-
-def _describe_empty(root: Path, broken: Iterable[Path]) -> str:
-    above = root.absolute().parent
-    if definition_names(root, broken):
-        return f"{root}: none of its definitions can be used"
-    if (above / DEFINITIONS).is_dir():
-        return f"{root}: no definition here; did you mean {above}?"
-    return f"{root}: no definition here; a trace set has {DEFINITIONS}/<op_type>/<definition>.json"
-
-
-def _begins(uuid: str, start: str) -> bool:
-    return uuid == start or (len(start) >= MIN_PREFIX and uuid.startswith(start))
-
-
-def _expand_wildcards(args: argparse.Namespace, trace_set: TraceSet) -> None:
-    """Put the names of the set in the place of the wildcards of a command's flags.
-
-    Raises:
-        DataSetError: nothing in the set has such a name.
-    """
+def _expand_wildcards(args: Namespace, trace_set: TraceSet) -> None:
+    """Put the names of the set in the place of the wildcards of a command's flags. One that fits no name stays."""
     solutions = [item for group in trace_set.solutions.values() for item in group]
     known: dict[str, Iterable[str | None]] = {
         "definitions": trace_set.definitions,
@@ -322,15 +281,9 @@ def _expand_wildcards(args: argparse.Namespace, trace_set: TraceSet) -> None:
             (trace.solution for group in trace_set.traces.values() for trace in group),
         ),
     }
-    problems = []
     for flag, there in known.items():
         given = getattr(args, flag, None)
-        if not isinstance(given, list) or not any(map(is_wildcard, given)):
-            continue
-        names = list(dict.fromkeys(name for name in there if name))
-        found = {one: [name for name in names if fnmatchcase(name, one)] for one in given if is_wildcard(one)}
-        setattr(args, flag, list(dict.fromkeys(name for one in given for name in found.get(one, [one]))))
-        spelt = f"--{flag.replace('_', '-')}"
-        problems += [f"{spelt}: the trace set has nothing like {one!r}" for one, some in found.items() if not some]
-    if problems:
-        raise DataSetError("\n".join(problems))
+        if isinstance(given, list) and any(map(is_wildcard, given)):
+            names = list(filter(None, there))
+            found = (fnmatch.filter(names, one) or [one] for one in given)
+            setattr(args, flag, list(dict.fromkeys(chain(*found))))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from importlib.util import find_spec
 from typing import Final
 
@@ -24,7 +24,7 @@ def declare_completion(parser: Parser) -> None:
     parser.add_argument("shell", choices=SHELLS, help="which shell")
 
 
-def execute(args: argparse.Namespace) -> int:
+def execute(args: Namespace) -> int:
     """Print the script."""
     if find_spec("argcomplete") is None:
         raise Misuse("completion needs argcomplete: pip install argcomplete")

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
-from typing import TYPE_CHECKING, Any
+import json
+from argparse import Namespace
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
-from flashinfer_bench.cli.args import describe_unknown, is_set_named, open_trace_set
-from flashinfer_bench.cli.output import write_json, write_out
+from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
+from flashinfer_bench.bench.config_sources import SECTIONS, flatten
+from flashinfer_bench.cli.args import is_set_named, open_trace_set, refuse_unknown
+from flashinfer_bench.cli.output import write_result
 from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format, add_local
-from flashinfer_bench.cli.render import Column, Row, available_width, count, render_table
-from flashinfer_bench.cli.settings import (
-    Setting,
-    add_selection,
-    add_settings,
-    format_value,
-    naming_flags,
-    read_config,
-    resolved_settings,
-    section_settings,
-    top_settings,
-)
+from flashinfer_bench.cli.render import Column, Row, render_table, some
+from flashinfer_bench.cli.settings import add_selection, add_settings, naming_flags, read_config
 from flashinfer_bench.data import Definition, TraceSet
-from flashinfer_bench.errors import ConfigError, Misuse
+from flashinfer_bench.errors import Misuse
 
-if TYPE_CHECKING:
-    from flashinfer_bench.bench.config import BenchmarkConfig
+
+class Setting(NamedTuple):
+    """One value and the source that gave it."""
+
+    name: str
+    value: Any
+    origin: str
+
+
+class Subject(NamedTuple):
+    """A definition to resolve settings for. The set need not have it."""
+
+    name: str
+    op_type: str
+
 
 Groups = dict[str, list[Setting]]
 
@@ -48,47 +55,43 @@ def declare_config(parser: Parser) -> None:
     add_format(show)
 
 
-def execute(args: argparse.Namespace) -> int:
-    """Print the settings."""
-    groups, by_workload = _groups(args, read_config(args))
-    if args.format == "json":
-        write_json(_document(args.definition, groups, by_workload))
-        return 0
+def execute(args: Namespace) -> int:
+    """Print the settings. Where a set is named, check that it has what the configuration names."""
+    config, name = read_config(args), args.definition
+    workloads: Groups = {}
+    if name is None and not args.local:
+        settings, sections = top_settings(config), dict(section_settings(config, {}))
+    elif not is_set_named(args):
+        raise Misuse("--definition needs the trace set that has it: give --local PATH")
+    else:
+        from flashinfer_bench.bench.planning.selection import check_names
+
+        trace_set = open_trace_set(args)
+        config = config.for_set(trace_set)
+        with naming_flags(args):
+            check_names(trace_set, config)
+        settings, sections = top_settings(config), dict(section_settings(config, trace_set.definitions))
+        if name is not None:
+            refuse_unknown(("definition", [name], trace_set.definitions))
+            definition = trace_set.definitions[name]
+            own = resolved_settings(config.resolve_eval_config(definition)) + _declared_settings(config, definition)
+            settled = {one.name for one in own}
+            settings, sections = [*(one for one in settings if one.name not in settled), *own], {}
+            workloads = dict(_workload_settings(trace_set, config, definition))
+    alike = defaultdict(list)
+    for uuid, stated in workloads.items():
+        alike[tuple(stated)].append(uuid)
+    joined = {f"workload {some(uuids, 1)}": list(stated) for stated, uuids in alike.items()}
     rows: list[Row] = []
-    for heading, settings in {**groups, **_join_workloads(by_workload)}.items():
+    for heading, group in ({"": settings} | sections | joined).items():
         rows += [heading] if heading else []
         indent = "  " if heading else ""
-        rows += [[f"{indent}{setting.name}", format_value(setting.value), setting.origin] for setting in settings]
-    write_out(render_table([Column("Setting"), Column("Value"), Column("From")], rows, available_width(sys.stdout)))
+        rows += [[f"{indent}{one.name}", format_value(one.value), one.origin] for one in group]
+    document = {"definition": name, "settings": _document(settings)}
+    for kind, groups in (("sections", sections), ("workloads", workloads)):
+        document[kind] = {heading: _document(group) for heading, group in groups.items()}
+    write_result(args, document, render_table(list(map(Column, ("Setting", "Value", "From"))), rows))
     return 0
-
-
-def _groups(args: argparse.Namespace, config: BenchmarkConfig) -> tuple[Groups, Groups]:
-    """Return settings by heading, and what workloads of the definition say themselves, by uuid.
-
-    Where a set is named, check that it has what the configuration names.
-    """
-    if args.definition is None and not args.local:
-        return {"": top_settings(config), **dict(section_settings(config, {}))}, {}
-    if not is_set_named(args):
-        raise Misuse("--definition needs the trace set that has it: give --local PATH")
-    from flashinfer_bench.bench.planning.selection import check_names
-
-    trace_set = open_trace_set(args)
-    config = config.for_set(trace_set)
-    with naming_flags(args):
-        check_names(trace_set, config)
-    if args.definition is None:
-        op_types = {name: definition.op_type for name, definition in trace_set.definitions.items()}
-        return {"": top_settings(config), **dict(section_settings(config, op_types))}, {}
-    if args.definition not in trace_set.definitions:
-        raise ConfigError(describe_unknown("definition", args.definition, trace_set.definitions, "--definition"))
-    definition = trace_set.definitions[args.definition]
-    own = [*resolved_settings(config.resolve_eval_config(definition)), *_declared_settings(config, definition)]
-    settled = {setting.name for setting in own}
-    general = [setting for setting in top_settings(config) if setting.name not in settled]
-    heading = f"{definition.name} (op type {definition.op_type})"
-    return {"": general, heading: own}, _workload_settings(trace_set, config, definition)
 
 
 def _declared_settings(config: BenchmarkConfig, definition: Definition) -> list[Setting]:
@@ -109,37 +112,66 @@ def _declared_settings(config: BenchmarkConfig, definition: Definition) -> list[
     ]
 
 
-def _workload_settings(trace_set: TraceSet, config: BenchmarkConfig, definition: Definition) -> Groups:
-    """Return the settings that workloads state in their lines, by uuid, with what they come to."""
+def _workload_settings(
+    trace_set: TraceSet, config: BenchmarkConfig, definition: Definition
+) -> Iterator[tuple[str, list[Setting]]]:
+    """Yield the settings that workloads state in their lines, by uuid, with what they come to."""
     from flashinfer_bench.bench.tolerances import own_tolerance
 
-    found: Groups = {}
     for line in trace_set.workloads.get(definition.name, []):
         tolerance = own_tolerance(trace_set, definition.name, line.workload)
         if tolerance is not None:
             settings = resolved_settings(config.resolve_eval_config(definition, tolerance))
-            found[line.workload.uuid] = [setting for setting in settings if setting.name in tolerance]
-    return found
+            yield line.workload.uuid, [setting for setting in settings if setting.name in tolerance]
 
 
-def _join_workloads(by_workload: Groups) -> Groups:
-    """Put workloads of equal settings under one heading."""
-    alike: dict[tuple[Setting, ...], list[str]] = {}
-    for uuid, settings in by_workload.items():
-        alike.setdefault(tuple(settings), []).append(uuid)
-    joined: Groups = {}
-    for settings_of_all, uuids in alike.items():
-        others = f" and {count(len(uuids) - 1, 'other')}" if len(uuids) > 1 else ""
-        joined[f"workload {uuids[0]}{others}"] = list(settings_of_all)
-    return joined
+def _document(settings: list[Setting]) -> dict[str, Any]:
+    return {one.name: {"value": one.value, "origin": one.origin} for one in settings}
 
 
-def _document(definition: str | None, groups: Groups, by_workload: Groups) -> dict[str, Any]:
-    told, workloads = (
-        {heading: {one.name: {"value": one.value, "origin": one.origin} for one in items} for heading, items in it}
-        for it in (groups.items(), by_workload.items())
-    )
-    if definition is None:
-        return {"definition": None, "settings": told.pop(""), "sections": told}
-    settings = {name: item for group in told.values() for name, item in group.items()}
-    return {"definition": definition, "settings": settings, "workloads": workloads}
+def top_settings(config: BenchmarkConfig) -> list[Setting]:
+    """Return every setting outside the sections: those of the run, then those of definitions, `extra` key by key."""
+    resolved = resolved_settings(config.resolve_eval_config(Subject("", "")))
+    settled = {one.name for one in resolved}
+    of_run = [
+        Setting(name, getattr(config, name), _tell_origin(origin))
+        for name, origin in config.origins().items()
+        if name not in settled
+    ]
+    return of_run + resolved
+
+
+def resolved_settings(resolved: ResolvedEvalConfig) -> list[Setting]:
+    """Return the settings of one definition, with `extra` key by key."""
+    values = flatten(resolved.values())
+    return [Setting(name, value, _tell_origin(resolved.origins.get(name, ""))) for name, value in values.items()]
+
+
+def section_settings(
+    config: BenchmarkConfig, definitions: Mapping[str, Definition]
+) -> Iterator[tuple[str, list[Setting]]]:
+    """Yield each section by its dotted name with the settings that it decides.
+
+    Args:
+        config: the settings.
+        definitions: those of the set, where one is open. Another source's section of the op type may decide a
+            setting of the definition.
+    """
+    for section in SECTIONS:
+        for key in getattr(config, section):
+            op_type = definitions[key].op_type if key in definitions else ""
+            subject = Subject("", key) if section == SECTIONS[0] else Subject(key, op_type)
+            places = {_tell_origin(place) for place, name in config.section_places(section) if name == key}
+            settings = resolved_settings(config.resolve_eval_config(subject))
+            yield f"{section}.{key}", [setting for setting in settings if setting.origin in places]
+
+
+def format_value(value: Any) -> str:
+    """Return a value as it is written in the file, or "not set"."""
+    if value is None:
+        return "not set"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _tell_origin(origin: str) -> str:
+    return "flag" if origin == "override" else origin

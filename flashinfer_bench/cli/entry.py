@@ -6,14 +6,15 @@ imports the engine when it is called: the help waits for nothing. `args.argv` is
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib
 import logging
 import os
 import re
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Final
 
@@ -53,8 +54,8 @@ COMMANDS: Final = {
     "doctor": ("machine.doctor", "tell what this machine can measure"),
     "completion": ("completion", "print a script that completes commands in a shell"),
     "serve": ("resident.serve", "judge what clients submit over HTTP"),
-    "submit": ("resident.submit", "submit a solution to a server"),
-    "top": ("resident.top", "show what a server is doing"),
+    "submit": ("resident.clients", "submit a solution to a server"),
+    "top": ("resident.clients", "show what a server is doing"),
     PERF: ("perf.command", "time FlashInfer's kernels"),
 }
 """First word of each command, in the order of the help → its module below this package, and its line of the help."""
@@ -67,7 +68,7 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
     if COMPLETING in os.environ:
         complete()
     if not arguments:
-        make_parser(arguments).print_help(sys.stderr)
+        write_err(make_parser(arguments).format_help())
         return Misuse.exit_code
     code = call(lambda: _run(arguments, starts_ahead=argv is None))
     if argv is None:
@@ -88,22 +89,21 @@ def call(command: Callable[[], int]) -> int:
         return INTERRUPTED
 
 
-def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
+def parse_command_line(argv: Sequence[str]) -> Namespace:
     """Parse the arguments. The result has the function to call as `execute`, and what was typed as `argv`.
 
     Raises:
         Misuse: the command or a flag is unknown, or a value cannot be used.
     """
     if argv[0] == PERF:
-        return argparse.Namespace(execute=import_command(PERF).execute, argv=list(argv))
+        return Namespace(execute=import_command(PERF).execute, argv=list(argv))
     args, rest = make_parser(argv).parse_known_args(argv)
     if rest and getattr(args, "takes_sets", False) and not any(argument.startswith("-") for argument in rest):
         args.local, rest = [*(args.local or []), *rest], []
     if rest:
         raise Misuse("\n".join(describe_unknown_arguments(rest, args.parser)))
     if not hasattr(args, "execute"):
-        word = args.parser.prog.partition(" ")[2]
-        raise Misuse(f"{word} needs a command: {' or '.join(args.parser.children())}")
+        raise Misuse(f"{args.parser.prog} needs a command: {' or '.join(args.parser.children())}")
     args.argv = list(argv)
     return args
 
@@ -141,36 +141,23 @@ def import_command(word: str) -> ModuleType:
     return importlib.import_module(f"flashinfer_bench.cli.{COMMANDS[word][0]}")
 
 
-def _start_ahead(argv: Sequence[str]) -> None:
-    """Start the process that imports torch, where sessions will be forked from it: nothing else takes as long.
+def _run(argv: Sequence[str], *, starts_ahead: bool) -> int:
+    """Run a command. Where sessions will be forked, first start the process that imports torch, which takes longest.
 
     It imports while this process imports its own part, reads the set and plans. Where the guess is wrong, as when the
     arguments cannot be used, it ends with this process.
     """
-    if argv[0] in (RUN, PERF) and not NOTHING_RUNS & set(argv) and not any(map(ELSEWHERE.match, argv)):
+    try:
+        Path.cwd()  # without it neither a path nor torch's libraries are found
+    except FileNotFoundError:
+        raise Misuse("the working directory was removed; cd to another one first") from None
+    if starts_ahead and argv[0] in (RUN, PERF) and not NOTHING_RUNS & set(argv) and not any(map(ELSEWHERE.match, argv)):
         from flashinfer_bench.bench.machine import guess_kind  # before anything that takes long to import
         from flashinfer_bench.bench.runner.environments import starter_environment
         from flashinfer_bench.bench.runner.launcher import launcher_for
 
         launcher_for(starter_environment(os.environ, "cpu" if "cpu" in argv else guess_kind()))
-
-
-def _has_no_folder() -> bool:
-    """Tell whether the working directory was removed: then neither a relative path nor torch's libraries are found."""
-    try:
-        os.getcwd()  # noqa: PTH109 - Path.cwd is the same
-    except FileNotFoundError:
-        return True
-    return False
-
-
-def _run(argv: Sequence[str], *, starts_ahead: bool) -> int:
-    is_lost = _has_no_folder()
-    if starts_ahead and not is_lost:
-        _start_ahead(argv)
     start_log(argv)
     args = parse_command_line(argv)
-    if is_lost and not {"-h", "--help"} & set(argv):
-        raise Misuse("the working directory was removed; cd to another one first")
     code: int = args.execute(args)
     return code

@@ -1,27 +1,24 @@
 """A run as text and as JSON: its plan beforehand, its verdicts, faults and exit code afterwards.
 
-`run` and `submit` print it. Documents have a version; the tables of verdicts are in `verdicts.py`.
+`run` and `submit` print it. `RunOutcome` keeps the events of a run; all numbers are derived from them when they are
+asked for. Documents have a version; the tables of verdicts are in `verdicts.py`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.base.printable import to_printable
-from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
-from flashinfer_bench.bench.evaluator_record import find_misspelt_extras
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobsAdded, RunStarted
 from flashinfer_bench.bench.machine import Device, Machine
 from flashinfer_bench.bench.planning.plan import Job, Plan, Skip
 from flashinfer_bench.bench.planning.resume import names_of
 from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
 from flashinfer_bench.cli.progress import describe_job
-from flashinfer_bench.cli.render import Column, count, format_duration, render_table, section, some, wrap_line
-from flashinfer_bench.cli.settings import Setting, format_value, resolved_settings, top_settings
+from flashinfer_bench.cli.render import Column, count, format_duration, render_table, section, shorten, some, wrap_line
 from flashinfer_bench.cli.verdicts import render_summary
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.data.measurement import CONFIRMED, NOT_CONFIRMED, read_measurement
@@ -35,10 +32,17 @@ from flashinfer_bench.report.verdict import caveat_of, reason_of
 FORMAT_VERSION: Final = 1
 """Version of the JSON document. 1: the first."""
 CACHED: Final = "cached"
-SHOWN_JOBS: Final = 3
-FAULT_LINES: Final = 20
-JobNames = tuple[str, str | None, str]
+LOST: Final = {
+    "faults": "No verdict (nothing that a solution did)",
+    "left_out": "Left out (--resume judges them)",
+    "not_confirmed": "Not confirmed (--resume tries again)",
+}
+"""Kind of jobs without a verdict, as the document has it → its title in the text."""
+BROKEN: Final = "Broken in what was asked for (exit code 1; --allow-broken lets it pass)"
 PLAN_COLUMNS: Final = (*map(Column, ("Definition", "Op type", "Solution", "Author")), Column("Workloads", True))
+JobNames = tuple[str, str | None, str]
+NAMES: Final = ("definition", "solution", "workload")
+"""Keys of the names of a job in a document."""
 
 
 @dataclass
@@ -46,12 +50,10 @@ class RunOutcome:
     """The results of a run so far."""
 
     plan: Plan
-    resumed: list[Trace] = field(default_factory=list)
+    recorded: list[Trace] = field(default_factory=list)
     """Recorded verdicts of the jobs that a resumed run left out."""
     judged: dict[JobNames, JobFinished] = field(default_factory=dict)
-    """Names of a job → its verdict."""
-    confirmed: int = 0
-    """Recorded verdicts that a confirmation has replaced."""
+    """Names of a job → its verdict. That of a confirmation replaces the one before."""
     faults: list[JobFaulted] = field(default_factory=list)
     """Jobs without a verdict."""
     unconfirmed: list[JobFaulted] = field(default_factory=list)
@@ -65,40 +67,32 @@ class RunOutcome:
     is_interrupted: bool = False
 
     def observe(self, event: Event) -> None:
-        """Keep what the result needs of an event. The verdict of a confirmation replaces the one before."""
+        """Keep what the result needs of an event."""
         if isinstance(event, RunStarted):
             self.devices = event.devices
         if isinstance(event, RunStarted | JobsAdded):
             self.open += event.jobs
         elif isinstance(event, JobFinished):
             self.open -= 1
-            names = names_of(event.trace)
-            if event.job.assurance is not None and names not in self.judged:
-                left = [trace for trace in self.resumed if names_of(trace) != names]
-                self.confirmed += len(self.resumed) - len(left)
-                self.resumed = left
-            self.judged[names] = event
+            self.judged[_names(event.job)] = event
         elif isinstance(event, JobFaulted):
             self.open -= 1
-            job = event.job
-            names = job.definition.name, job.solution.name, job.workload.uuid
-            is_judged = names in self.judged or any(names_of(trace) == names for trace in self.resumed)
-            (self.unconfirmed if job.assurance is not None and is_judged else self.faults).append(event)
+            (self.faults if event.job.assurance is None else self.unconfirmed).append(event)
 
     @property
-    def finished(self) -> list[JobFinished]:
-        """The verdicts of this run, in the order in which their jobs ended first."""
-        return list(self.judged.values())
+    def resumed(self) -> list[Trace]:
+        """The recorded verdicts that no confirmation has replaced."""
+        return [trace for trace in self.recorded if names_of(trace) not in self.judged]
 
     @property
     def traces(self) -> list[Trace]:
         """All verdicts that count: the recorded ones of jobs that were left out, then those of this run."""
-        return [*self.resumed, *(event.trace for event in self.finished)]
+        return [*self.resumed, *(event.trace for event in self.judged.values())]
 
     @property
     def left(self) -> int:
         """Jobs of the plan without a verdict."""
-        return len(self.plan.jobs) + self.confirmed - len(self.judged)
+        return sum(_names(job) not in self.judged for job in self.plan.jobs)
 
     @property
     def to_confirm(self) -> int:
@@ -110,9 +104,12 @@ class RunOutcome:
         """Whether something of what was asked for is broken, or lacks its stored inputs."""
         return bool(self.errors) or any(skip.is_fault for skip in self.plan.skips)
 
-    def faulted(self, *, left_out: bool) -> list[JobFaulted]:
-        """Return the jobs that could not be judged, or were left out as another one of theirs ran out of time."""
-        return [fault for fault in self.faults if fault.is_left_out is left_out]
+    def lost(self) -> dict[str, list[JobFaulted]]:
+        """Return the jobs without a verdict, by the kinds of `LOST`."""
+        faults: dict[bool, list[JobFaulted]] = {False: [], True: []}
+        for fault in self.faults:
+            faults[fault.is_left_out].append(fault)
+        return dict(zip(LOST, (*faults.values(), self.unconfirmed), strict=True))
 
     def exit_code(self, *, require_passed: bool, allow_broken: bool = False) -> int:
         """Return 130 if interrupted, 1 if a job has no verdict or what was asked for is broken in part, else 0.
@@ -128,33 +125,36 @@ class RunOutcome:
 
     def expected(self) -> dict[PairKey, list[str]]:
         """Return the workloads that each solution should have a verdict on."""
-        uuids: dict[PairKey, list[str]] = {}
-        for job in self.plan.jobs:
-            uuids.setdefault((job.definition.name, job.solution.name), []).append(job.workload.uuid)
-        for trace in self.resumed:
-            uuids.setdefault((trace.definition, trace.solution or ""), []).append(trace.workload.uuid)
+        uuids = defaultdict(list)
+        for definition, solution, uuid in (*map(_names, self.plan.jobs), *map(names_of, self.resumed)):
+            uuids[definition, solution or ""].append(uuid)
         return uuids
 
-    def roots(self, trace_set: TraceSet) -> dict[str, Path]:
-        """Return solution → the root that its traces of this run went to."""
-        names = dict.fromkeys(event.job.solution.name for event in self.finished)
-        return {name: trace_set.solution_roots[name] for name in names if name in trace_set.solution_roots}
+    def files(self, trace_set: TraceSet) -> list[str]:
+        """Return the files of a set that the traces of this run went to."""
+        jobs = [event.job for event in self.judged.values() if event.job.solution.name in trace_set.solution_roots]
+        places = [
+            traces_path(
+                trace_set.solution_roots[job.solution.name],
+                author=job.solution.author,
+                op_type=job.definition.op_type,
+                definition=job.definition.name,
+            )
+            for job in jobs
+        ]
+        return list(dict.fromkeys(map(str, places)))
 
 
-def render_plan(plan: Plan, config: BenchmarkConfig, machine: Machine, width: int) -> str:
+def render_plan(plan: Plan, machine: Machine, width: int) -> str:
     """Lay out what a run will do."""
-    rows = [[row.definition, row.op_type, row.solution, row.author, str(row.workloads)] for row in plan.rows()]
-    groups: dict[str, list[str]] = {}
-    for name, resolved in _configs(plan).items():
-        groups.setdefault(_assignments(resolved_settings(resolved)), []).append(name)
-    shared = [f"settings of {some(names)}: {values}" for values, names in groups.items()]
-    parts = [
-        *([render_table(PLAN_COLUMNS, rows, width)] if rows else []),
-        *section(describe_skips(plan.skips), width),
-        *section([f"settings of the run: {_assignments(_run_settings(config))}", *shared], width),
-        "".join(f"{line}\n" for line in describe_plan(plan, machine)),
-    ]
-    return "\n".join(parts)
+    rows = [list(map(str, asdict(row).values())) for row in plan.rows()]
+    return "\n".join(
+        [
+            *([render_table(PLAN_COLUMNS, rows, width)] if rows else []),
+            *section(describe_skips(plan.skips), width),
+            "".join(f"{line}\n" for line in describe_plan(plan, machine)),
+        ]
+    )
 
 
 def describe_plan(plan: Plan, machine: Machine) -> list[str]:
@@ -172,55 +172,40 @@ def describe_plan(plan: Plan, machine: Machine) -> list[str]:
     return lines
 
 
-def describe_odd_keys(plan: Plan) -> list[str]:
-    """Return a warning for each key of `extra` that is probably misspelt."""
-    return [f"warning: {line}" for line in find_misspelt_extras(_configs(plan).values(), plan.plug_in_keys)]
-
-
 def describe_skips(skips: Iterable[Skip]) -> list[str]:
     """Return one line per reason, with the first names that it holds for."""
-    by_reason: dict[str, list[str]] = {}
+    by_reason = defaultdict(list)
     for skip in skips:
-        name = " / ".join(part for part in (skip.definition, skip.solution, skip.workload) if part)
-        by_reason.setdefault(skip.reason, []).append(name)
+        by_reason[skip.reason].append(" / ".join(filter(None, (skip.definition, skip.solution, skip.workload))))
     return [f"skipped {some(names)}: {reason}" for reason, names in by_reason.items()]
 
 
-def plan_document(plan: Plan, config: BenchmarkConfig, machine: Machine) -> dict[str, Any]:
+def plan_document(plan: Plan, machine: Machine) -> dict[str, Any]:
     """Return the plan as JSON-able values."""
     return {
         "counts": _plan_counts(plan),
         "devices": _devices(machine.devices),
         "solutions": [asdict(row) for row in plan.rows()],
         "skipped": _skips(plan.skips),
-        "settings": {
-            "run": {item.name: item.value for item in _run_settings(config)},
-            "definitions": {
-                name: {item.name: item.value for item in resolved_settings(resolved)}
-                for name, resolved in _configs(plan).items()
-            },
-        },
     }
 
 
 def render_outcome(outcome: RunOutcome, width: int) -> str:
     """Lay out the table, the reasons of failures, the faults, the skips, and the totals."""
     rows = summarise(outcome.traces, outcome.expected())
-    errors = outcome.errors[:FAULT_LINES]
-    if len(outcome.errors) > FAULT_LINES:
-        errors.append(f"and {count(len(outcome.errors) - FAULT_LINES, 'more error')}")
-    broken = [wrap_line(to_printable(line), width, 2) for line in errors]
-    title = "Broken in what was asked for (exit code 1; --allow-broken lets it pass)"
+    lost = outcome.lost()
+    notes = [
+        *describe_skips(outcome.plan.skips),
+        *(f"warning: {output}" for output in find_blind(outcome.traces)),
+        *_describe_origins(outcome),
+    ]
+    broken = [wrap_line(line, width, 2) for line in shorten(list(map(to_printable, outcome.errors)))]
     return "\n".join(
         [
             *([render_summary(rows, width)] if rows else []),
-            *_faults("No verdict (nothing that a solution did)", outcome.faulted(left_out=False), width),
-            *_faults("Left out (--resume judges them)", outcome.faulted(left_out=True), width),
-            *_faults("Not confirmed (--resume tries again)", outcome.unconfirmed, width),
-            *section(describe_skips(outcome.plan.skips), width),
-            *section([f"warning: {output}" for output in find_blind(outcome.traces)], width),
-            *section(_describe_origins(outcome), width),
-            *(["\n".join([title, *broken, ""])] if broken else []),
+            *(_render_lost(title, lost[kind], width) for kind, title in LOST.items() if lost[kind]),
+            *section(notes, width),
+            *(["\n".join([BROKEN, *broken, ""])] if broken else []),
             wrap_line(_totals(outcome), width) + "\n",
         ]
     )
@@ -228,17 +213,6 @@ def render_outcome(outcome: RunOutcome, width: int) -> str:
 
 def outcome_document(outcome: RunOutcome, trace_set: TraceSet | None) -> dict[str, Any]:
     """Return the outcome as JSON-able values; with a set, the files of it that its traces went to."""
-    roots = {} if trace_set is None else outcome.roots(trace_set)
-    jobs = {event.job.solution.name: event.job for event in outcome.finished}
-    files = [
-        traces_path(
-            root,
-            author=jobs[name].solution.author,
-            op_type=jobs[name].definition.op_type,
-            definition=jobs[name].definition.name,
-        )
-        for name, root in roots.items()
-    ]
     return {
         "version": FORMAT_VERSION,
         "plan": _plan_counts(outcome.plan),
@@ -248,39 +222,29 @@ def outcome_document(outcome: RunOutcome, trace_set: TraceSet | None) -> dict[st
         "devices": _devices(outcome.devices),
         "jobs": [
             {**_verdict(one.trace), "device": one.device.label, "seconds": round(one.seconds, 4)}
-            for one in outcome.finished
+            for one in outcome.judged.values()
         ],
         "resumed": list(map(_verdict, outcome.resumed)),
-        "faults": list(map(_fault, outcome.faulted(left_out=False))),
-        "left_out": list(map(_fault, outcome.faulted(left_out=True))),
-        "not_confirmed": list(map(_fault, outcome.unconfirmed)),
+        **{kind: list(map(_fault, faults)) for kind, faults in outcome.lost().items()},
         "skipped": _skips(outcome.plan.skips),
         "data_errors": outcome.errors,
         "blind": [asdict(output) for output in find_blind(outcome.traces)],
-        "trace_files": [str(path) for path in dict.fromkeys(files)],
+        "trace_files": [] if trace_set is None else outcome.files(trace_set),
     }
 
 
-def _configs(plan: Plan) -> dict[str, ResolvedEvalConfig]:
-    """Return the settings of each definition that has jobs."""
-    return {job.definition.name: job.config for job in plan.jobs}
-
-
-def _run_settings(config: BenchmarkConfig) -> list[Setting]:
-    """Return the settings that no definition has, without the names that choose jobs."""
-    filters = {"definitions", "solutions", "op_types", "authors", "workloads", "devices"}
-    own = {name for name in ResolvedEvalConfig.model_fields if name != "profile_baseline"}
-    return [item for item in top_settings(config) if item.name.partition(".")[0] not in own | filters]
-
-
-def _assignments(settings: Sequence[Setting]) -> str:
-    return " ".join(f"{item.name}={format_value(item.value)}" for item in settings if item.value is not None)
+def _names(job: Job) -> JobNames:
+    return job.definition.name, job.solution.name, job.workload.uuid
 
 
 def _plan_counts(plan: Plan) -> dict[str, Any]:
-    numbers = {name: getattr(plan, name) for name in ("resumed", "redone")}
-    reasons = dict(plan.redone_reasons)
-    return {"jobs": len(plan.jobs), "skipped": len(plan.skips), **numbers, "redone_reasons": reasons}
+    return {
+        "jobs": len(plan.jobs),
+        "skipped": len(plan.skips),
+        "resumed": plan.resumed,
+        "redone": plan.redone,
+        "redone_reasons": dict(plan.redone_reasons),
+    }
 
 
 def _devices(devices: Iterable[Device]) -> list[dict[str, str | None]]:
@@ -288,57 +252,50 @@ def _devices(devices: Iterable[Device]) -> list[dict[str, str | None]]:
 
 
 def _skips(skips: Iterable[Skip]) -> list[dict[str, Any]]:
-    names = ("definition", "solution", "workload", "reason")
-    return [{name: getattr(skip, name) for name in names} | {"fault": skip.is_fault} for skip in skips]
+    return [{name.removeprefix("is_"): value for name, value in asdict(skip).items()} for skip in skips]
 
 
-def _faults(title: str, faults: Iterable[JobFaulted], width: int) -> list[str]:
-    """Return a section of jobs without a verdict: each message once and whole, under the jobs that ended with it."""
-    groups: dict[str, list[Job]] = {}
+def _render_lost(title: str, faults: Iterable[JobFaulted], width: int) -> str:
+    """Return a section of jobs without a verdict: each message once, under the jobs that ended with it."""
+    groups = defaultdict(list)
     for fault in faults:
-        groups.setdefault(fault.message, []).append(fault.job)
-    lines = [title] if groups else []
+        groups[fault.message].append(describe_job(fault.job))
+    lines = [title]
     for message, jobs in groups.items():
-        more = [f"and {count(len(jobs) - SHOWN_JOBS, 'more job')}"] if len(jobs) > SHOWN_JOBS else []
-        lines += [wrap_line(name, width, 2) for name in [*map(describe_job, jobs[:SHOWN_JOBS]), *more]]
-        told = [to_printable(line.rstrip()) for line in message.splitlines() if line.strip()]
-        half = FAULT_LINES // 2
-        told = told if len(told) <= FAULT_LINES else [*told[:half], "…", *told[-half:]]
-        lines += [wrap_line(line.strip(), width, 4 + len(line) - len(line.lstrip())) for line in told]
-    return ["\n".join([*lines, ""])] if lines else []
+        told = [f"    {to_printable(line.rstrip())}" for line in message.splitlines() if line.strip()]
+        lines += [wrap_line(some(jobs), width, 2), *shorten(told)]
+    return "\n".join([*lines, ""])
 
 
 def _describe_origins(outcome: RunOutcome) -> list[str]:
     """Say how many speed-ups stand on times of earlier runs, and of how many workloads the best is confirmed."""
     lines = []
-    sources = Counter(source_of_baseline(event.trace.evaluation) for event in outcome.finished)
-    if sources[CACHED]:
-        total = count(sources[CACHED] + sources["measured"], "speed-up")
-        told = f"baseline: cached for {sources[CACHED]} of {total}, by an earlier run on this GPU"
-        lines.append(f"{told}; --fresh-baselines times every reference")
-    best = [row for row in best_by_workload(outcome.traces) if row.standing in (CONFIRMED, NOT_CONFIRMED)]
+    sources = Counter(source_of_baseline(event.trace.evaluation) for event in outcome.judged.values())
+    if cached := sources[CACHED]:
+        told = f"baseline: cached for {cached} of {count(cached + sources['measured'], 'speed-up')}"
+        lines.append(f"{told}, by an earlier run on this GPU; --fresh-baselines times every reference")
+    best = [row.confirmed for row in best_by_workload(outcome.traces) if row.standing in (CONFIRMED, NOT_CONFIRMED)]
     if best:
-        confirmed = sum(row.confirmed for row in best)
-        lines.append(f"the best is confirmed at full assurance on {confirmed} of {count(len(best), 'workload')}")
+        lines.append(f"the best is confirmed at full assurance on {sum(best)} of {count(len(best), 'workload')}")
     return lines
 
 
 def source_of_baseline(evaluation: Evaluation | None) -> str | None:
     """Say where the time of the reference comes from: "measured" in this run, or "cached"; None where it has none."""
-    record = ((evaluation.extra if evaluation is not None else None) or {}).get("baseline")
+    record = (getattr(evaluation, "extra", None) or {}).get("baseline")
     if not isinstance(record, Mapping):
         return None
     return CACHED if record.get("source") == CACHED else "measured"
 
 
 def _totals(outcome: RunOutcome) -> str:
-    left_out = len(outcome.faulted(left_out=True))
-    faulted = len(outcome.faulted(left_out=False)) if outcome.is_interrupted else outcome.left - left_out
+    lost = {kind: len(faults) for kind, faults in outcome.lost().items()}
+    faulted = lost["faults"] if outcome.is_interrupted else outcome.left - lost["left_out"]
     parts = {
         **count_statuses(outcome.traces),
-        "left out": left_out,
+        "left out": lost["left_out"],
         "without a verdict": faulted,
-        "not finished": outcome.left - faulted - left_out,
+        "not finished": outcome.left - faulted - lost["left_out"],
     }
     told = ", ".join(f"{number} {kind}" for kind, number in parts.items() if number > 0)
     kept = f" and {outcome.plan.resumed} recorded before" if outcome.plan.resumed else ""
@@ -346,37 +303,30 @@ def _totals(outcome: RunOutcome) -> str:
     return f"{jobs} in {format_duration(outcome.seconds)}: {told or 'nothing to do'}"
 
 
-def _fault(event: JobFaulted) -> dict[str, str]:
-    job = event.job
-    names = {"definition": job.definition.name, "solution": job.solution.name, "workload": job.workload.uuid}
-    return {**names, "message": event.message}
+def _fault(event: JobFaulted) -> dict[str, str | None]:
+    return {**dict(zip(NAMES, _names(event.job), strict=True)), "message": event.message}
 
 
 def _verdict(trace: Trace) -> dict[str, Any]:
     """Return a verdict as JSON-able values; what a failure has no number for is None."""
-    names = {"definition": trace.definition, "solution": trace.solution, "workload": trace.workload.uuid}
+    names: dict[str, Any] = dict(zip(NAMES, names_of(trace), strict=True))
     evaluation = trace.evaluation
     if evaluation is None:
         return names
     performance, correctness, interval = evaluation.performance, evaluation.correctness, read_interval(evaluation)
-    timed: dict[str, Any] = dict.fromkeys(("latency_ms", "reference_latency_ms", "timing_caveat", "timing"))
-    if performance is not None:
-        timed = {
-            "latency_ms": performance.latency_ms,
-            "reference_latency_ms": performance.reference_latency_ms or None,
-            "timing_caveat": caveat_of(evaluation),
-            "timing": asdict(read_timing([evaluation])),
-        }
     return {
         **names,
         "status": evaluation.status.value,
         "quick": evaluation.is_quick,
         "confirmed": read_measurement(evaluation).is_full,
-        "reason": None if performance is not None else reason_of(evaluation),
-        **timed,
-        "interval95_ms": [interval.low_ms, interval.high_ms] if interval is not None else None,
-        "interval": interval.kind if interval is not None else None,
+        "reason": None if performance else reason_of(evaluation),
+        "latency_ms": performance and performance.latency_ms,
+        "reference_latency_ms": (performance and performance.reference_latency_ms) or None,
+        "timing_caveat": performance and caveat_of(evaluation),
+        "timing": performance and asdict(read_timing([evaluation])),
+        "interval95_ms": interval and [interval.low_ms, interval.high_ms],
+        "interval": interval and interval.kind,
         "speedup": measured_speedup(evaluation),
         "baseline": source_of_baseline(evaluation),
-        "correctness": correctness.to_dict() if correctness is not None else None,
+        "correctness": correctness and correctness.to_dict(),
     }

@@ -15,18 +15,18 @@ import re
 import signal
 import sys
 import threading
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any, Final, TextIO
+from typing import Final, TextIO
 
 from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.errors import Fault
 
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 USUAL_LEVEL: Final = "WARNING"
-HANDLER: Final = "flashinfer-bench command line"
-"""The name of the log's handler; a caller of `cli()` who has one of its own keeps it alone."""
+HANDLER: Final = logging.StreamHandler()
+"""The log's handler; a caller of `cli()` who has one of its own keeps it alone."""
 
 
 def write_out(text: str) -> None:
@@ -43,6 +43,14 @@ def write_out(text: str) -> None:
 def write_json(document: object) -> None:
     """Write a result to stdout as JSON."""
     write_out(json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+
+def write_result(args: Namespace, document: object, text: str) -> None:
+    """Write a result to stdout: as JSON where the command's --format says so, else as text."""
+    if args.format == "json":
+        write_json(document)
+    else:
+        write_out(text)
 
 
 def write_err(*lines: str) -> None:
@@ -63,30 +71,22 @@ def open_streams() -> None:
 
     A character that the terminal cannot show is written as a question mark.
     """
-    for number, name in ((1, "stdout"), (2, "stderr")):
+    for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            if nowhere != number:
-                os.dup2(nowhere, number)
-                os.close(nowhere)
-            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
-        stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper):
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))  # the lowest number is the free one
+        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def start_log(argv: Sequence[str]) -> None:
     """Send the package's log to stderr, from the level that `--log-level` names; a wrong level is reported later."""
-    named = [level.upper() for level in re.findall(r"--log[-_]level[ =](\w+)", " ".join(argv))]
+    named = re.findall(rf"--log[-_]level[ =]({'|'.join(LEVELS)})\b", " ".join(argv), re.IGNORECASE)
     logger = logging.getLogger("flashinfer_bench")
-    logger.setLevel(named[-1] if named and named[-1] in LEVELS else USUAL_LEVEL)
-    # An earlier command of this process has left one, and stderr may be another stream since.
-    logger.handlers = [handler for handler in logger.handlers if handler.name != HANDLER]
+    logger.setLevel(named[-1].upper() if named else USUAL_LEVEL)
+    HANDLER.stream = sys.stderr  # it may be another one than that of an earlier command of this process
     if not logger.handlers:
-        handler = logging.StreamHandler()
-        handler.set_name(HANDLER)
-        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-        logger.addHandler(handler)
+        HANDLER.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        logger.addHandler(HANDLER)
 
 
 @contextlib.contextmanager
@@ -95,19 +95,16 @@ def one_interrupt() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    is_stopping = False
 
-    def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
-        nonlocal is_stopping
-        if is_stopping:
-            # Not through sys.stderr: the signal may have interrupted a write to it.
-            os.write(2, b"stopping: waiting for the processes of this run to end\n")
-            return
-        is_stopping = True
+    def wait(*_: object) -> None:
+        os.write(2, b"stopping: waiting for the processes of this run to end\n")  # it may have interrupted sys.stderr
+
+    def interrupt(*_: object) -> None:
+        for number in before:
+            signal.signal(number, wait)
         raise KeyboardInterrupt
 
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before: dict[signal.Signals, Any] = {number: signal.signal(number, on_signal) for number in signals}
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

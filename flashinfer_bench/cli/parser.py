@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import importlib
 import math
 import os
+import pkgutil
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -32,7 +32,14 @@ NAMED: Final = {
     "devices": "only these devices: 0, cuda:1, a GPU's uuid, or cpu",
 }
 """Names that a flag takes, as `--definitions`. Each flag is also taken without its `s`."""
-SHARE: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)", re.ASCII)
+PLACES: Final = {
+    "definitions": "definitions/**/*.json",
+    "op_types": "definitions/*",
+    "solutions": "solutions/**/*.json",
+    "authors": "solutions/*",
+    "workloads": "workloads/**/*.jsonl",
+}
+"""Kind of names → the paths of a set that are named so, or whose lines are."""
 MOST_SHARE: Final = 10.0
 """A share of a flag is at most 1000 %."""
 
@@ -46,6 +53,7 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             **kwargs,
         )
+        self._commands: Mapping[str, Parser] = {}
 
     def describe(
         self,
@@ -55,23 +63,26 @@ class Parser(argparse.ArgumentParser):
         example: str = "",
         execute: Callable[[argparse.Namespace], int] | str | None = None,
     ) -> None:
-        """Set the texts of the help, and the function that the command calls."""
+        """Set the texts of the help, and the function that the command calls, or its place: `module:function`."""
         self.description = description
         self.usage = usage
         self.set_defaults(parser=self)
         self.epilog = f"example:\n  {example}" if example else None
         if execute is not None:
-            self.set_defaults(execute=_import(execute) if isinstance(execute, str) else execute)
+            place = f"{__package__}.{execute}"
+            imported = lambda args: pkgutil.resolve_name(place)(args)  # noqa: E731 - imported when it is called
+            self.set_defaults(execute=imported if isinstance(execute, str) else execute)
             add_log_level(self)
 
     def add_commands(self) -> argparse._SubParsersAction[Parser]:
         """Give the parser sub-commands, and return the object to add them to."""
-        return self.add_subparsers(metavar="COMMAND", parser_class=Parser, title="commands")
+        added = self.add_subparsers(metavar="COMMAND", parser_class=Parser, title="commands")
+        self._commands = added.choices
+        return added
 
     def children(self) -> dict[str, Parser]:
         """Return the sub-commands by name."""
-        found = (action for action in self._actions if isinstance(action, argparse._SubParsersAction))
-        return next((dict(action.choices) for action in found), {})
+        return dict(self._commands)
 
     def flags(self) -> list[str]:
         """List the long flags of this parser."""
@@ -81,31 +92,17 @@ class Parser(argparse.ArgumentParser):
         """Raise instead of printing the usage and exiting."""
         raise Misuse(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
-    def print_help(self, file: Any = None) -> None:
+    def print_help(self, file: Any = None) -> None:  # noqa: ARG002 - the signature of argparse
         """Print the help. A reader that goes away is no error."""
-        if file is None:
-            write_out(self.format_help())
-        else:
-            super().print_help(file)
+        write_out(self.format_help())
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Name the nearest command for one that is unknown."""
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             what = " ".join([*self.prog.split()[1:], "command"])
-            near = _nearest(value, list(action.choices), cutoff=0.6)
-            raise Misuse(f"unknown {what} {value}; " + hint_of(near, f"known: {', '.join(action.choices)}"))
+            known = f"known: {', '.join(action.choices)}"
+            raise Misuse(f"unknown {what} {value}; {_hint(value, action.choices, known)}")
         super()._check_value(action, value)
-
-
-def _import(place: str) -> Callable[[argparse.Namespace], int]:
-    """Return a function that imports the module of a command when it is called. `place` is `module:function`."""
-
-    def call(args: argparse.Namespace) -> int:
-        module, _, name = place.partition(":")
-        code: int = getattr(importlib.import_module(f"{__package__}.{module}"), name)(args)
-        return code
-
-    return call
 
 
 class NameList(argparse.Action):
@@ -126,12 +123,8 @@ class NameList(argparse.Action):
         setattr(namespace, self.dest, [*(getattr(namespace, self.dest, None) or ()), *names])
 
 
-def whole_number(text: str) -> int:
-    """Parse the value of a flag that counts: a whole number."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"needs a whole number, not {text!r}") from None
+whole_number = int
+"""Parses the value of a flag that counts."""
 
 
 def number(text: str) -> float:
@@ -147,9 +140,8 @@ def number(text: str) -> float:
 
 def share(text: str) -> float:
     """Parse a share: "2%" or "0.02". A bare number from 1 on is refused: it may be meant in percent."""
-    found = SHARE.fullmatch(text.strip())
-    value = float(found[1]) / (100 if found[2] else 1) if found is not None else 0.0
-    if found is None or not 0 < value <= MOST_SHARE or (not found[2] and value >= 1):
+    value = number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    if not 0 < value <= MOST_SHARE or (value >= 1 and not text.endswith("%")):
         raise argparse.ArgumentTypeError(f"needs a share such as 2% or 0.02, not {text!r}")
     return value
 
@@ -157,13 +149,10 @@ def share(text: str) -> float:
 def add_log_level(parser: argparse._ActionsContainer, *spellings: str) -> None:
     """Add the flag of the log's level, under further spellings, too."""
 
-    def level(text: str) -> str:
-        if text.upper() not in LEVELS:
-            raise argparse.ArgumentTypeError(f"{text!r} is no level; known: {', '.join(LEVELS)}")
-        return text.upper()
-
     text = f"log from this level on: {', '.join(LEVELS)}; DEBUG shows tracebacks, too (default: {USUAL_LEVEL})"
-    parser.add_argument("--log-level", *spellings, type=level, default=USUAL_LEVEL, metavar="LEVEL", help=text)
+    parser.add_argument(
+        "--log-level", *spellings, type=str.upper, choices=LEVELS, default=USUAL_LEVEL, metavar="LEVEL", help=text
+    )
 
 
 def add_local(parser: Parser, text: str = LOCAL_HELP, flags: Sequence[str] = ("--local",)) -> None:
@@ -203,46 +192,29 @@ def add_filters(parser: argparse._ActionsContainer, *others: str) -> None:
 def complete_names(kind: str) -> Iterator[str]:
     """Yield the names of a kind in the sets of the line that a shell completes, by the paths of their files."""
     words = [*os.environ.get("COMP_LINE", "").split(), os.environ.get("FIB_DATASET_PATH", "")]
-    for root in (Path(word).expanduser() for word in words if word):
-        if kind == "workloads":
-            for file in root.glob("workloads/**/*.jsonl"):
-                yield from re.findall(r'"uuid": *"([^"]+)"', file.read_text("utf-8", "replace"))
-            continue
-        files = list(root.glob("definitions/**/*.json" if kind in ("definitions", "op_types") else "solutions/*/**/*"))
-        if kind in ("definitions", "solutions"):
-            yield from (file.stem for file in files if file.suffix == ".json")
-        elif kind in ("op_types", "authors"):
-            yield from (file.relative_to(root).parts[1] for file in files)
+    for root in (Path(word).expanduser() for word in words if word and kind in PLACES):
+        for path in root.glob(PLACES[kind]):
+            if kind == "workloads":
+                yield from re.findall(r'"uuid": *"([^"]+)"', path.read_text("utf-8", "replace"))
+            else:
+                yield path.name.removesuffix(".json")
 
 
 def describe_unknown_arguments(rest: Sequence[str], parser: Parser) -> list[str]:
     """Return a line for each unknown flag. Where there is none, return a line for the first unexpected argument."""
+    see = f"see {parser.prog} --help"
     flags = [argument.split("=", 1)[0] for argument in rest if argument.startswith("-")]
-    if not flags:
-        return [f"unexpected argument {rest[0]}; see {parser.prog} --help"]
-    # The flags of `perf` have underscores, those of other commands have dashes.
-    spellings = {f"--{known[2:].replace('_', '-')}": known for known in parser.flags()}
-    lines = []
-    for flag in flags:
-        near = _nearest("--" + flag.lstrip("-").replace("_", "-").lower(), list(spellings), cutoff=0.7)
-        lines.append(f"unknown flag {flag}; " + hint_of(near and spellings[near], f"see {parser.prog} --help"))
-    return lines
+    lines = [f"unknown flag {flag}; {_hint('--' + flag.lstrip('-'), parser.flags(), see, 0.7)}" for flag in flags]
+    return lines or [f"unexpected argument {rest[0]}; {see}"]
 
 
 def typed_program(script: str, interpreter: str) -> list[str]:
     """Return how this program was started: by its name, by its path, or as a module."""
-    path = Path(script)
-    if path.name == "__main__.py":
+    if Path(script).name != PROGRAM:
         return [interpreter, "-m", "flashinfer_bench"]
-    return [PROGRAM] if path.name != PROGRAM or shutil.which(PROGRAM) == str(path.absolute()) else [script]
+    return [PROGRAM] if shutil.which(PROGRAM) == str(Path(script).absolute()) else [script]
 
 
-def hint_of(near: str | None, otherwise: str) -> str:
-    """Return the end of a line about an unknown word."""
-    return f"did you mean {near}?" if near else otherwise
-
-
-def _nearest(word: str, known: Sequence[str], *, cutoff: float) -> str | None:
-    begun = [name for name in known if name.startswith(word)]
-    near = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
-    return next(iter(near or begun), None)
+def _hint(word: str, known: Iterable[str], otherwise: str, cutoff: float = 0.6) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    return f"did you mean {near[0]}?" if near else otherwise

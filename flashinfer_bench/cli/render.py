@@ -6,10 +6,13 @@ Tables are laid out here and not by rich, whose table takes a second for 3,000 r
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import zip_longest
 from typing import Final, TextIO
 
@@ -23,9 +26,11 @@ NARROWEST: Final = 40
 NARROWEST_COLUMN: Final = 8
 GAP: Final = "  "
 UUID_SHOWN: Final = 8
+UUID: Final = re.compile("[0-9a-f]{8}([0-9a-f]{24}|-[0-9a-f-]+)", re.IGNORECASE)
 LARGEST_HALF: Final = 0.995
 """Half an interval from here on rounds to 100 %: then the time says little more than that there is one."""
 SHOWN_NAMES: Final = 3
+SHOWN_LINES: Final = 20
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,9 @@ Row = Sequence[str] | str
 """The cells of a row, or a line of its own across all columns."""
 
 
-def render_table(columns: Sequence[Column], rows: Sequence[Row], width: int) -> str:
-    """Lay rows out. Names fold where the width is too small, numbers never do."""
+def render_table(columns: Sequence[Column], rows: Sequence[Row], width: int | None = None) -> str:
+    """Lay rows out, usually for stdout. Names fold where the width is too small, numbers never do."""
+    width = available_width(sys.stdout) if width is None else width
     cells: list[Row] = [row if isinstance(row, str) else list(map(to_printable, row)) for row in rows]
     widths = _natural_widths(columns, cells)
     names = [index for index, column in enumerate(columns) if not column.is_number]
@@ -107,9 +113,7 @@ def format_speedup(speedup: float | None) -> str:
 
 def format_duration(seconds: float) -> str:
     """Return minutes and seconds, with hours where there are any."""
-    whole = round(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+    return str(timedelta(seconds=round(seconds))).removeprefix("0:").removeprefix("0")
 
 
 def count(number: int, noun: str) -> str:
@@ -123,11 +127,15 @@ def some(names: Sequence[str], shown: int = SHOWN_NAMES) -> str:
     return f"{', '.join(names[:shown])}{more}"
 
 
+def shorten(lines: Sequence[str], shown: int = SHOWN_LINES) -> list[str]:
+    """Return the first and the last lines of a text, and how many lie between."""
+    half, more = shown // 2, len(lines) - shown
+    return [*lines[:half], f"… {more} more lines", *lines[-half:]] if more > 0 else [*lines]
+
+
 def shorten_uuid(uuid: str) -> str:
     """Return the beginning of a uuid; other names stay whole."""
-    head, dash, _ = uuid.partition("-")
-    is_hex = len(head) >= UUID_SHOWN and all(char in "0123456789abcdef" for char in head.lower())
-    return head[:UUID_SHOWN] if is_hex and (dash or len(head) == 32) else uuid
+    return uuid[:UUID_SHOWN] if UUID.fullmatch(uuid) else uuid
 
 
 def _natural_widths(columns: Sequence[Column], rows: Sequence[Row]) -> list[int]:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
 from string import ascii_lowercase
 from typing import Any, Final
 
 from flashinfer_bench.cli.render import (
     ABSENT,
     Column,
-    Row,
     count,
     format_half,
     format_latency,
     format_speedup,
-    natural_width,
     render_table,
     section,
     shorten_uuid,
@@ -102,10 +99,7 @@ def describe_failure(group: FailureGroup, judged: int) -> str:
 
 
 def _render(rows: VerdictRows, own: dict[Column, Callable[[Any], str]], width: int) -> str:
-    """Lay out rows, with a line below each for every solution that ties with it.
-
-    The definition has a column of its own where there is room, else a line above its rows.
-    """
+    """Lay out rows, with a line below each for every solution that ties with it."""
     letters = _letters(rows)
     cells: dict[Column, Callable[[Any], str]] = {
         DEFINITION: lambda row: row.definition,
@@ -131,13 +125,7 @@ def _render(rows: VerdictRows, own: dict[Column, Callable[[Any], str]], width: i
         ]
         below += [{SOLUTION: f"{TIE_MARK} and {len(row.ties) - len(shown)} more"}] if shown != row.ties else []
         lines += [[({DEFINITION: row.definition} | tie).get(column, "") for column in cells] for tie in below]
-    columns = list(cells)
-    if natural_width(columns, lines) <= width:
-        return render_table(columns, lines, width)
-    grouped: list[Row] = []
-    for definition, group in groupby(lines, key=lambda line: line[0]):
-        grouped += [definition, *([f"  {line[1]}", *line[2:]] for line in group)]
-    return render_table(columns[1:], grouped, width)
+    return render_table(list(cells), lines, width)
 
 
 def _notes(rows: VerdictRows) -> list[str]:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from flashinfer_bench.cli.edit import watch
+from flashinfer_bench.cli import judge
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
 from tests.cli.fake_engine import play_run, write_small_set
@@ -98,7 +98,7 @@ def test_watching_judges_again_when_the_file_is_saved(run, tmp_path, monkeypatch
         told.append(text)
         file.write_text(DOUBLE + "# 3\n")
 
-    monkeypatch.setattr(watch, "write_problems", tell)
+    monkeypatch.setattr(judge, "write_problems", tell)
     assert run("--solution fast.py --watch --no-save-results", verdict_of)[0] == 130
     assert sources == [DOUBLE, DOUBLE, DOUBLE + "# 3\n", DOUBLE + "# 3\n"]
     assert "not Python" in told[0]
@@ -107,7 +107,7 @@ def test_watching_judges_again_when_the_file_is_saved(run, tmp_path, monkeypatch
 def test_a_change_of_what_decides_counts_once_the_file_is_there_and_has_settled(tmp_path):
     file, other = tmp_path / "a.py", tmp_path / "tolerances.yaml"
     file.write_text("1")
-    before, looks = watch.take_stamp([file, other]), []
+    before, looks = judge.take_stamp([file, other]), []
 
     def sleep(_):
         looks.append(1)
@@ -117,7 +117,7 @@ def test_a_change_of_what_decides_counts_once_the_file_is_there_and_has_settled(
         if len(looks) == 4:
             file.write_text("1")
 
-    watch.wait_for_change([file], before, sleep, beside=[other])
+    judge.wait_for_change([file], before, sleep, beside=[other])
     assert len(looks) == 5
 
 

@@ -1,6 +1,7 @@
 """What the command line accepts, what it says about what it does not, its helps' examples, completion and sweeps."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -104,18 +105,17 @@ def test_an_example_that_needs_no_device_works_as_printed(command, capsys):
 @pytest.mark.usefixtures("beside_the_set")
 def test_the_examples_of_build_and_inspect_name_what_the_bundled_set_has(capsys):
     items = choose_solutions(parse_command_line(example_of("build", capsys)))
-    assert {item.solution.author for item in items} == {"cuda"}
+    assert {solution.author for solution, _ in items} == {"cuda"}
     for tool in ("ncu", "sanitizer"):
         args = parse_command_line(example_of(f"inspect {tool}", capsys))
         target = resolve_target(TraceSet.from_path(args.local[0]), args.solution, args.workload)
         assert target.solution.definition == target.definition.name
 
 
-def complete(line, tmp_path):
+def complete(line, tmp_path, command=(sys.executable, "-m", "flashinfer_bench")):
     """Return what a shell would offer behind a line that somebody has typed."""
     variables = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "offered"), "COMP_LINE": line}
     variables |= {"COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n", "COMP_TYPE": "9"}
-    command = [sys.executable, "-m", "flashinfer_bench"]
     subprocess.run(command, env=os.environ | variables, check=True, cwd=tmp_path, timeout=60)
     return {word.strip() for word in (tmp_path / "offered").read_text().split("\n")}
 
@@ -135,6 +135,57 @@ def complete(line, tmp_path):
 def test_a_shell_is_offered_commands_flags_and_names(line, offered, tmp_path):
     write_small_set(tmp_path / "set")
     assert offered <= complete(f"{PROGRAM} {line}", tmp_path)
+
+
+THROWN = """
+import sys
+from pydantic import Field
+from flashinfer_bench.cli import entry, report, run, settings
+from scripts.references import render_commands
+
+class WithOneMore(settings.BenchmarkConfig):
+    thrown_setting: int = Field(3, description="A setting that is thrown away.")
+
+settings.BenchmarkConfig = WithOneMore
+declare_run, declare_report = run.declare_run, report.declare_report
+
+def declare_more_of_run(parser):
+    declare_run(parser)
+    parser.add_argument("--thrown-flag", help="a flag that is thrown away")
+
+def declare_more_of_report(parser):
+    declare_report(parser)
+    parser.children()["summary"].add_argument("--thrown-flag", help="a flag that is thrown away")
+
+run.declare_run, report.declare_report = declare_more_of_run, declare_more_of_report
+if sys.argv[1:] == ["page"]:
+    print(render_commands())
+else:
+    sys.exit(entry.run_command_line())
+"""
+
+
+def test_a_flag_or_a_setting_that_is_added_in_one_file_is_in_help_completion_and_the_page_of_commands(tmp_path):
+    (tmp_path / "thrown.py").write_text(THROWN)
+    command = (sys.executable, tmp_path / "thrown.py")
+    environment = os.environ | {"PYTHONPATH": str(CHECKOUT), "COLUMNS": "200"}
+
+    def say(*words):
+        return subprocess.run([*command, *words], env=environment, capture_output=True, text=True, timeout=60).stdout
+
+    for words, flag, text in (
+        (("run",), "--thrown-flag", "a flag that is thrown away"),
+        (("run",), "--thrown-setting", "a setting that is thrown away"),
+        (("report", "summary"), "--thrown-flag", "a flag that is thrown away"),
+    ):
+        helped = re.sub(r"\s+", " ", say(*words, "--help"))
+        assert re.search(rf"{flag} \w+ {text}", helped)
+        section = say("page").split(f"\n## {' '.join(words)}\n")[1].split("\n## ")[0]
+        assert re.search(rf"`{flag}` `\w+` \| {text}", section)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", str(CHECKOUT))
+            assert flag in complete(f"{PROGRAM} {' '.join(words)} --thrown", tmp_path, command)
+    assert re.search(r"thrown_setting +7 +flag", say("config", "show", "--thrown-setting", "7"))
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
+from argparse import Namespace
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.base.files.writing import WriteRefused
-from flashinfer_bench.cli.args import Output, find_output, open_trace_set
-from flashinfer_bench.cli.output import write_json, write_out
+from flashinfer_bench.cli.args import Output, find_output, open_trace_set, refuse_unknown
+from flashinfer_bench.cli.output import write_result
 from flashinfer_bench.cli.parser import EXIT_CODES, PROGRAM, Parser, add_format, add_local
 from flashinfer_bench.data import Definition, TraceSet
-from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.solution import SupportedLanguages
-from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.data.store.layout import definition_path, path_part, workloads_path
 from flashinfer_bench.data.store.skeletons import SUFFIXES, make_definition_parts, make_solution_text
-from flashinfer_bench.errors import DataSetError, Fault
+from flashinfer_bench.errors import DataSetError
 
 LANGUAGES: Final = tuple(language.value for language in SUFFIXES)
 
@@ -66,14 +63,11 @@ def _declare_definition(parser: Parser) -> None:
     add_format(parser)
 
 
-def execute_solution(args: argparse.Namespace) -> int:
+def execute_solution(args: Namespace) -> int:
     """Write the source file."""
     trace_set = open_trace_set(args)
     name = args.definition
-    definitions = trace_set.definitions
-    if name not in definitions:
-        hint = did_you_mean(name, definitions) or f"; `{PROGRAM} list` shows what there is"
-        raise DataSetError(f"--definition: the trace set has no definition {name!r}{hint}")
+    refuse_unknown(("definition", [name], trace_set.definitions))
     language = SupportedLanguages(args.language)
     mark = "" if args.language == LANGUAGES[0] else f"_{language.value}"  # each language's solution has its own name
     file = Path(args.output or f"my_{path_part(name)}{mark}{SUFFIXES[language]}")
@@ -81,11 +75,11 @@ def execute_solution(args: argparse.Namespace) -> int:
         raise DataSetError(f"-o: a {language.value} source ends with {SUFFIXES[language]}, unlike {file}")
     root = trace_set.roots[0] if trace_set.roots else "SET"
     following = ["run", str(root), "--solution", str(file), "--definition", name]
-    _write(args, {find_output(file, args): make_solution_text(definitions[name], language)}, following)
+    _write(args, {find_output(file, args): make_solution_text(trace_set.definitions[name], language)}, following)
     return 0
 
 
-def execute_definition(args: argparse.Namespace) -> int:
+def execute_definition(args: Namespace) -> int:
     """Write the definition and its workloads."""
     root = Path(args.local)
     plain, lines = make_definition_parts(args.name, args.op_type)
@@ -103,20 +97,13 @@ def execute_definition(args: argparse.Namespace) -> int:
     return 0
 
 
-def _write(args: argparse.Namespace, texts: dict[Output, str], following: list[str]) -> None:
+def _write(args: Namespace, texts: dict[Output, str], following: list[str]) -> None:
     """Write files that are not there yet; name them, and the command that follows."""
-    there = [str(file) for file, _ in texts if os.path.lexists(file)]
-    if there:
+    if there := [str(place.path) for place in texts if os.path.lexists(place.path)]:
         raise DataSetError(f"{', '.join(there)} is there already; nothing was written")
-    for (file, root), text in texts.items():
-        try:
-            write_whole(file, text, root=root)
-        except OSError as error:
-            kind = DataSetError if isinstance(error, WriteRefused) else Fault
-            raise kind(f"{file} cannot be written: {error.strerror}") from error
-    files = [str(file) for file, _ in texts]
+    for place, text in texts.items():
+        place.write(text)
+    files = [str(place.path) for place in texts]
     command = shlex.join([PROGRAM, *following])
-    if args.format == "json":
-        write_json({"files": files, "next": command})
-    else:
-        write_out("".join(f"{file}\n" for file in files) + f"next: {command}\n")
+    lines = [*files, f"next: {command}"]
+    write_result(args, {"files": files, "next": command}, "".join(f"{line}\n" for line in lines))

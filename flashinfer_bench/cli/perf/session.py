@@ -33,7 +33,6 @@ from flashinfer_bench.cli.perf.files import ResultFiles, check_paths
 from flashinfer_bench.cli.perf.flags import split_session
 from flashinfer_bench.cli.perf.ranks import run_ranks
 from flashinfer_bench.cli.perf.results import Row, introduce, is_failure, make_judged, make_row, report
-from flashinfer_bench.cli.progress import RunProgress
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
@@ -221,9 +220,8 @@ def _run_group(results: Results, group: Sequence[Request], session: argparse.Nam
         for skip in plan.skips:
             fail(skip.definition, skip.solution, skip.reason)
         events: Any = engine.run(plan, save_results=session.save_trace_set is not None)
-        with closing(events), RunProgress(beats_only=True) as progress:
+        with closing(events):
             for event in events:
-                progress.show(event)
                 if isinstance(event, Notice):
                     write_err(event.message)
                 elif isinstance(event, JobFinished):

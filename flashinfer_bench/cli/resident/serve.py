@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import os
+from argparse import Namespace
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Final
@@ -57,7 +57,7 @@ def declare_serve(parser: Parser) -> None:
     add_settings(parser)
 
 
-def execute(args: argparse.Namespace) -> int:
+def execute(args: Namespace) -> int:
     """Serve until a signal ends it."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
@@ -80,7 +80,7 @@ def execute(args: argparse.Namespace) -> int:
     return 0
 
 
-def read_limits(args: argparse.Namespace) -> ServeLimits:
+def read_limits(args: Namespace) -> ServeLimits:
     """Return the limits that the flags say.
 
     Raises:

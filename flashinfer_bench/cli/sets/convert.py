@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.cli.args import describe_issues, find_output, has_nothing
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
-from flashinfer_bench.cli.output import write_err, write_json, write_out
+from flashinfer_bench.cli.output import write_err, write_result
 from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format
 from flashinfer_bench.cli.render import count, some
 from flashinfer_bench.data import TraceSet
@@ -35,7 +35,7 @@ def declare_convert(parser: Parser) -> None:
     add_format(parser)
 
 
-def execute(args: argparse.Namespace) -> int:
+def execute(args: Namespace) -> int:
     """Read the source, write it, and tell what was written and what was not; return 1 if something is missing."""
     root = Path(args.source)
     trace_set = TraceSet.from_path(root)
@@ -53,10 +53,8 @@ def execute(args: argparse.Namespace) -> int:
         lost.append(f"{files}: {some(passed_over, SHOWN_FILES)}")
     write_err(*(f"not carried over: {line}" for line in lost))
     numbers = {f"{noun}s": getattr(done, f"{noun}s") for noun in NOUNS}
-    if args.format == "json":
-        warnings = [str(issue) for issue in trace_set.issues if issue.severity == "warning"]
-        further = {"lost": done.lost, "passed_over": passed_over, "read_otherwise": warnings}
-        write_json({"output": str(done.output), **numbers, **further})
-    else:
-        write_out(f"{done.output}: {', '.join(map(count, numbers.values(), NOUNS))}\n")
+    warnings = [str(issue) for issue in trace_set.issues if issue.severity == "warning"]
+    further = {"lost": done.lost, "passed_over": passed_over, "read_otherwise": warnings}
+    text = f"{done.output}: {', '.join(map(count, numbers.values(), NOUNS))}\n"
+    write_result(args, {"output": str(done.output), **numbers, **further}, text)
     return FAILED if done.lost else RAN

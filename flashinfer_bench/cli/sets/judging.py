@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice
+from flashinfer_bench.bench.events import JobFaulted, JobFinished, Notice
 from flashinfer_bench.cli.output import write_err
-from flashinfer_bench.cli.progress import RunProgress
 from flashinfer_bench.cli.render import count
 from flashinfer_bench.data import BuildSpec, Definition, LoadIssue, Solution, SourceFile, SupportedLanguages, TraceSet
 from flashinfer_bench.data.issue import Severity
@@ -47,8 +45,10 @@ def run(*inputs):
 """
 
 
-class JudgedSet:
-    """What a check that judges has found: `jobs` as in its report, and issues.
+def judge_set(
+    check: str, trace_set: TraceSet, *, author: str, cpu_only: bool
+) -> tuple[list[dict[str, Any]], list[LoadIssue]]:
+    """Return what a check that judges has found: its jobs as in a report, and issues.
 
     Args:
         check: "baseline" or "benchmark".
@@ -56,91 +56,77 @@ class JudgedSet:
         author: whose solutions `benchmark` judges.
         cpu_only: use no GPU.
     """
+    is_baseline = check == "baseline"
+    jobs: list[dict[str, Any]] = []
+    issues: list[LoadIssue] = []
 
-    def __init__(self, check: str, trace_set: TraceSet, *, author: str, cpu_only: bool) -> None:
-        self.check = check
-        self.jobs: list[dict[str, Any]] = []
-        self.issues: list[LoadIssue] = []
-        self._set = trace_set
-        self._is_on_cpu = False
-        solutions = {
-            name: [pack_reference(item)] if check == "baseline" else [one for one in group if one.author == author]
-            for name, item in trace_set.definitions.items()
-            for group in (trace_set.solutions.get(name, []),)
-            if trace_set.workloads.get(name) and (item.is_runnable or check != "baseline")
-        }
-        solutions = {name: group for name, group in solutions.items() if group}
-        definitions = {name: trace_set.definitions[name] for name in solutions}
-        if solutions:
-            # Against itself a reference shows nothing on other scales, or with more draws.
-            rules = {"regimes_rule": False, "power_rule": False} if check == "baseline" else {}
-            settings: dict[str, Any] = {**QUICKLY, **rules, "devices": ["cpu"] if cpu_only else None}
-            judged = replace(trace_set, definitions=definitions, solutions=solutions, traces={})
-            self._judge(judged, BenchmarkConfig.default(**settings))
+    def add(name: str, reason: str, severity: Severity = "error") -> None:
+        file = trace_set.definition_files.get(name, trace_set.root or Path())
+        issues.append(LoadIssue(severity, file, None, None, f"{name}: {reason}"))
 
-    def _judge(self, trace_set: TraceSet, config: BenchmarkConfig) -> None:
-        """Judge what is in a set, and stop when the check has taken its time."""
-        try:
-            engine = Benchmark(trace_set, config)
-            self._is_on_cpu = all(device.kind == "cpu" for device in engine.machine.devices)
-            engine.config.timeout_seconds = CPU_JOB_LIMIT_S if self._is_on_cpu else JOB_LIMIT_S
-            plan = engine.plan()
-        except ConfigError as error:  # what the set says of its tolerances: the check `definition` tells where
-            for line in str(error).splitlines():
-                self._add("not judged", line)
-            return
-        for skip in plan.skips:
-            self._add(skip.definition, f"not judged: {skip.reason}", "error" if skip.is_fault else "warning")
-        where = ", ".join(f"{device.label} ({device.name})" for device in engine.machine.devices)
-        write_err(f"{self.check}: {count(len(plan.jobs), 'job')} on {where}")
-        ends = time.monotonic() + CHECK_LIMIT_S
-        events = engine.run(plan, save_results=False)
-        try:
-            with RunProgress(beats_only=True) as progress:
-                for event in events:
-                    progress.show(event)
-                    self._take(event)
-                    if time.monotonic() > ends:
-                        break
-        except Fault as fault:
-            for line in str(fault).splitlines():
-                self._add("given up", line)
-        finally:
-            if isinstance(events, Generator):
-                events.close()
-        planned = Counter(job.definition.name for job in plan.jobs)
-        for name, left in (planned - Counter(job["definition"] for job in self.jobs)).items():
-            jobs = f"{left} of {count(planned[name], 'job')}"
-            self._add(name, f"{jobs} not judged; a check ends after {CHECK_LIMIT_S:.0f} s", "warning")
-
-    def _take(self, event: Event) -> None:
-        """Note what an event tells: a verdict, a fault, or something for people."""
-        if isinstance(event, Notice):
-            write_err(event.message)
-        if not isinstance(event, JobFinished | JobFaulted):
-            return
-        status, reason, seconds, is_late, is_left_out = NO_VERDICT, "", 0.0, False, False
-        if isinstance(event, JobFaulted):
-            reason, is_late, is_left_out = first_reason(event.message), event.is_out_of_time, event.is_left_out
-        elif (evaluation := event.trace.evaluation) is not None:
-            status, reason, seconds = evaluation.status.value, reason_of(evaluation), max(event.seconds, 0.0)
-            is_late = status == "TIMEOUT"
-        job = event.job
-        names = {"definition": job.definition.name, "solution": job.solution.name, "workload": job.workload.uuid}
-        self.jobs.append({"check": self.check, **names, "status": status, "seconds": round(seconds, 3)})
-        who = "the reference" if self.check == "baseline" else f"solution {job.solution.name!r}"
-        where = f"on workload {job.workload.uuid}"
-        if is_late and self._is_on_cpu and self.check == "baseline":
-            late = f"not judged: {who} takes longer than {CPU_JOB_LIMIT_S:g} s on a CPU, {where}"
-            self._add(job.definition.name, f"{late}; that is no fault, a GPU may tell more", "warning")
-        elif is_left_out:  # the job that ran out of time has told what is wrong
-            self._add(job.definition.name, f"not judged: {who} {where}: {reason}", "warning")
-        elif status != PASSED:
-            self._add(job.definition.name, f"{who} {where}: {status}: {reason}")
-
-    def _add(self, name: str, reason: str, severity: Severity = "error") -> None:
-        file = self._set.definition_files.get(name, self._set.root or Path())
-        self.issues.append(LoadIssue(severity, file, None, None, f"{name}: {reason}"))
+    solutions = {
+        name: [pack_reference(item)] if is_baseline else [one for one in group if one.author == author]
+        for name, item in trace_set.definitions.items()
+        for group in (trace_set.solutions.get(name, []),)
+        if trace_set.workloads.get(name) and (item.is_runnable or not is_baseline)
+    }
+    definitions = {name: trace_set.definitions[name] for name, group in solutions.items() if group}
+    if not definitions:
+        return jobs, issues
+    # Against itself a reference shows nothing on other scales, or with more draws.
+    rules = {"regimes_rule": False, "power_rule": False} if is_baseline else {}
+    settings: dict[str, Any] = {**QUICKLY, **rules, "devices": ["cpu"] if cpu_only else None}
+    try:
+        judged = replace(trace_set, definitions=definitions, solutions=solutions, traces={})
+        engine = Benchmark(judged, BenchmarkConfig.default(**settings))
+        is_on_cpu = all(device.kind == "cpu" for device in engine.machine.devices)
+        engine.config.timeout_seconds = CPU_JOB_LIMIT_S if is_on_cpu else JOB_LIMIT_S
+        plan = engine.plan()
+    except ConfigError as error:  # what the set says of its tolerances: the check `definition` tells where
+        for line in str(error).splitlines():
+            add("not judged", line)
+        return jobs, issues
+    for skip in plan.skips:
+        add(skip.definition, f"not judged: {skip.reason}", "error" if skip.is_fault else "warning")
+    where = ", ".join(f"{device.label} ({device.name})" for device in engine.machine.devices)
+    write_err(f"{check}: {count(len(plan.jobs), 'job')} on {where}")
+    left = Counter(job.definition.name for job in plan.jobs)
+    ends = time.monotonic() + CHECK_LIMIT_S
+    events: Any = engine.run(plan, save_results=False)
+    try:
+        for event in events:
+            if isinstance(event, Notice):
+                write_err(event.message)
+            elif isinstance(event, JobFinished | JobFaulted):
+                job = event.job
+                status, reason, seconds = NO_VERDICT, "", 0.0
+                if isinstance(event, JobFaulted):
+                    reason = first_reason(event.message)
+                elif (evaluation := event.trace.evaluation) is not None:
+                    status, reason, seconds = evaluation.status.value, reason_of(evaluation), max(event.seconds, 0.0)
+                name, solution, uuid = job.definition.name, job.solution.name, job.workload.uuid
+                left[name] -= 1
+                names = {"definition": name, "solution": solution, "workload": uuid}
+                jobs.append({"check": check, **names, "status": status, "seconds": round(seconds, 3)})
+                who = f"{'the reference' if is_baseline else f'solution {solution!r}'} on workload {uuid}"
+                if is_on_cpu and is_baseline and (status == "TIMEOUT" or getattr(event, "is_out_of_time", False)):
+                    late = f"not judged: {who} takes longer than {CPU_JOB_LIMIT_S:g} s on a CPU"
+                    add(name, f"{late}; that is no fault, a GPU may tell more", "warning")
+                elif getattr(event, "is_left_out", False):  # the job that ran out of time has told what is wrong
+                    add(name, f"not judged: {who}: {reason}", "warning")
+                elif status != PASSED:
+                    add(name, f"{who}: {status}: {reason}")
+            if time.monotonic() > ends:
+                break
+    except Fault as fault:
+        for line in str(fault).splitlines():
+            add("given up", line)
+    finally:
+        events.close()
+    for name, number in (+left).items():
+        more = f"{number} of {count(sum(job.definition.name == name for job in plan.jobs), 'job')}"
+        add(name, f"{more} not judged; a check ends after {CHECK_LIMIT_S:.0f} s", "warning")
+    return jobs, issues
 
 
 def pack_reference(definition: Definition) -> Solution:

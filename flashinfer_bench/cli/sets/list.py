@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Mapping, Sequence
+from argparse import Namespace
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
 from flashinfer_bench.cli.args import choose_definitions, open_trace_set, refuse_unknown
-from flashinfer_bench.cli.output import write_json, write_out
+from flashinfer_bench.cli.output import write_result
 from flashinfer_bench.cli.parser import PROGRAM, NameList, Parser, add_format, add_local, add_names
-from flashinfer_bench.cli.render import Column, available_width, render_table
-from flashinfer_bench.data import Definition, TraceSet
+from flashinfer_bench.cli.render import Column, render_table
 from flashinfer_bench.errors import Misuse
 
-if TYPE_CHECKING:
-    from flashinfer_bench.bench.evaluators.plug_ins import EvaluatorChoice
-
-NUMBERS = ("Workloads", "Solutions", "Traces")
-Rows = list[dict[str, Any]]
+TABLES: Final = {
+    "definitions": {
+        "Definition": "name",
+        "Op type": "op_type",
+        "Workloads": "workloads",
+        "Solutions": "solutions",
+        "Traces": "traces",
+    },
+    "evaluators": {
+        "Definition": "definition",
+        "Op type": "op_type",
+        "Evaluator": "name",
+        "From": "origin",
+        "Why": "why",
+    },
+    "solutions": {"Solution": "name", "Definition": "definition", "Author": "author", "Language": "language"},
+    "workloads": {"Workload": "uuid", "Definition": "definition", "Axes": "axes"},
+}
+"""Each list → headings of its table → keys of its rows."""
+NUMBERS: Final = ("Workloads", "Solutions", "Traces")
 
 
 def declare_list(parser: Parser) -> None:
@@ -44,7 +56,7 @@ def declare_list(parser: Parser) -> None:
     add_format(parser)
 
 
-def execute(args: argparse.Namespace) -> int:
+def execute(args: Namespace) -> int:
     """Print the list."""
     if not args.evaluators and (args.config is not None or hasattr(args, "evaluator_modules")):
         raise Misuse("--config and --evaluator-modules say which evaluators there are: give --evaluators too")
@@ -52,37 +64,43 @@ def execute(args: argparse.Namespace) -> int:
         raise Misuse("--solutions, --workloads and --evaluators are lists of their own: give one of them")
     trace_set = open_trace_set(args)
     definitions = choose_definitions(trace_set, args)
+    document: dict[str, Any] = {}
     if args.solutions is not None:
-        _print(args, "solutions", _list_solutions(args, trace_set, definitions))
+        kind, there = "solutions", [item for group in trace_set.solutions.values() for item in group]
+        authors = getattr(args, "authors", None)
+        refuse_unknown(
+            ("solution", args.solutions, {item.name for item in there}),
+            ("author", authors, {item.author for item in there}),
+        )
+        rows = [
+            {
+                **{key: getattr(item, key) for key in ("name", "definition", "author")},
+                "language": item.spec.language.value,
+            }
+            for definition in definitions
+            for item in trace_set.solutions.get(definition.name, [])
+            if item.name in (args.solutions or [item.name]) and item.author in (authors or [item.author])
+        ]
     elif args.lists_workloads:
-        lines = [line for item in definitions for line in trace_set.workloads.get(item.name, [])]
+        kind, lines = "workloads", [line for item in definitions for line in trace_set.workloads.get(item.name, [])]
         rows = [
             {"uuid": line.workload.uuid, "definition": line.definition, "axes": dict(line.workload.axes)}
             for line in lines
         ]
-        _print(args, "workloads", rows, {"uuid": "Workload"})
     else:
-        _list_definitions(args, trace_set, definitions)
-    return 0
-
-
-def _list_solutions(args: argparse.Namespace, trace_set: TraceSet, definitions: Sequence[Definition]) -> Rows:
-    there = [item for group in trace_set.solutions.values() for item in group]
-    authors = getattr(args, "authors", None)
-    refuse_unknown(
-        ("solution", args.solutions, {item.name for item in there}),
-        ("author", authors, {item.author for item in there}),
-    )
-    return [
-        {"name": item.name, "definition": item.definition, "author": item.author, "language": item.spec.language.value}
-        for definition in definitions
-        for item in trace_set.solutions.get(definition.name, [])
-        if item.name in (args.solutions or [item.name]) and item.author in (authors or [item.author])
-    ]
-
-
-def _list_definitions(args: argparse.Namespace, trace_set: TraceSet, definitions: Sequence[Definition]) -> None:
-    choices: dict[str, EvaluatorChoice] = {}
+        kind, document = "definitions", {"roots": list(map(str, trace_set.roots))}
+        rows = [
+            {
+                "name": item.name,
+                "op_type": item.op_type,
+                "workloads": len(trace_set.workloads.get(item.name, [])),
+                "solutions": [solution.name for solution in trace_set.solutions.get(item.name, [])],
+                "traces": len(trace_set.traces.get(item.name, [])),
+                "not_runnable": item.not_runnable_reason,
+            }
+            for item in definitions
+        ]
+    shown = rows
     if args.evaluators:
         from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins  # needs the engine; other lists do not
         from flashinfer_bench.bench.runner.lookup import look_up_evaluators
@@ -91,47 +109,17 @@ def _list_definitions(args: argparse.Namespace, trace_set: TraceSet, definitions
         config = read_config(args)
         found = look_up_evaluators(definitions, list_plug_ins(config.evaluator_modules))
         found.check(definitions, config)
-        choices = dict(found.choices)
-    if args.format == "json":
-        document = [
-            {
-                "name": item.name,
-                "op_type": item.op_type,
-                "workloads": len(trace_set.workloads.get(item.name, [])),
-                "solutions": [solution.name for solution in trace_set.solutions.get(item.name, [])],
-                "traces": len(trace_set.traces.get(item.name, [])),
-                "not_runnable": item.not_runnable_reason,
-                **({"evaluator": asdict(choices[item.name])} if choices else {}),
-            }
-            for item in definitions
-        ]
-        write_json({"roots": [str(root) for root in trace_set.roots], "definitions": document})
-        return
-    there = (trace_set.workloads, trace_set.solutions, trace_set.traces)
-    parts: dict[str, Mapping[str, Sequence[object]]] = dict(zip(NUMBERS, there, strict=True))
-    rows: Rows = []
-    for item in definitions:
-        counts = {name: len(part.get(item.name, ())) for name, part in parts.items()}
-        chosen = choices.get(item.name)
-        further = counts if chosen is None else {"evaluator": chosen.name, "from": chosen.origin, "why": chosen.why}
-        rows.append({"definition": item.name, "op type": item.op_type, **further})
-    _print(args, "definitions", rows)
-
-
-def _print(args: argparse.Namespace, key: str, rows: Rows, headings: dict[str, str] | None = None) -> None:
-    """Print rows as a table, whose headings are their keys, or as JSON."""
-    if args.format == "json":
-        write_json({key: rows})
-        return
-    singular = key.removesuffix("s").capitalize()
-    named = {"name": singular, **(headings or {})}
-    columns = [
-        Column(named.get(name, name[:1].upper() + name[1:]), name in NUMBERS)
-        for name in (rows[0] if rows else {"name": ""})
-    ]
-    cells = [[_cell(value) for value in row.values()] for row in rows]
-    write_out(render_table(columns, cells, available_width(sys.stdout)))
+        for row in rows:
+            row["evaluator"] = asdict(found.choices[row["name"]])
+        shown = [{**row, "definition": row["name"], **row["evaluator"]} for row in rows]
+    columns = TABLES["evaluators" if args.evaluators else kind]
+    cells = [[_cell(row[key]) for key in columns.values()] for row in shown]
+    table = render_table([Column(heading, heading in NUMBERS) for heading in columns], cells)
+    write_result(args, {**document, kind: rows}, table)
+    return 0
 
 
 def _cell(value: object) -> str:
-    return " ".join(f"{name}={size}" for name, size in value.items()) if isinstance(value, dict) else str(value)
+    if isinstance(value, dict):
+        return " ".join(f"{name}={size}" for name, size in value.items())
+    return str(len(value)) if isinstance(value, list) else str(value)

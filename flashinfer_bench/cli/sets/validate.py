@@ -242,11 +242,11 @@ def _validate(whole: TraceSet, checks: list[Check], args: argparse.Namespace) ->
     jobs: list[TriedJob] = []
     for check in CHECKS[5:]:
         if check in checks:
-            from flashinfer_bench.cli.sets.judging import JudgedSet  # the engine
+            from flashinfer_bench.cli.sets.judging import judge_set  # the engine
 
-            judged = JudgedSet(check, part, author=args.baseline_author, cpu_only=args.disable_gpu)
-            jobs += map(TriedJob.model_validate, judged.jobs)
-            found += [(check, issue) for issue in judged.issues]
+            judged, issues = judge_set(check, part, author=args.baseline_author, cpu_only=args.disable_gpu)
+            jobs += map(TriedJob.model_validate, judged)
+            found += [(check, issue) for issue in issues]
     return Validation(
         roots=list(map(_to_text, whole.roots)),
         checks=checks,

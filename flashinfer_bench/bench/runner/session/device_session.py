@@ -445,7 +445,7 @@ class DeviceSession:
         def measure_reference(input_sets: list[list[Any]]) -> Measured:
             if self._timer.recall(job) is None:
                 self._give_arena(None)
-            self._precompiler.pause()
+                self._precompiler.pause()
             try:
                 return self._timer.measure(job, input_sets, is_alone=phase == REFERENCE_PHASE)
             finally:

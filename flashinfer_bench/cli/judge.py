@@ -1,0 +1,291 @@
+"""Runs what the flags of `run` ask for: plans it, shows its progress, prints its result. `Benchmark` judges and times.
+
+With --watch it does so each time a file is saved, with sessions that stay.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from flashinfer_bench.base.files.trees import walk_files
+from flashinfer_bench.bench import benchmark
+from flashinfer_bench.bench.benchmark import Benchmark
+from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.evaluator_record import find_misspelt_extras
+from flashinfer_bench.bench.events import Event
+from flashinfer_bench.bench.planning.plan import Plan
+from flashinfer_bench.cli.args import choose_recorded, describe_issue, keep_recorded, open_trace_set, read_recorded
+from flashinfer_bench.cli.drafts import list_draft_paths, save_draft, take_drafts
+from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
+from flashinfer_bench.cli.outcome import (
+    RunOutcome,
+    describe_plan,
+    describe_skips,
+    outcome_document,
+    plan_document,
+    render_outcome,
+    render_plan,
+)
+from flashinfer_bench.cli.output import one_interrupt, write_err, write_problems, write_result
+from flashinfer_bench.cli.parser import typed_program
+from flashinfer_bench.cli.progress import RunProgress
+from flashinfer_bench.cli.render import available_width, count, some
+from flashinfer_bench.cli.settings import describe_tolerances, naming_flags, read_config
+from flashinfer_bench.data import LoadIssue, TraceSet
+from flashinfer_bench.data.check import Asked, find_input_issues, find_reference_issues
+from flashinfer_bench.data.store.layout import TOLERANCES_FILE, TRACES, path_part, workloads_path
+from flashinfer_bench.data.store.pack import is_passed_over
+from flashinfer_bench.errors import DataSetError, Fault, FlashInferBenchError, Misuse
+
+LOOK_EVERY_S: Final = 0.05
+"""Seconds between two looks. It is added to the time from saving to the verdict."""
+
+Stamp = dict[str, tuple[int, int]]
+"""Path → time of the last change, and size."""
+EngineFactory = Callable[[TraceSet, BenchmarkConfig], Benchmark]
+
+
+def execute(args: Namespace) -> int:
+    """Run the jobs that the flags ask for, or print the plan."""
+    if args.replay and args.resume:
+        raise Misuse("--replay judges what is recorded, which --resume leaves out: give one of them")
+    if args.retry_timeouts and not args.resume:
+        raise Misuse("--retry-timeouts changes what --resume leaves out: give --resume too")
+    if args.watch and (args.replay or args.resume or args.dry_run or not list_draft_paths(args)):
+        raise Misuse("--watch judges a file again when it is saved: --solution FILE, without --resume or --dry-run")
+    read_config(args)  # what is wrong in flags and file is reported before the set is read
+    if not args.watch:
+        return _judge(args, open_trace_set(args), benchmark.Benchmark)
+    if args.repeat != 1:
+        return keep_judging(args, lambda given, trace_set: _judge(given, trace_set, benchmark.Benchmark))
+    kept: list[tuple[TraceSet, Benchmark]] = []
+
+    def reopen(trace_set: TraceSet, config: BenchmarkConfig) -> Benchmark:
+        if kept and (kept[0][0] is not trace_set or kept[0][1].config != config):
+            kept.pop()[1].close()
+        if not kept:
+            kept.append((trace_set, benchmark.Benchmark(trace_set, config, keeps_sessions=True)))
+        return kept[0][1]
+
+    try:
+        return keep_judging(args, lambda given, trace_set: _judge(given, trace_set, reopen, closes=False))
+    finally:
+        for _, engine in kept:
+            engine.close()
+
+
+def _judge(args: Namespace, trace_set: TraceSet, make_engine: EngineFactory, *, closes: bool = True) -> int:
+    """Run the jobs that the flags ask for, or print the plan; return the exit code."""
+    drafts = take_drafts(args, trace_set)
+    asked = _leave_out_unread(args, trace_set)
+    config = read_config(args).for_set(trace_set)
+    engine, plan = _open(args, trace_set, config, make_engine)
+    saves = not (args.no_save_results or args.replay)
+    found = _find_issues(trace_set, plan)
+    roots = [root / TRACES for root in trace_set.roots]  # recorded traces are never asked for
+    told = [one for one in asked.issues(trace_set) if not any(map(one.file.is_relative_to, roots))]
+    outcome = RunOutcome(plan, errors=[describe_issue(one) for one in (*told, *found) if one.severity == "error"])
+    skips = describe_skips(plan.skips)
+    if args.strict and outcome.is_broken:
+        raise Fault("\n".join(["--strict: nothing was run:", *outcome.errors, *skips]))
+    configs = {job.definition.name: job.config for job in plan.jobs}.values()
+    odd = [f"warning: {line}" for line in find_misspelt_extras(configs, plan.plug_in_keys)]
+    notes = [*describe_tolerances(trace_set), *odd]
+    if args.dry_run:
+        write_err(*notes)
+        text = render_plan(plan, engine.machine, available_width(sys.stdout))
+        write_result(args, plan_document(plan, engine.machine), text)
+        write_err(*map(describe_issue, found))
+        engine.close()
+        return FAILED if outcome.is_broken and not args.allow_broken else RAN
+    outcome.recorded = engine.find_resumed(plan)
+    jobs, *resumed = describe_plan(plan, engine.machine)
+    saved = [f"draft: {save_draft(draft, trace_set)}" for draft in drafts if saves]
+    write_err(*(describe_issue(issue) for issue in found if issue.severity == "error"))
+    if not args.quiet:
+        write_err(*notes, *skips, *resumed, jobs, *saved)
+    _run(engine, outcome, RunProgress(quiet=args.quiet), save_results=saves, closes=closes)
+    _tell_result(args, outcome, trace_set if saves else None)
+    return outcome.exit_code(require_passed=args.require_passed, allow_broken=args.allow_broken)
+
+
+def _leave_out_unread(args: Namespace, trace_set: TraceSet) -> Asked:
+    """Take names out of the flags whose files cannot be read; return what was asked for.
+
+    Raises:
+        Fault: no other name was asked for.
+    """
+    config = read_config(args)
+    asked = Asked(**{name: getattr(config, name) for name in ("definitions", "solutions", "op_types", "authors")})
+    broken = {issue.file.stem for issue in trace_set.issues if issue.severity == "error"}
+    broken -= {path_part(name) for name in trace_set.definitions}
+    broken -= {path_part(item.name) for group in trace_set.solutions.values() for item in group}
+    for field in ("definitions", "solutions"):
+        given = getattr(args, field, [])
+        kept = [name for name in given if path_part(name) not in broken]
+        if given and not kept:
+            raise Fault(f"nothing to run: {', '.join(given)} cannot be read; `flashinfer-bench validate` says why")
+        if given:
+            setattr(args, field, kept)
+    return asked
+
+
+def _find_issues(trace_set: TraceSet, plan: Plan) -> list[LoadIssue]:
+    """Return what is wrong with the stored inputs of a plan's jobs, and with their references."""
+    definitions = {job.definition.name: job.definition for job in plan.jobs}
+    workloads = {(job.definition.name, job.workload.uuid): job.workload for job in plan.jobs}
+    return [
+        *(one for one in find_reference_issues(trace_set, definitions.values()) if one.severity == "error"),
+        *find_input_issues(trace_set, [(name, workload) for (name, _), workload in workloads.items()]),
+    ]
+
+
+def _open(
+    args: Namespace, trace_set: TraceSet, config: BenchmarkConfig, make_engine: EngineFactory
+) -> tuple[Benchmark, Plan]:
+    """Return the engine and the jobs that the flags choose."""
+    replayed = read_recorded(args.replay) if args.replay else []
+    with naming_flags(args):
+        engine = make_engine(trace_set, choose_recorded(config, replayed) if replayed else config)
+        plan = engine.plan(resume=args.resume, retry_timeouts=args.retry_timeouts)
+    if args.resume and not (args.dry_run or args.no_save_results):
+        plan = engine.reserve(plan)
+    if args.repeat != 1:
+        engine.repeat(args.repeat)
+    if replayed:
+        engine.replay(replayed)
+        plan = keep_recorded(plan, replayed)
+    return engine, plan
+
+
+def _run(engine: Benchmark, outcome: RunOutcome, progress: RunProgress, *, save_results: bool, closes: bool) -> None:
+    """Run the plan and keep its events in the outcome. In the end the engine is closed, unless its sessions stay."""
+    started = time.monotonic()
+    events: Iterator[Event] = iter(())
+    with one_interrupt():
+        try:
+            with progress:
+                events = engine.run(outcome.plan, save_results=save_results)
+                for event in events:
+                    outcome.observe(event)
+                    progress.show(event)
+        except KeyboardInterrupt:
+            outcome.is_interrupted = True
+        except Fault as fault:
+            write_problems(str(fault))
+        except DataSetError as error:  # raised before the first job
+            raise DataSetError(f"{error}; --no-save-results judges without saving") from error
+        finally:
+            if isinstance(events, Generator):
+                events.close()
+            if closes:
+                engine.close()
+            outcome.seconds = time.monotonic() - started
+
+
+def _tell_result(args: Namespace, outcome: RunOutcome, trace_set: TraceSet | None) -> None:
+    """Write the result to stdout. Write to stderr where it was saved, if it was, and how to continue."""
+    write_result(args, outcome_document(outcome, trace_set), render_outcome(outcome, available_width(sys.stdout)))
+    if outcome.is_interrupted:
+        more = ", and winners to confirm" if outcome.to_confirm else ""
+        write_err(f"interrupted: {outcome.left} of {count(len(outcome.plan.jobs), 'job')} left{more}")
+    if trace_set is None:
+        write_err("nothing was saved (--no-save-results)")
+        return
+    if files := outcome.files(trace_set):
+        write_err(f"traces: {some(files)}")
+    if outcome.left or outcome.to_confirm:
+        write_err(f"to go on: {resume_command(typed_program(sys.argv[0], sys.orig_argv[0]), args.argv)}")
+
+
+def resume_command(program: Sequence[str], argv: Sequence[str]) -> str:
+    """Return the command that continues the run: the same one with --resume, and without --quick.
+
+    No quick look is resumed from: what is worth going on with gets its whole verdict.
+    """
+    kept = [word for word in argv if word not in ("--quick", "--resume")]
+    return shlex.join([*program, *kept, "--resume"])
+
+
+def take_stamp(paths: Iterable[Path]) -> Stamp:
+    """Return what a save changes: of each file, and of each file below each folder."""
+    stamp: Stamp = {}
+    for path in paths:
+        files = walk_files(path, lambda *_: None, passes_over=is_passed_over) if path.is_dir() else [path]
+        for file in files:
+            try:
+                status = file.stat()
+            except OSError:
+                continue  # an editor replaces it at this moment
+            stamp[str(file)] = (status.st_mtime_ns, status.st_size)
+    return stamp
+
+
+def keep_judging(args: Namespace, judge: Callable[[Namespace, TraceSet], int]) -> int:
+    """Judge each time a draft is saved, or a file that it is judged by, until Ctrl-C; return the latest exit code.
+
+    Args:
+        args: what was typed; `judge` gets a copy each time.
+        judge: judges what the arguments name, and returns the exit code.
+    """
+    paths, code = list_draft_paths(args), 0
+    beside = [Path(args.config)] if args.config else []
+    trace_set: TraceSet | None = None
+    try:
+        while code != INTERRUPTED:
+            given = Namespace(**vars(args))
+            seen = take_stamp([*paths, *beside])
+            try:
+                trace_set = trace_set or open_trace_set(given)
+                code = judge(given, trace_set)
+            except FlashInferBenchError as error:
+                write_problems(str(error))
+                code = error.exit_code
+            if code != INTERRUPTED:
+                new = _list_set_files(trace_set, given.solutions) - set(beside) if trace_set is not None else set()
+                beside += new
+                seen |= take_stamp(new)
+                write_err(f"waiting until {', '.join(map(str, paths))} is saved; Ctrl-C ends")
+                now = wait_for_change(paths, seen, beside=beside)
+                if any(now.get(str(file)) != seen.get(str(file)) for file in beside):
+                    trace_set = None  # it is read anew
+    except KeyboardInterrupt:
+        pass
+    return code
+
+
+def _list_set_files(trace_set: TraceSet, solutions: Iterable[str]) -> set[Path]:
+    """Return the files of the set, there or not, that decide how solutions are judged."""
+    files = {root / TOLERANCES_FILE for root in trace_set.roots}
+    known = [trace_set.get_solution(name) for name in solutions]
+    for name in {one.definition for one in known if one is not None}:
+        op_type = trace_set.definitions[name].op_type
+        files.add(trace_set.definition_files[name])
+        files |= {workloads_path(root, op_type=op_type, definition=name) for root in trace_set.roots}
+    return files
+
+
+def wait_for_change(
+    paths: Sequence[Path], before: Stamp, sleep: Callable[[float], object] = time.sleep, *, beside: Sequence[Path] = ()
+) -> Stamp:
+    """Return when a file differs from its stamp, nothing has changed for one more look, and each path is there.
+
+    Args:
+        paths: what somebody edits.
+        before: the stamp of `paths` and `beside` that was judged.
+        sleep: waits so many seconds.
+        beside: other files that count, whether they are there or not.
+    """
+    last = before
+    while True:
+        sleep(LOOK_EVERY_S)
+        now = take_stamp([*paths, *beside])
+        if now != before and now == last and all(path.exists() for path in paths):
+            return now
+        last = now

@@ -1,0 +1,211 @@
+"""`submit` and `top`, clients of a server: send a solution and print what `run` prints; show what a server is doing."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from argparse import Namespace
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from flashinfer_bench.base.printable import to_printable
+from flashinfer_bench.cli.exit_codes import INTERRUPTED
+from flashinfer_bench.cli.output import one_interrupt, write_err, write_out, write_result
+from flashinfer_bench.cli.parser import PROGRAM, Parser, add_names, number, whole_number
+from flashinfer_bench.cli.render import Column, available_width, render_table
+from flashinfer_bench.client import DEFAULT_URL, Client, TaskReport
+from flashinfer_bench.data import Solution, Trace
+from flashinfer_bench.data.json_utils import load_json_file
+from flashinfer_bench.errors import FlashInferBenchError, Misuse
+from flashinfer_bench.serve.token_file import read_token
+
+if TYPE_CHECKING:  # the help does not wait for the engine
+    from flashinfer_bench.bench.machine import Device
+    from flashinfer_bench.cli.outcome import RunOutcome
+
+RETRY_S: Final = 20.0
+"""Seconds for which a server that does not answer is asked again."""
+DEVICE_COLUMNS: Final = tuple(map(Column, ("Device", "Hardware", "State", "Now")))
+TASK_COLUMNS: Final = tuple(map(Column, ("Task", "Status", "Definition", "Solution")))
+SHOWN_TASKS: Final = 15
+"""Open tasks that are listed."""
+LONGEST_PAUSE_S: Final = 86_400.0
+CLEAR: Final = "\x1b[H\x1b[2J"
+SAMPLE: Final = re.compile(r"^flashinfer_bench_(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
+LABEL: Final = re.compile(r'(\w+)=("(?:\\.|[^"\\])*")')
+"""A label of a sample. Its value is escaped as in JSON."""
+
+
+def add_server(parser: Parser, json_help: str) -> None:
+    """Add the flags that say which server a command speaks with, and the one that asks for JSON."""
+    parser.add_argument("--server", default=DEFAULT_URL, metavar="URL", help="(default: %(default)s)")
+    parser.add_argument("--token-file", metavar="FILE", help="a file with the server's token")
+    parser.add_argument("--json", action="store_const", const="json", default="table", dest="format", help=json_help)
+
+
+def open_client(args: Namespace, submitter: str | None = None) -> Client:
+    """Return a client of the server that the flags name."""
+    token = read_token(args.token_file) if args.token_file is not None else None
+    return Client(args.server, token, submitter=submitter, retry_s=RETRY_S)
+
+
+def declare_submit(parser: Parser) -> None:
+    """Add the help and the flags of the command."""
+    parser.describe(
+        "Submit a solution to a server, wait for its verdicts, and print them as `run` does.",
+        usage="%(prog)s SOLUTION.json --server URL [flags]",
+        example=f"{PROGRAM} submit my_rmsnorm.json --server {DEFAULT_URL}",
+        execute=execute_submit,
+    )
+    parser.add_argument("solution", metavar="SOLUTION.json", help="the solution's file")
+    add_server(parser, "print JSON in place of a table")
+    add_names(parser, "--workloads")
+    parser.add_argument("--priority", type=whole_number, default=0, metavar="N", help="higher ones are judged earlier")
+    parser.add_argument("--submitter", metavar="NAME", help="who asks; submitters get equal shares of the server")
+    words = "judge it at full assurance on a GPU: where it would be the best known, at once, or never"
+    parser.add_argument(
+        "--confirm", choices=("if_best", "always", "never"), default="if_best", help=f"{words} (default: %(default)s)"
+    )
+    parser.add_argument("--no-wait", action="store_true", help="print the id of the task, and do not wait")
+    parser.add_argument("--require-passed", action="store_true", help="exit with 1 unless every job passed")
+    parser.add_argument("--quiet", action="store_true", help="no progress; only errors and the result")
+
+
+def execute_submit(args: Namespace) -> int:
+    """Submit the solution and print its verdicts. Ctrl-C cancels the task."""
+    from flashinfer_bench.cli.outcome import outcome_document, render_outcome  # the engine's rooms
+
+    with open_client(args, submitter=args.submitter) as client, one_interrupt():
+        solution = load_json_file(Solution, args.solution)
+        started = time.monotonic()
+        workloads = getattr(args, "workloads", None)
+        task = client.submit(solution, workloads, priority=args.priority, confirm=args.confirm)
+        if args.no_wait:
+            write_result(args, {"task_id": task}, f"{task}\n")
+            return 0
+        if not args.quiet:
+            write_err(f"task {task} at {client.url}; Ctrl-C cancels it")
+        try:
+            report = client.wait(task)
+        except KeyboardInterrupt:
+            try:
+                client.cancel(task)
+                write_err("interrupted: the task was cancelled")
+            except FlashInferBenchError as error:
+                write_err(f"interrupted; the task goes on: {error}")
+            return INTERRUPTED
+        outcome = _make_outcome(client, report, solution, workloads)
+        outcome.seconds = time.monotonic() - started
+    document = {**outcome_document(outcome, None), "task_id": task, "server": client.url, "error": report.error}
+    write_result(args, document, render_outcome(outcome, available_width(sys.stdout)))
+    if report.status == "cancelled":
+        write_err("the task was cancelled")
+    return outcome.exit_code(require_passed=args.require_passed)
+
+
+def _make_outcome(client: Client, report: TaskReport, solution: Solution, asked: Sequence[str] | None) -> RunOutcome:
+    """Put what the server told in the form of a run's outcome, so that both are shown alike."""
+    from flashinfer_bench.bench.config import BenchmarkConfig
+    from flashinfer_bench.bench.events import JobFaulted, JobFinished
+    from flashinfer_bench.bench.planning.plan import Job, Plan
+    from flashinfer_bench.cli.outcome import RunOutcome
+
+    definition = client.definition(report.definition)
+    named = solution.model_copy(update={"name": report.solution})
+    config = BenchmarkConfig().resolve_eval_config(definition)
+    jobs = {
+        workload.uuid: Job(index, definition, workload, named, config, {})
+        for index, workload in enumerate(client.workloads(report.definition))
+        if workload.uuid in (asked or [workload.uuid])
+    }
+    traces = {trace.workload.uuid: (trace, _device_of(trace)) for trace in report.traces if trace.workload.uuid in jobs}
+    outcome = RunOutcome(Plan(tuple(jobs.values())), devices=tuple({device: None for _, device in traces.values()}))
+    for uuid, job in jobs.items():
+        if uuid in traces:
+            outcome.observe(JobFinished(job, *traces[uuid], 0.0))
+        elif report.error is not None:
+            outcome.observe(JobFaulted(job, report.error, is_left_out=report.status == "completed"))
+    return outcome
+
+
+def _device_of(trace: Trace) -> Device:
+    from flashinfer_bench.bench.machine import Device
+
+    evaluation: Any = trace.evaluation
+    told = (evaluation.extra or {}).get("run", {}).get("device", {})
+    kind: Literal["cuda", "cpu"] = "cuda" if told.get("kind") == "cuda" else "cpu"
+    return Device(kind, int(told.get("index", 0)), evaluation.environment.hardware, str(told.get("uuid")))
+
+
+def declare_top(parser: Parser) -> None:
+    """Add the help and the flags of the command."""
+    parser.describe(
+        "Show what a server is doing: devices, current jobs, queue, rate. Ctrl-C ends it.",
+        usage="%(prog)s --server URL [flags]",
+        example=f"{PROGRAM} top --server {DEFAULT_URL} --once",
+        execute=execute_top,
+    )
+    add_server(parser, "print JSON, one line for each look")
+    parser.add_argument("--once", action="store_true", help="show it once, and end")
+    parser.add_argument("--every", type=number, default=1.0, metavar="F", help="seconds between looks (default: 1)")
+
+
+def execute_top(args: Namespace) -> int:
+    """Show the server, once or until Ctrl-C."""
+    if args.every < 0:
+        raise Misuse(f"--every: must be at least 0, not {args.every:g}")
+    with open_client(args) as client:
+        try:
+            while True:
+                overview = read_overview(client)
+                if sys.stdout.isatty() and not args.once:
+                    sys.stdout.write(CLEAR)
+                write_out(json.dumps(overview) + "\n" if args.format == "json" else render_overview(overview))
+                if args.once:
+                    return 0
+                time.sleep(min(args.every, LONGEST_PAUSE_S))
+        except KeyboardInterrupt:
+            return 0
+
+
+def read_overview(client: Client) -> dict[str, Any]:
+    """Ask a server what it does: its health, its metrics in Prometheus' text format, and its open tasks."""
+    samples: defaultdict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
+    for name, text, value in SAMPLE.findall(client.metrics()):
+        samples[name].append(({key: json.loads(found) for key, found in LABEL.findall(text)}, float(value)))
+    jobs = {labels["device"]: f"{labels['solution']} on {labels['workload']}" for labels, _ in samples["device_job"]}
+    health = client.health()
+    return {
+        "queue_jobs": health["queue_size"],
+        "verdicts_per_second": sum(value for _, value in samples["verdicts_per_second"]),
+        "jobs": {labels["status"]: int(value) for labels, value in samples["jobs_total"]},
+        "devices": [
+            {
+                **{key: one[key] for key in ("device", "hardware", "condition")},
+                "job": jobs.get(one["device"], ""),
+            }
+            for one in health["workers"]
+        ],
+        "open_tasks": [
+            {key: getattr(task, key) for key in ("task_id", "status", "definition", "solution")}
+            for task in client.tasks()
+            if not task.is_over
+        ],
+    }
+
+
+def render_overview(overview: dict[str, Any]) -> str:
+    """Lay an overview out."""
+    counts = ", ".join(f"{number} {status}" for status, number in overview["jobs"].items())
+    head = f"{overview['queue_jobs']} jobs wait; {overview['verdicts_per_second']:.2g} verdicts a second; {counts}"
+    tasks = [[task["task_id"][:8], *list(task.values())[1:]] for task in overview["open_tasks"]]
+    return "\n".join(
+        [
+            f"{to_printable(head)}\n",
+            render_table(DEVICE_COLUMNS, [list(one.values()) for one in overview["devices"]]),
+            render_table(TASK_COLUMNS, tasks[:SHOWN_TASKS]),
+        ]
+    )
