@@ -49,18 +49,6 @@ class FailureGroup:
 
 
 @dataclass(frozen=True)
-class Tie:
-    """A solution that cannot be told apart from the best one: their intervals meet. Its columns are those of a row."""
-
-    solution: str
-    latency_ms: float | None
-    speedup: float | None
-    half_share: float | None
-    standing: str
-    confirmed: bool
-
-
-@dataclass(frozen=True)
 class SummaryRow:
     """One solution on one kind of hardware, over all its judged workloads."""
 
@@ -88,7 +76,7 @@ class SummaryRow:
     """Geometric mean of the latencies in ms, with its interval."""
     interval_share: float | None
     """Half the interval of a latency, as a share of it: median over the passed workloads whose trace has it."""
-    ties: tuple[Tie, ...] = ()
+    ties: tuple[SummaryRow, ...] = ()
     """Of the best row: other solutions, the best first; which one is faster cannot be told."""
 
 
@@ -126,7 +114,7 @@ def summarise_results(
     groups: dict[tuple[str, str, str], list[Result]] = group(results, _key)
     judged = {key[:2] for key in groups}
     groups |= {(*pair, ""): [] for pair in expected or () if pair not in judged}
-    rows = [_row(key, items, (expected or {}).get(key[:2], ())) for key, items in groups.items()]
+    rows = [_row(items, key, (expected or {}).get(key[:2], ())) for key, items in groups.items()]
     return lead_confirmed(sorted(rows, key=_rank), lambda row: _rank(row)[:5], attrgetter("standing"))
 
 
@@ -169,7 +157,7 @@ def best_by_definition(traces: Iterable[AnyTrace], by: Merit = "speedup") -> lis
     for contest in group(rows, attrgetter("definition", "hardware")).values():
         first, *others = lead_confirmed(sorted(contest, key=order), lambda row: order(row)[:2], attrgetter("standing"))
         ties = [row for row in others if order(row)[:2] == (False, -first.passed) and _meet(first, row)]
-        best.append(replace(first, ties=tuple(_tie(row) for row in ties)))
+        best.append(replace(first, ties=tuple(ties)))
     return best
 
 
@@ -186,7 +174,9 @@ def measured_speedup(evaluation: AnyEvaluation) -> float | None:
     return reference / latency if reference is not None and latency is not None else None
 
 
-def _row(key: tuple[str, str, str], items: Sequence[Result], expected: Collection[str]) -> SummaryRow:
+def _row(
+    items: Sequence[Result], key: tuple[str, str, str] | None = None, expected: Collection[str] = ()
+) -> SummaryRow:
     passed = [item for item in items if item.is_passed]
     records = [item.measurement for item in passed]
     timed = [item for item in passed if item.latency_ms is not None]
@@ -195,7 +185,7 @@ def _row(key: tuple[str, str, str], items: Sequence[Result], expected: Collectio
     bounds = [record.bounds for record in records if record.interval]
     shares = [(high - low) / (high + low) for low, high in filter(None, bounds) if high > 0]
     standing = join_standings(record.standing for record in records)
-    definition, solution, hardware = key
+    definition, solution, hardware = key or _key(items[0])
     return SummaryRow(
         definition=definition,
         solution=solution,
@@ -233,11 +223,11 @@ def _rank(row: SummaryRow) -> tuple[str, bool, str, bool, float, float, float, s
 
 def _best(ranked: Sequence[Result]) -> BestRow:
     first, *others = ranked
-    row, interval = _row(_key(first), [first], ()), interval_of(first)
+    row, interval = _row([first]), interval_of(first)
     rivals = [item for item in others if row.timing_caveat is None and item.measurement.meaningful]
     met = [item for item in rivals if interval and (other := interval_of(item)) and interval.meets(other)]
     return BestRow(
-        **{**vars(row), "ties": tuple(_tie(_row(_key(item), [item], ())) for item in met)},
+        **{**vars(row), "ties": tuple(_row([item]) for item in met)},
         op_type=first.op_type,
         author=first.author,
         workload=first.workload,
@@ -245,10 +235,6 @@ def _best(ranked: Sequence[Result]) -> BestRow:
         contenders=len(ranked),
         interval=interval,
     )
-
-
-def _tie(row: SummaryRow) -> Tie:
-    return Tie(row.solution, row.latency_ms, row.speedup, row.interval_share, row.standing, row.confirmed)
 
 
 def _meet(*rows: SummaryRow) -> bool:

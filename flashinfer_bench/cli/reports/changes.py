@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from collections import Counter
 from functools import partial
 from itertools import groupby
@@ -81,10 +81,10 @@ def _add_threshold(parser: Parser) -> None:
     add_format(parser)
 
 
-def execute_history(args: argparse.Namespace) -> int:
+def execute_history(args: Namespace) -> int:
     """Print a line for each solution, on each kind of hardware if there are several, and below it its epochs."""
     trace_set = open_trace_set(args)
-    chosen = argparse.Namespace(definitions=[args.definition], solutions=args.solutions)
+    chosen = Namespace(definitions=[args.definition], solutions=args.solutions)
     results = list_results(trace_set, choose_traces(trace_set, chosen), latest_only=False)
     epochs = find_epochs([item for item in results if not item.told.run.quick], args.threshold)
     is_several = len({epoch.hardware for epoch in epochs}) > 1
@@ -95,7 +95,7 @@ def execute_history(args: argparse.Namespace) -> int:
     return show_rows(args, epochs, render, f"note: there is no whole verdict on {args.definition}")
 
 
-def execute_diff(args: argparse.Namespace) -> int:
+def execute_diff(args: Namespace) -> int:
     """Print how many jobs have each decision, then a row for each that changed."""
     changes = find_changes(_read_results(args.old), _read_results(args.new), args.threshold)
     counts = Counter(change.decision for change in changes)

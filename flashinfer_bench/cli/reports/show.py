@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from string import Formatter
@@ -35,9 +35,7 @@ Cells = Mapping[Column, str]
 """Columns, and the format string of each."""
 
 
-def show_rows(
-    args: argparse.Namespace, rows: Sequence[Any], render: Callable[[int], str], nothing: str, **document: Any
-) -> int:
+def show_rows(args: Namespace, rows: Sequence[Any], render: Callable[[int], str], nothing: str, **document: Any) -> int:
     """Print rows in the form that is asked for, and return the exit code.
 
     Args:
