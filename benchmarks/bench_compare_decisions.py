@@ -24,8 +24,7 @@ from statistics import fmean, stdev
 from flashinfer_bench import BenchmarkConfig, Definition, Solution, Trace, TraceSet, Workload
 from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.examine.compare.measuring import measure
-from flashinfer_bench.examine.compare.ratios import LOOKS, ratio_of_pairs
-from flashinfer_bench.examine.compare.result import Comparison, Row
+from flashinfer_bench.examine.compare.result import LOOKS, Comparison, Row, ratio_of_pairs
 from flashinfer_bench.examine.compare.sides import Pairing
 from flashinfer_bench.timing.between_workers import default_spread, learned_spread, sum_squares
 

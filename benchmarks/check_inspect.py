@@ -27,14 +27,13 @@ from benchmarks.hanging import HangWatch
 from flashinfer_bench import agents
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.machine import discover_devices
+from flashinfer_bench.bench.runner.client import LocalPlaces
 from flashinfer_bench.bench.runner.sandbox import find_sandbox
 from flashinfer_bench.compile import BuildFarm, BuildTarget
 from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload
-from flashinfer_bench.examine.inspect import look as inspect_look
-from flashinfer_bench.examine.inspect.look import look, with_line_info
+from flashinfer_bench.examine.inspect.look import find_tool, look, with_line_info
 from flashinfer_bench.examine.inspect.ncu import list_metrics, plan_ncu, read_profile, render_profile
 from flashinfer_bench.examine.inspect.sanitizer import TYPES, plan_sanitizer, read_findings, render_findings
-from flashinfer_bench.examine.inspect.target import InspectTarget, find_tool
 from flashinfer_bench.sandbox.namespaces import has_own_network
 
 NCU, SANITIZER = "ncu", "compute-sanitizer"
@@ -146,10 +145,7 @@ def make_set(solutions, sizes):
     for solution in solutions:
         groups.setdefault(solution.definition, []).append(solution)
     trace_set = TraceSet(definitions=definitions, solutions=groups, workloads=workloads)
-    subjects = {
-        one.name: InspectTarget(definitions[one.definition], one, workloads[one.definition][0].workload, trace_set)
-        for one in solutions
-    }
+    subjects = {one.name: (trace_set, one, workloads[one.definition][0].workload) for one in solutions}
     return trace_set, subjects
 
 
@@ -189,10 +185,10 @@ class Checks:
     def look(self, subject, plan, *, sandbox="auto"):
         start = time.monotonic()
         with HangWatch(plan.program, after_s=plan.steps[0].limit_s - 5) as watch:
-            done = look(subject, plan, self.device, sandbox=sandbox, cache=self.cache, tell=self.say)
-        text = f"\n##### {subject.solution.name} {plan.program} {sandbox}\n"
+            done = look(*subject, plan, self.device, sandbox=sandbox, cache=self.cache, tell=self.say)
+        text = f"\n##### {subject[1].name} {plan.program} {sandbox}\n"
         for step in done.steps:
-            text += f"##### step {step.name} code {step.code} ended {step.ended!r} error {step.error!r}\n"
+            text += f"##### step {step.name} ended {step.ended!r} error {step.error!r}\n"
             text += f"##### argv {' '.join(next(one.argv for one in plan.steps if one.name == step.name))}\n"
             text += step.text + "\n"
         self.write(f"{text}##### notes {done.notes}, {time.monotonic() - start:.1f} s\n{watch.found}")
@@ -230,7 +226,7 @@ def check_walls(checks, subjects):
         start = time.monotonic()
         try:
             done = checks.look(subjects["right_cuda"], plan, sandbox=sandbox)
-            document, _ = read_profile(subjects["right_cuda"], checks.device, done)
+            document, _ = read_profile(done)
             found = f"{document['kernels'][0]['duration_us']} us"
         except Exception as error:
             checks.check(False, f"ncu with --sandbox {sandbox}: {str(error)[:600]}")
@@ -281,7 +277,7 @@ def check_ncu(checks, trace_set, subjects):
                 continue
             try:
                 done = checks.look_at(NCU, subject, plan_ncu(program, known))
-                document, _ = read_profile(subject, checks.device, done)
+                document, _ = read_profile(done)
             except Exception as error:
                 checks.check(False, f"{trace.solution}: {str(error)[:600]}")
                 continue
@@ -307,7 +303,7 @@ def check_sanitizer(checks, subjects):
     checks.say(f"compute-sanitizer with --sandbox {checks.sandbox[SANITIZER]}")
     if not checks.has_time("the other planted faults", 20):
         return
-    inspect_look.lock_device = lambda *_: ()  # nothing else is on the GPU
+    LocalPlaces.lock = lambda *_: iter(())  # nothing else is on the GPU
     rest = {name: subject for name, subject in subjects.items() if name != "memcheck_cuda"}
     with ThreadPoolExecutor(len(rest)) as threads:
         list(threads.map(lambda item: check_planted(checks, *item), rest.items()))
@@ -319,14 +315,14 @@ def check_planted(checks, name, subject):
     types = [type_]
     if type_ == "right":
         types = list(TYPES) if language == "cuda" else ["memcheck"]
-    source = subject.solution.sources[0]
+    source = subject[1].sources[0]
     marked = [n for n, line in enumerate(source.content.splitlines(), 1) if line.endswith(("# here", "// here"))]
     limit_s = TRIAL_S if name == "memcheck_cuda" else 60
     try:
         done = checks.look_at(SANITIZER, subject, plan_sanitizer(find_tool(SANITIZER), types, limit_s))
     except Exception as error:
         return checks.check(False, f"{name}: {str(error)[:600]}")
-    document = read_findings(subject, checks.device, done)
+    document = read_findings(done)
     findings = document["findings"]
     checks.say(render_findings(document).rstrip())
     if type_ == "right":

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
-from flashinfer_bench.bench.runner.job_seeds import JobSeeds
-from flashinfer_bench.data import Solution, TraceSet
+from flashinfer_bench.data import Solution, SourceFile, TraceSet
+from flashinfer_bench.data.store.pack import unpack_solution
 from flashinfer_bench.errors import Fault
-from flashinfer_bench.examine.repro.start import reproduce
+from flashinfer_bench.examine.repro import start
 
 SET = Path("flashinfer-trace")
 WRONG = SET / "wrong"
@@ -42,6 +42,7 @@ for line in sys.stdin:
         os.dup2(out, 1)
         os.dup2(out, 2)
         sys.argv = [folder + "/repro.py"]
+        sys.path.insert(0, folder)
         code = 70
         try:
             runpy.run_path(sys.argv[0], run_name="__main__")
@@ -98,14 +99,12 @@ def check(twin: Solution, uuid: str, folder: Path, args: argparse.Namespace) -> 
 def write_down(twin: Solution, uuid: str, folder: Path) -> dict:
     """Write a twin's failure down, as the command does; return what is known of the call."""
     trace_set = TraceSet.merge([TraceSet.from_path(SET), TraceSet.from_path(WRONG)])
-    config = BenchmarkConfig.default(
-        devices=["cpu"], solutions=[twin.name], workloads=[uuid], profile_baseline=False, **QUICK
-    )
+    settings = {**start.QUICK, **QUICK}
+    config = BenchmarkConfig.default(devices=["cpu"], solutions=[twin.name], workloads=[uuid], **settings)
     engine = Benchmark(trace_set, config)
     (job,) = engine.plan().jobs
     folder.mkdir(parents=True, exist_ok=True)
-    seed = JobSeeds(config.seed).of(job)
-    reproduce(engine.context, job, seed, folder, "none")
+    start.reproduce(engine, job, folder)
     return json.loads((folder / "call.json").read_text())
 
 
@@ -118,26 +117,22 @@ def _check(twin: Solution, uuid: str, folder: Path, args: argparse.Namespace) ->
     if code != 1 or "the failure shows" not in told:
         return "", f"repro.py ended with {code}: {told[-1000:]}"
     seen = "judge" if not facts["compares"] else "recorded" if "when it was judged" in told else "now"
-    _take_reference(folder, facts)
+    _take_reference(twin, folder, facts)
     code, told = python.run(folder)
     return seen, f"with the reference it ended with {code}: {told[-1000:]}" if code else None
 
 
-def _take_reference(folder: Path, facts: dict) -> None:
+def _take_reference(twin: Solution, folder: Path, facts: dict) -> None:
     """Put the definition's reference in the place of the solution."""
     file, _, symbol = facts["entry"].partition("::")
-    shutil.rmtree(folder / "solution")
-    entry = folder / "solution" / file
-    entry.parent.mkdir(parents=True)
     names = ", ".join(facts["inputs"])
     given = ", ".join(f"{name}={name}" for name in facts["inputs"])
     body = f"\n\ntheirs = run\n\n\ndef {symbol}({names}):\n    return theirs({given})\n"
-    entry.write_text((folder / "reference.py").read_text() + body)
+    shutil.rmtree(folder / "solution")
+    source = SourceFile(path=file, content=(folder / "reference.py").read_text() + body)
+    spec = twin.spec.model_copy(update={"destination_passing_style": False})
+    unpack_solution(twin.model_copy(update={"sources": [source], "spec": spec}), folder / "solution")
     (folder / "call.json").write_text(json.dumps({**facts, "style": "value"}))
-    solution = json.loads((folder / "solution.json").read_text())  # how the package's own check calls it
-    solution["spec"]["destination_passing_style"] = False
-    solution["sources"] = [{"path": file, "content": ""}]
-    (folder / "solution.json").write_text(json.dumps(solution))
 
 
 class Python:

@@ -6,17 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from flashinfer_bench.base.files.reading import read_whole
-from flashinfer_bench.base.files.trees import walk_files
 from flashinfer_bench.data import BuildSpec, Solution, SourceFile
 from flashinfer_bench.data.solution import check_source_path
-from flashinfer_bench.data.store.dialects import MOST_SOURCE_BYTES
 from flashinfer_bench.data.store.jsonl import write_whole_bytes
 from flashinfer_bench.data.store.layout import path_part
-from flashinfer_bench.data.store.pack import MANIFEST_NAMES, is_passed_over, sort_sources
-from flashinfer_bench.errors import DataSetError
+from flashinfer_bench.data.store.pack import read_sources
 
 
 def pack_solution_from_files(
@@ -43,23 +37,17 @@ def pack_solution_from_files(
     folder = Path(path)
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder")
-    problems: list[str] = []
-    found = walk_files(folder, lambda file, reason: problems.append(f"{file}: {reason}"), passes_over=is_passed_over)
-    names = sort_sources(file.relative_to(folder).as_posix() for file in found if file.is_file())
-    sources = [_read(folder, one, problems) for one in names if one not in MANIFEST_NAMES]
-    if problems or not sources:
-        raise ValueError("; ".join(problems) or f"{folder} holds no source")
-    try:
-        return Solution(
-            name=name,
-            definition=definition,
-            author=author,
-            description=description or None,
-            spec=spec if isinstance(spec, BuildSpec) else BuildSpec.model_validate(spec),
-            sources=[source for source in sources if source is not None],
-        )
-    except ValidationError as error:
-        raise ValueError(str(error)) from None
+    sources, issues = read_sources(folder)
+    if issues or not sources:
+        raise ValueError("; ".join(issue.reason for issue in issues) or f"{folder} holds no source")
+    return Solution(
+        name=name,
+        definition=definition,
+        author=author,
+        description=description or None,
+        spec=spec if isinstance(spec, BuildSpec) else BuildSpec.model_validate(spec),
+        sources=[SourceFile(path=file, content=content) for file, content in sources.items()],
+    )
 
 
 def extract_solution_to_files(solution: Solution, base_path: str | Path) -> str:
@@ -79,13 +67,3 @@ def extract_solution_to_files(solution: Solution, base_path: str | Path) -> str:
         except OSError as error:
             raise ValueError(f"{target} cannot be written: {error.strerror}") from None
     return str(base)
-
-
-def _read(folder: Path, path: str, problems: list[str]) -> SourceFile | None:
-    try:
-        return SourceFile(path=path, content=read_whole(folder / path, MOST_SOURCE_BYTES).decode("utf-8"))
-    except UnicodeDecodeError:
-        problems.append(f"{path}: is not UTF-8")
-    except (OSError, ValueError, DataSetError) as error:
-        problems.append(f"{path}: {error}")
-    return None

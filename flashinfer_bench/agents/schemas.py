@@ -18,11 +18,7 @@ from flashinfer_bench.agents.tools import (
     flashinfer_bench_run_sanitizer,
 )
 
-TOOLS: Final[tuple[Callable[..., str], ...]] = (
-    flashinfer_bench_list_ncu_options,
-    flashinfer_bench_run_ncu,
-    flashinfer_bench_run_sanitizer,
-)
+TOOLS: Final = (flashinfer_bench_list_ncu_options, flashinfer_bench_run_ncu, flashinfer_bench_run_sanitizer)
 UNDERLINED: Final = re.compile(r"^(\w+)\n-{3,} *$", re.MULTILINE)
 """Heading of a section as numpy writes it."""
 SECTION: Final = re.compile(
@@ -50,17 +46,16 @@ def function_to_schema(function: Callable[..., Any]) -> dict[str, Any]:
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        schema = type_to_schema(hints.get(name, str))
+        schema = properties[name] = type_to_schema(hints.get(name, str))
         if name in described:
             schema["description"] = described[name]
         if parameter.default is parameter.empty:
             required.append(name)
         elif parameter.default is None or isinstance(parameter.default, (str, int, float, bool, list, dict)):
             schema["default"] = parameter.default
-        properties[name] = schema
     parameters = {"type": "object", "properties": properties, "required": required}
-    described_function = {"name": function.__name__, "description": summary, "parameters": parameters}
-    return {"type": "function", "function": described_function}
+    whole = {"name": function.__name__, "description": summary, "parameters": parameters}
+    return {"type": "function", "function": whole}
 
 
 def type_to_schema(annotation: Any) -> dict[str, Any]:
@@ -71,9 +66,7 @@ def type_to_schema(annotation: Any) -> dict[str, Any]:
         for one in (typing.get_args(annotation) if is_union else [annotation])
         if one is not type(None) and not (isinstance(one, type) and issubclass(one, BaseModel))
     ]
-    if not options:
-        return {"type": "object"}
-    union: Any = typing.Union[tuple(options)]  # noqa: UP007 - made at run time
+    union: Any = typing.Union[tuple(options)] if options else dict  # noqa: UP007 - made at run time
     try:
         return TypeAdapter(union).json_schema()
     except PydanticSchemaGenerationError:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.data import Solution, TraceSet, Workload
 from flashinfer_bench.errors import FlashInferBenchError
-from flashinfer_bench.examine.inspect.look import Inspected, ToolPlan, look, plain
-from flashinfer_bench.examine.inspect.ncu import list_metrics, plan_ncu, read_profile, render_profile
+from flashinfer_bench.examine.inspect.look import Inspected, ToolPlan, find_gpu, find_tool, look, plain
+from flashinfer_bench.examine.inspect.ncu import ask_ncu, list_metrics, plan_ncu, read_profile, render_profile
 from flashinfer_bench.examine.inspect.sanitizer import check_types, plan_sanitizer, read_findings, render_findings
-from flashinfer_bench.examine.inspect.target import InspectTarget, find_gpu, find_tool, resolve_target
 
-LIST_LIMIT_S: Final = 60.0
 PAGES: Final = ("details", "raw", "source", "session")
 
 
@@ -28,9 +24,8 @@ def flashinfer_bench_list_ncu_options(ncu_path: str = "ncu") -> str:
     Returns:
         Both lists as ncu prints them, or a text that begins with ERROR.
     """
-    return _answer(
-        lambda: "\n".join(_list(find_tool("ncu", ncu_path), f"--list-{one}") for one in ("sets", "sections"))
-    )
+    flags = ("--list-sets", "--list-sections")
+    return _answer(lambda: "\n".join(ask_ncu(find_tool("ncu", ncu_path), flag) for flag in flags))
 
 
 def flashinfer_bench_run_ncu(
@@ -81,7 +76,7 @@ def flashinfer_bench_run_ncu(
             page=page,
             limit_s=timeout,
         )
-        document, text = read_profile(*_look(plan, solution, workload, device, trace_set_path, tmpdir))
+        document, text = read_profile(_look(plan, solution, workload, device, trace_set_path, tmpdir))
         return f"{render_profile(document)}\n{text}"
 
     return _answer(profile, max_lines)
@@ -119,8 +114,8 @@ def flashinfer_bench_run_sanitizer(
     def check() -> str:
         plan = plan_sanitizer(find_tool("compute-sanitizer", sanitizer_path), check_types(sanitizer_types), timeout)
         looked = _look(plan, solution, workload, device, trace_set_path, tmpdir)
-        said = "\n".join(f"{step.name}:\n{step.text}" for step in looked[2].steps)
-        return f"{render_findings(read_findings(*looked))}\n{said}"
+        said = "\n".join(f"{step.name}:\n{step.text}" for step in looked.steps)
+        return f"{render_findings(read_findings(looked))}\n{said}"
 
     return _answer(check, max_lines)
 
@@ -132,12 +127,12 @@ def _look(
     device: str,
     trace_set_path: str | None,
     tmpdir: str | None,
-) -> tuple[InspectTarget, Device, Inspected]:
+) -> Inspected:
     gpu = find_gpu(device)
-    target = resolve_target(TraceSet.from_path(trace_set_path), solution, workload)
+    trace_set = TraceSet.from_path(trace_set_path)
     if tmpdir is not None and not Path(tmpdir).is_dir():
         raise ValueError(f"tmpdir {tmpdir} is no folder")
-    return target, gpu, look(target, plan, gpu, temporary=None if tmpdir is None else Path(tmpdir).absolute())
+    return look(trace_set, solution, workload, plan, gpu, temporary=tmpdir)
 
 
 def _answer(work: Callable[[], str], max_lines: int | None = None) -> str:
@@ -150,13 +145,3 @@ def _answer(work: Callable[[], str], max_lines: int | None = None) -> str:
         kept = max(0, max_lines - 1)
         lines = [*lines[:kept], f"[{len(lines) - kept} more lines]"]
     return "\n".join(lines)
-
-
-def _list(program: Path, flag: str) -> str:
-    try:
-        done = subprocess.run([program, flag], capture_output=True, text=True, timeout=LIST_LIMIT_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise FlashInferBenchError(f"{program} {flag} did not end within {LIST_LIMIT_S:g} s") from None
-    if done.returncode != 0:
-        raise FlashInferBenchError(f"{program} {flag} failed: {(done.stderr or done.stdout).strip()}")
-    return done.stdout

@@ -90,6 +90,8 @@ class HarnessContext:
                 here, why_not_buildable=lambda one: why_not_buildable(one, *known), sandbox=self.sandbox.mark
             )
         self._plug_ins = list_plug_ins(self.config.evaluator_modules)
+        self.tool: tuple[str, str] | None = None
+        """What takes the place of sessions (`Hello.tool`)."""
         self._lookup = EvaluatorLookup()
 
     def fingerprint_evaluators(
@@ -181,6 +183,7 @@ class HarnessContext:
             needs_triton=needs_triton,
             cache_root=str(self.cache),
             plug_ins=self._plug_ins,
+            tool=self.tool,
             has_walls=self.sandbox.has_walls,
             sessions=1 if self._cluster is not None else max(1, len(self.machine.devices)),
             compiles_ahead=rules.compiles_ahead,

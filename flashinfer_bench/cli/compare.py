@@ -21,16 +21,16 @@ from flashinfer_bench.cli.parser import (
     share,
 )
 from flashinfer_bench.cli.settings import add_setting
-from flashinfer_bench.errors import Fault, Misuse
+from flashinfer_bench.errors import Misuse
 
 if TYPE_CHECKING:
     from flashinfer_bench.data import TraceSet
     from flashinfer_bench.examine.compare.result import Comparison
     from flashinfer_bench.examine.compare.sides import Contender
 
-MEASURING: Final = ("--budget", "--devices", "--config", "--iterations", "--num-trials", "--sandbox")
+MEASURING: Final = ("budget", "devices", "config", "iterations", "num_trials", "sandbox")
 """Flags that say how to measure, and so nothing of recorded traces."""
-OF_SOURCES: Final = ("--definitions", "--entry", "--language")
+OF_SOURCES: Final = ("definitions", "entry", "language")
 """Flags that say what a source file or a folder leaves out, and so nothing of other sides."""
 
 
@@ -81,6 +81,7 @@ def execute(args: argparse.Namespace) -> int:
     """Compare, and print the result."""
     from flashinfer_bench.cli.args import find_output, is_set_named, open_trace_set
     from flashinfer_bench.cli.drafts import describe_draft, read_hints
+    from flashinfer_bench.cli.render import available_width
     from flashinfer_bench.data.store.layout import DEFINITIONS
     from flashinfer_bench.examine.compare.recorded import compare_recorded
     from flashinfer_bench.examine.compare.sides import find_sides
@@ -88,16 +89,13 @@ def execute(args: argparse.Namespace) -> int:
 
     if args.budget is not None and args.budget <= 0:
         raise Misuse("--budget: needs seconds above 0")
-    first = args.first
-    second = args.second
-    is_set_first = (Path(first) / DEFINITIONS).is_dir() and not Path(second).exists()
-    if is_set_first and args.local and not Path(args.local[0]).exists():
-        raise Misuse(f"{first} is a set: name it behind the two sides: {second} {args.local[0]} {first}")
+    words = (args.first, args.second)
+    if (Path(words[0]) / DEFINITIONS).is_dir() and args.local and not Path(args.local[0]).exists():
+        raise Misuse(f"{words[0]} is a set: name it behind the two sides: {words[1]} {args.local[0]} {words[0]}")
     named = open_trace_set(args) if is_set_named(args) else None
-    if args.junit:
-        find_output(args.junit, args)  # refuses links in a set, before anything is measured
-    sides = find_sides((first, second), named, read_hints(args))
-    drafts = [side.draft for side in sides if side.draft is not None]
+    junit = find_output(args.junit, args) if args.junit else None  # refuses links in a set before anything is measured
+    sides = find_sides(words, named, read_hints(args))
+    drafts = [side.draft for side in sides if side.draft is not None and not side.draft.is_packed]
     if not drafts:
         _refuse(args, OF_SOURCES, "neither side is a source file, or a folder without a manifest")
     for draft in drafts:
@@ -108,27 +106,35 @@ def execute(args: argparse.Namespace) -> int:
         _refuse(args, MEASURING, "with --recorded nothing is measured")
         comparison = compare_recorded(*sides, threshold, args.workloads)
     else:
-        comparison = _measure(args, *sides, threshold, named)
+        comparison = _measure(args, sides, threshold, named)
     slower = comparison.slower_than(args.fail_if_slower) if args.fail_if_slower else []
-    _write(args, comparison, slower)
+    if junit is not None:
+        junit.write(comparison.junit(slower))
+    if args.format == "json":
+        write_json(comparison.document(words, slower))
+    elif args.format == "md":
+        write_out(comparison.markdown(words, slower))
+    else:
+        write_out(render_comparison(comparison, words, available_width(sys.stdout)))
+        write_err(*(f"slower than allowed: {where}" for where in slower))
     return FAILED if slower or comparison.is_failed else RAN
 
 
 def _refuse(args: argparse.Namespace, flags: tuple[str, ...], why: str) -> None:
-    given = [flag for flag in flags if getattr(args, flag.lstrip("-").replace("-", "_"), None) is not None]
-    if given:
-        raise Misuse(f"{given[0]}: {why}")
+    for flag in flags:
+        if getattr(args, flag, None) is not None:
+            raise Misuse(f"--{flag.replace('_', '-')}: {why}")
 
 
 def _measure(
-    args: argparse.Namespace, first: Contender, second: Contender, threshold: float, named: TraceSet | None
+    args: argparse.Namespace, sides: tuple[Contender, Contender], threshold: float, named: TraceSet | None
 ) -> Comparison:
     from flashinfer_bench.cli.settings import naming_flags, read_config
-    from flashinfer_bench.examine.compare import measuring
+    from flashinfer_bench.examine.compare.measuring import measure
     from flashinfer_bench.examine.compare.sides import pair_up
 
-    pairings = pair_up(first, second)
-    trace_set = named if named is not None else first.trace_set
+    pairings = pair_up(*sides)
+    trace_set = named if named is not None else sides[0].trace_set
     if trace_set is None:
         raise Misuse("no trace set with the definition and its workloads: give --local PATH")
     tell = (lambda _line: None) if args.quiet else write_err
@@ -136,33 +142,10 @@ def _measure(
     if equal:
         which = "both sides have" if equal == len(pairings) else f"in {equal} of {len(pairings)} pairs both sides have"
         tell(f"{which} the same sources: that shows how far equal code differs on this machine")
+    how = {"threshold": threshold, "budget_s": args.budget or 60.0, "workloads": args.workloads, "tell": tell}
     config = read_config(args)
-    budget_s = 60.0 if args.budget is None else args.budget
-    how = {"threshold": threshold, "workloads": args.workloads, "tell": tell}
     with naming_flags(args):
-        return measuring.measure(trace_set, pairings, config, budget_s=budget_s, **how)
-
-
-def _write(args: argparse.Namespace, comparison: Comparison, slower: list[str]) -> None:
-    from flashinfer_bench.cli.args import find_output
-    from flashinfer_bench.cli.render import available_width
-    from flashinfer_bench.data.store.jsonl import write_whole
-
-    sides = (args.first, args.second)
-    if args.junit:
-        try:
-            place = find_output(args.junit, args)
-            write_whole(place.path, comparison.junit(slower), root=place.root)
-        except OSError as error:
-            raise Fault(f"{args.junit} cannot be written: {error.strerror}") from error
-    if args.format == "json":
-        write_json(comparison.document(sides, slower))
-    elif args.format == "md":
-        write_out(comparison.markdown(sides, slower))
-    else:
-        write_out(render_comparison(comparison, sides, available_width(sys.stdout)))
-        for where in slower:
-            write_err(f"slower than allowed: {where}")
+        return measure(trace_set, pairings, config, **how)
 
 
 def render_comparison(comparison: Comparison, sides: tuple[str, str], width: int) -> str:
@@ -173,19 +156,19 @@ def render_comparison(comparison: Comparison, sides: tuple[str, str], width: int
     titles = ("Workload", "A", "B", "B/A", "B is")
     columns = [tables.Column(title, title in ("A", "B", "B/A")) for title in titles]
     rows = []
-    for row in comparison.rows:
+    for row in comparison.all_rows[: None if len(comparison.rows) > 1 else 1]:
         cells = [tables.ABSENT] * 3 + [UNKNOWN if row.is_unmeasured else "not compared"]
         if row.ratio is not None:
-            cells = [*map(tables.format_latency, (row.first_ms, row.second_ms)), *comparison.describe(row.ratio)]
+            times = (row.first_ms, row.second_ms)
+            cells = ["" if time is None else tables.format_latency(time) for time in times]
+            cells += comparison.describe(row.ratio)
         rows.append([f"{row.label} {tables.shorten_uuid(row.workload)}".strip(), *cells])
-    if comparison.overall is not None and len(rows) > 1:
-        rows.append(["over all", "", "", *comparison.describe(comparison.overall)])
     pairs = sum(row.ratio.pairs for row in comparison.rows if row.ratio is not None)
     blocks = f"measured, {tables.count(pairs, 'pair')} of blocks in {comparison.seconds:.0f} s"
     notes = [
         f"A: {sides[0]}; B: {sides[1]}; on {comparison.hardware}; {blocks if pairs else comparison.how}",
         "B/A: latency of B over that of A, with its 95 % interval; over all: geometric mean",
-        *(f"{row.workload}: {row.problem}" for row in comparison.problems),
+        *(f"{row.workload}: {row.problem}" for row in comparison.rows if row.problem),
     ]
     lines = "".join(f"{tables.wrap_line(note, width)}\n" for note in notes)
     return f"{tables.render_table(columns, rows, width)}\n{lines}"

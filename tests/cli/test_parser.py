@@ -16,7 +16,6 @@ from flashinfer_bench.cli.perf.sweeps import describe_swept, expand_sweeps
 from flashinfer_bench.cli.settings import flag_of, given_overrides
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import Misuse
-from flashinfer_bench.examine.inspect.target import resolve_target
 from tests.cli.fake_engine import write_small_set
 from tests.cli.helps import ALL_COMMANDS, example_of
 from tests.conftest import CHECKOUT
@@ -108,8 +107,10 @@ def test_the_examples_of_build_and_inspect_name_what_the_bundled_set_has(capsys)
     assert {solution.author for solution, _ in items} == {"cuda"}
     for tool in ("ncu", "sanitizer"):
         args = parse_command_line(example_of(f"inspect {tool}", capsys))
-        target = resolve_target(TraceSet.from_path(args.local[0]), args.solution, args.workload)
-        assert target.solution.definition == target.definition.name
+        trace_set = TraceSet.from_path(args.local[0])
+        definition = trace_set.get_solution(args.solution).definition
+        uuids = [line.workload.uuid for line in trace_set.workloads[definition]]
+        assert [uuid.startswith(args.workload) for uuid in uuids].count(True) == 1
 
 
 def complete(line, tmp_path, command=(sys.executable, "-m", "flashinfer_bench")):

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from flashinfer_bench.examine.compare.ratios import LOOKS, Ratio, join_ratios, ratio_of_pairs
+from flashinfer_bench.examine.compare.result import LOOKS, Ratio, join_ratios, ratio_of_pairs
 
 
 def test_the_interval_of_pairs_is_students():

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,10 +18,11 @@ from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.cli.main import cli
 from flashinfer_bench.data import save_json_file
 from flashinfer_bench.errors import FlashInferBenchError
-from flashinfer_bench.examine.inspect import inspector, target
+from flashinfer_bench.examine.inspect import look
 from flashinfer_bench.examine.inspect.look import Inspected, StepDone
 from flashinfer_bench.examine.inspect.ncu import parse_raw, plan_ncu, read_profile
 from flashinfer_bench.examine.inspect.sanitizer import describe_finding, parse_findings, read_findings
+from flashinfer_bench.examine.inspect.session import run_program
 from flashinfer_bench.sandbox.namespaces import has_own_network
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 from tests.kit.vendor_tools import CSV, write_tools
@@ -68,7 +70,7 @@ def _tools(monkeypatch, tmp_path):
     """Programs in the tools' place, on PATH; they need no GPU."""
     folder = write_tools(tmp_path / "programs", said=MEMCHECK)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    monkeypatch.setattr(target, "find_gpu", lambda name: discover_devices(["cpu"])[0])
+    monkeypatch.setattr(look, "find_gpu", lambda name: discover_devices(["cpu"])[0])
 
 
 @pytest.fixture
@@ -95,7 +97,7 @@ def only_line(capsys):
 @pytest.mark.parametrize(("tool", "product"), [("ncu", "Nsight Compute"), ("sanitizer", "compute-sanitizer")])
 def test_what_is_missing_on_the_machine_is_one_line(root, monkeypatch, tmp_path, capsys, tool, product):
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(target, "USUAL_FOLDERS", ())
+    monkeypatch.setattr(look, "USUAL_FOLDERS", ())
     assert cli(words(root, tool)) == 2
     line = only_line(capsys)
     assert ("is not here" in line, product in line) == (True, True)
@@ -104,7 +106,7 @@ def test_what_is_missing_on_the_machine_is_one_line(root, monkeypatch, tmp_path,
     monkeypatch.setenv("PATH", f"{write_tools(tmp_path / 'programs')}:/usr/bin:/bin")
     assert cli(words(root, tool, "--device", "cuda:97")) == 2
     assert "97" in only_line(capsys)
-    monkeypatch.setattr(target, "discover_devices", lambda names: discover_devices(["cpu"]))
+    monkeypatch.setattr(look, "discover_devices", lambda names: discover_devices(["cpu"]))
     assert cli(words(root, tool)) == 2
     assert "needs an NVIDIA GPU" in only_line(capsys)
 
@@ -164,13 +166,7 @@ def test_a_solution_that_raises_is_told_with_its_words_and_no_traceback_of_ours(
     save_json_file(make_solution("raises", source=source), tmp_path / "raises.json")
     assert cli(words(root, "ncu", "--sandbox", "off", solution=str(tmp_path / "raises.json"))) == 1
     errors = capsys.readouterr().err
-    assert (told in errors, "ValueError: not today" in errors, "inspector.py" in errors) == (True, True, False)
-
-
-def test_a_tool_gets_no_walls_without_a_network_of_its_own(monkeypatch):
-    monkeypatch.setattr(inspector, "has_own_network", lambda: False)
-    order = SimpleNamespace(hello=SimpleNamespace(has_walls=True))
-    assert "--sandbox off" in inspector.inspect(order).problem
+    assert (told in errors, "ValueError: not today" in errors, "session.py" in errors) == (True, True, False)
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +186,8 @@ def server(tmp_path_factory):
 )
 def test_a_program_is_told_and_nothing_of_it_is_left(server, tmp_path, script, text, words):
     order = worker_order(program=["/bin/sh", "-c", script])
-    done = inspector.run_program(server, "a step", order, tmp_path / "home", 100.0 if text is not None else 3.0)
+    limit_s = 100.0 if text is not None else 3.0
+    done = run_program(server, "a step", order, tmp_path / "home", limit_s)
     assert (done.ended, (tmp_path / "home").exists()) == (words, False)
     if text is not None:
         assert done.text == text
@@ -237,9 +234,14 @@ def test_a_raw_page_without_kernels_has_none(text):
     assert parse_raw(text) == []
 
 
-CALLED = SimpleNamespace(
+JOB = SimpleNamespace(
     definition=make_definition(), solution=make_solution(sources={"main.py": ""}), workload=make_workload()
 )
+
+
+def called(**step):
+    """Return a call with one step, which ended well if nothing else is said."""
+    return Inspected(JOB, "a GPU", Path(), [StepDone(**step)])
 
 
 @pytest.mark.parametrize(
@@ -252,9 +254,8 @@ CALLED = SimpleNamespace(
     ],
 )
 def test_why_there_is_no_profile_is_told(step, told):
-    done = Inspected(steps=(StepDone(**{"name": "profile", "code": 1, "ended": "", **step}),))
     with pytest.raises(FlashInferBenchError, match=told):
-        read_profile(CALLED, discover_devices(["cpu"])[0], done)
+        read_profile(called(name="profile", **step))
 
 
 @pytest.mark.parametrize(
@@ -304,7 +305,6 @@ def test_findings_are_read_with_their_places(text, source, lines):
     ],
 )
 def test_a_check_that_did_not_look_is_no_clean_one(step, told):
-    done = Inspected(steps=(StepDone(**{"name": "memcheck", "code": 0, "ended": "", **step}),))
-    problems = read_findings(CALLED, discover_devices(["cpu"])[0], done)["problems"]
+    problems = read_findings(called(name="memcheck", **step))["problems"]
     assert len(problems) == len(told)
     assert all(words in problem for words, problem in zip(told, problems, strict=True))

@@ -78,6 +78,8 @@ class Hello(Frame):
     """Solutions come that nobody has sent yet; some workers are kept for them."""
     plug_ins: list[PlugIn] = []
     """Evaluators from outside the package, which the session imports and no worker does."""
+    tool: tuple[str, str] | None = None
+    """A module whose `Session` takes the place of `DeviceSession`, and its folder; None for a session that judges."""
 
 
 class BlockSolution(Frame):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +12,7 @@ from flashinfer_bench.cli.settings import add_settings
 from flashinfer_bench.errors import DataSetError, Misuse
 
 if TYPE_CHECKING:
-    from flashinfer_bench.bench.planning.plan import Job
-    from flashinfer_bench.data import Evaluation, Trace
+    from flashinfer_bench.data import Trace
 
 
 def declare_repro(parser: Parser) -> None:
@@ -22,7 +20,7 @@ def declare_repro(parser: Parser) -> None:
     parser.describe(
         "Show why a verdict is what it is: judge the job once more, the solution in its sandbox, and write the call\n"
         "that decided: inputs, expected and got as safetensors, a map of what fails, and a script (repro.py) that\n"
-        "shows the failure with torch and safetensors alone. A recorded job gets the inputs that it had.\n"
+        "shows the failure with torch alone. A recorded job gets the inputs that it had.\n"
         "Exit codes: 0 written, 1 the job cannot be judged, 2 misuse.",
         usage="%(prog)s TRACE.jsonl[:LINE] | SOLUTION WORKLOAD [--local SET] [--dump DIR] [flags]",
         example=f"{PROGRAM} repro plain_rmsnorm_h4096 d01172 --local flashinfer-trace --dump why",
@@ -45,15 +43,15 @@ def declare_repro(parser: Parser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Judge, write, tell."""
+    from flashinfer_bench.base.printable import to_printable
     from flashinfer_bench.bench.benchmark import Benchmark
     from flashinfer_bench.bench.planning.plan import describe_nothing
-    from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
     from flashinfer_bench.cli.args import choose_recorded, find_output, keep_recorded, open_trace_set
     from flashinfer_bench.cli.drafts import take_drafts
     from flashinfer_bench.cli.settings import naming_flags, read_config
     from flashinfer_bench.data.sets.told import tell
     from flashinfer_bench.data.store.layout import path_part
-    from flashinfer_bench.examine.repro.start import reproduce
+    from flashinfer_bench.examine.repro.start import QUICK, reproduce
 
     recorded = _read_recorded(args)
     trace_set = open_trace_set(args)
@@ -61,7 +59,7 @@ def execute(args: argparse.Namespace) -> int:
         args.solutions = [args.what[0]]
         args.workloads = [args.what[1]]
         take_drafts(args, trace_set)
-    config = read_config(args).for_set(trace_set)
+    config = read_config(args).with_overrides(**QUICK)
     with naming_flags(args):
         engine = Benchmark(trace_set, choose_recorded(config, recorded) if recorded else config)
         plan = engine.plan()
@@ -69,21 +67,27 @@ def execute(args: argparse.Namespace) -> int:
     if not plan.jobs:
         raise DataSetError(describe_nothing(plan))
     job = plan.jobs[0]
+    engine.replay(recorded)
     for trace in recorded:
         digest = trace.evaluation and tell(trace.evaluation).run.fingerprint.solution
         if digest and digest != job.solution.digest():
             write_err(f"warning: {job.solution.name} has changed since it was judged; its present source is called")
-    run_seed, seeds = recorded_seeds(recorded)
     name = args.dump or f"repro-{path_part(job.solution.name)}-{path_part(job.workload.uuid)}"
     find_output(name, args)  # refuses links in a set
     folder = _make_folder(name)
-    sets = [word for root in trace_set.roots for word in ("--local", str(root))]
-    words = ["--replay", args.what[0]]
-    if not recorded:
-        words = ["--solutions", args.what[0], "--workloads", job.workload.uuid]
-    seed = JobSeeds(config.seed if run_seed is None else run_seed, seeds).of(job)
-    replay = shlex.join([PROGRAM, "run", *sets, *words])
-    _tell(args, folder, reproduce(engine.context, job, seed, folder, replay, write_err), job)
+    evaluation = reproduce(engine, job, folder, write_err)
+    found = (folder / "map.txt").read_text(encoding="utf-8")
+    names = {"definition": job.definition.name, "solution": job.solution.name, "workload": job.workload.uuid}
+    status = evaluation.status.value
+    if args.format == "json":
+        files = sorted(str(file) for file in folder.rglob("*") if file.is_file())
+        document = {"status": status, "message": evaluation.log, "map": found, "folder": str(folder), "files": files}
+        write_json(names | document)
+        return 0
+    note = "it is right this time, so what is written shows no failure" if status == "PASSED" else ""
+    text = "\n".join(filter(None, [f"{' / '.join(names.values())}: {status}", evaluation.log.strip(), "", found, note]))
+    write_out("".join(f"{to_printable(line)}\n" for line in text.splitlines()))
+    write_out(f"see it: python {folder / 'repro.py'}\n")
     return 0
 
 
@@ -120,27 +124,3 @@ def _make_folder(name: str) -> Path:
     except OSError as error:
         raise Misuse(f"--dump: {folder}: {error.strerror}") from error
     return folder
-
-
-def _tell(args: argparse.Namespace, folder: Path, evaluation: Evaluation, job: Job) -> None:
-    from flashinfer_bench.base.printable import to_printable
-
-    drawn = folder / "map.txt"
-    found = drawn.read_text(encoding="utf-8") if drawn.exists() else ""
-    status = evaluation.status.value
-    names = (job.definition.name, job.solution.name, job.workload.uuid)
-    if args.format == "json":
-        document = {
-            **dict(zip(("definition", "solution", "workload"), names, strict=True)),
-            "status": status,
-            "message": evaluation.log,
-            "map": found,
-            "folder": str(folder),
-            "files": sorted(str(file) for file in folder.rglob("*") if file.is_file()),
-        }
-        write_json(document)
-        return
-    note = "it is right this time, so what is written shows no failure" if status == "PASSED" else ""
-    text = "\n".join(filter(None, [f"{' / '.join(names)}: {status}", evaluation.log.strip(), "", found, note]))
-    write_out("".join(f"{to_printable(line)}\n" for line in text.splitlines()))
-    write_out(f"see it: python {folder / 'repro.py'}\n")

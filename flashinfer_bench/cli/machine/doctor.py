@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from flashinfer_bench.cli.output import write_err, write_json, write_out
 from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format, add_sandbox
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 MARKS: Final = {"ok": "ok", "note": "note", "broken": "BROKEN"}
 GIB: Final = 1 << 30
 MIB: Final = 1 << 20
+STATES: Final = (("sm_mhz", "MHz"), ("memory_mhz", "MHz of its memory"), ("power_w", "W"), ("temperature_c", "°C"))
+"""Field of a GPU's state → its unit."""
 
 
 def declare_doctor(parser: Parser) -> None:
@@ -69,40 +71,20 @@ def describe_machine(report: Report) -> dict[str, str]:
     """Return title → text of what describes the machine."""
     machine = report.machine
     readings = report.readings
-    capability = machine.device.capability
-    gpu = machine.gpu
-    chip = [f"compute capability {capability[0]}.{capability[1]}"] if capability is not None else []
-    if gpu is not None and readings is not None:
+    chip = []
+    if machine.device.capability is not None:
+        chip.append("compute capability {}.{}".format(*machine.device.capability))
+    if readings is not None and readings.memory_bytes:
         chip += [f"{readings.processors} SMs", f"L2 {readings.l2_bytes / MIB:.0f} MiB"]
-    if gpu is not None and gpu.memory_bytes is not None and gpu.memory_used_bytes is not None:
-        chip.append(f"memory {gpu.memory_bytes / GIB:.1f} GiB, {gpu.memory_used_bytes / GIB:.1f} in use")
-    versions = {**machine.versions, "CUDA of torch": (readings.cuda if readings is not None else None) or ""}
+        chip.append(f"memory {readings.memory_bytes / GIB:.1f} GiB, {readings.free_bytes / GIB:.1f} free")
+    states = [state for state in (machine.at_rest, readings and readings.under_load) if state is not None]
+    clocks = [" to ".join(f"{getattr(state, field)} {unit}" for state in states) for field, unit in STATES]
+    versions = {**machine.versions, "CUDA of torch": readings.cuda if readings is not None else None}
     return {
         "device": f"{machine.device.label}, {machine.device.name}",
         "chip": ", ".join(chip),
-        "clocks": _describe_clocks(report),
+        "at rest, under load": "; ".join(clocks) if states else "",
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
-        "not installed": ", ".join(name for name, version in versions.items() if version is None),
+        "not installed": ", ".join(name for name, version in machine.versions.items() if version is None),
         "compilers": ", ".join(f"{name} {place or 'not found'}" for name, place in machine.compilers.items()),
     }
-
-
-def _describe_clocks(report: Report) -> str:
-    """Return clocks, power and temperature at rest, and under load if that was measured."""
-    gpu = report.machine.gpu
-    loaded = report.readings and report.readings.under_load
-    if gpu is None:
-        return ""
-    parts = []
-    figures: list[tuple[str, str, str, Any]] = [
-        ("SM", "sm_mhz", "MHz", gpu.sm_max_mhz),
-        ("memory", "memory_mhz", "MHz", gpu.memory_max_mhz),
-        ("power", "power_w", "W", gpu.power_limit_w),
-        ("temperature", "temperature_c", "°C", None),
-    ]
-    for name, field, unit, most in figures:
-        values = [getattr(state, field) for state in (gpu.state, loaded) if state is not None]
-        known = " to ".join(f"{value:.0f}" for value in values if value is not None)
-        if known:
-            parts.append(f"{name} {known}{f' of {most:.0f}' if most else ''} {unit}")
-    return ", ".join(parts) + (" (at rest to under load)" if loaded is not None else " (at rest)")

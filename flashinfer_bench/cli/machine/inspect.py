@@ -21,9 +21,7 @@ from flashinfer_bench.cli.parser import (
 from flashinfer_bench.errors import Misuse
 
 if TYPE_CHECKING:
-    from flashinfer_bench.bench.machine import Device
     from flashinfer_bench.examine.inspect.look import Inspected, ToolPlan
-    from flashinfer_bench.examine.inspect.target import InspectTarget
 
 WALLS: Final = (
     "The tool and the solution run in the walls of a worker. Open for them: a loopback and local sockets in a\n"
@@ -104,10 +102,9 @@ def _add_how(parser: Parser) -> None:
 
 def execute_ncu(args: argparse.Namespace) -> int:
     """Profile one call."""
-    from flashinfer_bench.examine.inspect import ncu, target
-    from flashinfer_bench.examine.inspect.look import plain
+    from flashinfer_bench.examine.inspect import look, ncu
 
-    program = target.find_tool("ncu", args.ncu_path)
+    program = look.find_tool("ncu", args.ncu_path)
     plan = ncu.plan_ncu(
         program,
         ncu.list_metrics(program),
@@ -119,32 +116,32 @@ def execute_ncu(args: argparse.Namespace) -> int:
         warm_up_calls=args.warmup_runs,
         limit_s=args.timeout,
     )
-    document, page = ncu.read_profile(*_look(args, plan))
-    _write(args, document, f"{plain(page).rstrip()}\n\n{ncu.render_profile(document)}")
+    document, page = ncu.read_profile(_look(args, plan))
+    _write(args, document, f"{look.plain(page).rstrip()}\n\n{ncu.render_profile(document)}")
     return 0
 
 
 def execute_sanitizer(args: argparse.Namespace) -> int:
     """Check one call; return 1 if something was found, or could not be checked."""
-    from flashinfer_bench.examine.inspect import sanitizer, target
+    from flashinfer_bench.examine.inspect import look, sanitizer
 
     try:
         types = sanitizer.check_types(args.checks)
     except Misuse as error:
         raise Misuse(f"--checks: {error}") from None
-    program = target.find_tool("compute-sanitizer", args.sanitizer_path)
-    document = sanitizer.read_findings(*_look(args, sanitizer.plan_sanitizer(program, types, args.timeout)))
+    program = look.find_tool("compute-sanitizer", args.sanitizer_path)
+    document = sanitizer.read_findings(_look(args, sanitizer.plan_sanitizer(program, types, args.timeout)))
     _write(args, document, sanitizer.render_findings(document))
     return 1 if document["findings"] or document["problems"] else 0
 
 
-def _look(args: argparse.Namespace, plan: ToolPlan) -> tuple[InspectTarget, Device, Inspected]:
+def _look(args: argparse.Namespace, plan: ToolPlan) -> Inspected:
     from flashinfer_bench.cli.args import open_trace_set
-    from flashinfer_bench.examine.inspect import look, target
+    from flashinfer_bench.examine.inspect import look
 
-    device = target.find_gpu(args.device)
-    found = target.resolve_target(open_trace_set(args), args.solution, args.workload, args.definition)
-    return found, device, look.look(found, plan, device, sandbox=args.sandbox, seed=args.seed, tell=write_err)
+    device = look.find_gpu(args.device)
+    how = {"definition": args.definition, "sandbox": args.sandbox, "seed": args.seed, "tell": write_err}
+    return look.look(open_trace_set(args), args.solution, args.workload, plan, device, **how)
 
 
 def _write(args: argparse.Namespace, document: Mapping[str, Any], text: str) -> None:

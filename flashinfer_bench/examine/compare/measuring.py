@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Final, Literal
+from typing import Final
 
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.context import HarnessContext
@@ -25,9 +25,15 @@ from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.scheduler import Judged, Rules, Scheduler
 from flashinfer_bench.data import Evaluation, TraceSet
 from flashinfer_bench.data.sets.told import tell as tell_record
-from flashinfer_bench.errors import ConfigError
-from flashinfer_bench.examine.compare.ratios import LOOKS, ratio_of_pairs
-from flashinfer_bench.examine.compare.result import Comparison, Row, describe_difference
+from flashinfer_bench.examine.compare.result import (
+    LOOKS,
+    MOST_PAIRS,
+    Comparison,
+    Ratio,
+    Row,
+    describe_difference,
+    ratio_of_pairs,
+)
 from flashinfer_bench.examine.compare.sides import Pairing, choose_workloads
 from flashinfer_bench.report.comparable import find_difference, marks_of
 from flashinfer_bench.report.decision import UNKNOWN
@@ -40,73 +46,67 @@ TRIALS: Final = 1
 """Trials of a block, if nobody says another number: workers differ by more than trials of one worker do, so more
 workers decide sooner than more trials."""
 SPENT: Final = "the budget was spent before a pair was complete"
-Side = Literal["A", "B"]
-SIDES: Final[tuple[Side, Side]] = ("A", "B")
 
 
 @dataclass
 class PairSeries:
     """The blocks of one pairing on one workload."""
 
-    pairing: Pairing
-    jobs: dict[Side, Job]
-    blocks: list[dict[Side, Evaluation]] = field(default_factory=list)
-    """Of each pair the evaluations of its blocks."""
+    label: str
+    """Which solutions, if there are several pairings."""
+    jobs: tuple[Job, Job]
+    """Of A and of B."""
+    blocks: tuple[dict[int, Evaluation], dict[int, Evaluation]] = field(default_factory=lambda: ({}, {}))
+    """Of A and of B: number of a pair → evaluation."""
     stopped: str = ""
     """Why no more is measured: a side did not pass or has no verdict."""
 
-    @property
-    def pairs(self) -> list[dict[Side, Evaluation]]:
-        """The complete pairs, in order."""
-        return [pair for pair in self.blocks if len(pair) == len(SIDES)]
+    def times(self) -> list[tuple[float, float]]:
+        """Return the latencies of A and B in each complete pair, in order."""
+        first, second = self.blocks
+        return [(_latency(first[pair]), _latency(second[pair])) for pair in sorted(first.keys() & second.keys())]
 
-    @property
-    def logs(self) -> list[float]:
-        """Of each complete pair the logarithm of B over A."""
-        return [math.log(_latency(pair["B"]) / _latency(pair["A"])) for pair in self.pairs]
+    def ratio(self) -> Ratio:
+        """Return B over A; there is a pair."""
+        return ratio_of_pairs([math.log(b / a) for a, b in self.times()])
 
     def is_open(self, threshold: float) -> bool:
         """Say whether more pairs are wanted."""
-        logs = self.logs
-        if self.stopped or len(logs) >= LOOKS[-1]:
-            return False
-        return len(logs) < LOOKS[0] or ratio_of_pairs(logs).decide(threshold) == UNKNOWN
+        done = len(self.times())
+        is_decided = done >= min(LOOKS) and self.ratio().decide(threshold) != UNKNOWN
+        return not self.stopped and not is_decided and done < MOST_PAIRS
 
-    def plan(self) -> Iterator[tuple[int, Side]]:
-        """Yield the blocks up to the next look: the number of a pair, and a side."""
-        self.blocks = self.pairs
-        done = len(self.blocks)
-        for pair in range(done, next(look for look in LOOKS if look > done)):
-            self.blocks.append({})
-            yield from ((pair, side) for side in (SIDES if pair % 2 == 0 else SIDES[::-1]))
+    def plan(self) -> list[tuple[int, int]]:
+        """Return the blocks up to the next look: numbers of a pair and of a side."""
+        done = len(self.times())
+        pairs = range(done, next(look for look in LOOKS if look > done))
+        return [(pair, side) for pair in pairs for side in ((0, 1) if pair % 2 == 0 else (1, 0))]
 
-    def hear(self, pair: int, side: Side, found: Evaluation | str) -> None:
+    def hear(self, pair: int, side: int, found: Judged | JobFaulted) -> None:
         """Take the evaluation of a block, or why it has none."""
-        if isinstance(found, str):
-            self.stopped = self.stopped or f"{side} has no verdict: {found}"
-        elif found.performance is None:
-            why = f"{side} did not pass: {found.status.value}: {reason_of(found)}".rstrip(": ")
-            self.stopped = self.stopped or why
+        problem = ""
+        if isinstance(found, JobFaulted):
+            problem = f"has no verdict: {first_reason(found.message)}"
+        elif found.evaluation.performance is None:
+            problem = f"did not pass: {found.evaluation.status.value}: {reason_of(found.evaluation)}".rstrip(": ")
         else:
-            self.blocks[pair][side] = found
+            self.blocks[side][pair] = found.evaluation
+        if problem and not self.stopped:
+            self.stopped = f"{'AB'[side]} {problem}"
 
     def row(self) -> Row:
         """Return what was found."""
-        job = self.jobs["A"]
-        pairs = self.pairs
-        label = self.pairing.label
-        axes = dict(job.workload.axes)
-        row = Row(job.definition.name, job.workload.uuid, axes, label, problem=self.stopped)
-        if self.stopped or not pairs:
-            return row if self.stopped else replace(row, problem=SPENT, is_unmeasured=True)
-        marks = [marks_of(tell_record(one), one.environment.hardware) for one in (pairs[0]["A"], pairs[0]["B"])]
-        difference = find_difference(*marks)
+        job = self.jobs[0]
+        row = Row(job.definition.name, job.workload.uuid, dict(job.workload.axes), self.label)
+        times = self.times()
+        if self.stopped or not times:
+            return replace(row, problem=self.stopped or SPENT, is_unmeasured=not self.stopped)
+        firsts = (next(iter(found.values())) for found in self.blocks)
+        difference = find_difference(*(marks_of(tell_record(one), one.environment.hardware) for one in firsts))
         if difference is not None:
             return replace(row, problem=describe_difference(row.workload, difference))
-        times = tuple((_latency(pair["A"]), _latency(pair["B"])) for pair in pairs)
         first_ms, second_ms = map(fmean, zip(*times, strict=True))
-        ratio = ratio_of_pairs(self.logs)
-        return replace(row, first_ms=first_ms, second_ms=second_ms, pairs_ms=times, ratio=ratio)
+        return replace(row, first_ms=first_ms, second_ms=second_ms, pairs_ms=times, ratio=self.ratio())
 
 
 def _latency(evaluation: Evaluation) -> float:
@@ -141,18 +141,17 @@ def measure(
     device = discover_devices(config.devices)[0]
     context = HarnessContext(trace_set, for_blocks(config, device), None)
     series = _make_series(context, pairings, workloads)
-    needs_triton = any(job.solution.spec.language.value == "triton" for one in series for job in one.jobs.values())
-    rules = Rules(one_worker_a_job=True)
+    needs_triton = any(job.solution.spec.language.value == "triton" for one in series for job in one.jobs)
     seeds = JobSeeds(context.config.seed)
+    rules = Rules(one_worker_a_job=True)
     with closing(context.make_scheduler(seeds, rules, needs_triton=needs_triton)) as scheduler:
         seconds = _run(scheduler, series, threshold, budget_s, tell)
-    by_side = [[_latency(pair[side]) for pair in one.blocks if side in pair] for one in series for side in SIDES]
-    context.learn_spread(by_side)
-    return Comparison(tuple(one.row() for one in series), threshold, "measured", device.name, seconds)
+    context.learn_spread([list(map(_latency, found.values())) for one in series for found in one.blocks])
+    return Comparison([one.row() for one in series], threshold, "measured", device.name, seconds)
 
 
 def for_blocks(config: BenchmarkConfig, device: Device) -> BenchmarkConfig:
-    """Return a configuration as blocks on a device have it: what the user says of trials and readings holds."""
+    """Return a configuration as blocks on a device have it: what the user says of trials and samples holds."""
     named = "cpu" if device.kind == "cpu" else device.uuid
     return config.with_defaults("compare", num_trials=TRIALS).with_overrides(
         devices=[named], profile_baseline=False, assurance="full"
@@ -164,23 +163,15 @@ def _make_series(
 ) -> list[PairSeries]:
     made = SolutionJobs(context)
     lines = context.trace_set.workloads
-    known = {
-        one.first.definition: [line.workload.uuid for line in lines.get(one.first.definition, [])] for one in pairings
-    }
-    wanted = choose_workloads(workloads, {uuid for uuids in known.values() for uuid in uuids})
+    known = [[line.workload.uuid for line in lines.get(one.first.definition, [])] for one in pairings]
+    wanted = choose_workloads(workloads, {uuid for uuids in known for uuid in uuids})
     found = []
-    for pairing in pairings:
-        first = pairing.first
-        second = pairing.second
-        if first.definition != second.definition:
-            raise ConfigError(
-                f"{first.name} is of {first.definition}, {second.name} of {second.definition}: they do different things"
-            )
-        own = None if workloads is None else [uuid for uuid in known[first.definition] if uuid in wanted]
-        if own == []:
-            continue  # the wanted workloads are of other definitions
-        jobs = zip(made.make_jobs(first, own), made.make_jobs(second, own), strict=True)
-        found += [PairSeries(pairing, {"A": a, "B": b}) for a, b in jobs]
+    for pairing, uuids in zip(pairings, known, strict=True):
+        first, second, label = pairing
+        own = None if workloads is None else [uuid for uuid in uuids if uuid in wanted]
+        if own != []:  # else the wanted workloads are of other definitions
+            pairs = zip(made.make_jobs(first, own), made.make_jobs(second, own), strict=True)
+            found += [PairSeries(label, pair) for pair in pairs]
     return found
 
 
@@ -192,14 +183,14 @@ def _run(
     tell: Callable[[str], object],
 ) -> float:
     """Measure until all is decided or the budget is spent; return the seconds from the first block on."""
-    meant: list[tuple[PairSeries, int, Side]] = []
-    """By the index of a job: its series, the number of its pair, and its side."""
+    meant: list[tuple[PairSeries, int, int]] = []
+    """By the index of a job: its series, the numbers of its pair and of its side."""
     began = math.inf
     seconds = 0.0
     while still := [one for one in series if one.is_open(threshold)]:
         blocks = [[(one, *block) for block in one.plan()] for one in still]
         longest = max(map(len, blocks))
-        # The workloads take turns, a pair each.
+        # The workloads are interleaved, a pair each.
         turns = [block for at in range(0, longest, 2) for planned in blocks for block in planned[at : at + 2]]
         jobs = [replace(one.jobs[side], index=len(meant) + at) for at, (one, _, side) in enumerate(turns)]
         meant += turns
@@ -210,19 +201,15 @@ def _run(
                     tell(happening.message)
                 if not isinstance(happening, (Judged, JobFaulted)):
                     continue
-                one, pair, side = meant[happening.job.index]
                 if isinstance(happening, Judged):
                     began = min(began, time.monotonic() - happening.seconds)
-                    one.hear(pair, side, happening.evaluation)
-                else:
-                    one.hear(pair, side, first_reason(happening.message))
+                one, pair, side = meant[happening.job.index]
+                one.hear(pair, side, happening)
                 if one.stopped:
                     scheduler.remove([index for index, (other, _, _) in enumerate(meant) if other is one])
             seconds = max(0.0, time.monotonic() - began)
             if seconds > budget_s:
                 return seconds
-        pairs = sum(len(one.pairs) for one in series)
-        open_series = sum(one.is_open(threshold) for one in series)
-        told = f"{pairs} pair{'' if pairs == 1 else 's'} of blocks in {seconds:.0f} s"
-        tell(f"{told}; {open_series} of {len(series)} not decided yet")
+        left = sum(one.is_open(threshold) for one in series)
+        tell(f"{sum(len(one.times()) for one in series)} pairs of blocks in {seconds:.0f} s; {left} not decided yet")
     return seconds

@@ -12,8 +12,7 @@ from math import log
 
 from flashinfer_bench.data.sets.results import Result, group
 from flashinfer_bench.errors import DataSetError
-from flashinfer_bench.examine.compare.ratios import Ratio
-from flashinfer_bench.examine.compare.result import Comparison, Row, describe_difference
+from flashinfer_bench.examine.compare.result import Comparison, Row, describe_difference, recorded_ratio
 from flashinfer_bench.examine.compare.sides import Contender, choose_workloads
 from flashinfer_bench.report.comparable import KINDS, Difference, find_difference, marks_of
 from flashinfer_bench.report.decision import join_halves
@@ -38,8 +37,9 @@ def compare_recorded(
     Raises:
         DataSetError: nothing can be compared; the first reason is named.
     """
-    a = _by_place(first)
-    b = _by_place(second)
+    by_name = [side.kind in ("set", "run") for side in (first, second)]
+    a = group(first.results, lambda one: (one.definition, one.workload, one.solution if by_name[0] else ""))
+    b = group(second.results, lambda one: (one.definition, one.workload, one.solution if by_name[1] else ""))
     both = [place for place in a if place in b]
     if not both:
         raise DataSetError(f"no trace of {first.word} is of the same definition and workload as one of {second.word}")
@@ -48,27 +48,18 @@ def compare_recorded(
     if all(row.ratio is None for row in rows):
         raise DataSetError(f"{first.word} and {second.word}: {rows[0].problem}")
     hardware = " + ".join(sorted({one.hardware for one in first.results}))
-    return Comparison(tuple(rows), threshold, "recorded", hardware)
-
-
-def _by_place(side: Contender) -> dict[Place, list[Result]]:
-    named = side.kind in ("set", "run")
-    return group(side.results, lambda one: (one.definition, one.workload, one.solution if named else ""))
+    return Comparison(rows, threshold, "recorded", hardware)
 
 
 def _compare(place: Place, first: list[Result], second: list[Result]) -> Iterator[Row]:
     """Yield a row for each kind of hardware that both were timed on; one that says why, if there is none."""
     row = Row(place[0], place[1], dict(first[0].trace.workload.axes), place[2])
     a, b = (_fastest_by_hardware(results) for results in (first, second))
-    missing = [_why_no_time(side, results) for side, found, results in (("A", a, first), ("B", b, second)) if not found]
     common = [hardware for hardware in a if hardware in b]
-    if not common:
-        other = (
-            ""
-            if missing
-            else describe_difference(place[1], Difference(KINDS["hardware"], next(iter(a)), next(iter(b))))
-        )
-        yield replace(row, problem=next(iter(missing), other))
+    if not (a and b):
+        yield replace(row, problem=_why_no_time("A", first) if not a else _why_no_time("B", second))
+    elif not common:
+        yield replace(row, problem=describe_difference(place[1], Difference(KINDS["hardware"], min(a), min(b))))
     for name in common:
         pair = (a[name], b[name])
         difference = find_difference(*(marks_of(one.told, name) for one in pair))
@@ -76,7 +67,7 @@ def _compare(place: Place, first: list[Result], second: list[Result]) -> Iterato
             yield replace(row, problem=describe_difference(row.workload, difference))
             continue
         one, two = (found.latency_ms or 0.0 for found in pair)
-        ratio = Ratio(log(two / one), join_halves(list(map(half_of, pair))))
+        ratio = recorded_ratio(log(two / one), join_halves([half_of(found) for found in pair]))
         yield replace(row, first_ms=one, second_ms=two, ratio=ratio)
 
 

@@ -1,31 +1,152 @@
-"""A comparison: a row for each workload, the geometric mean, a decision for each; as a table, JSON, Markdown, JUnit.
+"""A comparison: a ratio for each workload, their geometric mean, and decisions; as JSON, Markdown, JUnit. Pure.
 
-Pure values and text. Names that others wrote are escaped.
+A block is one worker that times one side. A pair is a block of each side, one right after the other. The logarithm of
+its ratio (B over A) counts as one value, and pairs are taken as independent, since each block has a worker of its own.
+The interval of the mean is Student's: mean ± t · s / √n (NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.5.2),
+turned back into a ratio. The mean over workloads has the sum of their variances, with degrees of freedom by
+B. L. Welch, "The generalization of Student's problem when several different population variances are involved",
+Biometrika 34, 1947.
+
+Looking again and again until an interval leaves out 1 finds a difference where there is none. So pairs are looked
+at in a few fixed places only, each time with an interval of `LOOKS`: a look spends a part of the 5 % that may be
+wrong (K. K. G. Lan and D. L. DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70, 1983). The
+interval that stands when the series ends then holds the true ratio in about 95 of 100 series or more, by simulation
+(`benchmarks/bench_compare_decisions.py --simulate`, docs/compare.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil, exp, log, sqrt
+from statistics import fmean, variance
 from typing import Any, Final, Literal
 from xml.etree import ElementTree
 
-from flashinfer_bench.examine.compare.ratios import Ratio, join_ratios
 from flashinfer_bench.report.comparable import Difference
-from flashinfer_bench.report.decision import SAME, SLOWER, UNKNOWN
+from flashinfer_bench.report.decision import SAME, SLOWER, UNKNOWN, Decision, decide
 from flashinfer_bench.report.verdict import to_one_line
+from flashinfer_bench.timing.statistics import student_quantile
 
 FORMAT_VERSION: Final = 1
 """Version of the JSON document. 1: the first."""
 SUITE: Final = "flashinfer-bench compare"
 OVERALL: Final = "over all"
 MARKUP: Final = str.maketrans({"|": "\\|", "<": "&lt;", ">": "&gt;", "`": "\\`", "*": "\\*", "_": "\\_", "[": "\\["})
-HEADINGS: Final = ("Workload", "A (ms)", "B (ms)", "Ratio", "B is")
+LOOKS: Final = {4: 0.984, 6: 0.990, 9: 0.992, 13: 0.993, 19: 0.994, 28: 0.994, 42: 0.994, 63: 0.994, 94: 0.994}
+"""Number of pairs at which a series is looked at → share of the intervals of this look that hold the true ratio.
+
+Each number is half as large again as the one before. The first look, which mostly decides on a GPU, has the narrowest
+interval."""
+MOST_PAIRS: Final = max(LOOKS)
+LEAST_ERROR: Final = 1e-12
+"""A standard error that stands for 0, by which nothing could be divided."""
+MANY: Final = 1e9
+"""Degrees of freedom of an error that is known."""
+MOST_MORE: Final = 10_000
+"""More pairs than this are not named as a number."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The latency of B over that of A, as a logarithm with its uncertainty."""
+
+    log_mean: float
+    log_half: float | None
+    """Half the width of the interval; None if it is unknown, as of one pair."""
+    error: float = 0.0
+    """Standard error of the logarithm."""
+    freedom: float = MANY
+    """Degrees of freedom of that error."""
+    pairs: int = 0
+    """Pairs of blocks; 0 for recorded traces."""
+
+    @property
+    def ratio(self) -> float:
+        """B over A: 1.03 if B takes 3 % longer."""
+        return exp(self.log_mean)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the ratio."""
+        half = self.log_half
+        return None if half is None else (exp(self.log_mean - half), exp(self.log_mean + half))
+
+    def decide(self, threshold: float) -> Decision:
+        """Say what B is beside A, by the rule of all reports."""
+        return decide(self.log_mean, self.log_half, threshold)
+
+    def pairs_needed(self, threshold: float) -> int | None:
+        """Return about how many more pairs would decide; None if that is decided, or if no number can be named.
+
+        The interval has to become so narrow that it fits between the ratio and the nearer edge: inside the threshold
+        for "same", or away from 1 for a difference.
+        """
+        if not self.pairs or self.decide(threshold) != UNKNOWN:
+            return None
+        if self.log_half is None:
+            return max(1, min(LOOKS) - self.pairs)
+        edge = log(1 + threshold)
+        place = abs(self.log_mean)
+        room = edge - place if place <= edge else place
+        if room <= 0 or self.error <= 0:
+            return None
+        quantile = student_quantile(LOOKS[MOST_PAIRS], max(self.freedom, 8.0))
+        wanted = ceil((quantile * self.error / room) ** 2 * self.pairs)
+        more = max(1, wanted - self.pairs)
+        return more if more <= MOST_MORE else None
+
+
+def level_at(pairs: int) -> float:
+    """Return the share of intervals that hold the true ratio, of the look that a series has come to or goes towards.
+
+    Recorded ratios, without pairs, have intervals of 95 %.
+    """
+    return next((level for look, level in LOOKS.items() if pairs <= look), LOOKS[MOST_PAIRS]) if pairs else 0.95
+
+
+def recorded_ratio(log_mean: float, log_half: float | None) -> Ratio:
+    """Return a ratio whose 95 % interval is known."""
+    return Ratio(log_mean, log_half, (log_half or 0.0) / student_quantile(0.95, MANY))
+
+
+def ratio_of_pairs(logs: Sequence[float], level: float | None = None) -> Ratio:
+    """Return the ratio that pairs of blocks tell.
+
+    Args:
+        logs: of each pair the logarithm of B over A; at least one.
+        level: share of such intervals that hold the true ratio; None for that of the look.
+    """
+    count = len(logs)
+    if count < 2:
+        return Ratio(fmean(logs), None, pairs=count)
+    error = sqrt(variance(logs) / count)
+    half = student_quantile(level or level_at(count), count - 1) * error
+    return Ratio(fmean(logs), half, error, count - 1, count)
+
+
+def join_ratios(ratios: Sequence[Ratio]) -> Ratio:
+    """Return the geometric mean of the ratios of several workloads, whose blocks are independent.
+
+    Args:
+        ratios: at least one. The level is that of the one with the most pairs.
+    """
+    if len(ratios) == 1:
+        return ratios[0]
+    mean = fmean(one.log_mean for one in ratios)
+    pairs = sum(one.pairs for one in ratios)
+    if any(one.log_half is None for one in ratios):
+        return Ratio(mean, None, pairs=pairs)
+    parts = [(max(one.error, LEAST_ERROR) / len(ratios)) ** 2 for one in ratios]
+    total = sum(parts)
+    freedom = total**2 / sum(part**2 / one.freedom for part, one in zip(parts, ratios, strict=True))
+    half = student_quantile(level_at(max(one.pairs for one in ratios)), freedom) * sqrt(total)
+    return Ratio(mean, half, sqrt(total), freedom, pairs)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One workload."""
+    """One workload; or all, at the end of a comparison."""
 
     definition: str
     workload: str
@@ -36,7 +157,7 @@ class Row:
     """Mean latency of A."""
     second_ms: float | None = None
     """Mean latency of B."""
-    pairs_ms: tuple[tuple[float, float], ...] = ()
+    pairs_ms: Sequence[tuple[float, float]] = ()
     """Latencies of A and B in each pair of blocks, in the order in which they were measured."""
     ratio: Ratio | None = None
     """B over A; None if there is nothing to compare."""
@@ -62,7 +183,7 @@ def describe_difference(workload: str, difference: Difference) -> str:
 class Comparison:
     """A and B on all workloads."""
 
-    rows: tuple[Row, ...]
+    rows: Sequence[Row]
     threshold: float
     """The smallest difference of interest, as a share."""
     how: Literal["measured", "recorded"]
@@ -77,28 +198,27 @@ class Comparison:
         return join_ratios(ratios) if ratios else None
 
     @property
-    def problems(self) -> list[Row]:
-        """The workloads that could not be compared."""
-        return [row for row in self.rows if row.ratio is None]
+    def all_rows(self) -> list[Row]:
+        """The rows, and one over all if anything could be compared."""
+        overall = self.overall
+        return [*self.rows, *([] if overall is None else [Row("", OVERALL, ratio=overall)])]
 
     @property
     def is_failed(self) -> bool:
         """Whether a workload could not be compared for another reason than the budget, or none was measured at all."""
-        return any(not row.is_unmeasured for row in self.problems) or self.overall is None
+        return any(row.problem and not row.is_unmeasured for row in self.rows) or self.overall is None
 
     def slower_than(self, share: float) -> list[str]:
         """Return where B is slower by more than a share: uuids, and OVERALL."""
-        named = [*((row.workload, row.ratio) for row in self.rows), (OVERALL, self.overall)]
-        return [name for name, ratio in named if ratio is not None and ratio.decide(share) == SLOWER]
+        return [row.workload for row in self.all_rows if row.ratio is not None and row.ratio.decide(share) == SLOWER]
 
     def describe(self, ratio: Ratio) -> tuple[str, str]:
         """Return a ratio with its interval, "1.031 (1.024 to 1.038)", and what B is beside A, in words."""
         number = f"{ratio.ratio:.3f}"
-        interval = ratio.interval
-        if interval is not None:
-            number += f" ({interval[0]:.3f} to {interval[1]:.3f})"
+        if ratio.interval is not None:
+            number += " ({:.3f} to {:.3f})".format(*ratio.interval)
         decision = ratio.decide(self.threshold)
-        more = self._pairs_needed(ratio)
+        more = ratio.pairs_needed(self.threshold)
         if decision == SAME:
             return number, f"same within {100 * self.threshold:.3g} %"
         return number, f"{decision} (needs about {more} more)" if more is not None else decision
@@ -107,10 +227,25 @@ class Comparison:
         """Return the comparison as JSON-able values.
 
         Args:
-            sides: the words that named A and B.
+            sides: the words for A and B.
             slower: where the gate says that B is slower; empty if there is no gate, or nothing is.
         """
         overall = self.overall
+        rows = [
+            {
+                "definition": row.definition,
+                "workload": row.workload,
+                "axes": dict(row.axes),
+                "solutions": row.label or None,
+                "a_ms": row.first_ms,
+                "b_ms": row.second_ms,
+                "pairs_ms": list(map(list, row.pairs_ms)),
+                "decision": UNKNOWN if row.is_unmeasured else None,
+                **({} if row.ratio is None else self._ratio_document(row.ratio)),
+                "problem": row.problem or None,
+            }
+            for row in self.rows
+        ]
         return {
             "format_version": FORMAT_VERSION,
             "a": sides[0],
@@ -119,21 +254,7 @@ class Comparison:
             "hardware": self.hardware,
             "threshold": self.threshold,
             "seconds": round(self.seconds, 3),
-            "rows": [
-                {
-                    "definition": row.definition,
-                    "workload": row.workload,
-                    "axes": dict(row.axes),
-                    "solutions": row.label or None,
-                    "a_ms": row.first_ms,
-                    "b_ms": row.second_ms,
-                    "pairs_ms": list(map(list, row.pairs_ms)),
-                    "decision": UNKNOWN if row.is_unmeasured else None,
-                    **(self._ratio_document(row.ratio) if row.ratio is not None else {}),
-                    "problem": row.problem or None,
-                }
-                for row in self.rows
-            ],
+            "rows": rows,
             "overall": None if overall is None else self._ratio_document(overall),
             "slower_than_allowed": list(slower),
         }
@@ -144,40 +265,35 @@ class Comparison:
             "interval95": ratio.interval and list(ratio.interval),
             "pairs": ratio.pairs or None,
             "decision": ratio.decide(self.threshold),
-            "pairs_needed": self._pairs_needed(ratio),
+            "pairs_needed": ratio.pairs_needed(self.threshold),
         }
-
-    def _pairs_needed(self, ratio: Ratio) -> int | None:
-        is_open = self.how == "measured" and ratio.decide(self.threshold) == UNKNOWN
-        return ratio.pairs_needed(self.threshold) if is_open else None
 
     def markdown(self, sides: tuple[str, str], slower: Sequence[str]) -> str:
         """Return the comparison as Markdown."""
-        table = [list(HEADINGS), ["---", "---:", "---:", "---:", "---"]]
-        for row in self.rows:
-            cells = ["", "", "", _escape(row.problem)]
+        a, b, hardware, *where = (to_one_line(text).translate(MARKUP) for text in (*sides, self.hardware, *slower))
+        lines = [
+            f"**{b} beside {a}** ({self.how} on {hardware}; ratio: B over A, with its 95 % interval)",
+            "",
+            "| Workload | A (ms) | B (ms) | Ratio | B is |",
+            "| --- | ---: | ---: | ---: | --- |",
+        ]
+        for row in self.all_rows:
+            cells = ["", "", "", row.problem]
             if row.ratio is not None:
-                cells = [f"{row.first_ms:.4g}", f"{row.second_ms:.4g}", *self.describe(row.ratio)]
-            table.append([_escape(row.name), *cells])
-        if self.overall is not None and len(self.rows) > 1:
-            table.append([f"**{cell}**" if cell else "" for cell in (OVERALL, "", "", *self.describe(self.overall))])
-        a, b, hardware = map(_escape, (*sides, self.hardware))
-        title = (
-            f"**{b} beside {a}** ({self.how} on {hardware}; ratio: latency of B over that of A, with its 95 % interval)"
-        )
-        end = ["", f"Slower than allowed: {_escape(', '.join(slower))}."] if slower else []
-        return "\n".join([title, "", *(f"| {' | '.join(cells)} |" for cells in table), *end, ""])
+                times = (row.first_ms, row.second_ms)
+                cells = ["" if time is None else f"{time:.4g}" for time in times] + [*self.describe(row.ratio)]
+            texts = (to_one_line(text).translate(MARKUP) for text in (row.name, *cells))
+            lines.append(f"| {' | '.join(texts)} |")
+        end = ["", f"Slower than allowed: {', '.join(where)}."] if where else []
+        return "\n".join([*lines, *end, ""])
 
     def junit(self, slower: Sequence[str]) -> str:
         """Return the comparison as JUnit XML: a case for each workload, which fails if B is slower than allowed."""
-        cases = list(self.rows)
-        if self.overall is not None:
-            cases.append(Row("", OVERALL, ratio=self.overall))
-        suite = ElementTree.Element("testsuite", {"name": SUITE, "tests": str(len(cases))})
-        counts = dict.fromkeys(("failure", "error", "skipped"), 0)
+        cases = self.all_rows
+        suite = ElementTree.Element("testsuite", name=SUITE, tests=str(len(cases)), time=f"{self.seconds:.3f}")
         for row in cases:
             name = f"{row.definition}: {row.name}".removeprefix(": ")
-            case = ElementTree.SubElement(suite, "testcase", {"classname": SUITE, "name": to_one_line(name)})
+            case = ElementTree.SubElement(suite, "testcase", classname=SUITE, name=to_one_line(name))
             kind = "skipped" if row.is_unmeasured else "error"
             text = row.problem
             if row.ratio is not None:
@@ -186,13 +302,7 @@ class Comparison:
                 kind = "failure" if row.workload in slower else ""
                 text = f"slower than allowed: {text}"
             if kind:
-                counts[kind] += 1
-                ElementTree.SubElement(case, kind, {"message": to_one_line(text)})
-        plurals = {"failure": "failures", "error": "errors", "skipped": "skipped"}
-        suite.attrib |= {plurals[kind]: str(count) for kind, count in counts.items()}
-        suite.set("time", f"{self.seconds:.3f}")
+                ElementTree.SubElement(case, kind, message=to_one_line(text))
+        for kind, plural in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+            suite.set(plural, str(len(suite.findall(f"testcase/{kind}"))))
         return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def _escape(text: str) -> str:
-    return to_one_line(text).translate(MARKUP)

@@ -1,8 +1,7 @@
-"""The doctor: what this machine can measure, by which method, and how far its numbers can be trusted.
+"""What this machine can measure, and how well.
 
-machine.py     versions, compilers and a GPU at rest, without CUDA or torch
-probe.py       a process that measures the device (`run_isolated`)
-self_check.py  runs of the engine: the same kernels as two solutions, and programs of ours
-findings.py    findings of all that, as pure text
-visit.py       the whole: a Report
+machine.py   reads the machine without CUDA or torch, and names what is measured
+probe.py     measures the device, in a process of its own (`run_isolated`)
+visit.py     the whole visit: read, measure, have the engine check itself
+findings.py  what was read and measured → what works, what is broken, what to do. Pure
 """

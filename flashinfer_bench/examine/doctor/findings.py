@@ -8,21 +8,19 @@ from typing import Final, Literal
 
 from flashinfer_bench.bench.runner.sandbox import Level, Sandbox
 from flashinfer_bench.examine.compare.result import Comparison
-from flashinfer_bench.examine.doctor.machine import MachineState
-from flashinfer_bench.examine.doctor.readings import CacheCheck, Rates, Readings
+from flashinfer_bench.examine.doctor.machine import MachineState, Readings
 from flashinfer_bench.report.timing import METHODS
 from flashinfer_bench.roofline.peaks import find_peak
 from flashinfer_bench.timing.measurement import reason_of_fallback
+from flashinfer_bench.timing.nvml import GpuState
 
 State = Literal["ok", "note", "broken"]
 
 COLD_OVER_WARM: Final = 0.9
 COLD_OVER_MEMORY: Final = 1.1
 """The flush works if a read after it is at most these shares of the rate of a warm read and of the memory's rate."""
-LOW_RATE: Final = 0.6
-"""A rate below this share of the vendor's figure is told as low."""
-LOW_CLOCK: Final = 0.6
-"""An SM clock below this share of its maximum, under load, is told as low."""
+LOW: Final = 0.6
+"""A rate below this share of the vendor's figure, and a clock below this share of its maximum, is told as low."""
 TWINS_AGREE: Final = 0.015
 """Twins whose latencies differ by at most this share agree."""
 TWINS_DIFFER: Final = 0.04
@@ -32,11 +30,11 @@ TO_GET_CUPTI: Final = {
     "PRIVILEGES": "let every user profile (the NVIDIA driver's module option NVreg_RestrictProfilingToAdminUsers=0)",
     "library cannot be loaded": "install CUDA 13's libcupti (pip install nvidia-cuda-cupti) where the loader finds it",
     "cupti-python": "install cupti-python 13 or later, which needs CUDA 13: times then lose that constant",
+    "": "run this again; if it says the same, look up what CUPTI reports, and the driver's version",
 }
 """Words in the reason of a fall-back, and what helps there. The first words that fit count."""
-CUPTI_FAILS: Final = "run this again; if it says the same, look up what CUPTI reports, and the driver's version"
-HEAT: Final = frozenset({"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"})
-"""Reasons of a slow-down that are no usual power cap; see `timing.nvml.SLOWED_BY`."""
+AGAIN: Final = "run it again on a quiet machine"
+LOOK_FOR: Final = "look for other processes, locked, throttled or capped clocks, and a MIG slice"
 
 
 @dataclass(frozen=True)
@@ -59,21 +57,21 @@ def find_gpu(machine: MachineState, asked_for: str | None) -> Iterator[Finding]:
     """
     if machine.device.kind == "cuda" or asked_for == "cpu":
         return
-    if machine.gpus and not machine.torch_has_cuda:
-        advice = "install a CUDA build of torch (https://pytorch.org), or look at the CPU alone with --device cpu"
-        yield Finding("GPU", "broken", f"the driver knows {machine.gpus}, but torch is a CPU build", advice)
-    elif machine.gpus:
-        advice = "unset CUDA_VISIBLE_DEVICES, or name GPUs in it that there are"
-        yield Finding("GPU", "note", f"the driver knows {machine.gpus}, but CUDA_VISIBLE_DEVICES hides them", advice)
-    else:
+    known = f"the driver knows {machine.gpus}"
+    if not machine.gpus:
         yield Finding("GPU", "note", "the driver knows none: kernels are judged, and timed on the CPU")
+    elif machine.torch_has_cuda:
+        yield Finding("GPU", "note", f"{known}, but CUDA_VISIBLE_DEVICES hides them", "unset CUDA_VISIBLE_DEVICES")
+    else:
+        advice = "install a CUDA build of torch (https://pytorch.org), or look at the CPU alone with --device cpu"
+        yield Finding("GPU", "broken", f"{known}, but torch is a CPU build", advice)
 
 
-def find_languages(machine: MachineState) -> Iterator[Finding]:
+def find_languages(languages: Mapping[str, str | None]) -> Iterator[Finding]:
     """Say which solutions can be built."""
-    works = [name for name, reason in machine.languages.items() if reason is None]
+    works = [name for name, reason in languages.items() if reason is None]
     yield Finding("languages", "ok" if works else "broken", f"{', '.join(works) or 'none'} can be built")
-    for name, reason in machine.languages.items():
+    for name, reason in languages.items():
         if reason is not None:
             what, _, advice = reason.partition(";")
             yield Finding(name, "note", f"cannot be built: {what}", advice.strip())
@@ -88,9 +86,8 @@ def find_programs(tried: Mapping[str, str | None]) -> Iterator[Finding]:
     works = [what for what, reason in tried.items() if reason is None]
     if works:
         yield Finding("programs", "ok", f"{', '.join(works)}: a program of ours was built, loaded and called")
-    for reason in dict.fromkeys(reason for reason in tried.values() if reason is not None):
-        text, _, advice = reason.rpartition("; ")
-        yield Finding("programs", "broken", text or reason, advice if text else "see what it says")
+    for reason in dict.fromkeys(filter(None, tried.values())):
+        yield Finding("programs", "broken", reason, "see what it says")
 
 
 def find_confinement(sandbox: Sandbox, asked_for: Level) -> Iterator[Finding]:
@@ -101,9 +98,8 @@ def find_confinement(sandbox: Sandbox, asked_for: Level) -> Iterator[Finding]:
         asked_for: the level that runs will ask for.
     """
     if asked_for == "off":
-        yield Finding(
-            "sandbox", "note", "off: a solution reads and writes what its user may", "leave --sandbox at auto"
-        )
+        text = "off: a solution reads and writes what its user may"
+        yield Finding("sandbox", "note", text, "leave --sandbox at auto")
     elif sandbox.missing:
         text = "; ".join(f"{part}: {why}" for part, why in sandbox.missing.items())
         advice = "run strangers' code in a container of its own, or on a machine with Linux 6.2 or later"
@@ -113,120 +109,75 @@ def find_confinement(sandbox: Sandbox, asked_for: Level) -> Iterator[Finding]:
         yield Finding("sandbox", "note" if sandbox.notes else "ok", text, "; ".join(sandbox.notes))
 
 
-def find_neighbours(machine: MachineState, readings: Readings | None) -> Iterator[Finding]:
-    """Say who else uses the GPU, and whether it is slowed down while nothing of ours runs.
+def find_heat(state: GpuState | None, when: str) -> Iterator[Finding]:
+    """Say what slows the GPU down, beside the usual cap of its power."""
+    reasons = [reason for reason in (state.slowed_by if state is not None else ()) if reason != "power_cap"]
+    if reasons:
+        text = f"the GPU is slowed down {when}: {', '.join(reasons)}"
+        yield Finding("throttling", "note", text, "see to its cooling and power; what is timed meanwhile is flagged")
 
-    Only while a process of ours is on the GPU can we tell whether processes can be seen there at all.
-    """
-    gpu = machine.gpu
-    if gpu is None:
-        return
-    if gpu.processes:
-        listed = ", ".join(map(str, gpu.processes[:5])) + (", …" if len(gpu.processes) > 5 else "")
+
+def find_others(state: GpuState) -> Finding:
+    """Say who else uses the GPU."""
+    if state.other_processes:
         advice = "end them, or measure when they are done: what is timed beside them is flagged"
-        yield Finding("other processes", "note", f"{len(gpu.processes)} on the GPU ({listed})", advice)
-    else:
-        measured = readings.under_load if readings is not None else None
-        text = "none on the GPU" if measured is not None else "none was seen on the GPU"
-        if gpu.processes is None:
-            text = "not known: the driver does not tell"
-        elif measured is not None and measured.other_processes is None:
-            text = "not known: in a container with process ids of its own others cannot be told from ours"
-        yield Finding("other processes", "ok", text)
-    if gpu.state is not None and gpu.state.slowed_by:
-        yield _hot(gpu.state.slowed_by, "at rest")
+        return Finding("other processes", "note", f"{state.other_processes} on the GPU", advice)
+    known = "none on the GPU" if state.other_processes == 0 else "not known: the driver or the container hides them"
+    return Finding("other processes", "ok", known)
 
 
-def find_clock(readings: Readings) -> Iterator[Finding]:
+def find_clock(readings: Readings) -> Finding:
     """Say which clock calls are timed by."""
     if readings.method == "wall":
-        yield Finding("clock", "ok", f"the wall clock, which reads {readings.empty_call_ns} ns of a call of nothing")
-        return
-    pair = f"a pair of CUDA events round nothing reads {readings.empty_pair_ns / 1e3:.1f} us"
+        return Finding("clock", "ok", f"the wall clock, which reads {readings.empty_ns} ns of a call of nothing")
     if readings.method == "cupti":
         gap = f"one more launch in a full queue costs {readings.launch_gap_ns / 1e3:.2f} us"
-        yield Finding("clock", "ok", f"CUPTI, which records every operation; {gap}; {pair}")
-        return
+        return Finding("clock", "ok", f"CUPTI, which records every operation; {gap}")
     reason = reason_of_fallback(readings.fallback)
-    advice = next((what for words, what in TO_GET_CUPTI.items() if words in reason), CUPTI_FAILS)
-    yield Finding("clock", "note", f"CUDA events ({reason}); {pair}, which every time holds", advice)
+    advice = next(what for words, what in TO_GET_CUPTI.items() if words in reason)
+    pair = f"a pair of them round nothing reads {readings.empty_ns / 1e3:.1f} us, which every time holds"
+    return Finding("clock", "note", f"CUDA events ({reason}); {pair}", advice)
 
 
-def find_cold(cache: CacheCheck | None) -> Iterator[Finding]:
+def find_cold(readings: Readings) -> Iterator[Finding]:
     """Say whether a flush leaves nothing in the L2."""
-    if cache is None:
-        return
-    text = (
-        f"reading {cache.data_bytes / 1e6:.0f} MB: {cache.cold_tb_per_sec:.2f} TB/s after a flush, "
-        f"{cache.warm_tb_per_sec:.2f} TB/s warm; memory gives {cache.memory_tb_per_sec:.2f} TB/s"
-    )
-    works = (
-        cache.cold_tb_per_sec <= COLD_OVER_WARM * cache.warm_tb_per_sec
-        and cache.cold_tb_per_sec <= COLD_OVER_MEMORY * cache.memory_tb_per_sec
-    )
-    if works:
+    cold, warm, memory = readings.cold_tb_per_sec, readings.warm_tb_per_sec, readings.memory_tb_per_sec
+    text = f"reads: {cold:.2f} TB/s after a flush, {warm:.2f} TB/s warm; memory gives {memory:.2f} TB/s"
+    if warm and cold <= COLD_OVER_WARM * warm and cold <= COLD_OVER_MEMORY * memory:
         yield Finding("cold L2", "ok", text)
-        return
-    advice = "do not compare cold times of this machine; look for other processes and for MIG, then run this again"
-    yield Finding("cold L2", "broken", f"the flush leaves data in the L2. {text}", advice)
+    elif warm:
+        yield Finding("cold L2", "broken", f"the flush leaves data in the L2. {text}", LOOK_FOR)
 
 
-def find_rates(rates: Rates | None, device_name: str) -> Iterator[Finding]:
-    """Compare the rates that were reached with the vendor's figures."""
-    if rates is None:
-        return
-    peak = find_peak(device_name)
-    figures = (
-        ("memory bandwidth", rates.copy_tb_per_sec, "TB/s by a copy", peak.tb_per_sec if peak else None),
-        ("bf16 matmul", rates.matmul_tflops, "TFLOP/s", peak.operations("fp16") if peak else None),
+def find_rates(readings: Readings, machine: MachineState) -> Iterator[Finding]:
+    """Compare rates and the clock that were reached with the most that the chip can."""
+    peak = find_peak(machine.device.name)
+    clock = readings.under_load.sm_mhz if readings.under_load is not None else None
+    figures: tuple[tuple[str, float | None, str, float | None], ...] = (
+        ("memory bandwidth", readings.copy_tb_per_sec, "TB/s by a copy", peak.tb_per_sec if peak else None),
+        ("bf16 matmul", readings.matmul_tflops, "TFLOP/s", peak.operations("fp16") if peak else None),
+        ("clock under load", clock, "MHz", machine.settings.most_sm_mhz if machine.settings is not None else None),
     )
     for topic, value, unit, limit in figures:
-        text = f"{value:.4g} {unit}" + (f", {value / limit:.0%} of the vendor's {limit:g}" if limit else "")
-        if limit and value < LOW_RATE * limit:
-            advice = "look for other processes, locked or throttled clocks, and a MIG slice"
-            yield Finding(topic, "note", f"{text}, which is low", advice)
-        else:
-            yield Finding(topic, "ok", text)
+        if value:
+            text = f"{value:.4g} {unit}" + (f", {value / limit:.0%} of {limit:g}" if limit else "")
+            is_low = limit is not None and value < LOW * limit
+            yield Finding(topic, "note", f"{text}, which is low", LOOK_FOR) if is_low else Finding(topic, "ok", text)
 
 
-def find_load(machine: MachineState, readings: Readings) -> Iterator[Finding]:
-    """Say what the clocks did under load."""
-    state = readings.under_load
-    gpu = machine.gpu
-    if state is None or state.sm_mhz is None or gpu is None:
-        return
-    if HEAT & set(state.slowed_by):
-        yield _hot(state.slowed_by, "under load")
-        return
-    of_most = f" of {gpu.sm_max_mhz}" if gpu.sm_max_mhz else ""
-    text = f"the SM clock is at {state.sm_mhz}{of_most} MHz amid a burst of matmuls"
-    if "power_cap" in state.slowed_by:
-        text += ", held by the power cap, as is usual there"
-    if gpu.sm_max_mhz and state.sm_mhz < LOW_CLOCK * gpu.sm_max_mhz:
-        yield Finding(
-            "load", "note", text, "see whether clocks are locked (nvidia-smi -q -d CLOCK), or power is capped"
-        )
-    else:
-        yield Finding("load", "ok", text)
-
-
-def find_agreement(twins: Comparison, *, on_gpu: bool) -> Iterator[Finding]:
+def find_agreement(twins: Comparison, *, on_gpu: bool) -> Finding:
     """Say whether the same kernel gets the same time twice."""
-    again = "run it again on a quiet machine"
     ratios = [row.ratio.ratio for row in twins.rows if row.ratio is not None]
     if twins.is_failed or not ratios:
-        text = "; ".join(dict.fromkeys(row.problem for row in twins.problems)) or "nothing was timed"
-        yield Finding("A/A", "broken", f"a kernel that is right did not pass: {text}", "see what the message names")
-        return
+        text = "; ".join(dict.fromkeys(row.problem for row in twins.rows if row.problem)) or "nothing was timed"
+        return Finding("A/A", "broken", f"a kernel that is right did not pass: {text}", "see what the message names")
     worst = max(max(ratio, 1 / ratio) - 1 for ratio in ratios)
     text = f"the same kernel as two solutions, {len(ratios)} times: they differ by {worst:.1%} at the most"
     if worst <= TWINS_AGREE:
-        yield Finding("A/A", "ok", text)
-    elif worst <= TWINS_DIFFER or not on_gpu:
-        why = "smaller differences between solutions mean nothing here" if on_gpu else "a CPU's times are rough"
-        yield Finding("A/A", "note", f"{text}; {why}", again)
-    else:
-        yield Finding("A/A", "broken", f"{text}: times of this machine cannot be compared", again)
+        return Finding("A/A", "ok", text)
+    if worst > TWINS_DIFFER and on_gpu:
+        return Finding("A/A", "broken", f"{text}: times of this machine cannot be compared", AGAIN)
+    return Finding("A/A", "note", f"{text}; smaller differences between solutions mean nothing here", AGAIN)
 
 
 def summarise_findings(findings: list[Finding], readings: Readings | None) -> str:
@@ -237,8 +188,3 @@ def summarise_findings(findings: list[Finding], readings: Readings | None) -> st
     if readings is None or readings.method == "wall":
         return "This machine can judge kernels, and time them on its CPU."
     return f"This machine can measure, by {METHODS[readings.method]} with a cold or a warm L2."
-
-
-def _hot(reasons: tuple[str, ...], when: str) -> Finding:
-    text = f"the GPU is slowed down {when}: {', '.join(reasons)}"
-    return Finding("throttling", "note", text, "see to its cooling and power; what is timed meanwhile is flagged")

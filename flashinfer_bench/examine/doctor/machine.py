@@ -1,4 +1,4 @@
-"""A machine without CUDA or torch: versions, compilers, and a GPU at rest, through NVML."""
+"""A machine without CUDA or torch: versions, compilers, and a GPU at rest through NVML; and what a probe measures."""
 
 from __future__ import annotations
 
@@ -17,24 +17,10 @@ from flashinfer_bench.bench.machine import Device, is_torch_cuda_build
 from flashinfer_bench.bench.runner.sandbox import Sandbox, find_sandbox
 from flashinfer_bench.compile import find_toolchain, find_unavailable_languages
 from flashinfer_bench.env import cache_root
-from flashinfer_bench.timing.nvml import GpuState, read_gpu_state
+from flashinfer_bench.timing.nvml import GpuSettings, GpuState, read_gpu_settings, read_gpu_state
 
 PACKAGES: Final = ("torch", "triton", "flashinfer-python", "cupti-python", "apache-tvm-ffi")
 """Distributions whose versions times depend on."""
-
-
-@dataclass(frozen=True)
-class GpuAtRest:
-    """A GPU before anything runs on it; a field is None if the driver does not say."""
-
-    memory_bytes: int | None
-    memory_used_bytes: int | None
-    sm_max_mhz: int | None
-    memory_max_mhz: int | None
-    power_limit_w: float | None
-    processes: tuple[int, ...] | None
-    """Processes that hold a context on it."""
-    state: GpuState | None
 
 
 @dataclass(frozen=True)
@@ -51,10 +37,44 @@ class MachineState:
     """Compiler → its path and version; None if it is not there."""
     languages: Mapping[str, str | None]
     """Language of solutions → None if they can be built here, else the reason why not."""
-    gpu: GpuAtRest | None
-    """None for a CPU."""
+    at_rest: GpuState | None = None
+    """The GPU before anything of ours runs on it; None for a CPU."""
+    settings: GpuSettings | None = None
     sandbox: Sandbox = field(default_factory=Sandbox)
     """How far solutions can be confined here."""
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What was measured on one device; rates are in 10^12 bytes or operations a second."""
+
+    method: str
+    """The clock that calls are timed by here: "cupti", "cuda_events" or "wall"."""
+    fallback: str = ""
+    """Why no better clock is used; empty where it is the best one."""
+    cuda: str | None = None
+    """The CUDA version that torch was built for."""
+    l2_bytes: int = 0
+    processors: int = 0
+    """Streaming multiprocessors."""
+    memory_bytes: int = 0
+    free_bytes: int = 0
+    launch_gap_ns: int = 0
+    """Time that one more launch costs in a full queue; 0 where the clock cannot tell."""
+    empty_ns: int = 0
+    """What the wall clock, or a pair of CUDA events, reads of nothing; 0 for CUPTI."""
+    warm_tb_per_sec: float = 0.0
+    """A kernel reads data that fits the L2, just after it was read; 0 where there is too little memory."""
+    cold_tb_per_sec: float = 0.0
+    """It reads the same data after a flush of the L2."""
+    memory_tb_per_sec: float = 0.0
+    """It reads many times the L2."""
+    copy_tb_per_sec: float = 0.0
+    """A copy within its memory, bytes read and written."""
+    matmul_tflops: float = 0.0
+    """A square bfloat16 matmul of random data."""
+    under_load: GpuState | None = None
+    """The GPU amid a burst of matmuls."""
 
 
 def read_machine(device: Device, *, nvml: Any = pynvml, environment: Mapping[str, str] = os.environ) -> MachineState:
@@ -67,19 +87,19 @@ def read_machine(device: Device, *, nvml: Any = pynvml, environment: Mapping[str
     """
     toolchain = find_toolchain(environment)
     cuda = toolchain.cuda
-    cxx = toolchain.cxx
     gpus = 0
     versions: dict[str, str | None] = {"flashinfer_bench": __version__, "python": platform.python_version()}
-    versions |= dict.fromkeys([*PACKAGES, "driver", "CUDA of the driver"])
+    versions |= dict.fromkeys([*PACKAGES, "driver"])
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
     with suppress(nvml.NVMLError):
         nvml.nvmlInit()
         number = int(nvml.nvmlSystemGetCudaDriverVersion())
-        versions["CUDA of the driver"] = f"{number // 1000}.{number % 1000 // 10}"
-        versions["driver"] = str(nvml.nvmlSystemGetDriverVersion())
+        cuda_version = f"CUDA {number // 1000}.{number % 1000 // 10}"
+        versions["driver"] = f"{nvml.nvmlSystemGetDriverVersion()} ({cuda_version})"
         gpus = int(nvml.nvmlDeviceGetCount())
+    is_gpu = device.kind == "cuda"
     return MachineState(
         device=device,
         gpus=gpus,
@@ -87,34 +107,10 @@ def read_machine(device: Device, *, nvml: Any = pynvml, environment: Mapping[str
         versions=versions,
         compilers={
             "nvcc": f"{cuda.nvcc.path} ({cuda.version[0]}.{cuda.version[1]})" if cuda else None,
-            "C++": str(cxx.path) if cxx else None,
+            "C++": str(toolchain.cxx.path) if toolchain.cxx else None,
         },
         languages=find_unavailable_languages(toolchain),
-        gpu=_read_gpu(device.uuid, nvml) if device.kind == "cuda" else None,
+        at_rest=read_gpu_state(device.uuid) if is_gpu else None,
+        settings=read_gpu_settings(device.uuid) if is_gpu else None,
         sandbox=find_sandbox("auto", cache_root(environment)),
-    )
-
-
-def _read_gpu(uuid: str, nvml: Any) -> GpuAtRest | None:
-    try:
-        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-    except nvml.NVMLError:
-        return None
-
-    def ask(question: Any, *arguments: Any) -> Any:
-        with suppress(nvml.NVMLError):
-            return question(handle, *arguments)
-        return None
-
-    memory = ask(nvml.nvmlDeviceGetMemoryInfo)
-    limit = ask(nvml.nvmlDeviceGetPowerManagementLimit)
-    processes = ask(nvml.nvmlDeviceGetComputeRunningProcesses)
-    return GpuAtRest(
-        memory_bytes=memory and int(memory.total),
-        memory_used_bytes=memory and int(memory.used),
-        sm_max_mhz=ask(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_SM),
-        memory_max_mhz=ask(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_MEM),
-        power_limit_w=limit and limit / 1000,
-        processes=None if processes is None else tuple(process.pid for process in processes),
-        state=read_gpu_state(uuid),
     )

@@ -1,4 +1,4 @@
-"""Measures the one device that this process sees: clock, launch gap, flush and rates (`readings.py` asks)."""
+"""Measures the one device that this process sees: clock, launch gap, flush and rates (`visit.py` asks)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.examine.doctor.readings import CacheCheck, Rates, Readings
-from flashinfer_bench.testing.device import TimingDevice, timing_device
+from flashinfer_bench.examine.doctor.machine import Readings
+from flashinfer_bench.testing.device import timing_device
 from flashinfer_bench.testing.gpu_time import bench_gpu_time
 from flashinfer_bench.timing import driver, flush
-from flashinfer_bench.timing.clocks import CudaEventClock
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
-from flashinfer_bench.timing.nvml import GpuState
 
 ITERATIONS: Final = 30
 """Timed calls of each measurement."""
@@ -35,13 +33,10 @@ READER: Final = "flashinfer_bench_reader"
 def answer(kind: str) -> dict[str, Any]:
     """Measure the device that this process sees (`base/isolated.py`)."""
     warnings.simplefilter("ignore")  # what they say of fall-backs stands in the readings
-    return asdict(probe_gpu() if kind == "cuda" else probe_cpu())
-
-
-def probe_cpu() -> Readings:
-    """Measure what the wall clock reads of a call that does nothing."""
+    if kind == "cuda":
+        return asdict(probe_gpu())
     timed = bench_gpu_time(lambda: None, num_iters=ITERATIONS)
-    return Readings(method=timed.method, empty_call_ns=round(timed.median_ms * 1e6))
+    return asdict(Readings(timed.method, empty_ns=round(timed.median_ms * 1e6)))
 
 
 def probe_gpu() -> Readings:
@@ -49,73 +44,55 @@ def probe_gpu() -> Readings:
     device = torch.device("cuda", 0)
     small = torch.ones(4096, device=device)  # fails here, with CUDA's own words, where CUDA does not work
     timed_on = timing_device(device, "auto")
-    simple = bench_gpu_time(torch.add, args=(small, 1), num_iters=ITERATIONS).measurement
-    fallback = str(simple.get("fallback", ""))
-    free, _ = torch.cuda.mem_get_info(device)
+    record = bench_gpu_time(torch.add, args=(small, 1), num_iters=ITERATIONS).measurement
+    fallback = str(record.get("fallback", ""))
+    free, total = torch.cuda.mem_get_info(device)
     size = min(LARGEST_BYTES, free // MEMORY_SHARE) // 4096 * 4096
     source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
-    rates = measure_rates(source)
+    target = torch.empty_like(source)
+    copy_ms, _ = bench_gpu_time(target.copy_, args=(source,), num_iters=ITERATIONS)
+    left, right = (torch.randn(MATMUL_SIZE, MATMUL_SIZE, device=device, dtype=torch.bfloat16) for _ in range(2))
+    matmul_ms, _ = bench_gpu_time(torch.mm, args=(left, right), kwargs={"out": left.clone()}, num_iters=MATMULS)
+    half_done = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch's own lack
+    for index in range(MATMULS):
+        torch.mm(left, right)
+        if index == MATMULS // 2:
+            half_done.record()
+    half_done.synchronize()
+    under_load = timed_on.state()
+    torch.cuda.synchronize()
     return Readings(
-        method=str(simple["method"]),
+        method=str(record["method"]),
         fallback="" if fallback == EVENTS_ASKED_FOR else fallback,
         cuda=torch.version.cuda,
         l2_bytes=timed_on.l2_bytes,
         processors=int(torch.cuda.get_device_properties(device).multi_processor_count),
+        memory_bytes=total,
+        free_bytes=free,
         launch_gap_ns=timed_on.launch_gap_ns,
-        empty_pair_ns=measure_empty_pair_ns(device),
-        rates=rates,
-        under_load=look_under_load(timed_on),
-        cache=check_cache(source, timed_on.l2_bytes),
+        empty_ns=int(record.get("empty_pair_ns", 0)),
+        copy_tb_per_sec=2 * source.nbytes / copy_ms / 1e9,
+        matmul_tflops=2 * MATMUL_SIZE**3 / matmul_ms / 1e9,
+        under_load=under_load,
+        **check_cache(source, timed_on.l2_bytes),
     )
 
 
-def measure_empty_pair_ns(device: torch.device) -> int:
-    """Return what two CUDA events with nothing between them read."""
-    clock = CudaEventClock(flush.GpuQueue(device), EVENTS_ASKED_FOR)
-    with clock:
-        return int(clock.facts()["empty_pair_ns"])
+def check_cache(source: torch.Tensor, l2_bytes: int) -> dict[str, float]:
+    """Return the rates of reads of data that fits the L2, warm and flushed, and of data that does not.
 
-
-def measure_rates(source: torch.Tensor) -> Rates:
-    """Copy a buffer, then multiply matrices."""
-    target = torch.empty_like(source)
-    copy_ms, _ = bench_gpu_time(target.copy_, args=(source,), num_iters=ITERATIONS)
-    left, right = (torch.randn(MATMUL_SIZE, MATMUL_SIZE, device=source.device, dtype=torch.bfloat16) for _ in range(2))
-    product = torch.empty_like(left)
-    matmul_ms, _ = bench_gpu_time(torch.mm, args=(left, right), kwargs={"out": product}, num_iters=MATMULS)
-    return Rates(2 * source.nbytes / copy_ms / 1e9, 2 * MATMUL_SIZE**3 / matmul_ms / 1e9)
-
-
-def look_under_load(timed_on: TimingDevice) -> GpuState | None:
-    """Look at a GPU while it multiplies matrices, half of them done."""
-    left, right = (torch.randn(MATMUL_SIZE, MATMUL_SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    product = torch.empty_like(left)
-    half_done = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch's own lack
-    for index in range(MATMULS):
-        torch.mm(left, right, out=product)
-        if index == MATMULS // 2:
-            half_done.record()
-    half_done.synchronize()
-    state = timed_on.state()
-    torch.cuda.synchronize()
-    return state
-
-
-def check_cache(source: torch.Tensor, l2_bytes: int) -> CacheCheck | None:
-    """Time reads of data that fits the L2, warm and flushed, and of data that does not.
-
-    Returns:
-        None where there is too little memory for that.
+    Nothing is measured where there is too little memory for that.
     """
     if source.nbytes < 2 * l2_bytes:
-        return None
+        return {}
     data = source[: l2_bytes // L2_SHARE // 4096 * 4096].clone()
 
     def rate(tensor: torch.Tensor, *, cold: bool) -> float:
         read_ms, _ = bench_gpu_time(make_reader(tensor), num_iters=ITERATIONS, cold_l2_cache=cold)
         return tensor.nbytes / read_ms / 1e9
 
-    return CacheCheck(data.nbytes, rate(data, cold=False), rate(data, cold=True), rate(source, cold=True))
+    warm, flushed, far = rate(data, cold=False), rate(data, cold=True), rate(source, cold=True)
+    return {"warm_tb_per_sec": warm, "cold_tb_per_sec": flushed, "memory_tb_per_sec": far}
 
 
 def make_reader(data: torch.Tensor) -> Callable[[], None]:

@@ -1,27 +1,54 @@
-"""The whole visit: look, measure, have the engine check itself, and report the findings."""
+"""The whole visit: look, measure, have the engine check itself, and report the findings.
+
+*Twins* are one kernel as two solutions. The ratio of their times should be 1; by how far it differs, this machine and
+this engine distort every comparison. *Programs* of ours show how solutions can be compiled, loaded and called.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
+from pydantic import TypeAdapter
+
+from flashinfer_bench.base.exits import describe_exit
+from flashinfer_bench.base.isolated import IsolatedFailure, run_isolated
+from flashinfer_bench.bench.benchmark import Benchmark
+from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.events import JobFaulted, JobFinished
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.device_lock import lock_device
+from flashinfer_bench.bench.runner.environments import session_environment
 from flashinfer_bench.bench.runner.sandbox import Level
+from flashinfer_bench.compile.known_good import NAME, PROGRAMS, KnownGood, define_double
+from flashinfer_bench.data import Solution, Trace, TraceSet, Workload
 from flashinfer_bench.errors import DeviceFault, Fault
+from flashinfer_bench.examine.compare.measuring import measure
 from flashinfer_bench.examine.compare.result import Comparison
-from flashinfer_bench.examine.doctor import findings as made
+from flashinfer_bench.examine.compare.sides import Pairing
+from flashinfer_bench.examine.doctor import findings as of
 from flashinfer_bench.examine.doctor.findings import Finding
-from flashinfer_bench.examine.doctor.machine import MachineState, read_machine
-from flashinfer_bench.examine.doctor.readings import ProbeFailed, Readings, run_probe
-from flashinfer_bench.examine.doctor.self_check import time_twins, try_programs
+from flashinfer_bench.examine.doctor.machine import MachineState, Readings, read_machine
+from flashinfer_bench.report.verdict import reason_of
 
-FORMAT_VERSION: Final = 2
-"""Version of the JSON document. History: 1 is the first; 2 has `twins`, as `compare` has them, for `agreement`."""
-TWINS: Final = ("first twin", "second twin")
+FORMAT_VERSION: Final = 3
+"""Version of the JSON document. History: 2 has `twins`, as `compare` has them; 3 has flat `readings`."""
+PROBE: Final = "flashinfer_bench.examine.doctor.probe"
+PROBE_S: Final = 300.0
+"""Seconds after which the probe is ended, and has measured nothing."""
 SEE_MESSAGE: Final = "see what the message names"
+TWINS: Final = ("first twin", "second twin")
+TWINS_S: Final = 20.0
+"""Seconds for timing twins, at most."""
+THRESHOLDS: Final = {"cuda": 0.02, "cpu": 0.1}
+"""Twins are timed until they are known to differ by less than this share, or by more."""
+SIZES: Final = {"cuda": (1 << 18, 1 << 23), "cpu": (1 << 12, 1 << 14)}
+"""Numbers of elements that are timed: a short and a longer call."""
+KERNELS: Final = {"one_kernel": "x * 2", "several_kernels": "x * 0.5 * 0.5 * 0.5 * 16"}
+"""Name → what a twin returns. Each doubles its input, exactly."""
 
 
 @dataclass
@@ -29,11 +56,11 @@ class Report:
     """What the doctor found."""
 
     machine: MachineState
-    readings: Readings | None
+    readings: Readings | None = None
     """None if nothing could be measured."""
-    twins: Comparison | None
+    twins: Comparison | None = None
     """None if it was left out, or nothing could be measured."""
-    findings: list[Finding]
+    findings: list[Finding] = field(default_factory=list)
     summary: str = ""
 
     @property
@@ -44,12 +71,8 @@ class Report:
     def document(self) -> dict[str, Any]:
         """Return it as JSON-able values."""
         twins = None if self.twins is None else self.twins.document(TWINS, ())
-        return {
-            "version": FORMAT_VERSION,
-            "exit_code": self.exit_code,
-            **asdict(replace(self, twins=None)),
-            "twins": twins,
-        }
+        head = {"version": FORMAT_VERSION, "exit_code": self.exit_code}
+        return {**head, **asdict(replace(self, twins=None)), "twins": twins}
 
 
 def examine(
@@ -71,50 +94,102 @@ def examine(
     """
     tell("looking at the machine")
     machine = read_machine(device)
-    readings = _measure(device, tell)
-    measured = None if isinstance(readings, Finding) else readings
-    report = Report(machine, measured, None, [*made.find_gpu(machine, named), *made.find_languages(machine)])
-    report.findings += [*made.find_neighbours(machine, measured), *made.find_confinement(machine.sandbox, sandbox)]
-    if isinstance(readings, Finding):
-        report.findings.append(readings)
-    else:
-        report.findings += [*made.find_clock(readings), *made.find_cold(readings.cache)]
-        report.findings += [*made.find_rates(readings.rates, device.name), *made.find_load(machine, readings)]
-        if not quick:
-            _run_engine(report, device, tell)
-    report.summary = made.summarise_findings(report.findings, measured)
+    report = Report(machine)
+    found = report.findings = [*of.find_gpu(machine, named), *of.find_languages(machine.languages)]
+    found += [*of.find_confinement(machine.sandbox, sandbox), *of.find_heat(machine.at_rest, "at rest")]
+
+    def attempt(topic: str, step: str, work: Callable[[], None]) -> None:
+        tell(step)
+        try:
+            work()
+        except Fault as fault:
+            found.append(Finding(topic, "broken", str(fault), SEE_MESSAGE))
+
+    def probe() -> None:
+        readings = report.readings = run_probe(device)
+        found.append(of.find_clock(readings))
+        found.extend([*of.find_cold(readings), *of.find_rates(readings, machine)])
+        if readings.under_load is not None:
+            found.extend([of.find_others(readings.under_load), *of.find_heat(readings.under_load, "under load")])
+
+    def compare() -> None:
+        report.twins = time_twins(device)
+        found.append(of.find_agreement(report.twins, on_gpu=device.kind == "cuda"))
+
+    attempt("measuring", f"measuring {device.label}", probe)
+    if report.readings is not None and not quick:
+        attempt("A/A", "timing the same kernels as two solutions each", compare)
+        step = "building, loading and calling programs of ours"
+        attempt("programs", step, lambda: found.extend(of.find_programs(try_programs(device))))
+    report.summary = of.summarise_findings(found, report.readings)
     return report
 
 
-def _measure(device: Device, tell: Callable[[str], object]) -> Readings | Finding:
-    """Measure while no other run may; if that is not possible, return a finding that says why."""
-    said = ""
+def run_probe(device: Device, *, limit_s: float = PROBE_S) -> Readings:
+    """Measure a device, the only one that the process sees, while no other run may.
+
+    Raises:
+        DeviceFault: it could not be measured. The text has the last line that the process wrote.
+    """
     with ExitStack() as held:
+        said = ""
         try:
             for line in lock_device(device, held, limit_s=0.0):
                 said = line.partition(";")[0]
         except DeviceFault as fault:
-            return Finding("lock", "broken", said or str(fault), "wait until that run is over, or end it")
-        tell(f"measuring {device.label}")
+            raise DeviceFault(said or str(fault)) from None
+        environment = session_environment(os.environ, device, interpret_triton=False)
         try:
-            return run_probe(device)
-        except ProbeFailed as failed:
-            return Finding("measuring", "broken", str(failed), SEE_MESSAGE)
+            found = run_isolated(PROBE, device.kind, limit_s=limit_s, environment=environment)
+        except IsolatedFailure as failure:
+            if failure.code is None:
+                raise DeviceFault(f"measuring took more than {limit_s:g} s") from None
+            said = failure.log.rpartition("\n")[2] or "it said nothing"
+            raise DeviceFault(f"the process that measures {describe_exit(failure.code)}: {said}") from None
+    return TypeAdapter(Readings).validate_python(found)
 
 
-def _run_engine(report: Report, device: Device, tell: Callable[[str], object]) -> None:
-    def compare() -> Iterable[Finding]:
-        report.twins = time_twins(device)
-        return made.find_agreement(report.twins, on_gpu=device.kind == "cuda")
+def time_twins(device: Device) -> Comparison:
+    """Compare twins as `compare` does, and keep what they tell of the spread between workers."""
 
-    tell("timing the same kernels as two solutions each")
-    _add(report, "A/A", compare)
-    tell("building, loading and calling programs of ours")
-    _add(report, "programs", lambda: made.find_programs(try_programs(device)))
+    def make_twin(kernel: str, number: int) -> Solution:
+        source = f"# {number}\ndef run(x):\n    return {KERNELS[kernel]}\n"
+        return KnownGood(kernel, "python", f"{kernel}_{number}.py", source).solution()
+
+    pairings = [Pairing(make_twin(kernel, 1), make_twin(kernel, 2), kernel) for kernel in KERNELS]
+    trace_set = _make_set([], SIZES[device.kind])
+    return measure(trace_set, pairings, _config_for(device), threshold=THRESHOLDS[device.kind], budget_s=TWINS_S)
 
 
-def _add(report: Report, topic: str, find: Callable[[], Iterable[Finding]]) -> None:
-    try:
-        report.findings += find()
-    except Fault as fault:
-        report.findings.append(Finding(topic, "broken", str(fault), SEE_MESSAGE))
+def try_programs(device: Device) -> dict[str, str | None]:
+    """Build, load and call a program of ours in each way in which solutions are compiled.
+
+    The cache is that of runs: if something is wrong with its folder, that shows.
+
+    Returns:
+        What was tried → why it does not work; None if it works.
+    """
+    is_cuda = device.kind == "cuda"  # there the host's code reaches no input
+    tried = [one for one in PROGRAMS if (one.language != "cpp" if is_cuda else not one.needs_gpu)]
+    whats = {one.solution().name: one.what for one in tried}
+    config = _config_for(device, profile_baseline=False, confirm=False, warmup_runs=0, iterations=1, num_trials=1)
+    engine = Benchmark(_make_set([one.solution() for one in tried], SIZES["cpu"][:1]), config)
+    found: dict[str, str | None] = {}
+    for event in engine.run(engine.plan(), save_results=False):
+        if isinstance(event, JobFinished) and event.trace.evaluation is not None:
+            failed = not event.trace.is_successful()
+            found[whats[event.job.solution.name]] = reason_of(event.trace.evaluation) if failed else None
+        elif isinstance(event, JobFaulted):
+            found[whats[event.job.solution.name]] = event.message
+    return found
+
+
+def _config_for(device: Device, **settings: Any) -> BenchmarkConfig:
+    return BenchmarkConfig.default(devices=["cpu" if device.kind == "cpu" else device.uuid], **settings)
+
+
+def _make_set(solutions: list[Solution], sizes: Sequence[int]) -> TraceSet:
+    """Return a set in memory of solutions that double."""
+    described = [{"uuid": f"size_{size}", "axes": {"n": size}, "inputs": {"x": {"type": "random"}}} for size in sizes]
+    lines = [Trace(definition=NAME, workload=Workload.model_validate(one), solution=None) for one in described]
+    return TraceSet(definitions={NAME: define_double()}, solutions={NAME: solutions}, workloads={NAME: lines})

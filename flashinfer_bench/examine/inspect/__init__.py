@@ -1,9 +1,8 @@
 """Looks at one call of a solution with a tool of the vendor's: Nsight Compute, or compute-sanitizer (docs/inspect.md).
 
-    target.py   names → InspectTarget
+    look.py     names → a job, which an ordinary run gives to a session of ours; where the tools are
+    session.py  that session (`Hello.tool`): it makes the inputs, and runs the programs in a worker's sandbox
     ncu.py, sanitizer.py   a tool's plan, its output, the document and its text
-    look.py     builds the solution, locks the GPU, and asks the inspector (`run_isolated`)
-    inspector.py   that process: makes the inputs, and runs each program of the plan in a worker's sandbox
 
 Nothing here is a verdict: the solution shares its sandbox with the tool, and could forge what it says.
 """

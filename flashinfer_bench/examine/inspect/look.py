@@ -1,59 +1,54 @@
-"""Builds the solution, locks the GPU, and has the inspector run the programs of a plan on one call.
-
-host → inspector   InspectOrder        inspector → host   Inspected        JSON, by `base/isolated.py`
-"""
+"""Has the programs of a plan run on one call: an ordinary run of one job, in a session of ours (`session.py`)."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from flashinfer_bench.base.files.held_folders import sweep_folders
-from flashinfer_bench.base.isolated import IsolatedFailure, run_isolated
+from flashinfer_bench.base.files.trees import remove_tree
+from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.context import HarnessContext
-from flashinfer_bench.bench.machine import Device
-from flashinfer_bench.bench.runner.device_lock import lock_device
-from flashinfer_bench.bench.runner.environments import session_environment
-from flashinfer_bench.bench.runner.orders import describe_solution
-from flashinfer_bench.bench.runner.protocol import BlockSolution, Frame, Hello, LimitS
+from flashinfer_bench.bench.events import JobFaulted, Notice
+from flashinfer_bench.bench.machine import Device, discover_devices
+from flashinfer_bench.bench.planning.plan import Job, describe_nothing
 from flashinfer_bench.bench.runner.sandbox import Level
-from flashinfer_bench.bench.runner.workers.sandbox_policy import is_too_wide
-from flashinfer_bench.bench.scheduler import Rules
-from flashinfer_bench.compile import BuildFarm, BuildTarget
-from flashinfer_bench.data import CompileOptions, Solution
-from flashinfer_bench.data.digest import digest_of, seed_of
-from flashinfer_bench.errors import DeviceFault, FlashInferBenchError
-from flashinfer_bench.examine.inspect.target import InspectTarget
+from flashinfer_bench.data import CompileOptions, Solution, Trace, TraceSet, Workload, load_json_file
+from flashinfer_bench.errors import ConfigError, DataSetError, FlashInferBenchError, Misuse
 
-MODULE: Final = "flashinfer_bench.examine.inspect.inspector"
+SESSION: Final = "flashinfer_bench.examine.inspect.session"
+STEPS, DONE = "steps.json", "done.json"
 LINE_INFO: Final = "-lineinfo"
 """nvcc's flag for lines beside instructions; it changes no code."""
 LOAD_LIMIT_S: Final = 300.0
 """Seconds in which the solution has to be imported: it may compile then."""
 FURTHER_S: Final = 600.0
-"""Seconds that the inspector may take besides the programs."""
+"""Seconds that the session may take besides the programs."""
 WORK: Final = "{work}"
 """In an argument: the folder that programs write to and read from."""
+USUAL_FOLDERS: Final = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute/bin")
+"""Folders of the tools, searched after $PATH and the CUDA toolkit."""
 CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-class ToolStep(Frame):
+@dataclass(frozen=True)
+class ToolStep:
     """One program to run in the sandbox."""
 
     name: str
     argv: list[str]
     """Its command; if it is to call the solution, the command that does so follows."""
     calls: bool
+    limit_s: float
     warm_up_calls: int = 0
-    """Calls before the one that is inspected."""
-    limit_s: LimitS
-    environment: dict[str, str]
+    """Calls before the one that is inspected; below 0, the solution is imported only."""
+    environment: dict[str, str] = field(default_factory=dict)
     """Variables besides those of a worker."""
 
 
@@ -65,100 +60,118 @@ class ToolPlan:
     steps: Sequence[ToolStep]
 
 
-class InspectOrder(Frame):
-    """The work of the inspector."""
-
-    hello: Hello
-    definition: dict[str, Any]
-    solution: BlockSolution
-    workload: dict[str, Any]
-    blob_root: str
-    seed: int
-    readable: list[str]
-    """The folders of the tool."""
-    steps: tuple[ToolStep, ...]
-
-
-class StepDone(Frame):
+@dataclass(frozen=True)
+class StepDone:
     """The outcome of one program."""
 
     name: str
     text: str
     """Its output, of both streams."""
-    code: int | None
-    """Its exit code; None if a signal ended it."""
-    ended: str
+    ended: str = ""
     """How it ended, in words; empty if it ended by itself with 0."""
     error: str = ""
     """The solution's exception; empty if there was none, or none is known."""
 
 
-class Inspected(Frame):
-    """The outcome of an order."""
+@dataclass(frozen=True)
+class Inspected:
+    """What the programs said of a call."""
 
-    problem: str = ""
-    """Why there are no steps."""
-    steps: tuple[StepDone, ...] = ()
-    notes: tuple[str, ...] = ()
+    job: Job
+    device: str
+    """Name of the GPU."""
+    blob_root: Path
+    steps: Sequence[StepDone]
+    notes: Sequence[str] = ()
     """Parts of the sandbox that are missing."""
 
 
 def look(
-    target: InspectTarget,
+    trace_set: TraceSet,
+    solution: Solution | str,
+    workload: Workload | str,
     plan: ToolPlan,
     device: Device,
     *,
+    definition: str | None = None,
     sandbox: Level = "auto",
     seed: int | None = None,
     cache: Path | None = None,
-    temporary: Path | None = None,
+    temporary: Path | str | None = None,
     tell: Callable[[str], object] = lambda _line: None,
 ) -> Inspected:
-    """Run the programs of a tool on one call of the solution.
+    """Run the programs of a tool on one call of a solution.
 
     Args:
-        target: what is inspected.
+        trace_set: holds the definition, and what is named.
+        solution: a solution, a name, or a JSON file.
+        workload: a workload, a uuid or the unique start of one, or a JSON file.
         plan: the programs.
         device: the GPU.
+        definition: its name; None for the solution's.
         sandbox: how far the solution is confined.
-        seed: of the inputs; None for one that follows from definition and workload.
+        seed: of the inputs; None for one that is always the same.
         cache: the folder of what is built; None for the user's.
         temporary: the folder of temporary files; None for the system's.
         tell: gets lines for people meanwhile.
 
     Raises:
-        ConfigError: the sandbox that is asked for cannot be had.
+        ConfigError: a name is unknown, or the sandbox that is asked for cannot be had.
+        DataSetError: a file cannot be used, or the solution cannot run here.
         FlashInferBenchError: the solution cannot be built or loaded, or its inputs cannot be made.
-        DeviceFault: the inspector failed.
     """
-    named = "cpu" if device.kind == "cpu" else device.uuid
-    config = BenchmarkConfig.default(devices=[named], sandbox=sandbox, profile_baseline=False)
-    context = HarnessContext(target.trace_set, config, cache)
-    is_triton = target.solution.spec.language.value == "triton"
-    real = Path(os.path.realpath(plan.program)).parent
-    folders = {str(folder) for folder in (plan.program.parent, real)}
-    with ExitStack() as stack:
-        stack.callback(sweep_folders)  # a killed process leaves its own
-        for line in lock_device(device, stack):
-            tell(line)
-        built = _build(target.solution, context, stack)
-        # What it compiles while it runs has other flags than in runs, and is kept apart.
-        own = built.model_copy(update={"digest": digest_of({"inspect": built.digest})})
-        order = InspectOrder(
-            hello=context.greet(device, Rules(), needs_triton=is_triton),
-            definition=target.definition.to_dict(),
-            solution=own,
-            workload=target.workload.to_dict(),
-            blob_root=str(target.blob_root.absolute()),
-            seed=seed_of(f"{target.definition.digest()}|{target.workload.digest()}|inspect") if seed is None else seed,
-            readable=sorted(folder for folder in folders if not is_too_wide(folder)),
-            steps=tuple(plan.steps),
-        )
-        done = _ask_inspector(order, device, temporary)
-    if done.problem:
-        raise FlashInferBenchError(f"{target.solution.name}: {done.problem}")
-    missing = tuple(f"{part}: {why}" for part, why in context.sandbox.missing.items())
-    return done.model_copy(update={"notes": missing})
+    if isinstance(solution, str) and solution.endswith(".json"):
+        solution = load_json_file(Solution, solution)
+    if isinstance(workload, str) and workload.endswith((".json", ".jsonl")):
+        workload = load_json_file(Workload, workload)
+    if isinstance(solution, Solution):
+        definition = definition or solution.definition
+        trace_set = replace(trace_set, solutions={solution.definition: [solution]})
+        solution = solution.name
+    solutions = {name: list(map(with_line_info, listed)) for name, listed in trace_set.solutions.items()}
+    trace_set = replace(trace_set, solutions=solutions)
+    if isinstance(workload, Workload):
+        owners = [name for name, listed in solutions.items() if any(one.name == solution for one in listed)]
+        lines = {name: [Trace(definition=name, workload=workload)] for name in owners}
+        trace_set = replace(trace_set, workloads=lines)
+        workload = workload.uuid
+    config = BenchmarkConfig.default(
+        definitions=None if definition is None else [definition],
+        solutions=[solution],
+        workloads=[workload],
+        devices=["cpu" if device.kind == "cpu" else device.uuid],
+        sandbox=sandbox,
+        seed=seed or 0,
+        clock="cuda_events",  # no profiler beside the tool
+        timeout_seconds=sum(step.limit_s for step in plan.steps) + LOAD_LIMIT_S + FURTHER_S,
+        profile_baseline=False,
+        confirm=False,
+    )
+    engine = Benchmark(trace_set, config, cache=cache)
+    planned = engine.plan()
+    if len(planned.jobs) != 1:
+        several = f"several definitions have a solution {solution!r}; name one of them"
+        raise DataSetError(several if planned.jobs else describe_nothing(planned))
+    (job,) = planned.jobs
+    folder = Path(tempfile.mkdtemp(prefix="inspect-", dir=temporary)).absolute()
+    problem = ""
+    try:
+        programs = (plan.program, Path(os.path.realpath(plan.program)))
+        request = {"readable": [str(one.parent) for one in programs], "steps": [asdict(one) for one in plan.steps]}
+        (folder / STEPS).write_text(json.dumps(request), encoding="utf-8")
+        engine.context.tool = SESSION, str(folder)
+        for event in engine.run(planned, save_results=False):
+            if isinstance(event, Notice):
+                tell(event.message)
+            elif isinstance(event, JobFaulted):
+                problem = event.message
+        if not (folder / DONE).exists():
+            raise FlashInferBenchError(f"{solution}: {problem}")
+        steps = [StepDone(**one) for one in json.loads((folder / DONE).read_text(encoding="utf-8"))]
+    finally:
+        remove_tree(folder)
+    missing = [f"{part}: {why}" for part, why in engine.sandbox.missing.items()]
+    return Inspected(job, device.name, engine.context.blob_root_for(job), steps, missing)
 
 
 def with_line_info(solution: Solution) -> Solution:
@@ -171,42 +184,54 @@ def with_line_info(solution: Solution) -> Solution:
     return solution.model_copy(update={"spec": spec})
 
 
-def _build(solution: Solution, context: HarnessContext, stack: ExitStack) -> BlockSolution:
-    """Build the solution; the artifact is kept until the stack is closed."""
-    reason = context.machine.why_not_buildable(solution)
-    if reason is not None:
-        raise FlashInferBenchError(f"{solution.name} cannot be built here: {reason}")
-    farm = stack.enter_context(BuildFarm(context.cache, target=BuildTarget.of(context.machine.capabilities)))
-    built = next(iter(farm.build_all([with_line_info(solution)])))
-    if built.error is not None:
-        raise FlashInferBenchError(f"{solution.name} cannot be built: {built.error}")
-    return describe_solution(built)
+def find_tool(name: str, given: str | None = None) -> Path:
+    """Return the program of a tool.
+
+    Args:
+        name: "ncu" or "compute-sanitizer".
+        given: the name or path that the user gave.
+
+    Raises:
+        Misuse: it is not here.
+    """
+    folders = [os.environ.get("PATH", os.defpath)]
+    if given in (None, name):
+        folders += [f"{os.environ[home]}/bin" for home in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(home)]
+        folders += USUAL_FOLDERS
+    found = shutil.which(given or name, path=os.pathsep.join(folders))
+    if found is None:
+        product = "Nsight Compute" if name == "ncu" else name
+        raise Misuse(
+            f"{given or name} is not here: inspect {name.removeprefix('compute-')} needs {product}, which comes with "
+            "the CUDA toolkit; install it, or put its folder on PATH"
+        )
+    return Path(found).absolute()
 
 
-def _ask_inspector(order: InspectOrder, device: Device, temporary: Path | None) -> Inspected:
-    environment = session_environment(os.environ, device, interpret_triton=device.kind == "cpu")
-    if temporary is not None:
-        environment["TMPDIR"] = str(temporary)
-    # What a solution compiles while it runs gets its lines from here.
-    environment["NVCC_APPEND_FLAGS"] = f"{environment.get('NVCC_APPEND_FLAGS', '')} {LINE_INFO}".strip()
-    limit_s = sum(step.limit_s for step in order.steps) + LOAD_LIMIT_S + FURTHER_S
+def find_gpu(name: str | None) -> Device:
+    """Return the GPU of that name, or the first one.
+
+    Raises:
+        Misuse: there is none.
+    """
     try:
-        done = run_isolated(MODULE, order.model_dump(mode="json"), limit_s=limit_s, environment=environment)
-    except IsolatedFailure as failure:
-        ended = f"failed (exit code {failure.code})" if failure.code is not None else f"took more than {limit_s:g} s"
-        said = failure.log.replace("\n", "\n  ")
-        raise DeviceFault(f"the inspector {ended}:\n  {said}") from None
-    return Inspected.model_validate(done)
+        device = discover_devices(None if name is None else [name])[0]
+    except ConfigError as error:
+        raise Misuse(str(error)) from None
+    if device.kind == "cpu":
+        raise Misuse("inspect needs an NVIDIA GPU, and this machine has none that the installed torch can use")
+    return device
 
 
-def make_document(tool: str, target: InspectTarget, device: Device, done: Inspected, **found: Any) -> dict[str, Any]:
+def make_document(tool: str, done: Inspected, **found: Any) -> dict[str, Any]:
     """Return what a tool found as JSON-able values, with what was inspected."""
+    job = done.job
     return {
         "tool": tool,
-        "definition": target.definition.name,
-        "solution": target.solution.name,
-        "workload": target.workload.uuid,
-        "device": device.name,
+        "definition": job.definition.name,
+        "solution": job.solution.name,
+        "workload": job.workload.uuid,
+        "device": done.device,
         "notes": list(done.notes),
         **found,
     }
@@ -222,3 +247,8 @@ def render_document(document: Mapping[str, Any], lines: Iterable[str]) -> str:
 def plain(text: str) -> str:
     """Return a text without characters that steer a terminal: a solution can print them."""
     return CONTROL.sub("?", text)
+
+
+def indent(text: str) -> str:
+    """Return what a program said, as part of a message."""
+    return "\n".join(f"  {line}" for line in text.strip().splitlines())

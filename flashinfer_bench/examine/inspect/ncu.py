@@ -10,21 +10,20 @@ import csv
 import re
 import subprocess
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.errors import FlashInferBenchError
 from flashinfer_bench.examine.inspect.look import (
     WORK,
     Inspected,
-    StepDone,
     ToolPlan,
     ToolStep,
+    indent,
     make_document,
     render_document,
 )
-from flashinfer_bench.examine.inspect.target import InspectTarget
 from flashinfer_bench.roofline.peaks import describe_time
 from flashinfer_bench.roofline.workloads import cost_of_workload
 
@@ -35,60 +34,77 @@ READ_LIMIT_S: Final = 120.0
 """Seconds that one reading of the report may take."""
 OWN_SECTIONS: Final = ("SpeedOfLight", "LaunchStats", "Occupancy", "WarpStateStats")
 """Sections with the metrics that cannot be asked for by name, and the reasons why warps wait."""
+ENVIRONMENT: Final = {"NV_COMPUTE_PROFILER_DISABLE_STOCK_FILE_DEPLOYMENT": "1"}
+"""ncu would copy its sections to the new HOME each time."""
 METRIC: Final = re.compile(r"^([a-z0-9]+__\w+)", re.MULTILINE)
 DURATION: Final = "gpu__time_duration.sum"
-METRICS: Final[dict[str, tuple[str, ...]]] = {
-    "duration_us": (DURATION,),
-    "dram_tb_per_sec": ("dram__bytes.sum.per_second",),
+METRICS: Final[dict[str, tuple[float, tuple[str, ...]]]] = {
+    "duration_us": (1e6, (DURATION,)),
+    "dram_tb_per_sec": (1e-12, ("dram__bytes.sum.per_second",)),
     "dram_percent": (
-        "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
-        "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+        1,
+        (
+            "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+            "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+        ),
     ),
-    "dram_read_bytes": ("dram__bytes_read.sum",),
-    "dram_written_bytes": ("dram__bytes_write.sum",),
-    "sm_percent": ("sm__throughput.avg.pct_of_peak_sustained_elapsed",),
+    "dram_read_bytes": (1, ("dram__bytes_read.sum",)),
+    "dram_written_bytes": (1, ("dram__bytes_write.sum",)),
+    "sm_percent": (1, ("sm__throughput.avg.pct_of_peak_sustained_elapsed",)),
     "tensor_percent": (
-        "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
-        "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active",
+        1,
+        (
+            "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+            "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active",
+        ),
     ),
-    "occupancy_percent": ("sm__warps_active.avg.pct_of_peak_sustained_active",),
-    "theoretical_occupancy_percent": ("sm__maximum_warps_per_active_cycle_pct",),
-    "registers_per_thread": ("launch__registers_per_thread",),
-    "shared_bytes_per_block": ("launch__shared_mem_per_block",),
-    "waves": ("launch__waves_per_multiprocessor",),
+    "occupancy_percent": (1, ("sm__warps_active.avg.pct_of_peak_sustained_active",)),
+    "theoretical_occupancy_percent": (1, ("sm__maximum_warps_per_active_cycle_pct",)),
+    "registers_per_thread": (1, ("launch__registers_per_thread",)),
+    "shared_bytes_per_block": (1, ("launch__shared_mem_per_block",)),
+    "waves": (1, ("launch__waves_per_multiprocessor",)),
 }
-"""Key in our document → the metrics that have it; the first that the chip has counts."""
-SCALES: Final = {"duration_us": 1e6, "dram_tb_per_sec": 1e-12}
-"""Key → factor for its value in seconds or bytes."""
+"""Key in our document → the factor for a value in seconds or bytes, and the metrics that have it; the largest counts.
+
+A chip has several pipes of tensor cores, and a kernel uses one of them."""
 STALL: Final = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
 TOP_STALLS: Final = 5
-PREFIXES: Final = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-UNIT: Final = re.compile(r"(n|u|m|K|M|G|T)?(s|second|byte|B)(/.*)?")
-NO_RIGHT: Final = "ERR_NVGPUCTRPERM"
-NO_RIGHT_MEANS: Final = (
-    "the driver lets no ordinary user read the GPU's counters: an administrator can allow it "
-    "(NVreg_RestrictProfilingToAdminUsers=0), or start this as root with --sandbox off"
-)
-NO_KERNELS: Final = "No kernels were profiled"
-LINES: Final = (
-    ("duration        ", "{duration_us} us"),
-    ("memory          ", "{dram_tb_per_sec} TB/s, {dram_percent} % of peak"),
-    ("SM              ", "{sm_percent} % of peak"),
-    ("tensor cores    ", "{tensor_percent} % of peak"),
-    ("occupancy       ", "{occupancy_percent} % achieved, {theoretical_occupancy_percent} % possible"),
-    ("registers       ", "{registers_per_thread} a thread"),
-)
-"""Title → text of a kernel's line; in braces keys of METRICS."""
+PREFIXES: Final = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+UNIT: Final = re.compile(r"([numKMGT])(s|second|byte|B)(/.*)?")
+FAILURES: Final = {
+    "ERR_NVGPUCTRPERM": "the driver lets no ordinary user read the GPU's counters: an administrator can allow it "
+    "(NVreg_RestrictProfilingToAdminUsers=0), or start this as root with --sandbox off",
+    "No kernels were profiled": "the call launched no kernel that was asked for: nothing was profiled",
+}
+"""Words of ncu → why there is no profile."""
+SUMMARY: Final = """\
+  duration         {duration_us} us
+  memory           {dram_tb_per_sec} TB/s, {dram_percent} % of peak
+  SM               {sm_percent} % of peak
+  tensor cores     {tensor_percent} % of peak
+  occupancy        {occupancy_percent} % achieved, {theoretical_occupancy_percent} % possible
+  registers        {registers_per_thread} a thread"""
+"""A kernel's lines; in braces keys of METRICS."""
+
+
+def ask_ncu(program: Path, flag: str) -> str:
+    """Return what ncu prints about itself.
+
+    Raises:
+        FlashInferBenchError: it fails, or takes too long.
+    """
+    try:
+        done = subprocess.run([program, flag], capture_output=True, text=True, timeout=READ_LIMIT_S, check=True)
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError) as error:
+        raise FlashInferBenchError(f"{error} {getattr(error, 'stderr', '')}") from None
+    return done.stdout
 
 
 def list_metrics(program: Path) -> frozenset[str]:
     """Return the names of all metrics of the GPU here, without their roll-ups; none if ncu does not tell them."""
-    command = [str(program), "--query-metrics"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=READ_LIMIT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
-        return frozenset()
-    return frozenset(METRIC.findall(done.stdout))
+    with suppress(FlashInferBenchError):
+        return frozenset(METRIC.findall(ask_ncu(program, "--query-metrics")))
+    return frozenset()
 
 
 def plan_ncu(
@@ -99,7 +115,7 @@ def plan_ncu(
     sections: Sequence[str] = (),
     kernel_name: str | None = None,
     page: str = "details",
-    cache: Literal["cold", "warm"] = "cold",
+    cache: str = "cold",
     warm_up_calls: int = 2,
     limit_s: float = 300.0,
 ) -> ToolPlan:
@@ -112,11 +128,11 @@ def plan_ncu(
         sections: further sections.
         kernel_name: only kernels of this name, or "regex:EXPRESSION"; None for all.
         page: page of the report that is returned as text.
-        cache: the L2 before each pass over a kernel.
+        cache: the L2 before each pass over a kernel: "cold" or "warm".
         warm_up_calls: calls before the one that is profiled.
         limit_s: seconds that profiling may take.
     """
-    wanted = [name for names in METRICS.values() for name in names if name.partition(".")[0] in known]
+    wanted = [name for _, names in METRICS.values() for name in names if name.partition(".")[0] in known]
     profile = [
         *(str(program), "--target-processes", "application-only", "--profile-from-start", "off"),
         *("--clock-control", "none", "--cache-control", "all" if cache == "cold" else "none", "--set", set),
@@ -124,55 +140,39 @@ def plan_ncu(
         *("--metrics", ",".join(wanted or [DURATION]), *(["--kernel-name", kernel_name] if kernel_name else [])),
         *("--force-overwrite", "--export", REPORT),
     ]
-    # It would copy its sections to the new HOME each time.
-    environment = {"NV_COMPUTE_PROFILER_DISABLE_STOCK_FILE_DEPLOYMENT": "1"}
-
-    def read(name: str, *flags: str) -> ToolStep:
-        argv = [str(program), "--import", REPORT, "--page", *flags]
-        return ToolStep(name=name, argv=argv, calls=False, limit_s=READ_LIMIT_S, environment=environment)
-
-    call = ToolStep(
-        name=PROFILE,
-        argv=profile,
-        calls=True,
-        warm_up_calls=warm_up_calls,
-        limit_s=limit_s,
-        environment=environment,
-    )
-    return ToolPlan(program, [call, read(RAW, "raw", "--csv", "--print-units", "base"), read(DETAILS, page)])
+    read = [str(program), "--import", REPORT, "--page"]
+    raw = [*read, "raw", "--csv", "--print-units", "base"]
+    steps = [
+        ToolStep(PROFILE, profile, calls=True, limit_s=limit_s, warm_up_calls=warm_up_calls, environment=ENVIRONMENT),
+        ToolStep(RAW, raw, calls=False, limit_s=READ_LIMIT_S, environment=ENVIRONMENT),
+        ToolStep(DETAILS, [*read, page], calls=False, limit_s=READ_LIMIT_S, environment=ENVIRONMENT),
+    ]
+    return ToolPlan(program, steps)
 
 
-def read_profile(target: InspectTarget, device: Device, done: Inspected) -> tuple[dict[str, Any], str]:
+def read_profile(done: Inspected) -> tuple[dict[str, Any], str]:
     """Return the document of a profile with its share of the roofline, and the page of the report as text.
 
     Raises:
         FlashInferBenchError: there is no profile; the message has the tool's words.
     """
-    steps = {step.name: step for step in done.steps}
-    problem = _find_failure(steps[PROFILE])
-    kernels = parse_raw(steps[RAW].text) if RAW in steps else []
-    if problem or not kernels:
-        said = f"\n{steps[RAW].text}".replace("\n", "\n  ") if RAW in steps else ""
-        raise FlashInferBenchError(problem or f"ncu told no values of its report:{said}")
+    first, *rest = done.steps
+    texts = {step.name: step.text for step in rest}
+    if first.error:
+        raise FlashInferBenchError(f"the solution failed while ncu looked at it:\n{indent(first.error)}")
+    for words, meaning in FAILURES.items():
+        if words in first.text:
+            raise FlashInferBenchError(meaning)
+    kernels = parse_raw(texts.get(RAW, ""))
+    if first.ended or not kernels:
+        said = "\n".join([first.text, *texts.values()])
+        raise FlashInferBenchError(f"ncu made no profile; {first.ended}:\n{indent(said)}")
     durations = [kernel["duration_us"] for kernel in kernels]
     total_us = None if None in durations else sum(durations)
-    cost = cost_of_workload(target.definition, target.workload, target.blob_root)
-    roofline = describe_time(cost, device.name, total_us / 1e3) if cost is not None and total_us else None
-    document = make_document("ncu", target, device, done, duration_us=total_us, kernels=kernels, roofline=roofline)
-    return document, steps[DETAILS].text if DETAILS in steps else ""
-
-
-def _find_failure(step: StepDone) -> str:
-    """Return why there is no profile; empty if there is one."""
-    text = step.text.strip().replace("\n", "\n  ")
-    if step.error:
-        error = step.error.strip().replace("\n", "\n  ")
-        return f"the solution failed while ncu looked at it:\n  {error}"
-    if NO_RIGHT in step.text:
-        return NO_RIGHT_MEANS
-    if NO_KERNELS in step.text:
-        return "the call launched no kernel that was asked for: nothing was profiled"
-    return f"ncu made no profile; {step.ended}:\n  {text}" if step.ended else ""
+    cost = cost_of_workload(done.job.definition, done.job.workload, done.blob_root)
+    roofline = describe_time(cost, done.device, total_us / 1e3) if cost is not None and total_us else None
+    document = make_document("ncu", done, duration_us=total_us, kernels=kernels, roofline=roofline)
+    return document, texts.get(DETAILS, "")
 
 
 def parse_raw(text: str) -> list[dict[str, Any]]:
@@ -182,42 +182,35 @@ def parse_raw(text: str) -> list[dict[str, Any]]:
     """
     lines = [line for line in text.splitlines() if line.startswith('"')]
     start = next((index for index, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
-    rows = list(csv.reader(lines[start:]))
-    if len(rows) < 3:
-        return []
-    names, units = rows[:2]
+    table: list[list[str]] = [*csv.reader(lines[start:]), [], []]
+    names, units, *rows = table
     return [
-        _read_kernel(dict(zip(names, zip(row, units, strict=True), strict=True)))
-        for row in rows[2:]
-        if len(row) == len(names) == len(units)
+        _read_kernel(dict(zip(names, row, strict=True)), dict(zip(names, units, strict=False)))
+        for row in rows
+        if row and len(row) == len(names)
     ]
 
 
-def _read_kernel(cells: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
-    values: dict[str, float | None] = {}
-    for key, names in METRICS.items():
-        found = [value for name in names if (value := _number(cells.get(name))) is not None]
-        # A chip has several pipes of tensor cores, and a kernel uses one of them.
-        value = max(found, default=None) if key == "tensor_percent" else next(iter(found), None)
-        values[key] = None if value is None else value * SCALES.get(key, 1.0)
-    waits = {match[1]: _number(cells[name]) or 0.0 for name in cells if (match := STALL.fullmatch(name))}
+def _read_kernel(cells: Mapping[str, str], units: Mapping[str, str]) -> dict[str, Any]:
+    def number(name: str) -> float | None:
+        """Return a value in seconds, bytes or its own unit; None if the tool has none."""
+        try:
+            value = float(cells[name].replace(",", ""))
+        except (KeyError, ValueError):
+            return None
+        unit = UNIT.fullmatch(units.get(name, ""))
+        return value * PREFIXES[unit[1]] if unit else value
+
+    values = {}
+    for key, (factor, names) in METRICS.items():
+        found = [value * factor for name in names if (value := number(name)) is not None]
+        values[key] = max(found, default=None)
+    waits = {match[1]: number(name) or 0.0 for name in cells if (match := STALL.fullmatch(name))}
     waits.pop("selected", None)  # a warp that issues
     ordered = sorted(waits.items(), key=lambda item: -item[1])[:TOP_STALLS]
     stalls = [{"reason": reason, "share": value / sum(waits.values())} for reason, value in ordered if value > 0]
-    name, grid, block = (cells.get(title, ("", ""))[0] for title in ("Kernel Name", "Grid Size", "Block Size"))
-    return {"name": name, "grid": grid, "block": block, **values, "stalls": stalls}
-
-
-def _number(cell: tuple[str, str] | None) -> float | None:
-    """Return a value in seconds, bytes or its own unit; None if the tool has none."""
-    if cell is None:
-        return None
-    try:
-        value = float(cell[0].replace(",", ""))
-    except ValueError:
-        return None
-    unit = UNIT.fullmatch(cell[1])
-    return value * PREFIXES[unit[1] or ""] if unit else value
+    titles = {"name": "Kernel Name", "grid": "Grid Size", "block": "Block Size"}
+    return {**{key: cells.get(title, "") for key, title in titles.items()}, **values, "stalls": stalls}
 
 
 def render_profile(document: Mapping[str, Any]) -> str:
@@ -228,11 +221,10 @@ def render_profile(document: Mapping[str, Any]) -> str:
         share = f", {roofline['share']:.1%} of the roofline ({roofline['bound']}-bound)" if "share" in roofline else ""
         lines.append(f"{roofline['tflops']:.4g} TFLOP/s, {roofline['tb_per_sec']:.4g} TB/s{share}")
     for kernel in document["kernels"]:
-        values = {key: _short(kernel[key]) for key in METRICS}
         stalls = ", ".join(f"{stall['reason']} {stall['share']:.0%}" for stall in kernel["stalls"])
         lines += ["", f"{kernel['name']}, grid {kernel['grid']}, block {kernel['block']}"]
-        lines += [f"  {title} {text.format(**values)}" for title, text in LINES]
-        lines.append(f"  warps wait for   {stalls or _short(None)}")
+        lines += [SUMMARY.format(**{key: _short(kernel[key]) for key in METRICS})]
+        lines.append(f"  warps wait for   {stalls or '-'}")
     return render_document(document, lines)
 
 

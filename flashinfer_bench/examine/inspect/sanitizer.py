@@ -11,10 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.examine.inspect.look import Inspected, ToolPlan, ToolStep, make_document, render_document
-from flashinfer_bench.examine.inspect.target import InspectTarget
 
 TYPES: Final = ("memcheck", "racecheck", "initcheck", "synccheck")
 OWN_FLAGS: Final = {"memcheck": ("--padding", "1024")}
@@ -51,22 +49,16 @@ def check_types(given: Sequence[str] | None) -> list[str]:
 def plan_sanitizer(program: Path, types: Sequence[str], limit_s: float) -> ToolPlan:
     """Return a step for each type."""
     common = ["--target-processes", "application-only", "--show-backtrace", "no", "--print-limit", str(MOST_PRINTED)]
-    steps = [
-        ToolStep(
-            name=one,
-            argv=[str(program), "--tool", one, *common, *OWN_FLAGS.get(one, ())],
-            calls=True,
-            limit_s=limit_s,
-            environment=ENVIRONMENT,
-        )
-        for one in types
-    ]
+    steps = []
+    for one in types:
+        argv = [str(program), "--tool", one, *common, *OWN_FLAGS.get(one, ())]
+        steps.append(ToolStep(one, argv, calls=True, limit_s=limit_s, environment=ENVIRONMENT))
     return ToolPlan(program, steps)
 
 
-def read_findings(target: InspectTarget, device: Device, done: Inspected) -> dict[str, Any]:
+def read_findings(done: Inspected) -> dict[str, Any]:
     """Return the document of all steps: the findings, equal ones once, and each check that did not look."""
-    sources = [source.path for source in target.solution.sources]
+    sources = [source.path for source in done.job.solution.sources]
     findings: list[dict[str, Any]] = []
     problems = []
     for step in done.steps:
@@ -80,7 +72,7 @@ def read_findings(target: InspectTarget, device: Device, done: Inspected) -> dic
         if reason and not found:  # a finding explains a crash
             problems.append(f"{step.name}: {reason}")
     types = [step.name for step in done.steps]
-    return make_document("compute-sanitizer", target, device, done, types=types, findings=findings, problems=problems)
+    return make_document("compute-sanitizer", done, types=types, findings=findings, problems=problems)
 
 
 def parse_findings(type_: str, text: str, sources: Sequence[str] = ()) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 import torch
 
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
@@ -192,4 +191,4 @@ def _bytes_of_bool(values: torch.Tensor) -> torch.Tensor:
 
 
 def _unravel(at: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(map(int, np.unravel_index(at, shape)))
+    return tuple(map(int, torch.unravel_index(torch.tensor(at), shape)))

@@ -9,8 +9,7 @@ An output passes if the share of matching elements reaches the required ratio. A
 error may be over a cap, and no stretch of the output may look unwritten. If shared zeros are ignored, the ratio has to
 be reached once more among the elements that are neither zero nor nan on both sides (padding often is).
 
-`outputs` measures. The script that `repro` writes has a copy of the source of `bounds_of`, `find_beyond` and
-`match_bits`: these three use torch and `math` alone.
+`outputs` measures. The script that `repro` writes has copies of both: they need torch alone.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
 from typing import Final
 
@@ -49,7 +49,7 @@ PORTION_GROWTH: Final = 4
 solution's and the reference's, so there have to be few of them."""
 
 
-def serve(opened: OpenedSession, make_session: Callable[..., DeviceSession] = DeviceSession) -> None:
+def serve(opened: OpenedSession) -> None:
     """Serve the host until it closes its end."""
     hello, host, pool, readout = opened.hello, opened.host, opened.pool, opened.readout
     sys.dont_write_bytecode = True  # of plug-ins, wherever they lie
@@ -75,6 +75,7 @@ def serve(opened: OpenedSession, make_session: Callable[..., DeviceSession] = De
     send_frame(host, {"ready": SessionReady(pid=os.getpid(), libs=libs).model_dump()})
     tools = SessionTools(SharedArena(device), readout, pool.quiesce, pool.is_slowed, pool.is_starting)
     kept = KeptTimes.open(hello, libs, os.environ)
+    make_session = DeviceSession if hello.tool is None else importlib.import_module(hello.tool[0]).Session
     session = make_session(hello, pool, tools, lambda phase: send_frame(host, {"phase": phase.model_dump()}), kept)
     environment, portion_s = Environment(hardware=hello.hardware, libs=libs), FIRST_PORTION_S
     try:

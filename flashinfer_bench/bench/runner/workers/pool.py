@@ -146,7 +146,7 @@ class WorkerPool:
         *,
         on_ready: Callable[[WorkerProcess], object],
     ) -> None:
-        self._server, self._run_directory, self._hello = server, run_directory, hello
+        self.server, self._run_directory, self._hello = server, run_directory, hello
         self.policies, self._on_ready = policies, on_ready
         self.timing_image: bytes | None = None
         self.sees_streams = False
@@ -181,7 +181,7 @@ class WorkerPool:
         self.end_reference()
         for warm in list(self._warm):
             self._drop(warm)
-        self._server.close()
+        self.server.close()
         self.end_precompiling()
 
     # Whose worker it is now.
@@ -482,7 +482,7 @@ class WorkerPool:
         number = next(self._numbers)
         home, given = self._run_directory / f"worker-{number}", self._run_directory / f"given-{number}"
         own = self._run_directory / f"own-{number}" if files == NEW else None
-        server = self._server if precompiled is None else self.precompiling or self._server
+        server = self.server if precompiled is None else self.precompiling or self.server
         try:
             order = self._make_order(files, home, given, precompiled, own)
             order["environment"] |= {CONNECTIONS: "1"} if is_narrow else {}

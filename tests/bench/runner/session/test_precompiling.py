@@ -39,7 +39,8 @@ class FakePool:
     """Starts fake workers."""
 
     def __init__(self):
-        self.is_ready, self.started, self.words, self.compiled, self.noted = True, {}, [], set(), []
+        self.is_ready, self.is_gone = True, False
+        self.started, self.words, self.compiled, self.noted = {}, [], set(), []
         self.policies = SimpleNamespace(is_compiled=self.compiled.__contains__, mark_compiled=self.noted.append)
 
     def start_precompiling(self, solution, artifact, words):
@@ -50,8 +51,12 @@ class FakePool:
     def may_precompile(self):
         return self.is_ready
 
+    @property
+    def precompiling(self):
+        return None if self.is_gone else "socket"
+
     def end_precompiling(self):
-        self.is_ready = False
+        self.is_ready, self.is_gone = False, True
 
 
 @pytest.fixture
@@ -136,6 +141,25 @@ def test_nothing_is_ordered_before_the_server_is_ready_or_if_nothing_is_known_of
     pool, precompiler, _ = make(describe=lambda: 1 / 0)
     precompiler.expect(jobs(0, 2))
     assert (pool.started, pool.is_ready) == ({}, False)
+
+
+@pytest.mark.parametrize("ready_after", [2, 5, None])
+def test_while_the_first_solution_is_imported_others_begin_as_soon_as_the_server_is_ready(make, ready_after):
+    pool, precompiler, clock = make()
+    pool.is_ready = False
+    precompiler.expect(jobs(0, 1))
+
+    def is_over():
+        pool.is_ready = len(looks) == ready_after
+        looks.append(clock.now)
+        return len(looks) == 4
+
+    looks = []
+    precompiler.begin(is_over)
+    assert bool(pool.started) == (ready_after == 2)
+    assert len(looks) == (3 if ready_after == 2 else 4)
+    pool.is_gone = True
+    precompiler.begin(lambda: 1 / 0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,192 @@
+"""A session that runs programs around a call in the place of judging it.
+
+Each program stands in a worker's place: in the sandbox of this solution, with a worker's limits, below a supervisor
+that ends all that it starts. The first program only loads the solution, so that what it compiles at its import is
+compiled outside of the tool.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import sys
+import tempfile
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from flashinfer_bench.base.bounded_log import BoundedLog
+from flashinfer_bench.base.files.reading import read_whole
+from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
+from flashinfer_bench.bench.runner.environments import PACKAGE
+from flashinfer_bench.bench.runner.protocol import BlockJob, JobFault
+from flashinfer_bench.bench.runner.session.device_session import DeviceSession
+from flashinfer_bench.bench.runner.session.job import BlockContext, JobContext
+from flashinfer_bench.bench.runner.workers.artifacts import find_artifact, place_of
+from flashinfer_bench.bench.runner.workers.pool import make_order
+from flashinfer_bench.bench.runner.workers.process import WorkerProcess
+from flashinfer_bench.bench.runner.workers.sandbox_policy import is_too_wide
+from flashinfer_bench.data.digest import digest_of
+from flashinfer_bench.errors import FlashInferBenchError, WorkloadFault
+from flashinfer_bench.examine.inspect.look import DONE, LINE_INFO, LOAD_LIMIT_S, STEPS, WORK, StepDone, ToolStep
+from flashinfer_bench.sandbox.namespaces import has_own_network
+
+CALLER: Final = "flashinfer_bench.worker.one_call"
+MOST_OUTCOME_BYTES: Final = 1 << 20
+KEPT_BYTES: Final = 16 << 20
+"""Bytes of output kept from each end."""
+LOOK_S: Final = 1.0
+NO_NETWORK: Final = (
+    "the programs of the tool speak over a network of their own, and a process cannot have one here; with "
+    "--sandbox off they use the machine's, and the solution has no walls"
+)
+
+
+class Session(DeviceSession):
+    """Runs the steps of `look` for each job; no job has a verdict."""
+
+    def expect(self, *_arguments: Any) -> None:
+        """Start no worker ahead."""
+
+    def lacks_baseline(self, *_arguments: Any) -> bool:
+        """Want no reference."""
+        return False
+
+    def run_job(self, block: BlockContext, order: BlockJob) -> JobFault:
+        """Run the steps."""
+        job = block.open_job(order)
+        self._say(job, "inspect")
+        problem = "inspected"
+        assert self._hello.tool is not None
+        folder = Path(self._hello.tool[1])
+        try:
+            found = self._inspect(job, folder)
+            (folder / DONE).write_text(json.dumps([asdict(done) for done in found]), encoding="utf-8")
+        except FlashInferBenchError as error:
+            problem = str(error)
+        return JobFault(job=order.index, message=problem, retry=False)
+
+    def _inspect(self, job: JobContext, folder: Path) -> list[StepDone]:
+        """Make the inputs, load the solution, and run the programs.
+
+        Raises:
+            FlashInferBenchError: inputs cannot be made, the solution cannot be loaded, or the artifact was changed.
+        """
+        solution = job.solution
+        if solution.build_error is not None:
+            raise FlashInferBenchError(f"it cannot be built: {solution.build_error}")
+        if self._hello.has_walls and not has_own_network():
+            raise FlashInferBenchError(NO_NETWORK)
+        policies = self._pool.policies
+        policies.open_to_workers(folder)
+        given = folder / "given"
+        work = folder / "work"
+        # What it compiles while it runs has other flags than in runs, and is kept apart.
+        digest = digest_of({"inspect": solution.digest})
+        policy = policies.make_policy(digest, Path(solution.directory) if solution.directory else None, given)
+        given.mkdir(exist_ok=True)
+        work.mkdir()
+        if policy is not None and policy.user is not None:
+            os.chown(work, policy.user, policy.user)
+        self._write_inputs(job, given / "values.pt")
+        artifact = find_artifact(solution, lambda: Path(tempfile.mkdtemp(dir=given)))
+        outcome = work / "outcome.json"
+        call = {
+            **place_of(policies.hand_over(artifact, given)),
+            "device": "cuda:0" if self._is_gpu else "cpu",
+            "values": str(given / "values.pt"),
+            "outcome": str(outcome),
+            "style": {True: "dps", False: "value", None: None}[solution.declared_style],
+        }
+        (given / "path").mkdir()
+        (given / "path" / PACKAGE.name).symlink_to(PACKAGE)  # the folder around it need not be readable
+        request = json.loads((folder / STEPS).read_text(encoding="utf-8"))
+
+        def run(step: ToolStep) -> StepDone:
+            argv = [word.replace(WORK, str(work)) for word in step.argv]
+            if step.calls:
+                outcome.unlink(missing_ok=True)
+                file = given / "call.json"
+                file.write_text(json.dumps({**call, "warm_up_calls": step.warm_up_calls}), encoding="utf-8")
+                argv += [sys.executable, "-m", CALLER, str(file)]
+            home = folder / f"home-{step.name}"
+            order = make_order(self._hello, home) | {"program": argv}
+            order["environment"] |= {
+                **policies.environment(digest),
+                "NVCC_APPEND_FLAGS": f"{os.environ.get('NVCC_APPEND_FLAGS', '')} {LINE_INFO}".strip(),
+                "PYTHONPATH": os.pathsep.join([str(given / "path"), *filter(None, sys.path)]),
+                "PYTHONSAFEPATH": "1",
+                "PYTHONDONTWRITEBYTECODE": "1",
+                **step.environment,
+            }
+            if policy is not None:
+                readable = [*policy.readable, *(tool for tool in request["readable"] if not is_too_wide(tool))]
+                writable = (str(home), str(work), *policy.writable)
+                own = replace(policy, readable=tuple(readable), writable=writable, for_tool=True)
+                order |= {"sandbox": own.to_json(), "shared_modules": str(policies.shared_modules)}
+            done = run_program(self._pool.server, step.name, order, home, step.limit_s)
+            return replace(done, error=read_error(outcome)) if step.calls else done
+
+        loaded = run(ToolStep("load", [], calls=True, limit_s=LOAD_LIMIT_S, warm_up_calls=-1))
+        if loaded.ended:
+            raise FlashInferBenchError(f"the solution cannot be imported: {loaded.error or loaded.ended}")
+        found: list[StepDone] = []
+        for step in (ToolStep(**one) for one in request["steps"]):
+            found.append(run(step))
+            if found[-1].ended and not step.calls:
+                break
+        return found
+
+    def _write_inputs(self, job: JobContext, file: Path) -> None:
+        """Make inputs as a run does, and write them to a file, with outputs that have shapes and types alone.
+
+        Raises:
+            WorkloadFault: inputs cannot be made, or shapes of outputs are unknown.
+        """
+        definition = job.block.definition
+        maker = InputMaker(definition, job.workload, self._device, Path(job.order.blob_root))
+        try:
+            made = maker.make(job.order.seed)
+        except Exception as error:  # code of the set's own may make them
+            raise WorkloadFault(f"the inputs cannot be made: {error}") from None
+        values = [one.detach().contiguous().cpu() if isinstance(one, torch.Tensor) else one for one in made]
+        outputs = [torch.empty(one.shape, dtype=one.dtype, device="meta") for one in job.output_specs()]
+        torch.save({"arguments": dict(zip(definition.inputs, values, strict=True)), "outputs": outputs}, file)
+        file.chmod(0o644)
+
+
+def run_program(server: socket.socket, name: str, order: dict[str, Any], home: Path, limit_s: float) -> StepDone:
+    """Run the order's `program` in a worker's place; nothing of it is left when this returns.
+
+    Args:
+        server: the socket of the fork server.
+        name: of the step.
+        order: as a worker's: environment, sandbox, memory limit.
+        home: a folder of the program's own, made here and removed at the end.
+        limit_s: seconds until the program is ended.
+    """
+    deadline = time.monotonic() + limit_s
+    log = BoundedLog(head_bytes=KEPT_BYTES, tail_bytes=KEPT_BYTES)
+    with WorkerProcess(server, order, home, log=log) as program:
+        program.deafen()
+        while not program.has_ended and (left_s := deadline - time.monotonic()) > 0:
+            select.select([program], [], [], min(LOOK_S, left_s))
+        is_late = not program.has_ended
+        ended = program.end()
+    is_right = ended is not None and ended.code == 0
+    words = f"it did not end within {limit_s:g} s" if is_late else "" if is_right else str(ended)
+    return StepDone(name, log.take(), words)
+
+
+def read_error(file: Path) -> str:
+    """Return the solution's exception, as its process wrote it; that may have written anything."""
+    try:
+        told = json.loads(read_whole(file, MOST_OUTCOME_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return ""
+    return str(told.get("error", "")) if isinstance(told, dict) else ""
