@@ -194,7 +194,7 @@ def _row(
         judged=len(items),
         pending=len(set(expected).difference(item.workload for item in items)),
         latency_ms=median(latencies) if latencies else None,
-        speedup=geometric_mean(speedups) if speedups else None,
+        speedup=geometric_mean(speedups) if len(speedups) > 1 else next(iter(speedups), None),
         timing_caveat=next(filter(None, map(caveat_in, records)), None),
         timing=count_timing([item.told for item in passed]),
         failures=_group_failures(item for item in items if not item.is_passed),
