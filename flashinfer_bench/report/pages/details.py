@@ -151,7 +151,6 @@ def _describe_verdict(result: Result, logs: dict[str, int]) -> dict[str, Any]:
     evaluation, measured = result.evaluation, result.measurement
     details = to_builtins(measured) | {
         "standing": result.standing,
-        "unconfirmed": measured.why_not,
         "evaluator": result.told.evaluator,
         "seed": result.told.run.seed,
         "max_absolute_error": getattr(evaluation.correctness, "max_absolute_error", None),
