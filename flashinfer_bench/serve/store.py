@@ -3,7 +3,7 @@
 A task is committed, and the disk has it (`synchronous=FULL`), before its client is told that it was accepted. A verdict
 is a line of the set first, which names its task (`extra.run.task`), then a row here. A server that starts reads the
 lines of open tasks: what happened between the two is neither lost nor written twice. A last line that was cut off
-counts as not written; the next append moves it aside. One process holds a store; a second one is refused. All calls
+counts as not written, and stays as a line of its own. One process holds a store; a second one is refused. All calls
 come from one thread.
 """
 
