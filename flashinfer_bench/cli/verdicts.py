@@ -19,7 +19,7 @@ from flashinfer_bench.cli.render import (
 )
 from flashinfer_bench.data.measurement import INDICATIVE, NOT_CONFIRMED
 from flashinfer_bench.report.ranking import AuthorRow
-from flashinfer_bench.report.summary import BestRow, FailureGroup, SummaryRow
+from flashinfer_bench.report.summary import FailureGroup, SummaryRow
 from flashinfer_bench.report.timing import describe_bounds, describe_flag, describe_ways, flags_of
 
 DEFINITION, SOLUTION = Column("Definition"), Column("Solution")
