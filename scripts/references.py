@@ -57,8 +57,8 @@ def render_commands() -> str:
 def render_python() -> str:
     """Return the page of the public names. mkdocstrings puts their docstrings there."""
     parts = [
-        "---\nsearch:\n  boost: 0.5\n---\n# Python\n\nMade of the docstrings of the public names. Names are imported when\n"
-        "they are first asked for, so importing the package is cheap.\n"
+        "---\nsearch:\n  boost: 0.5\n---\n# Python\n\nMade of the docstrings of the public names. Names are imported\n"
+        "when they are first asked for, so importing the package is cheap.\n"
     ]
     shown: set[int | str] = set()
     for module, text in PACKAGES.items():
@@ -77,8 +77,8 @@ def render_values() -> str:
 
     parts = [
         "# Random values\n\nMade of the rules that draw random inputs. [Random inputs](../trace-set.md#random-inputs)\n"
-        "says how integers get a meaning. The first line that fits decides. Op type, kind of dtype and the whole name, in\n"
-        "lower case, have to match; op type and name are regular expressions.\n"
+        "says how integers get a meaning. The first line that fits decides. Op type, kind of dtype and the whole name,\n"
+        "in lower case, have to match; op type and name are regular expressions.\n"
     ]
     titles = ("Tensors", TENSOR_RULES), ("Single numbers", NUMBER_RULES)
     for title, rules in titles:
