@@ -57,8 +57,8 @@ def render_commands() -> str:
 def render_python() -> str:
     """Return the page of the public names. mkdocstrings puts their docstrings there."""
     parts = [
-        "---\nsearch:\n  boost: 0.5\n---\n# Python\n\nMade of the docstrings of the public names. Names are imported\n"
-        "when they are first asked for, so importing the package is cheap.\n"
+        "---\nsearch:\n  boost: 0.5\n---\n# Python\n\nMade of the docstrings of the public names. Names are\n"
+        "imported when they are first asked for, so importing the package is cheap.\n"
     ]
     shown: set[int | str] = set()
     for module, text in PACKAGES.items():
