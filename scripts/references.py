@@ -77,8 +77,8 @@ def render_values() -> str:
 
     parts = [
         "# Random values\n\nMade of the rules that draw random inputs. [Random inputs](../trace-set.md#random-inputs)\n"
-        "says how integers get a meaning. The first line that fits decides. Op type, kind of dtype and the whole name,\n"
-        "in lower case, have to match; op type and name are regular expressions.\n"
+        "says how integers get a meaning. The first line that fits decides. Op type, kind of dtype and the whole\n"
+        "name, in lower case, have to match; op type and name are regular expressions.\n"
     ]
     titles = ("Tensors", TENSOR_RULES), ("Single numbers", NUMBER_RULES)
     for title, rules in titles:
