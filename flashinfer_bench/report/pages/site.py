@@ -63,7 +63,7 @@ def write_site(
     overview = {"made": made, "version": __version__, **describe_overview(trace_set, results, baseline_author)}
     folder.mkdir(parents=True, exist_ok=True)
     with open_folder(folder / "data", folder) as there:
-        for old in [*there.own_path.glob("d_*.js"), *there.own_path.glob("s_*.js")]:
+        for old in there.own_path.glob("[ds]_*.js"):
             old.unlink()
 
     def write(key: str, content: Any) -> None:
