@@ -151,18 +151,17 @@ def _measure(
 def render_comparison(comparison: Comparison, sides: tuple[str, str], width: int) -> str:
     """Lay the comparison out as a table with notes."""
     from flashinfer_bench.cli import render as tables
-    from flashinfer_bench.report.decision import UNKNOWN
 
     titles = ("Workload", "A", "B", "B/A", "B is")
     columns = [tables.Column(title, title in ("A", "B", "B/A")) for title in titles]
-    rows = []
-    for row in comparison.all_rows[: None if len(comparison.rows) > 1 else 1]:
-        cells = [tables.ABSENT] * 3 + [UNKNOWN if row.is_unmeasured else "not compared"]
-        if row.ratio is not None:
-            times = (row.first_ms, row.second_ms)
-            cells = ["" if time is None else tables.format_latency(time) for time in times]
-            cells += comparison.describe(row.ratio)
-        rows.append([f"{row.label} {tables.shorten_uuid(row.workload)}".strip(), *cells])
+    rows = [
+        [
+            f"{row.solutions or ''} {tables.shorten_uuid(row.workload)}".strip(),
+            *("" if time is None else tables.format_latency(time) for time in (row.a_ms, row.b_ms)),
+            *comparison.describe(row),
+        ]
+        for row in comparison.all_rows[: None if len(comparison.rows) > 1 else 1]
+    ]
     pairs = sum(row.ratio.pairs for row in comparison.rows if row.ratio is not None)
     blocks = f"measured, {tables.count(pairs, 'pair')} of blocks in {comparison.seconds:.0f} s"
     notes = [

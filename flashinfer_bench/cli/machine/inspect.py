@@ -21,7 +21,7 @@ from flashinfer_bench.cli.parser import (
 from flashinfer_bench.errors import Misuse
 
 if TYPE_CHECKING:
-    from flashinfer_bench.examine.inspect.look import Inspected, ToolPlan
+    from flashinfer_bench.examine.inspect.look import Inspected, ToolStep
 
 WALLS: Final = (
     "The tool and the solution run in the walls of a worker. Open for them: a loopback and local sockets in a\n"
@@ -135,13 +135,13 @@ def execute_sanitizer(args: argparse.Namespace) -> int:
     return 1 if document["findings"] or document["problems"] else 0
 
 
-def _look(args: argparse.Namespace, plan: ToolPlan) -> Inspected:
+def _look(args: argparse.Namespace, steps: list[ToolStep]) -> Inspected:
     from flashinfer_bench.cli.args import open_trace_set
     from flashinfer_bench.examine.inspect import look
 
     device = look.find_gpu(args.device)
     how = {"definition": args.definition, "sandbox": args.sandbox, "seed": args.seed, "tell": write_err}
-    return look.look(open_trace_set(args), args.solution, args.workload, plan, device, **how)
+    return look.look(open_trace_set(args), args.solution, args.workload, steps, device, **how)
 
 
 def _write(args: argparse.Namespace, document: Mapping[str, Any], text: str) -> None:

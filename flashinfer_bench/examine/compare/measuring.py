@@ -106,7 +106,7 @@ class PairSeries:
         if difference is not None:
             return replace(row, problem=describe_difference(row.workload, difference))
         first_ms, second_ms = map(fmean, zip(*times, strict=True))
-        return replace(row, first_ms=first_ms, second_ms=second_ms, pairs_ms=times, ratio=self.ratio())
+        return replace(row, a_ms=first_ms, b_ms=second_ms, pairs_ms=times, ratio=self.ratio())
 
 
 def _latency(evaluation: Evaluation) -> float:

@@ -68,7 +68,7 @@ def _compare(place: Place, first: list[Result], second: list[Result]) -> Iterato
             continue
         one, two = (found.latency_ms or 0.0 for found in pair)
         ratio = recorded_ratio(log(two / one), join_halves([half_of(found) for found in pair]))
-        yield replace(row, first_ms=one, second_ms=two, ratio=ratio)
+        yield replace(row, a_ms=one, b_ms=two, ratio=ratio)
 
 
 def _fastest_by_hardware(results: list[Result]) -> dict[str, Result]:
