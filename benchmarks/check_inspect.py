@@ -219,7 +219,7 @@ def tell_machine(checks):
 
 def check_walls(checks, subjects):
     """Profile a kernel without a sandbox, and with one."""
-    plan = plan_ncu(find_tool(NCU), set="basic", limit_s=TRIAL_S)
+    plan = plan_ncu(find_tool(NCU), set="basic", timeout=TRIAL_S)
     for sandbox in ("off", "auto"):
         if not checks.has_time(f"ncu with --sandbox {sandbox}", 20):
             return

@@ -74,7 +74,7 @@ def flashinfer_bench_run_ncu(
             sections=sections or (),
             kernel_name=kernel_name,
             page=page,
-            limit_s=timeout,
+            timeout=timeout,
         )
         document, text = read_profile(_look(plan, solution, workload, device, trace_set_path, tmpdir))
         return f"{render_profile(document)}\n{text}"

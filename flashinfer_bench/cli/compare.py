@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
@@ -82,7 +81,6 @@ def execute(args: argparse.Namespace) -> int:
     from flashinfer_bench.cli.args import find_output, is_set_named, open_trace_set
     from flashinfer_bench.cli.drafts import describe_draft, read_hints
     from flashinfer_bench.cli.render import available_width
-    from flashinfer_bench.data.store.layout import DEFINITIONS
     from flashinfer_bench.examine.compare.recorded import compare_recorded
     from flashinfer_bench.examine.compare.sides import find_sides
     from flashinfer_bench.report.decision import THRESHOLD
@@ -90,8 +88,6 @@ def execute(args: argparse.Namespace) -> int:
     if args.budget is not None and args.budget <= 0:
         raise Misuse("--budget: needs seconds above 0")
     words = (args.first, args.second)
-    if (Path(words[0]) / DEFINITIONS).is_dir() and args.local and not Path(args.local[0]).exists():
-        raise Misuse(f"{words[0]} is a set: name it behind the two sides: {words[1]} {args.local[0]} {words[0]}")
     named = open_trace_set(args) if is_set_named(args) else None
     junit = find_output(args.junit, args) if args.junit else None  # refuses links in a set before anything is measured
     sides = find_sides(words, named, read_hints(args))

@@ -198,7 +198,7 @@ def test_a_program_is_told_and_nothing_of_it_is_left(server, tmp_path, script, t
 
 def test_the_plan_of_ncu_asks_only_for_metrics_that_the_gpu_has(tmp_path):
     known = {"gpu__time_duration", "sm__throughput"}
-    profile = plan_ncu(tmp_path / "ncu", known, cache="warm", kernel_name="k")[0].argv
+    profile = plan_ncu(tmp_path / "ncu", known, l2_cache="warm", kernel_name="k")[0].argv
     given = dict(itertools.pairwise(profile))
     assert given["--metrics"] == "gpu__time_duration.sum,sm__throughput.avg.pct_of_peak_sustained_elapsed"
     assert (given["--cache-control"], given["--kernel-name"], given["--clock-control"]) == ("none", "k", "none")

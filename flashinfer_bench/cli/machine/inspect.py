@@ -30,6 +30,9 @@ WALLS: Final = (
 )
 
 
+NCU_FLAGS: Final = ("set", "sections", "kernel_name", "page", "l2_cache", "warmup_runs", "timeout")
+
+
 def declare_inspect(parser: Parser) -> None:
     """Add the help and the sub-commands."""
     parser.describe(
@@ -105,17 +108,8 @@ def execute_ncu(args: argparse.Namespace) -> int:
     from flashinfer_bench.examine.inspect import look, ncu
 
     program = look.find_tool("ncu", args.ncu_path)
-    plan = ncu.plan_ncu(
-        program,
-        ncu.list_metrics(program),
-        set=args.set,
-        sections=args.sections,
-        kernel_name=args.kernel_name,
-        page=args.page,
-        cache=args.l2_cache,
-        warm_up_calls=args.warmup_runs,
-        limit_s=args.timeout,
-    )
+    how = {name: getattr(args, name) for name in NCU_FLAGS}
+    plan = ncu.plan_ncu(program, ncu.list_metrics(program), **how)
     document, page = ncu.read_profile(_look(args, plan))
     _write(args, document, f"{look.plain(page).rstrip()}\n\n{ncu.render_profile(document)}")
     return 0

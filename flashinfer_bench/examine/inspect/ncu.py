@@ -106,9 +106,9 @@ def plan_ncu(
     sections: Sequence[str] = (),
     kernel_name: str | None = None,
     page: str = "details",
-    cache: str = "cold",
-    warm_up_calls: int = 2,
-    limit_s: float = 300.0,
+    l2_cache: str = "cold",
+    warmup_runs: int = 2,
+    timeout: float = 300.0,
 ) -> list[ToolStep]:
     """Return the steps: profile the call, then read the report twice.
 
@@ -119,14 +119,14 @@ def plan_ncu(
         sections: further sections.
         kernel_name: only kernels of this name, or "regex:EXPRESSION"; None for all.
         page: page of the report that is returned as text.
-        cache: the L2 before each pass over a kernel: "cold" or "warm".
-        warm_up_calls: calls before the one that is profiled.
-        limit_s: seconds that profiling may take.
+        l2_cache: the L2 before each pass over a kernel: "cold" or "warm".
+        warmup_runs: calls before the one that is profiled.
+        timeout: seconds that profiling may take.
     """
     wanted = [name for names in METRICS.values() for name in names.split() if name.partition(".")[0] in known]
     profile = [
         *(str(program), "--target-processes", "application-only", "--profile-from-start", "off"),
-        *("--clock-control", "none", "--cache-control", "all" if cache == "cold" else "none", "--set", set),
+        *("--clock-control", "none", "--cache-control", "all" if l2_cache == "cold" else "none", "--set", set),
         *(word for section in (*sections, *OWN_SECTIONS) for word in ("--section", section)),
         *("--metrics", ",".join(wanted or [DURATION]), *(["--kernel-name", kernel_name] if kernel_name else [])),
         *("--force-overwrite", "--export", REPORT),
@@ -134,7 +134,7 @@ def plan_ncu(
     read = [str(program), "--import", REPORT, "--page"]
     raw = [*read, "raw", "--csv", "--print-units", "base"]
     return [
-        ToolStep(PROFILE, profile, calls=True, limit_s=limit_s, warm_up_calls=warm_up_calls, environment=ENVIRONMENT),
+        ToolStep(PROFILE, profile, calls=True, limit_s=timeout, warm_up_calls=warmup_runs, environment=ENVIRONMENT),
         ToolStep(RAW, raw, calls=False, limit_s=READ_LIMIT_S, environment=ENVIRONMENT),
         ToolStep(DETAILS, [*read, page], calls=False, limit_s=READ_LIMIT_S, environment=ENVIRONMENT),
     ]
