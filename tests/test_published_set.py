@@ -141,7 +141,7 @@ def gather(published: TraceSet, chosen, twins) -> TraceSet:
         definitions={name: published.definitions[name] for name in chosen},
         workloads={name: [Trace(definition=name, workload=one) for one in work] for name, work in chosen.items()},
         solutions={name: list(twins(published.definitions[name])) for name in chosen},
-        workload_roots=published.workload_roots,
+        blob_roots={(name, one.uuid): published.root for name, work in chosen.items() for one in work},
     )
 
 

@@ -25,7 +25,7 @@ from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.planning.resume import FULL
 from flashinfer_bench.data import Evaluation, EvaluationStatus, Trace
-from flashinfer_bench.data.measurement import read_measurement
+from flashinfer_bench.data.measurement import read_measurement, tell
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 
 MOST_CONFIRMED: Final = 3
@@ -77,10 +77,11 @@ def next_to_confirm(standings: Iterable[Standing], tried: Collection[str]) -> st
 
 def stand(solution: str, evaluation: AnyEvaluation) -> Standing | None:
     """Return how a solution stands by a verdict; None if it can never be the best."""
-    performance, record = evaluation.performance, read_measurement(evaluation)
-    if evaluation.status is not EvaluationStatus.PASSED or performance is None or not evaluation.may_be_best:
+    performance, told = evaluation.performance, tell(evaluation)
+    record = told.measurement
+    if evaluation.status is not EvaluationStatus.PASSED or performance is None or not record.meaningful:
         return None
-    if not record.meaningful:
+    if not told.may_be_best(performance.latency_ms):
         return None
     low_ms, high_ms = record.bounds or (performance.latency_ms, performance.latency_ms)
     return Standing(solution, performance.latency_ms, low_ms, high_ms, record.is_full)

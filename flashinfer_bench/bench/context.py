@@ -158,7 +158,7 @@ class HarnessContext:
 
     def root_of(self, solution: Solution) -> Path | None:
         """Return the folder of the set that a solution's traces go to; None if it lives in memory."""
-        return self.trace_set.solution_roots.get(solution.name) or self.trace_set.root
+        return self.trace_set.solution_root(solution.name)
 
     def greet(self, device: Device, rules: Rules, *, needs_triton: bool) -> Hello:
         """Return the settings of a session."""

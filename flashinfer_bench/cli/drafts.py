@@ -75,7 +75,7 @@ def describe_draft(draft: Draft, trace_set: TraceSet, *, is_quiet: bool) -> None
 def save_draft(draft: Draft, trace_set: TraceSet) -> Path:
     """Write the solution of a source to the set that its traces go to, and return the file."""
     solution = draft.solution
-    root = trace_set.solution_roots[solution.name]
+    root = trace_set.solution_root(solution.name) or Path()
     definition = trace_set.definitions[solution.definition]
     file = trace_set.solution_files.get(solution.name) or solution_path(
         root,

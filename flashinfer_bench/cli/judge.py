@@ -89,7 +89,8 @@ def _judge(args: Namespace, trace_set: TraceSet, make_engine: EngineFactory, *, 
     saves = not (args.no_save_results or args.replay)
     found = _find_issues(trace_set, plan)
     roots = [root / TRACES for root in trace_set.roots]  # recorded traces are never asked for
-    told = [one for one in asked.issues(trace_set) if not any(map(one.file.is_relative_to, roots))]
+    about = [issue for issue in trace_set.issues if asked.is_about(issue, trace_set)]
+    told = [one for one in about if not any(map(one.file.is_relative_to, roots))]
     outcome = RunOutcome(plan, errors=[describe_issue(one) for one in (*told, *found) if one.severity == "error"])
     skips = describe_skips(plan.skips)
     if args.strict and outcome.is_broken:

@@ -21,7 +21,7 @@ from flashinfer_bench.cli.progress import describe_job
 from flashinfer_bench.cli.render import Column, count, format_duration, render_table, section, shorten, some, wrap_line
 from flashinfer_bench.cli.verdicts import render_summary
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
-from flashinfer_bench.data.measurement import CONFIRMED, NOT_CONFIRMED, read_measurement
+from flashinfer_bench.data.measurement import CONFIRMED, NOT_CONFIRMED, read_measurement, tell
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.report.blind import find_blind
 from flashinfer_bench.report.intervals import read_interval
@@ -132,15 +132,12 @@ class RunOutcome:
 
     def files(self, trace_set: TraceSet) -> list[str]:
         """Return the files of a set that the traces of this run went to."""
-        jobs = [event.job for event in self.judged.values() if event.job.solution.name in trace_set.solution_roots]
         places = [
             traces_path(
-                trace_set.solution_roots[job.solution.name],
-                author=job.solution.author,
-                op_type=job.definition.op_type,
-                definition=job.definition.name,
+                root, author=job.solution.author, op_type=job.definition.op_type, definition=job.definition.name
             )
-            for job in jobs
+            for job in (event.job for event in self.judged.values())
+            if (root := trace_set.solution_root(job.solution.name)) is not None
         ]
         return list(dict.fromkeys(map(str, places)))
 
@@ -317,7 +314,7 @@ def _verdict(trace: Trace) -> dict[str, Any]:
     return {
         **names,
         "status": evaluation.status.value,
-        "quick": evaluation.is_quick,
+        "quick": tell(evaluation).run.quick,
         "confirmed": read_measurement(evaluation).is_full,
         "reason": None if performance else reason_of(evaluation),
         "latency_ms": performance and performance.latency_ms,

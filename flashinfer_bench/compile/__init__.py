@@ -5,7 +5,7 @@
     flags.py                       the flags that a solution may ask for
     farm.py                        all builds of a run: their order, and the headers that are precompiled for them
     building.py, diagnostics.py    one build in its thread: lock, cache, compilers, blame, publication
-    step_runner.py                 the sandbox of one command, its time and memory, and its end
+    run_compiler.py                 the sandbox of one command, its time and memory, and its end
     cache.py                       the folder of artifacts, and which of them are removed first
 
 The last names of `__all__` are for debugging: they load what was built into the caller's process, where nothing is

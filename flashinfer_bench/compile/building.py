@@ -5,7 +5,7 @@ it runs the compilers in a folder of its own, finds out whether the solution or 
 checks the files that they have read, and publishes the products. Sources that do not compile anywhere are published
 too, as a manifest with the failure.
 
-`Compilers` bounds how many compilers of a farm run at once, each confined in a process of its own (`step_runner.py`).
+`Compilers` bounds how many compilers of a farm run at once, each confined in a process of its own (`run_compiler.py`).
 Any other thread may hold further compilers back, or cancel all of them.
 
 No macro hides a file from the list of files that a compiler has read. If the kernel has Landlock, the compiler cannot
@@ -59,7 +59,7 @@ from flashinfer_bench.compile.requirements import find_lacked
 from flashinfer_bench.data import Solution
 from flashinfer_bench.errors import BuildFault
 
-RUNNER: Final = Path(__file__).with_name("step_runner.py")
+RUNNER: Final = Path(__file__).with_name("run_compiler.py")
 SYSTEM_FOLDERS: Final = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt", "/nix/store", "/gnu/store")
 SYSTEM_FILES: Final = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/dev/urandom")
 """Paths that every compiler may read, if the kernel has Landlock."""

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
         save_json_file,
         save_jsonl_file,
     )
-    from flashinfer_bench.data.sets.scores import SpeedupMetrics
-    from flashinfer_bench.data.sets.summary import TraceSetSummary
+    from flashinfer_bench.data.sets.scores import SpeedupMetrics, TraceSetSummary
     from flashinfer_bench.data.solution import (
         BuildSpec,
         CompileOptions,
@@ -72,8 +71,7 @@ _HOMES = {
     "trace": ("Trace",),
     "issue": ("LoadIssue",),
     "trace_set": ("TraceSet",),
-    "sets.scores": ("SpeedupMetrics",),
-    "sets.summary": ("TraceSetSummary",),
+    "sets.scores": ("SpeedupMetrics", "TraceSetSummary"),
     "json_utils": ("append_jsonl_file", "load_json_file", "load_jsonl_file", "save_json_file", "save_jsonl_file"),
 }
 __getattr__, __dir__ = lazy_names(__name__, __all__, _HOMES)

@@ -1,24 +1,30 @@
-"""What is wrong in a set that loading does not see: stored inputs, references, entry points. `run` and `validate` ask.
+"""What is wrong in a set, said without running code of it: `run`, `validate`, loading and merging ask here.
 
-No code of the set is run. Of a blob its header is read, which says what each tensor is; no tensor is.
+`check_workload` holds a workload against its definition. The others find what loading does not see: stored inputs,
+references, entry points. Of a blob its header is read, which says what each tensor is; no tensor is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from flashinfer_bench.data.definition import Definition, TensorSpec, normalise_op_type
-from flashinfer_bench.data.dtypes import DTYPES
+from flashinfer_bench.data.dtypes import DTYPES, why_not_held
 from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.issue import LoadIssue, Severity
 from flashinfer_bench.data.names import did_you_mean
-from flashinfer_bench.data.store.blobs import BlobStore
+from flashinfer_bench.data.reference import ENTRY_NAME, read_module
+from flashinfer_bench.data.store.blobs import BlobPointer, BlobStore, is_inside
 from flashinfer_bench.data.store.layout import SOLUTIONS, path_part
-from flashinfer_bench.data.trace_set import TraceSet
-from flashinfer_bench.data.workload import Workload
+from flashinfer_bench.data.workload import CustomInput, GeneratedInput, SafetensorsInput, ScalarInput, Workload
+from flashinfer_bench.errors import WorkloadFault
+
+if TYPE_CHECKING:
+    from flashinfer_bench.data.trace_set import TraceSet
 
 STORED_NAMES: Final = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
@@ -27,10 +33,12 @@ STORED_NAMES: Final = {
 }  # fmt: skip
 """The name of a dtype in a safetensors file → the name of the torch dtype."""
 SHOWN_KEYS: Final = 20
-MOST_UNKNOWN: Final = 20
-"""Parameters of one reference that are reported as no inputs."""
-Jobs = Iterable[tuple[str, Workload]]
-"""Definition, by name, and workload."""
+MOST_FINDINGS: Final = 10
+"""Findings of one workload, or of one reference, that are reported."""
+Finding = tuple[tuple[str, ...], str]
+"""Path of a field in the workload's line, and what does not fit."""
+
+
 Tensors = dict[str, tuple[list[int], str]]
 """Key → shape and dtype, as a blob's header says them."""
 
@@ -44,26 +52,21 @@ class Asked:
     op_types: Sequence[str] | None = None
     authors: Sequence[str] | None = None
 
-    def issues(self, trace_set: TraceSet) -> list[LoadIssue]:
-        """Return the issues of loading that are about this part, by the paths of their files."""
-        return [issue for issue in trace_set.issues if self.is_about(issue, trace_set)]
-
     def is_about(self, issue: LoadIssue, trace_set: TraceSet) -> bool:
         """Tell whether an issue is about this part, by the path of its file."""
         parts = parts_below(issue.file, trace_set.roots)
-        if issue.file in trace_set.roots or not any((self.definitions, self.solutions, self.op_types, self.authors)):
-            return True
-        if self.op_types and not set(map(normalise_op_type, parts)) & set(map(normalise_op_type, self.op_types)):
-            return False
-        if self.definitions and not _are_among(self.definitions, parts):
-            return False
-        if parts and parts[0] == SOLUTIONS:
-            named = not self.solutions or _are_among(self.solutions, parts[-1:])
-            return named and (not self.authors or _are_among(self.authors, parts))
-        if not self.solutions or self.definitions:
-            return True
-        known = (item for group in trace_set.solutions.values() for item in group)
-        return _are_among([item.definition for item in known if item.name in self.solutions], parts)
+        definitions = self.definitions
+        if self.solutions and not definitions:
+            known = (item for group in trace_set.solutions.values() for item in group)
+            definitions = [item.definition for item in known if item.name in self.solutions]
+        is_solution = parts[:1] == (SOLUTIONS,)
+        op_types = set(map(normalise_op_type, self.op_types or ()))
+        return issue.file in trace_set.roots or (
+            (not op_types or not op_types.isdisjoint(map(normalise_op_type, parts)))
+            and (not definitions or (is_solution and not self.definitions) or _are_among(definitions, parts))
+            and (not is_solution or not self.solutions or _are_among(self.solutions, parts[-1:]))
+            and (not is_solution or not self.authors or _are_among(self.authors, parts))
+        )
 
 
 def parts_below(file: Path, roots: Iterable[Path]) -> tuple[str, ...]:
@@ -72,90 +75,116 @@ def parts_below(file: Path, roots: Iterable[Path]) -> tuple[str, ...]:
     return () if file == root else (file if root is None else file.relative_to(root)).with_suffix("").parts
 
 
-def find_input_issues(trace_set: TraceSet, jobs: Jobs) -> list[LoadIssue]:
-    """Return an issue for each stored input that no run could use: an error, or a warning for a git-lfs pointer."""
-    blobs: dict[tuple[Path, str], Tensors | str] = {}
-    issues = []
-    for name, workload in jobs:
-        definition, root = trace_set.definitions.get(name), trace_set.blob_root(name, workload.uuid)
-        whose, stored = f"workload {workload.uuid} of {name}: ", workload.stored_inputs
-        if root is None or not stored:
-            continue
-        shapes = _shapes_of(definition, workload)
-        for key, source in stored.items():
-            where = (root, source.path)
-            if where not in blobs:
-                store = BlobStore(root)
-                reason = store.why_not_ready(source.path)
-                blobs[where] = reason or _read_tensors(store, source.path)
-                if reason is not None:
-                    severity: Severity = "warning" if store.is_pointer(source.path) else "error"
-                    issues.append(LoadIssue(severity, root, None, None, f"{whose}{reason}"))
-                elif isinstance(problem := blobs[where], str):
-                    text = f"{whose}input {key!r}, blob {source.path}: cannot be read: {problem}"
-                    issues.append(LoadIssue("error", root, None, None, text))
-            tensors = blobs[where]
-            if definition is None or key not in shapes or isinstance(tensors, str):
-                continue
-            if (why := _why_unfit(tensors, source.tensor_key, definition.inputs[key], shapes[key])) is not None:
-                text = f"{whose}input {key!r}, blob {source.path}, key {source.tensor_key!r}: {why}"
-                issues.append(LoadIssue("error", root, None, None, text))
-    return issues
-
-
-def find_reference_issues(trace_set: TraceSet, definitions: Iterable[Definition]) -> Iterator[LoadIssue]:
-    """Yield a warning for each parameter of a reference that is no input, and an error where no call can work."""
-    for definition in definitions:
-        name, file = definition.name, trace_set.definition_files.get(definition.name, Path())
-        unknown = [one for one in definition.reference_parameters or () if one not in definition.inputs]
-        for parameter in unknown[:MOST_UNKNOWN]:
-            hint = did_you_mean(parameter, definition.inputs)
-            reason = f"parameter {parameter!r} of the reference's run is no input of {name}{hint}"
-            yield LoadIssue("warning", file, None, "reference", reason)
-        if (why := definition.why_no_call_works) is not None:
-            yield LoadIssue("error", file, None, "reference", f"{name}: no call of the reference's run can work: {why}")
-
-
-def find_entry_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
-    """Yield a warning for each entry point whose text shows that it will end in COMPILE_ERROR."""
-    for solution in (item for group in trace_set.solutions.values() for item in group):
-        file = trace_set.solution_files.get(solution.name)
-        if file is None or not solution.get_entry_source().content.strip():
-            continue  # the loader has warned of an empty source
-        reasons = check_entry(solution, trace_set.definitions.get(solution.definition))
-        yield from (LoadIssue("warning", file, None, None, f"{solution.name}: {reason}") for reason in reasons)
-
-
 def _are_among(names: Iterable[str], parts: Iterable[str]) -> bool:
     return not set(map(path_part, names)).isdisjoint(parts)
 
 
-def _read_tensors(store: BlobStore, path: str) -> Tensors | str:
-    """Return what a blob holds, or why it cannot be read."""
+def check_workload(definition: Definition, workload: Workload) -> list[Finding]:
+    """Find everything in a workload that does not fit its definition, and so keeps it from being run."""
+    return list(islice(chain(_check_axes(definition, workload), _check_inputs(definition, workload)), MOST_FINDINGS))
+
+
+def _check_axes(definition: Definition, workload: Workload) -> Iterator[Finding]:
+    place, sizes = ("workload", "axes"), definition.const_axes
+    missing = [name for name in definition.var_axes if name not in workload.axes]
+    for name in missing:
+        yield (*place, name), f"axis {name!r} of {definition.name} has no value"
+    if not missing:
+        try:
+            sizes = definition.bind_axes(workload.axes)
+        except ValueError as error:
+            yield place, str(error)
+    for name, value in workload.axes.items():
+        if name not in definition.axes:
+            yield (*place, name), f"{definition.name} has no axis {name!r}{did_you_mean(name, definition.axes)}"
+        elif sizes.get(name, value) != value:
+            yield (*place, name), f"{definition.name} fixes axis {name!r} at {sizes[name]}, this says {value}"
+
+
+def _check_inputs(definition: Definition, workload: Workload) -> Iterator[Finding]:
+    for name, source in workload.inputs.items():
+        place, spec = ("workload", "inputs", name), definition.inputs.get(name)
+        if spec is None:
+            yield place, f"{definition.name} has no input {name!r}{did_you_mean(name, definition.inputs)}"
+        elif isinstance(source, ScalarInput) and spec.shape:
+            yield place, f"input {name!r} has shape {spec.shape}; a scalar cannot fill it"
+        elif isinstance(source, ScalarInput) and (limits := why_not_held(spec.dtype, source.value)) is not None:
+            given = f"workload {workload.uuid} gives {source.value!r} for input {name!r} of {definition.name}"
+            yield (*place, "value"), f"{given}; {limits}"
+        elif isinstance(source, GeneratedInput):
+            reason = f"inputs of type {source.type!r} need code of another engine; use random, scalar or safetensors"
+            yield place, reason
+        elif isinstance(source, CustomInput) and (why := _why_not_made(definition)) is not None:
+            yield place, f"inputs of type 'custom' need a function: {why}"
+        elif isinstance(source, SafetensorsInput) and not is_inside(source.path):
+            reason = f"{source.path[:200]!r} leads out of the set; blob paths are relative to its root"
+            yield (*place, "path"), reason
+
+
+def _why_not_made(definition: Definition) -> str | None:
+    """Say why a definition cannot make the inputs that a workload calls custom; None if it can."""
+    entry, names = definition.custom_inputs_entrypoint, read_module(definition.reference).names
+    if entry is None:
+        return f"{definition.name} has no custom_inputs_entrypoint"
+    if entry not in names:
+        return f"the function {entry!r}, which the reference of {definition.name} has not"
+    return f"{entry!r} of {definition.name} {names[entry]}" if names[entry] is not None else None
+
+
+def find_input_issues(trace_set: TraceSet, jobs: Iterable[tuple[str, Workload]]) -> Iterator[LoadIssue]:
+    """Yield an issue for each stored input that no run could use: an error, or a warning for a git-lfs pointer.
+
+    Args:
+        trace_set: where definitions and roots are looked up.
+        jobs: names of definitions with workloads of them.
+    """
+    blobs: dict[tuple[Path, str], Tensors] = {}
+    for name, workload in jobs:
+        definition, root = trace_set.definitions.get(name), trace_set.blob_root(name, workload.uuid)
+        shapes = _shapes_of(definition, workload) if definition is not None and workload.stored_inputs else {}
+        for key, source in workload.stored_inputs.items():
+            where, whose = (root or Path(), source.path), f"workload {workload.uuid} of {name}: "
+            if root is not None and where not in blobs:
+                blobs[where] = {}
+                try:
+                    blobs[where] = _read_tensors(BlobStore(root).locate(source.path))
+                except WorkloadFault as fault:
+                    severity: Severity = "warning" if isinstance(fault, BlobPointer) else "error"
+                    yield LoadIssue(severity, root, None, None, f"{whose}{fault}")
+                except ValueError as error:
+                    yield LoadIssue("error", root, None, None, f"{whose}input {key!r}, blob {source.path}: {error}")
+            if root is None or definition is None or not blobs[where] or key not in shapes:
+                continue
+            why = _why_unfit(blobs[where], source.tensor_key, definition.inputs[key], shapes[key])
+            if why is not None:
+                text = f"{whose}input {key!r}, blob {source.path}, key {source.tensor_key!r}: {why}"
+                yield LoadIssue("error", root, None, None, text)
+
+
+def _shapes_of(definition: Definition, workload: Workload) -> dict[str, tuple[int, ...] | None]:
+    """Return input → its shape, None for a scalar; nothing if an axis is missing, which the loader has reported."""
+    try:
+        return dict(zip(definition.inputs, definition.get_input_shapes(workload.axes), strict=True))
+    except ValueError:
+        return {}
+
+
+def _read_tensors(file: Path) -> Tensors:
+    """Return what a blob holds; raise ValueError if it cannot be read."""
     from safetensors import SafetensorError, safe_open  # with numpy, which sets without blobs do not need
 
     try:
-        with safe_open(store.locate(path), "np") as file:
-            slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 - it is no mapping
+        with safe_open(file, "np") as opened:
+            slices = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118 - it is no mapping
             return {key: (one.get_shape(), one.get_dtype()) for key, one in slices.items()}
     except (OSError, SafetensorError) as error:
-        return str(error)
-
-
-def _shapes_of(definition: Definition | None, workload: Workload) -> dict[str, tuple[int, ...] | None]:
-    """Return input → its shape, None for a scalar; nothing if an axis is missing, which the loader has reported."""
-    try:
-        return (
-            dict(zip(definition.inputs, definition.get_input_shapes(workload.axes), strict=True)) if definition else {}
-        )
-    except (KeyError, ValueError):
-        return {}
+        raise ValueError(f"cannot be read: {error}") from error
 
 
 def _why_unfit(tensors: Tensors, key: str, spec: TensorSpec, shape: tuple[int, ...] | None) -> str | None:
     """Say why a stored tensor is not the input that a definition describes; None if it is."""
     if key not in tensors:
-        return f"there is no such key; the file has {', '.join(list(tensors)[:SHOWN_KEYS]) or 'none'}"
+        return f"there is no such key; the file has {', '.join(list(tensors)[:SHOWN_KEYS])}"
     found, stored_as = tensors[key]
     wanted = list(shape or ())
     if spec.dtype == "float4_e2m1" and wanted:
@@ -167,3 +196,33 @@ def _why_unfit(tensors: Tensors, key: str, spec: TensorSpec, shape: tuple[int, .
     if dtype is not None and dtype != storage.storage and not as_bytes:
         return f"dtype {dtype}, the definition says {storage.storage}"
     return None
+
+
+def find_reference_issues(trace_set: TraceSet, definitions: Iterable[Definition]) -> Iterator[LoadIssue]:
+    """Yield a warning for each parameter of a reference that is no input, and an error where no call can work."""
+    for definition in definitions:
+        name, file = definition.name, trace_set.definition_files.get(definition.name, Path())
+        signature, call = read_module(definition.reference).signatures.get(ENTRY_NAME), definition.reference_call
+        unknown = [one for one in definition.reference_parameters or () if one not in definition.inputs]
+        for parameter in unknown[:MOST_FINDINGS]:
+            hint = did_you_mean(parameter, definition.inputs)
+            reason = f"parameter {parameter!r} of the reference's run is no input of {name}{hint}"
+            yield LoadIssue("warning", file, None, "reference", reason)
+        if signature is None:
+            continue
+        try:
+            signature.bind(*call.positional, **dict.fromkeys(call.keywords))
+        except TypeError as error:
+            takes = f"it takes ({', '.join(signature.parameters)}), the inputs are {', '.join(definition.inputs)}"
+            reason = f"{name}: no call of the reference's run can work: {takes}: {error}"
+            yield LoadIssue("error", file, None, "reference", reason)
+
+
+def find_entry_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
+    """Yield a warning for each entry point whose text shows that it will end in COMPILE_ERROR."""
+    for solution in (item for group in trace_set.solutions.values() for item in group):
+        file = trace_set.solution_files.get(solution.name)
+        if file is None:
+            continue
+        reasons = check_entry(solution, trace_set.definitions.get(solution.definition))
+        yield from (LoadIssue("warning", file, None, None, f"{solution.name}: {reason}") for reason in reasons)

@@ -16,7 +16,7 @@ from flashinfer_bench.data.dtypes import DType, check_dtype, torch_dtype
 from flashinfer_bench.data.expression import MAX_AXIS_VALUE, evaluate_axis, names_in, order_axes
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.names import did_you_mean
-from flashinfer_bench.data.reference import BYTE_ORDER_MARK, ENTRY_NAME, parse_reference
+from flashinfer_bench.data.reference import BYTE_ORDER_MARK, ENTRY_NAME, read_module
 
 if TYPE_CHECKING:
     import torch
@@ -143,7 +143,7 @@ class Definition(DataModel):
     @classmethod
     def _reference_parses(cls, source: str) -> str:
         source = source.removeprefix(BYTE_ORDER_MARK)  # the session runs it as a string
-        parse_reference(source)
+        read_module(source)
         return source
 
     @model_validator(mode="after")
@@ -199,49 +199,28 @@ class Definition(DataModel):
     @property
     def not_runnable_reason(self) -> str | None:
         """Why nothing can be judged against this definition; None when it can."""
-        facts = parse_reference(self.reference)
+        facts = read_module(self.reference)
         if not self.outputs:
             return "it has no outputs, so there is nothing to compare"
-        if not facts.has_run:
-            last = f"; its last function is {facts.last_function!r}" if facts.last_function else ""
+        if ENTRY_NAME not in facts.names:
+            last = f"; its last function is {facts.functions[-1]!r}" if facts.functions else ""
             return f"its reference has no top-level function 'run'{last}"
-        if (why := facts.names[ENTRY_NAME]) is not None:
-            return f"its reference's 'run' {why}"
-        return None
+        why = facts.names[ENTRY_NAME]
+        return f"its reference's 'run' {why}" if why is not None else None
 
     @property
     def reference_parameters(self) -> list[str] | None:
         """Parameter names of the reference's `run`; None if it cannot be called by keyword."""
-        signature = parse_reference(self.reference).signature
+        signature = read_module(self.reference).signatures.get(ENTRY_NAME)
         kinds = {name: one.kind for name, one in signature.parameters.items()} if signature is not None else {}
         if signature is None or {Parameter.VAR_POSITIONAL, Parameter.POSITIONAL_ONLY}.intersection(kinds.values()):
             return None
         return [name for name, kind in kinds.items() if kind is not Parameter.VAR_KEYWORD]
 
     @property
-    def takes_inputs_in_order(self) -> bool:
-        """Whether the reference's `run` is known to take the inputs by position, in their order."""
-        return self.reference_call == NamedCall(tuple(self.inputs), ())
-
-    @property
-    def reference_call(self) -> NamedCall | None:
-        """How the reference's `run` takes the inputs; None where its source alone does not tell."""
-        signature = parse_reference(self.reference).signature
-        return None if signature is None else split_names(signature, self.inputs)
-
-    @property
-    def why_no_call_works(self) -> str | None:
-        """Why the reference's `run` cannot be called with the inputs; None where it can, or nothing tells."""
-        facts, call = parse_reference(self.reference), self.reference_call
-        if facts.signature is None or call is None or facts.is_decorated:
-            return None
-        try:
-            facts.signature.bind(*call.positional, **dict.fromkeys(call.keywords))
-        except TypeError as error:
-            return (
-                f"it takes ({', '.join(facts.signature.parameters)}), the inputs are {', '.join(self.inputs)}: {error}"
-            )
-        return None
+    def reference_call(self) -> NamedCall:
+        """How the reference's `run` takes the inputs, as far as its source tells: else by position, in their order."""
+        return split_names(read_module(self.reference).signatures.get(ENTRY_NAME), self.inputs)
 
     def digest(self) -> str:
         """Digest what decides a verdict: not descriptions, not tags."""
@@ -249,9 +228,11 @@ class Definition(DataModel):
             {
                 "name": self.name,
                 "op_type": self.op_type,
-                "axes": {name: _axis_facts(axis) for name, axis in self.axes.items()},
-                "inputs": [[name, spec.shape, spec.dtype, spec.optional] for name, spec in self.inputs.items()],
-                "outputs": [[name, spec.shape, spec.dtype, spec.optional] for name, spec in self.outputs.items()],
+                "axes": self.model_dump(include={"axes": {"__all__": {"type", "value", "expression"}}})["axes"],
+                **{
+                    side: [[name, spec.shape, spec.dtype, spec.optional] for name, spec in specs.items()]
+                    for side, specs in (("inputs", self.inputs), ("outputs", self.outputs))
+                },
                 "reference": self.reference,
                 "constraints": self.constraints,
                 **({"custom_inputs": self.custom_inputs_entrypoint} if self.custom_inputs_entrypoint else {}),
@@ -371,11 +352,6 @@ def only_one(usual: Given | None, other: Given | None) -> Given | None:
 
 Disagreement = tuple[tuple[str, ...], object, str]
 """A place in a definition, its value, and what is wrong with it."""
-
-
-def _axis_facts(axis: AxisConst | AxisVar | AxisExpr) -> dict[str, Any]:
-    facts: dict[str, Any] = axis.model_dump(include={"type", "value", "expression"})
-    return facts
 
 
 def _name_faults(definition: Definition) -> Iterable[Disagreement]:

@@ -7,23 +7,15 @@ passes: then the build and the first call decide.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from inspect import Parameter
+from inspect import Parameter, Signature
 from typing import Final
 
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.names import did_you_mean
-from flashinfer_bench.data.reference import (
-    MOST_CHARACTERS,
-    find_bindings,
-    keeps_arguments,
-    parse_module,
-    signature_of,
-    why_not_called,
-)
+from flashinfer_bench.data.reference import A_CLASS, MOST_CHARACTERS, read_module
 from flashinfer_bench.data.solution import Solution, SupportedBindings, SupportedLanguages
 
 SETUP: Final = "setup"
@@ -89,40 +81,33 @@ def check_entry(solution: Solution, definition: Definition | None = None) -> lis
         return list(_check_export(solution))
     try:
         return list(_check_python(solution, definition))
-    except RecursionError:
-        return []  # nested too deeply to be told here; the import decides
     except ValueError as error:
         return [f"{solution.get_entry_path()}: {error}"]
 
 
 def _check_python(solution: Solution, definition: Definition | None) -> Iterator[str]:
-    bound = list(find_bindings(parse_module(solution.get_entry_source().content).body))
-    symbol = solution.get_entry_symbol()
-    found = [node for name, node in bound if name in (symbol, "*")]
-    if not found:
-        yield _missing(solution, [name for name, node in bound if isinstance(node, ast.FunctionDef)])
+    facts, symbol = read_module(solution.get_entry_source().content), solution.get_entry_symbol()
+    if symbol not in facts.names:
+        if "*" not in facts.names:
+            yield _missing(solution, facts.functions)
         return
-    node = found[-1]
-    if not isinstance(node, ast.ClassDef) and (why := why_not_called(node)) is not None:
+    signature, has_setup = facts.signatures.get(symbol), SETUP in facts.names
+    if (why := facts.names[symbol]) not in (None, A_CLASS):
         yield f"{solution.spec.entry_point} {why}"
-    elif isinstance(node, ast.FunctionDef) and all(map(keeps_arguments, node.decorator_list)):
-        has_setup = any(name == SETUP for name, _ in bound)  # what it gives is known only when it is called
-        yield from _check_arguments(solution, node, definition, has_setup=has_setup)
+    elif signature is not None:
+        keyed = [one for one in signature.parameters.values() if one.kind is Parameter.KEYWORD_ONLY]
+        needed = [one.name for one in keyed if one.default is Parameter.empty and not has_setup]
+        if needed:
+            yield f"{symbol}{signature} needs {', '.join(needed)} by keyword; all arguments are given by position"
+        elif definition is not None:
+            yield from _check_arguments(solution, signature, definition, has_setup=has_setup)
 
 
 def _check_arguments(
-    solution: Solution, node: ast.FunctionDef, definition: Definition | None, *, has_setup: bool
+    solution: Solution, signature: Signature, definition: Definition, *, has_setup: bool
 ) -> Iterator[str]:
-    signature, call = signature_of(node), f"{node.name}({ast.unparse(node.args)})"
-    keyed = [one for one in signature.parameters.values() if one.kind is Parameter.KEYWORD_ONLY]
-    needed = [one.name for one in keyed if one.default is Parameter.empty and not has_setup]
-    if needed:
-        yield f"{call} needs {', '.join(needed)} by keyword; it is called with positional arguments only"
-    if needed or definition is None:
-        return
-
     def fits(count: int) -> bool:
-        try:
+        try:  # what `setup` gives is known only when it is called
             (signature.bind_partial if has_setup else signature.bind)(*range(count))
         except TypeError:
             return False
@@ -137,26 +122,25 @@ def _check_arguments(
     if not set(styles) & set(fitting):
         expected = " or ".join(ways[style] for style in styles)
         hint = f"; is destination_passing_style {str(fitting[0]).lower()} meant?" if fitting else ""
+        call = f"{solution.get_entry_symbol()}{signature}"
         yield f"{call} cannot be called as {definition.name} calls it, with {expected}{hint}"
+
+
+def list_exports(text: str) -> list[str]:
+    """Return the functions that C++ or CUDA without comments exports."""
+    return [first or second for first, second in TVM_FFI_EXPORT.findall(text)] + MODULE_FUNCTION.findall(text)
 
 
 def _check_export(solution: Solution) -> Iterator[str]:
     text = "\n".join(COMMENT.sub(" ", source.content) for source in solution.sources)
-    symbol = solution.get_entry_symbol()
-    if EXPORT_MACRO.search(text.replace("\\\n", " ")):
-        return  # a macro of its own exports; what it makes of the name is the compiler's to say
-    if find_binding(solution).binding is SupportedBindings.TORCH:
-        names = MODULE_FUNCTION.findall(text)
-        if registers_operators(solution):
-            return  # an operator may be registered under any name; the load decides
-        if not MODULE.search(text):
-            yield "no source defines a module; bind with PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)"
-        elif symbol not in names:
-            yield f'{_missing(solution, names)}; bind it with m.def("{symbol}", &your_function)'
-        return
-    names = [first or second for first, second in TVM_FFI_EXPORT.findall(text)]
-    if symbol not in names:
+    symbol, names = solution.get_entry_symbol(), list_exports(text)
+    if symbol in names or EXPORT_MACRO.search(text.replace("\\\n", " ")):
+        return  # what a macro of its own makes of the name is the compiler's to say
+    if find_binding(solution).binding is SupportedBindings.TVM_FFI:
         yield f"{_missing(solution, names)}; export it with TVM_FFI_DLL_EXPORT_TYPED_FUNC({symbol}, your_function)"
+    elif not registers_operators(solution):  # an operator may be registered under any name; the load decides
+        module = f'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {{ m.def("{symbol}", &your_function); }}'
+        yield f"{_missing(solution, names)}; bind it with {module}"
 
 
 def _missing(solution: Solution, names: Sequence[str]) -> str:

@@ -9,7 +9,6 @@ NaN and infinities are written as the strings "NaN", "Infinity" and "-Infinity".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any, Final
 
@@ -36,13 +35,6 @@ HAS_PERFORMANCE: Final = frozenset({EvaluationStatus.PASSED})
 """Statuses whose evaluations carry a `Performance`."""
 
 
-WAITS_INSIDE: Final = "waits_inside"
-"""The flag of a measurement whose call waits for the GPU before it returns."""
-RAISED: Final = "claimed_ms"
-"""The key of a measurement whose latency was raised: what the worker had reported."""
-LEAST_REPORTED: Final = 0.9
-"""A latency is never the best if its worker reported less than this share of it: outside times of honest calls come
-within a tenth."""
 LEAST_LATENCY_MS: Final = 1e-6
 """A nanosecond: no call takes less."""
 MOST_LATENCY_MS: Final = 1e10
@@ -121,16 +113,6 @@ class Evaluation(DataModel):
     extra: dict[str, Any] | None = None
     """What the public schema has no place for: seed, tolerances, digests, how time was taken."""
 
-    @property
-    def is_quick(self) -> bool:
-        """Whether it is of a quick look (`--quick`): too few readings to compare it with others, or to keep it."""
-        return says_quick((self.extra or {}).get("run"))
-
-    @property
-    def may_be_best(self) -> bool:
-        """Whether it may be called the best: no quick look, not `both_wait`, and not `was_raised`."""
-        return not self.is_quick and not both_wait(self.extra) and not was_raised(self.extra, self.performance)
-
     @model_validator(mode="after")
     def _parts_fit_status(self) -> Evaluation:
         for part, value, owners in (
@@ -141,28 +123,3 @@ class Evaluation(DataModel):
                 verb = "needs" if self.status in owners else "has no"
                 raise ValueError(f"status {self.status.value} {verb} {part}")
         return self
-
-
-def both_wait(extra: object) -> bool:
-    """Tell whether solution and reference both wait for the GPU inside a call: the host's time decides their ratio."""
-    records = [extra.get(name) for name in ("measurement", "baseline")] if isinstance(extra, Mapping) else [None]
-    flags = [record.get("flags") if isinstance(record, Mapping) else None for record in records]
-    return all(isinstance(one, Sequence) and WAITS_INSIDE in one for one in flags)
-
-
-def was_raised(extra: object, performance: Any) -> bool:
-    """Tell whether a worker reported far less than what was timed from outside, or the floor, allows.
-
-    Args:
-        extra: of an evaluation.
-        performance: the same; None if it has none.
-    """
-    record = extra.get("measurement") if isinstance(extra, Mapping) else None
-    claimed_ms = record.get(RAISED) if isinstance(record, Mapping) else None
-    is_number = isinstance(claimed_ms, int | float) and performance is not None
-    return is_number and claimed_ms < LEAST_REPORTED * performance.latency_ms
-
-
-def says_quick(run: object) -> bool:
-    """Tell whether `extra.run` of an evaluation says that it is of a quick look."""
-    return isinstance(run, Mapping) and run.get("quick") is True

@@ -13,12 +13,11 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from flashinfer_bench.base.files.reading import read_whole
-from flashinfer_bench.data.issue import LoadIssue
+from flashinfer_bench.data.issue import LoadIssue, Place
 from flashinfer_bench.data.model import DataModel
-from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES
-from flashinfer_bench.data.store.jsonl import append_lines, read_lines, write_whole
+from flashinfer_bench.data.store.jsonl import MOST_JSON_BYTES, append_lines, read_lines, write_whole
 from flashinfer_bench.data.store.layout import find_set_around
-from flashinfer_bench.data.store.parse import Place, parse_line, parse_objects
+from flashinfer_bench.data.store.parse import parse_line, parse_objects
 from flashinfer_bench.errors import DataSetError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -36,20 +35,16 @@ def load_json_file(model_class: type[Model], path: Path | str) -> Model:
     Raises:
         DataSetError: the file is not there, or something in it is wrong.
     """
-    file, issues = Path(path), list[LoadIssue]()
-    if not file.exists():
-        raise DataSetError(f"{file} cannot be read: there is no such file")
+    place, issues = Place(Path(path)), list[LoadIssue]()
     if not issubclass(model_class, DataModel):
         try:
-            return model_class.model_validate_json(read_whole(file, MOST_JSON_BYTES).decode("utf-8-sig"))
-        except OSError as error:
-            raise DataSetError(f"{file} cannot be read: {error.strerror}") from error
-        except ValueError as error:
-            raise DataSetError(f"{file} cannot be used:\n  {error}") from error
-    found = [model for model, _ in parse_objects(model_class, file, issues)]
-    _raise_errors(file, issues)
+            return model_class.model_validate_json(read_whole(place.file, MOST_JSON_BYTES).decode("utf-8-sig"))
+        except (OSError, ValueError) as error:
+            raise DataSetError(f"{path} cannot be used:\n  {error}") from error
+    found = [model for model, _ in parse_objects(model_class, place, issues)]
+    _raise_errors(place.file, issues)
     if len(found) != 1:
-        raise DataSetError(f"{file} holds {len(found)} objects; one is expected")
+        raise DataSetError(f"{path} holds {len(found)} objects; one is expected")
     return found[0]
 
 
@@ -72,9 +67,7 @@ def load_jsonl_file(model_class: type[Model], path: Path | str) -> list[Model]:
                 found.append(parse_line(model_class, line, Place(file, number), issues))
             else:
                 found.append(model_class.model_validate_json(line))
-    except OSError as error:
-        raise DataSetError(f"{file} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise DataSetError(f"{file}:{number} cannot be used:\n  {error}") from error
     _raise_errors(file, issues)
     return [model for model in found if model is not None]

@@ -1,19 +1,20 @@
-"""How a time was measured, as a trace says it: the record `evaluation.extra["measurement"]`, as reports read it.
+"""What a trace tells beside its verdict, in `evaluation.extra`: how it was timed, its roofline, and what it is of.
 
-`timing.summary` makes the record, of facts that `timing.measurement` names. Traces come from foreign files too, and the
-record has had several forms. So nothing in it is trusted: a value of another form than expected counts as not given.
+`timing.summary` makes the record of a measurement, of facts that `timing.measurement` names. Traces come from foreign
+files too, so nothing in them is trusted: each entry of another form than expected counts as not given.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import suppress
 from itertools import groupby
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from flashinfer_bench.data.store.trace_lines import AnyEvaluation, decode_measurement
+from flashinfer_bench.data.store.trace_lines import AnyEvaluation, EvaluationLine
 
 Number = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 """Any but nan and the infinities."""
@@ -33,6 +34,9 @@ NOT_CONFIRMED: Final = "not confirmed"
 """The standing of any other result of a GPU, and of each trace that does not say how it was timed."""
 INDICATIVE: Final = "CPU: indicative"
 """The standing of a result of a CPU, which is never confirmed."""
+LEAST_REPORTED: Final = 0.9
+"""A latency is never the best if its worker reported less than this share of it: outside times of honest calls come
+within a tenth."""
 Row = TypeVar("Row")
 Record = TypeVar("Record", bound=msgspec.Struct)
 
@@ -74,8 +78,6 @@ class Measurement(msgspec.Struct, frozen=True, gc=False):
     std_ms: Number | None = None
     min_ms: Number | None = None
     max_ms: Number | None = None
-    latency_ms: Number | None = None
-    """What an older form has instead of `median_ms`."""
     kernel_ms: Number | None = None
     """Time of `run` alone, where the solution has a `setup`; the latency has both."""
     setup_ms: Number | None = None
@@ -84,18 +86,12 @@ class Measurement(msgspec.Struct, frozen=True, gc=False):
     """Mean wall time of one call on a CPU, by the requests that made it; it bounds nothing (`bound` is "none")."""
     why_unconfirmed: str = ""
     """Why what was timed from outside does not settle the latency."""
-    confirmed: bool | None = None
-    """What an older form has beside `bound`, or in its place: whether the latency was settled."""
+    claimed_ms: Number | None = None
+    """What the worker reported of a latency that was raised."""
     burst_ms: Number | None = None
     """What one call cost in a burst; None where bursts did not resolve it, or where none were needed."""
     relay_ms: Number | None = None
     """What one call cost in a relay, timed from outside; None where none was run."""
-    not_confirmed: str = ""
-    """What an older form has instead of `why_unconfirmed`."""
-    trials_ms: list[Number] = []
-    """Median of each trial."""
-    samples_ns: list[Number | list[Number]] = []
-    """Every reading, in two older forms; the present form is a table, which no report reads."""
 
     @property
     def is_full(self) -> bool:
@@ -121,26 +117,94 @@ class Measurement(msgspec.Struct, frozen=True, gc=False):
     @property
     def is_confirmed(self) -> bool | None:
         """Whether what was timed from outside settled the latency; None where nothing was."""
-        if self.confirmed is not None or self.bound in ("", "none"):
-            return self.confirmed
-        return "unconfirmed" not in self.flags
+        return None if self.bound in ("", "none") else "unconfirmed" not in self.flags
 
-    @property
-    def why_not(self) -> str:
-        """Why the latency is not settled, in either form; empty where it is."""
-        return self.why_unconfirmed or self.not_confirmed
 
-    @property
-    def readings_ns(self) -> list[float]:
-        """The readings of all trials, where the record has an older form."""
-        return [reading for part in self.samples_ns for reading in (part if isinstance(part, list) else [part])]
+class RooflineRecord(msgspec.Struct, frozen=True, gc=False):
+    """What is read of a trace's roofline."""
 
-    @property
-    def spread(self) -> float:
-        """The interquartile range over the median; 0 where the record does not tell it."""
-        if not self.median_ms or self.q25_ms is None or self.q75_ms is None:
-            return 0.0
-        return (self.q75_ms - self.q25_ms) / self.median_ms
+    flops: Number | None = None
+    bytes: Number | None = None
+    tflops: Number | None = None
+    tb_per_sec: Number | None = None
+    share: Number | None = None
+    """Share of the roofline that the latency reaches; 1 is the best."""
+
+
+class FingerprintRecord(msgspec.Struct, frozen=True, gc=False):
+    """What is read of a fingerprint; all of it empty in the traces of another engine."""
+
+    definition: str = ""
+    solution: str = ""
+    workload: str = ""
+    evaluator: str = ""
+    hardware: str = ""
+    protocol: str | int = ""
+    """Number of the procedure that calls and times."""
+    sandbox: str = ""
+    timing: str = ""
+    """Settings of the timing that are not the usual ones."""
+
+
+class RunRecord(msgspec.Struct, frozen=True, gc=False):
+    """What is read of the record of a run."""
+
+    fingerprint: FingerprintRecord = FingerprintRecord()
+    quick: bool = False
+    """Whether it is a quick look: too few readings to compare it with others, or to keep it."""
+    seed: int | None = None
+
+
+class ToldTrace(msgspec.Struct, frozen=True, gc=False):
+    """What a trace tells beside its verdict."""
+
+    measurement: Measurement = Measurement()
+    baseline: Measurement = Measurement()
+    """How the reference was timed."""
+    roofline: RooflineRecord = RooflineRecord()
+    run: RunRecord = RunRecord()
+    evaluator: str = ""
+
+    def may_be_best(self, latency_ms: float) -> bool:
+        """Tell whether a latency may be called the best.
+
+        It may not if it is of a quick look, if the worker reported far less, or if solution and reference both wait for
+        the GPU inside a call: then the host's time decides their ratio.
+        """
+        both_wait = all("waits_inside" in record.flags for record in (self.measurement, self.baseline))
+        claimed_ms = self.measurement.claimed_ms
+        is_raised = claimed_ms is not None and claimed_ms < LEAST_REPORTED * latency_ms
+        return not (self.run.quick or both_wait or is_raised)
+
+
+def tell(evaluation: AnyEvaluation) -> ToldTrace:
+    """Return what a trace tells; all of it "not given" where there is no `extra`."""
+    return read_extra(evaluation, ToldTrace)
+
+
+def read_measurement(evaluation: AnyEvaluation) -> Measurement:
+    """Return how the solution was timed; all of it "not given" where the trace has no record."""
+    return tell(evaluation).measurement
+
+
+def read_extra(evaluation: AnyEvaluation, kind: type[Record]) -> Record:
+    """Read from `extra` the entries that a record has; an entry of another form counts as not given."""
+    if isinstance(evaluation, EvaluationLine):
+        with suppress(msgspec.MsgspecError):
+            return msgspec.json.decode(evaluation.extra_text, type=kind)
+    return _read_leniently(evaluation.extra, kind)
+
+
+def _read_leniently(value: Any, kind: type[Record]) -> Record:
+    kept: dict[str, Any] = {}
+    for field in msgspec.structs.fields(kind) if isinstance(value, Mapping) else ():
+        if field.name in value:
+            try:
+                kept[field.name] = msgspec.convert(value[field.name], field.type)
+            except (msgspec.ValidationError, ValueError):
+                if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+                    kept[field.name] = _read_leniently(value[field.name], field.type)
+    return kind(**kept)
 
 
 def join_standings(standings: Iterable[str]) -> str:
@@ -165,25 +229,3 @@ def lead_confirmed(
         first = next((row for row in items if standing(row) == CONFIRMED), None)
         found += sorted(items, key=lambda row: row is not first)
     return found
-
-
-def read_measurement(evaluation: AnyEvaluation) -> Measurement:
-    """Return how the solution was timed; all of it "not given" where the trace has no record."""
-    found = decode_measurement(evaluation, _RECORD)
-    return read_leniently((evaluation.extra or {}).get("measurement"), Measurement) if found is None else found
-
-
-def read_leniently(value: Any, kind: type[Record]) -> Record:
-    """Make a record of a value of any form: each entry is read alone, and one of another form counts as not given."""
-    kept: dict[str, Any] = {}
-    for field in msgspec.structs.fields(kind) if isinstance(value, Mapping) else ():
-        if field.name in value:
-            try:
-                kept[field.name] = msgspec.convert(value[field.name], field.type)
-            except (msgspec.ValidationError, ValueError):
-                if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-                    kept[field.name] = read_leniently(value[field.name], field.type)
-    return kind(**kept)
-
-
-_RECORD: Final = msgspec.json.Decoder(Measurement)

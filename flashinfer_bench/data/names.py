@@ -1,15 +1,10 @@
-"""Finding the known name that a wrong name was probably meant to be, for messages. It never decides anything.
-
-Names come from files and requests of strangers, so a search is bounded by `LONGEST`, `MOST_KNOWN` and `COMPARED`.
-"""
+"""Finding the known name that a wrong name was probably meant to be, for messages. It never decides anything."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
-from heapq import nlargest
+from difflib import get_close_matches
 from itertools import islice
-from os.path import commonprefix
 from typing import Final
 
 NAME_CUTOFF: Final = 0.6
@@ -17,31 +12,18 @@ NAME_CUTOFF: Final = 0.6
 KEY_CUTOFF: Final = 0.8
 """The same for an unknown key. It is higher, since the key may be right."""
 LONGEST: Final = 100
-"""Longer names, in characters, are near to none."""
+"""Longer names, in characters, are near to none: names come from files and requests of strangers."""
 MOST_KNOWN: Final = 2000
-"""Known names of a search."""
-COMPARED: Final = 8
-"""Known names of a search that are compared in full: one comparison may take 20 ms."""
+"""Known names that are compared."""
 
 
 def nearest_name(name: str, known: Iterable[str], *, cutoff: float = NAME_CUTOFF) -> str | None:
     """Return the known name nearest to `name`, or None if none is near. Upper and lower case make no difference."""
     if len(name) > LONGEST:
         return None
-    matcher = difflib.SequenceMatcher(b=name.lower())
-
-    def bound(candidate: str) -> tuple[float, int]:
-        matcher.set_seq1(candidate.lower())
-        return matcher.quick_ratio(), len(commonprefix([candidate, name]))  # noqa: RUF071 - a name is no path
-
-    def similarity(candidate: str) -> float:
-        matcher.set_seq1(candidate.lower())
-        return matcher.ratio()
-
-    short = [candidate for candidate in islice(known, MOST_KNOWN) if len(candidate) <= LONGEST]
-    likely = [candidate for candidate in nlargest(COMPARED, short, bound) if bound(candidate)[0] >= cutoff]
-    best = max(likely, key=similarity, default=None)
-    return best if best is not None and similarity(best) >= cutoff else None
+    names = {one.lower(): one for one in islice(known, MOST_KNOWN) if len(one) <= LONGEST}
+    found = get_close_matches(name.lower(), names, 1, cutoff)
+    return names[found[0]] if found else None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -1,7 +1,4 @@
-"""Reads Python source without running it: which names a module binds, and what parameters a function has.
-
-`parse_reference` reads a definition's reference: whether it has a `run`, and how that is called.
-"""
+"""Reads Python source without running it: which names a module binds, and what parameters its functions have."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import ast
 import inspect
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -18,29 +16,52 @@ BYTE_ORDER_MARK: Final = "\ufeff"
 """Some editors begin a file with it. Python drops it when it reads a file, and refuses it in a string."""
 SAME_ARGUMENTS: Final = frozenset({"no_grad", "inference_mode", "compile", "cache", "lru_cache"})
 """Decorators that leave a function's arguments as they are."""
+OF_DEVICES: Final = frozenset({"jit", "prim_func"})
+"""Decorators of functions that run on a device, as Triton's."""
+A_CLASS: Final = "is a class; it has to be a function, or an instance"
 MOST_CHARACTERS: Final = 1 << 18
 """Longest source that is parsed, in characters: parsing takes seconds, and a thousand times as many bytes of memory."""
-MAIN_TESTS: Final = ("__name__ == '__main__'", "'__main__' == __name__")
-"""Conditions that never hold here."""
 
 
-class ReferenceFacts(NamedTuple):
-    """What the syntax tree of a reference says."""
+class ModuleFacts(NamedTuple):
+    """What the syntax tree of a module says."""
 
-    has_run: bool
-    """A top-level name `run` is bound."""
-    signature: inspect.Signature | None
-    """Of `run`, if that is a function."""
-    is_decorated: bool
-    """A decorator may change the parameters of `run`."""
-    last_function: str | None
-    """The last top-level function: the reference of definitions that were dumped from a library."""
     names: Mapping[str, str | None]
-    """Each name that is bound at the top level, and why no call of it gives tensors; None if a call may."""
+    """Each name that is bound at the top level ("*": an import of everything), and why no call of it gives tensors;
+    None if a call may."""
+    functions: Sequence[str]
+    """The functions of its top level that a caller may mean, in their order."""
+    signatures: Mapping[str, inspect.Signature]
+    """Parameters of the functions among the names whose arguments no decorator changes."""
+    packages: frozenset[str]
+    """What is imported anywhere."""
 
 
-def parse_module(source: str) -> ast.Module:
-    """Parse Python source; raise ValueError with the reason if it does not parse."""
+@lru_cache(maxsize=1024)
+def read_module(source: str) -> ModuleFacts:
+    """Read the facts off a module; raise ValueError with the reason if it does not parse."""
+    tree = _parse(source)
+    bound = dict(_find_bindings(tree.body))
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    packages: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            packages |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            packages.add((node.module or "").partition(".")[0])
+    return ModuleFacts(
+        names={name: _why_not_called(node) for name, node in bound.items()},
+        functions=[one.name for one in functions if OF_DEVICES.isdisjoint(map(_name_of, one.decorator_list))],
+        signatures={
+            name: _signature_of(node)
+            for name, node in bound.items()
+            if isinstance(node, ast.FunctionDef) and SAME_ARGUMENTS.issuperset(map(_name_of, node.decorator_list))
+        },
+        packages=frozenset(packages),
+    )
+
+
+def _parse(source: str) -> ast.Module:
     if len(source) > MOST_CHARACTERS:
         raise ValueError(f"it has more than {MOST_CHARACTERS:,} characters")
     try:
@@ -54,26 +75,11 @@ def parse_module(source: str) -> ast.Module:
         raise ValueError(f"not Python: {error}") from error
 
 
-@lru_cache(maxsize=1024)
-def parse_reference(source: str) -> ReferenceFacts:
-    """Read the facts off a reference; raise ValueError if it does not parse."""
-    body = parse_module(source).body
-    bound = dict(find_bindings(body))
-    run = bound.get(ENTRY_NAME)
-    function = run if isinstance(run, ast.FunctionDef) else None
-    return ReferenceFacts(
-        has_run=ENTRY_NAME in bound,
-        signature=signature_of(function) if function else None,
-        is_decorated=function is not None and not all(map(keeps_arguments, function.decorator_list)),
-        last_function=next((node.name for node in reversed(body) if isinstance(node, ast.FunctionDef)), None),
-        names={name: why_not_called(node) for name, node in bound.items()},
-    )
-
-
-def find_bindings(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
-    """Yield every name that a module binds when it is imported, with the statement; "*" for an import of everything."""
-    for node in body:
-        match node:
+def _find_bindings(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
+    """Yield every name that a module binds when it is imported, with the statement."""
+    left = list(reversed(body))
+    while left:
+        match node := left.pop():
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 yield name, node
             case ast.Assign(targets=targets):
@@ -83,27 +89,27 @@ def find_bindings(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
                 yield name, node
             case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
                 yield from ((alias.asname or alias.name, node) for alias in aliases)
+            case ast.If(test=ast.Compare(left=ast.Name(id="__name__")), orelse=others):
+                left += reversed(others)
             case ast.If() | ast.Try() | ast.With() | ast.For() | ast.While():
-                if not (isinstance(node, ast.If) and ast.unparse(node.test) in MAIN_TESTS):
-                    yield from find_bindings(node.body)
-                for block in (*(one.body for one in getattr(node, "handlers", ())), getattr(node, "orelse", ())):
-                    yield from find_bindings(block)
-                yield from find_bindings(getattr(node, "finalbody", ()))
+                handled = [one for handler in getattr(node, "handlers", ()) for one in handler.body]
+                further = [*handled, *getattr(node, "orelse", ()), *getattr(node, "finalbody", ())]
+                left += reversed([*node.body, *further])
             case _:
                 pass
 
 
-def why_not_called(node: ast.stmt | None) -> str | None:
+def _why_not_called(node: ast.stmt) -> str | None:
     """Say why no call of what a statement binds gives tensors; None if a call may, or a decorator may change it."""
     if getattr(node, "decorator_list", None):
         return None
     match node:
         case ast.AsyncFunctionDef():
             return "is async; it is called, not awaited"
-        case ast.FunctionDef() if any(isinstance(one, (ast.Yield, ast.YieldFrom)) for one in own_nodes(node)):
+        case ast.FunctionDef() if any(isinstance(one, (ast.Yield, ast.YieldFrom)) for one in _own_nodes(node)):
             return "is a generator; it has to return its outputs"
-        case ast.ClassDef(bases=[], keywords=[], body=body) if "__new__" not in dict(find_bindings(body)):
-            return f"is a class; it has to be a function, or an instance ({node.name} = YourClass())"
+        case ast.ClassDef(bases=[], keywords=[], body=body) if "__new__" not in dict(_find_bindings(body)):
+            return A_CLASS
         case ast.Import():
             return "is a module; it has to be a function"
         case ast.Assign(value=ast.Constant()):
@@ -112,7 +118,7 @@ def why_not_called(node: ast.stmt | None) -> str | None:
             return None
 
 
-def own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
+def _own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
     """Yield the nodes of a function's body, without those of functions inside it."""
     left: list[ast.AST] = list(function.body)
     while left:
@@ -122,29 +128,20 @@ def own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
             left += ast.iter_child_nodes(node)
 
 
-def keeps_arguments(decorator: ast.expr) -> bool:
-    """Tell whether a decorator is known to leave a function's arguments as they are."""
+def _name_of(decorator: ast.expr) -> str:
     function = decorator.func if isinstance(decorator, ast.Call) else decorator
-    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-    return name in SAME_ARGUMENTS
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
-def signature_of(function: ast.FunctionDef) -> inspect.Signature:
+def _signature_of(function: ast.FunctionDef) -> inspect.Signature:
     """Return a function's parameters. A default is None or absent: its expression is never evaluated.
 
     Raises:
         ValueError: two parameters have one name.
     """
-    nothing, given = ast.Constant(None), function.args
-    arguments = ast.arguments(
-        posonlyargs=given.posonlyargs,
-        args=given.args,
-        vararg=given.vararg,
-        kwonlyargs=given.kwonlyargs,
-        kw_defaults=[nothing if default else None for default in given.kw_defaults],
-        kwarg=given.kwarg,
-        defaults=[nothing] * len(given.defaults),
-    )
+    nothing, arguments = ast.Constant(None), copy(function.args)
+    arguments.defaults = [nothing] * len(arguments.defaults)
+    arguments.kw_defaults = [default and nothing for default in arguments.kw_defaults]
     plain = ast.Expression(ast.Lambda(arguments, nothing))
     try:
         code = compile(ast.fix_missing_locations(plain), "<parameters>", "eval")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import builtins
 import re
+from collections import Counter
 from enum import Enum
-from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Final
 
@@ -29,7 +29,6 @@ _UNIQUE_DIGITS: Final = 8
 """A unique name has this many hexadecimal digits."""
 _SHOWN_PATHS: Final = 20
 """A message lists this many sources."""
-_NOT_IN_PATHS: Final = re.compile(r"[\x00-\x1f\x7f]")
 _DRIVE: Final = re.compile(r"[A-Za-z]:")
 
 
@@ -47,16 +46,13 @@ def check_source_path(path: str) -> str:
     """
     path = path.replace("\\", "/")
     parts = PurePosixPath(path).parts
-    sizes = [len(part.encode("utf-8", "replace")) for part in (path, *parts)]
+    sizes = [len(part.encode("utf-8", "replace")) for part in parts]
     for is_wrong, reason in (
-        (not parts or _NOT_IN_PATHS.search(path) or path.endswith("/"), "is no path of a source file"),
+        (not parts or not path.isprintable() or path.endswith("/"), "is no path of a source file"),
         (path.startswith(("/", "~")) or _DRIVE.match(path), "is absolute; sources have relative paths"),
         (".." in parts, "has '..'; sources stay in their own folder"),
-        (max(sizes[1:], default=0) > MAX_PATH_PART, f"has a name longer than {MAX_PATH_PART} bytes"),
-        (
-            len(parts) > MAX_PATH_PARTS or sizes[0] > MAX_PATH,
-            f"lies more than {MAX_PATH_PARTS} folders deep, or has over {MAX_PATH} bytes",
-        ),
+        (max(sizes, default=0) > MAX_PATH_PART, f"has a name longer than {MAX_PATH_PART} bytes"),
+        (len(parts) > MAX_PATH_PARTS or sum(sizes) > MAX_PATH, f"lies more than {MAX_PATH_PARTS} folders deep"),
     ):
         if is_wrong:
             raise ValueError(f"{path[:200]!r} {reason}")
@@ -146,12 +142,11 @@ class Solution(DataModel):
             raise ValueError("there is no source file")
         if len(sources) > MOST_SOURCES:
             raise ValueError(f"there are {len(sources)} sources; a solution has at most {MOST_SOURCES}")
-        paths = sorted(source.path for source in sources)
-        for path, following in pairwise(paths):
-            if path == following:
-                raise ValueError(f"{path!r} is there twice")
+        paths = {source.path for source in sources}
+        if len(paths) < len(sources):
+            raise ValueError(f"{Counter(source.path for source in sources).most_common(1)[0][0]!r} is there twice")
         for path in paths:
-            if above := {*map(str, PurePosixPath(path).parents)}.intersection(paths):
+            if above := {*map(str, PurePosixPath(path).parents)} & paths:
                 raise ValueError(f"{above.pop()!r} is a file, and the folder of {path!r}")
         return sources
 

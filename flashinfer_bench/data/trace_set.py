@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,12 +15,10 @@ from flashinfer_bench.data.definition import Definition, only_one
 from flashinfer_bench.data.issue import LoadIssue
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.sets import scores, writing
-from flashinfer_bench.data.sets.best import find_best, is_within, passed_of
 from flashinfer_bench.data.sets.columns import make_frame
 from flashinfer_bench.data.sets.latest import find_latest
 from flashinfer_bench.data.sets.merge import merge_into
-from flashinfer_bench.data.sets.scores import Ranking, SpeedupMetrics
-from flashinfer_bench.data.sets.summary import TraceSetSummary, count_set
+from flashinfer_bench.data.sets.results import Result, list_results
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SOLUTIONS, TRACES, WORKLOADS, own_folders
 from flashinfer_bench.data.store.read import read_files
@@ -30,10 +29,7 @@ from flashinfer_bench.errors import DataSetError
 
 if TYPE_CHECKING:
     import pandas
-    import torch
 
-BASELINE: Final = "baseline"
-"""The author whose solutions others are scored against, where no other is named."""
 DEFAULT_BOUND: Final = 1e-2
 """Default error bounds of the look-ups; existing scripts expect this value."""
 
@@ -65,22 +61,14 @@ class TraceSet:
     solution_files: dict[str, Path] = field(default_factory=dict)
     """Solution name to its file."""
     solution_roots: dict[str, Path] = field(default_factory=dict)
-    """Solution name to the root that it came from; its traces belong there."""
-    workload_roots: dict[str, Path] = field(default_factory=dict)
-    """Definition name to the root that holds its first workloads; see `blob_root`."""
+    """Solution name to the root that it came from, if that is another than `root`; see `solution_root`."""
     blob_roots: dict[tuple[str, str], Path] = field(default_factory=dict)
-    """(definition name, uuid) to root, for workloads that another root than `workload_roots` holds."""
+    """(definition name, uuid) to the root of a workload, if that is another than `root`; see `blob_root`."""
 
     def __post_init__(self) -> None:
-        self.root = Path(self.root) if self.root is not None else None
-        if self.root is None:
-            return
-        self.roots = self.roots or [self.root]
-        for group in self.solutions.values():
-            for solution in group:
-                self.solution_roots.setdefault(solution.name, self.root)
-        for name in self.workloads:
-            self.workload_roots.setdefault(name, self.root)
+        if self.root is not None:
+            self.root = Path(self.root)
+            self.roots = self.roots or [self.root]
 
     def __repr__(self) -> str:
         """Say in three lines where the set is, what it has, and what was wrong in its files."""
@@ -114,17 +102,9 @@ class TraceSet:
                 raise DataSetError(
                     f"no trace set was given, and there is none in {path}; give its folder, or set {DATASET_VARIABLE}"
                 )
-        found = read_files(home_expanded(path))
-        return cls(
-            root=found.root,
-            definitions=found.definitions,
-            solutions=found.solutions,
-            workloads=found.workloads,
-            traces=dict(found.traces),
-            issues=found.issues,
-            definition_files=found.definition_files,
-            solution_files=found.solution_files,
-        )
+        found = cls(root=home_expanded(path))
+        read_files(found)
+        return found
 
     @property
     def folder(self) -> Path:
@@ -184,7 +164,11 @@ class TraceSet:
 
     def blob_root(self, definition: str, uuid: str) -> Path | None:
         """Return the root that the blob paths of a workload are relative to; None for a set in memory."""
-        return self.blob_roots.get((definition, uuid)) or self.workload_roots.get(definition) or self.root
+        return self.blob_roots.get((definition, uuid), self.root)
+
+    def solution_root(self, name: str) -> Path | None:
+        """Return the root that the traces of a solution belong to; None for a set in memory."""
+        return self.solution_roots.get(name, self.root)
 
     def is_of_one_root(self, definition: str, uuid: str) -> bool:
         """Tell whether a workload lies in the root of its definition, so that it may say how this is judged."""
@@ -224,7 +208,8 @@ class TraceSet:
         Quick looks are not among them. `def_name` is another name of `definition`.
         """
         latest = self._latest(_name_of(definition, def_name))
-        return [to_trace(trace) for trace in passed_of(latest) if is_within(trace, atol, rtol)]
+        found = [item for item in list_results(None, latest) if item.is_passed and not item.told.run.quick]
+        return [to_trace(item.trace) for item in found if _is_within(item, atol, rtol)]
 
     def get_best_trace(
         self,
@@ -254,103 +239,22 @@ class TraceSet:
         """
         atol = None if max_abs_error == DEFAULT_BOUND else max_abs_error
         rtol = None if max_rel_error == DEFAULT_BOUND else max_rel_error
-        best = find_best(self._latest(_name_of(definition, def_name)), axes or {}, atol, rtol)
-        return to_trace(best) if best is not None else None
+        ranked = [
+            ((item.measurement.is_full, item.speedup_factor, -item.latency_ms), item.trace)
+            for item in list_results(None, self._latest(_name_of(definition, def_name)))
+            if item.is_passed and item.latency_ms is not None and item.may_be_best
+            if (axes or {}).items() <= item.trace.workload.axes.items() and _is_within(item, atol, rtol)
+        ]
+        return to_trace(max(ranked, key=itemgetter(0))[1]) if ranked else None
 
-    def summary(
-        self, baseline_author: str = BASELINE, op_type: str | None = None, definition_name: str | None = None
-    ) -> TraceSetSummary:
-        """Count what is in the set, and its latest traces by status, definition, solution, author and op type.
-
-        The counts are of the whole set; the arguments choose what `rankings` compares, as in `rank_authors`.
-
-        Raises:
-            ValueError: something else than the default ranking is asked for, and it cannot be made. The default one is
-                made when it is looked at.
-        """
-        asked = (baseline_author, op_type, definition_name)
-        found = TraceSetSummary(count_set(self), lambda: scores.rank_authors(self, *asked))
-        if asked != (BASELINE, None, None):
-            _ = found.rankings
-        return found
-
-    def rank_authors(
-        self, baseline_author: str = BASELINE, op_type: str | None = None, definition_name: str | None = None
-    ) -> Ranking:
-        """Return the other authors with their scores against the baseline author's solutions, the highest first.
-
-        Raises:
-            ValueError: the baseline author has no solution, or several, of a definition that counts.
-        """
-        return scores.rank_authors(self, baseline_author, op_type, definition_name)
-
-    def get_author_score(
-        self,
-        author: str,
-        baseline_author: str = BASELINE,
-        op_type: str | None = None,
-        definition_name: str | None = None,
-    ) -> SpeedupMetrics:
-        """Score an author by the best solution of each definition; `data/sets/scores.py` says how.
-
-        Raises:
-            ValueError: the author has no solution that counts, or the baseline author not exactly one.
-        """
-        names = scores.choose_definitions(self, op_type, definition_name)
-        return scores.score_author(self, author, baseline_author, names)
-
-    def get_solution_score(self, name: str, baseline_author: str = BASELINE) -> SpeedupMetrics:
-        """Score one solution against the baseline author's solution of its definition.
-
-        Raises:
-            ValueError: there is no such solution, or the baseline author has not exactly one.
-        """
-        return scores.score_solution(self, name, baseline_author)
-
-    def add_traces(self, traces: Iterable[Trace]) -> None:
-        """Add traces, and append them to the files of the set where it has a folder.
-
-        Raises:
-            ValueError: one is of an unknown definition or solution; none was added.
-            DataSetError: one has no evaluation; none was added.
-            Fault: a file cannot be written.
-        """
-        added = list(traces)
-        writing.write_traces(self, added)
-        self.keep_traces(added)
-
-    def add_workload_traces(self, traces: Iterable[Trace]) -> None:
-        """Add workloads (traces without a solution), and append them to the files of the set where it has a folder.
-
-        Raises:
-            ValueError: one is of an unknown definition, does not fit it, has a known uuid, or is no workload; none was
-                added.
-            Fault: a file cannot be written.
-        """
-        added = list(traces)
-        writing.write_workloads(self, added)
-        for trace in added:
-            self.workloads.setdefault(trace.definition, []).append(trace)
-            if self.root is not None and self.workload_roots.setdefault(trace.definition, self.root) != self.root:
-                self.blob_roots[trace.definition, trace.workload.uuid] = self.root
-
-    def add_workload_blob_tensor(self, def_name: str, workload_uuid: str, tensors: Mapping[str, torch.Tensor]) -> str:
-        """Store the tensors of a workload in its file; return the path for `SafetensorsInput`.
-
-        Raises:
-            ValueError: there is no such definition, or the file is there already.
-            DataSetError: the set has no folder.
-        """
-        return writing.write_tensors(self, def_name, workload_uuid, tensors)
-
-    def get_workload_blob_tensor(self, path: str | Path) -> dict[str, torch.Tensor]:
-        """Read the tensors of a file that a workload names, by their keys.
-
-        Raises:
-            WorkloadFault: the file is not there, or not in the set.
-            DataSetError: the set has no folder.
-        """
-        return writing.read_tensors(self, path)
+    summary = scores.summarise
+    rank_authors = scores.rank_authors
+    get_author_score = scores.get_author_score
+    get_solution_score = scores.get_solution_score
+    add_traces = writing.add_traces
+    add_workload_traces = writing.add_workload_traces
+    add_workload_blob_tensor = writing.add_tensors
+    get_workload_blob_tensor = writing.read_tensors
 
     def keep_traces(self, traces: Iterable[Trace]) -> None:
         """Add traces in memory only, unchecked: they were written, or are not to be."""
@@ -381,6 +285,15 @@ class TraceSet:
 
     def _latest(self, definition: str) -> list[AnyTrace]:
         return find_latest(kept_of(self.traces.get(definition, [])))
+
+
+def _is_within(result: Result, atol: float | None, rtol: float | None) -> bool:
+    """Tell whether the largest errors of a verdict are known, and within bounds; None is no bound."""
+    correctness = result.evaluation.correctness
+    return correctness is not None and (
+        (atol is None or correctness.max_absolute_error <= atol)
+        and (rtol is None or correctness.max_relative_error <= rtol)
+    )
 
 
 def _name_of(definition: str | None, def_name: str | None) -> str:

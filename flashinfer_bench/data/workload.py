@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, StrictBool, StrictInt, StringConstraints, field_validator, model_validator
+from pydantic import AliasChoices, Field, StrictBool, StrictInt, StringConstraints, field_validator, model_validator
 
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.data.dtypes import Unit
@@ -97,22 +97,14 @@ Allowed = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class WorkloadTolerance(DataModel):
     """How far off an output may be on one workload; what is not given is the definition's."""
 
-    max_atol: Allowed | None = None
-    """Absolute tolerance of an element: `atol`."""
-    max_rtol: Allowed | None = None
-    """Relative tolerance of an element: `rtol`."""
+    max_atol: Allowed | None = Field(None, validation_alias=AliasChoices("max_atol", "atol"))
+    """Absolute tolerance of an element."""
+    max_rtol: Allowed | None = Field(None, validation_alias=AliasChoices("max_rtol", "rtol"))
+    """Relative tolerance of an element."""
     required_matched_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
     """Share of the elements that must match."""
     max_error_cap: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Largest absolute error that any element may have."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_short_names(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        short = {name: f"max_{name}" for name in ("atol", "rtol") if f"max_{name}" not in given}
-        return {short.get(key, key): value for key, value in given.items()}
 
 
 class Workload(DataModel):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from flashinfer_bench.data.sets.told import ToldTrace
+from flashinfer_bench.data.measurement import ToldTrace
 from flashinfer_bench.report.verdict import to_one_line
 
 KINDS: Final = {

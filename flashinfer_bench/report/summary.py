@@ -161,7 +161,7 @@ def best_by_workload(
             *(merits if by == "latency" else merits[::-1]),
         )
 
-    passed = [item for item in list_results(trace_set, traces) if item.is_passed and item.evaluation.may_be_best]
+    passed = [item for item in list_results(trace_set, traces) if item.is_passed and item.may_be_best]
     timed = (item for item in passed if item.latency_ms is not None)
     contests = group(timed, attrgetter("definition", "hardware", "workload"))
     ordered = sorted(contests.items(), key=lambda contest: contest[0][:2])
@@ -181,7 +181,7 @@ def best_by_definition(traces: Iterable[AnyTrace], by: Merit = "speedup") -> lis
         merits = merits if by == "latency" else merits[::-1]
         return row.timing_caveat is not None, -row.passed, *merits
 
-    results = [item for item in list_results(None, traces) if item.evaluation.may_be_best]
+    results = [item for item in list_results(None, traces) if item.may_be_best]
     rows = [row for row in summarise_results(results) if row.latency_ms is not None]
     best = []
     for contest in group(rows, attrgetter("definition", "hardware")).values():

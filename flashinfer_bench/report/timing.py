@@ -9,8 +9,7 @@ from functools import lru_cache
 from typing import Final
 
 from flashinfer_bench.bench.planning.resume import PROTOCOL
-from flashinfer_bench.data.measurement import BOUNDS
-from flashinfer_bench.data.sets.told import FingerprintRecord, RunRecord, ToldTrace, tell
+from flashinfer_bench.data.measurement import BOUNDS, FingerprintRecord, RunRecord, ToldTrace, tell
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.timing.flags import FLAGS

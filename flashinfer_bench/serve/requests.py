@@ -24,15 +24,15 @@ from urllib.parse import urlsplit
 from fastapi import Depends, Header, HTTPException, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
 from flashinfer_bench.bench.confirm import Confirm
 from flashinfer_bench.data import Solution, TraceSet
 from flashinfer_bench.data.digest import digest_of
-from flashinfer_bench.data.issue import LoadIssue
+from flashinfer_bench.data.issue import LoadIssue, Place
 from flashinfer_bench.data.names import did_you_mean
-from flashinfer_bench.data.store.json_text import parse_json
-from flashinfer_bench.data.store.parse import Place, parse_raw
+from flashinfer_bench.data.store.parse import parse_raw
 from flashinfer_bench.serve.limits import ServeLimits
 from flashinfer_bench.serve.metrics import Metrics
 from flashinfer_bench.serve.store import TaskRow
@@ -192,7 +192,7 @@ def find_definition(trace_set: TraceSet, name: str) -> None:
 
 def _parse(model: type[Model], body: bytes) -> Model:
     try:
-        parsed, _ = parse_json(body.decode("utf-8-sig"))
+        parsed = from_json(body)
     except ValueError as error:
         raise HTTPException(400, f"the body is no JSON: {error}") from error
     try:

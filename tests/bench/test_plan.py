@@ -129,7 +129,7 @@ def test_workloads_whose_blobs_are_missing_are_one_skip_of_their_definition(plan
     stored = {"type": "safetensors", "tensor_key": "x"}
     workloads = [make_workload(uuid, inputs={"x": {**stored, "path": path}}) for uuid, path in paths.items()]
     trace_set.workloads["gemm_a"] = lines("gemm_a", workloads)
-    trace_set.workload_roots["gemm_a"] = tmp_path
+    trace_set.blob_roots |= dict.fromkeys((("gemm_a", uuid) for uuid in paths), tmp_path)
     made = plan(definitions=["gemm_a"])
     assert [job.workload.uuid for job in made.jobs] == ["two", "four"] * 2
     (skip,) = made.skips

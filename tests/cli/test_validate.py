@@ -103,7 +103,7 @@ def test_findings_of_other_definitions_are_left_out(odd_set, told):
         ("validate ROOT --definitions double", 0, ""),
         ("validate-render gone.json", 2, "cannot be read: No such file"),
         ("validate-render ROOT/list.json", 2, "no report of `validate`"),
-        ("validate-render ROOT/empty.json", 2, "roots: Field required"),
+        ("validate-render ROOT/empty.json", 2, "missing required field `version`"),
     ],
 )
 def test_misuse_and_files_that_cannot_be_read_are_told(tmp_path, capsys, line, code, said):

@@ -42,18 +42,16 @@ def test_the_last_function_of_a_dump_is_its_reference(tmp_path):
     assert definition.is_runnable
     (y,) = Reference.compile(definition)([torch.ones(4)])
     assert y.tolist() == [2.0] * 4
-    (issue,) = loaded.issues
-    assert "'_double_reference', is taken as 'run'" in issue.reason
-    assert "kept without effect: init" in issue.reason
+    assert "'_double_reference', is taken as 'run'" in loaded.issues[0].reason
+    assert "kept without effect: init" in loaded.issues[1].reason
 
 
 @pytest.mark.parametrize("reference", [..., None, ""])
 def test_a_dump_without_reference_loads_and_says_what_to_add(tmp_path, reference):
     loaded = load(tmp_path, dumped("a", reference=reference))
     assert not loaded.definitions["a"].is_runnable
-    (issue,) = loaded.issues
-    assert issue.severity == "warning"
-    assert "no top-level function 'run'" in issue.reason
+    assert {issue.severity for issue in loaded.issues} == {"warning"}
+    assert "no top-level function 'run'" in loaded.issues[-1].reason
 
 
 def test_an_output_that_is_an_input_gets_a_name_and_the_dtype_that_is_known(tmp_path):
@@ -70,18 +68,16 @@ def test_axes_that_have_no_value_or_are_not_listed_are_given_by_workloads(tmp_pa
     loaded = load(tmp_path, dumped("a", axes=axes, inputs=inputs))
     assert loaded.definitions["a"].var_axes == ["n", "page", "block"]
     assert loaded.definitions["a"].inputs["x"].optional
-    (issue,) = loaded.issues
-    assert "block: not listed" in issue.reason
+    assert {"axes.page", "axes.block"} <= {issue.field for issue in loaded.issues}
 
 
-def test_a_dtype_that_nobody_knows_is_told_in_one_line_for_the_file(tmp_path):
+def test_each_dtype_that_nobody_knows_is_told(tmp_path):
     inputs = {name: {"shape": ["n"], "dtype": "unknown"} for name in ("x", "i")}
     loaded = load(tmp_path, dumped("a", inputs=inputs), dumped("b"))
     assert list(loaded.definitions) == ["b"]
-    (error,) = (issue for issue in loaded.issues if issue.severity == "error")
-    assert (error.file.name, error.field) == ("a.json", "inputs.x.dtype")
-    assert "write its name there" in error.reason
-    assert "inputs.i.dtype" in error.reason
+    errors = [issue for issue in loaded.issues if issue.severity == "error"]
+    assert [(error.file.name, error.field) for error in errors] == [("a.json", f"inputs.{name}.dtype") for name in "xi"]
+    assert "write its name there" in errors[0].reason
 
 
 def test_a_definition_that_is_no_dump_keeps_its_own_names(tmp_path):

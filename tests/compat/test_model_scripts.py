@@ -180,7 +180,7 @@ def test_a_file_of_another_model_is_refused_with_its_place(tmp_path, text):
     path.write_text(f'{{"text": "fine"}}\n{text}\n')
     with pytest.raises(DataSetError, match=r"notes\.jsonl:2 cannot be used"):
         load_jsonl_file(Note, path)
-    with pytest.raises(DataSetError, match="cannot be read"):
+    with pytest.raises(DataSetError, match="cannot be used"):
         load_json_file(Note, tmp_path)
 
 

@@ -159,4 +159,4 @@ def test_a_definition_from_another_root_settles_what_was_missing(tmp_path):
     (issue,) = merged.issues
     assert issue.reason.startswith("workload b of double: workload.axes.n: ")
     assert merged.workloads == {"double": [_workload("a")]}
-    assert merged.solution_roots == {"double_python": tmp_path / "1"}
+    assert merged.solution_root("double_python") == tmp_path / "1"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,9 +36,6 @@ TRAPS = {
     "second name": (FILE, Path.hardlink_to),
     "pipe": (FILE, lambda path, _: os.mkfifo(path)),
     "file for a folder": ("traces/a", lambda path, _: path.touch()),
-    "link for the torn lines": (f"{FILE}.torn", Path.symlink_to),
-    "pipe for the torn lines": (f"{FILE}.torn", lambda path, _: os.mkfifo(path)),
-    "second name for the torn lines": (f"{FILE}.torn", Path.hardlink_to),
 }
 """Where something stands, and what puts it there by the path and a file that must not be touched."""
 
@@ -53,8 +49,6 @@ def root(tmp_path):
 def lay(root, home, trap):
     place, put = TRAPS[trap]
     (root / place).parent.mkdir(parents=True)
-    if "torn" in trap:
-        (root / FILE).write_text('{"cut": ')
     put(root / place, home / "keys")
 
 
@@ -66,10 +60,9 @@ def test_what_is_written_below_a_root_never_leaves_it(root, home, trap):
         check_append(root / FILE, root)
     with pytest.raises(Fault, match="cannot append"):
         append_line(root / FILE, "{}", root=root)
-    if "torn" not in trap:
-        for opens in (open_to_append, open_to_replace):
-            with pytest.raises(OSError):
-                opens(root / FILE, root=root)
+    for opens in (open_to_append, open_to_replace):
+        with pytest.raises(OSError):
+            opens(root / FILE, root=root)
     with suppress(OSError):
         write_whole(root / FILE, "{}", root=root)
     assert [(file.name, file.read_text()) for file in home.rglob("*")] == [("keys", TORN)]
@@ -106,25 +99,3 @@ def test_a_file_that_becomes_a_trap_after_a_look_is_refused(root, home, monkeypa
 def test_a_path_that_leads_up_is_refused(root):
     with pytest.raises(WriteRefused, match="leads up"):
         check_place(root / "../x", root)
-
-
-def test_a_torn_line_of_somebody_elses_file_stays_in_it(tmp_path, monkeypatch):
-    (tmp_path / "x.jsonl").write_text(TORN)
-    fstat = os.fstat
-
-    def is_anothers(fd):
-        mode, ino, dev, nlink, uid, *rest = fstat(fd)
-        return os.stat_result((mode, ino, dev, nlink, uid + stat.S_ISREG(mode), *rest))
-
-    monkeypatch.setattr(os, "fstat", is_anothers)
-    append_line(tmp_path / "x.jsonl", "{}")
-    assert (tmp_path / "x.jsonl").read_text() == f"{TORN}\n{{}}\n"
-
-
-def test_a_link_for_the_torn_file_is_not_followed_without_a_root_either(tmp_path, home):
-    (tmp_path / "x.jsonl").write_text('{"cut": ')
-    (tmp_path / "x.jsonl.torn").symlink_to(home / "keys")
-    with pytest.raises(Fault, match="is a link to"):
-        append_line(tmp_path / "x.jsonl", "{}")
-    assert (home / "keys").read_text() == TORN
-    assert (tmp_path / "x.jsonl").read_text() == '{"cut": '

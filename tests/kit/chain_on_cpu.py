@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.runner.workers.timed import chain
-from flashinfer_bench.bench.runner.workers.timed.bounds import Claimed
+from flashinfer_bench.bench.runner.workers.timed.reported_time import Claimed
 from flashinfer_bench.timing.clocks import CaptureRefused
 from flashinfer_bench.worker.gated_chain import calls
 from flashinfer_bench.worker.gated_chain.kernels import BLOCK_BYTES, ControlBlock, Piece

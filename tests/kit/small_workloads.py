@@ -45,7 +45,7 @@ def smallest_workload(trace_set: TraceSet, definition: Definition) -> Workload |
 
 def missing_blobs(trace_set: TraceSet, definition: Definition, workload: Workload) -> list[str]:
     """Return the blob paths of a workload that cannot be opened, as the workload gives them."""
-    blobs = BlobStore(trace_set.workload_roots[definition.name])
+    blobs = BlobStore(trace_set.blob_root(definition.name, workload.uuid))
     return [path for path in _blob_paths(workload) if not _is_there(blobs, path)]
 
 

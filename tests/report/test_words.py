@@ -6,7 +6,7 @@ import pytest
 
 from flashinfer_bench.bench.planning.resume import PROTOCOL
 from flashinfer_bench.cli.main import cli as main
-from flashinfer_bench.data.sets.told import ToldTrace, tell
+from flashinfer_bench.data.measurement import ToldTrace, tell
 from flashinfer_bench.report.blind import find_blind
 from flashinfer_bench.report.comparable import find_difference, marks_of
 from flashinfer_bench.report.decision import decide, join_halves, log_half_of

@@ -222,13 +222,12 @@ def prepare(
 ) -> tuple[Selected | None, list[Skip]]:
     """Return what can be judged of a definition, None if nothing can; and what is left out of it."""
     definition = selected.definition
-    name, kept, missing, skips = definition.name, list[Workload](), list[str | None](), list[Skip]()
+    name, kept, missing, skips = definition.name, list[Workload](), list[str](), list[Skip]()
     for workload in selected.workloads:
         root = trace_set.blob_root(name, workload.uuid) or Path()
-        paths = [source.path for source in workload.stored_inputs.values()]
-        store = BlobStore(root)
-        if gone := [path for path in paths if store.is_missing(path)]:
-            missing.append(store.why_not_ready(gone[0]))
+        reasons = map(BlobStore(root).why_missing, (source.path for source in workload.stored_inputs.values()))
+        if (gone := next(filter(None, reasons), None)) is not None:
+            missing.append(gone)
         elif workload.has_custom_inputs and not (
             config.trust_definitions or trace_set.is_of_first_root(name, workload.uuid)
         ):

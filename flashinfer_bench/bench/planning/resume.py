@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from flashinfer_bench.data.evaluation import EvaluationStatus
+from flashinfer_bench.data.measurement import read_extra
 from flashinfer_bench.data.sets.latest import JUDGED_KEYS, in_order_of_time
-from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace, decode_run
+from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 
 if TYPE_CHECKING:
     from flashinfer_bench.bench.config import BenchmarkConfig
@@ -109,7 +110,12 @@ class RecordedRun(msgspec.Struct, frozen=True, gc=False):
         return {"seed": str(self.seed), **self.fingerprint}
 
 
-_RUN: Final = msgspec.json.Decoder(RecordedRun)
+class RecordedExtra(msgspec.Struct, frozen=True, gc=False):
+    """What is read of `extra`."""
+
+    run: RecordedRun = RecordedRun()
+
+
 Record = tuple[AnyTrace, AnyEvaluation, RecordedRun]
 
 
@@ -138,7 +144,11 @@ def decide(job: Job, config: BenchmarkConfig, traces: Sequence[AnyTrace], *, ret
     """Say whether a job is recorded by traces with an evaluation, of which the latest comes last."""
     wanted = job.fingerprint
     devices = wanted.get("hardware", "").split(HARDWARE_JOINT)
-    records = [(one, one.evaluation, _read_run(one.evaluation)) for one in traces if one.evaluation is not None]
+    records = [
+        (one, one.evaluation, read_extra(one.evaluation, RecordedExtra).run)
+        for one in traces
+        if one.evaluation is not None
+    ]
     if not records:
         return Decision()
     shown = _newest_alike([one for one in records if one[1].environment.hardware in devices], wanted)
@@ -179,19 +189,9 @@ def _newest_alike(records: list[Record], wanted: Mapping[str, str]) -> list[Reco
     return records
 
 
-def _read_run(evaluation: AnyEvaluation) -> RecordedRun:
-    found = decode_run(evaluation, _RUN)
-    if found is not None:
-        return found
-    try:
-        return msgspec.convert((evaluation.extra or {}).get("run"), RecordedRun)
-    except msgspec.ValidationError:
-        return RecordedRun()
-
-
 def read_fingerprint(evaluation: AnyEvaluation) -> Mapping[str, str] | None:
     """Return the fingerprint of a verdict, with the seed of its run; None if it has none."""
-    return _read_run(evaluation).marks
+    return read_extra(evaluation, RecordedExtra).run.marks
 
 
 def find_fingerprint(extra: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:

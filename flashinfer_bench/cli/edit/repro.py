@@ -49,7 +49,7 @@ def execute(args: argparse.Namespace) -> int:
     from flashinfer_bench.cli.args import choose_recorded, find_output, keep_recorded, open_trace_set
     from flashinfer_bench.cli.drafts import take_drafts
     from flashinfer_bench.cli.settings import naming_flags, read_config
-    from flashinfer_bench.data.sets.told import tell
+    from flashinfer_bench.data.measurement import tell
     from flashinfer_bench.data.store.layout import path_part
     from flashinfer_bench.examine.repro.start import QUICK, reproduce
 

@@ -10,13 +10,11 @@ from flashinfer_bench.cli.args import describe_issues, find_output, has_nothing
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
 from flashinfer_bench.cli.output import write_err, write_result
 from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format
-from flashinfer_bench.cli.render import count, some
+from flashinfer_bench.cli.render import count
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store.new_sets import convert_set
 from flashinfer_bench.errors import DataSetError
 
-SHOWN_FILES: Final = 5
-"""Files that are passed over are named up to this many."""
 NOUNS: Final = ("definition", "solution", "workload", "trace", "blob")
 
 
@@ -45,16 +43,12 @@ def execute(args: Namespace) -> int:
     find_output(args.output, args)  # refuses links in a set
     done = convert_set(trace_set, root, Path(args.output))
     lost = [line for line in done.lost if not line.startswith("error: ")]
-    passed_over = list(map(str, done.passed_over))
     if errors := sum(issue.severity == "error" for issue in trace_set.issues):
         lost.append(f"what the {count(errors, 'error')} above {'is' if errors == 1 else 'are'} about")
-    if passed_over:
-        files = f"{count(len(passed_over), 'file')} that {'is' if len(passed_over) == 1 else 'are'} no part of a set"
-        lost.append(f"{files}: {some(passed_over, SHOWN_FILES)}")
     write_err(*(f"not carried over: {line}" for line in lost))
     numbers = {f"{noun}s": getattr(done, f"{noun}s") for noun in NOUNS}
     warnings = [str(issue) for issue in trace_set.issues if issue.severity == "warning"]
-    further = {"lost": done.lost, "passed_over": passed_over, "read_otherwise": warnings}
+    further = {"lost": done.lost, "read_otherwise": warnings}
     text = f"{done.output}: {', '.join(map(count, numbers.values(), NOUNS))}\n"
     write_result(args, {"output": str(done.output), **numbers, **further}, text)
     return FAILED if done.lost else RAN

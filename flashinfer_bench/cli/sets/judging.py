@@ -19,6 +19,7 @@ from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.cli.render import count
 from flashinfer_bench.data import BuildSpec, Definition, LoadIssue, Solution, SourceFile, SupportedLanguages, TraceSet
 from flashinfer_bench.data.issue import Severity
+from flashinfer_bench.data.store.skeletons import make_reference_text
 from flashinfer_bench.errors import ConfigError, Fault
 from flashinfer_bench.report.verdict import first_reason, reason_of
 
@@ -33,16 +34,6 @@ CHECK_LIMIT_S: Final = 1800.0
 """Seconds for one check; jobs that are left then are reported, and not judged."""
 QUICKLY: Final = {"warmup_runs": 0, "iterations": 1, "num_trials": 1, "time_budget_s": 1.0, "profile_baseline": False}
 """Settings: each solution is judged once, and its time does not matter."""
-BY_NAME: Final = """\
-from reference import run as reference
-
-INPUTS = {inputs!r}
-
-
-def run(*inputs):
-    given = dict(zip(INPUTS, inputs))
-    return reference(*(given[name] for name in {positional!r}), **{{name: given[name] for name in {keywords!r}}})
-"""
 
 
 def judge_set(
@@ -131,16 +122,11 @@ def judge_set(
 
 def pack_reference(definition: Definition) -> Solution:
     """Make a solution of a reference: as it stands if it takes the inputs in their order."""
-    call = definition.reference_call
-    sources = {"main.py": definition.reference}
-    if call is not None and not definition.takes_inputs_in_order:
-        adapter = BY_NAME.format(inputs=tuple(definition.inputs), **call._asdict())
-        sources = {"reference.py": definition.reference, "main.py": adapter}
     return Solution(
         name=f"{definition.name}__reference",
         definition=definition.name,
         author="reference",
-        sources=[SourceFile(path=path, content=content) for path, content in sources.items()],
+        sources=[SourceFile(path="main.py", content=make_reference_text(definition))],
         spec=BuildSpec(
             language=SupportedLanguages.PYTHON,
             target_hardware=["any"],

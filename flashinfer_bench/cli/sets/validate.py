@@ -1,6 +1,7 @@
 """`validate`: shows everything that is wrong with a trace set, and what it lacks. `validate-render` shows it again.
 
-Five checks read files, and what was read from them; no code of the set is run. Two more judge (`judging.py`).
+Five checks read files, and what was read from them; no code of the set is run. Two more judge (`judging.py`). What they
+find is one `Validation`: printed as text, or written as JSON, which `validate-render` reads.
 """
 
 from __future__ import annotations
@@ -12,28 +13,27 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, get_args
+from typing import Any, Final, Literal, TypedDict, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, NonNegativeFloat, ValidationError
+import msgspec
 
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.files.writing import open_folder
 from flashinfer_bench.base.printable import to_printable
-from flashinfer_bench.cli.args import describe_issues, find_output, has_nothing, load_trace_set, refuse_unknown
+from flashinfer_bench.cli.args import choose_definitions, describe_issues, find_output, has_nothing, load_trace_set
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
 from flashinfer_bench.cli.output import write_err, write_out
 from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format, add_local, add_names
 from flashinfer_bench.cli.render import count, some
 from flashinfer_bench.data import LoadIssue, TraceSet
-from flashinfer_bench.data.check import Asked, find_entry_issues, find_input_issues, find_reference_issues
-from flashinfer_bench.data.definition import normalise_op_type
+from flashinfer_bench.data.check import Asked, find_entry_issues, find_input_issues, find_reference_issues, parts_below
 from flashinfer_bench.data.evaluation import as_time
+from flashinfer_bench.data.issue import Severity
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.sets.latest import find_latest
 from flashinfer_bench.data.store import layout
-from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES
-from flashinfer_bench.data.store.layout import path_part
-from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
+from flashinfer_bench.data.store.jsonl import MOST_JSON_BYTES
+from flashinfer_bench.data.store.trace_lines import kept_of
 from flashinfer_bench.errors import Misuse
 
 Check = Literal["layout", "definition", "workload", "solution", "trace", "baseline", "benchmark"]
@@ -42,7 +42,7 @@ CHECKS: Final[tuple[Check, ...]] = get_args(Check)
 FILE_CHECKS: Final = CHECKS[:5]
 FOLDERS: Final[Mapping[str, Check]] = {
     layout.DEFINITIONS: "definition",
-    layout.TOLERANCES_FILE: "definition",
+    Path(layout.TOLERANCES_FILE).stem: "definition",
     layout.WORKLOADS: "workload",
     layout.BLOB: "workload",
     layout.SOLUTIONS: "solution",
@@ -52,28 +52,22 @@ FOLDERS: Final[Mapping[str, Check]] = {
 OUTPUTS: Final = ("stdout", "json", "text")
 REPORT_FILES: Final = {"json": "report.json", "text": "report.txt"}
 """Output → its file in the output folder."""
-FORMAT_VERSION: Final = 1
-_STRICT: Final = ConfigDict(frozen=True, extra="forbid")
 Word = TypeVar("Word", bound=str)
 
 
-class CheckedIssue(BaseModel):
+class CheckedIssue(msgspec.Struct):
     """An issue, with the check that found it."""
 
-    model_config = _STRICT
-
     check: Check
-    severity: Literal["error", "warning"]
+    severity: Severity
     file: str
-    line: int | None = None
-    field: str | None = None
+    line: int | None
+    field: str | None
     reason: str
 
 
-class TriedJob(BaseModel):
+class TriedJob(TypedDict):
     """What became of a job of `baseline` or `benchmark`."""
-
-    model_config = _STRICT
 
     check: Check
     definition: str
@@ -82,14 +76,12 @@ class TriedJob(BaseModel):
     """Its uuid."""
     status: str
     """A status, or "NO VERDICT"."""
-    seconds: NonNegativeFloat
+    seconds: float
     """Wall time of the job; 0 if it has no verdict."""
 
 
-class Coverage(BaseModel):
+class Coverage(msgspec.Struct):
     """What a set lacks, by name; nothing of it is wrong."""
-
-    model_config = _STRICT
 
     baseline_author: str
     """Author whose solutions are baselines."""
@@ -100,12 +92,10 @@ class Coverage(BaseModel):
     """Definition → the uuids of workloads that no solution passed."""
 
 
-class Validation(BaseModel):
-    """All that was found in a set: printed as text, written as JSON, and read again by `validate-render`."""
+class Validation(msgspec.Struct):
+    """All that was found in a set."""
 
-    model_config = _STRICT
-
-    version: Literal[1] = FORMAT_VERSION
+    version: Literal[1]
     roots: list[str]
     checks: list[Check]
     definitions: int
@@ -113,7 +103,7 @@ class Validation(BaseModel):
     workloads: int
     traces: int
     issues: list[CheckedIssue]
-    jobs: list[TriedJob] = []
+    jobs: list[TriedJob]
     coverage: Coverage
 
     @property
@@ -172,13 +162,12 @@ def execute(args: argparse.Namespace) -> int:
         empty = [replace(one, severity="error") if one.missing_definition == "" else one for one in trace_set.issues]
         trace_set.issues = empty
     validation = _validate(trace_set, checks, args)
-    texts = {"text": render_validation(validation), "json": validation.model_dump_json(indent=2) + "\n"}
+    as_json = msgspec.json.format(msgspec.json.encode(validation), indent=2).decode() + "\n"
+    texts = {"text": render_validation(validation), "json": as_json}
     if "stdout" in outputs:
         write_out(texts["json" if args.format == "json" else "text"])
-    for output, name in REPORT_FILES.items():
-        if output not in outputs:
-            continue
-        file = Path(args.output_folder) / name
+    for output in (one for one in REPORT_FILES if one in outputs):
+        file = Path(args.output_folder) / REPORT_FILES[output]
         find_output(file, args).write(texts[output])
         write_err(f"report: {file}")
     return FAILED if validation.errors else RAN
@@ -192,13 +181,12 @@ def execute_render(args: argparse.Namespace) -> int:
     """
     path = Path(args.report)
     try:
-        validation = Validation.model_validate_json(read_whole(path, MOST_JSON_BYTES).removeprefix(codecs.BOM_UTF8))
+        text = read_whole(path, MOST_JSON_BYTES).removeprefix(codecs.BOM_UTF8)
+        validation = msgspec.json.decode(text, type=Validation)
     except OSError as error:
         raise Misuse(f"{path}: cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise Misuse(f"{path}: no report of `validate`: {f'{place}: ' if place else ''}{first['msg']}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Misuse(f"{path}: no report of `validate`: {error}") from error
     write_out(render_validation(validation))
     return FAILED if validation.errors else RAN
 
@@ -207,8 +195,8 @@ def render_validation(validation: Validation) -> str:
     """Lay a report out: errors, warnings, what was judged, what the set lacks, and the counts in the last line."""
     issues = [LoadIssue(one.severity, Path(one.file), one.line, one.field, one.reason) for one in validation.issues]
     lines = describe_issues(issues, shown_warnings=len(issues))
-    for check in dict.fromkeys(job.check for job in validation.jobs):
-        statuses = Counter(job.status for job in validation.jobs if job.check == check)
+    for check in dict.fromkeys(job["check"] for job in validation.jobs):
+        statuses = Counter(job["status"] for job in validation.jobs if job["check"] == check)
         told = ", ".join(f"{number} {status}" for status, number in statuses.items())
         lines.append(f"{check}: {count(statuses.total(), 'job')}: {told}")
     coverage, total = validation.coverage, count(validation.definitions, "definition")
@@ -220,8 +208,7 @@ def render_validation(validation: Validation) -> str:
         lines.append(f"coverage: {len(bare)} of {total} {whose}: {some(bare)}")
     if coverage.not_passed:
         of = [f"{name} ({len(listed)})" for name, listed in coverage.not_passed.items()]
-        left = sum(map(len, coverage.not_passed.values()))
-        workloads = f"{left} of {count(validation.workloads, 'workload')}"
+        workloads = f"{sum(map(len, coverage.not_passed.values()))} of {count(validation.workloads, 'workload')}"
         lines.append(f"coverage: {workloads} that no solution passed: {some(of)}")
     nouns = ("definition", "solution", "workload", "trace")
     there = ", ".join(count(getattr(validation, f"{noun}s"), noun) for noun in nouns)
@@ -235,35 +222,27 @@ def _validate(whole: TraceSet, checks: list[Check], args: argparse.Namespace) ->
     from flashinfer_bench.cli.settings import find_tolerance_issues
 
     asked = Asked(getattr(args, "definitions", None), op_types=getattr(args, "op_types", None))
-    part = _choose(whole, asked)
+    part = _choose(whole, args)
     read = [*whole.issues, *find_tolerance_issues(whole)]
     found = [(_check_of(issue, whole), issue) for issue in read if asked.is_about(issue, whole)]
-    found += [(check, issue) for check in FILE_CHECKS if check in checks for issue in FURTHER[check](part)]
+    found += [(check, issue) for check, find in FURTHER.items() if check in checks for issue in find(part)]
     jobs: list[TriedJob] = []
-    for check in CHECKS[5:]:
-        if check in checks:
-            from flashinfer_bench.cli.sets.judging import judge_set  # the engine
+    for check in (one for one in checks if one not in FILE_CHECKS):
+        from flashinfer_bench.cli.sets.judging import judge_set  # the engine
 
-            judged, issues = judge_set(check, part, author=args.baseline_author, cpu_only=args.disable_gpu)
-            jobs += map(TriedJob.model_validate, judged)
-            found += [(check, issue) for issue in issues]
+        judged, issues = judge_set(check, part, author=args.baseline_author, cpu_only=args.disable_gpu)
+        jobs += msgspec.convert(judged, list[TriedJob])
+        found += [(check, issue) for issue in issues]
+    sizes = {kind: sum(map(len, getattr(part, kind).values())) for kind in ("solutions", "workloads", "traces")}
     return Validation(
+        version=1,
         roots=list(map(_to_text, whole.roots)),
         checks=checks,
         definitions=len(part.definitions),
-        solutions=sum(map(len, part.solutions.values())),
-        workloads=sum(map(len, part.workloads.values())),
-        traces=sum(map(len, part.traces.values())),
+        **sizes,
         issues=[
-            CheckedIssue(
-                check=check,
-                severity=issue.severity,
-                file=_to_text(issue.file),
-                line=issue.line,
-                field=issue.field,
-                reason=issue.reason,
-            )
-            for check, issue in found
+            CheckedIssue(check, one.severity, _to_text(one.file), one.line, one.field, one.reason)
+            for check, one in found
             if check in checks
         ],
         jobs=jobs,
@@ -271,23 +250,13 @@ def _validate(whole: TraceSet, checks: list[Check], args: argparse.Namespace) ->
     )
 
 
-def _choose(whole: TraceSet, asked: Asked) -> TraceSet:
-    """Return the set with the chosen definitions alone. One whose file cannot be read may be named, too.
-
-    Raises:
-        DataSetError: a name is unknown.
-    """
+def _choose(whole: TraceSet, args: argparse.Namespace) -> TraceSet:
+    """Return the set with the chosen definitions alone. One whose file cannot be read may be named, too."""
+    asked = getattr(args, "definitions", None)
     broken = {issue.file.stem for issue in whole.issues if issue.severity == "error"}
-    op_types = set(map(normalise_op_type, asked.op_types or ()))
-    known = {normalise_op_type(item.op_type) for item in whole.definitions.values()}
-    named = [name for name in asked.definitions or () if path_part(name) not in broken]
-    refuse_unknown(("definition", named, whole.definitions), ("op type", op_types, known))
-    names = {
-        name
-        for name, item in whole.definitions.items()
-        if (not asked.definitions or name in asked.definitions)
-        and (not op_types or normalise_op_type(item.op_type) in op_types)
-    }
+    readable = [name for name in asked or () if layout.path_part(name) not in broken]
+    chosen = choose_definitions(whole, argparse.Namespace(**{**vars(args), "definitions": readable}))
+    names = {item.name for item in chosen if not asked or item.name in asked}
     kept: dict[str, Any] = {
         field: {name: items for name, items in getattr(whole, field).items() if name in names}
         for field in ("definitions", "solutions", "workloads", "traces")
@@ -297,10 +266,8 @@ def _choose(whole: TraceSet, asked: Asked) -> TraceSet:
 
 def _check_of(issue: LoadIssue, trace_set: TraceSet) -> Check:
     """Tell which check an issue of loading belongs to, by where its file lies."""
-    for root in trace_set.roots:
-        if not issue.is_about_place and issue.file != root and issue.file.is_relative_to(root):
-            return FOLDERS.get(issue.file.relative_to(root).parts[0], "layout")
-    return "layout"
+    parts = () if issue.is_about_place else parts_below(issue.file, trace_set.roots)
+    return FOLDERS.get(parts[0], "layout") if parts else "layout"
 
 
 def _find_definition_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
@@ -342,13 +309,14 @@ def _find_trace_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
         workloads = {trace.workload.uuid: trace.workload for trace in trace_set.workloads.get(name, [])}
         reasons = [
             *_of_unknown("solution", Counter(trace.solution or "" for trace in traces), solutions),
-            *_of_unknown("workload", Counter(trace.workload.uuid for trace in traces), workloads),
+            *_of_unknown("workload", Counter(trace.workload.uuid for trace in traces), list(workloads)),
         ]
         known = (trace for trace in traces if trace.workload.uuid in workloads)
         changed = sum(trace.workload.axes != workloads[trace.workload.uuid].axes for trace in known)
         if changed:
             reasons.append(f"{_have(changed)} other sizes than the workload of the same uuid has now")
-        timeless = [trace.solution or "" for trace in traces if _is_timeless(trace)]
+        times = [(trace.solution or "", trace.evaluation.performance) for trace in traces if trace.evaluation]
+        timeless = [solution for solution, time in times if time is not None and as_time(time.latency_ms) is None]
         if timeless:
             told = f"{_have(len(timeless))} PASSED with a latency that no call has, such as 0 or infinity"
             reasons.append(f"{told}: {some(sorted(set(timeless)))}")
@@ -356,7 +324,6 @@ def _find_trace_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
 
 
 FURTHER: Final[Mapping[Check, Callable[[TraceSet], Iterator[LoadIssue]]]] = {
-    "layout": lambda _: iter(()),
     "definition": _find_definition_issues,
     "workload": _find_workload_issues,
     "solution": find_entry_issues,
@@ -365,7 +332,7 @@ FURTHER: Final[Mapping[Check, Callable[[TraceSet], Iterator[LoadIssue]]]] = {
 """Check → what it looks for beside the issues of loading."""
 
 
-def _of_unknown(kind: str, counts: Mapping[str, int], known: Mapping[str, object] | list[str]) -> Iterator[str]:
+def _of_unknown(kind: str, counts: Mapping[str, int], known: Sequence[str]) -> Iterator[str]:
     unknown = [name for name in counts if name not in known]
     if unknown:
         hint = did_you_mean(unknown[0], known) if len(unknown) == 1 else ""
@@ -374,18 +341,14 @@ def _of_unknown(kind: str, counts: Mapping[str, int], known: Mapping[str, object
         yield f"{total} of {what}, not there for this definition{hint}"
 
 
-def _is_timeless(trace: AnyTrace) -> bool:
-    performance = trace.evaluation.performance if trace.evaluation is not None else None
-    return performance is not None and as_time(performance.latency_ms) is None
-
-
 def _have(traces: int) -> str:
     return f"{count(traces, 'trace')} {'has' if traces == 1 else 'have'}"
 
 
 def _find_coverage(trace_set: TraceSet, jobs: Sequence[TriedJob], author: str) -> Coverage:
     """Find what a set lacks. Its latest traces count, and what `benchmark` has judged now; references do not."""
-    passed = {(job.definition, job.workload) for job in jobs if job.check == "benchmark" and job.status == "PASSED"}
+    judged = (job for job in jobs if job["check"] == "benchmark" and job["status"] == "PASSED")
+    passed = {(job["definition"], job["workload"]) for job in judged}
     for traces in trace_set.traces.values():
         latest = find_latest(kept_of(traces))
         passed |= {(trace.definition, trace.workload.uuid) for trace in latest if trace.is_successful()}

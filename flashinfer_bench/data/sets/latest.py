@@ -6,24 +6,26 @@ Look-ups, reports and resumed runs use this rule. Equal times, and times that ar
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime, timezone
-from functools import lru_cache
-from typing import Any, Final
+from operator import attrgetter
+from typing import Final
 
+import msgspec
+
+from flashinfer_bench.data.measurement import tell
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 
 JUDGED_KEYS: Final = ("definition", "solution", "workload", "evaluator")
 """The keys of a fingerprint that say what was judged, and by whom. The others say under which settings."""
-_FRACTION: Final = re.compile(r"\.(\d+)")
+_JUDGED: Final = attrgetter(*JUDGED_KEYS)
 _UNKNOWN: Final = datetime.min.replace(tzinfo=timezone.utc)
 
 
 def in_order_of_time(traces: Iterable[AnyTrace]) -> list[AnyTrace]:
     """Return the traces that hold a verdict, the earliest first."""
     judged = [(trace, trace.evaluation) for trace in traces if trace.evaluation is not None]
-    return [trace for trace, _ in sorted(judged, key=lambda item: _parse_time(item[1].timestamp))]
+    return [trace for trace, _ in sorted(judged, key=lambda item: parse_time(item[1].timestamp) or _UNKNOWN)]
 
 
 def find_latest(traces: Iterable[AnyTrace]) -> list[AnyTrace]:
@@ -44,39 +46,19 @@ def find_latest(traces: Iterable[AnyTrace]) -> list[AnyTrace]:
 
 
 def _is_quick(trace: AnyTrace) -> bool:
-    return trace.evaluation is not None and trace.evaluation.is_quick
+    return trace.evaluation is not None and tell(trace.evaluation).run.quick
 
 
 def _may_be_alike(*traces: AnyTrace) -> bool:
     """Tell whether two traces are of the same things by their fingerprints, or one has none."""
-    judged = [_judged(trace) for trace in traces]
-    return None in judged or judged[0] == judged[1]
-
-
-def _judged(trace: AnyTrace) -> list[Any] | None:
-    run = (trace.evaluation.extra or {}).get("run") if trace.evaluation is not None else None
-    found = run.get("fingerprint") if isinstance(run, Mapping) else None
-    return [found.get(key) for key in JUDGED_KEYS] if isinstance(found, Mapping) else None
+    judged = {_JUDGED(tell(trace.evaluation).run.fingerprint) for trace in traces if trace.evaluation is not None}
+    return len(judged - {("", "", "", "")}) < 2
 
 
 def parse_time(text: str) -> datetime | None:
-    """Return the time of a verdict in UTC; None for a text that is no time."""
-    moment = _parse_time(text)
-    return None if moment == _UNKNOWN else moment
-
-
-@lru_cache(1 << 16)
-def _parse_time(text: str) -> datetime:
-    """Return the time of a verdict. A time without a zone is UTC; a text that is no time counts as the earliest.
-
-    Times are told to the second, so many verdicts share one.
-    """
-    text = text.strip()
-    if text[-1:] in ("Z", "z"):
-        text = f"{text[:-1]}+00:00"
-    text = _FRACTION.sub(lambda found: f".{found[1][:6]:0<6}", text)
+    """Return the time of a verdict; None for a text that is no time. A time without a zone is UTC."""
     try:
-        moment = datetime.fromisoformat(text)
+        moment = msgspec.convert(text.strip(), datetime)
         return moment.replace(tzinfo=timezone.utc) if moment.tzinfo is None else moment.astimezone(timezone.utc)
-    except (ValueError, OverflowError):
-        return _UNKNOWN
+    except (msgspec.ValidationError, OverflowError):
+        return None

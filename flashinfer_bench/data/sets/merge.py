@@ -5,23 +5,20 @@ Also reads the recorded traces of a set again, since other processes may have ad
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashinfer_bench.data.definition import Definition
+from flashinfer_bench.data.check import check_workload
 from flashinfer_bench.data.issue import LoadIssue
 from flashinfer_bench.data.solution import Solution
-from flashinfer_bench.data.store.checks import check_workload
 from flashinfer_bench.data.store.layout import WORKLOADS
-from flashinfer_bench.data.store.read import read_files
 from flashinfer_bench.data.store.trace_lines import AnyTrace, TraceList, kept_of
 from flashinfer_bench.errors import DataSetError
 
 if TYPE_CHECKING:
     from flashinfer_bench.data.trace_set import TraceSet
 
-Key = tuple[type[Definition | Solution], str]
 IN_MEMORY = "a set in memory"
 
 
@@ -31,17 +28,22 @@ def merge_into(merged: TraceSet, parts: Sequence[TraceSet]) -> None:
     Raises:
         DataSetError: two sets have different definitions or different solutions of one name.
     """
-    known: dict[Key, tuple[Definition | Solution, Path | None]] = {}
+    solutions: dict[str, Solution] = {}
     clashes = []
     for part in parts:
-        for item, file in _named(part):
-            key = (type(item), item.name)
-            if key not in known:
-                _add(merged, part, item, file)
-            first, there = known.setdefault(key, (item, file))
-            if first.digest() != item.digest():
-                what = f"{type(item).__name__.lower()} {item.name!r}"
-                clashes.append(f"{what} differs between {there or IN_MEMORY} and {file or IN_MEMORY}")
+        for name, definition in part.definitions.items():
+            if merged.definitions.setdefault(name, definition).digest() != definition.digest():
+                clashes.append(_clash("definition", name, merged.definition_files, part.definition_files))
+        for solution in (item for group in part.solutions.values() for item in group):
+            name, root = solution.name, part.solution_root(solution.name)
+            if name not in solutions:
+                merged.solutions.setdefault(solution.definition, []).append(solution)
+                if root is not None and root != merged.root:
+                    merged.solution_roots[name] = root
+            if solutions.setdefault(name, solution).digest() != solution.digest():
+                clashes.append(_clash("solution", name, merged.solution_files, part.solution_files))
+        merged.definition_files = {**part.definition_files, **merged.definition_files}
+        merged.solution_files = {**part.solution_files, **merged.solution_files}
     if clashes:
         raise DataSetError("the trace sets contradict each other:\n  " + "\n  ".join(clashes))
     for part in parts:
@@ -52,24 +54,8 @@ def merge_into(merged: TraceSet, parts: Sequence[TraceSet]) -> None:
             merged.traces.setdefault(name, TraceList()).extend(TraceList(kept_of(traces)))
 
 
-def _named(part: TraceSet) -> Iterator[tuple[Definition | Solution, Path | None]]:
-    for name, definition in part.definitions.items():
-        yield definition, part.definition_files.get(name)
-    for solution in (item for group in part.solutions.values() for item in group):
-        yield solution, part.solution_files.get(solution.name)
-
-
-def _add(merged: TraceSet, part: TraceSet, item: Definition | Solution, file: Path | None) -> None:
-    if isinstance(item, Definition):
-        merged.definitions[item.name] = item
-        files = merged.definition_files
-    else:
-        merged.solutions.setdefault(item.definition, []).append(item)
-        files = merged.solution_files
-        if (root := part.solution_roots.get(item.name, part.root)) is not None:
-            merged.solution_roots[item.name] = root
-    if file is not None:
-        files[item.name] = file
+def _clash(what: str, name: str, *files: Mapping[str, Path]) -> str:
+    return f"{what} {name!r} differs between {' and '.join(str(one.get(name, IN_MEMORY)) for one in files)}"
 
 
 def _merge_workloads(merged: TraceSet, part: TraceSet) -> None:
@@ -89,7 +75,7 @@ def _merge_workloads(merged: TraceSet, part: TraceSet) -> None:
             merged.issues += [LoadIssue("error", file, None, None, f"{owner}: {reason}") for reason in reasons]
             if same is None and not reasons:
                 merged.workloads.setdefault(name, []).append(trace)
-                if root is not None and merged.workload_roots.setdefault(name, root) != root:
+                if root is not None and root != merged.root:
                     merged.blob_roots[name, workload.uuid] = root
 
 
@@ -105,10 +91,10 @@ def reread_traces(trace_set: TraceSet) -> None:
     fresh: dict[str, list[AnyTrace]] = {}
     for root in trace_set.roots:
         try:
-            found = read_files(root).traces
+            found = type(trace_set).from_path(root)
         except DataSetError:
             continue  # it is gone: what is in memory stays
-        for name, traces in found.items():
+        for name, traces in found.traces.items():
             fresh.setdefault(name, []).extend(kept_of(traces))
     for name, known in trace_set.traces.items():
         there = {_key(trace) for trace in fresh.get(name, ())}

@@ -6,15 +6,15 @@ these columns and sum them up.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.data.evaluation import EvaluationStatus, as_time
-from flashinfer_bench.data.measurement import CONFIRMED, Measurement
+from flashinfer_bench.data.measurement import CONFIRMED, Measurement, ToldTrace, tell
 from flashinfer_bench.data.sets.latest import find_latest
-from flashinfer_bench.data.sets.told import ToldTrace, tell
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 
 if TYPE_CHECKING:
@@ -87,6 +87,13 @@ class Result(NamedTuple):
         return as_time(performance.reference_latency_ms) if performance is not None else None
 
     @property
+    def speedup_factor(self) -> float:
+        """The speed-up over the reference that the trace tells; 0 without one."""
+        performance = self.evaluation.performance
+        factor = performance.speedup_factor if performance is not None else 0.0
+        return factor if math.isfinite(factor) else 0.0
+
+    @property
     def speedup(self) -> float | None:
         """Over the reference; None if one of both was not measured."""
         latency, reference = self.latency_ms, self.reference_ms
@@ -97,6 +104,11 @@ class Result(NamedTuple):
         """Whether it may be compared with others: it passed, is no quick run, and its time means something."""
         known = self.is_passed and self.latency_ms is not None
         return known and not self.told.run.quick and self.told.measurement.meaningful
+
+    @property
+    def may_be_best(self) -> bool:
+        """Whether its latency may be called the best, as `ToldTrace.may_be_best` says."""
+        return self.told.may_be_best(self.latency_ms or 0.0)
 
     @property
     def standing(self) -> str:

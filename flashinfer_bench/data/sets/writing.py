@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashinfer_bench.base.files.reading import open_to_read
+from flashinfer_bench.data.check import check_workload
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.blobs import BlobStore
-from flashinfer_bench.data.store.checks import check_workload
 from flashinfer_bench.data.store.jsonl import append_lines, write_whole_bytes
 from flashinfer_bench.data.store.record import TraceWriter
 from flashinfer_bench.data.trace import Trace
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from flashinfer_bench.data.trace_set import TraceSet
 
 
-def write_traces(trace_set: TraceSet, traces: Sequence[Trace]) -> None:
-    """Append traces to the set that each solution came from; those of a set in memory stay there.
+def add_traces(trace_set: TraceSet, traces: Iterable[Trace]) -> None:
+    """Add traces, and append them to the files of the set where it has a folder.
 
     Raises:
-        DataSetError: a trace has no evaluation.
-        ValueError: a trace is of an unknown definition or solution.
+        ValueError: one is of an unknown definition or solution; none was added.
+        DataSetError: one has no evaluation; none was added.
+        Fault: a file cannot be written.
     """
     checked = []
     for trace in traces:
@@ -42,19 +43,21 @@ def write_traces(trace_set: TraceSet, traces: Sequence[Trace]) -> None:
             raise ValueError(f"definition {trace.definition} has no solution {trace.solution!r}{hint}")
         checked.append((trace, definition, solutions[trace.solution]))
     for trace, definition, solution in checked:
-        root = trace_set.solution_roots.get(solution.name, trace_set.root)
-        if root is not None:
+        if (root := trace_set.solution_root(solution.name)) is not None:
             TraceWriter(root).append(trace, author=solution.author, op_type=definition.op_type)
+        trace_set.keep_traces([trace])
 
 
-def write_workloads(trace_set: TraceSet, traces: Sequence[Trace]) -> None:
-    """Append workloads to the files of their definitions.
+def add_workload_traces(trace_set: TraceSet, traces: Iterable[Trace]) -> None:
+    """Add workloads (traces without a solution), and append them to the files of the set where it has a folder.
 
     Raises:
-        ValueError: one is no workload, is none of its definition, or has a known uuid.
+        ValueError: one is of an unknown definition, does not fit it, has a known uuid, or is no workload; none was
+            added.
+        Fault: a file cannot be written.
     """
     uuids = {(name, trace.workload.uuid) for name, group in trace_set.workloads.items() for trace in group}
-    lines: dict[str, list[str]] = {}
+    added: dict[str, list[Trace]] = {}
     for trace in traces:
         name, uuid = trace.definition, trace.workload.uuid
         owner = f"workload {uuid} of {name}"
@@ -66,19 +69,26 @@ def write_workloads(trace_set: TraceSet, traces: Sequence[Trace]) -> None:
         if findings:
             raise ValueError("; ".join(f"{owner}: {'.'.join(place)}: {reason}" for place, reason in findings))
         uuids.add((name, uuid))
-        lines.setdefault(name, []).append(trace.to_json())
-    for name, texts in lines.items() if trace_set.root is not None else ():
-        op_type = trace_set.definitions[name].op_type
-        file = layout.workloads_path(trace_set.folder, op_type=op_type, definition=name)
-        append_lines(file, texts, root=trace_set.root)
+        added.setdefault(name, []).append(trace)
+    for name, lines in added.items():
+        if trace_set.root is not None:
+            op_type = trace_set.definitions[name].op_type
+            file = layout.workloads_path(trace_set.root, op_type=op_type, definition=name)
+            append_lines(file, [trace.to_json() for trace in lines], root=trace_set.root)
+        trace_set.workloads.setdefault(name, []).extend(lines)
 
 
-def write_tensors(trace_set: TraceSet, definition: str, uuid: str, tensors: Mapping[str, torch.Tensor]) -> str:
-    """Write the stored tensors of a workload into a new file, and return the path as a workload gives it."""
+def add_tensors(trace_set: TraceSet, def_name: str, workload_uuid: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    """Store the tensors of a workload in its file; return the path for `SafetensorsInput`.
+
+    Raises:
+        ValueError: there is no such definition, or the file is there already.
+        DataSetError: the set has no folder.
+    """
     from safetensors.torch import save  # needs torch, which a set does not
 
-    op_type = _find(trace_set, definition).op_type
-    path = layout.blob_path(Path(), op_type=op_type, definition=definition, uuid=uuid)
+    op_type = _find(trace_set, def_name).op_type
+    path = layout.blob_path(Path(), op_type=op_type, definition=def_name, uuid=workload_uuid)
     if (trace_set.folder / path).exists():
         raise ValueError(f"{trace_set.folder / path} is there already; recorded verdicts stand on it")
     content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
@@ -87,7 +97,12 @@ def write_tensors(trace_set: TraceSet, definition: str, uuid: str, tensors: Mapp
 
 
 def read_tensors(trace_set: TraceSet, path: str | Path) -> dict[str, torch.Tensor]:
-    """Read all tensors of a file that a workload names."""
+    """Read the tensors of a file that a workload names, by their keys.
+
+    Raises:
+        WorkloadFault: the file is not there, or not in the set.
+        DataSetError: the set has no folder.
+    """
     from safetensors.torch import load_file  # needs torch, which a set does not
 
     given = Path(path)

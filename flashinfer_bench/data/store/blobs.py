@@ -7,15 +7,22 @@ from __future__ import annotations
 
 import errno
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from flashinfer_bench.base.files.reading import POINTER_START, open_to_read, refuse_strange
-from flashinfer_bench.data.store.checks import is_inside
 from flashinfer_bench.data.store.layout import BLOB, own_folders
 from flashinfer_bench.errors import WorkloadFault
 
 _POINTER_MAX_BYTES: Final = 1024
+
+
+class BlobMissing(WorkloadFault):
+    """There is nothing at a blob path, or a git-lfs pointer."""
+
+
+class BlobPointer(BlobMissing):
+    """A git-lfs pointer lies at a blob path."""
 
 
 class BlobStore:
@@ -40,11 +47,12 @@ class BlobStore:
         file = self.root / path
         what = f"blob {file}{owner}"
         try:
-            refuse_strange(file.stat(), file)
-            is_pointer = _is_pointer(file)
+            found = file.stat()
+            refuse_strange(found, file)
+            is_pointer = found.st_size <= _POINTER_MAX_BYTES and _starts_as_pointer(file)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
-                raise WorkloadFault(f"{what} is not there; download the blob/ folder of the data set") from error
+                raise BlobMissing(f"{what} is not there; download the blob/ folder of the data set") from error
             raise WorkloadFault(f"{what} cannot be read: {error.strerror}; check its permissions") from error
         real = file.resolve()
         folders = (*own_folders(self.root), (self.root / BLOB).resolve())  # blob/ may be a link to another disk
@@ -52,41 +60,26 @@ class BlobStore:
             raise WorkloadFault(f"{what} is a link to {real}, outside the set; put the file itself there")
         if is_pointer:
             command = f"git lfs pull --include {path!r}"
-            raise WorkloadFault(f"{what} is a git-lfs pointer, not the file; run in {self.root}: {command}")
+            raise BlobPointer(f"{what} is a git-lfs pointer, not the file; run in {self.root}: {command}")
         return file
 
-    def is_missing(self, path: str) -> bool:
-        """Tell whether there is nothing at a blob path, or a git-lfs pointer."""
-        return is_inside(path) and (not _is_file(self.root / path) or self.is_pointer(path))
-
-    def is_pointer(self, path: str) -> bool:
-        """Tell whether a git-lfs pointer lies at a blob path."""
-        try:
-            return is_inside(path) and _is_pointer(self.root / path)
-        except OSError:
-            return False
-
-    def why_not_ready(self, path: str) -> str | None:
-        """Say why a blob could not be opened as it is now; None if it could."""
+    def why_missing(self, path: str) -> str | None:
+        """Say that there is nothing at a blob path, or a git-lfs pointer; None if there is something else."""
         try:
             self.locate(path)
-        except WorkloadFault as fault:
+        except BlobMissing as fault:
             return str(fault)
+        except WorkloadFault:
+            return None
         return None
 
 
-def _is_file(file: Path) -> bool:
-    try:
-        return file.is_file()
-    except OSError:
-        return False
+def is_inside(path: str) -> bool:
+    """Tell whether a blob path, as text, stays under the root of its set."""
+    parts = PurePosixPath(path).parts
+    return bool(parts) and not path.startswith("/") and ".." not in parts and "\\" not in path and "\0" not in path
 
 
-def _is_pointer(file: Path) -> bool:
-    if file.stat().st_size > _POINTER_MAX_BYTES:
-        return False
-    fd = open_to_read(file)
-    try:
-        return os.read(fd, len(POINTER_START)) == POINTER_START
-    finally:
-        os.close(fd)
+def _starts_as_pointer(file: Path) -> bool:
+    with os.fdopen(open_to_read(file), "rb") as handle:
+        return handle.read(len(POINTER_START)) == POINTER_START

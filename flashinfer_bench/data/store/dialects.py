@@ -14,14 +14,16 @@
                  `device` for `hardware`, `log_file` for `log`
                  beside its definition: blob paths relative to the folder of the file
 
-What a file's place says is a `Spot`. An object of another form than expected stays as it is: the models refuse it.
+A `Place` says what the file's place tells. Objects are taken to have the form that they should have: an upgrade of any
+other raises AttributeError, KeyError or TypeError, and the models refuse the object as it is.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -30,9 +32,9 @@ from pydantic import ValidationError
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.digest import digest_of
-from flashinfer_bench.data.dtypes import DTYPES, NOT_RECORDED
-from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
-from flashinfer_bench.data.reference import ENTRY_NAME, parse_module, parse_reference
+from flashinfer_bench.data.dtypes import NOT_RECORDED
+from flashinfer_bench.data.issue import Place
+from flashinfer_bench.data.reference import ENTRY_NAME, read_module
 from flashinfer_bench.data.solution import MOST_SOURCES, Solution, SupportedLanguages, check_source_path
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.data.workload import WorkloadCost
@@ -41,8 +43,6 @@ Raw = dict[str, Any]
 Remarks = list[tuple[str, str]]
 """Dotted path of a field, and what was made of it."""
 REFERENCE_FILE: Final = "reference.py"
-USUAL_OP_TYPE: Final = "custom"
-"""The op type of a definition that names none, and lies in no folder of one."""
 UNKNOWN_AUTHOR: Final = "unknown"
 MOST_SOURCE_BYTES: Final = 4 << 20
 """Largest source beside its solution, in bytes."""
@@ -66,19 +66,6 @@ _NAMESPACE: Final = uuid.UUID("6f1a3f0e-52a5-5b0e-9a55-3a7c1f0a9d11")
 """The namespace of uuids for workloads that have none. Equal workloads get equal uuids."""
 
 
-@dataclass(frozen=True)
-class Spot:
-    """Where a file lies, and what that says."""
-
-    file: Path
-    op_type: str = USUAL_OP_TYPE
-    """The op type of a definition that names none."""
-    definition: str | None = None
-    """The definition of a solution or workload that names none; None: a workload's is the name of its file."""
-    root: Path | None = None
-    """The root of blob paths, if the file may give them relative to its own folder."""
-
-
 def read_beside(file: Path, path: str, limit: int = MOST_SOURCE_BYTES) -> str:
     """Read the text of a file in the folder of another file, or below.
 
@@ -95,25 +82,27 @@ def read_beside(file: Path, path: str, limit: int = MOST_SOURCE_BYTES) -> str:
     raise ValueError(f"{path!r} leads out of {folder}")
 
 
-def upgrade_definition(raw: Raw, spot: Spot, remarks: Remarks) -> Raw:
+def upgrade_definition(raw: Raw, place: Place, remarks: Remarks) -> Raw:
     """Bring a definition into the form of the format."""
     new = _without_null(raw, "tags", "constraints", "op_type", "reference")
-    is_definition = all(isinstance(raw.get(part), dict) for part in ("axes", "inputs", "outputs"))
-    if isinstance(new.get("type"), str):
+    if "type" in new:
         new.setdefault("op_type", new.pop("type"))
-    if is_definition and _is_left_out("op_type", new):
-        new["op_type"] = spot.op_type
-        remarks.append(("op_type", f"not given; {spot.op_type!r} is taken"))
-    if isinstance(axes := new.get("axes"), dict):
-        new["axes"] = {name: _upgrade_axis(name, axis, remarks) for name, axis in axes.items()}
-    path, separator, function = str(new.get("custom_inputs_entrypoint", "")).partition("::")
+    if "op_type" not in new:
+        new["op_type"] = place.op_type
+        remarks.append(("op_type", f"not given; {place.op_type!r} is taken"))
+    new["axes"] = {name: _upgrade_axis(name, axis, remarks) for name, axis in raw["axes"].items()}
+    path, separator, function = (new.get("custom_inputs_entrypoint") or "").partition("::")
     if separator and path in (REFERENCE_FILE, new.get("reference")):
         new["custom_inputs_entrypoint"] = function
-    tags = new.get("tags")
-    has_tag = isinstance(tags, list) and any(str(tag).startswith("fi_api:") for tag in tags)
-    is_dump = has_tag or new.get("init") is not None
-    _find_reference(new, spot, remarks, is_needed=not (is_dump and is_definition))
-    if is_dump and is_definition:
+    given = new.get("reference") or REFERENCE_FILE
+    is_path = given.endswith(".py") and not {"\n", "("}.intersection(given)
+    if is_path and ("reference" in new or (place.file.parent / given).is_file()):
+        try:
+            new["reference"] = read_beside(place.file, given)
+        except ValueError as error:
+            new["reference"] = ""
+            remarks.append(("reference", str(error)))
+    if new.get("init") is not None or any(str(tag).startswith("fi_api:") for tag in new.get("tags", ())):
         _upgrade_dump(new, remarks)
     return new
 
@@ -123,130 +112,82 @@ def _without_null(raw: Mapping[str, Any], *names: str) -> Raw:
     return {key: value for key, value in raw.items() if not (key in names and value is None)}
 
 
-def _is_left_out(key: str, raw: Raw) -> bool:
-    """Tell whether an object has no such key, nor a misspelling of it."""
-    return key not in raw and nearest_name(key, raw, cutoff=KEY_CUTOFF) is None
-
-
-def _upgrade_axis(name: str, axis: Any, remarks: Remarks) -> Any:
-    if not isinstance(axis, dict):
-        return axis
-    given = _without_null(axis, "type", "value", "expression")
-    if "type" not in given:
-        kind = "const" if "value" in given else "expr" if "expression" in given else "var"
-        return {**given, "type": kind}
-    if given["type"] == "const" and "value" not in given:
+def _upgrade_axis(name: str, axis: Raw, remarks: Remarks) -> Raw:
+    new = _without_null(axis, "type", "value", "expression")
+    kind = new.get("type") or ("const" if "value" in new else "expr" if "expression" in new else "var")
+    if kind == "const" and "value" not in new:
         remarks.append((f"axes.{name}", f"const axis {name!r} has no value; read as var, so workloads give its size"))
-        return {**given, "type": "var"}
-    return axis
-
-
-def _find_reference(new: Raw, spot: Spot, remarks: Remarks, *, is_needed: bool) -> None:
-    """Read a reference that lies beside the definition; without any, a dump gets an empty one."""
-    given = new.get("reference") or REFERENCE_FILE
-    is_path = isinstance(given, str) and given.endswith(".py") and "\n" not in given and "(" not in given
-    if is_path and (new.get("reference") or (spot.file.parent / given).is_file()):
-        try:
-            new["reference"] = read_beside(spot.file, given)
-        except ValueError as error:
-            new["reference"] = ""
-            remarks.append(("reference", str(error)))
-    elif not is_needed and _is_left_out("reference", new):
-        new["reference"] = ""
-        remarks.append(("reference", f"is missing; add Python source with a function {ENTRY_NAME!r}"))
+        kind = "var"
+    return {**new, "type": kind}
 
 
 def _upgrade_dump(new: Raw, remarks: Remarks) -> None:
-    inputs, outputs, axes = dict(new["inputs"]), new["outputs"], new["axes"]
-    specs = [spec for spec in (*inputs.values(), *outputs.values()) if isinstance(spec, dict)]
-    shared = [name for name in outputs if name in inputs]
-    for name in shared:
-        spec, dtype = inputs[name], outputs[name].get("dtype") if isinstance(outputs[name], dict) else None
-        if isinstance(spec, dict) and spec.get("dtype") == NOT_RECORDED and dtype in DTYPES:
-            inputs[name] = {**spec, "dtype": dtype}
-            remarks.append((f"inputs.{name}.dtype", f"was not recorded; {dtype}, the output's, is taken"))
-    new["inputs"] = inputs
-    new["outputs"] = {f"{name}_out" if name in shared else name: spec for name, spec in outputs.items()}
-    if shared:
-        names = ", ".join(shared)
-        remarks.append(("outputs", f"{names}: an input, changed in place; the output is named {shared[0]}_out"))
-    named = [axis for spec in specs if isinstance(spec.get("shape"), list) for axis in spec["shape"]]
-    missing = [axis for axis in dict.fromkeys(map(str, named)) if axis not in axes and axis.isidentifier()]
-    if missing:
-        new["axes"] = {**axes, **{axis: {"type": "var"} for axis in missing}}
-        remarks.append(("axes", f"{', '.join(missing)}: not listed; read as var, so workloads give the size"))
-    try:
-        facts = parse_reference(str(new.get("reference", "")))
-    except ValueError:
-        return
-    if not facts.has_run and facts.last_function is not None:
-        new["reference"] = f"{new['reference'].rstrip()}\n\n\n{ENTRY_NAME} = {facts.last_function}\n"
-        remarks.append(("reference", f"its last function, {facts.last_function!r}, is taken as {ENTRY_NAME!r}"))
+    inputs, outputs, axes = dict[str, Raw](new["inputs"]), dict[str, Raw](), new["axes"]
+    for name, spec in new["outputs"].items():
+        if name in inputs:
+            if inputs[name]["dtype"] == NOT_RECORDED:
+                inputs[name] = {**inputs[name], "dtype": spec["dtype"]}
+            remarks.append((f"outputs.{name}", f"an input, changed in place; the output is named {name}_out"))
+            name = f"{name}_out"
+        outputs[name] = spec
+    new |= {"inputs": inputs, "outputs": outputs}
+    shapes = [spec["shape"] or () for spec in (*inputs.values(), *outputs.values())]
+    for axis in dict.fromkeys(map(str, chain(*shapes))):
+        if axis not in axes and axis.isidentifier():
+            axes[axis] = {"type": "var"}
+            remarks.append((f"axes.{axis}", "not listed; read as var, so workloads give the size"))
+    reference = new.setdefault("reference", "")
+    with suppress(ValueError):
+        facts = read_module(reference)
+        if ENTRY_NAME not in facts.names and facts.functions:
+            new["reference"] = f"{reference.rstrip()}\n\n\n{ENTRY_NAME} = {facts.functions[-1]}\n"
+            remarks.append(("reference", f"its last function, {facts.functions[-1]!r}, is taken as {ENTRY_NAME!r}"))
 
 
-def upgrade_solution(raw: Raw, spot: Spot, remarks: Remarks) -> Raw:
+def upgrade_solution(raw: Raw, place: Place, remarks: Remarks) -> Raw:
     """Bring a solution into the form of the format, reading sources that lie beside its file."""
     new = dict(raw)
-    if spot.definition is not None:
-        usual = {"name": spot.file.stem, "definition": spot.definition, "author": UNKNOWN_AUTHOR}
+    if place.definition is not None:
+        usual = {"name": place.file.stem, "definition": place.definition, "author": UNKNOWN_AUTHOR}
         for key in (key for key in usual if not new.get(key)):
             new[key] = usual[key]
             remarks.append((key, f"not given; {usual[key]!r} is taken"))
-    sources = new.get("sources")
+    sources = raw["sources"]
     if isinstance(sources, dict):
         sources = [{"path": path, "content": content} for path, content in sources.items()]
-    if isinstance(sources, list):
-        left = MOST_BESIDE_BYTES
-        entries = [{"path": source} if isinstance(source, str) else source for source in sources]
-        new["sources"] = entries
-        for index, entry in enumerate(entries if len(entries) <= MOST_SOURCES else ()):
-            if isinstance(entry, dict) and isinstance(entry.get("path"), str) and entry.get("content") is None:
-                entries[index] = _with_content(entry, spot.file, left)
-                left -= len(entries[index].get("content", ""))
-    if isinstance(spec := raw.get("spec"), dict):
-        texts = {
-            source["path"]: str(source.get("content", ""))
-            for source in new.get("sources") or ()
-            if isinstance(source, dict) and isinstance(source.get("path"), str)
-        }
-        new["spec"] = _upgrade_spec(spec, texts, remarks)
+    entries = [{"path": one} if isinstance(one, str) else _without_null(one, "content") for one in sources]
+    left = MOST_BESIDE_BYTES
+    for entry in entries if len(entries) <= MOST_SOURCES else ():
+        if "content" not in entry:
+            with suppress(ValueError):
+                entry["content"] = read_beside(place.file, entry["path"], min(left, MOST_SOURCE_BYTES))
+                left -= len(entry["content"])
+    new["sources"] = entries
+    new["spec"] = _upgrade_spec(raw["spec"], {one["path"]: one.get("content", "") for one in entries}, remarks)
     return new
 
 
-def _with_content(entry: Raw, file: Path, left: int) -> Raw:
-    """Fill in the text of a source from the file beside the solution's."""
-    try:
-        return {**entry, "content": read_beside(file, entry["path"], min(left, MOST_SOURCE_BYTES))}
-    except ValueError:
-        return _without_null(entry, "content")
-
-
 def _upgrade_spec(raw: Raw, texts: Mapping[str, str], remarks: Remarks) -> Raw:
-    spec = _without_null(raw, "dependencies", "destination_passing_style")
-    entry = spec.get("entry_point")
-    if isinstance(entry, str) and "::" not in entry and (found := _find_entry(entry, texts)) is not None:
+    spec = _without_null(raw, "dependencies", "destination_passing_style", "compile_options")
+    entry, given = raw["entry_point"], raw.get("language", raw.get("languages"))
+    if "::" not in entry and (found := _find_entry(entry, texts)) is not None:
         spec["entry_point"] = found
         remarks.append(("spec.entry_point", f"{entry!r} is read as {found!r}"))
-    given = spec.get("language", spec.get("languages"))
     names = [str(name).lower() for name in (given if isinstance(given, list) else [given])]
-    chosen = None
+    if isinstance(given, str):
+        spec["language"] = names[0]
     if isinstance(given, list) or names[0] in OTHER_LANGUAGES:
-        path = str(spec.get("entry_point", "")).partition("::")[0] or next(iter(texts), "")
-        chosen = _choose_language(PurePosixPath(path).suffix, names)
-    if chosen is not None:
-        if names != [chosen.value]:
+        suffix = PurePosixPath(spec["entry_point"].partition("::")[0]).suffix
+        chosen = _choose_language(suffix, names)
+        if chosen is not None:
+            spec["language"] = chosen.value
             remarks.append(("spec", f"language {', '.join(names)} is built as {chosen.value}"))
-        needed = [OTHER_LANGUAGES.get(name, "") for name in names]
-        if not chosen.record.is_compiled:
-            needed = [name for name in needed if name != "cublas"]  # Python reaches cuBLAS through torch
-        dependencies = spec.get("dependencies", [])
-        if isinstance(dependencies, list):
-            added = [name for name in dict.fromkeys(needed) if name and name not in dependencies]
-            spec["dependencies"] = [*dependencies, *added]
-    if chosen is not None or isinstance(given, str):
-        spec["language"] = chosen.value if chosen is not None else names[0]
-    if isinstance(options := spec.get("compile_options"), dict):
-        spec["compile_options"] = _without_null(options, *options)
+            needed = [OTHER_LANGUAGES.get(name, "") for name in names]
+            if not chosen.record.is_compiled:
+                needed = [name for name in needed if name != "cublas"]  # Python reaches cuBLAS through torch
+            spec["dependencies"] = list(dict.fromkeys([*spec.get("dependencies", ()), *filter(None, needed)]))
+    if "compile_options" in spec:
+        spec["compile_options"] = _without_null(spec["compile_options"], *spec["compile_options"])
     is_compiled = spec.get("language") in [one.value for one in SupportedLanguages if one.record.is_compiled]
     unused = [key for key in ("binding", "compile_options") if spec.get(key) and not is_compiled]
     if unused:
@@ -269,7 +210,7 @@ def _find_entry(entry: str, texts: Mapping[str, str]) -> str | None:
 
 def _defines(path: str, text: str, function: str) -> bool:
     try:
-        return path.endswith(".py") and any(getattr(node, "name", "") == function for node in parse_module(text).body)
+        return path.endswith(".py") and function in read_module(text).names
     except ValueError:
         return False
 
@@ -285,23 +226,22 @@ def _choose_language(suffix: str, names: list[str]) -> SupportedLanguages | None
     return SupportedLanguages.CUDA if is_cuda else SupportedLanguages.CPP
 
 
-def upgrade_trace(raw: Raw, spot: Spot, remarks: Remarks) -> Raw:
+def upgrade_trace(raw: Raw, place: Place, remarks: Remarks) -> Raw:
     """Bring a line of a workloads or traces file into the form of the format."""
     new: Raw = {"workload": raw} if "workload" not in raw and "axes" in raw else dict(raw)
     if not new.get("definition"):
-        new["definition"] = spot.definition or spot.file.stem
-        if spot.definition is None:
-            remarks.append(("definition", f"not given; {spot.file.stem!r}, from the file's name, is taken"))
+        new["definition"] = place.definition or place.file.stem
+        if place.definition is None:
+            remarks.append(("definition", f"not given; {place.file.stem!r}, from the file's name, is taken"))
     if new.get("solution") == "":
         new["solution"] = None
-    if isinstance(workload := new.get("workload"), dict):
-        new["workload"] = _upgrade_workload(workload, new["definition"], spot, remarks)
+    new["workload"] = _upgrade_workload(new["workload"], new["definition"], place, remarks)
     if isinstance(evaluation := new.get("evaluation"), dict):
         new["evaluation"] = _upgrade_evaluation(evaluation)
     return new
 
 
-def _upgrade_workload(raw: Raw, definition: object, spot: Spot, remarks: Remarks) -> Raw:
+def _upgrade_workload(raw: Raw, definition: object, place: Place, remarks: Remarks) -> Raw:
     new = dict(raw)
     if not new.get("uuid"):
         new["uuid"] = str(uuid.uuid5(_NAMESPACE, digest_of([definition, raw])))
@@ -310,49 +250,39 @@ def _upgrade_workload(raw: Raw, definition: object, spot: Spot, remarks: Remarks
         WorkloadCost.model_validate(new.get("cost") or {"flops": 0.0, "bytes": 0.0, "unit": "fp32"})
     except ValidationError as error:
         del new["cost"]
-        faults = error.errors(include_url=False, include_input=False)
-        reason = "; ".join(": ".join([*map(str, fault["loc"]), fault["msg"]]) for fault in faults)
+        fault = error.errors(include_url=False, include_input=False)[0]
+        reason = ": ".join([*map(str, fault["loc"]), fault["msg"]])
         remarks.append(("workload.cost", f"left out, so that the cost is guessed from the definition: {reason}"))
-    if isinstance(inputs := new.get("inputs"), dict):
-        new["inputs"] = {name: _upgrade_input(source, spot) for name, source in inputs.items() if source is not None}
+    inputs = new.get("inputs")
+    if inputs is not None:
         null = "null is read as left out: random, or None where it is optional"
         remarks += [(f"workload.inputs.{name}", null) for name, source in inputs.items() if source is None]
+        new["inputs"] = {name: _upgrade_input(one, place) for name, one in inputs.items() if one is not None}
     return new
 
 
-def _upgrade_input(source: Any, spot: Spot) -> Any:
-    if not isinstance(source, dict):
-        return source
+def _upgrade_input(source: Raw, place: Place) -> Raw:
     kind = "scalar" if "value" in source else "safetensors" if "path" in source else "random"
     new = {"type": kind, **_without_null(source, "type")}
-    path = new.get("path")
-    if spot.root is not None and isinstance(path, str):
-        path, folder = path.replace("\\", "/"), spot.file.parent
-        if not _is_file(spot.root / path) and _is_file(folder / path):
-            new["path"] = str(folder.relative_to(spot.root) / path)
+    if place.root is not None and "path" in new:
+        path, folder = new["path"].replace("\\", "/"), place.file.parent
+        with suppress(OSError, ValueError):
+            if not (place.root / path).is_file() and (folder / path).is_file():
+                new["path"] = str(folder.relative_to(place.root) / path)
     return new
-
-
-def _is_file(file: Path) -> bool:
-    try:
-        return file.is_file()
-    except (OSError, ValueError):
-        return False
 
 
 def _upgrade_evaluation(raw: Raw) -> Raw:
     new = _without_null(raw, "log")
-    if isinstance(status := new.get("status"), str):
-        new["status"] = status.upper()
+    new["status"] = raw["status"].upper()
     new.setdefault("log", f"(the log was kept in {new['log_file']})" if new.get("log_file") else "")
-    if isinstance(environment := new.get("environment"), dict):
-        device = {"hardware": str(environment["device"])} if "device" in environment else {}
-        new["environment"] = device | _without_null(environment, "libs")
+    environment = raw["environment"]
+    device = {"hardware": environment["device"]} if "device" in environment else {}
+    new["environment"] = device | _without_null(environment, "libs")
     return new
 
 
-Upgrade = Callable[[Raw, Spot, Remarks], Raw]
-UPGRADES: Final[Mapping[type[Any], Upgrade]] = {
+UPGRADES: Final[Mapping[type[Any], Callable[[Raw, Place, Remarks], Raw]]] = {
     Definition: upgrade_definition,
     Solution: upgrade_solution,
     Trace: upgrade_trace,

@@ -7,10 +7,10 @@ says it.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import Parameter, Signature
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
@@ -18,10 +18,10 @@ from pydantic import ValidationError
 
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.data.definition import Definition
-from flashinfer_bench.data.entry import COMMENT, MODULE_FUNCTION, SETUP, TVM_FFI_EXPORT, check_entry
+from flashinfer_bench.data.entry import COMMENT, SETUP, check_entry, list_exports
 from flashinfer_bench.data.json_utils import load_json_file
 from flashinfer_bench.data.names import did_you_mean
-from flashinfer_bench.data.reference import ENTRY_NAME, find_bindings, parse_module
+from flashinfer_bench.data.reference import ENTRY_NAME, ModuleFacts, read_module
 from flashinfer_bench.data.solution import BuildSpec, Solution, SourceFile, SupportedLanguages
 from flashinfer_bench.data.store.dialects import MOST_SOURCE_BYTES
 from flashinfer_bench.data.store.pack import MANIFEST_NAMES, pack_folder, read_sources
@@ -34,18 +34,14 @@ MARK: Final = "edited by hand; `run --solution` writes it anew"
 """The description of a draft in a set. A solution without it is never overwritten by a draft."""
 NAMED_FOLDERS: Final = 2
 """Folders around a file whose names may tell the definition."""
-MAIN_STEMS: Final = ("main", "kernel", "solution")
-"""Of several files the one of such a name has the entry function."""
 LEAST_NAME: Final = 4
 """Shortest name of a definition that is looked for within a file's name, in characters."""
 SHOWN: Final = 8
-EXPORTED_AS: Final = re.compile(
-    r'(?:TVM_FFI_DLL_EXPORT_TYPED_FUNC\s*\(\s*(\w+)\s*,|\bdef\s*\(\s*"(\w+)"\s*,)\s*&?\s*([\w:]+)'
-)
-LAST_WORD: Final = re.compile(r"(\w+)\s*(?:=.*)?$", re.DOTALL)
+FUNCTION_IN_C: Final = re.compile(r"\w\s*\(([^(){};]+)\)\s*\{")
+LAST_WORD: Final = re.compile(r"(\w+)\s*(?:=[^,]*)?(?:,|$)")
 
-Parameters = tuple[str, ...] | None
-"""Names of a function's parameters; None if the text does not tell them."""
+Signatures = set[tuple[str, ...]]
+"""The parameters that the entry function of a draft may have; empty if the text does not tell them."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +49,6 @@ class DraftHints:
     """What somebody says of a draft; what is left out is found out."""
 
     definition: str | None = None
-    definition_told_by: str = "as given"
-    """What told the definition, for people."""
     entry: str | None = None
     """FILE::FUNCTION, or the function alone."""
     language: str | None = None
@@ -96,40 +90,39 @@ def read_draft(path: Path, definitions: Mapping[str, Definition], hints: DraftHi
         DataSetError: it cannot be read, or something of it cannot be found out.
     """
     hints = hints or DraftHints()
+    if any((path / name).exists() for name in MANIFEST_NAMES):
+        return _take_whole(pack_folder(path).solution, path, definitions, hints)
     if path.is_dir():
-        if any((path / name).exists() for name in MANIFEST_NAMES):
-            return _take_whole(pack_folder(path).solution, path, definitions, hints)
         sources, issues = read_sources(path)
         if issues or not sources:
             raise DataSetError("\n".join(map(str, issues)) or f"{path}: there is no source file in it")
         return _make(path, sources, definitions, hints)
     if not path.exists():
         beside = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
-        beside = [name for name in beside if Path(name).suffix == path.suffix] or beside
         raise DataSetError(f"{path}: there is no such file{did_you_mean(path.name, beside)}")
     if path.suffix.lower() == ".json":
         return _take_whole(load_json_file(Solution, path), path, definitions, hints)
     try:
         text = read_whole(path, MOST_SOURCE_BYTES).decode("utf-8")
-    except UnicodeDecodeError:
-        raise DataSetError(f"{path} is not UTF-8, so it is no source") from None
-    except OSError as error:
-        raise DataSetError(f"{path} cannot be read: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataSetError(f"{path} cannot be read as a source: {error}") from None
     return _make(path, {path.name: text}, definitions, hints)
 
 
 def _take_whole(solution: Solution, path: Path, definitions: Mapping[str, Definition], hints: DraftHints) -> Draft:
     """Take a solution that says everything itself."""
-    given = {"--entry": hints.entry, "--language": hints.language}
-    used = [flag for flag, value in given.items() if value is not None]
+    used = [flag for flag in ("entry", "language") if getattr(hints, flag) is not None]
     if used:
-        raise DataSetError(f"{path} says itself what {' and '.join(used)} would say; edit it there")
+        raise DataSetError(f"{path} says itself what --{used[0]} would say; edit it there")
     if hints.definition not in (None, solution.definition):
         raise DataSetError(f"{path} is a solution of {solution.definition}, not of {hints.definition}")
-    if solution.definition not in definitions:
-        hint = did_you_mean(solution.definition, definitions)
-        raise DataSetError(f"{path}: the trace set has no definition {solution.definition!r}{hint}")
+    _check_name(solution.definition, definitions)
     return Draft(solution, path, f"{path}: {solution.name} of {solution.definition}", True)
+
+
+def _check_name(definition: str, definitions: Mapping[str, Definition]) -> None:
+    if definition not in definitions:
+        raise DataSetError(f"the trace set has no definition {definition!r}{did_you_mean(definition, definitions)}")
 
 
 def _make(path: Path, sources: dict[str, str], definitions: Mapping[str, Definition], hints: DraftHints) -> Draft:
@@ -138,16 +131,14 @@ def _make(path: Path, sources: dict[str, str], definitions: Mapping[str, Definit
     entry_file = given_file or _find_entry_file(language, sources)
     if entry_file not in sources:
         raise DataSetError(f"--entry: {path} has no source {entry_file!r}{did_you_mean(entry_file, sources)}")
-    symbol, parameters = find_entry(entry_file, sources[entry_file], symbol)
+    symbol, signatures = _find_entry(entry_file, sources[entry_file], symbol)
     absolute = path.absolute()
     words = [absolute.stem if path.is_file() else absolute.name]
     words += [folder.name for folder in list(absolute.parents)[:NAMED_FOLDERS]]
-    entry = f"{symbol}({', '.join(parameters)})" if parameters is not None else symbol
-    definition, told_by = hints.definition, hints.definition_told_by
+    definition, told_by = hints.definition, "as given"
     if definition is None:
-        definition, told_by = _find_definition(entry, parameters, words, definitions)
-    elif definition not in definitions:
-        raise DataSetError(f"the trace set has no definition {definition!r}{did_you_mean(definition, definitions)}")
+        definition, told_by = _find_definition(symbol, signatures, words, definitions)
+    _check_name(definition, definitions)
     try:
         solution = Solution(
             name=words[0],
@@ -158,8 +149,7 @@ def _make(path: Path, sources: dict[str, str], definitions: Mapping[str, Definit
             spec=BuildSpec(language=language, target_hardware=["any"], entry_point=f"{entry_file}::{symbol}"),
         )
     except ValidationError as error:
-        reasons = "; ".join(str(one["msg"]) for one in error.errors(include_url=False, include_input=False))
-        raise DataSetError(f"{path} makes no solution: {reasons}") from None
+        raise DataSetError(f"{path} makes no solution: {error}") from None
     problems = check_entry(solution) if hints.entry else []
     if problems:
         raise DataSetError(f"--entry: {problems[0]}")
@@ -180,28 +170,27 @@ def _choose_language(path: Path, sources: Mapping[str, str], given: str | None) 
 
 def find_language(sources: Mapping[str, str]) -> SupportedLanguages | None:
     """Return the language that sources are written in, by endings and imports; None if no file tells it."""
-    suffixes = {PurePosixPath(path).suffix.lower() for path in sources}
+    suffixes = set(map(_suffix, sources))
     found = [one for one in SupportedLanguages if suffixes.intersection(one.record.suffixes)]
     if SupportedLanguages.PYTHON not in found:
         return found[-1] if found else None  # a solution with CUDA and C++ sources is CUDA's
-    imported: set[str] = set()
-    for path, text in sources.items():
-        for node in ast.walk(_parse(text)) if _is_python(path) else ():
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-            imported |= {name.partition(".")[0] for name in names}
-    return next((one for one in SupportedLanguages if one.record.package in imported), SupportedLanguages.PYTHON)
+    packages = {package for path, text in sources.items() if _is_python(path) for package in _read(text).packages}
+    return next((one for one in SupportedLanguages if one.record.package in packages), SupportedLanguages.PYTHON)
+
+
+def _suffix(path: str) -> str:
+    return PurePosixPath(path).suffix.lower()
 
 
 def _is_python(path: str) -> bool:
-    return PurePosixPath(path).suffix.lower() in SupportedLanguages.PYTHON.record.suffixes
+    return _suffix(path) in SupportedLanguages.PYTHON.record.suffixes
 
 
-def _parse(text: str) -> ast.Module:
+def _read(text: str) -> ModuleFacts:
     try:
-        return parse_module(text)
+        return read_module(text)
     except ValueError:
-        return ast.Module([], [])
+        return ModuleFacts({}, [], {}, frozenset())
 
 
 def _find_entry_file(language: SupportedLanguages, sources: Mapping[str, str]) -> str:
@@ -213,80 +202,64 @@ def _find_entry_file(language: SupportedLanguages, sources: Mapping[str, str]) -
     wanted = {*language.record.suffixes}
     if language.record.requires_cuda:
         wanted |= {*SupportedLanguages.CPP.record.suffixes}
-    fitting = [path for path in sources if PurePosixPath(path).suffix.lower() in wanted]
+    fitting = [path for path in sources if _suffix(path) in wanted]
     if not fitting:
         raise DataSetError(f"no source of a {language.value} solution: there is {_some(sources)}")
-    by_stem = {PurePosixPath(path).stem: path for path in reversed(fitting)}
-    named = [by_stem[stem] for stem in MAIN_STEMS if stem in by_stem]
     running = [path for path in fitting if ENTRY_NAME in _list_functions(path, sources[path])]
-    if len(fitting) > 1 and not named and len(running) != 1:
+    if len(fitting) > 1 and len(running) != 1:
         raise DataSetError(
             f"several files may have the entry function: {_some(fitting)}; say which: --entry FILE::NAME"
         )
-    return fitting[0] if len(fitting) == 1 else (named or running)[0]
+    return (running or fitting)[0]
 
 
-def find_entry(path: str, source: str, symbol: str = "") -> tuple[str, Parameters]:
-    """Return the entry function of a file, with its parameters.
-
-    It is the given function, else `run`, the function with the file's name, or the only one.
+def _find_entry(path: str, source: str, symbol: str) -> tuple[str, Signatures]:
+    """Return the entry function of a file: the given one, else `run`, that with the file's name, or the only one.
 
     Raises:
         DataSetError: the file cannot be parsed, or several functions may be meant.
     """
     try:
         if _is_python(path):
-            parse_module(source)
+            read_module(source)
     except ValueError as error:
         raise DataSetError(f"{path}: {error}") from None
     functions = _list_functions(path, source)
-    stem = PurePosixPath(path).stem
-    chosen = symbol or next((name for name in (ENTRY_NAME, stem) if name in functions), "")
-    if not chosen and len(functions) > 1:
+    named = [name for name in (symbol, ENTRY_NAME, PurePosixPath(path).stem) if name in functions]
+    if not symbol and not named and len(functions) > 1:
         raise DataSetError(f"{path}: several functions may be meant: {_some(functions)}; say which: --entry NAME")
-    chosen = chosen or next(iter(functions), ENTRY_NAME)
-    return chosen, functions.get(chosen)
+    chosen = symbol or next(iter([*named, *functions]), ENTRY_NAME)
+    return chosen, functions.get(chosen, set())
 
 
-def _list_functions(path: str, source: str) -> dict[str, Parameters]:
-    """Return the functions that may be the entry, with their parameters."""
+def _list_functions(path: str, source: str) -> dict[str, Signatures]:
+    """Return the functions that may be the entry, with their parameters; in C++ those of any function of the file."""
     if not _is_python(path):
         text = COMMENT.sub(" ", source)
-        names = [first or second for first, second in TVM_FFI_EXPORT.findall(text)] + MODULE_FUNCTION.findall(text)
-        behind = {first or second: function for first, second, function in EXPORTED_AS.findall(text)}
-        return {name: _parameters_in_c(behind.get(name), text) for name in names}
-    functions: dict[str, Parameters] = {}
-    body = _parse(source).body
-    if any(name == ENTRY_NAME for name, _ in find_bindings(body)):
-        functions[ENTRY_NAME] = None
-    for node in body:
-        if not isinstance(node, ast.FunctionDef) or node.name.startswith("_") or node.name == SETUP:
-            continue
-        decorators = [ast.unparse(one).partition("(")[0] for one in node.decorator_list]
-        if not any(one.endswith(("jit", "prim_func")) for one in decorators):  # no function of a device, as Triton's
-            given = node.args
-            is_open = given.vararg is not None or given.kwarg is not None
-            functions[node.name] = None if is_open else tuple(one.arg for one in (*given.posonlyargs, *given.args))
-    return functions
+        signatures = {tuple(LAST_WORD.findall(found)) for found in FUNCTION_IN_C.findall(text)}
+        return dict.fromkeys(list_exports(text), signatures)
+    facts = _read(source)
+    public = [name for name in facts.functions if not name.startswith("_") and name != SETUP]
+    names = [ENTRY_NAME, *public] if ENTRY_NAME in facts.names else public
+    return {name: _parameters_of(facts.signatures.get(name)) for name in names}
 
 
-def _parameters_in_c(function: str | None, text: str) -> Parameters:
-    name = re.escape((function or "").rpartition("::")[2])
-    found = re.search(rf"\b{name}\s*\(([^(){{}};]*)\)\s*\{{", text) if name else None
-    if found is None or not found[1].strip():
-        return None
-    last = [LAST_WORD.search(part.strip()) for part in found[1].split(",")]
-    return tuple(word[1] for word in last if word is not None)
+def _parameters_of(signature: Signature | None) -> Signatures:
+    parameters = list(signature.parameters.values()) if signature is not None else []
+    kinds = {one.kind for one in parameters}
+    if signature is None or kinds & {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}:
+        return set()
+    return {tuple(one.name for one in parameters if one.kind is not Parameter.KEYWORD_ONLY)}
 
 
 def _find_definition(
-    entry: str, parameters: Parameters, words: Sequence[str], definitions: Mapping[str, Definition]
+    entry: str, signatures: Signatures, words: Sequence[str], definitions: Mapping[str, Definition]
 ) -> tuple[str, str]:
     """Return the definition with these parameters, or the one that a name tells; and what told it.
 
     Args:
-        entry: the entry function, for messages.
-        parameters: its parameters.
+        entry: name of the entry function, for messages.
+        signatures: its parameters.
         words: names of the file and of the folders around it, the innermost first.
         definitions: those of the set, by name.
 
@@ -294,7 +267,9 @@ def _find_definition(
         DataSetError: there is no such definition, or several may be meant.
     """
     fitting = [
-        name for name, item in definitions.items() if parameters in (tuple(item.inputs), (*item.inputs, *item.outputs))
+        name
+        for name, item in definitions.items()
+        if signatures.intersection([tuple(item.inputs), (*item.inputs, *item.outputs)])
     ]
     if len(fitting) == 1:
         return fitting[0], "by its parameters"

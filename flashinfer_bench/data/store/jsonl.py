@@ -1,20 +1,17 @@
 """Lines of JSON on disk: reading them with their numbers, appending one whole, writing a file whole.
 
-An append takes the file's lock, makes sure that the file ends with a newline, and writes the line in one call. A last
-line that was cut off, because a process was killed while it wrote, is moved to `<file>.torn` first. A last line that is
-whole but lacks its newline gets one. A file that is neither this user's nor the folder's owner's, or that has further
-names, is never cut: there, a line that was cut off stays as a line of its own.
+An append takes the file's lock and writes the line in one call. A last line without its newline gets one first, so that
+a line that was cut off stays as a line of its own, which readers report.
 """
 
 from __future__ import annotations
 
 import codecs
 import errno
-import json
 import os
+import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import get_ident
 from typing import BinaryIO, Final
@@ -28,13 +25,14 @@ from flashinfer_bench.base.files.reading import (
     open_to_read,
     refuse_pointer,
 )
-from flashinfer_bench.base.files.writing import OpenFolder, WriteRefused, check_place, open_folder
-from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES
+from flashinfer_bench.base.files.trees import remove_tree
+from flashinfer_bench.base.files.writing import WriteRefused, check_place, open_folder
 from flashinfer_bench.errors import DataSetError, Fault
 
-_BLOCK: Final = 65536
 _STAGED: Final = 180
 """A staging name begins with this many characters of the file's name."""
+MOST_JSON_BYTES: Final = 32 << 20
+"""Largest JSON file or line, in bytes."""
 MOST_LINES_BYTES: Final = 1 << 30
 """A file of lines with more bytes is refused: its traces would not fit in memory."""
 MOST_LINES: Final = 10_000_000
@@ -102,7 +100,7 @@ def append_lines(path: Path, lines: Iterable[str], *, root: Path | None = None) 
         return
     try:
         with open_folder(path.parent, root) as folder, locked_file(folder, path.name, USUAL_LIMIT_S) as file:
-            _append(file, folder, path.name, data)
+            _append(file, path, data)
     except OSError as error:
         hints = {WriteRefused: "", TimeoutError: "; wait for that process, or end it"}
         hint = hints.get(type(error), "; free space or check the permissions")
@@ -117,7 +115,6 @@ def check_append(path: Path, root: Path) -> None:
     """
     try:
         check_place(path, root)
-        check_place(_torn(path), root)
         if path.is_file():
             with os.fdopen(open_to_read(path), "rb") as handle:
                 refuse_pointer(handle.read(len(POINTER_START)), path)
@@ -153,57 +150,35 @@ def write_whole_bytes(path: Path, content: bytes, *, root: Path | None = None) -
                 os.unlink(staging, dir_fd=folder.fd)
 
 
-def _append(file: int, folder: OpenFolder, name: str, data: bytes) -> None:
-    refuse_pointer(os.pread(file, len(POINTER_START), 0), folder.path / name)
+@contextmanager
+def new_folder(folder: Path, root: Path | None = None) -> Iterator[Path]:
+    """Yield a folder to write to, which takes its place when all of it is written.
+
+    Args:
+        folder: it is new or empty.
+        root: no link is followed below it.
+
+    Raises:
+        DataSetError: something is there.
+        OSError: it cannot be written.
+    """
+    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+        raise DataSetError(f"{folder} is there already, and not empty; give a folder that is new or empty")
+    with open_folder(folder.absolute().parent, root) as above:
+        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name[:60]}.", dir=above.own_path))
+        try:
+            yield staging
+            staging.chmod(0o755)
+            os.rename(staging, above.own_path / folder.name)  # noqa: PTH104 - hides that no full folder is replaced
+        finally:
+            remove_tree(staging)
+
+
+def _append(file: int, path: Path, data: bytes) -> None:
+    refuse_pointer(os.pread(file, len(POINTER_START), 0), path)
     size = os.fstat(file).st_size
-    start = _line_start(file, size)
-    if size - start > MOST_JSON_BYTES:
-        raise OSError(errno.EFBIG, f"its last line has more than {MOST_JSON_BYTES:,} bytes")
-    tail = os.pread(file, size - start, start)
-    if tail and (_is_whole(tail) or not _may_cut(file, folder)):
+    if size and os.pread(file, 1, size - 1) != b"\n":
         data = b"\n" + data
-    elif tail:
-        _keep_torn(folder, name, tail)
-        os.ftruncate(file, start)
-        size = start
     if os.write(file, data) != len(data):
         os.ftruncate(file, size)
         raise OSError(0, "the disk took only part of the line")
-
-
-def _line_start(file: int, size: int) -> int:
-    """Find where the text after the last newline starts; equal to the size when there is none."""
-    end = size
-    while end > 0:
-        if size - end > MOST_JSON_BYTES:
-            return end  # too far away: the caller refuses such a line
-        begin = max(0, end - _BLOCK)
-        newline = os.pread(file, end - begin, begin).rfind(b"\n")
-        if newline >= 0:
-            return begin + newline + 1
-        end = begin
-    return 0
-
-
-def _is_whole(tail: bytes) -> bool:
-    try:
-        return isinstance(json.loads(tail), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
-def _may_cut(file: int, folder: OpenFolder) -> bool:
-    """Tell whether a file has one name only, and belongs to this user or to the owner of its folder."""
-    found = os.fstat(file)
-    return found.st_nlink == 1 and found.st_uid in (os.geteuid(), os.fstat(folder.fd).st_uid)
-
-
-def _keep_torn(folder: OpenFolder, name: str, tail: bytes) -> None:
-    kept = folder if folder.root is not None else replace(folder, root=folder.path)  # nobody named that file
-    with os.fdopen(kept.open(_torn(Path(name)).name, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as torn:
-        torn.write(tail + b"\n")
-
-
-def _torn(path: Path) -> Path:
-    """Return the file that lines go to that were cut off."""
-    return path.with_name(f"{path.name}.torn")

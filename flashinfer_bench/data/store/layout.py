@@ -22,7 +22,6 @@ from typing import Final
 
 from flashinfer_bench.base.files.reading import refuse_strange
 from flashinfer_bench.base.files.trees import Tell, walk_files
-from flashinfer_bench.errors import DataSetError
 
 DEFINITIONS: Final = "definitions"
 SOLUTIONS: Final = "solutions"
@@ -158,12 +157,6 @@ def own_folders(root: Path) -> Iterator[Path]:
             yield parent.parent.parent / "blobs"
 
 
-def refuse_used(folder: Path) -> None:
-    """Raise DataSetError where a whole set cannot be written to a folder, since something is there."""
-    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-        raise DataSetError(f"{folder} is there already; give a folder that is new or empty")
-
-
 def is_of_author(file: Path, folder: Path, *, author: str, name: str) -> bool:
     """Tell whether a solution's file has its name, and lies in the folder of its author.
 
@@ -172,8 +165,5 @@ def is_of_author(file: Path, folder: Path, *, author: str, name: str) -> bool:
         folder: the folder of all solutions.
         author, name: what the file says.
     """
-    if not file.is_relative_to(folder):
-        return False
-    *folders, innermost = file.relative_to(folder).with_suffix("").parts
-    outermost = folders[0] if folders else None
-    return innermost in (name, path_part(name)) and outermost in (author, path_part(author))
+    parts = file.relative_to(folder).with_suffix("").parts
+    return len(parts) > 1 and parts[-1] in (name, path_part(name)) and parts[0] in (author, path_part(author))

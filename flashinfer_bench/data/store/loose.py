@@ -11,18 +11,18 @@ down to DEEPEST folders; its `solutions/`, `workloads/`, `traces/` and `blob/` a
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from flashinfer_bench.base.files.reading import GitLfsPointer, read_whole
+from pydantic_core import from_json
+
+from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.files.trees import walk_files
-from flashinfer_bench.data.store.dialects import USUAL_OP_TYPE
-from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES
-from flashinfer_bench.data.store.layout import DEFINITIONS, FOLDERS, SOLUTIONS
+from flashinfer_bench.data.issue import USUAL_OP_TYPE, Place
+from flashinfer_bench.data.store.jsonl import MOST_JSON_BYTES
+from flashinfer_bench.data.store.layout import DEFINITIONS, FOLDERS, SOLUTIONS, WORKLOADS
 
 DEFINITION_FILE: Final = "definition.json"
 WORKLOAD_FILES: Final = ("workload.jsonl", "workloads.jsonl", "workload.json", "workloads.json")
@@ -30,45 +30,35 @@ DEEPEST: Final = 4
 """Loose definitions are looked for in folders down to this depth below the root."""
 MOST_FILES: Final = 100_000
 """The search ends after this many files: the root is no folder of definitions."""
-MOST_READ: Final = 2_000
-"""Files of one folder that are read, to see what they hold."""
 
 
-@dataclass
-class LooseDefinition:
-    """One definition outside our layout, and the files that belong to it."""
-
-    definition: Path
-    op_type: str = USUAL_OP_TYPE
-    """Of a definition that names none: the name of its group, or the usual op type."""
-    workloads: tuple[Path, ...] = ()
-    solutions: tuple[Path, ...] = ()
-
-
-def find_loose(root: Path) -> list[LooseDefinition]:
-    """Find the definitions of a root without `definitions/`; none if it has that folder."""
+def find_loose(root: Path) -> dict[str, list[Place]]:
+    """Return the loose files of a root by the folder of our layout that such files lie in."""
+    found: dict[str, list[Place]] = {DEFINITIONS: [], SOLUTIONS: [], WORKLOADS: []}
     if (root / DEFINITIONS).is_dir() or root.absolute().name in FOLDERS:  # somebody named a folder of a set
-        return []
+        return found
     walk = walk_files(root, lambda *_: None, passes_over=lambda name: name.startswith(".") or name in FOLDERS)
     folders: dict[Path, list[Path]] = {}
     for file in islice(walk, MOST_FILES):
         if len(file.relative_to(root).parts) <= DEEPEST + 1:
             folders.setdefault(file.parent, []).append(file)
     problems = {folder for folder, files in folders.items() if folder / DEFINITION_FILE in files}
-    found = []
     for folder, files in folders.items():
         below = folder.relative_to(root).parts
-        if problems.intersection(folder.parents):
-            continue
         if folder in problems:
+            definition = folder / DEFINITION_FILE
+            name = str(_read(definition).get("name") or folder.name)
+            op_type = below[-2] if len(below) > 1 else USUAL_OP_TYPE
+            found[DEFINITIONS].append(Place(definition, op_type=op_type))
             others = [file for file in files if file.name not in (DEFINITION_FILE, *WORKLOAD_FILES)]
-            others += sorted(islice((folder / SOLUTIONS).glob("*.json"), MOST_READ))
-            loose = LooseDefinition(folder / DEFINITION_FILE, below[-2] if len(below) > 1 else USUAL_OP_TYPE)
-            loose.workloads = tuple(file for file in files if file.name in WORKLOAD_FILES)
-            loose.solutions = tuple(_with_keys(others, {"sources", "spec"}))
-            found.append(loose)
-        elif len(below) < 2:
-            found += map(LooseDefinition, _with_keys(files, {"axes", "inputs", "outputs"}))
+            for file in (*others, *sorted((folder / SOLUTIONS).glob("*.json"))):
+                if _read(file).keys() >= {"sources", "spec"}:
+                    found[SOLUTIONS].append(Place(file, definition=name))
+            lines = [file for file in files if file.name in WORKLOAD_FILES]
+            found[WORKLOADS] += [Place(file, definition=name, root=root) for file in lines]
+        elif len(below) < 2 and not problems.intersection(folder.parents):
+            dumps = (file for file in files if _read(file).keys() >= {"axes", "inputs", "outputs"})
+            found[DEFINITIONS] += map(Place, dumps)
     return found
 
 
@@ -78,15 +68,12 @@ def find_loose_folders(files: Iterable[Path], roots: Iterable[Path]) -> set[Path
     return {file.parent for file in files if not any(file.is_relative_to(folder) for folder in ours)}
 
 
-def _with_keys(files: Iterable[Path], keys: set[str]) -> Iterator[Path]:
-    """Yield the JSON files that hold an object with these keys, and git-lfs pointers in place of a file."""
-    for file in islice((file for file in files if file.suffix == ".json"), MOST_READ):
-        try:
-            held = json.loads(read_whole(file, MOST_JSON_BYTES))
-        except GitLfsPointer:
-            yield file  # its reader says what it is
-            continue
-        except (OSError, ValueError, RecursionError):
-            continue
-        if isinstance(held, dict) and keys <= held.keys():
-            yield file
+def _read(file: Path) -> dict[str, Any]:
+    """Return what a JSON file holds; nothing if it is no JSON file, or holds no object."""
+    if file.suffix != ".json":
+        return {}
+    try:
+        held = from_json(read_whole(file, MOST_JSON_BYTES))
+    except (OSError, ValueError):
+        return {}
+    return held if isinstance(held, dict) else {}

@@ -9,26 +9,20 @@ What should be there and is not is lost: a file that could not be read, or a blo
 from __future__ import annotations
 
 import filecmp
-import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
 
-from flashinfer_bench.base.files.trees import walk_files
+from flashinfer_bench.data.issue import USUAL_OP_TYPE
 from flashinfer_bench.data.json_utils import save_json_file
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.blobs import BlobStore
-from flashinfer_bench.data.store.dialects import REFERENCE_FILE, UNKNOWN_AUTHOR, USUAL_OP_TYPE
-from flashinfer_bench.data.store.loose import DEFINITION_FILE, WORKLOAD_FILES
-from flashinfer_bench.data.store.trace_lines import AnyTrace, TraceLine, TraceList, kept_of, to_trace
+from flashinfer_bench.data.store.dialects import UNKNOWN_AUTHOR
+from flashinfer_bench.data.store.jsonl import new_folder
+from flashinfer_bench.data.store.trace_lines import AnyTrace, TraceLine, TraceList, kept_of
 from flashinfer_bench.data.trace_set import TraceSet
 from flashinfer_bench.errors import DataSetError, Fault, WorkloadFault
-
-MOST_LOST: Final = 10_000
-"""Files that are listed of those that are no part of a set."""
 
 
 @dataclass
@@ -43,8 +37,6 @@ class WrittenSet:
     blobs: int = 0
     lost: list[str] = field(default_factory=list)
     """A line for each thing that should be there and is not."""
-    passed_over: list[Path] = field(default_factory=list)
-    """Files of a converted folder that are no part of a set."""
 
 
 def merge_sets(parts: Sequence[TraceSet], output: Path, further: Mapping[str, str]) -> WrittenSet:
@@ -65,15 +57,14 @@ def merge_sets(parts: Sequence[TraceSet], output: Path, further: Mapping[str, st
     blobs: dict[str, Path] = {}
     for part in parts:
         for path, file in _find_blobs(part, part.workloads.values(), done.lost).items():
-            plain = str(PurePosixPath(path))
-            if file is not None and not filecmp.cmp(blobs.setdefault(plain, file), file, shallow=False):
-                clashes.append(f"blob {plain} differs between {blobs[plain]} and {file}")
+            if not filecmp.cmp(blobs.setdefault(path, file), file, shallow=False):
+                clashes.append(f"blob {path} differs between {blobs[path]} and {file}")
     if clashes:
         raise DataSetError("the trace sets contradict each other:\n  " + "\n  ".join(clashes))
     for name, traces in merged.traces.items():
         merged.traces[name] = TraceList({_text_of(trace): trace for trace in kept_of(traces)}.values())
-    texts = {name: text.encode() for name, text in further.items()}
-    return _write(merged, done, blobs, texts, lambda trace: trace)
+    _write(merged, done, blobs, {name: text.encode() for name, text in further.items()})
+    return done
 
 
 def convert_set(trace_set: TraceSet, root: Path, output: Path) -> WrittenSet:
@@ -90,30 +81,13 @@ def convert_set(trace_set: TraceSet, root: Path, output: Path) -> WrittenSet:
     """
     if output.resolve().is_relative_to(root.resolve()):
         raise DataSetError(f"{output} lies in {root}, which is read; write to another folder")
-    done, moved, blobs = WrittenSet(output), dict[str, str](), dict[str, Path]()
-    for name, lines in (*trace_set.workloads.items(), *trace_set.traces.items()):
-        for path, file in _find_blobs(trace_set, [kept_of(lines)], done.lost).items():
-            if file is not None and path not in moved:
-                moved[path] = _choose_place(trace_set, name, path, blobs)
-                blobs[moved[path]] = file
-    done.lost = list(dict.fromkeys(done.lost))
+    done = WrittenSet(output)
+    lines = [kept_of(group) for group in (*trace_set.workloads.values(), *trace_set.traces.values())]
+    blobs = _find_blobs(trace_set, lines, done.lost)
     done.lost += [str(issue) for issue in trace_set.issues if issue.severity == "error"]
     tolerances = root / layout.TOLERANCES_FILE
     further = {tolerances.name: tolerances.read_bytes()} if tolerances.is_file() else {}
-
-    def with_moved(trace: AnyTrace) -> AnyTrace:
-        inputs = dict[str, Any](trace.workload.inputs)
-        for name, source in trace.workload.stored_inputs.items():
-            target = moved.get(source.path, source.path)
-            if target != str(PurePosixPath(source.path)):
-                inputs[name] = source.model_copy(update={"path": target})
-        if inputs == trace.workload.inputs:
-            return trace
-        workload = trace.workload.model_copy(update={"inputs": inputs})
-        return to_trace(trace).model_copy(update={"workload": workload})
-
-    done = _write(trace_set, done, blobs, further, with_moved)
-    done.passed_over = list(islice(_find_others(trace_set, root, moved), MOST_LOST))
+    _write(trace_set, done, blobs, further)
     return done
 
 
@@ -122,48 +96,38 @@ def _write(
     done: WrittenSet,
     blobs: Mapping[str, Path],
     further: Mapping[str, bytes],
-    change: Callable[[AnyTrace], AnyTrace],
-) -> WrittenSet:
-    """Write a set beside its place, then move it there; `change` gets each line."""
-    output = done.output.absolute()
-    staging = output.with_name(f".{output.name}.{os.getpid()}.part")
+) -> None:
+    """Write a set beside its place, then move it there."""
     authors = {item.name: item.author for group in trace_set.solutions.values() for item in group}
     try:
-        layout.refuse_used(output)
-        staging.mkdir(parents=True)
-        for name, definition in trace_set.definitions.items():
-            save_json_file(definition, layout.definition_path(staging, op_type=definition.op_type, definition=name))
-            done.definitions += 1
-        for name, solutions in trace_set.solutions.items():
-            at = {"op_type": _op_type_of(trace_set, name), "definition": name}
-            for item in solutions:
-                save_json_file(item, layout.solution_path(staging, author=item.author, solution=item.name, **at))
-                done.solutions += 1
-        for kind in ("workloads", "traces"):
-            for name, traces in getattr(trace_set, kind).items():
+        with new_folder(done.output) as folder:
+            for name, definition in trace_set.definitions.items():
+                save_json_file(definition, layout.definition_path(folder, op_type=definition.op_type, definition=name))
+            for name, solutions in trace_set.solutions.items():
                 at = {"op_type": _op_type_of(trace_set, name), "definition": name}
-                files: dict[Path, list[bytes]] = {}
+                for item in solutions:
+                    save_json_file(item, layout.solution_path(folder, author=item.author, solution=item.name, **at))
+            files: dict[Path, list[bytes]] = {}
+            for name, traces in (*trace_set.workloads.items(), *trace_set.traces.items()):
+                at = {"op_type": _op_type_of(trace_set, name), "definition": name}
                 for trace in kept_of(traces):
-                    file = layout.workloads_path(staging, **at)
+                    file = layout.workloads_path(folder, **at)
                     if trace.solution is not None:
-                        file = layout.traces_path(staging, author=authors.get(trace.solution, UNKNOWN_AUTHOR), **at)
-                    files.setdefault(file, []).append(_text_of(change(trace)) + b"\n")
-                for file, lines in files.items():
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    file.write_bytes(b"".join(lines))
-                setattr(done, kind, getattr(done, kind) + len(traces))
-        for path, source in blobs.items():
-            (staging / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, staging / path)
-            done.blobs += 1
-        for name, text in further.items():
-            (staging / name).write_bytes(text)
-        staging.rename(output)  # of what came there meanwhile, only an empty folder gives way
+                        file = layout.traces_path(folder, author=authors.get(trace.solution, UNKNOWN_AUTHOR), **at)
+                    files.setdefault(file, []).append(_text_of(trace) + b"\n")
+            for file, lines in files.items():
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(b"".join(lines))
+            for path, source in blobs.items():
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, folder / path)
+            for name, text in further.items():
+                (folder / name).write_bytes(text)
     except OSError as error:
         raise Fault(f"{done.output} cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    return done
+    done.definitions, done.blobs = len(trace_set.definitions), len(blobs)
+    for kind in ("solutions", "workloads", "traces"):
+        setattr(done, kind, sum(map(len, getattr(trace_set, kind).values())))
 
 
 def _op_type_of(trace_set: TraceSet, definition: str) -> str:
@@ -175,42 +139,16 @@ def _text_of(trace: AnyTrace) -> bytes:
     return trace.text if isinstance(trace, TraceLine) else trace.to_json().encode()
 
 
-def _find_blobs(part: TraceSet, groups: Any, lost: list[str]) -> dict[str, Path | None]:
-    """Return the file of each blob path of some lines; None, and a line more in `lost`, if it cannot be copied."""
-    found: dict[str, Path | None] = {}
-    store = BlobStore(part.root or Path())
+def _find_blobs(part: TraceSet, groups: Iterable[Iterable[AnyTrace]], lost: list[str]) -> dict[str, Path]:
+    """Return the file of each blob path of some lines, with a line more in `lost` for each that cannot be copied."""
+    found: dict[str, Path] = {}
+    store, tried = BlobStore(part.root or Path()), set[str]()
     for workload in (line.workload for lines in groups for line in lines):
         for source in workload.stored_inputs.values():
-            if source.path not in found:
-                found[source.path] = None
+            if source.path not in tried:
+                tried.add(source.path)
                 try:
-                    found[source.path] = store.locate(source.path, workload=workload.uuid)
+                    found[str(PurePosixPath(source.path))] = store.locate(source.path, workload=workload.uuid)
                 except WorkloadFault as fault:
                     lost.append(str(fault))
     return found
-
-
-def _choose_place(trace_set: TraceSet, definition: str, path: str, taken: Mapping[str, Path]) -> str:
-    """Return where a blob lies in the output: where it lay, or, if that was no blob folder, in ours."""
-    plain = PurePosixPath(path)
-    if plain.parts[0] == layout.BLOB:
-        return str(plain)
-    names_above = map(layout.path_part, (_op_type_of(trace_set, definition), definition))
-    folder = PurePosixPath(layout.BLOB, layout.WORKLOADS, *names_above)
-    names = (f"{plain.stem}{mark}{plain.suffix}" for mark in ("", *(f"_{number}" for number in range(2, 1 << 20))))
-    return next(str(folder / name) for name in names if str(folder / name) not in taken)
-
-
-def _find_others(trace_set: TraceSet, root: Path, blobs: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the files of the source that are no part of a set."""
-    known = [*trace_set.definition_files.values(), *(issue.file for issue in trace_set.issues)]
-    known += [root / path for path in blobs]
-    for solution in (item for group in trace_set.solutions.values() for item in group):
-        file = trace_set.solution_files[solution.name]
-        known += [file, *(file.parent / source.path for source in solution.sources)]
-    parts = {file.resolve() for file in known}
-    usual = {DEFINITION_FILE, REFERENCE_FILE, layout.TOLERANCES_FILE, *WORKLOAD_FILES}
-    for file in walk_files(root, lambda *_: None, passes_over=lambda name: name.startswith(".")):
-        is_outside = file.relative_to(root).parts[0] not in layout.FOLDERS
-        if is_outside and file.name not in usual and file.resolve() not in parts:
-            yield file

@@ -11,24 +11,23 @@ other keys:
 
 from __future__ import annotations
 
-import json
 import os
-import tempfile
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
 import yaml
+from pydantic_core import from_json
 
 from flashinfer_bench.base.files.reading import read_whole
-from flashinfer_bench.base.files.trees import remove_tree, walk_files
-from flashinfer_bench.base.files.writing import open_folder
-from flashinfer_bench.data.issue import LoadIssue
+from flashinfer_bench.base.files.trees import walk_files
+from flashinfer_bench.data.issue import LoadIssue, Place
 from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
 from flashinfer_bench.data.solution import BuildSpec, Solution, check_source_path
 from flashinfer_bench.data.store.dialects import MOST_SOURCE_BYTES
-from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES, parse_json
-from flashinfer_bench.data.store.parse import MISSING, Place, describe_missing, parse_raw
+from flashinfer_bench.data.store.jsonl import MOST_JSON_BYTES, new_folder
+from flashinfer_bench.data.store.parse import parse_raw
 from flashinfer_bench.data.yaml_text import MOST_YAML_BYTES, parse_yaml
 from flashinfer_bench.errors import DataSetError
 
@@ -62,22 +61,11 @@ def pack_folder(folder: Path) -> Packed:
         sources, issues = read_sources(folder, [path for path in paths if isinstance(path, str)])
     else:
         sources, issues = read_sources(folder)
-        sources = {path: text for path, text in sources.items() if not _is_packed(path, text, manifest.get("name"))}
-    strange = [key for key in manifest if key not in (*Solution.model_fields, *SPEC_KEYS)]
-    for key in strange:
-        nearest = nearest_name(key, [one for one in SPEC_KEYS if one not in manifest], cutoff=KEY_CUTOFF)
-        if nearest is not None:
-            reason = f"unknown key, kept without effect; did you mean {nearest!r}?"
-            issues.append(LoadIssue("warning", file, None, key, reason))
+        sources = {path: text for path, text in sources.items() if not _is_packed(path, text)}
     solution = parse_raw(Solution, join_solution(manifest, sources), Place(file), issues)
-    errors = []
-    for issue in (issue for issue in issues if issue.severity == "error"):
-        key, reason = (issue.field or "").removeprefix("spec."), issue.reason
-        if reason == MISSING:  # the keys of the spec stand beside the others in the file
-            reason = describe_missing(nearest_name(key, strange, cutoff=KEY_CUTOFF))
-        errors.append(f"  {LoadIssue('error', issue.file, issue.line, key or None, reason)}")
-    if errors or solution is None:
-        raise DataSetError("\n".join([f"{folder} cannot be packed:", *errors]))
+    if solution is None or any(issue.severity == "error" for issue in issues):
+        told = [f"  {replace(issue, field=(issue.field or '').removeprefix('spec.'))}" for issue in issues]
+        raise DataSetError("\n".join([f"{folder} cannot be packed:", *told]))
     return Packed(solution, issues)
 
 
@@ -85,7 +73,7 @@ def _read_manifest(file: Path) -> dict[str, Any]:
     try:
         is_json = file.suffix == ".json"
         text = read_whole(file, MOST_JSON_BYTES if is_json else MOST_YAML_BYTES).decode("utf-8-sig")
-        read = parse_json(text)[0] if is_json else parse_yaml(text)[1]
+        read = from_json(text) if is_json else parse_yaml(text)[1]
     except (OSError, ValueError, yaml.YAMLError) as error:
         said = error.strerror if isinstance(error, OSError) else str(error)
         raise DataSetError(f"{file} cannot be read: {' '.join(str(said).split())}") from error
@@ -94,13 +82,9 @@ def _read_manifest(file: Path) -> dict[str, Any]:
     return {str(key): value for key, value in read.items()}
 
 
-def _is_packed(path: str, text: str, name: object) -> bool:
-    """Tell whether a file is this solution as it was packed before, into the folder itself."""
-    try:
-        held = parse_json(text)[0] if path.endswith(".json") else None
-    except ValueError:
-        return False
-    return isinstance(held, dict) and held.get("name") == name and {"definition", "sources", "spec"} <= held.keys()
+def _is_packed(path: str, text: str) -> bool:
+    """Tell whether a file is a solution that was packed before, into the folder itself."""
+    return path.endswith(".json") and all(f'"{key}"' in text for key in ("definition", "sources", "spec"))
 
 
 def read_sources(folder: Path, listed: list[str] | None = None) -> tuple[dict[str, str], list[LoadIssue]]:
@@ -148,7 +132,7 @@ def join_solution(manifest: Mapping[str, Any], sources: Mapping[str, str]) -> di
     """
     whole, spec = dict(manifest), manifest.get("spec")
     if not (isinstance(spec, Mapping) and "entry_point" in spec):
-        moved = {key: whole.pop(key) for key in SPEC_KEYS if key in whole}
+        moved = {key: whole.pop(key) for key in manifest if _is_of_spec(key)}
         whole["spec"] = moved | (dict(spec) if isinstance(spec, Mapping) else {})
     listed = manifest.get("sources")
     entries = listed if isinstance(listed, list) else sort_sources(sources)
@@ -158,6 +142,12 @@ def join_solution(manifest: Mapping[str, Any], sources: Mapping[str, str]) -> di
         if isinstance(path, str) and path in sources:
             field["content"] = sources[path]
     return {**whole, "sources": fields}
+
+
+def _is_of_spec(key: str) -> bool:
+    """Tell whether a key of a manifest is one of the spec, or a misspelling of one."""
+    is_near = nearest_name(key, SPEC_KEYS, cutoff=KEY_CUTOFF) is not None
+    return key in SPEC_KEYS or (key not in Solution.model_fields and is_near)
 
 
 def split_solution(solution: Solution) -> tuple[dict[str, Any], dict[str, str]]:
@@ -192,34 +182,15 @@ def unpack_solution(solution: Solution, folder: Path, *, root: Path | None = Non
     taken = [path for path in sources if path in MANIFEST_NAMES]
     if taken:
         raise DataSetError(f"{solution.name} has a source called {taken[0]}, the name of its manifest")
-    name, text = render_manifest(manifest)
+    name, text = MANIFEST_NAMES[0], yaml.safe_dump(manifest, sort_keys=False, width=100)
     try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise DataSetError(f"{folder} is there and not empty; name another folder with -d")
-        place = folder if root is None else folder.absolute()
-        with open_folder(place.parent, root) as above:
-            staging = Path(tempfile.mkdtemp(prefix=f".{folder.name[:60]}.", dir=above.own_path))
-            try:
-                for path, content in {**sources, name: text}.items():
-                    target = staging / check_source_path(path)
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    target.write_bytes(content.encode("utf-8"))
-                staging.chmod(0o755)
-                os.rename(staging, above.own_path / folder.name)  # noqa: PTH104 - hides that no full folder is replaced
-            finally:
-                remove_tree(staging)
+        with new_folder(folder, root) as staging:
+            for path, content in {**sources, name: text}.items():
+                target = staging / check_source_path(path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content.encode("utf-8"))
     except OSError as error:
         raise DataSetError(f"{folder} cannot be written: {error.strerror}") from error
     except UnicodeEncodeError as error:
         raise DataSetError(f"{folder}: a source has a character that no file can hold: {error.reason}") from error
     return [folder / name, *(folder / path for path in sources)]
-
-
-def render_manifest(manifest: Mapping[str, Any]) -> tuple[str, str]:
-    """Return a manifest's file name and text: YAML, or JSON if YAML would lose a character of a text."""
-    text = yaml.safe_dump(dict(manifest), sort_keys=False, allow_unicode=True, width=100)
-    try:
-        is_kept = parse_yaml(text)[1] == manifest
-    except yaml.YAMLError:
-        is_kept = False
-    return ("solution.yaml", text) if is_kept else ("solution.json", json.dumps(manifest, indent=2) + "\n")

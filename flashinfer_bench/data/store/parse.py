@@ -6,23 +6,26 @@ the form of the format (`dialects.py`) → the model; a `Place` says where the o
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from flashinfer_bench.base.files.reading import read_whole
-from flashinfer_bench.data.issue import LoadIssue, Severity
+from flashinfer_bench.data.issue import LoadIssue, Place
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
-from flashinfer_bench.data.store.dialects import UPGRADES, Remarks, Spot
-from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES, find_line, parse_json
+from flashinfer_bench.data.store.dialects import UPGRADES, Remarks
+from flashinfer_bench.data.store.jsonl import MOST_JSON_BYTES
 from flashinfer_bench.data.trace import Trace
 
 Model = TypeVar("Model", bound=DataModel)
+Item = TypeVar("Item")
 MISSING: Final = "is missing"
 MOST_ISSUES: Final = 1000
 """Issues of one file that are reported."""
@@ -32,83 +35,54 @@ _SHOWN: Final = 80
 """A message shows this many characters of a wrong value."""
 
 
-class Place(NamedTuple):
-    """Where an object stands."""
-
-    file: Path
-    line: int | None = None
-    """Its first line, from 1."""
-    spot: Spot | None = None
-    """What the file's place says; None for no more than its path."""
-    prefix: tuple[str, ...] = ()
-    """The path to it inside the file."""
-    text: str = ""
-    """The file, if lines of fields are to be looked up in it."""
-
-    def issue(self, severity: Severity, reason: str, steps: Sequence[str] = ()) -> LoadIssue:
-        """Make an issue about a field of the object, or about all of it."""
-        steps = (*self.prefix, *steps)
-        line = find_line(self.text, steps) if self.text else self.line
-        return LoadIssue(severity, self.file, line, ".".join(steps) or None, reason)
+def bounded(objects: Iterable[Item | None], file: Path, issues: list[LoadIssue]) -> Iterator[Item]:
+    """Yield the objects of a file that are not None, until too many are; bound the issues of the file."""
+    start, wrong = len(issues), 0
+    for one in objects:
+        del issues[start + MOST_ISSUES :]
+        if one is not None:
+            yield one
+            continue
+        wrong += 1
+        if wrong == MOST_WRONG:
+            reason = f"{MOST_WRONG} objects of this file cannot be used; the rest of it is left out"
+            issues.append(LoadIssue("error", file, None, None, reason))
+            return
 
 
-class FileIssues:
-    """Bounds the issues of one file, and how many of its objects may be wrong."""
-
-    def __init__(self, file: Path, issues: list[LoadIssue]) -> None:
-        self._file, self._issues, self._start = file, issues, len(issues)
-        self._wrong = 0
-
-    def are_too_many(self, is_wrong: bool) -> bool:
-        """Drop issues beyond MOST_ISSUES; tell whether the rest of the file is left out."""
-        self._wrong += is_wrong
-        del self._issues[self._start + MOST_ISSUES :]
-        if self._wrong < MOST_WRONG:
-            return False
-        reason = f"{MOST_WRONG} objects of this file cannot be used; the rest of it is left out"
-        self._issues.append(LoadIssue("error", self._file, None, None, reason))
-        return True
-
-
-def parse_objects(
-    model: type[Model], file: Path, issues: list[LoadIssue], spot: Spot | None = None
-) -> Iterator[tuple[Model, Place]]:
-    """Yield the object of a JSON file, or each of the list that it holds.
+def parse_objects(model: type[Model], place: Place, issues: list[LoadIssue]) -> Iterator[tuple[Model, Place]]:
+    """Yield the object of a JSON file, or each of the list that it holds, with its place.
 
     Args:
         model: what the objects are.
-        file: the file.
+        place: the file.
         issues: gets what is wrong.
-        spot: what the file's place says of what its objects leave out.
     """
     try:
-        text = read_whole(file, MOST_JSON_BYTES).decode("utf-8-sig")
-        parsed, repeated = parse_json(text)
-    except (OSError, ValueError) as error:
-        line, reason = None, f"not {'UTF-8' if isinstance(error, UnicodeDecodeError) else 'JSON'}: {error}"
-        if isinstance(error, json.JSONDecodeError):
-            line, reason = error.lineno, f"not JSON: {error.msg} (column {error.colno})"
-        elif isinstance(error, OSError):
-            reason = f"cannot be read: {error.strerror}"
-        issues.append(LoadIssue("error", file, line, None, reason))
+        text = read_whole(place.file, MOST_JSON_BYTES).decode("utf-8-sig")
+        parsed = from_json(text)
+    except OSError as error:
+        issues.append(place.issue("error", f"cannot be read: {error.strerror}"))
         return
-    kept = FileIssues(file, issues)
-    twice = "the key stands twice; the last counts"
-    issues.extend(LoadIssue("warning", file, None, key, twice) for key in repeated[:MOST_ISSUES])
-    is_list = isinstance(parsed, list)
-    for index, raw in enumerate(parsed if isinstance(parsed, list) else [parsed]):
-        place = Place(file, None if is_list else 1, spot, (str(index),) if is_list else (), text)
-        built = parse_raw(model, raw, place, issues)
-        if built is not None:
-            yield built, place._replace(text="")
-        if kept.are_too_many(built is None):
-            return
+    except ValueError as error:
+        line = re.search(r" at line (\d+) ", str(error))
+        issues.append(place._replace(line=int(line[1]) if line else None).issue("error", f"not JSON: {error}"))
+        return
+
+    def read() -> Iterator[tuple[Model, Place] | None]:
+        is_list = isinstance(parsed, list)
+        for index, raw in enumerate(parsed if is_list else [parsed]):
+            at = place._replace(line=None if is_list else 1, prefix=(str(index),) if is_list else ())
+            built = parse_raw(model, raw, at._replace(text=text), issues)
+            yield (built, at) if built is not None else None
+
+    yield from bounded(read(), place.file, issues)
 
 
 def parse_line(model: type[Model], line: bytes, place: Place, issues: list[LoadIssue]) -> Model | None:
     """Make the model of one line; None, with issues, if it is not one."""
     try:
-        raw, _ = parse_json(line.decode("utf-8"))
+        raw = from_json(line)
     except ValueError as error:
         issues.append(place.issue("error", f"not JSON: {error}"))
         return None
@@ -121,15 +95,16 @@ def parse_raw(model: type[Model], raw: object, place: Place, issues: list[LoadIs
         kind = "null" if raw is None else type(raw).__name__
         issues.append(place.issue("error", f"a JSON object is expected, this is {kind}"))
         return None
+    remarks: Remarks = []
     if model in UPGRADES:
-        remarks: Remarks = []
-        raw = UPGRADES[model](raw, place.spot or Spot(place.file), remarks)
-        issues.extend(place.issue("warning", text, field.split(".")) for field, text in remarks)
+        with suppress(AttributeError, KeyError, TypeError):  # of another form: the model refuses it
+            raw = UPGRADES[model](raw, place, remarks)
     try:
         built = model.model_validate(raw)
     except ValidationError as error:
         issues.extend(_issues_of(error, raw, place))
         return None
+    issues.extend(place.issue("warning", text, field.split(".")) for field, text in remarks[:MOST_ISSUES])
     _warn_of_unknown_keys(built, place, issues)
     return built
 
@@ -149,24 +124,19 @@ def _warn_of_unknown_keys(built: DataModel, place: Place, issues: list[LoadIssue
         issues.append(place.issue("warning", f"kept without effect: {', '.join(sorted(ignored))}"))
 
 
-def describe_missing(nearest: str | None) -> str:
-    """Say that a key is missing, and which key may be a misspelling of it."""
-    return MISSING if nearest is None else f"{MISSING}; is {nearest!r} a misspelling of it?"
-
-
 def _issues_of(error: ValidationError, raw: dict[str, Any], place: Place) -> Iterator[LoadIssue]:
     """Turn a ValidationError into one issue a field."""
     found: dict[tuple[str, ...], str] = {}
     for detail in error.errors(include_url=False)[:MOST_ISSUES]:
         steps, owner = _steps_in(raw, detail["loc"])
         shown = repr(detail["input"])
-        shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "…"
-        found[steps] = f"{detail['msg']}, got {shown}"
+        reason = f"{detail['msg']}, got {shown[:_SHOWN]}{'…' * (len(shown) > _SHOWN)}"
         if detail["type"] == "missing":
-            is_table = isinstance(owner, dict)
-            found[steps] = describe_missing(nearest_name(steps[-1], owner if is_table else (), cutoff=KEY_CUTOFF))
+            nearest = nearest_name(steps[-1], owner if isinstance(owner, dict) else (), cutoff=KEY_CUTOFF)
+            reason = MISSING if nearest is None else f"{MISSING}; is {nearest!r} a misspelling of it?"
         elif detail["type"] in ("value_error", "disagrees"):
-            found[steps] = detail["msg"].removeprefix("Value error, ")
+            reason = detail["msg"].removeprefix("Value error, ")
+        found[steps] = reason
     return (place.issue("error", reason, steps) for steps, reason in found.items())
 
 
@@ -177,8 +147,8 @@ def _steps_in(raw: object, location: Sequence[str | int]) -> tuple[tuple[str, ..
     for depth, step in enumerate(location, 1):
         if isinstance(current, dict) and (step in current or depth == len(location)):
             owner, current = current, current.get(step)
-        elif isinstance(current, list) and str(step).isdigit() and int(step) < len(current):
-            owner, current = current, current[int(step)]
+        elif isinstance(current, list) and isinstance(step, int) and step < len(current):
+            owner, current = current, current[step]
         else:
             continue
         steps.append(str(step))

@@ -132,7 +132,7 @@ def make_solution_text(definition: Definition, language: SupportedLanguages) -> 
     mark = "#" if SUFFIXES[language] == ".py" else "//"
     text = "".join(f"{mark} {line}".rstrip() + "\n" for line in _describe(definition))
     if language is SupportedLanguages.PYTHON:
-        return f"{text}\n{_python(definition)}"
+        return f"{text}\n{make_reference_text(definition)}"
     inputs, outputs = definition.inputs, definition.outputs
     reference = ["The reference:", *definition.reference.splitlines()]
     commented = "".join(f"{mark} {line}".rstrip() + "\n" for line in reference).replace("\\\n", "\\ \n")
@@ -173,11 +173,10 @@ def _describe(definition: Definition) -> Iterator[str]:
     yield "Again each time it is saved: flashinfer-bench run SET --solution FILE --watch"
 
 
-def _python(definition: Definition) -> str:
+def make_reference_text(definition: Definition) -> str:
     """Return the reference as a solution: it is called with the inputs in their order."""
-    text = definition.reference.rstrip("\n") + "\n"
-    call = definition.reference_call
-    if call is None or definition.takes_inputs_in_order:
+    text, call = definition.reference.rstrip("\n") + "\n", definition.reference_call
+    if call == (tuple(definition.inputs), ()):
         return text
     arguments = [*call.positional, *(f"{name}={name}" for name in call.keywords)]
     return text + BY_NAME.format(parameters=", ".join(definition.inputs), arguments=", ".join(arguments))

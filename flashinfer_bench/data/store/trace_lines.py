@@ -4,7 +4,7 @@ A set may have 100,000 traces of 3 kB; as models they are gigabytes and many sec
 line as a `TraceLine`: its text, and the fields that plans and reports read. `to_trace` makes the model. `TraceList` is
 the list that users see: it holds lines and hands out traces.
 
-`extra` stays text. `decode_extra`, `decode_measurement` and `decode_run` read from it what a decoder names.
+`extra` stays text; `measurement.read_extra` reads from it what a record names.
 
 A line that the models would refuse, or that deserves a warning, is none for `read_trace_line`: `parse_line` takes it.
 msgspec is as strict as the models but for text that is no UTF-8, integers that Python refuses, and depth. A line that
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import UserList
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, Final, SupportsIndex, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, SupportsIndex, cast
 
 import msgspec
 from pydantic_core import SchemaValidator, core_schema, from_json
@@ -24,29 +24,23 @@ from pydantic_core import SchemaValidator, core_schema, from_json
 from flashinfer_bench.data.evaluation import (
     HAS_CORRECTNESS,
     HAS_PERFORMANCE,
-    RAISED,
-    WAITS_INSIDE,
     Environment,
     Evaluation,
     EvaluationStatus,
-    both_wait,
-    says_quick,
-    was_raised,
 )
 from flashinfer_bench.data.model import DataModel
-from flashinfer_bench.data.store.json_text import DEEPEST
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.data.workload import Workload
 
+DEEPEST: Final = 200
+"""Deepest nesting of JSON, as pydantic allows it."""
 PLAIN_BYTES: Final = 4000
 """A longer line, in bytes, is parsed twice: Python refuses integers of more than 4,300 digits."""
 SHARED: Final = 1 << 16
 """Workloads, and environments, that further lines share."""
 
-Read = TypeVar("Read")
 Named = Annotated[str, msgspec.Meta(min_length=1)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
-_NOTHING: Final = msgspec.Raw(b"{}")
 if TYPE_CHECKING:
     _Shared = Environment
 else:
@@ -89,19 +83,6 @@ class EvaluationLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     def extra(self) -> dict[str, Any] | None:
         """All of it, parsed at each access."""
         return cast("dict[str, Any] | None", from_json(bytes(self.extra_text)))
-
-    @property
-    def is_quick(self) -> bool:
-        """Whether it is of a quick look."""
-        return b'"quick"' in bytes(self.extra_text) and says_quick((self.extra or {}).get("run"))
-
-    @property
-    def may_be_best(self) -> bool:
-        """As `Evaluation.may_be_best`."""
-        text = bytes(self.extra_text)
-        if self.is_quick or not any(word.encode() in text for word in (WAITS_INSIDE, RAISED)):
-            return not self.is_quick
-        return not both_wait(self.extra) and not was_raised(self.extra, self.performance)
 
 
 class TraceLine(msgspec.Struct, gc=False, eq=False):
@@ -189,30 +170,6 @@ def read_trace_line(text: bytes) -> TraceLine | None:
     return TraceLine(found.definition, found.solution, workload, said, text) if is_whole else None
 
 
-def decode_extra(evaluation: AnyEvaluation, decoder: msgspec.json.Decoder[Read]) -> Read | None:
-    """Read from a line what a decoder asks for of `extra`; None for a model, and if an entry has another form."""
-    return _decode(evaluation.extra_text, decoder) if isinstance(evaluation, EvaluationLine) else None
-
-
-def decode_measurement(evaluation: AnyEvaluation, decoder: msgspec.json.Decoder[Read]) -> Read | None:
-    """Read what a decoder asks for of the `measurement` in `extra`, as `decode_extra` does."""
-    entries = decode_extra(evaluation, _ENTRIES)
-    return _decode(entries.measurement, decoder) if entries is not None else None
-
-
-def decode_run(evaluation: AnyEvaluation, decoder: msgspec.json.Decoder[Read]) -> Read | None:
-    """Read what a decoder asks for of the `run` in `extra`, as `decode_extra` does."""
-    entries = decode_extra(evaluation, _ENTRIES)
-    return _decode(entries.run, decoder) if entries is not None else None
-
-
-def _decode(text: msgspec.Raw, decoder: msgspec.json.Decoder[Read]) -> Read | None:
-    try:
-        return decoder.decode(text)
-    except msgspec.MsgspecError:
-        return None
-
-
 class _TraceText(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """A line of a traces file."""
 
@@ -222,15 +179,7 @@ class _TraceText(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     evaluation: EvaluationLine
 
 
-class _Entries(msgspec.Struct, gc=False):
-    """Entries of `extra` that reports and plans read, as text."""
-
-    measurement: msgspec.Raw = _NOTHING
-    run: msgspec.Raw = _NOTHING
-
-
 _LINE: Final = msgspec.json.Decoder(_TraceText)
-_ENTRIES: Final = msgspec.json.Decoder(_Entries)
 _ANY_TABLE: Final = SchemaValidator(core_schema.typed_dict_schema({}, extra_behavior="ignore"))
 """Parses JSON as the models do, and makes nothing of it."""
 

@@ -24,7 +24,7 @@ from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.scheduler import Judged, Rules, Scheduler
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.sets.told import tell as tell_record
+from flashinfer_bench.data.measurement import tell as tell_record
 from flashinfer_bench.examine.compare.result import (
     LOOKS,
     MOST_PAIRS,

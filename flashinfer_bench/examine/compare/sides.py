@@ -111,7 +111,7 @@ def _read_beside(path: Path, trace_set: TraceSet, hints: DraftHints, beside: Con
     try:
         draft = read_draft(path, trace_set.definitions, hints)
     except DataSetError:
-        given = replace(hints, definition=taken, definition_told_by=f"as {beside.word}")
+        given = replace(hints, definition=taken)
         return read_draft(path, trace_set.definitions, given)
     if draft.solution.definition != taken:
         raise DataSetError(

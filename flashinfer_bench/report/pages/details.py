@@ -38,7 +38,7 @@ FACTS: Final = {
     "outside ms": "measurement.outside_ms",
     "gated chain ms": "measurement.relay_ms",
     "batch ms": "measurement.burst_ms",
-    "unconfirmed": "measurement.why_not",
+    "unconfirmed": "measurement.why_unconfirmed",
     "setup ms": "measurement.setup_ms",
     "evaluator": "told.evaluator",
     "seed": "told.run.seed",

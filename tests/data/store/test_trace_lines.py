@@ -14,8 +14,7 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.planning.resume import RecordedJobs, read_fingerprint
 from flashinfer_bench.data import Trace, TraceSet
-from flashinfer_bench.data.measurement import read_measurement
-from flashinfer_bench.data.sets.told import tell
+from flashinfer_bench.data.measurement import read_measurement, tell
 from flashinfer_bench.data.store.parse import Place, parse_line
 from flashinfer_bench.data.store.trace_lines import TraceLine, TraceList, kept_of, read_trace_line
 from flashinfer_bench.report.summary import best_by_workload, summarise
@@ -36,8 +35,6 @@ MEASUREMENT = {
     "confirmed": False,
     "burst_ms": 1.5,
     "burst_resolution_ms": 0.25,
-    "not_confirmed": "too short",
-    "trials_ms": [1.0, 2.0],
 }
 PASSED = make_trace(extra={"run": RUN, "measurement": MEASUREMENT, "reads": 10})
 FAILED = make_trace(solution="other", status="RUNTIME_ERROR", log="it broke: 1\n")
@@ -95,7 +92,6 @@ def test_what_is_read_of_extra_is_the_same_of_a_line_and_of_a_model(extra):
     trace = make_trace(extra=extra)
     (line,) = _lines(trace).data
     assert line.evaluation.extra == extra
-    assert line.evaluation.is_quick == trace.evaluation.is_quick
     for read in (read_measurement, read_fingerprint, tell):
         assert read(line.evaluation) == read(trace.evaluation)
     assert read_timing([line.evaluation]) == read_timing([trace.evaluation])

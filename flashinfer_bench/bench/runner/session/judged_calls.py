@@ -27,7 +27,7 @@ from flashinfer_bench.bench.evaluators.inputs.stress import (
 from flashinfer_bench.bench.evaluators.integrity.norms import says_something
 from flashinfer_bench.bench.evaluators.stress_checks import StressChecks, differs, find_constants, keep_finite
 from flashinfer_bench.bench.runner.session.job import JobContext
-from flashinfer_bench.bench.runner.workers.timed.bounds import add_flags
+from flashinfer_bench.bench.runner.workers.timed.reported_time import add_flags
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall
 from flashinfer_bench.bench.runner.workers.timed.timed_calls import ReadCall
 from flashinfer_bench.errors import DefinitionFault, WorkloadFault

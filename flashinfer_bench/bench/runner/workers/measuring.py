@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from statistics import median
@@ -21,16 +22,6 @@ from flashinfer_bench.bench.evaluators.inputs.contents import DealtContents
 from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
 from flashinfer_bench.bench.runner.workers.pool import SlowContext
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchTimer, count_batch_calls, count_batch_reads
-from flashinfer_bench.bench.runner.workers.timed.bounds import (
-    ClaimContradicted,
-    Claimed,
-    Confirmation,
-    add_flags,
-    check_trial,
-    raise_claim,
-    settle_by_requests,
-    tell_outside,
-)
 from flashinfer_bench.bench.runner.workers.timed.call_places import (
     FEWEST_CALLS,
     LARGE_SHARE,
@@ -43,6 +34,17 @@ from flashinfer_bench.bench.runner.workers.timed.chain import (
     count_chain_calls,
     count_chain_reads,
     open_chain_tools,
+)
+from flashinfer_bench.bench.runner.workers.timed.reported_time import (
+    Bound,
+    ClaimContradicted,
+    Claimed,
+    Confirmation,
+    check_trial,
+    raise_claim,
+    report_time,
+    settle_by_requests,
+    tell_outside,
 )
 from flashinfer_bench.bench.runner.workers.timed.sampling import RemoteClock
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import UNTOUCHED, StressCall, StressSchedule
@@ -142,21 +144,17 @@ class Measuring:
             kernel.reads.pop()
         kernel.stress_calls = self._finish_stress()
         measured = self.tools.readout.measured(trials, before, plan.precision)
-        record, latency_ms, medians_ms = measured.record | (plan.facts or {}), measured.latency_ms, measured.trials
+        record = measured.record | (plan.facts or {})
         if plan.fewest is not None:
             record["iterations_taken"] = min(len(trial.samples) for trial in trials)
         if worker.ready.chain_gap_ns:
             record["chain_gap_ns"] = worker.ready.chain_gap_ns
-        if setup_ns is not None:
-            setup_ms = setup_ns / 1e6
-            record |= {"kernel_ms": latency_ms, "setup_ms": setup_ms}
-            latency_ms, medians_ms = latency_ms + setup_ms, [value + setup_ms for value in medians_ms]
+        bound: Bound | None = None
         if kernel.is_meaningful and self.device.type == "cpu":
-            tell_outside(latency_ms, record, costs_ns)
+            bound = partial(tell_outside, costs_ns)
         elif kernel.is_meaningful and not kernel.task.is_reference:
-            latency_ms = self._bound(calls, latency_ms, record, costs_ns)
-        add_flags(record, unconfirmed="why_unconfirmed" in record, same_inputs=not calls.contents.differs)
-        return Measured(latency_ms, medians_ms, record)
+            bound = partial(self._bound, calls, costs_ns)
+        return report_time(replace(measured, record=record), setup_ns, bound, same_inputs=not calls.contents.differs)
 
     def _open_calls(self) -> TimedCalls:
         """Return the calls of all trials."""
@@ -232,7 +230,7 @@ class Measuring:
 
     # On a GPU: the bound from outside.
 
-    def _bound(self, calls: TimedCalls, claimed_ms: float, record: dict[str, Any], costs_ns: Sequence[float]) -> float:
+    def _bound(self, calls: TimedCalls, costs_ns: Sequence[float], claimed_ms: float, record: dict[str, Any]) -> float:
         """Return the latency that is reported for a claim on a GPU; the record gets what bounds it.
 
         A chain bounds it. At full assurance batches do as well, if they could raise it. Without a chain, batches do, or
@@ -240,9 +238,9 @@ class Measuring:
 
         Args:
             calls: the timed ones.
+            costs_ns: time of each timed call by the session's clock.
             claimed_ms: latency of one call, `setup` included.
             record: the measurement's.
-            costs_ns: time of each timed call by the session's clock.
         """
         flags, claimed_ns = record.get("flags", []), claimed_ms * 1e6
         claimed = Claimed(claimed_ns, "waits_inside" in flags, record.get("operations", 1), "side_stream" in flags)

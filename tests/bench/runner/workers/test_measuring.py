@@ -10,7 +10,7 @@ import torch
 from flashinfer_bench.bench.runner.workers import measuring
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
 from flashinfer_bench.bench.runner.workers.measuring import Measuring
-from flashinfer_bench.bench.runner.workers.timed.bounds import ClaimContradicted
+from flashinfer_bench.bench.runner.workers.timed.reported_time import ClaimContradicted
 from flashinfer_bench.errors import SolutionFailure
 from tests.kit.trials import vary
 

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from flashinfer_bench.bench.runner.workers.timed.bounds import (
+from flashinfer_bench.bench.runner.workers.timed.call_places import FEW_READS, FEWEST_CALLS, GPU_BYTES
+from flashinfer_bench.bench.runner.workers.timed.reported_time import (
     CHAIN_REFUSED_SHARE,
     CREDITED_SHARE,
     REFUSED_SHARE,
@@ -31,7 +32,6 @@ from flashinfer_bench.bench.runner.workers.timed.bounds import (
     Confirmation,
     find_doubt,
 )
-from flashinfer_bench.bench.runner.workers.timed.call_places import FEW_READS, FEWEST_CALLS, GPU_BYTES
 from flashinfer_bench.worker.protocol import Called
 
 if TYPE_CHECKING:

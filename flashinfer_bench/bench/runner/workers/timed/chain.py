@@ -26,7 +26,8 @@ import torch
 
 from flashinfer_bench.base.host import usable_cores
 from flashinfer_bench.bench.runner.workers.arena import open_memory_file
-from flashinfer_bench.bench.runner.workers.timed.bounds import (
+from flashinfer_bench.bench.runner.workers.timed.call_places import FEW_READS, FEWEST_CALLS, FEWEST_PLACES, GPU_BYTES
+from flashinfer_bench.bench.runner.workers.timed.reported_time import (
     CHAIN_REFUSED_SHARE,
     CHAIN_SHARE,
     HOST_CHAIN_SHARE,
@@ -34,7 +35,6 @@ from flashinfer_bench.bench.runner.workers.timed.bounds import (
     Confirmation,
     find_doubt,
 )
-from flashinfer_bench.bench.runner.workers.timed.call_places import FEW_READS, FEWEST_CALLS, FEWEST_PLACES, GPU_BYTES
 from flashinfer_bench.bench.runner.workers.timed.timed_calls import written_late
 from flashinfer_bench.timing import driver
 from flashinfer_bench.timing.clocks import CaptureRefused, capture, capture_first

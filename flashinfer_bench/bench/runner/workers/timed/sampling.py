@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from flashinfer_bench.bench.runner.workers.timed.bounds import check_clock, check_readings
+from flashinfer_bench.bench.runner.workers.timed.reported_time import check_clock, check_readings
 from flashinfer_bench.bench.runner.workers.timed.timed_calls import PlaceLaunch, TimedCalls
 from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch, Preamble
 from flashinfer_bench.timing.measurement import Facts, Sample

@@ -12,7 +12,7 @@ from flashinfer_bench.bench.runner.workers.timed.batches import (
     held_up_ns,
     take_overhead,
 )
-from flashinfer_bench.bench.runner.workers.timed.bounds import ClaimContradicted, Claimed, Confirmation
+from flashinfer_bench.bench.runner.workers.timed.reported_time import ClaimContradicted, Claimed, Confirmation
 from flashinfer_bench.errors import SolutionFailure
 from tests.kit.trials import ScriptedWorker, make_trial
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.workers.timed.bounds import ClaimContradicted
 from flashinfer_bench.bench.runner.workers.timed.chain import (
     ChainTools,
 )
+from flashinfer_bench.bench.runner.workers.timed.reported_time import ClaimContradicted
 from flashinfer_bench.errors import SolutionFailure
 from tests.kit.chain_on_cpu import CALL_NS, CALLS, COPY_NS, EMPTY_NS, PlayedGpu, open_timer
 

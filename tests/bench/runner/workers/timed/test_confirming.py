@@ -5,7 +5,7 @@ from unittest.mock import Mock
 import pytest
 
 from flashinfer_bench.bench.runner.workers import measuring
-from flashinfer_bench.bench.runner.workers.timed.bounds import Confirmation
+from flashinfer_bench.bench.runner.workers.timed.reported_time import Confirmation
 from flashinfer_bench.timing.settings import TimingSettings
 from tests.kit.trials import make_trial
 

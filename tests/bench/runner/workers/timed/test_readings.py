@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from flashinfer_bench.bench.runner.workers.timed.bounds import (
+from flashinfer_bench.bench.runner.workers.timed.reported_time import (
     Confirmation,
     check_clock,
     check_readings,
@@ -91,7 +91,7 @@ def test_a_claim_below_what_bounds_it_earns_nothing_and_the_trace_says_so(
 )
 def test_on_a_cpu_the_mean_time_from_outside_stands_beside_a_latency(claimed_ms, costs_ns, outside_ms, flags):
     record = {"flags": ["noisy"]}
-    tell_outside(claimed_ms, record, costs_ns)
+    assert tell_outside(costs_ns, claimed_ms, record) == claimed_ms
     assert record == {"bound": "none", "outside_ms": outside_ms, "flags": flags}
 
 

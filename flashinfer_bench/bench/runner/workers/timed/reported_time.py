@@ -1,20 +1,21 @@
-"""What becomes of a latency that a worker reports: checked, confirmed, doubted, refused, or raised to a bound. Pure.
+"""The time that is reported for a kernel: what its worker claims, checked, refused, or raised to a bound. Pure.
 
-A worker that a solution has taken over can report any sample. So a report has to fit the clock that was asked for and
-the time that passed outside. On a GPU the session's own times bound a latency (`chain.py`, `batches.py`); on a CPU such
-a time stands beside it.
+`report_time` makes the number: the summary of the samples, its `setup`, the bound from outside. A worker that a
+solution has taken over can report any sample. So a report has to fit the clock that was asked for and the time that
+passed outside. On a GPU the session's own times bound a latency (`chain.py`, `batches.py`); on a CPU such a time stands
+beside it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any, Final
 
 from flashinfer_bench.errors import SolutionFailure
-from flashinfer_bench.timing.measurement import Sample, Trial, latency_ns
+from flashinfer_bench.timing.measurement import Measured, Sample, Trial, latency_ns
 from flashinfer_bench.timing.settings import TimingSettings
 from flashinfer_bench.worker.protocol import Called, ClockTraits
 
@@ -41,6 +42,10 @@ FORGED_SHARE: Final = 0.1
 SETTLED: Final = 1_000_000, 9
 """Reported nanoseconds and timed calls from which on the calls' own requests can confirm a latency: the rest of a
 request is little then."""
+
+
+Bound = Callable[[float, dict[str, Any]], float]
+"""Takes a latency in milliseconds and the measurement's record, which gets what bounds it; returns what is reported."""
 
 
 class ClaimContradicted(SolutionFailure):
@@ -186,17 +191,38 @@ def settle_by_requests(claimed_ns: float, costs_ns: Sequence[float]) -> Confirma
     return Confirmation("samples", record={"burst_calls": 0, "request_ms": median(costs_ns) / 1e6})
 
 
-def tell_outside(claimed_ms: float, record: dict[str, Any], costs_ns: Sequence[float]) -> None:
+def report_time(measured: Measured, setup_ns: float | None, bound: Bound | None, *, same_inputs: bool) -> Measured:
+    """Return the latency that is reported, with its record.
+
+    Args:
+        measured: the summary of the samples.
+        setup_ns: time of `setup` for each call, which counts; None without one.
+        bound: holds the claim against times from outside; None if nothing does.
+        same_inputs: the calls had inputs of the same values.
+    """
+    record, latency_ms, medians_ms = dict(measured.record), measured.latency_ms, measured.trials
+    if setup_ns is not None:
+        setup_ms = setup_ns / 1e6
+        record |= {"kernel_ms": latency_ms, "setup_ms": setup_ms}
+        latency_ms, medians_ms = latency_ms + setup_ms, [value + setup_ms for value in medians_ms]
+    if bound is not None:
+        latency_ms = bound(latency_ms, record)
+    add_flags(record, unconfirmed="why_unconfirmed" in record, same_inputs=same_inputs)
+    return Measured(latency_ms, medians_ms, record)
+
+
+def tell_outside(costs_ns: Sequence[float], claimed_ms: float, record: dict[str, Any]) -> float:
     """Put the mean time of a call from outside into a measurement's record on a CPU. It bounds nothing.
 
     Args:
-        claimed_ms: latency of one call, `setup` included.
-        record: the measurement's.
         costs_ns: share of each timed call in the time from its request to the answer.
+        claimed_ms: latency of one call, `setup` included; it is returned.
+        record: the measurement's.
     """
     (share, least_ms), outside_ms = DOUBTED, fmean(costs_ns) / 1e6
     record |= {"bound": "none", "outside_ms": outside_ms}
     add_flags(record, unconfirmed=outside_ms >= least_ms and claimed_ms < share * outside_ms)
+    return claimed_ms
 
 
 def raise_claim(claimed_ms: float, record: dict[str, Any], found: Confirmation, floor_ms: float = 0.0) -> float:
