@@ -13,14 +13,13 @@ from flashinfer_bench.cli.render import (
     format_half,
     format_latency,
     format_speedup,
+    join_sections,
     render_table,
-    section,
     shorten_uuid,
-    wrap_line,
 )
 from flashinfer_bench.data.measurement import INDICATIVE, NOT_CONFIRMED
 from flashinfer_bench.report.ranking import AuthorRow
-from flashinfer_bench.report.summary import BestRow, FailureGroup, SummaryRow, Tie
+from flashinfer_bench.report.summary import FailureGroup, SummaryRow
 from flashinfer_bench.report.timing import describe_bounds, describe_flag, describe_ways, flags_of
 
 DEFINITION, SOLUTION = Column("Definition"), Column("Solution")
@@ -35,11 +34,10 @@ DAGGER: Final = "†"
 """Marks a result of a GPU that is not confirmed."""
 STANDING_NOTE: Final = f"{DAGGER} {NOT_CONFIRMED}: not judged at full assurance; a confirmed result comes before it"
 SHOWN_UUIDS: Final = 3
-VerdictRows = Sequence[SummaryRow] | Sequence[BestRow]
-HasStanding = SummaryRow | BestRow | Tie | AuthorRow
+HasStanding = SummaryRow | AuthorRow
 
 
-def render_summary(rows: Sequence[SummaryRow], width: int) -> str:
+def render_summary(rows: Sequence[SummaryRow], width: int | None = None) -> str:
     """Lay out a row for each solution, then the reasons of all failures, then notes on the numbers."""
     own: dict[Column, Callable[[Any], str]] = {
         SOLUTION: lambda row: row.solution,
@@ -52,23 +50,23 @@ def render_summary(rows: Sequence[SummaryRow], width: int) -> str:
         for row in rows
         if row.failures
         for line in (
-            wrap_line(f"{row.definition} / {row.solution}", width, 2),
-            *(wrap_line(describe_failure(group, row.judged), width, 4) for group in row.failures),
+            f"  {row.definition} / {row.solution}",
+            *(f"    {describe_failure(group, row.judged)}" for group in row.failures),
         )
     ]
-    parts = ["\n".join(["Failures", *failures, ""])] if failures else []
     notes = [SUMMARY_NOTE] if any(row.latency_ms is not None for row in rows) else []
-    return "\n".join([_render(rows, own, width), *parts, *section([*notes, *_notes(rows)], width)])
+    below = ["Failures", *failures] if failures else []
+    return join_sections(_render(rows, own, width), below, [*notes, *_notes(rows)])
 
 
-def render_best(rows: Sequence[BestRow], width: int) -> str:
+def render_best(rows: Sequence[SummaryRow], width: int | None = None) -> str:
     """Lay out the best passing trace of each workload."""
     own: dict[Column, Callable[[Any], str]] = {
         Column("Workload"): lambda row: shorten_uuid(row.workload),
         Column("Axes"): lambda row: " ".join(f"{name}={size}" for name, size in row.axes.items()) or ABSENT,
         SOLUTION: lambda row: row.solution,
     }
-    return "\n".join([_render(rows, own, width), *section(_notes(rows), width)])
+    return join_sections(_render(rows, own, width), _notes(rows))
 
 
 def head_of(standings: Iterable[str]) -> str:
@@ -98,13 +96,13 @@ def describe_failure(group: FailureGroup, judged: int) -> str:
     return f"{group.status} on {where}: {'' if group.is_exact else 'for example, '}{reason}"
 
 
-def _render(rows: VerdictRows, own: dict[Column, Callable[[Any], str]], width: int) -> str:
+def _render(rows: Sequence[SummaryRow], own: dict[Column, Callable[[Any], str]], width: int | None) -> str:
     """Lay out rows, with a line below each for every solution that ties with it."""
     letters = _letters(rows)
     cells: dict[Column, Callable[[Any], str]] = {
         DEFINITION: lambda row: row.definition,
         **own,
-        LATENCY: lambda row: _marked(_latency(row, _half_share(row)), row),
+        LATENCY: lambda row: _marked(_latency(row), row),
         SPEEDUP: lambda row: _marked(format_speedup(row.speedup), row),
     }
     if len({row.hardware for row in rows if row.hardware}) > 1:
@@ -118,7 +116,7 @@ def _render(rows: VerdictRows, own: dict[Column, Callable[[Any], str]], width: i
         below = [
             {
                 SOLUTION: f"{TIE_MARK} {tie.solution}",
-                LATENCY: _latency(tie, tie.half_share),
+                LATENCY: _latency(tie),
                 SPEEDUP: format_speedup(tie.speedup),
             }
             for tie in shown
@@ -128,7 +126,7 @@ def _render(rows: VerdictRows, own: dict[Column, Callable[[Any], str]], width: i
     return render_table(list(cells), lines, width)
 
 
-def _notes(rows: VerdictRows) -> list[str]:
+def _notes(rows: Sequence[SummaryRow]) -> list[str]:
     """Return notes that say what marks mean, how the times were taken, and what their flags mean."""
     timings = [row.timing for row in rows]
     return [
@@ -140,22 +138,16 @@ def _notes(rows: VerdictRows) -> list[str]:
     ]
 
 
-def _letters(rows: VerdictRows) -> dict[str, str]:
+def _letters(rows: Sequence[SummaryRow]) -> dict[str, str]:
     return dict(zip(flags_of(row.timing for row in rows), ascii_lowercase, strict=False))
 
 
-def _marked(text: str, row: SummaryRow | BestRow) -> str:
+def _marked(text: str, row: SummaryRow) -> str:
     return text if text == ABSENT or row.timing_caveat is None else f"{text}{TIMING_MARK}"
 
 
-def _latency(row: SummaryRow | BestRow | Tie, half_share: float | None) -> str:
+def _latency(row: SummaryRow) -> str:
     if row.latency_ms is None:
         return ABSENT
-    return format_latency(row.latency_ms) + ("" if half_share is None else format_half(half_share)) + standing_mark(row)
-
-
-def _half_share(row: SummaryRow | BestRow) -> float | None:
-    """Return half the interval of a latency, where it holds for another worker, too."""
-    if isinstance(row, SummaryRow):
-        return row.interval_share
-    return None if row.interval is None or not row.interval.kind else row.interval.half_share
+    half = "" if row.interval_share is None else format_half(row.interval_share)
+    return format_latency(row.latency_ms) + half + standing_mark(row)

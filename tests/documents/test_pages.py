@@ -12,14 +12,10 @@ MOST_WORDS = 25
 """The words that a plain sentence has at the most."""
 PLAIN = 0.95
 """The share of sentences that have to be plain, on each of these pages."""
-FOR_NEWCOMERS = [
-    README,
-    DOCS / "index.md",
-    DOCS / "tutorial.md",
-    DOCS / "faq.md",
-    DOCS / "numbers.md",
-    *(DOCS / "how-to").iterdir(),
-]
+WRITTEN = [page for page in PAGES if page.name not in ("measurements.md", "results.md")]
+"""Pages that people write. The others are made of figures."""
+OF_TESTS = ("trust.md", "threat-model.md")
+"""Pages that name tests: as evidence."""
 
 
 def name(page):
@@ -42,12 +38,16 @@ def test_the_site_shows_every_page():
     assert shown == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} | {*PAGES_OF_THE_SITE}
 
 
-@pytest.mark.parametrize("page", FOR_NEWCOMERS, ids=name)
+@pytest.mark.parametrize("page", WRITTEN, ids=name)
 def test_sentences_are_short(page):
     sentences = read_sentences(page.read_text())
     long = [sentence for sentence in sentences if len(sentence.split()) > MOST_WORDS]
-    assert len(sentences) >= 10
     assert len(long) <= (1 - PLAIN) * len(sentences), "\n".join(long)
+
+
+@pytest.mark.parametrize("page", [page for page in WRITTEN if page.name not in OF_TESTS], ids=name)
+def test_a_page_for_users_names_no_file_of_tests(page):
+    assert re.findall(r"tests/\w+(?:/\w+)*\.py", page.read_text()) == []
 
 
 def test_sentences_are_told_apart():

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
-from flashinfer_bench.data import Definition, Solution, TraceSet
-from flashinfer_bench.data.measurement import BOUNDS, INDICATIVE
+from msgspec import to_builtins
+
+from flashinfer_bench.data import Solution, TraceSet
+from flashinfer_bench.data.measurement import BOUNDS
 from flashinfer_bench.data.sets.results import Result, group
-from flashinfer_bench.data.workload import Workload
 from flashinfer_bench.report.intervals import interval_of
 from flashinfer_bench.report.pages.texts import colour, id_of
 from flashinfer_bench.report.ranking import FAST_P, rank_by_author, roofline_share_of, speedup_of
@@ -23,27 +24,6 @@ from flashinfer_bench.roofline.workloads import cost_of_workload
 
 MOST_CHIPS: Final = 40
 """Flags and libraries of one verdict on a page."""
-FACTS: Final = {
-    "clock": "measurement.method",
-    "caches": "measurement.cache_state",
-    "launch": "measurement.launch",
-    "fall-back": "measurement.fallback",
-    "readings": "measurement.samples",
-    "trials": "measurement.trials",
-    "median ms": "measurement.median_ms",
-    "first quartile ms": "measurement.q25_ms",
-    "third quartile ms": "measurement.q75_ms",
-    "standing": "standing",
-    "assurance": "measurement.assurance",
-    "outside ms": "measurement.outside_ms",
-    "gated chain ms": "measurement.relay_ms",
-    "batch ms": "measurement.burst_ms",
-    "unconfirmed": "measurement.why_unconfirmed",
-    "setup ms": "measurement.setup_ms",
-    "evaluator": "told.evaluator",
-    "seed": "told.run.seed",
-}
-"""Words for what a verdict's details list, and the attribute of a result."""
 
 
 def describe_overview(trace_set: TraceSet, results: Sequence[Result], baseline_author: str | None) -> dict[str, Any]:
@@ -61,9 +41,9 @@ def describe_overview(trace_set: TraceSet, results: Sequence[Result], baseline_a
             for row in summarise_results(results)
         ],
         "flags": list(MEANINGS.items()),
+        "bounds": BOUNDS,
         "p": FAST_P,
         "baseline": baseline_author or "",
-        "cpu": _cpus_of(results),
         "ranking": list(map(asdict, rank_by_author(results, baseline_author))),
     }
 
@@ -83,19 +63,12 @@ def _describe_row(row: SummaryRow, items: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def _cpus_of(results: Iterable[Result]) -> list[str]:
-    """Return the hardware all of whose ranked results are of a CPU."""
-    groups = group(results, attrgetter("hardware"))
-    return [name for name, items in groups.items() if {item.standing for item in items} - {""} == {INDICATIVE}]
-
-
 def describe_definition(trace_set: TraceSet, name: str, results: Sequence[Result]) -> dict[str, Any]:
     """Return the data of a definition's page. The set need not have the definition: traces may be all there is."""
     definition = trace_set.definitions.get(name)
     workloads = {trace.workload.uuid: trace.workload for trace in trace_set.workloads.get(name, [])}
     for result in results:
         workloads.setdefault(result.workload, result.trace.workload)
-    axes = _axis_names(definition, list(workloads.values()))
     hardware = list(dict.fromkeys(result.hardware for result in results))
     order = {uuid: index for index, uuid in enumerate(workloads)}
     rows = []
@@ -103,15 +76,13 @@ def describe_definition(trace_set: TraceSet, name: str, results: Sequence[Result
         root = trace_set.blob_root(name, uuid) or trace_set.root or Path()
         cost = cost_of_workload(definition, workload, root) if definition is not None else None
         known = (cost.flops, cost.bytes, cost.unit) if cost is not None else (None, None, "")
-        rows.append([uuid, [workload.axes.get(axis) for axis in axes], *known])
+        rows.append([uuid, dict(workload.axes), *known])
     peaks = map(find_peak, hardware)
     return {
         "id": id_of(name),
         "name": name,
         "text": definition and definition.to_dict() | {"reference": colour("reference.py", definition.reference)},
-        "axes": axes,
         "hardware": hardware,
-        "cpu": _cpus_of(results),
         "peaks": [peak and {"name": peak.label, "tflops": dict(peak.tflops), "tb": peak.tb_per_sec} for peak in peaks],
         "workloads": rows,
         "series": [
@@ -128,13 +99,6 @@ def describe_definition(trace_set: TraceSet, name: str, results: Sequence[Result
             for (solution, place), items in group(results, attrgetter("solution", "hardware")).items()
         ],
     }
-
-
-def _axis_names(definition: Definition | None, workloads: Sequence[Workload]) -> list[str]:
-    """Return the axes that workloads give, the one with the most sizes first: latency is drawn over it."""
-    names = list(dict.fromkeys(name for workload in workloads for name in workload.axes))
-    kept = [name for name in names if definition is None or name in definition.var_axes] or names
-    return sorted(kept, key=lambda name: -len({workload.axes.get(name) for workload in workloads}))
 
 
 def describe_solution(solution: Solution | None, results: Sequence[Result]) -> dict[str, Any]:
@@ -159,7 +123,7 @@ def describe_solution(solution: Solution | None, results: Sequence[Result]) -> d
 
 def _numbers(item: Result) -> list[float | None]:
     """Return latency, its interval, speed-up and share of the roofline; nothing if the time means nothing."""
-    interval = interval_of(item.latency_ms, item.measurement)
+    interval = interval_of(item)
     bounds = (interval.low_ms, interval.high_ms) if interval is not None else (None, None)
     numbers = [item.latency_ms, *bounds, item.speedup, item.told.roofline.share]
     return numbers if item.measurement.meaningful else [None] * len(numbers)
@@ -167,11 +131,12 @@ def _numbers(item: Result) -> list[float | None]:
 
 def _describe_verdict(result: Result, logs: dict[str, int]) -> dict[str, Any]:
     evaluation, measured = result.evaluation, result.measurement
-    details = {
-        **{word: attrgetter(source)(result) for word, source in FACTS.items()},
-        "bound by": BOUNDS.get(measured.bound, measured.bound),
-        "largest absolute error": getattr(evaluation.correctness, "max_absolute_error", None),
-        "largest relative error": getattr(evaluation.correctness, "max_relative_error", None),
+    details = to_builtins(measured) | {
+        "standing": result.standing,
+        "evaluator": result.told.evaluator,
+        "seed": result.told.run.seed,
+        "max_absolute_error": getattr(evaluation.correctness, "max_absolute_error", None),
+        "max_relative_error": getattr(evaluation.correctness, "max_relative_error", None),
     }
     latency, low, high, speedup, share = _numbers(result)
     reference = result.reference_ms if measured.meaningful else None
@@ -187,7 +152,7 @@ def _describe_verdict(result: Result, logs: dict[str, int]) -> dict[str, Any]:
         "ranked": result.is_ranked,
         "n": [latency, low, high, reference, speedup, share],
         "flags": flags if result.is_passed else [],
-        "details": [[word, value] for word, value in details.items() if value not in (None, "")],
+        "details": {word: value for word, value in details.items() if not isinstance(value, list)},
         "libs": ", ".join(f"{name} {version}" for name, version in libraries),
         "log": logs.setdefault(evaluation.log, len(logs)) if evaluation.log else -1,
     }

@@ -53,7 +53,7 @@ def write_site(
 
     Raises:
         DataSetError: the folder holds something else.
-        ValueError: the baseline author has no verdict.
+        Misuse: the baseline author has no verdict.
         OSError: a file cannot be written.
     """
     if folder.exists() and not (folder.is_dir() and (_is_ours(folder / "index.html") or not any(folder.iterdir()))):
@@ -63,7 +63,7 @@ def write_site(
     overview = {"made": made, "version": __version__, **describe_overview(trace_set, results, baseline_author)}
     folder.mkdir(parents=True, exist_ok=True)
     with open_folder(folder / "data", folder) as there:
-        for old in [*there.own_path.glob("d_*.js"), *there.own_path.glob("s_*.js")]:
+        for old in there.own_path.glob("[ds]_*.js"):
             old.unlink()
 
     def write(key: str, content: Any) -> None:
