@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flashinfer_bench.data.definition import Definition, only_one
 from flashinfer_bench.data.issue import LoadIssue
-from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.sets import scores, writing
 from flashinfer_bench.data.sets.columns import make_frame
 from flashinfer_bench.data.sets.latest import find_latest
@@ -72,15 +71,13 @@ class TraceSet:
 
     def __repr__(self) -> str:
         """Say in three lines where the set is, what it has, and what was wrong in its files."""
-        counts = [len(self.definitions)] + [
-            sum(map(len, group.values())) for group in (self.solutions, self.workloads, self.traces)
-        ]
-        nouns = ("definitions", "solutions", "workloads", "traces")
+        counts = {"definitions": len(self.definitions)}
+        counts |= {kind: sum(map(len, getattr(self, kind).values())) for kind in ("solutions", "workloads", "traces")}
         errors = sum(issue.severity == "error" for issue in self.issues)
         where = ", ".join(map(str, self.roots)) or "in memory"
         return (
             f"TraceSet({where})\n"
-            f"  {', '.join(f'{number:,} {noun}' for number, noun in zip(counts, nouns, strict=True))}\n"
+            f"  {', '.join(f'{number:,} {noun}' for noun, number in counts.items())}\n"
             f"  issues: {errors} errors, {len(self.issues) - errors} warnings"
         )
 
@@ -138,14 +135,9 @@ class TraceSet:
 
     def to_dict(self) -> dict[str, Any]:
         """Give the set as plain JSON-able dicts and lists."""
-        groups: dict[str, Mapping[str, Sequence[DataModel]]] = {
-            "solutions": self.solutions,
-            "workloads": self.workloads,
-            "traces": self.traces,
-        }
         plain: dict[str, Any] = {
-            kind: {name: [item.to_dict() for item in items] for name, items in group.items()}
-            for kind, group in groups.items()
+            kind: {name: [item.to_dict() for item in items] for name, items in getattr(self, kind).items()}
+            for kind in ("solutions", "workloads", "traces")
         }
         definitions = {name: definition.to_dict() for name, definition in self.definitions.items()}
         return {"root": str(self.root) if self.root is not None else None, "definitions": definitions, **plain}

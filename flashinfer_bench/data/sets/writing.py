@@ -13,7 +13,7 @@ from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.blobs import BlobStore
-from flashinfer_bench.data.store.jsonl import append_lines, write_whole_bytes
+from flashinfer_bench.data.store.jsonl import append_lines, write_whole
 from flashinfer_bench.data.store.record import TraceWriter
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.errors import DataSetError
@@ -92,7 +92,7 @@ def add_tensors(trace_set: TraceSet, def_name: str, workload_uuid: str, tensors:
     if (trace_set.folder / path).exists():
         raise ValueError(f"{trace_set.folder / path} is there already; recorded verdicts stand on it")
     content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-    write_whole_bytes(trace_set.folder / path, content, root=trace_set.folder)
+    write_whole(trace_set.folder / path, content, root=trace_set.folder)
     return str(path)
 
 
