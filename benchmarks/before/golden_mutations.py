@@ -103,7 +103,7 @@ CHANGES = (
     Change(
         "perf_column_dropped",
         "the CSV of perf has no column random_seed",
-        one("cli/perf/files.py", "allow_output_mismatch random_seed", "allow_output_mismatch"),
+        one("cli/perf/results.py", "allow_output_mismatch random_seed", "allow_output_mismatch"),
         ("test_golden_perf.py", "-k", "csv"),
     ),
     Change(

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
+from flashinfer_bench.bench.evaluators.utils import allocate_outputs
 from flashinfer_bench.data import Definition, Solution, Workload
-from flashinfer_bench.data.dtypes import torch_dtype
 
 
 def answer(request: dict[str, Any]) -> None:
@@ -31,10 +30,7 @@ def answer(request: dict[str, Any]) -> None:
     module: dict[str, Any] = {"__name__": "warmed"}
     exec(compile(solution.sources[0].content, f"{solution.name}.py", "exec", dont_inherit=True), module)
     if solution.spec.destination_passing_style:
-        shapes = definition.get_output_shapes(workload.axes)
-        for spec, shape in zip(definition.outputs.values(), shapes, strict=True):
-            stored = storage_shape(tuple(shape or ()), spec.dtype)
-            arguments.append(torch.empty(stored, dtype=torch_dtype(spec.dtype), device=device))
+        arguments += allocate_outputs(definition, workload.axes, device)
     prepared = module["setup"](*arguments) if "setup" in module else {}
     module["run"](*arguments, **prepared)
     if device.type == "cuda":

@@ -12,7 +12,7 @@ from flashinfer_bench.cli.entry import parse_command_line
 from flashinfer_bench.cli.machine.build import choose_solutions
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.cli.parser import PROGRAM
-from flashinfer_bench.cli.perf.sweeps import describe_swept, expand_sweeps
+from flashinfer_bench.cli.perf.cases import expand_sweeps
 from flashinfer_bench.cli.settings import flag_of, given_overrides
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import Misuse
@@ -205,13 +205,13 @@ def test_the_script_of_a_shell_asks_the_program(shell, capsys):
     ],
 )
 def test_sweeps(words, cases):
-    assert [" ".join(case) for case in expand_sweeps(words.split())] == cases
+    assert [" ".join(case) for case, _ in expand_sweeps(words.split())] == cases
 
 
 def test_each_case_of_a_sweep_is_told_from_the_others():
     cases = expand_sweeps(["--batch_size", "1,8", "--enable_pdl", "--hidden_size", "64", "--sweep", "num_heads=2:4:2"])
-    assert describe_swept(cases)[3] == "--batch_size 8 --num_heads 4"
-    assert describe_swept(cases[:1]) == [""]
+    assert cases[3][1] == "--batch_size 8 --num_heads 4"
+    assert expand_sweeps(["--m", "4"]) == [(["--m", "4"], "")]
 
 
 @pytest.mark.parametrize("sweep", ["m", "m=5:1", "m=0:8:x2", "colour=1,2", "m=1:9:x1", "m=1:99999", "batch_siz=1,2"])

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from flashinfer_bench.cli.entry import PERF, parse_command_line
+from flashinfer_bench.cli.perf.cases import expand_sweeps
 from flashinfer_bench.cli.perf.flags import check_outer, parse_case, split_session
-from flashinfer_bench.cli.perf.sweeps import expand_sweeps
 from flashinfer_bench.errors import Misuse
 from tests.kit.documents import CHECKOUT, PAGES, PROGRAM, SHELLS, read_blocks, read_commands
 
@@ -51,7 +51,7 @@ def check_perf(words):
     if session.testlist:
         check_outer(rest)
         return
-    for case in expand_sweeps(rest):
+    for case, _ in expand_sweeps(rest):
         parse_case(case)
 
 

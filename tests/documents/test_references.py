@@ -6,7 +6,7 @@ import re
 import pytest
 
 from flashinfer_bench.cli.main import cli
-from flashinfer_bench.cli.perf.flags import make_session_parser
+from flashinfer_bench.cli.perf.flags import make_parser
 from flashinfer_bench.routines.table import ROUTINES
 from flashinfer_bench.timing.flags import FLAGS
 from scripts.references import PACKAGES, render_commands, render_python
@@ -41,7 +41,7 @@ def test_every_flag_of_a_help_is_in_the_section_of_its_command(command, commands
 def test_every_flag_of_perf_is_in_its_section(commands):
     assert "--sweep" in commands["perf"]
     flags = {f"--{flag.name}" for routine in ROUTINES.values() for flag in routine.flags}
-    assert {flag for flag in flags | {*make_session_parser().flags()} if flag not in commands["perf"]} == set()
+    assert {flag for flag in flags | {*make_parser(case=False).flags()} if flag not in commands["perf"]} == set()
     assert {name for name in ROUTINES if f"`{name}`" not in commands["perf"]} == set()
 
 

@@ -45,7 +45,7 @@ class JudgedRoutine:
         write_material(root, material)
         check = self.case.check
         settings: Any = {"rtol": check.rtol, "atol": check.atol, "required_matched_ratio": check.ratio}
-        settings |= {"num_trials": 1, "extra": dict(check.extra)}
+        settings |= {"num_trials": 1}
         self.job = Judging(material.definition, material.workload, root=root, **settings)
         self.baseline = self.job.baseline()
         self.inputs = self.baseline.inputs[0]

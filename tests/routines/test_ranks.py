@@ -5,40 +5,47 @@ Places that no token came to hold bytes that are NaN in every format, and nothin
 
 from __future__ import annotations
 
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 from flashinfer_bench.cli.perf.flags import split_session
-from flashinfer_bench.cli.perf.ranks import report_ranks
+from flashinfer_bench.cli.perf.ranks import PHASES, report_ranks, time_rounds
 from flashinfer_bench.routines.case.support import Platform
-from flashinfer_bench.routines.code import moe_torch
-from flashinfer_bench.routines.code.formats import by_blocks, by_rows, from_tiles
-from flashinfer_bench.routines.families.moe_comm import EXCHANGE, count_ranks, why_not_here
-from flashinfer_bench.routines.ranks import PHASES, RankInputs, RealExperts, Weighing, pack, time_rounds, unpack
-from tests.routines.judged import JudgedRoutine, make_case
+from flashinfer_bench.routines.code import moe_comm_torch, moe_torch
+from flashinfer_bench.routines.code.formats import by_blocks, by_rows, by_tiles, from_tiles
+from flashinfer_bench.routines.families.moe_comm import count_ranks, why_not_here
+from tests.routines.judged import JudgedRoutine
 from tests.routines.small import ask, read_rows
 
 pytestmark = pytest.mark.cpu
 
-RANKS, TOKENS, HIDDEN, EXPERTS, INTERMEDIATE = 2, 5, 128, 8, 256
+RANKS, HIDDEN, EXPERTS, INTERMEDIATE = 2, 128, 8, 256
 PLACE = Platform("NVIDIA B200", "10.0", {}, frozenset({"flashinfer"}))
-SIZES = "--num_tokens 5 --hidden_size 128 --num_experts 8"
-
-
+NAME = "moe_a2a_dispatch_combine"
+SIZES = "--num_tokens 5 --hidden_size 128 --num_experts 8 --top_k 3"
 REAL = {
-    quant: ("moe_a2a_dispatch_combine", f"{SIZES} --top_k 3 --real_math --intermediate_size 256 --quant_dtype {quant}")
+    quant: f"{SIZES} --real_math --intermediate_size 256 --quant_dtype {quant}"
     for quant in ("nvfp4", "fp8_block_scale")
 }
+PLAIN = {quant: f"{SIZES} --quant_dtype {quant}" for quant in ("fp8", "fp8_block_scale", "nvfp4")} | {None: SIZES}
 
 
 class Rank:
-    """One thread's exchange and communicator; `spoil` is done to what comes back."""
+    """One thread's exchange, communicator and stopwatch; `spoil` is done to what comes back."""
 
     def __init__(self, rank, barrier, posted, spoil):
         self.rank, self.barrier, self.posted, self.spoil = rank, barrier, posted, spoil
+
+    def Get_rank(self):
+        return self.rank
+
+    def Get_size(self):
+        return RANKS
 
     def allgather(self, value):
         self.posted[self.rank] = value
@@ -72,94 +79,91 @@ class Rank:
         return [self.rank + 1.0] * len(PHASES)
 
 
-def run(quant, spoil=lambda back: back, library=None):
-    barrier, posted = threading.Barrier(RANKS), [None] * RANKS
-
-    def one(rank):
-        source = torch.Generator().manual_seed(rank)
-        hidden = torch.randn(TOKENS, HIDDEN, generator=source).to(torch.bfloat16)
-        ids = torch.stack([torch.randperm(EXPERTS, generator=source)[:3] for _ in range(TOKENS)]).int()
-        factors = torch.rand(TOKENS, 3, generator=source).softmax(dim=-1)
-        inputs = RankInputs(hidden, ids, factors, EXPERTS, rank, RANKS, quant)
-        own = Rank(rank, barrier, posted, spoil if rank == 1 else lambda back: back)
-        check, experts = EXCHANGE, Weighing(inputs)
-        if library is not None:
-            check = make_case(*REAL[quant]).check
-            experts = RealExperts(inputs, library, intermediate=INTERMEDIATE, seed=7)
-        return time_rounds(inputs, experts, own, check, own, own, dry_run_iters=1, num_iters=3)
-
-    with ThreadPoolExecutor(RANKS) as pool:
-        return list(pool.map(one, range(RANKS)))
+@pytest.fixture(autouse=True)
+def _two_ranks(monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", str(RANKS))
 
 
-@pytest.mark.parametrize("quant", [None, "fp8", "fp8_block_scale", "nvfp4"])
-def test_what_comes_back_is_what_the_experts_make_of_it_and_the_slowest_rank_is_told(quant):
-    times = {"a2a_total": [4.0] * 3, **{phase: [2.0] * 3 for phase in PHASES}}
-    assert run(quant) == [(times, [])] * RANKS
+@pytest.fixture
+def run(monkeypatch):
+    """A function that plays both ranks, with experts of a library of its own, and returns what they return."""
+
+    def play(flags, spoil=lambda back: back, error=1.0):
+        for name, module in {"flashinfer": ModuleType("flashinfer"), "flashinfer.fused_moe": Library(error)}.items():
+            monkeypatch.setitem(sys.modules, name, module)
+        (request,) = ask(f"--routine {NAME} {flags} --backends torch --num_iters 3 --dry_run_iters 1", PLACE)
+        barrier, posted = threading.Barrier(RANKS), [None] * RANKS
+        ranks = [Rank(rank, barrier, posted, spoil if rank == 1 else lambda back: back) for rank in range(RANKS)]
+        with ThreadPoolExecutor(RANKS) as pool:
+            return list(pool.map(lambda own: time_rounds(request, own, own, own, torch.device("cpu")), ranks))
+
+    return play
 
 
-def expand(codes, scales, *factors):
-    """Return the weights of each expert in float32: nvfp4 where factors of the experts are given, else fp8."""
-    if not factors:
-        return list(map(by_blocks, codes, scales))
-    return [by_rows(*one) * factor for *one, factor in zip(codes, scales, *factors, strict=True)]
-
-
-def mix(x, ids, factors, first, second):
-    def compute(tokens, expert):
-        return moe_torch.activate(tokens @ first[expert].T) @ second[expert].T
-
-    return moe_torch.mix(x, ids, factors, len(first), compute)
-
-
-class Library:
+class Library(SimpleNamespace):
     """What flashinfer.fused_moe documents of the calls that are made of it, in plain torch; `error` is its rounding."""
 
-    def __init__(self, error=1.0):
+    def __init__(self, error):
+        super().__init__()
         self.error = error
 
     def cutlass_fused_moe(self, x, ids, factors, first, second, dtype, scales, **given):
         assert (given["swizzled_input_sf"], scales[0].ndim, scales[3].ndim) == (False, 0, 0)
         plain = by_rows(x, given["input_sf"].view(torch.float8_e4m3fn))
-        layers = []
-        for codes, (_, tiled, factor) in zip((first, second), (scales[:3], scales[3:]), strict=True):
-            packed = codes.view(torch.uint8)
-            size = packed.shape[1], packed.shape[2] // 8
-            flat = [from_tiles(one.view(torch.float8_e4m3fn), *size) for one in tiled]
-            layers.append(expand(packed, flat, factor))
-        assert given["ep_size"] * len(layers[0]) == EXPERTS
+        weights = [part for at, codes in ((0, first), (3, second)) for part in layer(codes, *scales[at + 1 : at + 3])]
+        assert given["ep_size"] * len(first) == EXPERTS
         assert bool(((ids >= 0) & (ids < EXPERTS)).all())
-        done = mix(plain, ids - given["ep_rank"] * len(layers[0]), factors, *layers) * self.error
-        given["output"].copy_(done)
+        local = ids - given["ep_rank"] * len(first)
+        given["output"].copy_(moe_torch.mix(plain, local, factors, weights, by_tiles) * self.error)
 
     def trtllm_fp8_block_scale_routed_moe(self, packed, bias, x, scale, *rest, routing_method_type, **_):
-        first, first_scale, second, second_scale, experts, top_k, _, _, inner, start, local, _ = rest
+        weights, (experts, top_k, _, _, inner, start, local, _) = rest[:4], rest[4:]
         assert (experts, top_k, inner, local) == (EXPERTS, 3, INTERMEDIATE, EXPERTS // RANKS)
         plain = x.float() * scale.T.repeat_interleave(128, dim=1)
         factors = (packed & 0xFFFF).to(torch.int16).view(torch.bfloat16).float()
         ids = packed >> 16
         assert bool(((ids >= 0) & (ids < EXPERTS)).all())
-        done = mix(plain, ids - start, factors, expand(first, first_scale), expand(second, second_scale)) * self.error
+        done = moe_torch.mix(plain, ids - start, factors, weights, by_blocks) * self.error
         return done.to(torch.bfloat16)
 
 
+def layer(codes, scales, factors):
+    """Return codes, scales and factors of a product as the reference has them."""
+    return codes.view(torch.uint8), scales.view(torch.float8_e4m3fn), factors
+
+
+@pytest.mark.parametrize("quant", PLAIN)
+def test_what_comes_back_is_what_the_experts_make_of_it_and_the_slowest_rank_is_told(quant, run):
+    times = {"a2a_total": [4.0] * 3, **{phase: [2.0] * 3 for phase in PHASES}}
+    assert run(PLAIN[quant]) == [(times, [])] * RANKS
+
+
 @pytest.mark.parametrize("quant", REAL)
-def test_real_experts_of_all_ranks_make_what_comes_back(quant):
-    assert [problems for _, problems in run(quant, library=Library())] == [[], []]
-    wrong = run(quant, library=Library(error=1.3))[0][1]
+def test_real_experts_of_all_ranks_make_what_comes_back(quant, run):
+    assert [problems for _, problems in run(REAL[quant])] == [[], []]
+    wrong = run(REAL[quant], error=1.3)[0][1]
     assert len(wrong) == 2
     assert "of rank 0 are different" in wrong[0]
 
 
 @pytest.mark.parametrize("quant", REAL)
-def test_the_reference_has_real_experts_between_sending_and_returning(quant, tmp_path):
-    job = JudgedRoutine(REAL[quant][0], tmp_path, REAL[quant][1])
+def test_the_reference_has_real_experts_between_sending_and_returning(quant, tmp_path, monkeypatch):
+    job = JudgedRoutine(NAME, tmp_path, REAL[quant])
+    monkeypatch.setattr(moe_comm_torch, "QUANT_DTYPE", quant)
+
+    def plain(codes, scales, *factor):
+        if not factor:
+            return by_blocks(codes, scales)
+        return by_rows(codes, from_tiles(scales, codes.shape[0], codes.shape[1] // 8)) * factor[0]
 
     def run(x, ids, factors, *weights):
-        flat = [part.flatten(0, 1) for part in (x, ids, factors)]
-        half = len(weights) // 2
-        done = mix(unpack(pack(flat[0], quant), quant), *flat[1:], expand(*weights[:half]), expand(*weights[half:]))
-        return [done.to(torch.bfloat16).view(x.shape)]
+        sent = moe_comm_torch.unpack(*moe_comm_torch.pack(x.flatten(0, 1)))
+        out, half = torch.zeros_like(sent), len(weights) // 2
+        for expert, own in enumerate(zip(*weights, strict=True)):
+            linear, gate = (sent @ plain(*own[:half]).T).chunk(2, dim=-1)
+            share = torch.where(ids == expert, factors, 0.0).sum(dim=-1).view(-1, 1)
+            out += (torch.nn.functional.silu(gate) * linear) @ plain(*own[half:]).T * share
+        return [out.to(torch.bfloat16).view(x.shape)]
 
     assert job.status(run) == "PASSED"
     assert job.status(lambda x, ids, *rest: run(x, (ids + 1) % EXPERTS, *rest)) != "PASSED"
@@ -173,17 +177,18 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
-@pytest.mark.parametrize("quant", [None, *REAL])
-def test_what_one_rank_gets_wrong_every_rank_is_told(spoil, quant):
-    found = [problems for _, problems in run(quant, spoil, Library() if quant else None)]
+@pytest.mark.parametrize("flags", [SIZES, *REAL.values()])
+def test_what_one_rank_gets_wrong_every_rank_is_told(spoil, flags, run):
+    found = [problems for _, problems in run(flags, spoil)]
     assert found[0] == found[1]
     assert "of rank 1 are different" in found[0][0]
 
 
 @pytest.mark.parametrize(("quant", "error"), [(None, 0), ("fp8", 0.07), ("fp8_block_scale", 0.07), ("nvfp4", 0.35)])
-def test_packing_keeps_tokens_within_the_rounding_of_its_format(quant, error):
+def test_packing_keeps_tokens_within_the_rounding_of_its_format(quant, error, monkeypatch):
+    monkeypatch.setattr(moe_comm_torch, "QUANT_DTYPE", quant)
     x = torch.randn(6, HIDDEN, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
-    again = unpack(pack(x, quant), quant)
+    again = moe_comm_torch.unpack(*moe_comm_torch.pack(x))
     assert float(((again - x.float()).abs() / x.float().abs().clamp(min=0.3)).max()) <= error
 
 
@@ -193,13 +198,13 @@ def test_what_is_missing_is_told():
 
 
 def test_rows_are_phases_with_their_work_and_a_mismatch_fails(tmp_path, capsys):
-    command = f"--routine {' '.join(REAL['nvfp4'])} --validate --backends torch"
+    command = f"--routine {NAME} {REAL['nvfp4']} --validate --backends torch"
     session = split_session(["--output_path", str(tmp_path / "a.csv")])[0]
     times = {name: [2.0, 4.0, 3.0] for name in ("a2a_total", *PHASES)}
     (request,) = ask(command, PLACE)
     assert report_ranks(request, session, PLACE, times, ["3 / 9 elements of rank 1 are different"]) == 1
     out = capsys.readouterr().out
-    assert "[ERROR] Output tensor mismatch between backends torch and moe_a2a: 3 / 9" in out
+    assert "[ERROR] Output tensor mismatch between backends torch and a2a_total: 3 / 9" in out
     assert "[PERF]" not in out
     for words, told in {"": ["a2a_total"], "--per_phase_timing": [*times]}.items():
         (request,) = ask(f"{command} {words}", PLACE)

@@ -33,16 +33,3 @@ def test_a_saved_case_tells_what_the_row_tells(routine, tmp_path):
     same = {"roofline_share": "share", "roofline_bound": "bound", "roofline_ms": "floor_ms", "roofline_peak": "peak"}
     told = {same.get(name, name): value for name, value in row["facts"].items() if not name.startswith("max_")}
     assert {**facts, "too_fast": facts.get("too_fast", "")} == told
-
-
-def test_a_set_from_before_costs_were_stated_gets_them_and_its_verdicts_stay(tmp_path):
-    material = ask("--routine rmsnorm_quant --batch_size 4 --hidden_size 64 --backends torch")[0].material
-    write_material(tmp_path, material)
-    (file,) = tmp_path.glob("workloads/**/*.jsonl")
-    text = file.read_text()
-    bare = material.workload.model_copy(update={"cost": None})
-    file.write_text(f'{{"definition":"{material.definition.name}","workload":{bare.to_json()}}}\n')
-    assert cost_of_workload(material.definition, bare, tmp_path) is None
-    assert bare.digest() == material.workload.digest()
-    write_material(tmp_path, material)
-    assert file.read_text() == text

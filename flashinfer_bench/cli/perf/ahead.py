@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import cycle
@@ -23,10 +22,11 @@ from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.environments import ahead_environment
 from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.cli.perf.cases import Request
-from flashinfer_bench.cli.render import count, format_duration
+from flashinfer_bench.cli.render import count
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.routines.case.spec import TORCH
+from flashinfer_bench.routines.table import ROUTINES
 from flashinfer_bench.sandbox.process_tree import kill_session
 
 MODULE: Final = "flashinfer_bench.routines.call_once"
@@ -38,19 +38,17 @@ BYTES_PER_COMPILER: Final = 2 << 30
 """Approximate memory that a compiler needs for one of the library's larger files."""
 
 
-def list_calls(requests: Iterable[Request]) -> dict[tuple[str, ...], dict[str, Any]]:
+def list_calls(requests: Iterable[Request]) -> list[dict[str, Any]]:
     """Return what `call_once` takes for each module that the cases need. A second call would wait for its compiler."""
     calls: dict[tuple[str, ...], dict[str, Any]] = {}
     for request in requests:
-        material, routine = request.material, request.routine
-        for backend in request.backends:
-            if material is None or routine is None or backend == TORCH:
-                continue
-            solution, definition = material.solutions[backend], material.definition
-            key = (routine.module, backend) if routine.module else (definition.name, solution.name)
-            parts = {"definition": definition, "solution": solution, "workload": material.workload}
-            calls.setdefault(key, {name: json.loads(part.to_json()) for name, part in parts.items()})
-    return calls
+        for backend in [name for name in request.backends if name != TORCH]:
+            made, module = request.made, ROUTINES[request.named].module
+            solution = made.solutions[backend]
+            parts = {"definition": made.definition, "solution": solution, "workload": made.workload}
+            call = {name: json.loads(part.to_json()) for name, part in parts.items()}
+            calls.setdefault((module, backend) if module else (solution.name,), call)
+    return list(calls.values())
 
 
 def compile_ahead(
@@ -65,47 +63,39 @@ def compile_ahead(
         jobs: processes at once; None for one a core.
         for_walls: workers have walls: they read what is compiled here, and write none of it.
     """
-    calls = list(list_calls(requests).values())
-    jobs = max(4, min(MOST_PARALLEL, usable_cores())) if jobs is None else jobs
-    if not calls or jobs <= 0:
+    calls = list_calls(requests)
+    jobs = min(len(calls), max(4, min(MOST_PARALLEL, usable_cores())) if jobs is None else jobs)
+    if jobs <= 0:
         return
-    jobs = min(jobs, len(calls))
     room = usable_memory() // BYTES_PER_COMPILER // jobs
     compilers = os.environ.get("MAX_JOBS", str(max(2, min(usable_cores(), room))))
-    kernels, started = cache_root(os.environ).resolve(), time.monotonic()
+    kernels = cache_root(os.environ).resolve()
     views = [ahead_environment(os.environ, device, kernels, for_walls=for_walls) for device in devices]
-    running: set[Isolated] = set()
+    running: set[int] = set()
 
     def call(order: dict[str, Any], view: dict[str, str]) -> str:
         """Return what went wrong, or ""."""
-        given = {"root": str(root), **order}
-        with Isolated(MODULE, given, environment={**view, "MAX_JOBS": compilers}) as process:
-            running.add(process)
+        with Isolated(MODULE, {"root": str(root), **order}, environment={**view, "MAX_JOBS": compilers}) as process:
+            running.add(process.pid)
             try:
                 process.wait(LIMIT_S)
             except IsolatedFailure as failure:
                 taken = f"it took more than {LIMIT_S:g} s" if failure.code is None else f"exit code {failure.code}"
-                return to_one_line([taken, *failure.log.splitlines()][-1])
+                return f", which failed: {to_one_line([taken, *failure.log.splitlines()][-1])}"
             finally:
-                running.discard(process)
                 kill_session(process.pid)  # compilers of ninja's are groups of their own
+                running.discard(process.pid)
         return ""
 
     write_err(f"compiling ahead: {count(len(calls), 'solution')}, {jobs} at once")
     pool = ThreadPoolExecutor(max_workers=jobs)
-    good = 0
     try:
         futures = {pool.submit(call, order, view): order for order, view in zip(calls, cycle(views), strict=False)}
         for done, future in enumerate(as_completed(futures), 1):
-            problem, name = future.result(), futures[future]["solution"]["name"]
-            good += not problem
-            failed = f", which failed: {problem}" if problem else ""
-            after = format_duration(time.monotonic() - started)
-            write_err(f"compiling ahead: {done} of {len(calls)} after {after}, the latest {name}{failed}")
+            latest = f"{futures[future]['solution']['name']}{future.result()}"
+            write_err(f"compiling ahead: {done} of {len(calls)}, the latest {latest}")
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in tuple(running):
-            kill_session(process.pid)
+        for session in tuple(running):
+            kill_session(session)
         pool.shutdown()
-    took = format_duration(time.monotonic() - started)
-    write_err(f"compiled ahead: {good} of {count(len(calls), 'solution')} in {took}")

@@ -1,4 +1,6 @@
-"""Reads the cases of a call of `perf`: one from the flags, or one from each line of a testlist.
+"""Reads the cases of a call of `perf`: from the flags, or one from each line of a testlist.
+
+Flags give several cases by `--m 1,16,256`, or by `--sweep m=1:4096:x2`.
 
 A line that cannot be used becomes a case with a problem. It is reported, and the other lines run.
 """
@@ -6,32 +8,42 @@ A line that cannot be used becomes a case with a problem. It is reported, and th
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import re
 import resource
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.host import usable_memory
 from flashinfer_bench.cli.parser import typed_program
-from flashinfer_bench.cli.perf.flags import check_outer, make_session_parser, parse_case, read_names, split_session
-from flashinfer_bench.cli.perf.sweeps import describe_swept, expand_sweeps
+from flashinfer_bench.cli.perf.flags import CASE_FLAGS, check_outer, make_parser, parse_case, read_names, split_session
+from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.routines.case.materials import Material, make_material
-from flashinfer_bench.routines.case.spec import TORCH, Case, Routine
+from flashinfer_bench.routines.case.spec import TORCH, Case
 from flashinfer_bench.routines.case.support import Platform, why_not
+from flashinfer_bench.routines.table import ROUTINES
 
 SCRIPT: Final = "flashinfer_benchmark.py"
 """The name that FlashInfer's documents have for this command."""
 INTERPRETER: Final = "python3"
 MOST_BYTES: Final = 16 << 20
 """A testlist of more bytes is refused."""
+
+SWEEP: Final = "--sweep"
+LIST: Final = re.compile(r"[-+.\w]+(?:,[-+.\w]+)+")
+RANGE: Final = re.compile(r"(\d+):(\d+)(?::(x?)(\d+))?")
+MOST_CASES: Final = 10_000
+"""More cases than this are refused: a number was mistyped."""
 
 
 @dataclass
@@ -52,7 +64,8 @@ class Request:
     """Why it cannot be run."""
     named: str = ""
     """The routine that the words name, known or not."""
-    routine: Routine | None = None
+    runs_as_ranks: bool = False
+    """Whether one of its backends runs here as ranks of mpirun, and not in the engine."""
     args: argparse.Namespace = field(default_factory=argparse.Namespace)
     case: Case | None = None
     material: Material | None = None
@@ -62,31 +75,25 @@ class Request:
     """The backends that can run here, in the order in which they were given."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Backend to the reason why it cannot run here."""
-
-    @property
-    def repro_command(self) -> str:
-        """The command that runs this case alone, quoted for a shell."""
-        return shlex.join([*started_program(sys.argv[0]), *self.words])
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Backend to its result, once it has one."""
 
     @property
     def made(self) -> Material:
-        """The material of a case that can run."""
+        """The material of a request without a problem."""
         assert self.material is not None
         return self.material
 
     @property
-    def definition(self) -> str:
-        """The name of the definition of a case that can run."""
-        return self.made.definition.name
-
-    def backend_of(self, solution: str) -> str:
-        """Return the backend whose solution has this name."""
-        return next(name for name, item in self.made.solutions.items() if item.name == solution)
+    def made_case(self) -> Case:
+        """The case of a request without a problem."""
+        assert self.case is not None
+        return self.case
 
     @property
-    def runs_as_ranks(self) -> bool:
-        """Whether one of its backends runs here as ranks of mpirun, and not in the engine."""
-        return self.routine is not None and self.routine.needs_ranks and self.backends not in ([], [TORCH])
+    def definition(self) -> str:
+        """The name of the definition of a request without a problem."""
+        return self.made.definition.name
 
 
 def started_program(script: str) -> list[str]:
@@ -104,8 +111,7 @@ def read_requests(rest: Sequence[str], testlist: str | None, place: Platform) ->
             cannot be read or is empty.
     """
     if testlist is None:
-        cases = expand_sweeps(rest)
-        requests = [Request(words, swept=swept) for words, swept in zip(cases, describe_swept(cases), strict=True)]
+        requests = [Request(words, swept=swept) for words, swept in expand_sweeps(rest)]
         for request in requests:
             _prepare(request, place)
         problems = dict.fromkeys(request.problem for request in requests if request.problem is not None)
@@ -126,6 +132,61 @@ def read_requests(rest: Sequence[str], testlist: str | None, place: Platform) ->
     return requests
 
 
+def expand_sweeps(words: Sequence[str]) -> list[tuple[list[str], str]]:
+    """Return every combination of the lists and sweeps among the words.
+
+    Returns:
+        The arguments of each case, and the flags that tell it from the others.
+
+    Raises:
+        Misuse: a sweep cannot be read, is not of a number, or gives too many cases.
+    """
+    flags = [*CASE_FLAGS, *(flag for routine in ROUTINES.values() for flag in routine.flags)]
+    numbers = {f"--{flag.name}" for flag in flags if flag.kind in ("int", "float")}
+    fixed: list[str] = []
+    varied: dict[str, Sequence[Any]] = {}
+    waiting = list(words)
+    while waiting:
+        flag, is_joined, value = (given := waiting.pop(0)).partition("=")
+        if not is_joined and waiting and flag in numbers | {SWEEP}:
+            value = waiting.pop(0)
+        if flag == SWEEP:
+            name, _, text = value.partition("=")
+            if f"--{name}" not in numbers or not text:
+                hint = did_you_mean(name, [one.removeprefix("--") for one in numbers - {f"--{name}"}])
+                usual = "; write FLAG=1,16,256 or FLAG=1:4096:x2 of a flag that takes a number"
+                raise Misuse(f"{SWEEP} {value}{hint if text and hint else usual}")
+            varied[f"--{name}"] = _read_values(text)
+        elif flag in numbers and LIST.fullmatch(value):
+            varied[flag] = value.split(",")
+        else:
+            fixed += [given] if is_joined or not value else [flag, value]
+    count = math.prod(map(len, varied.values()))
+    if count > MOST_CASES:
+        raise Misuse(f"the sweeps give {count:,} cases; at most {MOST_CASES:,} are run at once")
+    cases = []
+    for values in product(*varied.values()):
+        chosen = [(flag, str(value)) for flag, value in zip(varied, values, strict=True)]
+        told = " ".join(f"{flag} {value}" for flag, value in chosen if len(varied[flag]) > 1)
+        cases.append(([*fixed, *(word for pair in chosen for word in pair)], told))
+    return cases
+
+
+def _read_values(text: str) -> Sequence[Any]:
+    found = RANGE.fullmatch(text)
+    if found is None:
+        return text.split(",")
+    first, last, factor, step = int(found[1]), int(found[2]), found[3], int(found[4] or 1)
+    if step < (2 if factor else 1) or last < first or (factor and not first):
+        raise Misuse(f"{SWEEP} {text}: write FIRST:LAST:STEP or FIRST:LAST:xFACTOR, upward")
+    if not factor:
+        return range(first, last + 1, step)
+    values = [first]
+    while values[-1] * step <= last:
+        values.append(values[-1] * step)
+    return values
+
+
 def _read_line(request: Request, rest: Sequence[str], place: Platform) -> None:
     """Parse a line, and note its routine and tag, so that its row can be found even if it cannot be used."""
     try:
@@ -137,8 +198,8 @@ def _read_line(request: Request, rest: Sequence[str], place: Platform) -> None:
         return
     names = read_names([*rest, *words])
     request.named, request.args = names.routine or "", argparse.Namespace(case_tag=names.case_tag)
-    given = {word.split("=", 1)[0] for word in words}
-    request.ignored = [flag for flag in make_session_parser().flags() if flag in given]
+    given = {word.partition("=")[0] for word in words}
+    request.ignored = [flag for flag in make_parser(case=False).flags() if flag in given]
     try:
         request.words = [*rest, *split_session(words)[1]]
     except Misuse as error:
@@ -150,44 +211,41 @@ def _read_line(request: Request, rest: Sequence[str], place: Platform) -> None:
 def _prepare(request: Request, place: Platform) -> None:
     """Parse a request, make its case, and see which backends can run it here."""
     try:
-        request.routine, request.args = routine, args = parse_case(request.words)
-        args.repro_command = request.repro_command if args.generate_repro_command else args.repro_command
+        routine, args = parse_case(request.words)
+        request.named, request.args = routine.name, args
+        if args.generate_repro_command:
+            args.repro_command = shlex.join([*started_program(sys.argv[0]), *request.words])
         typed = read_names(request.words).backends
         request.renamed = {name: routine.aliases[name] for name in typed if name in routine.aliases}
-        asked = list(dict.fromkeys(args.backends))
         with _limited_memory():
             request.case = case = routine.make_case(args)
-            own = [name for name in asked if name == TORCH or not (routine.needs_ranks or name in case.refusals)]
+            own = [
+                name for name in args.backends if name == TORCH or not (routine.needs_ranks or name in case.refusals)
+            ]
             request.material = make_material(routine, case, own)
     except Misuse as error:
         request.problem = str(error)
-        return
     except MemoryError:
         request.problem = "its inputs need more memory than this machine has; take smaller sizes"
-        return
     except (ValueError, ArithmeticError) as error:
         request.problem = f"its flags do not go together: {to_one_line(str(error))}"
-        return
-    for backend in asked:
-        refusal = case.refusals.get(backend)
-        if refusal is not None:
-            request.skipped[backend] = f"{backend} for routine {routine.name}: {refusal}. Skipping."
-        elif (reason := why_not(routine, backend, place)) is not None:
-            request.skipped[backend] = reason
-        else:
-            request.backends.append(backend)
+    else:
+        for backend in dict.fromkeys(args.backends):
+            if (reason := why_not(routine, backend, place, case)) is not None:
+                request.skipped[backend] = f"{reason}. Skipping."
+            else:
+                request.backends.append(backend)
+        request.runs_as_ranks = routine.needs_ranks and request.backends not in ([], [TORCH])
 
 
 @contextmanager
 def _limited_memory(share: float = 0.5) -> Iterator[None]:
     """Raise MemoryError where a step takes more than a share of the memory: the system would kill the process."""
-    before = resource.getrlimit(resource.RLIMIT_DATA)
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     held = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * os.sysconf("SC_PAGE_SIZE")
     limit = held + int(usable_memory() * share)
-    if before[0] != resource.RLIM_INFINITY:
-        limit = min(limit, before[0])
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, before[1]))
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

@@ -21,7 +21,7 @@ from flashinfer_bench.cli.parser import (
     whole_number,
 )
 from flashinfer_bench.errors import Misuse
-from flashinfer_bench.routines.case.spec import Flag, Routine, Span, from_zero, real, switch, whole, word
+from flashinfer_bench.routines.case.spec import TORCH, Flag, Routine, Span, from_zero, real, switch, whole, word
 from flashinfer_bench.routines.table import ROUTINES, find_routine
 
 PROGRAM: Final = "flashinfer-bench perf"
@@ -29,8 +29,8 @@ EXAMPLE: Final = f"{PROGRAM} --routine rmsnorm --batch_size 32 --hidden_size 409
 USAGE: Final = "%(prog)s --routine NAME [flags]  |  %(prog)s --testlist FILE [flags]"
 JIT_HELP: Final = "modules compiled ahead at once; 0: none (default: one a core, 4 to 32; 0 on a CPU)"
 SWEEP_HELP: Final = "a case for each value of a number: m=1,16,256 or m=1:4096:x2; may be repeated, as --m 1,16,256 may"
-LARGEST_WHOLE: Final = 2**53
-"""Whole numbers from this size on become floats, because torch has no integers beyond 64 bits."""
+MOST_CALLS: Final = 10_000_000
+"""The engine makes no more calls of a solution."""
 SHORT: Final = {"num_iters": "-n", "dry_run_iters": "-d"}
 SESSION_FLAGS: Final = (
     Flag("file", "testlist", "a case a line; other flags given here hold for every line"),
@@ -45,8 +45,8 @@ SESSION_FLAGS: Final = (
 )
 """Flags of the whole call, beside --devices, --sandbox and --log_level. The waits of the system end at 2^31 ms."""
 CASE_FLAGS: Final = (
-    whole("num_iters", "timed calls", 30),
-    from_zero("dry_run_iters", "calls before timing", default=5),
+    whole("num_iters", "timed calls", 30, most=MOST_CALLS),
+    from_zero("dry_run_iters", "calls before timing", default=5, most=MOST_CALLS),
     switch("no_cuda_graph", "never launch from a CUDA graph"),
     switch("use_cupti", "deprecated: CUPTI is used where it is there"),
     switch("use_cuda_events", "time with CUDA events even where CUPTI is there"),
@@ -62,35 +62,49 @@ CASE_FLAGS: Final = (
 """Flags that every case has, beside --routine, --backends and -v; a routine may have one of them as its own."""
 
 
-def finite_number(text: str) -> float:
-    """Parse the value of a flag that measures. Huge whole numbers become floats."""
-    value = number(text)
-    return value if abs(value) < LARGEST_WHOLE else float(value)
+def _reader(flag: Flag) -> Callable[[str], Any]:
+    """Return the function that reads a value of a flag, and refuses a number outside its range."""
+
+    def read(text: str) -> Any:
+        value = whole_number(text) if flag.kind == "int" else float(number(text)) if flag.kind == "float" else text
+        if (why := flag.why_not(value)) is not None:
+            raise argparse.ArgumentTypeError(why)
+        return value
+
+    return read
 
 
-KINDS: Final[dict[str, Callable[[str], Any]]] = {"int": whole_number, "float": finite_number}
+def make_parser(
+    own: Iterable[Flag] = (),
+    routine: Routine | None = None,
+    *,
+    session: bool = True,
+    case: bool = True,
+    add_help: bool = False,
+) -> Parser:
+    """Make the parser of the flags of the whole call, or of those of a case, or of all.
 
-
-def make_session_parser() -> Parser:
-    """Make the parser of the flags of the whole call."""
-    parser = Parser(prog=PROGRAM, add_help=False)
-    _add_session_flags(parser)
-    return parser
-
-
-def _make_whole_parser(own: Iterable[Flag], routine: Routine | None = None, *, add_help: bool = True) -> Parser:
-    """Make the parser of all flags, for the help and for hints at the nearest flag."""
+    Args:
+        own: flags that the routine has for itself.
+        routine: the routine that a case names.
+        session: has the flags of the whole call.
+        case: has those of a case.
+        add_help: has --help.
+    """
     parser = Parser(prog=PROGRAM, add_help=add_help)
-    _add_session_flags(parser)
-    parser.add_argument("--sweep", action="append", metavar="FLAG=VALUES", help=SWEEP_HELP)
-    _add_case_flags(parser, own, routine)
+    if session:
+        _add_session_flags(parser)
+    if session and case:
+        parser.add_argument("--sweep", action="append", metavar="FLAG=VALUES", help=SWEEP_HELP)
+    if case:
+        _add_case_flags(parser, list(own), routine)
     return parser
 
 
 def declare_perf(parser: Parser) -> None:
     """Add all flags that no routine of its own has, for a shell that completes them, and names of routines."""
     _add_session_flags(parser)
-    _add_case_flags(parser, (), None)
+    _add_case_flags(parser, [], None)
     action = next(one for one in parser._actions if "--routine" in one.option_strings)
     action.completer = lambda **_: list(ROUTINES)  # type: ignore[attr-defined]
 
@@ -102,9 +116,8 @@ def check_outer(rest: Sequence[str]) -> None:
         Misuse: a flag is unknown or a value is wrong. One error names all unknown flags.
     """
     own = {flag.name: replace(flag, choices=()) for routine in ROUTINES.values() for flag in routine.flags}
-    parser = _make_whole_parser(own.values(), add_help=False)
-    unknown = parser.parse_known_args(list(rest))[1]
-    if unknown:
+    parser = make_parser(own.values())
+    if unknown := parser.parse_known_args(list(rest))[1]:
         raise Misuse("\n".join(describe_unknown_arguments(unknown, parser)))
 
 
@@ -114,11 +127,7 @@ def split_session(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     Raises:
         Misuse: a value is out of range.
     """
-    session, rest = make_session_parser().parse_known_args(list(argv))
-    problems = _find_outside(session, SESSION_FLAGS)
-    if problems:
-        raise Misuse("\n".join(problems))
-    return session, rest
+    return make_parser(case=False).parse_known_args(list(argv))
 
 
 def parse_case(argv: Sequence[str]) -> tuple[Routine, argparse.Namespace]:
@@ -129,32 +138,20 @@ def parse_case(argv: Sequence[str]) -> tuple[Routine, argparse.Namespace]:
     """
     name = read_names(argv).routine
     routine = find_routine(name) if name is not None else None
-    parser = Parser(prog=PROGRAM, add_help=False)
-    _add_case_flags(parser, routine.flags if routine else (), routine)
-    args, rest = parser.parse_known_args(list(argv))
+    own = routine.flags if routine is not None else ()
+    args, rest = make_parser(own, routine, session=False).parse_known_args(list(argv))
+    problems = describe_unknown_arguments(rest, make_parser(own)) if rest else []
     if routine is None:
-        hints = describe_unknown_arguments(rest, _make_whole_parser(())) if rest else []
-        missing = f"--routine is missing; known: {', '.join(ROUTINES)}"
-        raise Misuse(" ".join([*(hint for hint in hints if "did you mean" in hint), missing]))
-    problems = describe_unknown_arguments(rest, _make_whole_parser(routine.flags)) if rest else []
-    missing = ", ".join(
-        f"--{flag.name}" for flag in routine.flags if flag.required and getattr(args, flag.name) is None
-    )
-    problems += [f"routine {routine.name} needs {missing}"] if missing else []
-    problems += _find_outside(args, (*CASE_FLAGS, *routine.flags))
+        near = [line for line in problems if "did you mean" in line]
+        raise Misuse(" ".join([*near, f"--routine is missing; known: {', '.join(ROUTINES)}"]))
+    missing = [f"--{flag.name}" for flag in own if flag.required and getattr(args, flag.name) is None]
+    problems += [f"routine {routine.name} needs {', '.join(missing)}"] if missing else []
     args.backends = [routine.aliases.get(name, name) for name in args.backends]
-    unknown = [name for name in args.backends if name not in routine.backends]
-    if unknown:
+    if unknown := [name for name in args.backends if name not in routine.backends]:
         problems.append(f"--backends {' '.join(unknown)}: routine {routine.name} has {', '.join(routine.backends)}")
     if problems:
-        raise Misuse("\n".join(dict.fromkeys(problems)))
+        raise Misuse("\n".join(problems))
     return routine, args
-
-
-def _find_outside(args: argparse.Namespace, flags: Iterable[Flag]) -> list[str]:
-    """Return a line for each number that is outside the range of its flag."""
-    given = [(flag, getattr(args, flag.name)) for flag in flags]
-    return [why for flag, value in given if value is not None and (why := flag.why_not(value)) is not None]
 
 
 def read_names(argv: Sequence[str]) -> argparse.Namespace:
@@ -170,20 +167,20 @@ def print_help(argv: Sequence[str]) -> None:
     """Print the flags of the named routine, or a list of the routines where none is named."""
     name = read_names(argv).routine
     if name is None:
-        parser = _make_whole_parser(())
+        parser = make_parser(add_help=True)
         parser.describe("Time FlashInfer's kernels.", usage=USAGE, example=EXAMPLE)
-        lines = ["", "routines (--routine NAME --help shows the flags of one):"]
+        lines = ["routines (--routine NAME --help shows the flags of one):"]
         for family in dict.fromkeys(routine.family for routine in ROUTINES.values()):
             lines.append(f"  {family}")
             lines += [f"    {item.name:42} {item.summary}" for item in ROUTINES.values() if item.family == family]
     else:
         routine = find_routine(name)
-        parser = _make_whole_parser(routine.flags, routine)
+        parser = make_parser(routine.flags, routine, add_help=True)
         parser.describe(routine.summary, usage=f"%(prog)s --routine {routine.name} [flags]")
-        lines = ["", "backends, and the compute capabilities that they run on:"]
+        lines = ["backends, and the compute capabilities that they run on:"]
         lines += [f"  {backend:15} {', '.join(capabilities)}" for backend, capabilities in routine.support.items()]
-        lines.append(f"  {'torch':15} any, and CPUs: the reference")
-    write_out("\n".join([parser.format_help(), *lines[1:], ""]))
+        lines.append(f"  {TORCH:15} any, and CPUs: the reference")
+    write_out("\n".join([parser.format_help(), *lines, ""]))
 
 
 def _add_session_flags(parser: Parser) -> None:
@@ -195,16 +192,15 @@ def _add_session_flags(parser: Parser) -> None:
     add_log_level(group, "--log_level")
 
 
-def _add_case_flags(parser: Parser, own: Iterable[Flag], routine: Routine | None) -> None:
+def _add_case_flags(parser: Parser, own: Sequence[Flag], routine: Routine | None) -> None:
     group = parser.add_argument_group("case", "of every routine")
     group.add_argument("--routine", "-R", metavar="NAME", help="what is timed")
-    names, default = "one or more", []
-    if routine is not None:
-        names, default = f"one or more of {', '.join(routine.backends)}", [routine.backends[0]]
-    group.add_argument("--backends", nargs="+", default=default, metavar="NAME", help=names)
-    known = {flag.name for flag in own}
+    names = f" of {', '.join(routine.backends)}" if routine is not None else ""
+    default = [routine.backends[0]] if routine is not None else []
+    group.add_argument("--backends", nargs="+", default=default, metavar="NAME", help=f"one or more{names}")
+    taken = {flag.name for flag in own}
     for flag in CASE_FLAGS:
-        if flag.name not in known:
+        if flag.name not in taken:
             _add_flag(group, flag)
     group.add_argument("--verbose", "-v", action="count", default=0, help="-v shows what is run, -vv inputs too")
     title = (routine.family, f"of {routine.name}") if routine is not None else ("any routine",)
@@ -214,13 +210,12 @@ def _add_case_flags(parser: Parser, own: Iterable[Flag], routine: Routine | None
 
 
 def _add_flag(group: argparse._ActionsContainer, flag: Flag) -> None:
-    spellings = [short, f"--{flag.name}"] if (short := SHORT.get(flag.name)) else [f"--{flag.name}"]
+    spellings = [*([SHORT[flag.name]] if flag.name in SHORT else []), f"--{flag.name}"]
     if flag.kind == "switch":
         group.add_argument(*spellings, action="store_true", default=flag.default, help=flag.help)
         return
     shown = flag.help if flag.default in (None, "") else f"{flag.help} (default: {flag.default})"
     shown += "; required" if flag.required else ""
     extra: dict[str, Any] = {"choices": flag.choices} if flag.choices else {"metavar": flag.kind.upper()}
-    group.add_argument(
-        *spellings, type=KINDS.get(flag.kind, str), default=flag.default, help=shown.replace("%", "%%"), **extra
-    )
+    text = shown.replace("%", "%%")
+    group.add_argument(*spellings, type=_reader(flag), default=flag.default, help=text, **extra)

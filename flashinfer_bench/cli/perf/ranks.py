@@ -1,93 +1,234 @@
 """`perf` as one rank of mpirun: the backend moe_a2a of moe_a2a_dispatch_combine. Rank 0 writes lines and files.
 
-It needs mpi4py, flashinfer-python, and a GPU for each rank, all of one NVLink domain.
+It needs mpi4py, flashinfer-python, and a GPU for each rank, all of one NVLink domain. The engine takes no part, because
+it has one process for a solution. Every rank makes the inputs of all ranks from the seed. What comes back to it is
+checked against the case's reference, which plays all ranks; then rounds are timed. The time of a round is that of the
+slowest rank.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
 from statistics import median, pstdev
 from typing import Any, Final
 
+import torch
+
+from flashinfer_bench.base.files.held_folders import temporary_folder
+from flashinfer_bench.bench.evaluators.compare.rule import Tolerance, find_beyond
+from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
+from flashinfer_bench.cli.exit_codes import FAILED, RAN
 from flashinfer_bench.cli.output import write_out
 from flashinfer_bench.cli.perf.cases import Request
-from flashinfer_bench.cli.perf.files import ResultFiles
-from flashinfer_bench.cli.perf.results import Row, introduce, make_row, perf_line
-from flashinfer_bench.roofline.cost import Cost
+from flashinfer_bench.cli.perf.results import ResultFiles, introduce, make_row, report
+from flashinfer_bench.roofline.peaks import describe_time
+from flashinfer_bench.routines.case.materials import write_material
+from flashinfer_bench.routines.case.spec import Check
 from flashinfer_bench.routines.case.support import Platform
-from flashinfer_bench.routines.families.moe_comm import count_traffic, count_work
+from flashinfer_bench.routines.families.moe_comm import count_phases
 
-BACKEND: Final = "moe_a2a"
+PHASES: Final = ("a2a_dispatch", "moe_kernel", "a2a_combine")
+ASTRAY: Final = 0.5
+"""A token whose error exceeds this share of its length is wrong, even where a share of elements may be wrong. A lost
+token has an error of 1; experts that quantise between their products cause an error of 0.2."""
+RENORMALIZE: Final = 1
+"""The library's number for the routing method that leaves given weights as they are."""
+MOST_TOKENS: Final = 8192
+"""The library tunes its kernels for at least this number of tokens."""
+
+
+class Stopwatch:
+    """Takes the time between marks: CUDA events on the current stream."""
+
+    def __init__(self) -> None:
+        self._marks: list[torch.cuda.Event] = []
+
+    def mark(self) -> None:
+        """Record an event."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call] # torch's own lack
+        event.record()
+        self._marks.append(event)
+
+    def read(self) -> list[float]:
+        """Wait for the device, return milliseconds between the events, and forget them."""
+        torch.cuda.synchronize()
+        marks, self._marks = self._marks, []
+        return [float(start.elapsed_time(end)) for start, end in pairwise(marks)]
 
 
 def run_ranks(request: Request, session: argparse.Namespace, place: Platform) -> int:
     """Time the case on this rank, together with all others; rank 0 reports."""
-    import torch
-    from flashinfer import fused_moe
-    from flashinfer.comm import Mapping, MoeAlltoAll
-
-    from flashinfer_bench.routines.ranks import CudaStopwatch, RankInputs, RealExperts, Weighing, time_rounds
-
+    comm = importlib.import_module("flashinfer.comm")
     communicator: Any = importlib.import_module("mpi4py.MPI").COMM_WORLD
-    rank, ranks = communicator.Get_rank(), communicator.Get_size()
+    rank, ranks, args = communicator.Get_rank(), communicator.Get_size(), request.args
     torch.cuda.set_device(rank % torch.cuda.device_count())
-    case, args = request.case, request.args
-    assert case is not None  # the caller has made it
-    chosen: list[Any] = [case.inputs[name].value for name in ("token_selected_experts", "token_final_factors")]
-    generator = torch.Generator(device="cuda").manual_seed(args.random_seed + rank)
-    hidden = torch.empty(
-        args.num_tokens, args.hidden_size, dtype=getattr(torch, case.inputs["hidden_states"].dtype), device="cuda"
-    ).normal_(generator=generator)
-    mapping = Mapping(rank=rank, world_size=ranks, tp_size=ranks, moe_ep_size=ranks, gpus_per_node=ranks)
+    mapping = comm.Mapping(rank=rank, world_size=ranks, tp_size=ranks, moe_ep_size=ranks, gpus_per_node=ranks)
     most = args.max_num_tokens or args.num_tokens
-    between = MoeAlltoAll(mapping, most, args.top_k, args.num_experts, hidden_size=args.hidden_size)
-    ids, factors = (torch.from_numpy(value[rank]).cuda() for value in chosen)
-    inputs = RankInputs(hidden, ids, factors, args.num_experts, rank, ranks, args.quant_dtype)
-    experts: Any = Weighing(inputs)
-    if args.real_math:
-        experts = RealExperts(inputs, fused_moe, intermediate=args.intermediate_size, seed=args.random_seed)
-    counts = {"dry_run_iters": args.dry_run_iters, "num_iters": args.num_iters}
-    times, problems = time_rounds(inputs, experts, between, case.check, communicator, CudaStopwatch(), **counts)
+    between = comm.MoeAlltoAll(mapping, most, args.top_k, args.num_experts, hidden_size=args.hidden_size)
+    times, problems = time_rounds(request, between, communicator, Stopwatch(), torch.device("cuda"))
     return report_ranks(request, session, place, times, problems) if rank == 0 else 0
+
+
+def time_rounds(
+    request: Request, between: Any, communicator: Any, stopwatch: Any, device: torch.device
+) -> tuple[dict[str, list[float]], list[str]]:
+    """Check one round, then time rounds. A round begins when every rank has come to it.
+
+    Args:
+        request: the case.
+        between: the exchange between ranks, FlashInfer's MoeAlltoAll.
+        communicator: mpi4py's.
+        stopwatch: takes the time of the phases.
+        device: the device of this rank.
+
+    Returns:
+        Milliseconds of each round, for each phase and in all, of the slowest rank; and what any rank found wrong.
+    """
+    rank, ranks, args, case = communicator.Get_rank(), communicator.Get_size(), request.args, request.case
+    assert case is not None  # it has been made
+    reference: dict[str, Any] = {}
+    exec(request.made.definition.reference, reference)
+    with temporary_folder("perf") as root:
+        write_material(Path(root), request.made)
+        maker = InputMaker(request.made.definition, request.made.workload, device, Path(root))
+        inputs = maker.make(args.random_seed)
+    hidden, ids, factors = (part[rank] for part in inputs[:3])
+    wanted, payload = reference["run"](*inputs)[rank], reference["pack"](hidden)
+    local = args.num_experts // ranks
+    first = rank * local
+    weights = [part[first : first + local].clone() for part in inputs[3:]]
+    del inputs
+    # An expert of another rank, for places to which no token came. With a single rank no place is empty.
+    absent = ((first + local) % args.num_experts, len(payload)) if weights else ()
+
+    def weigh(tokens: Sequence[torch.Tensor], experts: torch.Tensor, shares: torch.Tensor) -> Any:
+        own = torch.where((experts >= first) & (experts < first + local), shares, 0.0)
+        return reference["weigh"](reference["unpack"](*tokens), experts, own)
+
+    experts = make_experts(args, weights, rank, ranks, hidden.dtype) if weights else weigh
+
+    def run_round() -> Any:
+        stopwatch.mark()
+        *tokens, chosen, shares = between.dispatch(ids, [*payload, ids, factors], len(hidden), *absent)
+        stopwatch.mark()
+        rows = [part.flatten(0, 1) for part in tokens]
+        done = experts(rows, chosen.flatten(0, 1), shares.flatten(0, 1)).to(hidden.dtype)
+        stopwatch.mark()
+        back = between.combine(done.view(*chosen.shape[:2], -1), len(hidden))
+        stopwatch.mark()
+        return back
+
+    back = run_round()
+    stopwatch.read()
+    problems = communicator.allgather(find_mismatch(rank, back, wanted.float(), case.check))
+    rounds = []
+    for _ in range(args.dry_run_iters + args.num_iters):
+        communicator.Barrier()
+        run_round()
+        rounds.append(stopwatch.read())
+    slowest = torch.tensor(communicator.allgather(rounds[args.dry_run_iters :]), dtype=torch.float64).amax(dim=0)
+    times = {phase: slowest[:, column].tolist() for column, phase in enumerate(PHASES)}
+    both = (slowest[:, 0] + slowest[:, 2]).tolist()
+    return {"a2a_total": both, **times}, [problem for problem in problems if problem is not None]
+
+
+def make_experts(
+    args: argparse.Namespace, weights: Sequence[torch.Tensor], rank: int, ranks: int, dtype: torch.dtype
+) -> Any:
+    """Return the library's kernel of --real_math for the weights of this rank.
+
+    It computes [rows, hidden] of rows of the payload, their expert ids and their factors [rows, top_k].
+    """
+    library = importlib.import_module("flashinfer.fused_moe")
+    most = max(MOST_TOKENS, ranks * args.num_tokens)
+
+    def run_nvfp4(rows: Sequence[torch.Tensor], ids: torch.Tensor, factors: torch.Tensor) -> Any:
+        """Call cutlass_fused_moe, which leaves out experts of other ranks."""
+        one = torch.ones((), dtype=torch.float32, device=ids.device)
+        scales = [part for i in (0, 3) for part in (one, weights[i + 1].view(torch.int32), weights[i + 2])]
+        out = torch.empty(len(ids), args.hidden_size, dtype=dtype, device=ids.device)
+        library.cutlass_fused_moe(
+            rows[0],
+            ids,
+            factors,
+            *(part.view(torch.uint8).view(torch.int64) for part in (weights[0], weights[3])),
+            dtype,
+            scales,
+            input_sf=rows[1],
+            swizzled_input_sf=False,
+            ep_size=ranks,
+            ep_rank=rank,
+            output=out,
+            tune_max_num_tokens=most,
+        )
+        return out
+
+    def run_fp8(rows: Sequence[torch.Tensor], ids: torch.Tensor, factors: torch.Tensor) -> Any:
+        """Call trtllm_fp8_block_scale_routed_moe: an id and its bfloat16 factor share a word."""
+        words = factors.to(torch.bfloat16).view(torch.int16).to(torch.int32)
+        return library.trtllm_fp8_block_scale_routed_moe(
+            (ids << 16) | (words & 0xFFFF),
+            None,
+            rows[0].view(torch.float8_e4m3fn),
+            rows[1].T.contiguous(),
+            *weights,
+            args.num_experts,
+            args.top_k,
+            None,
+            None,
+            args.intermediate_size,
+            rank * len(weights[0]),
+            len(weights[0]),
+            None,
+            routing_method_type=RENORMALIZE,
+            tune_max_num_tokens=most,
+        )
+
+    return run_nvfp4 if args.quant_dtype == "nvfp4" else run_fp8
+
+
+def find_mismatch(rank: int, back: torch.Tensor, wanted: torch.Tensor, check: Check) -> str | None:
+    """Say how the tokens that came back differ from the expected ones. One token that is wrong as a whole is enough."""
+    wrong = find_beyond(wanted, back.float(), Tolerance(check.rtol, check.atol))
+    astray = ~((back.float() - wanted).norm(dim=-1) <= ASTRAY * wanted.norm(dim=-1))
+    count, allowed = int(wrong.sum()), 0.0 if check.ratio is None else (1 - check.ratio) * wrong.numel()
+    if count <= allowed and not (astray & wrong.any(dim=-1)).any():
+        return None
+    return f"{count} / {wrong.numel()} elements of rank {rank} are different"
 
 
 def report_ranks(
     request: Request, session: argparse.Namespace, place: Platform, times: dict[str, list[float]], problems: list[str]
 ) -> int:
-    """Write the lines and rows of all phases. Return 1 if an output is wrong and the flags make that an error."""
-    args = request.args
-    lines = list(introduce(request, place))
-    label = "ERROR" if args.refcheck or args.validate else "WARNING"
-    lines += [f"[{label}] Output tensor mismatch between backends torch and {BACKEND}: {what}" for what in problems]
-    is_error = bool(problems) and label == "ERROR" and not args.allow_output_mismatch
-    files = ResultFiles(session.output_path, session.json_path)
-    for row in make_rows(request, place, times, "; ".join(problems)):
-        files.add(row)
-        lines += [] if is_error else [perf_line(row)]
-    write_out("".join(f"{line}\n" for line in lines))
-    return 1 if is_error or files.lost else 0
+    """Write the lines and rows of the whole round; with --per_phase_timing of each phase, too.
 
-
-def make_rows(request: Request, place: Platform, times: dict[str, list[float]], problem: str) -> list[Row]:
-    """Return a row for the whole round. With --per_phase_timing, return one for each phase too."""
-    out, back = count_traffic(request.args)
-    flops, weights = count_work(request.args)
-    moved = {"a2a_total": out + back, "a2a_dispatch": out, "a2a_combine": back, "moe_kernel": weights}
-    rows = []
-    for phase, taken in times.items():
-        if phase != "a2a_total" and not request.args.per_phase_timing:
-            continue
-        row = make_row(request, phase, place, "mismatch" if problem else "passed", problem)
-        row["median_ms"], row["std_ms"] = median(taken), pstdev(taken)
-        row["measurement"] = {
-            "method": "cuda_events",
-            "cache_state": "warm",
-            "samples": len(taken),
-            "samples_ms": taken,
+    Returns:
+        1 if an output is wrong and the flags make that an error, else 0.
+    """
+    args, files = request.args, ResultFiles(session.output_path, session.json_path)
+    args.refcheck |= args.validate
+    costs = count_phases(args, request.made_case.inputs["token_selected_experts"].value)
+    lines, status = [*introduce(request, place)], "mismatch" if problems else "passed"
+    for phase, taken in [*times.items()][: None if args.per_phase_timing else 1]:
+        cost, took = costs[phase], median(taken)
+        row = {
+            **make_row(request, phase, place, status, "; ".join(problems)),
+            "median_ms": took,
+            "std_ms": pstdev(taken),
+            "measurement": {
+                "method": "cuda_events",
+                "cache_state": "warm",
+                "samples": len(taken),
+                "samples_ms": taken,
+            },
+            "facts": describe_time(cost, "", took) or {},
         }
-        cost = Cost(flops if phase == "moe_kernel" else 0.0, moved[phase])
-        rates = (cost.tflops(median(taken)), cost.tb_per_sec(median(taken))) if median(taken) else (0.0, 0.0)
-        row["facts"] = {"tflops": rates[0], "tb_per_sec": rates[1], "bytes": cost.bytes}
-        rows.append(row)
-    return rows
+        files.add(row)
+        lines += report(row)
+    write_out("".join(f"{line}\n" for line in lines))
+    has_failed = bool(problems) and args.refcheck and not args.allow_output_mismatch
+    return FAILED if has_failed or files.lost else RAN

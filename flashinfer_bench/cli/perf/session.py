@@ -1,25 +1,26 @@
 """Runs a session of `perf`: cases become entries of a trace set, `Benchmark` judges and times them, and verdicts become
 lines and rows.
 
-A case is a definition, a workload and a solution for each backend. Cases of equal settings run together.
+A case is a definition, a workload and a solution for each backend. Cases of equal settings run together. A case is told
+when all its backends are done.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from pydantic import ValidationError
 
 from flashinfer_bench.base.files.held_folders import temporary_folder
 from flashinfer_bench.base.files.locks import USUAL_LIMIT_S, locked_folder
 from flashinfer_bench.bench.benchmark import Benchmark
-from flashinfer_bench.bench.config import BenchmarkConfig, describe_problems
+from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluator_record import MEASURE_REJECTED
 from flashinfer_bench.bench.events import JobFaulted, JobFinished, Notice
 from flashinfer_bench.bench.machine import discover_devices
@@ -29,16 +30,22 @@ from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
 from flashinfer_bench.cli.output import one_interrupt, write_err, write_out
 from flashinfer_bench.cli.perf.ahead import compile_ahead
 from flashinfer_bench.cli.perf.cases import Request, read_requests
-from flashinfer_bench.cli.perf.files import ResultFiles, check_paths
 from flashinfer_bench.cli.perf.flags import split_session
-from flashinfer_bench.cli.perf.ranks import run_ranks
-from flashinfer_bench.cli.perf.results import Row, introduce, is_failure, make_judged, make_row, report
+from flashinfer_bench.cli.perf.results import (
+    ResultFiles,
+    Row,
+    check_paths,
+    introduce,
+    is_failure,
+    make_judged,
+    make_row,
+    report,
+)
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
 from flashinfer_bench.env import cache_root
-from flashinfer_bench.errors import ConfigError, DataSetError, Misuse
-from flashinfer_bench.report.verdict import to_one_line
+from flashinfer_bench.errors import DataSetError, Misuse
 from flashinfer_bench.routines.case.materials import write_material
 from flashinfer_bench.routines.case.support import Platform, find_platform
 
@@ -64,20 +71,22 @@ def run_session(argv: Sequence[str]) -> int:
     devices = discover_devices(session.devices or None)
     place = find_platform(devices[0].name, devices[0].capability)
     requests = read_requests(rest, session.testlist, place)
-    _refuse_settings(requests, session)
     if any(request.runs_as_ranks for request in requests):
         if len(requests) > 1 or len(requests[0].backends) > 1:
             raise Misuse("ranks of mpirun time one case of moe_a2a_dispatch_combine: --backends moe_a2a, no testlist")
+        from flashinfer_bench.cli.perf.ranks import run_ranks  # torch, which the engine's host does not need
+
         return run_ranks(requests[0], session, place)
     if session.save_trace_set:
         read_tolerances(Path(session.save_trace_set))  # raises before any file is begun, if they cannot be used
-    files = ResultFiles(session.output_path, session.json_path)
-    results = Results(requests, files, place)
+    results = Results(requests, ResultFiles(session.output_path, session.json_path), place)
     with ExitStack() as stack:
         root = Path(session.save_trace_set or stack.enter_context(temporary_folder("perf")))
-        results.begin()
         if session.no_empty_columns:
-            stack.callback(files.drop_empty_columns)
+            stack.callback(results.files.drop_empty_columns)
+        for request in requests:
+            if not request.backends:
+                results.tell(request)
         kept = [one for one in requests if one.material is not None and (one.backends or session.save_trace_set)]
         for request in kept:
             write_material(root, request.made)
@@ -94,15 +103,15 @@ def run_session(argv: Sequence[str]) -> int:
             for group in in_groups(requests):
                 _run_group(results, group, session, root)
         except KeyboardInterrupt:
-            results.finish("interrupted")
-            write_err("interrupted")
+            reason = "interrupted"
+            write_err(reason)
             return INTERRUPTED
         except BaseException as error:
             reason = f"the session ended: {error}"
             raise
         finally:
             results.finish(reason)
-    return results.exit_code
+    return FAILED if results.has_failed or results.files.lost else RAN
 
 
 def write_tolerances(root: Path, requests: Sequence[Request]) -> None:
@@ -112,7 +121,7 @@ def write_tolerances(root: Path, requests: Sequence[Request]) -> None:
         ConfigError: the file that is there cannot be used.
         DataSetError: it cannot be written.
     """
-    own = {one.definition: one.case.check.settings() for one in requests if one.case is not None}
+    own = {one.definition: one.made_case.check.settings() for one in requests}
     path = root / TOLERANCES_FILE
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -124,96 +133,61 @@ def write_tolerances(root: Path, requests: Sequence[Request]) -> None:
 
 
 class Results:
-    """The rows of a session's cases. When all backends of a case are done, it prints and writes the case.
-
-    A single case is introduced at once, and each of its rows is printed when it comes.
-    """
+    """Prints and writes the cases of a session, each when all its backends are done."""
 
     def __init__(self, requests: Sequence[Request], files: ResultFiles, place: Platform) -> None:
-        self.place = place
-        self._requests, self._files = list(requests), files
-        self._rows: dict[int, dict[str, Row]] = {id(request): {} for request in requests}
-        self._failed = False
-        self._is_single = len(self._requests) == 1
-
-    def begin(self) -> None:
-        """Introduce a single case. Tell the cases that no backend can run."""
-        for request in self._requests:
-            if self._is_single:
-                _print(introduce(request, self.place))
-            if not request.backends:
-                self._tell(request)
+        self.requests, self.files, self.place, self.has_failed = requests, files, place, False
 
     def put(self, request: Request, row: Row) -> None:
-        """Keep a row."""
-        rows = self._rows[id(request)]
-        rows[row["backend"]] = row
-        if self._is_single:
-            _print(report(row))
-        if len(rows) == len(request.backends):
-            self._tell(request)
+        """Keep a row; tell its case with the last one."""
+        request.rows[row["backend"]] = row
+        if len(request.rows) == len(request.backends):
+            self.tell(request)
 
     def finish(self, reason: str) -> None:
         """Tell the cases that lack rows: their missing backends failed for this reason."""
-        for request in self._requests:
-            for backend in [name for name in request.backends if name not in self._rows[id(request)]]:
+        for request in self.requests:
+            for backend in [name for name in request.backends if name not in request.rows]:
                 self.put(request, make_row(request, backend, self.place, "failed", reason))
 
-    @property
-    def exit_code(self) -> int:
-        """0 if every case ran, no backend failed and all rows were written, else 1."""
-        return FAILED if self._failed or self._files.lost else RAN
-
-    def _tell(self, request: Request) -> None:
+    def tell(self, request: Request) -> None:
+        """Print and write a case."""
         rows = [make_row(request, name, self.place, "skipped", why) for name, why in request.skipped.items()]
-        rows += [self._rows[id(request)][name] for name in request.backends]
+        rows += [request.rows[name] for name in request.backends]
+        lines = [*introduce(request, self.place), *(line for row in rows for line in report(row))]
         if request.problem is not None:
             rows = [make_row(request, "", self.place, "failed", request.problem)]
         for row in rows:
-            self._files.add(row)
-        self._failed |= not request.backends or any(map(is_failure, rows))
-        if not self._is_single:
-            _print(introduce(request, self.place))
-            for row in [] if request.problem is not None else rows:
-                _print(report(row))
-
-
-def _print(lines: Any) -> None:
-    write_out("".join(f"{line}\n" for line in lines))
+            self.files.add(row)
+        self.has_failed |= not request.backends or any(map(is_failure, rows))
+        write_out("".join(f"{line}\n" for line in lines))
 
 
 def in_groups(requests: Sequence[Request]) -> list[list[Request]]:
     """Group the requests that one run of the engine can do: equal settings, and no case twice."""
     groups: dict[object, list[Request]] = {}
-    seen: dict[object, int] = {}
+    seen: Counter[object] = Counter()
     for request in requests:
         if request.backends:
-            args = request.args
-            settings = (args.random_seed, args.use_cuda_events, args.no_cuda_graph)
-            case = settings, request.definition
-            seen[case] = seen.get(case, 0) + 1
-            groups.setdefault((settings, seen[case]), []).append(request)
+            settings = request.args.random_seed, request.args.use_cuda_events, request.args.no_cuda_graph
+            seen[settings, request.definition] += 1
+            groups.setdefault((settings, seen[settings, request.definition]), []).append(request)
     return list(groups.values())
 
 
 def _run_group(results: Results, group: Sequence[Request], session: argparse.Namespace, root: Path) -> None:
-    config = make_config(group, session)
-    trace_set = make_trace_set(group, root, is_resumed=session.resume, needs_samples=config.keep_samples)
-    by_name = {request.definition: request for request in group}
+    asked = {(one.definition, one.made.solutions[name].name): (one, name) for one in group for name in one.backends}
 
     def fail(definition: str, solution: str | None, reason: str) -> None:
-        request = by_name[definition]
-        for backend in request.backends if solution is None else [request.backend_of(solution)]:
-            results.put(request, make_row(request, backend, results.place, "failed", reason))
+        for key, (request, backend) in asked.items():
+            if key[0] == definition and solution in (None, key[1]):
+                results.put(request, make_row(request, backend, results.place, "failed", reason))
 
     def judge(trace: Trace, device: str | None = None) -> None:
-        request, evaluation = by_name[trace.definition], trace.evaluation
-        assert evaluation is not None  # it is a verdict
-        backend = request.backend_of(trace.solution or "")
-        device = device or evaluation.environment.hardware
-        results.put(request, make_judged(request, backend, results.place, evaluation, device))
+        request, backend = asked[trace.definition, trace.solution or ""]
+        results.put(request, make_judged(request, backend, results.place, trace.evaluation, device))
 
-    with Benchmark(trace_set, config) as engine:
+    with Benchmark(make_trace_set(group, root, is_resumed=session.resume), make_config(group, session)) as engine:
         plan = engine.plan(resume=session.resume, retry_timeouts=session.retry_timeouts)
         for trace in engine.find_resumed(plan):
             judge(trace)
@@ -230,53 +204,24 @@ def _run_group(results: Results, group: Sequence[Request], session: argparse.Nam
                     fail(event.job.definition.name, event.job.solution.name, event.message)
 
 
-def make_trace_set(group: Sequence[Request], root: Path, *, is_resumed: bool, needs_samples: bool = False) -> TraceSet:
-    """Return the trace set of a group's cases, in their order. In a resumed session it holds their recorded verdicts.
-
-    Where samples are needed, a verdict without samples does not count as recorded.
-    """
-    made = TraceSet(root=root, definitions={}, solutions={}, workloads={}, traces={})
+def make_trace_set(group: Sequence[Request], root: Path, *, is_resumed: bool) -> TraceSet:
+    """Return the trace set of a group's cases, in their order; in a resumed session with their recorded verdicts."""
     recorded = TraceSet.from_path(root).traces if is_resumed else {}
-    for request in group:
-        name, material = request.definition, request.made
-        made.definitions[name] = material.definition
-        made.solutions[name] = [material.solutions[backend] for backend in request.backends]
-        made.workloads[name] = [Trace(definition=name, workload=material.workload)]
-        made.traces[name] = [one for one in recorded.get(name, []) if not (needs_samples and _lacks_samples(one))]
-    return made
-
-
-def _lacks_samples(trace: Trace) -> bool:
-    extra = (trace.evaluation.extra or {}) if trace.evaluation is not None else {}
-    return "samples_ns" not in extra.get("measurement", {"samples_ns": None})
-
-
-def _refuse_settings(requests: Sequence[Request], session: argparse.Namespace) -> None:
-    """Give each case whose settings are out of range a problem, so that the others run.
-
-    Raises:
-        ConfigError: it is no line of a testlist.
-    """
-    for request in requests:
-        try:
-            if request.backends:
-                make_config([request], session)
-        except ConfigError as error:
-            if session.testlist is None:
-                raise
-            request.problem, request.backends = to_one_line(str(error)), []
+    made = {request.definition: request.made for request in group}
+    return TraceSet(
+        root=root,
+        definitions={name: one.definition for name, one in made.items()},
+        solutions={one.definition: [one.made.solutions[backend] for backend in one.backends] for one in group},
+        workloads={name: [Trace(definition=name, workload=one.workload)] for name, one in made.items()},
+        traces={name: recorded.get(name, []) for name in made},
+    )
 
 
 def make_config(group: Sequence[Request], session: argparse.Namespace) -> BenchmarkConfig:
-    """Return the configuration of one run of the engine.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
+    """Return the configuration of one run of the engine."""
     sections = {}
     for request in group:
-        assert request.case is not None  # a group has only cases that can run
-        args, judged = request.args, request.case.check.settings()
+        args, judged = request.args, request.made_case.check.settings()
         if not args.refcheck or args.allow_output_mismatch:
             judged["extra"][MEASURE_REJECTED] = True
         sections[request.definition] = {**judged, "warmup_runs": args.dry_run_iters, "iterations": args.num_iters}
@@ -284,18 +229,15 @@ def make_config(group: Sequence[Request], session: argparse.Namespace) -> Benchm
     chosen: dict[str, Any] = {"devices": session.devices} if session.devices else {}
     chosen |= {"clock": "cuda_events"} if first.use_cuda_events else {}
     chosen |= {"cuda_graphs": False} if first.no_cuda_graph else {}
-    try:
-        return BenchmarkConfig.default(
-            definition_config=sections,
-            num_trials=1,
-            precision=PRECISION,
-            profile_baseline=False,
-            confirm=False,
-            seed=first.random_seed,
-            timeout_seconds=session.timeout,
-            sandbox=session.sandbox,
-            keep_samples=session.json_path is not None or (session.output_path or "").endswith(".jsonl"),
-            **chosen,
-        )
-    except ValidationError as error:
-        raise ConfigError("\n".join(describe_problems(error))) from None
+    return BenchmarkConfig.default(
+        definition_config=sections,
+        num_trials=1,
+        precision=PRECISION,
+        profile_baseline=False,
+        confirm=False,
+        seed=first.random_seed,
+        timeout_seconds=session.timeout,
+        sandbox=session.sandbox,
+        keep_samples=session.json_path is not None or (session.output_path or "").endswith(".jsonl"),
+        **chosen,
+    )

@@ -9,7 +9,7 @@ import json
 import re
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -22,10 +22,10 @@ from flashinfer_bench.data import Definition, Solution, Trace, Workload
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.data.store import layout
-from flashinfer_bench.data.store.jsonl import append_line, read_lines, write_whole
+from flashinfer_bench.data.store.jsonl import read_lines, write_whole
 from flashinfer_bench.errors import DataSetError, Fault
-from flashinfer_bench.routines.case.lift import ENTRY, lift
-from flashinfer_bench.routines.case.spec import TORCH, Case, Code, Routine, Tensor
+from flashinfer_bench.routines.case.lift import ENTRY, lift, top_level
+from flashinfer_bench.routines.case.spec import TORCH, Case, Routine, Tensor
 
 CALL: Final = "import flashinfer\n\n\ndef run({}):\n    return {}\n"
 ENTRY_FILE: Final = "main.py"
@@ -60,16 +60,17 @@ def make_material(routine: Routine, case: Case, backends: Iterable[str]) -> Mate
         "tags": [f"routine:{routine.name}"],
     }
     values: dict[str, Any] = {name: tensor.value for name, tensor in case.inputs.items()}
-    values |= {name: [list(value.shape), sha256(value.tobytes()).hexdigest()] for name, value in blobs.items()}
+    values |= {name: sha256(value.tobytes()).hexdigest() for name, value in blobs.items()}
     # Equal names mean equal cases.
     label = NOT_PLAIN.sub("_", case.label).strip("_")
     name = f"{routine.name}_{label}_{digest_of({**fields, 'values': values})[:8]}"
     definition = Definition.model_validate({"name": name, **fields})
     identity = str(uuid.uuid5(NAMESPACE, name))
     path = str(layout.blob_path(Path(), op_type=case.op_type, definition=name, uuid=identity))
-    inputs = {key: _source(key, tensor, path) for key, tensor in case.inputs.items()}
-    cost = {"flops": case.cost.flops, "bytes": case.cost.bytes, "unit": case.cost.unit}
-    workload = Workload.model_validate({"uuid": identity, "axes": {}, "inputs": inputs, "cost": cost})
+    inputs = {name: {"type": "scalar", "value": tensor.value} for name, tensor in case.inputs.items()}
+    inputs |= {name: {"type": "random"} for name, tensor in case.inputs.items() if tensor.value is None}
+    inputs |= {name: {"type": "safetensors", "path": path, "tensor_key": name} for name in blobs}
+    workload = Workload.model_validate({"uuid": identity, "axes": {}, "inputs": inputs, "cost": asdict(case.cost)})
     solutions = {backend: _solution(routine, case, definition, backend) for backend in backends}
     return Material(definition, workload, solutions, blobs)
 
@@ -97,40 +98,26 @@ def write_material(root: Path, material: Material) -> None:
 
 
 def _put_workload(path: Path, line: Trace, root: Path) -> None:
-    """Append a workload, in place of a line that has its uuid. Other lines stay as they are."""
+    """Write a workload behind all others, in place of a line that has its uuid. Other lines stay as they are."""
     text = line.to_json()
     lines = [data.decode(errors="replace") for _, data, _ in read_lines(path)] if path.exists() else []
-    kept = [one for one in lines if line.workload.uuid not in one]
-    if text in lines:
-        return
-    if len(kept) == len(lines):
-        append_line(path, text, root=root)
-    else:
+    if text not in lines:
+        kept = [one for one in lines if line.workload.uuid not in one]
         write_whole(path, "".join(f"{one}\n" for one in (*kept, text)), root=root)
 
 
 def _spec(tensor: Tensor) -> dict[str, Any]:
-    shape = None if tensor.shape is None else tensor.shape.split()
-    return {"shape": shape, "dtype": tensor.dtype}
-
-
-def _source(name: str, tensor: Tensor, path: str) -> dict[str, Any]:
-    if tensor.value is None:
-        return {"type": "random"}
-    if isinstance(tensor.value, np.ndarray):
-        return {"type": "safetensors", "path": path, "tensor_key": name}
-    return {"type": "scalar", "value": tensor.value}
+    return {"shape": None if tensor.shape is None else tensor.shape.split(), "dtype": tensor.dtype}
 
 
 def _solution(routine: Routine, case: Case, definition: Definition, backend: str) -> Solution:
-    is_torch, is_dps, code = backend == TORCH, False, case.calls.get(backend) or Code(case.reference)
-    if is_torch:
-        text = definition.reference
-    elif code.expression:
-        text = CALL.format(", ".join(case.inputs), code.expression)
-    else:
-        constants = {**case.constants, "BACKEND": backend, **code.constants}
-        text, is_dps = lift(f"{routine.family}_flashinfer", code.function, constants, case.inputs, case.outputs)
+    is_torch, is_dps, text = backend == TORCH, False, definition.reference
+    if not is_torch and case.call:
+        text = CALL.format(", ".join(case.inputs), case.call)
+    elif not is_torch:
+        file, own = f"{routine.family}_flashinfer", f"{case.reference}_{backend.replace('-', '_')}"
+        function = own if own in top_level(file) else case.reference
+        text, is_dps = lift(file, function, {**case.constants, "BACKEND": backend}, case.inputs, case.outputs)
     # Flags such as --autotune change the source of a library's backend, so the solution gets another name.
     mark = "" if is_torch else f"_{sha256(text.encode()).hexdigest()[:8]}"
     return Solution.model_validate(
@@ -154,33 +141,25 @@ def _solution(routine: Routine, case: Case, definition: Definition, backend: str
 def describe_case(case: Case, reference: str) -> list[str]:
     """Return lines for each input and each number of the reference, in the forms of FlashInfer's documents."""
     lines = [f"{name}.flatten() = {render_integers(np.asarray(item, np.int32))}" for name, item in case.shown.items()]
-    lines += [line for name, tensor in case.inputs.items() for line in _describe_input(name, tensor, case.axes)]
+    for name, tensor in case.inputs.items():
+        value: Any = tensor.value
+        if tensor.shape is None:
+            lines.append(f"{name} = {json.dumps(value)}")
+            continue
+        sizes = [case.axes[axis] if axis in case.axes else int(axis) for axis in tensor.shape.split()]
+        prefix = "torch." if DTYPES[tensor.dtype].storage == tensor.dtype else ""
+        lines += [f"{name}.shape = torch.Size({sizes})", f"{name}.dtype = {prefix}{tensor.dtype}"]
+        if value is not None and value.dtype.kind == "i":
+            lines.append(f"{name}.flatten() = {render_integers(value)}")
+        elif value is not None and value.size == 1:
+            lines.append(f"{name} = {value.reshape(-1)[0]}")
     for name, value in case.constants.items():
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if is_number and f"\n{name} = " in reference:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and f"\n{name} = " in reference:
             lines.append(f"{name.lower().removeprefix('sm_')} = {value}")  # attention's SM_SCALE is `scale` there
     return lines
 
 
-def _describe_input(name: str, tensor: Tensor, axes: Mapping[str, int]) -> list[str]:
-    """Return lines of shape, dtype, and of what is stored the whole numbers, or the one number that it is."""
-    value = tensor.value
-    if tensor.shape is None:
-        return [f"{name} = {json.dumps(value)}"]
-    sizes = [axes[axis] if axis in axes else int(axis) for axis in tensor.shape.split()]
-    is_torchs = DTYPES[tensor.dtype].storage == tensor.dtype
-    lines = [f"{name}.shape = torch.Size({sizes})", f"{name}.dtype = {'torch.' if is_torchs else ''}{tensor.dtype}"]
-    if isinstance(value, np.ndarray) and value.dtype.kind == "i":
-        lines.append(f"{name}.flatten() = {render_integers(value)}")
-    elif isinstance(value, np.ndarray) and value.size == 1:
-        lines.append(f"{name} = {value.reshape(-1)[0]!s}")
-    return lines
-
-
 def render_integers(values: npt.NDArray[Any]) -> str:
-    """Return whole numbers as torch prints a tensor of one dimension; more than 64 are abbreviated to both ends."""
-    layout: dict[str, Any] = {"separator": ", ", "prefix": "tensor(", "threshold": WHOLE_TENSOR, "max_line_width": 80}
-    text = f"tensor({np.array2string(values.reshape(-1), **layout)},"
-    end = f"dtype=torch.{values.dtype})"
-    is_full = len(text.rpartition("\n")[2]) + len(end) >= layout["max_line_width"]
-    return f"{text}\n       {end}" if is_full else f"{text} {end}"
+    """Return whole numbers as torch prints a tensor; more than 64 are abbreviated to both ends."""
+    text = np.array2string(values.reshape(-1), separator=", ", prefix="tensor(", threshold=WHOLE_TENSOR)
+    return f"tensor({text}, dtype=torch.{values.dtype})"

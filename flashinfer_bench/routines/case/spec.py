@@ -1,18 +1,25 @@
-"""The words of the routines: a flag, a routine, and the case that a routine makes of flags. Frozen values, no torch."""
+"""The words of the routines: a flag, a routine, and the case that a routine makes of flags. Frozen values, no torch.
+
+Inputs whose values a case decides itself, such as lengths and page tables, come from `stored`. Random ones of these
+come from `--random_seed`, so that equal flags give an equal case.
+"""
 
 from __future__ import annotations
 
 import math
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from flashinfer_bench.data.dtypes import Unit
 from flashinfer_bench.errors import Misuse
-from flashinfer_bench.roofline.cost import Cost
+from flashinfer_bench.roofline.cost import Cost, size_of
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
 
 Kind = Literal["int", "float", "text", "file", "switch"]
@@ -61,13 +68,19 @@ class Flag:
     """The range of a float."""
     least: int = 1
     """The smallest whole number that the flag takes."""
+    most: int = 2**63 - 1
 
-    def why_not(self, value: float) -> str | None:
+    @property
+    def initials(self) -> str:
+        """What stands before a number in the name of a definition."""
+        return "".join(part[0] for part in self.name.split("_")) if self.kind == "int" else ""
+
+    def why_not(self, value: Any) -> str | None:
         """Say why the flag does not take a number; None where it does, and for flags of text."""
-        if self.kind == "int" and value < self.least:
-            return f"--{self.name} {value}: must be at least {self.least}"
+        if self.kind == "int" and not self.least <= value <= self.most:
+            return f"{value} must be at least {self.least}, and at most {self.most}"
         if self.kind == "float" and not self.span.least <= value <= self.span.most:
-            return f"--{self.name} {value}: must be {self.span.words}"
+            return f"{value} must be {self.span.words}"
         return None
 
 
@@ -80,22 +93,9 @@ switch = partial(Flag, "switch", default=False)
 PDL: Final = switch("enable_pdl", "programmatic dependent launch")
 
 
-@dataclass(frozen=True)
-class Code:
-    """A function of the family's module in `routines.code`, or an expression, as the source of a backend."""
-
-    function: str
-    """The function's name in that module; in the source it is `run`."""
-    constants: Mapping[str, Any] = field(default_factory=dict)
-    """Values for constants of the module, by name, before those of the case."""
-    expression: str = ""
-    """What the source returns, where no module has a function for it."""
-
-
-def direct(function: str, *arguments: str, **options: object) -> Code:
-    """Return the code that calls a function of the library on inputs, and returns what this returns."""
-    given = ", ".join([*arguments, *(f"{name}={value!r}" for name, value in options.items())])
-    return Code(function, expression=f"{function}({given})")
+def direct(function: str, *arguments: str, **options: object) -> str:
+    """Return the text of a call of the library's on inputs."""
+    return f"{function}({', '.join([*arguments, *(f'{name}={value!r}' for name, value in options.items())])})"
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,38 @@ class Tensor:
     """Axes and numbers with spaces between; None for a Python number."""
     value: npt.NDArray[Any] | float | None = None
     """The values of an input; None for values that are drawn from the seed."""
+    counted: float | None = None
+    """Elements that a call has to read or write; None for all."""
+
+    def count_bytes(self, axes: Mapping[str, int]) -> float:
+        """Return the bytes that a call has to read or write. A number costs none."""
+        if self.shape is None:
+            return 0
+        sizes = [axes[axis] if axis in axes else int(axis) for axis in self.shape.split()]
+        return (math.prod(sizes) if self.counted is None else self.counted) * size_of(self.dtype)
+
+
+def stored(values: Any, dtype: str = "int32") -> Tensor:
+    """Return an input with these values: numbers, rows of them, or one number without a dimension."""
+    import numpy as np  # not for --help
+
+    made = np.array(values, dtype=dtype)
+    return Tensor(dtype, " ".join(map(str, made.shape)), made)
+
+
+floats = partial(stored, dtype="float32")
+
+
+def offsets(lengths: Iterable[int]) -> Tensor:
+    """Return where each sequence begins, and the total: [0, l0, l0 + l1, …]."""
+    return stored([0, *accumulate(lengths)])
+
+
+def generator(args: Namespace, salt: int = 0) -> np.random.Generator:
+    """Return the generator of a case, from --random_seed; another salt gives an independent one."""
+    import numpy as np  # not for --help
+
+    return np.random.default_rng((int(args.random_seed), salt))
 
 
 @dataclass(frozen=True)
@@ -117,17 +149,10 @@ class Check:
     atol: float = 1e-2
     ratio: float | None = None
     """Share of elements that must match; None leaves it to the evaluator."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters of the evaluator."""
 
     def settings(self) -> dict[str, Any]:
         """Return the check as a section of a configuration."""
-        return {
-            "rtol": self.rtol,
-            "atol": self.atol,
-            "required_matched_ratio": self.ratio,
-            "extra": dict(self.extra),
-        }
+        return {"rtol": self.rtol, "atol": self.atol, "required_matched_ratio": self.ratio, "extra": {}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,18 +162,23 @@ class Case:
     op_type: str
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
-    reference: str
-    """The function of the family's `*_torch`; also the one of `*_flashinfer` for backends that `calls` lacks."""
+    reference: str = ""
+    """The function of `*_torch`. That of `*_flashinfer` has its name, maybe with a backend's name behind it.
+    Empty for the routine's name."""
     constants: Mapping[str, Any] = field(default_factory=dict)
-    """Values for constants of both modules. The constant BACKEND is the backend's name."""
-    calls: Mapping[str, Code] = field(default_factory=dict)
-    """Backend → its code, where this is another function or has constants of its own."""
+    """Values for constants of both modules. BACKEND is the backend's name, and each flag is a constant of its name."""
+    call: str = ""
+    """What a backend of the library returns, where that is one expression and no module has a function for it."""
     axes: Mapping[str, int] = field(default_factory=dict)
     """The sizes of shapes; those that are flags of the same name are filled in."""
-    cost: Cost
+    flops: float = 0
+    unit: Unit = "fp32"
+    """What `Cost` says of the operations of a call."""
+    bytes: float | None = None
+    """Bytes that a call moves; None for those of the tensors."""
     check: Check = Check()
     refusals: Mapping[str, str] = field(default_factory=dict)
-    """Backend → why it cannot do this case on any GPU."""
+    """Backend → why it cannot do this case on any GPU; empty where it can."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Further columns of the table, such as the average sequence length."""
     notes: Sequence[str] = ()
@@ -157,6 +187,13 @@ class Case:
     """Whole numbers from which the inputs were made; -vv shows them."""
     label: str = ""
     """The sizes and words that were given; part of the definition's name."""
+
+    @property
+    def cost(self) -> Cost:
+        """The least work of a call."""
+        tensors = (*self.inputs.values(), *self.outputs.values())
+        counted = sum(tensor.count_bytes(self.axes) for tensor in tensors) if self.bytes is None else self.bytes
+        return Cost(self.flops, counted, self.unit)
 
 
 @dataclass(frozen=True)
@@ -186,14 +223,20 @@ class Routine:
             Misuse: flags contradict each other.
         """
         case = self.build(args)
-        given = [(flag, getattr(args, flag.name)) for flag in self.flags if getattr(args, flag.name) != flag.default]
-        initials = {flag.name: "".join(part[0] for part in flag.name.split("_")) for flag, _ in given}
-        sizes = [f"{initials[flag.name]}{value}" for flag, value in given if flag.kind == "int" and not flag.choices]
-        words = [str(value) for flag, value in given if flag.kind == "text"]
-        shapes = [tensor.shape or "" for tensor in (*case.inputs.values(), *case.outputs.values())]
-        axes = {axis for axis in " ".join(shapes).split() if not axis.isdigit()} - case.axes.keys()
+        given = [(flag, getattr(args, flag.name)) for flag in self.flags if flag.kind in ("int", "text")]
+        label = "_".join(f"{flag.initials}{value}" for flag, value in given if value != flag.default)
+        shapes = " ".join(tensor.shape or "" for tensor in (*case.inputs.values(), *case.outputs.values()))
+        axes = {axis for axis in shapes.split() if not axis.isdigit()} - case.axes.keys()
         filled = {axis: getattr(args, axis) for axis in sorted(axes)}
-        return replace(case, label="_".join([*sizes, *words]), axes={**filled, **case.axes})
+        constants = {flag.name.upper(): getattr(args, flag.name) for flag in self.flags}
+        return replace(
+            case,
+            label=label,
+            axes={**filled, **case.axes},
+            constants={**constants, **case.constants},
+            reference=case.reference or self.name,
+            refusals={backend: why for backend, why in case.refusals.items() if why},
+        )
 
     @property
     def backends(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ Each routine holds its part of the support matrix. This file says why a backend 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata, util
 from typing import Final
@@ -20,6 +20,8 @@ NEEDS: Final[Mapping[str, tuple[str, str]]] = {
     "cute-dsl": ("cutlass", "nvidia-cutlass-dsl"),
 }
 """Backend → the module that it imports, and the package that has this module."""
+PACKAGES: Final = (LIBRARY, "torch", "nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "triton", "cupti-python")
+"""Their versions are told in the JSON lines."""
 
 
 @dataclass(frozen=True)
@@ -36,42 +38,37 @@ class Platform:
     """The modules that can be imported, of flashinfer and those in `NEEDS`."""
 
 
-def find_platform(
-    device: str, capability: tuple[int, int] | None, *, has_module: Callable[[str], bool] | None = None
-) -> Platform:
+def find_platform(device: str, capability: tuple[int, int] | None) -> Platform:
     """Return what this machine has.
 
     Args:
         device: the device's name.
         capability: its compute capability; None for the CPU.
-        has_module: tells whether a module can be imported.
     """
-    there = has_module or (lambda name: util.find_spec(name) is not None)
-    wanted = {"flashinfer", *(module for module, _ in NEEDS.values())}
-    packages = (LIBRARY, "torch", "nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "triton", "cupti-python")
+    wanted = ("flashinfer", *(module for module, _ in NEEDS.values()))
     return Platform(
         device=device,
         capability=None if capability is None else f"{capability[0]}.{capability[1]}",
-        versions={name: version for name in packages if (version := _version(name)) is not None},
-        modules=frozenset(name for name in wanted if there(name)),
+        versions={name: version for name in PACKAGES if (version := _version(name)) is not None},
+        modules=frozenset(name for name in wanted if util.find_spec(name) is not None),
     )
 
 
-def why_not(routine: Routine, backend: str, platform: Platform) -> str | None:
-    """Return the line that says why a backend cannot run here; None where it can."""
+def why_not(routine: Routine, backend: str, platform: Platform, case: Case) -> str | None:
+    """Say why a backend cannot run a case here; None where it can."""
     who = f"{backend} for routine {routine.name}"
+    module, package = NEEDS.get(backend, ("flashinfer", LIBRARY))
     if backend == TORCH:
         return None
+    if backend in case.refusals:
+        return f"{who}: {case.refusals[backend]}"
     if platform.capability is None:
-        return f"{who} needs an NVIDIA GPU; this machine has none that can be used. Skipping."
+        return f"{who} needs an NVIDIA GPU; this machine has none that can be used"
     if platform.capability not in routine.support[backend]:
-        return f"{who} is not supported on compute capability {platform.capability}. Skipping."
+        return f"{who} is not supported on compute capability {platform.capability}"
     if "flashinfer" not in platform.modules:
-        return f"{who} needs {LIBRARY}, which is not installed (pip install 'flashinfer-bench[cuda]'). Skipping."
-    module, package = NEEDS.get(backend, ("", ""))
-    if module and module not in platform.modules:
-        return f"{who} needs {package}, which is not installed. Skipping."
-    return None
+        return f"{who} needs {LIBRARY}, which is not installed (pip install 'flashinfer-bench[cuda]')"
+    return None if module in platform.modules else f"{who} needs {package}, which is not installed"
 
 
 def _version(package: str) -> str | None:

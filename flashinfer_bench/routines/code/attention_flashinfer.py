@@ -9,15 +9,16 @@ import flashinfer
 import torch
 
 BACKEND = "fa2"
-TENSOR_CORES = False
+TENSOR_CORES = BACKEND in ("fa2_tc", "auto")
 SM_SCALE = 0.125
 CAUSAL = False
 PAGE_SIZE = 16
-CKV_DIM = 512
-KPE_DIM = 64
+HEAD_DIM_CKV = 512
+HEAD_DIM_KPE = 64
 NOPE_DIM = 128
-MAX_Q = 1
-MAX_KV = 1024
+S_QO = 1
+S_KV = 1024
+"""cuDNN wants a page table as wide as its longest sequence."""
 WORKSPACE_BYTES = 512 << 20
 STATE = {}
 
@@ -61,6 +62,11 @@ def by_heads(kv_cache):
     return kv_cache[:, 0].transpose(1, 2), kv_cache[:, 1].transpose(1, 2)
 
 
+def in_elements(indptr, rows):
+    """Give offsets in elements; rows are [tokens, heads, dim]."""
+    return indptr * (rows.shape[1] * rows.shape[2])
+
+
 def as_counts(lengths):
     """View lengths as cuDNN wants them."""
     return lengths.view(-1, 1, 1, 1)
@@ -69,7 +75,7 @@ def as_counts(lengths):
 def decode_setup(q, kv_cache, block_tables, kv_lens):
     """Plan the decoding wrapper."""
     kind = flashinfer.BatchDecodeWithPagedKVCacheWrapper
-    wrapper = wrapper_of(kind, q, "NHD", use_tensor_cores=TENSOR_CORES, backend=BACKEND)
+    wrapper = wrapper_of(kind, q, "NHD", use_tensor_cores=TENSOR_CORES, backend=BACKEND.removesuffix("_tc"))
     lists = (*page_lists(block_tables, kv_lens), *page_sizes(q, kv_cache))
     return plan(wrapper, q, kv_cache, *lists, block_tables=block_tables.clone())
 
@@ -86,7 +92,7 @@ def decode_cudnn(q, kv_cache, block_tables, kv_lens, out):
         *by_heads(kv_cache),
         SM_SCALE,
         workspace(q),
-        max_sequence_kv=MAX_KV,
+        max_sequence_kv=S_KV,
         actual_seq_lens_kv=as_counts(kv_lens),
         block_tables=block_tables,
         is_cuda_graph_compatible=True,
@@ -94,9 +100,9 @@ def decode_cudnn(q, kv_cache, block_tables, kv_lens, out):
     )
 
 
-def decode_trtllm(q, kv_cache, block_tables, kv_lens, out):
+def decode_trtllm_native(q, kv_cache, block_tables, kv_lens, out):
     """trtllm_batch_decode_with_kv_cache."""
-    lists = (block_tables, kv_lens, MAX_KV)
+    lists = (block_tables, kv_lens, S_KV)
     flashinfer.decode.trtllm_batch_decode_with_kv_cache(
         q, kv_cache, workspace(q), *lists, bmm1_scale=SM_SCALE, bmm2_scale=1.0, out=out, kv_layout="NHD"
     )
@@ -111,9 +117,9 @@ def plan_paged(backend, tensors, qo_indptr, **options):
     return plan(wrapper, q, kv_cache, *lists, causal=CAUSAL, block_tables=block_tables.clone(), **options)
 
 
-def paged_setup(q, kv_cache, qo_indptr, block_tables, kv_lens):
+def paged_setup(qo_indptr, *rest):
     """Plan the prefill wrapper."""
-    return plan_paged(BACKEND, (q, kv_cache, block_tables, kv_lens), qo_indptr.clone())
+    return plan_paged(BACKEND, rest, qo_indptr.clone())
 
 
 def paged(q, kv_cache, out, *, wrapper):
@@ -121,16 +127,16 @@ def paged(q, kv_cache, out, *, wrapper):
     wrapper.run(q, kv_cache, out=out)
 
 
-def paged_cudnn_setup(q, kv_cache, qo_indptr, block_tables, kv_lens):
+def paged_cudnn_setup(qo_indptr, *rest):
     """Plan the wrapper's cudnn backend, which counts offsets in elements."""
     return plan_paged(
         "cudnn",
-        (q, kv_cache, block_tables, kv_lens),
-        qo_indptr * (q.shape[1] * q.shape[2]),
-        seq_lens=as_counts(kv_lens.clone()),
+        rest,
+        in_elements(qo_indptr, rest[0]),
+        seq_lens=as_counts(rest[-1].clone()),
         seq_lens_q=as_counts(torch.diff(qo_indptr)),
-        max_token_per_sequence=MAX_Q,
-        max_sequence_kv=MAX_KV,
+        max_token_per_sequence=S_QO,
+        max_sequence_kv=S_KV,
     )
 
 
@@ -147,8 +153,8 @@ def prefill_cudnn(q, k, v, out, **lists):
         v,
         SM_SCALE,
         workspace(q),
-        max_token_per_sequence=MAX_Q,
-        max_sequence_kv=MAX_KV,
+        max_token_per_sequence=S_QO,
+        max_sequence_kv=S_KV,
         causal=CAUSAL,
         return_lse=True,
         out=out,
@@ -159,7 +165,7 @@ def prefill_cudnn(q, k, v, out, **lists):
 
 def paged_cudnn_native_setup(q, qo_indptr):
     """Count lengths, and offsets in elements."""
-    return {"lens": as_counts(torch.diff(qo_indptr)), "offsets": qo_indptr * (q.shape[1] * q.shape[2])}
+    return {"lens": as_counts(torch.diff(qo_indptr)), "offsets": in_elements(qo_indptr, q)}
 
 
 def paged_cudnn_native(q, kv_cache, block_tables, kv_lens, out, *, lens, offsets):
@@ -176,14 +182,14 @@ def paged_cudnn_native(q, kv_cache, block_tables, kv_lens, out, *, lens, offsets
     )
 
 
-def paged_trtllm_setup(kv_lens):
+def paged_trtllm_native_setup(kv_lens):
     """Count where the keys of each sequence begin."""
     return {"kv_indptr": torch.nn.functional.pad(kv_lens.cumsum(0), (1, 0)).to(torch.int32)}
 
 
-def paged_trtllm(q, kv_cache, qo_indptr, block_tables, kv_lens, out, *, kv_indptr):
+def paged_trtllm_native(q, kv_cache, qo_indptr, block_tables, kv_lens, out, *, kv_indptr):
     """trtllm_batch_context_with_kv_cache."""
-    lists = (block_tables, kv_lens, MAX_Q, MAX_KV, SM_SCALE, 1.0, kv_lens.shape[0], qo_indptr, kv_indptr)
+    lists = (block_tables, kv_lens, S_QO, S_KV, SM_SCALE, 1.0, kv_lens.shape[0], qo_indptr, kv_indptr)
     flashinfer.prefill.trtllm_batch_context_with_kv_cache(
         q, kv_cache, workspace(q), *lists, out=out, kv_layout="NHD", causal=CAUSAL
     )
@@ -197,9 +203,9 @@ def plan_ragged(backend, tensors, *offsets, **options):
     return plan(wrapper, q, k, *offsets, *sizes, head_dim_vo=v.shape[2], causal=CAUSAL, **options)
 
 
-def ragged_setup(q, k, v, qo_indptr, kv_indptr):
+def ragged_setup(qo_indptr, kv_indptr, *rest):
     """Plan the prefill wrapper."""
-    return plan_ragged(BACKEND, (q, k, v), qo_indptr.clone(), kv_indptr.clone())
+    return plan_ragged(BACKEND, rest, qo_indptr.clone(), kv_indptr.clone())
 
 
 def ragged(q, k, v, out, *, wrapper):
@@ -209,31 +215,30 @@ def ragged(q, k, v, out, *, wrapper):
 
 def ragged_cudnn_native_setup(q, k, v, qo_indptr, kv_indptr):
     """Give lengths, and offsets in elements."""
-    where = {
-        "q": qo_indptr * (q.shape[1] * q.shape[2]),
-        "k": kv_indptr * (k.shape[1] * k.shape[2]),
-        "v": kv_indptr * (v.shape[1] * v.shape[2]),
-        "o": qo_indptr * (q.shape[1] * v.shape[2]),
-        "q_lens": as_counts(torch.diff(qo_indptr)),
-        "kv_lens": as_counts(torch.diff(kv_indptr)),
+    lists = {
+        "actual_seq_lens_q": as_counts(torch.diff(qo_indptr)),
+        "actual_seq_lens_kv": as_counts(torch.diff(kv_indptr)),
+        "batch_offsets_q": in_elements(qo_indptr, q),
+        "batch_offsets_k": in_elements(kv_indptr, k),
+        "batch_offsets_v": in_elements(kv_indptr, v),
+        "batch_offsets_o": qo_indptr * (q.shape[1] * v.shape[2]),
     }
-    return {"where": where}
+    return {"lists": lists}
 
 
-def ragged_cudnn_setup(q, k, v, qo_indptr, kv_indptr):
+def ragged_cudnn_setup(q, k, v, *rest):
     """Plan the wrapper's cudnn backend, which counts offsets in elements."""
-    where = ragged_cudnn_native_setup(q, k, v, qo_indptr, kv_indptr)["where"]
+    lens_q, lens_kv, *offsets = ragged_cudnn_native_setup(q, k, v, *rest)["lists"].values()
     return plan_ragged(
         "cudnn",
         (q, k, v),
-        where["q"],
-        where["k"],
-        seq_lens=where["kv_lens"],
-        seq_lens_q=where["q_lens"],
-        max_token_per_sequence=MAX_Q,
-        max_sequence_kv=MAX_KV,
-        v_indptr=where["v"],
-        o_indptr=where["o"],
+        *offsets[:2],
+        seq_lens=lens_kv,
+        seq_lens_q=lens_q,
+        max_token_per_sequence=S_QO,
+        max_sequence_kv=S_KV,
+        v_indptr=offsets[2],
+        o_indptr=offsets[3],
     )
 
 
@@ -242,41 +247,30 @@ def ragged_cudnn(q, k, v, out, *, wrapper):
     wrapper.run(q, k, v, out=out)
 
 
-def ragged_cudnn_native(q, k, v, out, *, where):
+def ragged_cudnn_native(q, k, v, out, *, lists):
     """cudnn_batch_prefill_with_kv_cache without pages."""
-    prefill_cudnn(
-        q,
-        k,
-        v,
-        out,
-        actual_seq_lens_q=where["q_lens"],
-        actual_seq_lens_kv=where["kv_lens"],
-        batch_offsets_q=where["q"],
-        batch_offsets_k=where["k"],
-        batch_offsets_v=where["v"],
-        batch_offsets_o=where["o"],
-    )
+    prefill_cudnn(q, k, v, out, **lists)
 
 
-def ragged_trtllm_setup(kv_indptr):
+def ragged_trtllm_native_setup(kv_indptr):
     """Count the keys of each sequence."""
     return {"lens": torch.diff(kv_indptr)}
 
 
-def ragged_trtllm(q, k, v, qo_indptr, kv_indptr, out, *, lens):
+def ragged_trtllm_native(q, k, v, qo_indptr, kv_indptr, out, *, lens):
     """trtllm_ragged_attention_deepseek."""
     scales = (SM_SCALE, 1.0, -1.0)
     options = (-1, qo_indptr, kv_indptr, False, CAUSAL, True)
     flashinfer.prefill.trtllm_ragged_attention_deepseek(
-        q, k, v, workspace(q), lens, MAX_Q, MAX_KV, *scales, lens.shape[0], *options, out=out
+        q, k, v, workspace(q), lens, S_QO, S_KV, *scales, lens.shape[0], *options, out=out
     )
 
 
 def run_mla(wrapper, q, kv_cache, out, **options):
     """Run a wrapper on queries and cache, each in two parts."""
-    flat = q.view(-1, *q.shape[2:])
-    parts = (flat[..., :CKV_DIM], flat[..., CKV_DIM:], kv_cache[..., :CKV_DIM], kv_cache[..., CKV_DIM:])
-    wrapper.run(*parts, out=out.view(-1, q.shape[2], CKV_DIM), **options)
+    wholes = (q.view(-1, *q.shape[2:]), kv_cache)
+    parts = [part for whole in wholes for part in whole.tensor_split((HEAD_DIM_CKV,), dim=-1)]
+    wrapper.run(*parts, out=out.view(-1, q.shape[2], HEAD_DIM_CKV), **options)
 
 
 def mla_setup(q, kv_cache, block_tables, kv_lens):
@@ -286,7 +280,7 @@ def mla_setup(q, kv_cache, block_tables, kv_lens):
     qo_indptr = torch.arange(0, batch * queries + 1, queries, dtype=torch.int32, device=q.device)
     indptr, indices, _ = page_lists(block_tables, kv_lens)
     lists = (qo_indptr, indptr.to(q.device), indices, kv_lens.clone())
-    sizes = (heads, CKV_DIM, KPE_DIM, PAGE_SIZE)
+    sizes = (heads, HEAD_DIM_CKV, HEAD_DIM_KPE, PAGE_SIZE)
     wrapper.plan(*lists, *sizes, CAUSAL, SM_SCALE, q.dtype, kv_cache.dtype)
     return {"wrapper": wrapper}
 
@@ -302,18 +296,18 @@ def mla_cutlass(q, kv_cache, block_tables, kv_lens, out):
     run_mla(wrapper, q, kv_cache, out, kv_len=kv_lens, page_table=block_tables)
 
 
-def mla_trtllm(q, kv_cache, block_tables, kv_lens, out):
+def mla_trtllm_native(q, kv_cache, block_tables, kv_lens, out):
     """trtllm_batch_decode_with_kv_cache_mla."""
     flashinfer.mla.trtllm_batch_decode_with_kv_cache_mla(
         q,
         kv_cache.unsqueeze(1),
         workspace(q),
         NOPE_DIM,
-        CKV_DIM,
-        KPE_DIM,
+        HEAD_DIM_CKV,
+        HEAD_DIM_KPE,
         block_tables,
         kv_lens,
-        MAX_KV,
+        S_KV,
         out=out,
         bmm1_scale=SM_SCALE,
         bmm2_scale=1.0,

@@ -4,7 +4,7 @@ import torch
 
 SM_SCALE = 0.125
 CAUSAL = False
-CKV_DIM = 512
+HEAD_DIM_CKV = 512
 STRETCH = 1 << 27
 """Number of scores that are held in memory at once."""
 
@@ -76,8 +76,8 @@ def mla(q, kv_cache, block_tables, kv_lens):
 
     Every head sees the whole of a cached token as its key, and the first part of it as its value.
     """
-    out = torch.empty(*q.shape[:3], CKV_DIM, dtype=torch.bfloat16, device=q.device)
+    out = torch.empty(*q.shape[:3], HEAD_DIM_CKV, dtype=torch.bfloat16, device=q.device)
     for row, length in enumerate(kv_lens.tolist()):
         keys = gather(kv_cache, block_tables[row], length)[:, None, :]
-        out[row] = attend(q[row], keys, keys[..., :CKV_DIM]).to(out.dtype)
+        out[row] = attend(q[row], keys, keys[..., :HEAD_DIM_CKV]).to(out.dtype)
     return out

@@ -27,10 +27,19 @@ def by_rows(packed, scale):
     return values * scale.float().repeat_interleave(BLOCK, dim=-1)
 
 
-def by_blocks(weights, scale):
-    """Scale fp8 weights: one factor for 128 by 128 elements; float32."""
-    factors = scale.repeat_interleave(128, dim=0)[: weights.shape[0]]
-    return weights.float() * factors.repeat_interleave(128, dim=1)[:, : weights.shape[1]]
+def by_tiles(packed, scale, factor=1):
+    """Scale 4-bit floats: one factor for each block of a row, the scales in tiles, and one for all; float32."""
+    return by_rows(packed, from_tiles(scale, packed.shape[0], packed.shape[1] * 2 // BLOCK)) * factor
+
+
+def by_columns(values, scale, tile=128):
+    """Scale fp8 rows: one factor for `tile` elements of a row; float32."""
+    return values.float() * scale.repeat_interleave(tile, dim=-1)[..., : values.shape[-1]]
+
+
+def by_blocks(weights, scale, tile=128):
+    """Scale fp8 weights: one factor for `tile` by `tile` elements; float32."""
+    return by_columns(weights, scale.repeat_interleave(tile, dim=0)[: weights.shape[0]], tile)
 
 
 def to_fp8(values, dtype):

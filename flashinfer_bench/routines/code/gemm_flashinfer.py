@@ -3,29 +3,20 @@
 import flashinfer
 import torch
 
+from flashinfer_bench.routines.code.tuning import call
+
 BACKEND = "cudnn"
-AUTOTUNE = False
-TILE = 128
-K_MAJOR = False
+TILE_SIZE = 128
+SCALE_MAJOR_MODE = "MN"
 MMA_SM = 1
 BLOCK = 16
-NVFP4 = True
-TUNED = []
+USE_NVFP4 = True
 EPILOGUE_TILE = 128
 GROUPWISE = {
-    "scale_granularity_mnk": (1, TILE, TILE),
-    "scale_major_mode": "K" if K_MAJOR else "MN",
+    "scale_granularity_mnk": (1, TILE_SIZE, TILE_SIZE),
+    "scale_major_mode": SCALE_MAJOR_MODE,
     "mma_sm": MMA_SM,
 }
-
-
-def call(function, *arguments, **options):
-    """Call a function. With AUTOTUNE the library tunes in the first call."""
-    if AUTOTUNE and not TUNED:
-        with flashinfer.autotune(True):
-            function(*arguments, **options)
-        TUNED.append(True)
-    function(*arguments, **options)
 
 
 def gemm_fp8_nt_groupwise(a, b, a_scale, b_scale, out):
@@ -48,7 +39,7 @@ def mm_fp4(a, b, a_scale, b_scale, alpha, out):
     multiply_fp4(a, a_scale, alpha, out, b.view(torch.uint8), b_scale.view(torch.uint8))
 
 
-def mm_fp4_shuffled_setup(b, b_scale):
+def mm_fp4_trtllm_setup(b, b_scale):
     """Give weights and scales in the order of the trtllm backend."""
     weights, factors = b.view(torch.uint8), b_scale.view(torch.uint8)
     rows, columns = weights.shape[0], weights.shape[1] * 2 // BLOCK
@@ -60,7 +51,7 @@ def mm_fp4_shuffled_setup(b, b_scale):
     }
 
 
-def mm_fp4_shuffled(a, a_scale, alpha, out, *, weights, factors):
+def mm_fp4_trtllm(a, a_scale, alpha, out, *, weights, factors):
     """mm_fp4 of the trtllm backend, which wants weights in another order."""
     multiply_fp4(a, a_scale, alpha, out, weights, factors)
 
@@ -68,5 +59,5 @@ def mm_fp4_shuffled(a, a_scale, alpha, out, *, weights, factors):
 def multiply_fp4(a, a_scale, alpha, out, weights, factors):
     """Call mm_fp4 with weights and scales in the order of the backend."""
     packed, scale = a.view(torch.uint8), a_scale.view(torch.uint8)
-    options = {"block_size": BLOCK, "backend": BACKEND, "use_nvfp4": NVFP4}
+    options = {"block_size": BLOCK, "backend": BACKEND, "use_nvfp4": USE_NVFP4}
     call(flashinfer.mm_fp4, packed, weights.T, scale, factors.T, alpha, out.dtype, out, **options)

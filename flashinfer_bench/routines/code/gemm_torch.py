@@ -4,34 +4,29 @@ from itertools import pairwise
 
 import torch
 
-from flashinfer_bench.routines.code.formats import BLOCK, by_rows, from_tiles
+from flashinfer_bench.routines.code.formats import by_blocks, by_columns, by_tiles
 
 OUT_DTYPE = "bfloat16"
-TILE = 128
-K_MAJOR = False
+TILE_SIZE = 128
+SCALE_MAJOR_MODE = "MN"
 
 
-def scale_rows(values, scale):
-    """Scale fp8 rows [rows, k]: one factor for TILE elements; the factors come k-major or not."""
-    factors = scale if K_MAJOR else scale.T
-    return values.float() * factors.repeat_interleave(TILE, dim=1)[:, : values.shape[1]]
-
-
-def scale_tiles(values, scale):
-    """Scale fp8 weights [n, k]: one factor for TILE by TILE elements."""
-    factors = (scale if K_MAJOR else scale.T).repeat_interleave(TILE, dim=0)[: values.shape[0]]
-    return values.float() * factors.repeat_interleave(TILE, dim=1)[:, : values.shape[1]]
+def ordered(scale):
+    """Give factors with those of a row side by side."""
+    return scale if SCALE_MAJOR_MODE == "K" else scale.T
 
 
 def gemm_fp8_nt_groupwise(a, b, a_scale, b_scale):
     """a [m, k] times the transpose of b [n, k]."""
-    return (scale_rows(a, a_scale) @ scale_tiles(b, b_scale).T).to(getattr(torch, OUT_DTYPE))
+    rows = by_columns(a, ordered(a_scale), TILE_SIZE)
+    return (rows @ by_blocks(b, ordered(b_scale), TILE_SIZE).T).to(getattr(torch, OUT_DTYPE))
 
 
 def group_gemm_fp8_nt_groupwise(a, b, a_scale, b_scale, m_indptr):
     """The same for each group of rows, with weights of its own."""
-    rows, bounds = scale_rows(a, a_scale), pairwise(m_indptr.tolist())
-    parts = [rows[start:end] @ scale_tiles(b[group], b_scale[group]).T for group, (start, end) in enumerate(bounds)]
+    rows, bounds = by_columns(a, ordered(a_scale), TILE_SIZE), pairwise(m_indptr.tolist())
+    weights = (by_blocks(*group, TILE_SIZE) for group in zip(b, map(ordered, b_scale), strict=True))
+    parts = [rows[start:end] @ group.T for group, (start, end) in zip(weights, bounds, strict=True)]
     return torch.cat(parts).to(getattr(torch, OUT_DTYPE))
 
 
@@ -43,12 +38,7 @@ def bmm_fp8(a, b, a_scale, b_scale):
     return out
 
 
-def dequantise_fp4(packed, scale):
-    """Scale each block of a row of 4-bit floats; the scales come in tiles."""
-    return by_rows(packed, from_tiles(scale, packed.shape[0], packed.shape[1] * 2 // BLOCK))
-
-
 def mm_fp4(a, b, a_scale, b_scale, alpha):
     """a [m, k] times the transpose of b [n, k], both 4-bit floats with a scale for each block, times alpha."""
-    product = dequantise_fp4(a, a_scale) @ dequantise_fp4(b, b_scale).T
+    product = by_tiles(a, a_scale) @ by_tiles(b, b_scale).T
     return (product * alpha).to(getattr(torch, OUT_DTYPE))

@@ -8,40 +8,39 @@ import flashinfer
 import torch
 from flashinfer.fused_moe import convert_to_block_layout
 
+from flashinfer_bench.routines.code.tuning import call
+
 TOP_K = 8
 N_GROUP = None
 TOPK_GROUP = None
-SCALING = 2.5
-METHOD = 2
-OFFSET = 0
-ACTIVATION = 3
-EXPERTS = 256
-INTERMEDIATE = 2048
-SCALES_INPUT = False
-USES_BIAS = False
-SHUFFLES = False
-LAYOUT = 0
-AUTOTUNE = False
+ROUTED_SCALING_FACTOR = 2.5
+ROUTING_METHOD = "deepseek_v3"
+METHODS = {"renormalize": 1, "deepseek_v3": 2, "llama4": 3, "renormalize_naive": 4}
+LOCAL_EXPERT_OFFSET = 0
+NUM_TOKENS = 1024
+GATED_ACT = "swiglu"
+ACTIVATION = {"swiglu": 3, "geglu": 4}[GATED_ACT]
+NUM_EXPERTS = 256
+INTERMEDIATE_SIZE = 2048
+USE_ROUTING_SCALES_ON_INPUT = False
+USE_ROUTING_BIAS = False
+USE_SHUFFLED_WEIGHT = False
+WEIGHT_LAYOUT = 0
 TP_SIZE = 1
 TP_RANK = 0
 EP_SIZE = 1
 EP_RANK = 0
-MOST_TOKENS = 8192
+MOST_TOKENS = max(8192, NUM_TOKENS)
 EPILOGUE_TILE = 128
 SMALL_TILE = 64
 BLOCK_K = 128
 STATE = {}
-ROUTED = {"routing_method_type": METHOD, "tune_max_num_tokens": MOST_TOKENS, "activation_type": ACTIVATION}
+ROUTED = {
+    "routing_method_type": METHODS[ROUTING_METHOD],
+    "tune_max_num_tokens": MOST_TOKENS,
+    "activation_type": ACTIVATION,
+}
 RANKS = {"tp_size": TP_SIZE, "tp_rank": TP_RANK, "ep_size": EP_SIZE, "ep_rank": EP_RANK}
-
-
-def call(function, *arguments, **options):
-    """Call a function. With AUTOTUNE the library tunes in the first call."""
-    if AUTOTUNE and "tuned" not in STATE:
-        with flashinfer.autotune(True):
-            function(*arguments, **options)
-        STATE["tuned"] = True
-    return function(*arguments, **options)
 
 
 def one_of(like):
@@ -51,22 +50,25 @@ def one_of(like):
     return STATE["one"]
 
 
-def routing_of(gemm1_weights):
-    """Give the numbers of the routing, in the order of the kernels that route."""
-    return EXPERTS, TOP_K, N_GROUP, TOPK_GROUP, INTERMEDIATE, OFFSET, gemm1_weights.shape[0], SCALING
+def route(kernel, logits, bias, tokens, first, layers, *more, **options):
+    """Call a kernel that routes tokens itself; `first` are the weights of the first product."""
+    scaling = ROUTED_SCALING_FACTOR if ROUTING_METHOD in ("deepseek_v3", "llama4") else None
+    numbers = (NUM_EXPERTS, TOP_K, N_GROUP, TOPK_GROUP, INTERMEDIATE_SIZE, LOCAL_EXPERT_OFFSET, len(first), scaling)
+    function = getattr(flashinfer.fused_moe, kernel)
+    return call(function, logits, bias, *tokens, first, *layers, *numbers, *more, **options, **ROUTED)
 
 
 def bias_of(routing_bias):
     """Give the bias in the dtype of the kernel."""
-    return routing_bias.to(torch.bfloat16) if USES_BIAS else None
+    return routing_bias.to(torch.bfloat16) if USE_ROUTING_BIAS else None
 
 
 def shuffled(weights):
     """Give fp8 weights in the order of --use_shuffled_weight; in blocks along k with --weight_layout 2."""
-    if not SHUFFLES:
+    if not USE_SHUFFLED_WEIGHT:
         return weights
     rows = [flashinfer.shuffle_matrix_a(matrix.view(torch.uint8), SMALL_TILE) for matrix in weights]
-    blocks = [convert_to_block_layout(matrix, BLOCK_K) for matrix in rows] if LAYOUT == 2 else rows
+    blocks = [convert_to_block_layout(matrix, BLOCK_K) for matrix in rows] if WEIGHT_LAYOUT == 2 else rows
     return torch.stack(blocks).view(weights.dtype)
 
 
@@ -97,7 +99,6 @@ def fp8_block_scale(
     routing_logits,
     hidden_states,
     hidden_states_scale,
-    gemm1_weights,
     gemm1_weights_scale,
     gemm2_weights_scale,
     *,
@@ -106,38 +107,30 @@ def fp8_block_scale(
     second,
 ):
     """trtllm_fp8_block_scale_moe."""
-    tokens, layers = (hidden_states, hidden_states_scale), (first, gemm1_weights_scale, second, gemm2_weights_scale)
-    numbers, options = routing_of(gemm1_weights), {"use_shuffled_weight": SHUFFLES, "weight_layout": LAYOUT}
-    function = flashinfer.fused_moe.trtllm_fp8_block_scale_moe
-    return call(function, routing_logits, bias, *tokens, *layers, *numbers, **options, **ROUTED)
+    tokens, layers = (hidden_states, hidden_states_scale), (gemm1_weights_scale, second, gemm2_weights_scale)
+    options = {"use_shuffled_weight": USE_SHUFFLED_WEIGHT, "weight_layout": WEIGHT_LAYOUT}
+    return route("trtllm_fp8_block_scale_moe", routing_logits, bias, tokens, first, layers, **options)
 
 
 def fp8_per_tensor_setup(routing_bias, gemm1_weights, gemm2_weights):
     """Weights in the order of the kernel, and the bias in its dtype."""
-    return {
-        "bias": bias_of(routing_bias),
-        "first": ordered(gemm1_weights, True).view(gemm1_weights.dtype),
-        "second": ordered(gemm2_weights, False).view(gemm2_weights.dtype),
-    }
+    first, second = ordered(gemm1_weights, True), ordered(gemm2_weights, False)
+    kind = gemm1_weights.dtype
+    return {"bias": bias_of(routing_bias), "first": first.view(kind), "second": second.view(kind)}
 
 
-def fp8_per_tensor(
-    routing_logits,
-    hidden_states,
-    gemm1_weights,
-    output1_scales_scalar,
-    output1_scales_gate_scalar,
-    output2_scales_scalar,
-    *,
-    bias,
-    first,
-    second,
-):
-    """trtllm_fp8_per_tensor_scale_moe."""
-    layers = (first, output1_scales_scalar, output1_scales_gate_scalar, second, output2_scales_scalar)
-    function = flashinfer.fused_moe.trtllm_fp8_per_tensor_scale_moe
-    numbers = routing_of(gemm1_weights)
-    return call(function, routing_logits, bias, hidden_states, *layers, *numbers, SCALES_INPUT, **ROUTED)
+def fp8_per_tensor(routing_logits, hidden_states, *rest, bias, first, second):
+    """trtllm_fp8_per_tensor_scale_moe; the last inputs are factors: two of the first product, one of the second."""
+    layers = (*rest[-3:-1], second, rest[-1])
+    return route(
+        "trtllm_fp8_per_tensor_scale_moe",
+        routing_logits,
+        bias,
+        [hidden_states],
+        first,
+        layers,
+        USE_ROUTING_SCALES_ON_INPUT,
+    )
 
 
 def fp4_block_scale_setup(routing_bias, gemm1_weights, gemm1_weights_scale, gemm2_weights, gemm2_weights_scale):
@@ -152,27 +145,13 @@ def fp4_block_scale_setup(routing_bias, gemm1_weights, gemm1_weights_scale, gemm
 
 
 def fp4_block_scale(
-    routing_logits,
-    hidden_states,
-    hidden_states_scale,
-    gemm1_weights,
-    output1_scales_scalar,
-    output1_scales_gate_scalar,
-    output2_scales_scalar,
-    *,
-    bias,
-    first,
-    first_scales,
-    second,
-    second_scales,
+    routing_logits, hidden_states, hidden_states_scale, *rest, bias, first, first_scales, second, second_scales
 ):
-    """trtllm_fp4_block_scale_moe."""
+    """trtllm_fp4_block_scale_moe; the last inputs are factors: two of the first product, one of the second."""
     absent = (None, None, None, None)  # bias, alpha, beta and clamp limit of the first product
-    tokens, layers = (hidden_states.view(torch.uint8), hidden_states_scale), (first, first_scales, *absent)
-    scalars = (output1_scales_scalar, output1_scales_gate_scalar, output2_scales_scalar)
-    numbers = (*layers, second, second_scales, None, *scalars, *routing_of(gemm1_weights))
-    function = flashinfer.fused_moe.trtllm_fp4_block_scale_moe
-    done = call(function, routing_logits, bias, *tokens, *numbers, do_finalize=True, **ROUTED)
+    tokens = (hidden_states.view(torch.uint8), hidden_states_scale)
+    layers = (first_scales, *absent, second, second_scales, None, *rest[-3:])
+    done = route("trtllm_fp4_block_scale_moe", routing_logits, bias, tokens, first, layers, do_finalize=True)
     return done[0] if isinstance(done, (list, tuple)) else done
 
 
@@ -192,67 +171,30 @@ def cutlass(tokens, layers, scales, out, input_scales=None):
     )
 
 
-def cutlass_base(hidden_states, token_selected_experts, token_final_factors, gemm1_weights, gemm2_weights, out):
-    """Weights as they are."""
-    cutlass((hidden_states, token_selected_experts, token_final_factors), (gemm1_weights, gemm2_weights), [], out)
-
-
-def cutlass_fp8(
-    hidden_states,
-    token_selected_experts,
-    token_final_factors,
-    gemm1_weights,
-    gemm2_weights,
-    fc1_dequant,
-    fc2_quant,
-    fc2_dequant,
-    fc1_input_dequant,
-    out,
-):
-    """fp8 weights and tokens."""
-    tokens, scales = (hidden_states, token_selected_experts, token_final_factors), (fc1_dequant, fc2_quant, fc2_dequant)
-    cutlass(tokens, (gemm1_weights, gemm2_weights), [*scales, fc1_input_dequant], out)
-
-
-def cutlass_fp4(tokens, first, second, out, input_scales=None):
-    """Weights in nvfp4: packed weights, their scales and the factor of each expert, for both layers."""
-    one = one_of(first[0])
+def cutlass_fp4(tokens, weights, out, input_scales=None):
+    """Weights in nvfp4: codes, their scales and the factor of each expert, for both layers."""
+    one, first, second = one_of(weights[0]), weights[:3], weights[3:]
     layers = [layer[0].view(torch.uint8).view(torch.int64) for layer in (first, second)]
     scales = [one, first[1].view(torch.int32), first[2], one, second[1].view(torch.int32), second[2]]
     cutlass(tokens, layers, scales, out, input_scales)
 
 
-def cutlass_nvfp4(
-    hidden_states,
-    token_selected_experts,
-    token_final_factors,
-    gemm1_weights,
-    gemm1_weights_scale,
-    fc1_global,
-    gemm2_weights,
-    gemm2_weights_scale,
-    fc2_global,
-    out,
-):
+def cutlass_base(out, *rest):
+    """Weights as they are. As in all that follow, the inputs begin with tokens, their experts and their factors."""
+    cutlass(rest[:3], rest[3:], [], out)
+
+
+def cutlass_fp8(out, *rest):
+    """fp8 weights and tokens."""
+    cutlass(rest[:3], rest[3:5], [*rest[5:]], out)
+
+
+def cutlass_nvfp4(out, *rest):
     """nvfp4 weights, tokens in bfloat16."""
-    first, second = (gemm1_weights, gemm1_weights_scale, fc1_global), (gemm2_weights, gemm2_weights_scale, fc2_global)
-    cutlass_fp4((hidden_states, token_selected_experts, token_final_factors), first, second, out)
+    cutlass_fp4(rest[:3], rest[3:], out)
 
 
-def cutlass_nvfp4_quantised(
-    hidden_states,
-    hidden_states_scale,
-    token_selected_experts,
-    token_final_factors,
-    gemm1_weights,
-    gemm1_weights_scale,
-    fc1_global,
-    gemm2_weights,
-    gemm2_weights_scale,
-    fc2_global,
-    out,
-):
+def cutlass_nvfp4_quantised(hidden_states, hidden_states_scale, out, *rest):
     """nvfp4 weights and tokens."""
-    tokens = (hidden_states.view(torch.uint8), token_selected_experts, token_final_factors)
-    first, second = (gemm1_weights, gemm1_weights_scale, fc1_global), (gemm2_weights, gemm2_weights_scale, fc2_global)
-    cutlass_fp4(tokens, first, second, out, hidden_states_scale.view(torch.uint8))
+    tokens, scales = (hidden_states.view(torch.uint8), *rest[:2]), hidden_states_scale.view(torch.uint8)
+    cutlass_fp4(tokens, rest[2:], out, scales)

@@ -5,49 +5,47 @@ What kernels quantise between the two products stays in float32 here; the tolera
 
 import torch
 
-from flashinfer_bench.routines.code.formats import BLOCK, by_blocks, by_rows, from_tiles, to_fp8
+from flashinfer_bench.routines.code.formats import by_blocks, by_columns, by_rows, by_tiles, to_fp8
 
 TOP_K = 8
-N_GROUP = 1
-TOPK_GROUP = 1
-SCALING = 2.5
-METHOD = "deepseek_v3"
-OFFSET = 0
-GEGLU = False
-SCALES_INPUT = False
+N_GROUP = None
+TOPK_GROUP = None
+ROUTED_SCALING_FACTOR = 2.5
+ROUTING_METHOD = "deepseek_v3"
+LOCAL_EXPERT_OFFSET = 0
+GATED_ACT = "swiglu"
+USE_ROUTING_SCALES_ON_INPUT = False
 
 
 def route(logits, bias):
     """Choose experts; give their ids and weights, [tokens, top_k]. Only deepseek_v3 has a use for the bias."""
     wide = logits.float()
-    if METHOD == "deepseek_v3":
+    if ROUTING_METHOD == "deepseek_v3":
         return route_in_groups(wide.sigmoid(), bias.float())
-    if METHOD == "llama4":
-        found = wide.topk(1, dim=-1).indices
-        return found, wide.gather(1, found).sigmoid()
     found = wide.topk(TOP_K, dim=-1).indices
-    return found, wide.gather(1, found).softmax(dim=-1)
+    chosen = wide.gather(1, found)
+    return found, chosen.sigmoid() if ROUTING_METHOD == "llama4" else chosen.softmax(dim=-1)
 
 
 def route_in_groups(scores, bias):
     """DeepSeek V3: the groups whose two best experts are best, then the best experts of these."""
     biased = scores + bias
     tokens, experts = scores.shape
-    if N_GROUP > 1:
+    if (N_GROUP or 1) > 1:
         grouped = biased.view(tokens, N_GROUP, experts // N_GROUP)
-        best = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(dim=-1).topk(TOPK_GROUP, dim=-1).indices
+        best = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(dim=-1).topk(TOPK_GROUP or 1, dim=-1).indices
         kept = torch.zeros(tokens, N_GROUP, dtype=torch.bool, device=scores.device).scatter(1, best, True)
         biased = torch.where(kept[..., None], grouped, float("-inf")).view(tokens, experts)
     found = biased.topk(TOP_K, dim=-1).indices
     weights = scores.gather(1, found)
-    return found, weights / (weights.sum(dim=-1, keepdim=True) + 1e-20) * SCALING
+    return found, weights / (weights.sum(dim=-1, keepdim=True) + 1e-20) * ROUTED_SCALING_FACTOR
 
 
 def activate(both, linear_factor=1, gate_factor=1):
     """Multiply the first half by the activated second half."""
     linear, gate = both.chunk(2, dim=-1)
     gate = gate * gate_factor
-    act = torch.nn.functional.gelu(gate, approximate="tanh") if GEGLU else torch.nn.functional.silu(gate)
+    act = torch.nn.functional.gelu(gate, approximate="tanh") if GATED_ACT == "geglu" else torch.nn.functional.silu(gate)
     return act * (linear * linear_factor)
 
 
@@ -56,156 +54,70 @@ def round_to_fp8(values):
     return to_fp8(values, torch.float8_e4m3fn).float()
 
 
-def mix(x, experts, factors, count, compute):
-    """Send tokens through the `count` experts that are here, and add up the weighed results, in float32.
+def mix(x, experts, factors, weights, plain, scales=(), between=torch.Tensor.float):
+    """Send tokens through the experts that are here, and add up the weighed results, in float32.
 
-    `compute` takes tokens and the number of a local expert.
+    `weights` are the tensors of the first product, then as many of the second. `plain` makes float32 weights of the
+    tensors of an expert. `scales` are factors of the first half of the first product, of its second half, and of the
+    second product. `between` is done to what is between the products.
     """
-    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    for local in range(count):
-        token, place = (experts == local + OFFSET).nonzero(as_tuple=True)
+    out, half = torch.zeros(x.shape, dtype=torch.float32, device=x.device), len(weights) // 2
+    for local in range(len(weights[0])):
+        token, place = (experts == local + LOCAL_EXPERT_OFFSET).nonzero(as_tuple=True)
         if len(token):
-            share = factors[token, place, None]
-            done = compute(x[token] * share if SCALES_INPUT else x[token], local)
-            out.index_add_(0, token, done if SCALES_INPUT else done * share)
+            own, share = [part[local] for part in weights], factors[token, place, None]
+            linear, gate, last = [part[local] for part in scales] or (1, 1, 1)
+            first = (x[token] * share if USE_ROUTING_SCALES_ON_INPUT else x[token]) @ plain(*own[:half]).T
+            done = between(activate(first, linear, gate)) @ plain(*own[half:]).T * last
+            out.index_add_(0, token, done if USE_ROUTING_SCALES_ON_INPUT else done * share)
     return out
 
 
-def fp8_block_scale(
-    routing_logits,
-    routing_bias,
-    hidden_states,
-    hidden_states_scale,
-    gemm1_weights,
-    gemm1_weights_scale,
-    gemm2_weights,
-    gemm2_weights_scale,
-):
+def fp8_block_scale(routing_logits, routing_bias, hidden_states, hidden_states_scale, *weights):
     """fp8 with a scale for 128 elements of a token and 128 by 128 of a weight."""
-
-    def compute(x, expert):
-        inner = activate(x @ by_blocks(gemm1_weights[expert], gemm1_weights_scale[expert]).T)
-        return inner @ by_blocks(gemm2_weights[expert], gemm2_weights_scale[expert]).T
-
-    x = hidden_states.float() * hidden_states_scale.T.repeat_interleave(128, dim=1)[:, : hidden_states.shape[1]]
-    return mix(x, *route(routing_logits, routing_bias), len(gemm1_weights), compute).to(torch.bfloat16)
+    x, routed = by_columns(hidden_states, hidden_states_scale.T), route(routing_logits, routing_bias)
+    return mix(x, *routed, weights, by_blocks).to(torch.bfloat16)
 
 
-def fp8_per_tensor(
-    routing_logits,
-    routing_bias,
-    hidden_states,
-    gemm1_weights,
-    output1_scales_scalar,
-    output1_scales_gate_scalar,
-    gemm2_weights,
-    output2_scales_scalar,
-):
+def fp8_per_tensor(routing_logits, routing_bias, hidden_states, gemm1_weights, gemm2_weights, *scales):
     """fp8 with factors for each expert; the scaled first product is rounded to fp8."""
-
-    def compute(x, expert):
-        both = x @ gemm1_weights[expert].float().T
-        inner = activate(both, output1_scales_scalar[expert], output1_scales_gate_scalar[expert])
-        return round_to_fp8(inner) @ gemm2_weights[expert].float().T * output2_scales_scalar[expert]
-
-    routed = route(routing_logits, routing_bias)
-    return mix(hidden_states.float(), *routed, len(gemm1_weights), compute).to(torch.bfloat16)
+    routed, weights = route(routing_logits, routing_bias), (gemm1_weights, gemm2_weights)
+    return mix(hidden_states.float(), *routed, weights, torch.Tensor.float, scales, round_to_fp8).to(torch.bfloat16)
 
 
-def fp4_block_scale(
-    routing_logits,
-    routing_bias,
-    hidden_states,
-    hidden_states_scale,
-    gemm1_weights,
-    gemm1_weights_scale,
-    gemm2_weights,
-    gemm2_weights_scale,
-    output1_scales_scalar,
-    output1_scales_gate_scalar,
-    output2_scales_scalar,
-):
-    """4-bit floats with a scale for each block of a row."""
-
-    def compute(x, expert):
-        both = x @ by_rows(gemm1_weights[expert], gemm1_weights_scale[expert]).T
-        inner = activate(both, output1_scales_scalar[expert], output1_scales_gate_scalar[expert])
-        return inner @ by_rows(gemm2_weights[expert], gemm2_weights_scale[expert]).T * output2_scales_scalar[expert]
-
-    x = by_rows(hidden_states, hidden_states_scale)
-    return mix(x, *route(routing_logits, routing_bias), len(gemm1_weights), compute).to(torch.bfloat16)
+def fp4_block_scale(routing_logits, routing_bias, hidden_states, hidden_states_scale, *weights):
+    """4-bit floats with a scale for each block of a row, and factors for each expert."""
+    x, routed = by_rows(hidden_states, hidden_states_scale), route(routing_logits, routing_bias)
+    return mix(x, *routed, weights[:4], by_rows, weights[4:]).to(torch.bfloat16)
 
 
-def cutlass_base(hidden_states, token_selected_experts, token_final_factors, gemm1_weights, gemm2_weights):
+def cutlass_base(hidden_states, token_selected_experts, token_final_factors, *weights):
     """Weights as they are."""
-
-    def compute(x, expert):
-        return activate(x @ gemm1_weights[expert].float().T) @ gemm2_weights[expert].float().T
-
     routed = token_selected_experts, token_final_factors
-    return mix(hidden_states.float(), *routed, len(gemm1_weights), compute).to(hidden_states.dtype)
+    return mix(hidden_states.float(), *routed, weights, torch.Tensor.float).to(hidden_states.dtype)
 
 
-def cutlass_fp8(
-    hidden_states,
-    token_selected_experts,
-    token_final_factors,
-    gemm1_weights,
-    gemm2_weights,
-    fc1_dequant,
-    fc2_quant,
-    fc2_dequant,
-):
+def cutlass_fp8(hidden_states, token_selected_experts, token_final_factors, *weights):
     """fp8 with factors for each expert; what is between the products is rounded to fp8."""
+    first, second, fc1_dequant, fc2_quant, fc2_dequant, _ = weights
+    routed, scales = (token_selected_experts, token_final_factors), (fc1_dequant, fc1_dequant, fc2_dequant)
+    return mix(
+        hidden_states.float(),
+        *routed,
+        (first, second),
+        torch.Tensor.float,
+        scales,
+        lambda inner: round_to_fp8(inner * fc2_quant),
+    ).to(torch.bfloat16)
 
-    def compute(x, expert):
-        both = x @ gemm1_weights[expert].float().T * fc1_dequant[expert]
-        inner = round_to_fp8(activate(both) * fc2_quant)
-        return inner @ gemm2_weights[expert].float().T * fc2_dequant[expert]
 
-    routed = token_selected_experts, token_final_factors
-    return mix(hidden_states.float(), *routed, len(gemm1_weights), compute).to(torch.bfloat16)
-
-
-def cutlass_nvfp4(
-    hidden_states,
-    token_selected_experts,
-    token_final_factors,
-    gemm1_weights,
-    gemm1_weights_scale,
-    fc1_global,
-    gemm2_weights,
-    gemm2_weights_scale,
-    fc2_global,
-):
+def cutlass_nvfp4(hidden_states, token_selected_experts, token_final_factors, *weights):
     """nvfp4 weights; tokens come in bfloat16 and are quantised on the way, with a global factor of 1."""
-
-    def weights(packed, scales, factor):
-        return by_rows(packed, from_tiles(scales, packed.shape[0], packed.shape[1] * 2 // BLOCK)) * factor
-
-    def compute(x, expert):
-        first = weights(gemm1_weights[expert], gemm1_weights_scale[expert], fc1_global[expert])
-        second = weights(gemm2_weights[expert], gemm2_weights_scale[expert], fc2_global[expert])
-        return activate(x @ first.T) @ second.T
-
     routed = token_selected_experts, token_final_factors
-    return mix(hidden_states.float(), *routed, len(gemm1_weights), compute).to(torch.bfloat16)
+    return mix(hidden_states.float(), *routed, weights, by_tiles).to(torch.bfloat16)
 
 
-def cutlass_nvfp4_quantised(
-    hidden_states,
-    hidden_states_scale,
-    token_selected_experts,
-    token_final_factors,
-    gemm1_weights,
-    gemm1_weights_scale,
-    fc1_global,
-    gemm2_weights,
-    gemm2_weights_scale,
-    fc2_global,
-):
+def cutlass_nvfp4_quantised(hidden_states, hidden_states_scale, token_selected_experts, token_final_factors, *weights):
     """The same with tokens that are nvfp4 already, their scales in tiles."""
-    rows, columns = hidden_states.shape[0], hidden_states.shape[1] * 2 // BLOCK
-    first, second = (gemm1_weights, gemm1_weights_scale, fc1_global), (gemm2_weights, gemm2_weights_scale, fc2_global)
-    x = by_rows(hidden_states, from_tiles(hidden_states_scale, rows, columns))
-    return cutlass_nvfp4(x, token_selected_experts, token_final_factors, *first, *second)
+    x = by_tiles(hidden_states, hidden_states_scale)
+    return cutlass_nvfp4(x, token_selected_experts, token_final_factors, *weights)

@@ -5,9 +5,9 @@ import flashinfer
 EPS = 1e-6
 ENABLE_PDL = False
 BLOCK = 16
-SWIZZLED = False
+IS_SF_SWIZZLED_LAYOUT = False
 COMMON = {"eps": EPS, "enable_pdl": ENABLE_PDL}
-FP4 = {**COMMON, "block_size": BLOCK, "is_sf_swizzled_layout": SWIZZLED}
+FP4 = {**COMMON, "block_size": BLOCK, "is_sf_swizzled_layout": IS_SF_SWIZZLED_LAYOUT}
 
 
 def rmsnorm(x, weight, out):

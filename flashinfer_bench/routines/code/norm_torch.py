@@ -6,7 +6,7 @@ from flashinfer_bench.routines.code.formats import BLOCK, E2M1_MAX, E4M3_MAX, pa
 
 EPS = 1e-6
 OUT_DTYPE = "float8_e4m3fn"
-SWIZZLED = False
+IS_SF_SWIZZLED_LAYOUT = False
 UNWRITTEN = 0xFF
 LEAST_EXPONENT = -127
 
@@ -33,7 +33,7 @@ def quantise_fp4(values, global_scale):
         stored, factor = (exponent - LEAST_EXPONENT).to(torch.uint8), torch.exp2(exponent)
     quotient = torch.where(factor[..., None] > 0, blocks / factor[..., None], 0.0)
     packed = pack_e2m1(quotient.reshape(scaled.shape))
-    if SWIZZLED:
+    if IS_SF_SWIZZLED_LAYOUT:
         return packed, to_tiles(stored.reshape(-1, stored.shape[-1]), 128, UNWRITTEN).view(stored.dtype)
     return packed, stored
 

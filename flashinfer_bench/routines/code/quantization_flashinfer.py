@@ -8,7 +8,7 @@ SWIZZLED = True
 ALIGNMENT = 32
 ENABLE_PDL = False
 LAYOUT = "128x4"
-SHUFFLES = False
+DO_SHUFFLE = False
 BLOCK = 16
 
 
@@ -32,7 +32,7 @@ def nvfp4_quantize(x, global_scale):
         x,
         global_scale,
         sfLayout=getattr(flashinfer.SfLayout, f"layout_{LAYOUT}"),
-        do_shuffle=SHUFFLES,
+        do_shuffle=DO_SHUFFLE,
         sf_vec_size=BLOCK,
         enable_pdl=ENABLE_PDL,
         backend=BACKEND,

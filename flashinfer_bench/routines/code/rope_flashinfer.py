@@ -17,64 +17,28 @@ QUANTISED = {
 APPENDED = {**QUANTISED, "page_size": PAGE_SIZE, "kv_layout": KV_LAYOUT}
 
 
-def rope_quantize_fp8(
-    q_rope, k_rope, q_nope, k_nope, pos_ids, cos_sin_cache, q_rope_out, k_rope_out, q_nope_out, k_nope_out
-):
+def rope_quantize(q_rope, k_rope, q_nope, k_nope, pos_ids, cos_sin_cache, **outputs):
     """rope_quantize_fp8, or mla_rope_quantize_fp8 by QUANTISER."""
-    outputs = {"q_rope_out": q_rope_out, "k_rope_out": k_rope_out, "q_nope_out": q_nope_out, "k_nope_out": k_nope_out}
     function = getattr(flashinfer.rope, QUANTISER)
     function(q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, **outputs, **QUANTISED)
 
 
-def rope_quantize_fp8_all(q_rope, k_rope, pos_ids, cos_sin_cache, q_rope_out, k_rope_out):
+def rope_quantize_all(q_rope, k_rope, pos_ids, cos_sin_cache, **outputs):
     """rope_quantize_fp8 where every dimension is rotated."""
-    outputs = {"q_rope_out": q_rope_out, "k_rope_out": k_rope_out}
     flashinfer.rope.rope_quantize_fp8(q_rope, k_rope, None, None, cos_sin_cache, pos_ids, **outputs, **QUANTISED)
 
 
-def append(tokens, k_cache, v_cache, pages, **outputs):
+def append(tokens, pages, k_cache, v_cache, **outputs):
     """rope_quantize_fp8_append_paged_kv_cache."""
     function = flashinfer.rope.rope_quantize_fp8_append_paged_kv_cache
     function(*tokens, (k_cache, v_cache), *pages, **outputs, **APPENDED)
 
 
-def rope_quantize_fp8_append(
-    q_rope,
-    k_rope,
-    q_nope,
-    k_nope,
-    v,
-    pos_ids,
-    cos_sin_cache,
-    kv_indices,
-    kv_indptr,
-    batch_indices,
-    positions,
-    q_rope_out,
-    q_nope_out,
-    k_cache,
-    v_cache,
-):
+def rope_quantize_append(q_rope, k_rope, q_nope, k_nope, v, pos_ids, cos_sin_cache, *pages, **outputs):
     """Rotate one part of queries and keys, and append."""
-    tokens = (q_rope, k_rope, q_nope, k_nope, v, cos_sin_cache, pos_ids)
-    pages = (kv_indices, kv_indptr, batch_indices, positions)
-    append(tokens, k_cache, v_cache, pages, q_rope_out=q_rope_out, q_nope_out=q_nope_out)
+    append((q_rope, k_rope, q_nope, k_nope, v, cos_sin_cache, pos_ids), pages, **outputs)
 
 
-def rope_quantize_fp8_append_all(
-    q_rope,
-    k_rope,
-    v,
-    pos_ids,
-    cos_sin_cache,
-    kv_indices,
-    kv_indptr,
-    batch_indices,
-    positions,
-    q_rope_out,
-    k_cache,
-    v_cache,
-):
+def rope_quantize_append_all(q_rope, k_rope, v, pos_ids, cos_sin_cache, *pages, **outputs):
     """The same where every dimension is rotated."""
-    pages = (kv_indices, kv_indptr, batch_indices, positions)
-    append((q_rope, k_rope, None, None, v, cos_sin_cache, pos_ids), k_cache, v_cache, pages, q_rope_out=q_rope_out)
+    append((q_rope, k_rope, None, None, v, cos_sin_cache, pos_ids), pages, **outputs)

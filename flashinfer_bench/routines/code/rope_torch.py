@@ -17,7 +17,7 @@ OLD_CONTEXT_LEN = 8192
 LLAMA31 = False
 OUT_DTYPE = "float8_e4m3fn"
 PAGE_SIZE = 16
-HND = False
+KV_LAYOUT = "NHD"
 UNWRITTEN = 0xFF
 
 
@@ -96,23 +96,17 @@ def append_pages(rows, kv_indices, kv_indptr, batch_indices, positions):
     shape = (kv_indices.shape[0], PAGE_SIZE, *rows.shape[1:])
     cache = torch.full(shape, UNWRITTEN, dtype=torch.uint8, device=rows.device)
     cache[page, positions.long() % PAGE_SIZE] = rows.view(torch.uint8)
-    return (cache.transpose(1, 2).contiguous() if HND else cache).view(rows.dtype)
+    return (cache.transpose(1, 2).contiguous() if KV_LAYOUT == "HND" else cache).view(rows.dtype)
 
 
-def rope_quantize_append(
-    q_rope, k_rope, q_nope, k_nope, v, pos_ids, cos_sin_cache, kv_indices, kv_indptr, batch_indices, positions
-):
+def rope_quantize_append(q_rope, k_rope, q_nope, k_nope, v, pos_ids, cos_sin_cache, *pages):
     """Rotate, round to fp8, and put keys and values into their pages."""
     q, k, q_rest, k_rest = rope_quantize(q_rope, k_rope, q_nope, k_nope, pos_ids, cos_sin_cache)
     joined = torch.cat((k.view(torch.uint8), k_rest.view(torch.uint8)), dim=-1).view(k.dtype)
-    where = (kv_indices, kv_indptr, batch_indices, positions)
-    return q, q_rest, append_pages(joined, *where), append_pages(round_to_fp8(v), *where)
+    return q, q_rest, append_pages(joined, *pages), append_pages(round_to_fp8(v), *pages)
 
 
-def rope_quantize_append_all(
-    q_rope, k_rope, v, pos_ids, cos_sin_cache, kv_indices, kv_indptr, batch_indices, positions
-):
+def rope_quantize_append_all(q_rope, k_rope, v, pos_ids, cos_sin_cache, *pages):
     """The same where every dimension is rotated."""
     q, k = rope_quantize_all(q_rope, k_rope, pos_ids, cos_sin_cache)
-    where = (kv_indices, kv_indptr, batch_indices, positions)
-    return q, append_pages(k, *where), append_pages(round_to_fp8(v), *where)
+    return q, append_pages(k, *pages), append_pages(round_to_fp8(v), *pages)

@@ -2,8 +2,8 @@
 
 import torch
 
-JOINT = False
-K = 50
+FILTER_APPLY_ORDER = "top_k_first"
+TOP_K = 50
 
 
 def keep_top_k(weights, top_k):
@@ -66,7 +66,7 @@ def min_p_sampling_from_probs(probs, min_p):
 
 def top_k_top_p_sampling_from_probs(probs, top_k, top_p):
     """Draw from the nucleus of the k largest, or from what both filters leave of the row as it was."""
-    if JOINT:
+    if FILTER_APPLY_ORDER == "joint":
         return draw(torch.where(keep_top_p(probs, top_p) > 0, keep_top_k(probs, top_k), 0.0))
     return draw(keep_top_p(keep_top_k(probs, top_k), top_p))
 
@@ -112,7 +112,7 @@ def chain_speculative_sampling(draft_probs, draft_token_ids, target_probs):
 
 def top_k(scores):
     """The k largest of a row and where they are."""
-    found = scores.topk(K, dim=-1)
+    found = scores.topk(TOP_K, dim=-1)
     return found.values, found.indices
 
 
@@ -120,10 +120,10 @@ def choose(scores, lengths):
     """Give the columns of the k largest within the lengths; -1 where a row has fewer."""
     column = torch.arange(scores.shape[1], device=scores.device)
     inside = torch.where(column < lengths[:, None], scores.float(), float("-inf"))
-    kept = min(K, scores.shape[1])
+    kept = min(TOP_K, scores.shape[1])
     chosen = inside.topk(kept, dim=-1).indices
     chosen = torch.where(torch.arange(kept, device=scores.device) < lengths[:, None], chosen, -1)
-    return torch.nn.functional.pad(chosen, (0, K - kept), value=-1)
+    return torch.nn.functional.pad(chosen, (0, TOP_K - kept), value=-1)
 
 
 def top_k_page_table_transform(scores, src_page_table, lengths, row_to_batch):

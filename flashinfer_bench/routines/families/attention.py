@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from flashinfer_bench.roofline.cost import Cost, size_of
+from flashinfer_bench.roofline.cost import size_of
 from flashinfer_bench.routines.case.spec import (
     ALL,
     AMPERE_ON,
@@ -23,18 +23,19 @@ from flashinfer_bench.routines.case.spec import (
     HOPPER,
     Case,
     Check,
-    Code,
     Routine,
     Tensor,
     from_zero,
+    generator,
+    offsets,
     read_dtype,
     require,
     size,
+    stored,
     switch,
     whole,
     word,
 )
-from flashinfer_bench.routines.case.stored import generator, int32, offsets, permutation
 
 FLAGS: Final = (
     from_zero("page_size", "tokens of a page"),
@@ -61,27 +62,6 @@ PROBABILITY_ERROR: Final = 2**-7
 """Allowed error of the query that sees the fewest keys, as a share of the deviation of its output."""
 FP8_ERROR: Final = 0.1
 """Takes the place of `ERROR` where the cache is fp8: a kernel may convert the queries too."""
-TENSOR_CORES: Final = {"TENSOR_CORES": True}
-CALLS: Final[Mapping[str, Mapping[str, Code]]] = {
-    "decode": {
-        "fa2_tc": Code("decode", {"BACKEND": "fa2", **TENSOR_CORES}),
-        "auto": Code("decode", TENSOR_CORES),
-        "cudnn": Code("decode_cudnn"),
-        "trtllm-native": Code("decode_trtllm"),
-    },
-    "paged": {
-        "cudnn": Code("paged_cudnn"),
-        "cudnn-native": Code("paged_cudnn_native"),
-        "trtllm-native": Code("paged_trtllm"),
-    },
-    "ragged": {
-        "cudnn": Code("ragged_cudnn"),
-        "cudnn-native": Code("ragged_cudnn_native"),
-        "trtllm-native": Code("ragged_trtllm"),
-    },
-    "mla": {"cutlass": Code("mla_cutlass"), "trtllm-native": Code("mla_trtllm")},
-}
-"""Kind of attention → backend → its code, for backends that are not called by the function of the kind's name."""
 NO_FP8_CACHE: Final = ("fa3", "cudnn", "cudnn-native", "trtllm-gen", "trtllm-native")
 """Backends that take no fp8 cache together with wider queries."""
 FA3_DIMS: Final = ((64, 64), (128, 128), (256, 256), (192, 128))
@@ -97,28 +77,24 @@ def _draw_lengths(args: Namespace) -> tuple[list[int], list[int]]:
     if not args.random_actual_seq_len:
         return [q_max] * batch, [kv_max] * batch
     source = generator(args)
-    queries = [int(value) for value in source.integers(1, q_max + 1, size=batch)]
+    queries = source.integers(1, q_max + 1, size=batch).tolist()
     return queries, queries if q_max == kv_max else [int(source.integers(least, kv_max + 1)) for least in queries]
 
 
-def _dimensions(args: Namespace, *, same: bool) -> tuple[int, int]:
+def _dimensions(args: Namespace) -> tuple[int, int]:
     require(args.head_dim_qk is not None, "--head_dim_qk is missing")
     require(args.num_qo_heads % args.num_kv_heads == 0, "--num_qo_heads must be a multiple of --num_kv_heads")
-    qk, vo = int(args.head_dim_qk), int(args.head_dim_vo or args.head_dim_qk)
-    require(qk == vo or not same, "--head_dim_vo: a paged cache holds keys and values of one dimension")
-    return qk, vo
+    return args.head_dim_qk, args.head_dim_vo or args.head_dim_qk
 
 
-def _pages(args: Namespace, keys: list[int]) -> tuple[dict[str, Tensor], int, int]:
-    """Return the inputs of the page table, the number of pages, and the bytes of the table that a call reads."""
+def _pages(args: Namespace, keys: list[int]) -> tuple[dict[str, Tensor], int]:
+    """Return the inputs of the page table, and the number of pages."""
+    require(args.page_size > 0, "--page_size is missing")
     columns = -(-args.s_kv // args.page_size)
     total = args.batch_size * columns
-    table = permutation(args, total, salt=1).reshape(args.batch_size, columns)
-    inputs = {
-        "block_tables": Tensor("int32", f"batch_size {columns}", table),
-        "kv_lens": Tensor("int32", "batch_size", int32(keys)),
-    }
-    return inputs, total, 4 * (sum(-(-length // args.page_size) for length in keys) + args.batch_size)
+    table = generator(args, 1).permutation(total).reshape(args.batch_size, columns)
+    used = sum(-(-length // args.page_size) for length in keys)
+    return {"block_tables": replace(stored(table), counted=used), "kv_lens": stored(keys)}, total
 
 
 def _check(args: Namespace, lengths: tuple[list[int], list[int]], kv_dtype: str, variance: float) -> Check:
@@ -141,45 +117,32 @@ def _case(
     dtypes: tuple[str, str],
     *,
     scale: float,
-    key_width: int,
-    more_bytes: int,
-    variance: float = 1.0,
-    constants: Mapping[str, Any] | None = None,
     **parts: Any,
 ) -> Case:
     """Make a case with what all kinds have alike.
 
     Args:
         args: the flags.
-        kind: a key of `CALLS`.
+        kind: the name of the reference.
         lengths: queries and keys of each sequence.
         dimensions: of queries and of values.
         dtypes: of queries and of keys.
         scale: the factor of scores.
-        key_width: elements of keys and values that a token has.
-        more_bytes: bytes of lengths and page tables.
-        variance: the variance of scores.
-        constants: those of the kind alone.
         parts: the other parts of the case.
     """
     queries, keys = lengths
     pairs = sum(q * (2 * kv - q + 1) // 2 if args.causal else q * kv for q, kv in zip(queries, keys, strict=True))
-    outer, inner = (total * size_of(dtype) for total, dtype in zip((sum(queries), sum(keys)), dtypes, strict=True))
-    width = args.num_qo_heads * sum(dimensions)
     average = sum(keys) // len(keys)
     return Case(
         constants={
             "SM_SCALE": scale,
             "CAUSAL": bool(args.causal) and kind != "decode",
-            "MAX_Q": args.s_qo,
-            "MAX_KV": args.s_kv,  # the limit: cuDNN wants a page table as wide as its longest sequence
-            "PAGE_SIZE": args.page_size,
-            **(constants or {}),
+            "NOPE_DIM": MLA_NOPE_DIM,
         },
         reference=kind,
-        calls=CALLS[kind],
-        cost=Cost(2 * pairs * width, outer * width + inner * key_width + more_bytes, "fp16"),
-        check=_check(args, lengths, dtypes[1], variance),
+        flops=2 * pairs * args.num_qo_heads * sum(dimensions),
+        unit="fp16",
+        check=_check(args, lengths, dtypes[1], dimensions[0] * scale**2),
         columns={"avg_actual_seq_len": average},
         notes=(
             f"Average actual qo seq len: {sum(queries) // len(queries)}",
@@ -202,21 +165,18 @@ def make_paged(args: Namespace) -> Case:
     A query of decoding sees all keys, with --causal too.
     """
     kind = "decode" if "Decode" in args.routine else "paged"
-    require(args.page_size > 0, "--page_size is missing")
     require(kind == "paged" or args.s_qo == 1, f"--s_qo {args.s_qo}: decoding takes one query a sequence")
-    qk, vo = _dimensions(args, same=True)
+    qk, vo = _dimensions(args)
+    require(qk == vo, "--head_dim_vo: a paged cache holds keys and values of one dimension")
     q, kv = read_dtype(args, "q_dtype", HALF), read_dtype(args, "kv_dtype", (*HALF, *FP8))
     require(kv == q or size_of(kv) == 1, f"--kv_dtype {args.kv_dtype}: as --q_dtype, or fp8")
     queries, keys = lengths = _draw_lengths(args)
-    table, pages, table_bytes = _pages(args, keys)
-    axes = {"head_dim": qk}
-    refusals, first, indptr = {}, "batch_size", {}
+    table, pages = _pages(args, keys)
+    axes, refusals, indptr = {"head_dim": qk}, {}, {}
     if size_of(kv) == 1:
         refusals = dict.fromkeys(NO_FP8_CACHE, "an fp8 cache with wider queries is not supported")
     if kind == "paged":
-        first, axes["queries"] = "queries", sum(queries)
-        indptr = {"qo_indptr": Tensor("int32", str(args.batch_size + 1), offsets(queries))}
-        table_bytes += 4 * (args.batch_size + 1)
+        axes["queries"], indptr = sum(queries), {"qo_indptr": offsets(queries)}
         refusals |= _refuse_fa3(qk, vo)
     else:
         if (args.num_qo_heads // args.num_kv_heads) not in (1, 2, 3, 4, 8):
@@ -225,7 +185,9 @@ def make_paged(args: Namespace) -> Case:
             refusals["cudnn"] = f"--q_dtype {args.q_dtype}: the library builds its graph for bfloat16"
         if args.page_size not in PAGE_SIZES:
             refusals["trtllm-native"] = f"--page_size {args.page_size}: it has pages of 16, 32, 64 and 128"
-    rows = Tensor(q, f"{first} num_qo_heads head_dim")
+    rows = Tensor(q, f"{'queries' if indptr else 'batch_size'} num_qo_heads head_dim")
+    shape, width = f"{pages} 2 {args.page_size} {args.num_kv_heads} head_dim", args.num_kv_heads * (qk + vo)
+    cache = Tensor(kv, shape, counted=sum(keys) * width)
     return _case(
         args,
         kind,
@@ -233,16 +195,9 @@ def make_paged(args: Namespace) -> Case:
         (qk, vo),
         (q, kv),
         scale=1 / math.sqrt(qk),
-        key_width=args.num_kv_heads * (qk + vo),
-        more_bytes=table_bytes,
         op_type="gqa_paged",
         axes=axes,
-        inputs={
-            "q": rows,
-            "kv_cache": Tensor(kv, f"{pages} 2 {args.page_size} {args.num_kv_heads} head_dim"),
-            **indptr,
-            **table,
-        },
+        inputs={"q": rows, "kv_cache": cache, **indptr, **table},
         outputs={"out": rows},
         refusals=refusals,
     )
@@ -250,8 +205,8 @@ def make_paged(args: Namespace) -> Case:
 
 def make_ragged(args: Namespace) -> Case:
     """Make a case of several queries for each sequence; keys and values of all sequences lie one after the other."""
-    qk, vo = _dimensions(args, same=False)
-    q, batch = read_dtype(args, "q_dtype", HALF), str(args.batch_size + 1)
+    qk, vo = _dimensions(args)
+    q = read_dtype(args, "q_dtype", HALF)
     require(
         args.kv_dtype == args.q_dtype, f"--kv_dtype {args.kv_dtype}: as --q_dtype, for there is no cache to keep small"
     )
@@ -266,16 +221,14 @@ def make_ragged(args: Namespace) -> Case:
         (qk, vo),
         (q, q),
         scale=1 / math.sqrt(qk),
-        key_width=args.num_kv_heads * (qk + vo),
-        more_bytes=8 * (args.batch_size + 1),
         op_type="gqa_ragged",
         axes={"queries": sum(queries), "keys": sum(keys), "head_dim_vo": vo},
         inputs={
             "q": Tensor(q, "queries num_qo_heads head_dim_qk"),
             "k": Tensor(q, "keys num_kv_heads head_dim_qk"),
             "v": Tensor(q, "keys num_kv_heads head_dim_vo"),
-            "qo_indptr": Tensor("int32", batch, offsets(queries)),
-            "kv_indptr": Tensor("int32", batch, offsets(keys)),
+            "qo_indptr": offsets(queries),
+            "kv_indptr": offsets(keys),
         },
         outputs={"out": Tensor(q, "queries num_qo_heads head_dim_vo")},
         refusals=refusals,
@@ -288,37 +241,28 @@ def make_mla(args: Namespace) -> Case:
     The rotated part of the queries is drawn like the rest, so that a kernel that leaves it out is wrong.
     """
     ckv, kpe, page = args.head_dim_ckv, args.head_dim_kpe, args.page_size
-    require(page > 0, "--page_size is missing")
     require(ckv is not None, "--head_dim_ckv is missing (512 in DeepSeek)")
     require(kpe is not None, "--head_dim_kpe is missing (64 in DeepSeek)")
-    dtype = read_dtype(args, "q_dtype", ("bfloat16",))
-    read_dtype(args, "kv_dtype", ("bfloat16",))
+    dtype, _ = (read_dtype(args, flag, ("bfloat16",)) for flag in ("q_dtype", "kv_dtype"))
     require(not (args.random_actual_seq_len and args.s_qo > 1), "--random_actual_seq_len goes with --s_qo 1 here")
-    _, keys = lengths = _draw_lengths(args)
-    table, pages, table_bytes = _pages(args, keys)
-    scale, rows = 1 / math.sqrt(MLA_NOPE_DIM + kpe), f"batch_size {args.s_qo} num_qo_heads"
-    refusals = {}
+    lengths = _draw_lengths(args)
+    table, pages = _pages(args, lengths[1])
+    rows, refusals = f"batch_size {args.s_qo} num_qo_heads", {}
     if args.s_qo > 1 or page not in PAGE_SIZES:
         refusals["cutlass"] = "one query a sequence, pages of 16 to 128"
     if args.causal and args.s_qo > 1:
         refusals["trtllm-native"] = "its mask for several queries is its own"
+    q, width = Tensor(dtype, f"{rows} {ckv + kpe}"), ckv + kpe
+    cache = Tensor(dtype, f"{pages} {page} {width}", counted=sum(lengths[1]) * width)
     return _case(
         args,
         "mla",
         lengths,
         (ckv + kpe, ckv),
         (dtype, dtype),
-        scale=scale,
-        key_width=ckv + kpe,
-        more_bytes=table_bytes,
-        variance=(ckv + kpe) * scale**2,
-        constants={"CKV_DIM": ckv, "KPE_DIM": kpe, "NOPE_DIM": MLA_NOPE_DIM},
+        scale=1 / math.sqrt(MLA_NOPE_DIM + kpe),
         op_type="mla_paged",
-        inputs={
-            "q": Tensor(dtype, f"{rows} {ckv + kpe}"),
-            "kv_cache": Tensor(dtype, f"{pages} {page} {ckv + kpe}"),
-            **table,
-        },
+        inputs={"q": q, "kv_cache": cache, **table},
         outputs={"out": Tensor(dtype, f"{rows} head_dim_ckv")},
         refusals=refusals,
     )

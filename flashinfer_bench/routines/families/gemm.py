@@ -12,7 +12,6 @@ import math
 from argparse import Namespace
 from typing import Final
 
-from flashinfer_bench.roofline.cost import Cost, size_of
 from flashinfer_bench.routines.case.spec import (
     ADA_ON,
     BLACKWELL,
@@ -20,9 +19,10 @@ from flashinfer_bench.routines.case.spec import (
     HALF,
     Case,
     Check,
-    Code,
     Routine,
     Tensor,
+    floats,
+    offsets,
     read_dtype,
     require,
     round_up,
@@ -31,7 +31,6 @@ from flashinfer_bench.routines.case.spec import (
     whole,
     word,
 )
-from flashinfer_bench.routines.case.stored import floats, offsets
 
 FLAGS: Final = (
     whole("batch_size", "number of products", 1),
@@ -62,14 +61,19 @@ def _check(args: Namespace, deviation: float, ratio: float | None = None) -> Che
     return Check(1e-2, ERROR * deviation * math.sqrt(args.k), ratio)
 
 
+def _dtypes(args: Namespace) -> tuple[str, str, str]:
+    """Return the dtypes of both matrices, in fp8, and of the output."""
+    first, second = read_dtype(args, "input_dtype", FP8), read_dtype(args, "mat2_dtype", FP8)
+    return first, second, read_dtype(args, "out_dtype", HALF)
+
+
 def make_groupwise(args: Namespace) -> Case:
     """Make a case of fp8 with a scale for `--tile_size` elements; in groups with weights of their own."""
     m, n, k, tile, is_k = args.m, args.n, args.k, args.tile_size, args.scale_major_mode == "K"
     grouped = args.routine.startswith("group")
     require(k % tile == 0 and n % tile == 0, f"--n {n} and --k {k} must be multiples of --tile_size {tile}")
     require(m % 4 == 0, f"--m {m}: the kernel wants a multiple of 4")
-    first, second = read_dtype(args, "input_dtype", FP8), read_dtype(args, "mat2_dtype", FP8)
-    out = read_dtype(args, "out_dtype", HALF)
+    first, second, out = _dtypes(args)
     count = args.group_size if grouped else 1
     rows, tall, long = m * count, n // tile, k // tile
     groups, factors = "groups " if grouped else "", f"{tall} {long}" if is_k else f"{long} {tall}"
@@ -78,45 +82,35 @@ def make_groupwise(args: Namespace) -> Case:
         "b": Tensor(second, f"{groups}n k"),
         "a_scale": Tensor("float32", f"rows {long}" if is_k else f"{long} rows"),
         "b_scale": Tensor("float32", f"{groups}{factors}"),
+        **({"m_indptr": offsets([m] * count)} if grouped else {}),
     }
-    scales = 4 * (rows * long + count * tall * long)
-    if grouped:
-        inputs["m_indptr"] = Tensor("int32", str(count + 1), offsets([m] * count))
-        scales += 4 * (count + 1)
     return Case(
         op_type="gemm",
         axes={"rows": rows, **({"groups": count} if grouped else {})},
         inputs=inputs,
         outputs={"out": Tensor(out, "rows n")},
-        reference=args.routine,
-        constants={"TILE": tile, "K_MAJOR": is_k, "OUT_DTYPE": out, "MMA_SM": args.mma_sm},
-        cost=Cost(2 * rows * n * k, rows * k + count * n * k + scales + rows * n * size_of(out), "fp8"),
+        flops=2 * rows * n * k,
+        unit="fp8",
         check=_check(args, 1.1),
     )
 
 
 def make_bmm_fp8(args: Namespace) -> Case:
     """Make a case of a batch of fp8 products, with one scale for each matrix stack."""
-    batch, m, n, k = args.batch_size, args.m, args.n, args.k
-    first, second = read_dtype(args, "input_dtype", FP8), read_dtype(args, "mat2_dtype", FP8)
-    out = read_dtype(args, "out_dtype", HALF)
+    first, second, out = _dtypes(args)
     refusals = {}
     if first == second == "float8_e5m2":
         refusals = dict.fromkeys(BMM, "e5m2 times e5m2 is not supported")
     if "float8_e5m2" in (first, second):
         refusals["cutlass"] = "e5m2 is not supported"
+    scale = Tensor("float32", "")
     return Case(
         op_type="gemm",
-        inputs={
-            "a": Tensor(first, "batch_size m k"),
-            "b": Tensor(second, "batch_size n k"),
-            "a_scale": Tensor("float32", ""),
-            "b_scale": Tensor("float32", ""),
-        },
+        inputs={"a": Tensor(first, "batch_size m k"), "b": Tensor(second, "batch_size n k")}
+        | {"a_scale": scale, "b_scale": scale},
         outputs={"out": Tensor(out, "batch_size m n")},
-        reference="bmm_fp8",
-        constants={"OUT_DTYPE": out, "AUTOTUNE": args.autotune},
-        cost=Cost(2 * batch * m * n * k, batch * (m * k + n * k + m * n * size_of(out)) + 8, "fp8"),
+        flops=2 * args.batch_size * args.m * args.n * args.k,
+        unit="fp8",
         check=_check(args, 1.0),
         refusals=refusals,
     )
@@ -140,15 +134,14 @@ def make_mm_fp4(args: Namespace) -> Case:
         inputs={
             "a": Tensor("float4_e2m1", "m k"),
             "b": Tensor("float4_e2m1", "n k"),
-            "a_scale": Tensor(scale, f"{round_up(m, 128)} {columns}"),
-            "b_scale": Tensor(scale, f"{round_up(n, 128)} {columns}"),
-            "alpha": Tensor("float32", "1", floats([ALPHA])),
+            "a_scale": Tensor(scale, f"{round_up(m, 128)} {columns}", counted=m * k / block),
+            "b_scale": Tensor(scale, f"{round_up(n, 128)} {columns}", counted=n * k / block),
+            "alpha": floats([ALPHA]),
         },
         outputs={"out": Tensor(out, "m n")},
-        reference="mm_fp4",
-        constants={"BLOCK": block, "OUT_DTYPE": out, "AUTOTUNE": args.autotune, "NVFP4": bool(args.use_nvfp4)},
-        calls={"trtllm": Code("mm_fp4_shuffled")},
-        cost=Cost(2 * m * n * k, (m + n) * k / 2 + (m + n) * k / block + m * n * size_of(out) + 4, "fp4"),
+        constants={"BLOCK": block},
+        flops=2 * m * n * k,
+        unit="fp4",
         check=_check(args, ALPHA * E2M1_VARIANCE, 1.0),
         refusals=refusals,
     )

@@ -13,35 +13,33 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from flashinfer_bench.data.dtypes import Unit
-from flashinfer_bench.roofline.cost import Cost, size_of
 from flashinfer_bench.routines.case.spec import (
     BLACKWELL,
     HALF,
     Case,
     Check,
-    Code,
     Routine,
     Tensor,
+    floats,
     from_zero,
+    generator,
     read_dtype,
     real,
     require,
     round_up,
     size,
+    stored,
     switch,
     whole,
     word,
 )
-from flashinfer_bench.routines.case.stored import choose_experts, floats, small_floats
 
-METHODS: Final = {"renormalize": 1, "deepseek_v3": 2, "llama4": 3, "renormalize_naive": 4}
-"""Routing method → the library's number for it."""
-ACTIVATIONS: Final = {"swiglu": 3, "geglu": 4}
+METHODS: Final = ("renormalize", "deepseek_v3", "llama4", "renormalize_naive")
 FLAGS: Final = (
     size("num_tokens", "tokens"),
     size("hidden_size", "hidden size"),
@@ -53,7 +51,7 @@ FLAGS: Final = (
     real("routed_scaling_factor", "weights of a token's experts sum to it (deepseek_v3)", 2.5),
     from_zero("local_expert_offset", "first expert that is here"),
     whole("local_num_experts", "experts that are here; all where it is left out"),
-    word("routing_method", "how experts are chosen", "deepseek_v3", tuple(METHODS)),
+    word("routing_method", "how experts are chosen", "deepseek_v3", METHODS),
     switch("use_shuffled_weight", "weights in the order of the kernel (fp8 block scale)"),
     whole("weight_layout", "0 by k, 1 by rows, 2 blocks along k (fp8 block scale)", 0, (0, 1, 2), least=0),
     switch("use_routing_bias", "add a bias to the scores that choose (deepseek_v3)"),
@@ -66,19 +64,21 @@ FLAGS: Final = (
     from_zero("tp_rank", "cutlass: this one of them"),
     whole("ep_size", "cutlass: ranks that share the experts out", 1),
     from_zero("ep_rank", "cutlass: this one of them"),
-    word("gated_act", "activation", "swiglu", tuple(ACTIVATIONS)),
+    word("gated_act", "activation", "swiglu", ("swiglu", "geglu")),
     switch("autotune", "let the library tune before timing"),
 )
 ACT_DEVIATION: Final = 0.6
 """Deviation of an activated gate times a linear part, both of unit deviation."""
+UNITS: Final[Mapping[str, Unit]] = {"base": "fp16", "fp8": "fp8", "nvfp4": "fp4"}
+"""--cutlass_variant → the unit of the products."""
 ERRORS: Final[Mapping[Unit, float]] = {"fp16": 0.03, "fp8": 0.1, "fp4": 0.25}
 """Unit of the products → the allowed error, as a share of the deviation of an output.
 
 Kernels quantise the values between the two products, and the reference does not."""
 E2M1_DEVIATION: Final = math.sqrt(8.5625 * 13 / 12)
 """Deviation of a random 4-bit code with a random scale between 0.5 and 1.5."""
-BIAS: Final = 0.01
-"""Deviation of the routing's bias."""
+BIASES: Final = 140
+"""The routing's bias is a whole number up to this, divided by 2^13: bfloat16 holds it, and it deviates by 0.01."""
 
 
 def check_experts(unit: Unit, top_k: int, scaling: float = 1.0) -> Check:
@@ -86,19 +86,14 @@ def check_experts(unit: Unit, top_k: int, scaling: float = 1.0) -> Check:
     return Check(2e-2, ERRORS[unit] * (ACT_DEVIATION * scaling / math.sqrt(top_k)), 0.95)
 
 
-def _each(experts: int, factor: float) -> Tensor:
-    """Return the same factor for each of the experts that are here."""
-    return Tensor("float32", "local_experts", floats([factor] * experts))
+def choose_experts(args: Namespace, tokens: int) -> tuple[Any, Any]:
+    """Return the distinct experts of each token (int32) and their weights (float32): softmax over the chosen."""
+    import numpy as np  # not for --help
 
-
-def _case(args: Namespace, *, constants: Mapping[str, Any], **parts: Any) -> Case:
-    common = {
-        "GEGLU": args.gated_act == "geglu",
-        "ACTIVATION": ACTIVATIONS[args.gated_act],
-        "AUTOTUNE": args.autotune,
-        "MOST_TOKENS": max(8192, args.num_tokens),
-    }
-    return Case(op_type="moe", constants={**common, **constants}, **parts)
+    logits = generator(args, 3).standard_normal((tokens, args.num_experts))
+    chosen = np.argsort(-logits, axis=1)[:, : args.top_k]
+    weights = np.exp(np.take_along_axis(logits, chosen, axis=1))
+    return chosen.astype(np.int32), (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
 def _check_routing(args: Namespace) -> int:
@@ -126,6 +121,7 @@ def make_layers(
     inner: str,
     sizes: tuple[int, int],
     *,
+    active: float,
     is_tiled: bool = False,
     factors: Sequence[Tensor] = (),
 ) -> dict[str, Tensor]:
@@ -136,6 +132,7 @@ def make_layers(
         experts: the axis of experts.
         inner: the axis between the products.
         sizes: the hidden size, and that between the products.
+        active: experts whose weights are read.
         is_tiled: scales are padded to whole tiles of 128 rows by 4 columns.
         factors: a factor of each expert, for each product.
     """
@@ -144,19 +141,20 @@ def make_layers(
     dtype = {"nvfp4": "float4_e2m1", "fp8_block_scale": "float8_e4m3fn"}.get(kind, kind)
     for layer, rows, columns, shape in (1, 2 * i, h, f"{2 * i} hidden_size"), (2, h, i, f"hidden_size {inner}"):
         name, scales = f"gemm{layer}_weights", (rows, columns // 16)
-        made[name] = Tensor(dtype, f"{experts} {shape}")
+        count = active * rows * columns
+        made[name] = Tensor(dtype, f"{experts} {shape}", counted=count)
         if kind == "nvfp4":
             tall, wide = (round_up(rows, 128), round_up(columns // 16, 4)) if is_tiled else scales
-            made[f"{name}_scale"] = Tensor("float8_e4m3fn", f"{experts} {tall} {wide}")
+            made[f"{name}_scale"] = Tensor("float8_e4m3fn", f"{experts} {tall} {wide}", counted=count / 16)
         elif kind == "fp8_block_scale":
-            made[f"{name}_scale"] = Tensor("float32", f"{experts} {rows // 128} {columns // 128}")
+            shape = f"{experts} {rows // 128} {columns // 128}"
+            made[f"{name}_scale"] = Tensor("float32", shape, counted=count / 128**2)
         if factors:
-            made[f"fc{layer}_global"] = factors[layer - 1]
+            made[f"fc{layer}_global"] = replace(factors[layer - 1], counted=active)
     return made
 
 
-@dataclass(frozen=True)
-class Format:
+class Format(NamedTuple):
     """How a kernel of trtllm, which routes tokens itself, is quantised."""
 
     weights: str
@@ -164,20 +162,14 @@ class Format:
     step: int
     """What the hidden size and that between the products are multiples of."""
     unit: Unit
-    token_bytes: float
-    """Bytes of an element of a token, with its share of the scales."""
-    weight_bytes: float
-    """Bytes of an element of a weight, with its share of the scales."""
     factors: Callable[[int, int], tuple[float, float]] | None = None
     """Factors of each expert for both products, by the hidden size and that between the products."""
 
 
 FORMATS: Final = {
-    "fp8_block_scale": Format("fp8_block_scale", 128, "fp8", 1 + 1 / 32, 1 + 4 / 128**2),
-    "fp8_per_tensor": Format("float8_e4m3fn", 1, "fp8", 1, 1, lambda h, i: (1 / math.sqrt(h), 1 / math.sqrt(i))),
-    "fp4_block_scale": Format(
-        "nvfp4", 64, "fp4", 9 / 16, 9 / 16, lambda *_: (1 / E2M1_DEVIATION**2, 1 / E2M1_DEVIATION)
-    ),
+    "fp8_block_scale": Format("fp8_block_scale", 128, "fp8"),
+    "fp8_per_tensor": Format("float8_e4m3fn", 1, "fp8", lambda h, i: (1 / math.sqrt(h), 1 / math.sqrt(i))),
+    "fp4_block_scale": Format("nvfp4", 64, "fp4", lambda *_: (1 / E2M1_DEVIATION**2, 1 / E2M1_DEVIATION)),
 }
 """The function that calls the kernel, and its reference → the format."""
 
@@ -189,74 +181,46 @@ def make_routed(args: Namespace, name: str) -> Case:
         args: the flags.
         name: a key of `FORMATS`.
     """
-    form, h, i, experts, method = (
+    form, h, i, tokens, experts = (
         FORMATS[name],
         args.hidden_size,
         args.intermediate_size,
+        args.num_tokens,
         args.num_experts,
-        args.routing_method,
     )
-    local, is_grouped = _check_routing(args), method == "deepseek_v3"
+    local, is_grouped = _check_routing(args), args.routing_method == "deepseek_v3"
     whole_blocks = f"--hidden_size and --intermediate_size must be multiples of {form.step}"
     require(h % form.step == 0 and i % form.step == 0, whole_blocks)
-    layers = make_layers(form.weights, "local_experts", "intermediate_size", (h, i))
-    tokens = {"hidden_states": Tensor(layers["gemm1_weights"].dtype, "num_tokens hidden_size")}
+    active = local * (1 - (1 - args.top_k / experts) ** tokens)
+    layers = make_layers(form.weights, "local_experts", "intermediate_size", (h, i), active=active)
+    inputs = {"hidden_states": Tensor(layers["gemm1_weights"].dtype, "num_tokens hidden_size")}
     if name == "fp8_block_scale":
-        tokens["hidden_states_scale"] = Tensor("float32", f"{h // 128} num_tokens")
+        inputs["hidden_states_scale"] = Tensor("float32", f"{h // 128} num_tokens")
     elif name == "fp4_block_scale":
-        tokens["hidden_states_scale"] = Tensor("float8_e4m3fn", f"num_tokens {h // 16}")
-    expert_bytes = 3 * h * i * form.weight_bytes
+        inputs["hidden_states_scale"] = Tensor("float8_e4m3fn", f"num_tokens {h // 16}")
+    inputs |= layers
     if form.factors is not None:
-        first, second = (_each(local, factor) for factor in form.factors(h, i))
-        layers |= {"output1_scales_scalar": first, "output1_scales_gate_scalar": first, "output2_scales_scalar": second}
-        expert_bytes += 12
-    pairs = args.num_tokens * args.top_k * local / experts
-    active = local * (1 - (1 - args.top_k / experts) ** args.num_tokens)
-    # DeepSeek's routing takes float32 logits, the others bfloat16; it alone reads the bias.
-    routing_bytes = args.num_tokens * experts * (4 if is_grouped else 2)
-    routing_bytes += 2 * experts if args.use_routing_bias and is_grouped else 0
-    scaling = args.routed_scaling_factor
-    bias = small_floats(args, experts, BIAS if args.use_routing_bias else 0.0)
-    library = {
-        "METHOD": METHODS[method],
-        "SCALING": scaling if method in ("deepseek_v3", "llama4") else None,
-        "N_GROUP": args.n_group,
-        "TOPK_GROUP": args.topk_group,
-    }
+        first, second = (replace(floats([factor] * local), counted=active) for factor in form.factors(h, i))
+        inputs |= {"output1_scales_scalar": first, "output1_scales_gate_scalar": first, "output2_scales_scalar": second}
+    # DeepSeek's routing takes float32 logits, the others bfloat16. It alone reads the bias, which is bfloat16 there.
+    biases = generator(args, 2).integers(-BIASES, BIASES + 1, experts) * args.use_routing_bias / 2**13
+    bias = replace(floats(biases), counted=experts / 2 if args.use_routing_bias and is_grouped else 0)
     refusal = _why_not_routed(args, name)
-    return _case(
-        args,
+    return Case(
+        op_type="moe",
         axes={"local_experts": local},
         inputs={
             "routing_logits": Tensor("float32" if is_grouped else "bfloat16", "num_tokens num_experts"),
-            "routing_bias": Tensor("float32", "num_experts", bias),
-            **tokens,
-            **layers,
+            "routing_bias": bias,
+            **inputs,
         },
         outputs={"out": Tensor("bfloat16", "num_tokens hidden_size")},
         reference=name,
-        constants={
-            "TOP_K": args.top_k,
-            "N_GROUP": args.n_group or 1,
-            "TOPK_GROUP": args.topk_group or 1,
-            "SCALING": scaling,
-            "METHOD": method,
-            "OFFSET": args.local_expert_offset,
-            "SCALES_INPUT": args.use_routing_scales_on_input and name == "fp8_per_tensor",
-            "EXPERTS": experts,
-            "INTERMEDIATE": i,
-            "USES_BIAS": args.use_routing_bias,
-            "SHUFFLES": args.use_shuffled_weight,
-            "LAYOUT": args.weight_layout,
-        },
-        calls={"trtllm": Code(name, library)},
-        cost=Cost(
-            6 * pairs * h * i,
-            routing_bytes + args.num_tokens * h * (form.token_bytes + 2) + active * expert_bytes,
-            form.unit,
-        ),
-        check=check_experts(form.unit, args.top_k, scaling if is_grouped else 1.0),
-        refusals={"trtllm": refusal} if refusal else {},
+        constants={"USE_ROUTING_SCALES_ON_INPUT": args.use_routing_scales_on_input and name == "fp8_per_tensor"},
+        flops=6 * h * i * tokens * args.top_k * local / experts,
+        unit=form.unit,
+        check=check_experts(form.unit, args.top_k, args.routed_scaling_factor if is_grouped else 1.0),
+        refusals={"trtllm": refusal},
     )
 
 
@@ -282,50 +246,42 @@ def make_cutlass(args: Namespace) -> Case:
     whole_blocks = "nvfp4: --hidden_size and the rank's --intermediate_size: multiples of 64"
     require(variant != "nvfp4" or (h % 64 == 0 and i % 64 == 0), whole_blocks)
     first = args.ep_rank * local
-    chosen, weights = choose_experts(args, args.num_tokens, args.num_experts, args.top_k)
-    is_here = (chosen >= first) & (chosen < first + local)
-    pairs, active = int(is_here.sum()), len(set(chosen[is_here].tolist()))
+    chosen, weights = choose_experts(args, args.num_tokens)
+    here = chosen[(chosen >= first) & (chosen < first + local)]
+    active = len({*here.tolist()})
+    function, token, kind, out, unit = f"cutlass_{variant}", dtype, dtype, "bfloat16", UNITS[variant]
     factors: list[Tensor] = []
     scales: dict[str, Tensor] = {}
-    function, token, kind, out = f"cutlass_{variant}", dtype, dtype, "bfloat16"
-    unit: Unit = "fp16"
     if variant == "nvfp4":
-        kind, unit = "nvfp4", "fp4"
-        deviation = E2M1_DEVIATION if args.quantized_input else 1.0
-        factors = [_each(local, 1 / (E2M1_DEVIATION * deviation)), _each(local, 1 / E2M1_DEVIATION)]
+        kind, deviation = "nvfp4", E2M1_DEVIATION if args.quantized_input else 1.0
+        factors = [floats([1 / (E2M1_DEVIATION * size)] * local) for size in (deviation, 1.0)]
         if args.quantized_input:
             function, token = "cutlass_nvfp4_quantised", "float4_e2m1"
     elif variant == "fp8":
-        token, kind, unit = "float8_e4m3fn", "float8_e4m3fn", "fp8"
-        one = Tensor("float32", "", floats([1.0]).reshape(()))
-        scales = {"fc1_dequant": _each(local, 1 / math.sqrt(h)), "fc2_quant": one}
-        scales |= {"fc2_dequant": _each(local, 1 / math.sqrt(i)), "fc1_input_dequant": one}
+        token, kind, one = "float8_e4m3fn", "float8_e4m3fn", floats(1.0)
+        fc1, fc2 = (floats([1 / math.sqrt(size)] * local) for size in (h, i))
+        scales = {"fc1_dequant": fc1, "fc2_quant": one, "fc2_dequant": fc2, "fc1_input_dequant": one}
     else:
         out = dtype
-    widths = {"nvfp4": 9 / 16, "float4_e2m1": 9 / 16}
-    width, token_width = (widths.get(name) or size_of(name) for name in (kind, token))
     inputs = {"hidden_states": Tensor(token, "num_tokens hidden_size")}
     if args.quantized_input:
         shape = f"{round_up(args.num_tokens, 128)} {round_up(h // 16, 4)}"
-        inputs["hidden_states_scale"] = Tensor("float8_e4m3fn", shape)
-    return _case(
-        args,
+        inputs["hidden_states_scale"] = Tensor("float8_e4m3fn", shape, counted=args.num_tokens * h / 16)
+    return Case(
+        op_type="moe",
         axes={"local_experts": local, "shard": i},
         inputs={
             **inputs,
-            "token_selected_experts": Tensor("int32", "num_tokens top_k", chosen),
-            "token_final_factors": Tensor("float32", "num_tokens top_k", weights),
-            **make_layers(kind, "local_experts", "shard", (h, i), is_tiled=True, factors=factors),
+            "token_selected_experts": stored(chosen),
+            "token_final_factors": floats(weights),
+            **make_layers(kind, "local_experts", "shard", (h, i), active=active, is_tiled=True, factors=factors),
             **scales,
         },
         outputs={"out": Tensor(out, "num_tokens hidden_size")},
         reference=function,
-        constants={"OFFSET": first, "TP_SIZE": tp, "TP_RANK": args.tp_rank, "EP_SIZE": ep, "EP_RANK": args.ep_rank},
-        cost=Cost(
-            6 * pairs * h * i,
-            args.num_tokens * (h * (token_width + size_of(out)) + 8 * args.top_k) + active * 3 * h * i * width,
-            unit,
-        ),
+        constants={"LOCAL_EXPERT_OFFSET": first, "USE_ROUTING_SCALES_ON_INPUT": False},
+        flops=6 * len(here) * h * i,
+        unit=unit,
         check=check_experts(unit, args.top_k),
     )
 

@@ -26,15 +26,16 @@ from flashinfer_bench.routines.case.spec import (
     Check,
     Routine,
     Tensor,
+    floats,
     read_dtype,
     require,
     size,
+    stored,
     switch,
     whole,
     word,
 )
-from flashinfer_bench.routines.case.stored import choose_experts, floats
-from flashinfer_bench.routines.families.moe import E2M1_DEVIATION, check_experts, make_layers
+from flashinfer_bench.routines.families.moe import E2M1_DEVIATION, check_experts, choose_experts, make_layers
 
 FLAGS: Final = (
     size("num_tokens", "tokens of a rank"),
@@ -80,31 +81,23 @@ def why_not_here(environment: Mapping[str, str] = os.environ) -> str | None:
     return "mpi4py is not installed (pip install mpi4py)" if util.find_spec("mpi4py") is None else None
 
 
-def _choose(args: Namespace) -> tuple[int, Any, Any]:
-    """Return the number of ranks, and the experts and their weights of all tokens, [ranks, tokens, top_k] each."""
-    ranks = count_ranks() or RANKS_IN_ONE_PROCESS
-    chosen, factors = choose_experts(args, ranks * args.num_tokens, args.num_experts, args.top_k)
-    shape = (ranks, args.num_tokens, args.top_k)
-    return ranks, chosen.reshape(shape), factors.reshape(shape)
+def count_phases(args: Namespace, chosen: Any) -> dict[str, Cost]:
+    """Return the cost of each phase over all ranks.
 
-
-def count_traffic(args: Namespace) -> tuple[float, float]:
-    """Return the bytes that go out to other ranks, and those that come back, over all ranks."""
-    ranks, chosen, _ = _choose(args)
-    width = size_of(read_dtype(args, "input_dtype", HALF))
-    places = (chosen // (args.num_experts // ranks)).tolist()
+    Args:
+        args: the flags.
+        chosen: the experts of all tokens, [ranks, tokens, top_k].
+    """
+    width, hidden = size_of(read_dtype(args, "input_dtype", HALF)), args.hidden_size
+    places = (chosen // (args.num_experts // len(chosen))).tolist()
     trips = sum(len(set(row) - {source}) for source, tokens in enumerate(places) for row in tokens)
-    sent = args.hidden_size * SENT_BYTES.get(args.quant_dtype, width) + 8 * args.top_k
-    return trips * sent, trips * args.hidden_size * width
-
-
-def count_work(args: Namespace) -> tuple[float, float]:
-    """Return the FLOPs of the experts, and the bytes of the weights of those that are chosen, over all ranks."""
-    if not args.real_math:
-        return 0.0, 0.0
-    chosen = _choose(args)[1]
-    weights = 3 * args.hidden_size * args.intermediate_size
-    return 2.0 * chosen.size * weights, len({*chosen.reshape(-1).tolist()}) * weights * WEIGHT_BYTES[args.quant_dtype]
+    out = trips * (hidden * SENT_BYTES.get(args.quant_dtype, width) + 8 * args.top_k)
+    back, kernel = trips * hidden * width, Cost(0, 0)
+    if args.real_math:
+        weights, active = 3 * hidden * args.intermediate_size, len({*chosen.reshape(-1).tolist()})
+        kernel = Cost(2 * chosen.size * weights, active * weights * WEIGHT_BYTES[args.quant_dtype])
+    moved = {"a2a_total": out + back, "a2a_dispatch": out, "a2a_combine": back}
+    return {**{phase: Cost(0, count) for phase, count in moved.items()}, "moe_kernel": kernel}
 
 
 def make_moe_a2a_dispatch_combine(args: Namespace) -> Case:
@@ -119,36 +112,41 @@ def make_moe_a2a_dispatch_combine(args: Namespace) -> Case:
     require(args.top_k <= experts, f"--top_k {args.top_k} is more than --num_experts {experts}")
     require((args.max_num_tokens or args.num_tokens) >= args.num_tokens, "--max_num_tokens is below --num_tokens")
     require(hidden % 128 == 0 or quant is None, f"--hidden_size {hidden}: a multiple of 128 to be quantised")
-    dtype = read_dtype(args, "input_dtype", HALF)
-    _, chosen, factors = _choose(args)
+    chosen, factors = (
+        part.reshape(ranks, args.num_tokens, args.top_k) for part in choose_experts(args, ranks * args.num_tokens)
+    )
     missing = why_not_here()
     if missing is None and args.real_math and quant == "fp8_block_scale" and (experts % 4 or args.top_k >= experts):
         missing = "its fp8 experts want a multiple of 4 of them, and --top_k below that"
-    flops, weight_bytes = count_work(args)
-    op_type, reference, layers, check, unit = "moe_comm", "dispatch_combine", {}, EXCHANGE, None
+    costs = count_phases(args, chosen)
+    op_type, layers, check, unit = "moe_comm", {}, EXCHANGE, None
     if args.real_math:
         # Rules that draw weights of experts, and that allow for their rounding, look for "moe".
-        op_type, reference, unit = "moe", f"real_{quant}", UNITS[quant]
+        op_type, unit = "moe", UNITS[quant]
         check = check_experts(unit, args.top_k)
-        factor = Tensor("float32", "num_experts", floats([1 / E2M1_DEVIATION] * experts))
+        factor = floats([1 / E2M1_DEVIATION] * experts)
         each = [factor, factor] if quant == "nvfp4" else []
-        layers = make_layers(quant, "num_experts", "intermediate_size", (hidden, inner), factors=each)
-    tokens = Tensor(dtype, "ranks num_tokens hidden_size")
+        sizes = (hidden, inner)
+        layers = make_layers(quant, "num_experts", "intermediate_size", sizes, active=0, is_tiled=True, factors=each)
+    tokens = Tensor(read_dtype(args, "input_dtype", HALF), "ranks num_tokens hidden_size")
+    kernel, moved = costs["moe_kernel"], costs["a2a_total"].bytes
     return Case(
         op_type=op_type,
         axes={"ranks": ranks},
         inputs={
             "hidden_states": tokens,
-            "token_selected_experts": Tensor("int32", "ranks num_tokens top_k", chosen),
-            "token_final_factors": Tensor("float32", "ranks num_tokens top_k", factors),
+            "token_selected_experts": stored(chosen),
+            "token_final_factors": floats(factors),
             **layers,
         },
         outputs={"out": tokens},
-        reference=reference,
-        constants={"RANKS": ranks, "EXPERTS": experts, "QUANT": quant or "none"},
-        cost=Cost(flops, sum(count_traffic(args)) + weight_bytes, unit or "fp32"),
+        reference="dispatch_combine",
+        constants={"RANKS": ranks},
+        flops=kernel.flops,
+        unit=unit or "fp32",
+        bytes=moved + kernel.bytes,
         check=check,
-        refusals={"moe_a2a": missing} if missing is not None else {},
+        refusals={"moe_a2a": missing or ""},
         columns={"ep_size": ranks},
     )
 

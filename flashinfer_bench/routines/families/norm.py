@@ -12,7 +12,6 @@ from argparse import Namespace
 from functools import partial
 from typing import Any, Final
 
-from flashinfer_bench.roofline.cost import Cost, size_of
 from flashinfer_bench.routines.case.spec import (
     ALL,
     BLACKWELL,
@@ -24,6 +23,7 @@ from flashinfer_bench.routines.case.spec import (
     Check,
     Routine,
     Tensor,
+    floats,
     read_dtype,
     real,
     require,
@@ -33,7 +33,6 @@ from flashinfer_bench.routines.case.spec import (
     whole,
     word,
 )
-from flashinfer_bench.routines.case.stored import floats
 
 FLAGS: Final = (
     size("batch_size", "number of rows"),
@@ -59,68 +58,50 @@ GLOBAL_SCALE: Final = 448.0 * 6.0 / LARGEST
 
 def make_norm(args: Namespace) -> Case:
     """Make a case of any norm: what its name says is added to RMSNorm."""
-    name, hidden = args.routine, args.hidden_size
-    adds = "add" in name
+    name, hidden, count = args.routine, args.hidden_size, args.batch_size * (args.num_heads or 1)
+    adds, elements = "add" in name, count * hidden
     rows = f"batch_size {'num_heads ' if args.num_heads else ''}hidden_size"
-    count = args.batch_size * (args.num_heads or 1)
     dtype = read_dtype(args, "input_dtype", HALF)
-    elements = count * hidden
-    constants: dict[str, Any] = {"EPS": args.eps, "ENABLE_PDL": args.enable_pdl}
-    inputs = {"x": Tensor(dtype, rows), "residual": Tensor(dtype, rows), "weight": Tensor(dtype, "hidden_size")}
-    outputs, check = {"out": Tensor(dtype, rows)}, Check(1e-2, 1e-3)
-    written: float = elements * size_of(dtype)
+    constants: dict[str, Any] = {}
+    x = Tensor(dtype, rows)
+    inputs = {"x": x, **({"residual": x} if adds else {}), "weight": Tensor(dtype, "hidden_size")}
+    outputs, check = {"out": x}, Check(1e-2, 1e-3)
     if name.endswith("rmsnorm_quant"):
         require(args.num_heads is None, "--num_heads: the quantising norms take two dimensions")
         constants["OUT_DTYPE"] = out = read_dtype(args, "out_dtype", FP8, "fp8_e4m3")
-        inputs["scale"] = Tensor("float32", "1", floats([args.scale]))
-        outputs = {"out": Tensor(out, rows)}
-        check, written = Check(1e-2, 1e-3, FP8_MATCH), elements + 4
+        inputs["scale"], outputs = floats([args.scale]), {"out": Tensor(out, rows)}
+        check = Check(1e-2, 1e-3, FP8_MATCH)
     elif name.endswith("fp4quant"):
-        inputs["global_scale"], outputs = _quantise_fp4(args, rows, count, constants)
-        written = elements / 2 + elements // constants["BLOCK"] + 4
+        kind, swizzled = args.out_dtype or "nvfp4", args.is_sf_swizzled_layout
+        require(kind in ("nvfp4", "mxfp4"), f"--out_dtype {kind}: this routine takes nvfp4, mxfp4")
+        block = 16 if kind == "nvfp4" else 32
+        columns = hidden // block
+        require(hidden % block == 0 and hidden >= 64, f"--hidden_size {hidden}: at least 64, a multiple of {block}")
+        require(not args.use_global_scale or block == 16, "--use_global_scale goes with --out_dtype nvfp4")
+        require(
+            not swizzled or block == 16 or (count % 128 == 0 and columns % 4 == 0),
+            "--is_sf_swizzled_layout with mxfp4: rows must be a multiple of 128 and hidden_size of 128, for the "
+            "padding of byte scales has no defined content",
+        )
+        constants["BLOCK"] = block
+        inputs["global_scale"] = floats([GLOBAL_SCALE if args.use_global_scale else 1.0])
+        scales = f"{rows.rpartition(' ')[0]} {columns}"
+        if swizzled:
+            scales = str(round_up(count, 128) * round_up(columns, 4))
+        scale = Tensor("float8_e4m3fn" if block == 16 else "uint8", scales, counted=elements // block)
+        outputs = {"out": Tensor("float4_e2m1", rows), "block_scale": scale}
         check = Check(1e-2, 1e-3, FP4_MATCH)
     if adds:
-        outputs["residual_out"] = Tensor(dtype, rows)
-    else:
-        del inputs["residual"]
+        outputs["residual_out"] = x
     return Case(
         op_type="rmsnorm" if name == "rmsnorm" else "lowbit",
         inputs=inputs,
         outputs=outputs,
-        reference=name,
         constants=constants,
-        cost=Cost((5 + adds) * elements, ((1 + 2 * adds) * elements + hidden) * size_of(dtype) + written),
+        flops=(5 + adds) * elements,
         check=check,
         notes=IN_PLACE if adds else (),
     )
-
-
-def _quantise_fp4(
-    args: Namespace, rows: str, count: int, constants: dict[str, Any]
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the global scale and the outputs; add the constants."""
-    kind, hidden, swizzled = args.out_dtype or "nvfp4", args.hidden_size, bool(args.is_sf_swizzled_layout)
-    require(kind in ("nvfp4", "mxfp4"), f"--out_dtype {kind}: this routine takes nvfp4, mxfp4")
-    block = 16 if kind == "nvfp4" else 32
-    columns = hidden // block
-    require(hidden % block == 0 and hidden >= 64, f"--hidden_size {hidden}: at least 64, a multiple of {block}")
-    require(not args.use_global_scale or block == 16, "--use_global_scale goes with --out_dtype nvfp4")
-    full = count % 128 == 0 and columns % 4 == 0
-    require(
-        not swizzled or block == 16 or full,
-        "--is_sf_swizzled_layout with mxfp4: rows must be a multiple of 128 and hidden_size of 128, for the padding of "
-        "byte scales has no defined content",
-    )
-    constants |= {"BLOCK": block, "SWIZZLED": swizzled}
-    scales = f"{rows.rpartition(' ')[0]} {columns}"
-    if swizzled:
-        scales = str(round_up(count, 128) * round_up(columns, 4))
-    outputs = {
-        "out": Tensor("float4_e2m1", rows),
-        "block_scale": Tensor("float8_e4m3fn" if block == 16 else "uint8", scales),
-    }
-    global_scale = Tensor("float32", "1", floats([GLOBAL_SCALE if args.use_global_scale else 1.0]))
-    return global_scale, outputs
 
 
 _cuda = partial(Routine, "norm", FLAGS, make_norm, support={"cuda": ALL}, module="norm")

@@ -11,7 +11,6 @@ from argparse import Namespace
 from functools import partial
 from typing import Any, Final
 
-from flashinfer_bench.roofline.cost import Cost, size_of
 from flashinfer_bench.routines.case.spec import (
     BLACKWELL,
     HALF,
@@ -20,6 +19,7 @@ from flashinfer_bench.routines.case.spec import (
     Check,
     Routine,
     Tensor,
+    floats,
     read_dtype,
     real,
     require,
@@ -29,7 +29,6 @@ from flashinfer_bench.routines.case.spec import (
     whole,
     word,
 )
-from flashinfer_bench.routines.case.stored import floats
 
 FLAGS: Final = (
     size("m", "rows"),
@@ -61,7 +60,7 @@ def make_quantisation(args: Namespace) -> Case:
         require(args.alignment == 32 or k % args.alignment == 0, f"--alignment {args.alignment} does not divide --k")
         values, swizzled = "float8_e4m3fn", args.is_sf_swizzled_layout and not args.no_sf_swizzled_layout
         layout = layout if swizzled else "linear"
-        constants = {"SWIZZLED": swizzled, "ALIGNMENT": args.alignment, "ENABLE_PDL": args.enable_pdl}
+        constants = {"SWIZZLED": swizzled}
     elif name != "mxfp4_quantize":
         require(args.batch_size or "batched" not in name, "--batch_size is missing")
         block = args.sf_vec_size
@@ -70,7 +69,7 @@ def make_quantisation(args: Namespace) -> Case:
             refusals["cuda"] = f"--sf_vec_size {block}: its kernel takes 16 where scales are not powers of two"
         elif args.do_shuffle:
             refusals["cuda"] = "--do_shuffle reorders rows in a way that the reference does not know"
-        constants = {"BLOCK": block, "ENABLE_PDL": args.enable_pdl, "SHUFFLES": args.do_shuffle}
+        constants = {"BLOCK": block}
         if "batched" in name:
             batch = args.batch_size
         else:
@@ -80,18 +79,16 @@ def make_quantisation(args: Namespace) -> Case:
     matrices = "batch_size " if "batched" in name else ""
     inputs, count = {"x": Tensor(dtype, f"{matrices}m k")}, batch * m * k
     if name.startswith("nvfp4"):
-        inputs["global_scale"] = Tensor("float32", "1", floats([args.global_scale]))
-    width = size_of(dtype) + size_of(values) + 1 / block
+        inputs["global_scale"] = floats([args.global_scale])
     return Case(
         op_type="lowbit",
         inputs=inputs,
         outputs={
             "values": Tensor(values, f"{matrices}m k"),
-            "block_scales": Tensor("uint8", f"{matrices}{scales}"),
+            "block_scales": Tensor("uint8", f"{matrices}{scales}", counted=count / block),
         },
-        reference=name,
         constants={**constants, "LAYOUT": layout},
-        cost=Cost(3 * count, count * width + (4 if name.startswith("nvfp4") else 0)),
+        flops=3 * count,
         check=Check(1e-2, 1e-3, MATCH[values]),
         refusals=refusals,
     )

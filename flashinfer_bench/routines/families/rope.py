@@ -15,7 +15,6 @@ from argparse import Namespace
 from functools import partial
 from typing import Final
 
-from flashinfer_bench.roofline.cost import Cost, size_of
 from flashinfer_bench.routines.case.spec import (
     ADA_ON,
     ALL,
@@ -23,20 +22,21 @@ from flashinfer_bench.routines.case.spec import (
     PDL,
     Case,
     Check,
-    Code,
     Routine,
     Tensor,
     direct,
     from_zero,
+    generator,
+    offsets,
     read_dtype,
     real,
     require,
     size,
+    stored,
     switch,
     whole,
     word,
 )
-from flashinfer_bench.routines.case.stored import int32, offsets, permutation, random_integers
 
 HALF: Final = ("float16", "bfloat16")
 FLAGS: Final = (
@@ -59,6 +59,9 @@ FLAGS: Final = (
     whole("old_context_len", "Llama 3.1: context that the turns are counted over", 8192),
     PDL,
 )
+OPTIONS: Final = ("interleave", "rope_scale", "rope_theta")
+STRETCH: Final = ("low_freq_factor", "high_freq_factor", "old_context_len")
+"""The flags of all plain kernels, and those of Llama 3.1."""
 MAX_OFFSET: Final = 64
 """Sequences begin at positions below this. Kernels compute angles quickly, and large ones lose precision."""
 FP8_MATCH: Final = 0.98
@@ -76,7 +79,7 @@ def _why_not_rotary(args: Namespace, rotary: int, lane: int) -> str:
 
 
 def _positions(args: Namespace) -> Tensor:
-    return Tensor("int32", "tokens", int32(list(range(args.seq_len)) * args.batch_size))
+    return stored([*range(args.seq_len)] * args.batch_size)
 
 
 def make_plain(args: Namespace) -> Case:
@@ -85,49 +88,46 @@ def make_plain(args: Namespace) -> Case:
     The cache is float32, which the library asks for whatever the dtype of queries and keys.
     """
     name, head, rotary = args.routine, args.head_dim, args.rotary_dim or args.head_dim
-    cached, llama31 = name.endswith("cache"), "llama31" in name
-    low, high = args.low_freq_factor, args.high_freq_factor
+    llama31, low, high = "llama31" in name, args.low_freq_factor, args.high_freq_factor
     require(rotary <= head, f"--rotary_dim {rotary} is more than --head_dim {head}")
     require(rotary % 2 == 0, f"--rotary_dim {rotary}: pairs are rotated, so it has to be even")
     require(not llama31 or high > low, f"--high_freq_factor {high}: must be above --low_freq_factor {low}")
     dtype, tokens = read_dtype(args, "input_dtype", HALF), args.batch_size * args.seq_len
-    heads = args.num_qo_heads + args.num_kv_heads
-    options = {name: getattr(args, name) for name in ("interleave", "rope_scale", "rope_theta")}
-    stretch = {name: getattr(args, name) for name in ("low_freq_factor", "high_freq_factor", "old_context_len")}
-    constants = {name.upper(): value for name, value in {**options, **stretch, "rotary_dim": rotary}.items()}
-    shapes, reference = {"q": "tokens num_qo_heads head_dim", "k": "tokens num_kv_heads head_dim"}, "rope_by_positions"
-    where, more = {"pos_ids": _positions(args)}, 4 * tokens
+    heads = {"q": args.num_qo_heads, "k": args.num_kv_heads}
+    options = {"rotary_dim": rotary, **{name: getattr(args, name) for name in OPTIONS}}
+    stretch = {name: getattr(args, name) for name in STRETCH}
+    where, reference = {"pos_ids": _positions(args)}, "rope_by_positions"
     refusal = _why_not_rotary(args, rotary, max(8, head // 32))
-    if cached:
-        shapes = {"q": f"tokens {args.num_qo_heads * head}", "k": f"tokens {args.num_kv_heads * head}"}
-        where["cos_sin_cache"], more = Tensor("float32", f"{args.seq_len} {rotary}"), more + 4 * args.seq_len * rotary
-        reference = "rope_with_cache"
-    elif not name.endswith("pos_ids"):
-        starts = random_integers(args, 0, MAX_OFFSET, args.batch_size)
-        indptr = offsets([args.seq_len] * args.batch_size)
-        where = {
-            "indptr": Tensor("int32", str(args.batch_size + 1), indptr),
-            "offsets": Tensor("int32", "batch_size", starts),
-        }
-        reference, more = "rope_by_offsets", 4 * (2 * args.batch_size + 1)
     if head not in HEAD_DIMS:
         refusal = f"--head_dim {head}: its kernels have 64, 128, 256, 512"
-        refusal = _why_not_rotary(args, rotary, LANE) if cached else refusal
-    call = direct(f"flashinfer.{name}", "q", "k", *where, rotary_dim=rotary, **options, **(stretch if llama31 else {}))
-    if cached:
-        arguments = ("pos_ids", "q", "k", str(head), "cos_sin_cache")
-        call = direct(f"flashinfer.{name}", *arguments, is_neox=not args.interleave)
+    rows = {"q": "tokens num_qo_heads head_dim", "k": "tokens num_kv_heads head_dim"}
+    if name.endswith("cache"):
+        rows = {side: f"tokens {count * head}" for side, count in heads.items()}
+        where["cos_sin_cache"] = Tensor("float32", f"{args.seq_len} {rotary}")
+        call = direct(
+            f"flashinfer.{name}", "pos_ids", "q", "k", str(head), "cos_sin_cache", is_neox=not args.interleave
+        )
+        reference = "rope_with_cache"
+        if head not in HEAD_DIMS:
+            refusal = _why_not_rotary(args, rotary, LANE)
+    else:
+        if not name.endswith("pos_ids"):
+            starts = generator(args).integers(0, MAX_OFFSET, args.batch_size, "int32")
+            where = {"indptr": offsets([args.seq_len] * args.batch_size), "offsets": stored(starts)}
+            reference = "rope_by_offsets"
+        call = direct(f"flashinfer.{name}", "q", "k", *where, **options, **(stretch if llama31 else {}))
+    sides = {side: Tensor(dtype, shape) for side, shape in rows.items()}
     return Case(
         op_type="rope",
         axes={"tokens": tokens},
-        inputs={**{side: Tensor(dtype, shape) for side, shape in shapes.items()}, **where},
-        outputs={f"{side}_out": Tensor(dtype, shape) for side, shape in shapes.items()},
+        inputs={**sides, **where},
+        outputs={f"{side}_out": tensor for side, tensor in sides.items()},
         reference=reference,
-        constants={**constants, "LLAMA31": llama31, "HEAD_DIM": head},
-        calls={"cuda": call},
-        cost=Cost(3 * tokens * heads * rotary, 2 * tokens * heads * head * size_of(dtype) + more),
+        constants={"LLAMA31": llama31, "ROTARY_DIM": rotary},
+        call=call,
+        flops=3 * tokens * sum(heads.values()) * rotary,
         check=Check(1e-2, 1e-2 if dtype == "float16" else 2e-2),
-        refusals={"cuda": refusal} if refusal else {},
+        refusals={"cuda": refusal},
     )
 
 
@@ -144,69 +144,47 @@ def make_quantising(args: Namespace) -> Case:
     require(nope > 0 or not is_mla, "--no_rope_dim is missing: MLA has dimensions without RoPE (512 in DeepSeek)")
     dtype, out = read_dtype(args, "input_dtype", HALF), read_dtype(args, "quant_dtype", FP8)
     tokens, kv_heads = args.batch_size * args.seq_len, 1 if is_mla else args.num_kv_heads
-    heads = args.num_qo_heads + kv_heads
     rows = {"q": "tokens num_qo_heads", "k": "tokens" if is_mla else "tokens num_kv_heads"}
     parts = {"rope": rope, "nope": nope} if nope else {"rope": rope}
     inputs = {f"{side}_{part}": Tensor(dtype, f"{rows[side]} {n}") for part, n in parts.items() for side in "qk"}
     written = "q" if appends else "qk"
     outputs = {f"{side}_{part}_out": Tensor(out, f"{rows[side]} {n}") for part, n in parts.items() for side in written}
-    elements, index_bytes = tokens * heads * width, 4 * tokens
-    pages: dict[str, Tensor] = {}
     if appends:
         inputs["v"] = Tensor(dtype, f"{rows['k']} {width}")
-        pages, cache = _pages(args, width)
-        outputs |= {f"{side}_cache": Tensor(out, cache) for side in "kv"}
-        elements += tokens * kv_heads * width
+    positions, refusal = _positions(args), _why_not_rotary(args, rope, LANE)
+    inputs |= {"pos_ids": positions, "cos_sin_cache": Tensor("float32", f"{args.seq_len} {rope}")}
+    if appends:  # each sequence has pages of its own, in random order
         count = -(-args.seq_len // args.page_size)
-        index_bytes += 4 * (args.batch_size * (count + 1) + 1 + 2 * tokens)
-    kind = ("_append" if appends else "") + ("" if nope else "_all")
-    refusal = _why_not_rotary(args, rope, LANE)
+        total = args.batch_size * count
+        slots = f"{args.page_size} {kv_heads}" if args.kv_layout == "NHD" else f"{kv_heads} {args.page_size}"
+        outputs |= {
+            f"{side}_cache": Tensor(out, f"{total} {slots} {width}", counted=tokens * kv_heads * width) for side in "kv"
+        }
+        inputs |= {
+            "kv_indices": stored(generator(args).permutation(total)),
+            "kv_indptr": offsets([count] * args.batch_size),
+            "batch_indices": stored([row for row in range(args.batch_size) for _ in range(args.seq_len)]),
+            "positions": positions,
+        }
     if nope % LANE:
         refusal = f"--no_rope_dim {nope}: its kernel wants a multiple of {LANE}"
     elif appends and nope % rope:  # its last stretch would reach into the next head
         refusal = f"--no_rope_dim {nope}: its kernel wants a multiple of the {rope} dimensions that are rotated"
-    constants = {
-        "INTERLEAVE": args.interleave,
-        "OUT_DTYPE": out,
-        "PAGE_SIZE": args.page_size,
-        "ROTARY_DIM": rope,
-        "HND": appends and args.kv_layout == "HND",
-        "KV_LAYOUT": args.kv_layout,
-        "ENABLE_PDL": args.enable_pdl,
-        "QUANTISER": "mla_rope_quantize_fp8" if is_mla else "rope_quantize_fp8",
-    }
     return Case(
         op_type="lowbit",
         axes={"tokens": tokens},
-        inputs={
-            **inputs,
-            "pos_ids": _positions(args),
-            "cos_sin_cache": Tensor("float32", f"{args.seq_len} {rope}"),
-            **pages,
-        },
+        inputs=inputs,
         outputs=outputs,
-        reference=f"rope_quantize{kind}",
-        constants=constants,
-        calls={"cuda": Code(f"rope_quantize_fp8{kind}")},
-        cost=Cost(3 * tokens * heads * rope, elements * (size_of(dtype) + 1) + args.seq_len * rope * 4 + index_bytes),
+        reference=f"rope_quantize{'_append' if appends else ''}{'' if nope else '_all'}",
+        constants={
+            "OUT_DTYPE": out,
+            "ROTARY_DIM": rope,
+            "QUANTISER": "mla_rope_quantize_fp8" if is_mla else "rope_quantize_fp8",
+        },
+        flops=3 * tokens * (args.num_qo_heads + kv_heads) * rope,
         check=Check(1e-2, 1e-3, FP8_MATCH),
-        refusals={"cuda": refusal} if refusal else {},
+        refusals={"cuda": refusal},
     )
-
-
-def _pages(args: Namespace, width: int) -> tuple[dict[str, Tensor], str]:
-    """Return the page table, and the shape of a cache: each sequence has pages of its own, in random order."""
-    count = -(-args.seq_len // args.page_size)
-    total = args.batch_size * count
-    sequence = [index for index in range(args.batch_size) for _ in range(args.seq_len)]
-    slots, heads = args.page_size, args.num_kv_heads
-    table = {
-        "kv_indices": Tensor("int32", str(total), permutation(args, total)),
-        "kv_indptr": Tensor("int32", str(args.batch_size + 1), offsets([count] * args.batch_size)),
-        "batch_indices": Tensor("int32", "tokens", int32(sequence)),
-        "positions": _positions(args),
-    }
-    return table, f"{total} {f'{slots} {heads}' if args.kv_layout == 'NHD' else f'{heads} {slots}'} {width}"
 
 
 _plain = partial(Routine, "rope", FLAGS, make_plain, support={"cuda": ALL}, module="rope")

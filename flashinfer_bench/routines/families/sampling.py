@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from flashinfer_bench.roofline.cost import Cost, size_of
 from flashinfer_bench.routines.case.spec import (
     ALL,
     BELOW_ONE,
@@ -28,14 +27,15 @@ from flashinfer_bench.routines.case.spec import (
     Routine,
     Tensor,
     direct,
+    generator,
     read_dtype,
     real,
     require,
     size,
+    stored,
     whole,
     word,
 )
-from flashinfer_bench.routines.case.stored import int32, random_integers
 
 FLOATS: Final = ("float32", "float16", "bfloat16")
 FLAGS: Final = (
@@ -55,7 +55,6 @@ FLAGS: Final = (
     PDL,
 )
 NUMBERS: Final = {"top_k": "int32", "top_p": "float32", "min_p": "float32", "temperature": "float32"}
-SAMPLED: Final = Check(extra={"sampling_validation_trials": 100, "sampling_tvd_threshold": 0.2})
 FILTERED: Final = {"probs": Check(1e-3, 1e-12), "logits": Check(1e-6, 1e-6)}
 
 
@@ -74,28 +73,23 @@ def _make_of_rows(args: Namespace, source: str, numbers: Sequence[str]) -> Case:
     """
     name, vocabulary = args.routine, _vocabulary(args)
     dtype = read_dtype(args, "input_dtype", FLOATS if source == "logits" else ("float32",))
-    rows, entries = Tensor(dtype, "batch_size vocab_size"), args.batch_size * vocabulary
-    given = {number: Tensor(NUMBERS[number], None, getattr(args, number)) for number in numbers}
-    call = direct(f"flashinfer.sampling.{name}", source, *numbers)
-    constants = {}
-    outputs, check, flops, written = {f"{source}_out": rows}, FILTERED[source], 0, entries * size_of(dtype)
+    rows = Tensor(dtype, "batch_size vocab_size")
+    arguments, options, flops = [source, *numbers], {}, 0
+    outputs, check = {f"{source}_out": rows}, FILTERED[source]
     if name == "softmax":
-        outputs, written, flops = {"probs_out": Tensor("float32", "batch_size vocab_size")}, 4 * entries, 5 * entries
+        outputs, flops = {"probs_out": Tensor("float32", "batch_size vocab_size")}, 5 * args.batch_size * vocabulary
         check = Check(1e-3, 1e-3 / vocabulary)
-        call = direct(call.function, "logits", "temperature=temperature", enable_pdl=args.enable_pdl)
+        arguments, options = ["logits", "temperature=temperature"], {"enable_pdl": args.enable_pdl}
     elif "sampling" in name:
-        outputs, written, check = {"samples": Tensor("int32", "batch_size")}, 4 * args.batch_size, SAMPLED
+        outputs, check = {"samples": Tensor("int32", "batch_size")}, Check()
     if len(numbers) > 1:
-        constants = {"JOINT": args.filter_apply_order == "joint"}
-        call = direct(call.function, source, *numbers, filter_apply_order=args.filter_apply_order)
+        options = {"filter_apply_order": args.filter_apply_order}
     return Case(
         op_type="sampling",
-        inputs={source: rows, **given},
+        inputs={source: rows, **{name: Tensor(NUMBERS[name], None, getattr(args, name)) for name in numbers}},
         outputs=outputs,
-        reference=name,
-        constants=constants,
-        calls={"cuda": call},
-        cost=Cost(flops, entries * size_of(dtype) + written),
+        call=direct(f"flashinfer.sampling.{name}", *arguments, **options),
+        flops=flops,
         check=check,
     )
 
@@ -105,37 +99,33 @@ def make_chain_speculative_sampling(args: Namespace) -> Case:
     count, vocabulary, rows = args.num_speculate_tokens, _vocabulary(args), args.batch_size
     inputs = {
         "draft_probs": Tensor("float32", "batch_size drafted vocab_size"),
-        "draft_token_ids": Tensor("int32", "batch_size drafted", random_integers(args, 0, vocabulary, (rows, count))),
+        "draft_token_ids": stored(generator(args).integers(0, vocabulary, (rows, count), "int32")),
         "target_probs": Tensor("float32", f"batch_size {count + 1} vocab_size"),
     }
+    each = Tensor("int32", "batch_size")
     return Case(
         op_type="sampling",
         axes={"drafted": count},
         inputs=inputs,
         outputs={
             "output_token_ids": Tensor("int32", f"batch_size {count + 1}"),
-            "accepted": Tensor("int32", "batch_size"),
-            "emitted": Tensor("int32", "batch_size"),
+            "accepted": each,
+            "emitted": each,
         },
-        reference=args.routine,
-        calls={"cuda": direct("flashinfer.sampling.chain_speculative_sampling", *inputs)},
-        cost=Cost(0, 4 * rows * ((2 * count + 1) * vocabulary + count) + 4 * rows * (count + 1) + 8 * rows),
+        call=direct("flashinfer.sampling.chain_speculative_sampling", *inputs),
     )
 
 
 def make_top_k(args: Namespace) -> Case:
     """Make a case of the selection of the k largest of a row."""
     dtype = read_dtype(args, "input_dtype", FLOATS)
-    vocabulary, rows, kept = _vocabulary(args), args.batch_size, args.top_k
+    vocabulary, kept = _vocabulary(args), args.top_k
     require(kept <= vocabulary, f"--top_k {kept} is more than --vocab_size {vocabulary}")
     return Case(
         op_type="top_k",
         inputs={"scores": Tensor(dtype, "batch_size vocab_size")},
         outputs={"values": Tensor(dtype, "batch_size top_k"), "indices": Tensor("int64", "batch_size top_k")},
-        reference="top_k",
-        constants={"K": kept},
-        calls={"cuda": direct("flashinfer.top_k", "scores", str(kept))},
-        cost=Cost(0, rows * vocabulary * size_of(dtype) + rows * kept * (size_of(dtype) + 8)),
+        call=direct("flashinfer.top_k", "scores", str(kept)),
     )
 
 
@@ -147,31 +137,21 @@ def make_transform(args: Namespace) -> Case:
     name, dtype = args.routine, read_dtype(args, "input_dtype", FLOATS)
     batch, length, kept, rows = args.batch_size, args.max_len, args.top_k, args.num_rows or args.batch_size
     axes = {"rows": rows}
-    scores, lengths = Tensor(dtype, "rows max_len"), Tensor("int32", "rows", int32([length] * rows))
-    read = rows * length * size_of(dtype) + 8 * rows
+    scores, lengths = Tensor(dtype, "rows max_len"), stored([length] * rows)
     if name == "top_k_page_table_transform":
-        axes["num_pages"], read = batch * length, read + 4 * batch * length
-        inputs = {
-            "scores": scores,
-            "src_page_table": Tensor("int32", "batch_size max_len"),
-            "lengths": lengths,
-            "row_to_batch": Tensor("int32", "rows", int32(row % batch for row in range(rows))),
-        }
-        arguments = ["scores", "src_page_table", "lengths", str(kept)]
-        arguments.append(f"row_to_batch={None if rows == batch else 'row_to_batch'}")
+        axes["num_pages"] = batch * length
+        inputs = {"scores": scores, "src_page_table": Tensor("int32", "batch_size max_len"), "lengths": lengths}
+        arguments = [*inputs, str(kept), f"row_to_batch={None if rows == batch else 'row_to_batch'}"]
+        inputs["row_to_batch"] = stored([row % batch for row in range(rows)])
     else:
-        starts = int32(row * length for row in range(rows))
-        inputs = {"scores": scores, "offsets": Tensor("int32", "rows", starts), "lengths": lengths}
+        inputs = {"scores": scores, "offsets": stored([row * length for row in range(rows)]), "lengths": lengths}
         arguments = [*inputs, str(kept)]
     return Case(
         op_type="top_k",
         axes=axes,
         inputs=inputs,
         outputs={"indices": Tensor("int32", "rows top_k")},
-        reference=name,
-        constants={"K": kept},
-        calls={"cuda": direct(f"flashinfer.{name}", *arguments)},
-        cost=Cost(0, read + 4 * rows * kept),
+        call=direct(f"flashinfer.{name}", *arguments),
     )
 
 

@@ -11,11 +11,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from flashinfer_bench.cli.main import cli as main
-from flashinfer_bench.cli.perf.files import COLUMNS, ResultFiles, check_paths
-from flashinfer_bench.cli.perf.results import introduce, is_failure, make_judged, make_row, report
+from flashinfer_bench.cli.perf.results import (
+    COLUMNS,
+    ResultFiles,
+    check_paths,
+    introduce,
+    is_failure,
+    make_judged,
+    make_row,
+    report,
+)
 from flashinfer_bench.cli.perf.session import Results, make_config
 from flashinfer_bench.routines.case.materials import render_integers
 from flashinfer_bench.routines.case.support import Platform
@@ -111,9 +118,9 @@ def test_the_engine_is_told_counts_tolerance_and_limits():
 
 def test_a_skipped_backend_is_a_row_and_every_flag_has_a_column(tmp_path):
     path = tmp_path / "out.csv"
-    results = Results([request("--backends cuda")], ResultFiles(str(path), None), CPU)
-    results.begin()
-    assert ([item["status"] for item in read_rows(path)], results.exit_code) == (["skipped"], 1)
+    results = Results([], ResultFiles(str(path), None), CPU)
+    results.tell(request("--backends cuda"))
+    assert ([item["status"] for item in read_rows(path)], results.has_failed) == (["skipped"], True)
     flags = {flag.name for routine in ROUTINES.values() for flag in routine.flags}
     assert flags - {*COLUMNS} == {"no_sf_swizzled_layout", "nvtx"}
 
@@ -163,11 +170,9 @@ def test_inputs_are_told_with_their_value(routine, line):
     assert f"[VVERBOSE] {line}" in list(introduce(asked, CPU))
 
 
-@pytest.mark.parametrize("values", [range(64), range(-5, 20), [10**9] * 8, range(100, 117), [7], []])
-def test_whole_numbers_are_printed_as_torch_prints_them(values):
-    values = [*values]
-    assert render_integers(np.array(values, dtype=np.int32)) == str(torch.tensor(values, dtype=torch.int32))
-    assert render_integers(np.arange(100, dtype=np.int32)) == "tensor([ 0,  1,  2, ..., 97, 98, 99], dtype=torch.int32)"
+def test_whole_numbers_are_printed_in_short():
+    text = render_integers(np.arange(100, dtype=np.int32))
+    assert text == "tensor([ 0,  1,  2, ..., 97, 98, 99], dtype=torch.int32)"
 
 
 def test_a_full_disk_leaves_whole_rows(tmp_path, capsys):
