@@ -37,9 +37,9 @@ def pack_solution_from_files(
     folder = Path(path)
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder")
-    sources, issues = read_sources(folder)
-    if issues or not sources:
-        raise ValueError("; ".join(issue.reason for issue in issues) or f"{folder} holds no source")
+    sources, problems = read_sources(folder)
+    if problems or not sources:
+        raise ValueError("; ".join(problems) or f"{folder} holds no source")
     return Solution(
         name=name,
         definition=definition,

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flashinfer_bench.data.definition import Definition, only_one
 from flashinfer_bench.data.issue import LoadIssue
-from flashinfer_bench.data.sets import scores, writing
+from flashinfer_bench.data.sets import merge as adding
+from flashinfer_bench.data.sets import scores
 from flashinfer_bench.data.sets.columns import make_frame
 from flashinfer_bench.data.sets.latest import find_latest
-from flashinfer_bench.data.sets.merge import merge_into
 from flashinfer_bench.data.sets.results import Result, list_results
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SOLUTIONS, TRACES, WORKLOADS, own_folders
@@ -130,7 +130,7 @@ class TraceSet:
             raise DataSetError("no trace set was given; give at least one folder")
         roots = list(dict.fromkeys(root for part in trace_sets for root in part.roots))
         merged = cls(root=trace_sets[0].root, roots=roots)
-        merge_into(merged, trace_sets)
+        adding.merge_into(merged, trace_sets)
         return merged
 
     def to_dict(self) -> dict[str, Any]:
@@ -243,10 +243,10 @@ class TraceSet:
     rank_authors = scores.rank_authors
     get_author_score = scores.get_author_score
     get_solution_score = scores.get_solution_score
-    add_traces = writing.add_traces
-    add_workload_traces = writing.add_workload_traces
-    add_workload_blob_tensor = writing.add_tensors
-    get_workload_blob_tensor = writing.read_tensors
+    add_traces = adding.add_traces
+    add_workload_traces = adding.add_workload_traces
+    add_workload_blob_tensor = adding.add_tensors
+    get_workload_blob_tensor = adding.read_tensors
 
     def keep_traces(self, traces: Iterable[Trace]) -> None:
         """Add traces in memory only, unchecked: they were written, or are not to be."""
