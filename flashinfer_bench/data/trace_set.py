@@ -165,7 +165,7 @@ class TraceSet:
     def is_of_one_root(self, definition: str, uuid: str) -> bool:
         """Tell whether a workload lies in the root of its definition, so that it may say how this is judged."""
         file = self.definition_files.get(definition)
-        return file is None or self.blob_root(definition, uuid) == self._root_of(file)
+        return file is None or self.blob_root(definition, uuid) == self.root_of(file)
 
     def is_of_first_root(self, definition: str, uuid: str) -> bool:
         """Tell whether a definition and its workload really lie in the first root, which the user judges by.
@@ -176,9 +176,9 @@ class TraceSet:
         if file is None:
             return True
         lies_inside = any(file.resolve().is_relative_to(folder) for folder in own_folders(self.roots[0]))
-        return lies_inside and self._root_of(file) == self.roots[0] == self.blob_root(definition, uuid)
+        return lies_inside and self.root_of(file) == self.roots[0] == self.blob_root(definition, uuid)
 
-    def _root_of(self, file: Path) -> Path | None:
+    def root_of(self, file: Path) -> Path | None:
         """Return the innermost root that a file lies in: a root may lie in another."""
         holding = [root for root in self.roots if file.is_relative_to(root)]
         return max(holding, key=lambda root: len(root.parts), default=None)
