@@ -272,7 +272,7 @@ class TaskService:
             async for trace in handle:
                 uuid = trace.workload.uuid
                 if uuid in live.missing and not live.ended:
-                    await self._on_disk(self._store.trace_writer, live.row, trace)
+                    await self._on_disk(self._store.record, live.row, trace)
                     live.missing.remove(uuid)
                     live.notify()
         except EngineClosed:
