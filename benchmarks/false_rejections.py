@@ -13,13 +13,10 @@ flashinfer-trace/wrong, each on the workloads that show its fault. `jobs` goes t
 
 from __future__ import annotations
 
-import inspect
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from types import SimpleNamespace
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -35,62 +32,24 @@ from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
 from flashinfer_bench.bench.evaluators.stress_checks import StressChecks, keep_finite
+from flashinfer_bench.bench.runnable import Builder
 from flashinfer_bench.data import Definition, Solution, TraceSet, Workload
-from flashinfer_bench.worker.load import load_python
+from tests.kit.runnable import FakeRunnable
 
 WRONG: Final = BUNDLED / "wrong"
 AUTHORS: Final = ("plain", "torch", "bench")
 """Authors of right solutions that run on a CPU, and on a GPU too."""
 
 
-class Honest:
-    """A solution in this process, as an evaluator calls it; outputs that it has to fill are poisoned first."""
+def load(definition: Definition, solution: Solution, builder: Builder) -> FakeRunnable:
+    """Return one of our own solutions as an evaluator calls it, in this process."""
+    runnable = builder.build(definition, solution)
 
-    def __init__(self, solution: Solution, definition: Definition, folder: Path) -> None:
-        self.name = solution.name
-        self._function = load(solution, folder)
-        self._outputs: list[torch.Tensor] = []
-        style = solution.spec.declared_style
-        takes = len(inspect.signature(self._function).parameters)
-        self.metadata = SimpleNamespace(
-            destination_passing_style=takes > len(definition.inputs) if style is None else style
-        )
+    def call(*inputs: Any) -> list[torch.Tensor]:
+        returned = runnable.call_value_returning(*inputs)
+        return list(returned) if isinstance(returned, tuple) else [returned]
 
-    def expect(self, outputs: list[torch.Tensor]) -> None:
-        """Tell the shapes and dtypes of the outputs."""
-        self._outputs = outputs
-
-    def __call__(self, *inputs: Any) -> list[torch.Tensor]:
-        if self.metadata.destination_passing_style:
-            outputs = [torch.empty_like(output) for output in self._outputs]
-            for output in outputs:
-                output.view(torch.uint8).fill_(0xFF)
-            self._function(*inputs, *outputs)
-            return outputs
-        returned = self._function(*inputs)
-        return list(returned) if isinstance(returned, (tuple, list)) else [returned]
-
-    def call_repeatedly(self, inputs: Sequence[Any], count: int) -> Iterator[list[torch.Tensor]]:
-        """Make N calls on the same inputs."""
-        for _ in range(count):
-            yield self(*inputs)
-
-
-def load(solution: Solution, folder: Path) -> Callable[..., Any]:
-    """Write the sources of one of our own solutions out and import its entry function; the next has its own modules."""
-    place = folder / solution.name
-    for source in solution.sources:
-        path = place / source.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(source.content)
-    path = list(sys.path)
-    try:
-        return load_python(place, solution.get_entry_path(), solution.get_entry_symbol())[0]
-    finally:
-        sys.path[:] = path
-        for name, module in list(sys.modules.items()):
-            if str(getattr(module, "__file__", "")).startswith(f"{place}/"):
-                del sys.modules[name]
+    return FakeRunnable(call)
 
 
 def take_right(bench: Bench) -> Iterator[Figure]:
@@ -116,6 +75,7 @@ def count(
     """Judge the solutions of some authors under every seed; return the number of verdicts, and the wrong ones."""
     asked, device, verdicts = bench.asked, torch.device(bench.kind), 0
     wrong: list[str] = []
+    builder = Builder(bench.empty("cache"))
     torch.set_num_threads(1)
     for definition in trace_set.definitions.values():
         if asked.op_types and definition.op_type not in asked.op_types:
@@ -123,7 +83,7 @@ def count(
         if asked.definitions and not any(text in definition.name for text in asked.definitions):
             continue
         chosen = [one for one in trace_set.solutions[definition.name] if one.author in authors]
-        solutions = [Honest(one, definition, bench.folder) for one in chosen]
+        solutions = {one.name: load(definition, one, builder) for one in chosen}
         evaluator, settings = find_evaluator(definition), config.resolve_eval_config(definition)
         reference, before = Reference.compile(definition), verdicts
         for seed, workload in choose(definition, trace_set, bench):
@@ -137,10 +97,9 @@ def count(
             )
             torch.manual_seed(context.seed)
             baseline: Baseline = evaluator.build_baseline(definition, workload, settings, device, context=context)
-            for one in solutions:
-                if not workload.uuid.startswith(tuple(twins.get(one.name, {}).get("seen_in", [""]))):
+            for name, one in solutions.items():
+                if not workload.uuid.startswith(tuple(twins.get(name, {}).get("seen_in", [""]))):
                     continue  # this workload does not show the twin's fault
-                one.expect(baseline.outputs[0])
                 given = (definition, one, baseline.inputs, baseline.outputs, settings)
                 found = [("usual inputs", evaluator.check_correctness(*given, context=context))]
                 checks = evaluator.stress_checks(definition, settings)
@@ -148,7 +107,7 @@ def count(
                     found += judge_stress(checks, workload, one, baseline, context)
                 verdicts += len(found)
                 wrong += [
-                    f"{one.name}, seed {seed}, workload {workload.uuid}, {told}: {getattr(verdict, 'message', verdict)}"
+                    f"{name}, seed {seed}, workload {workload.uuid}, {told}: {getattr(verdict, 'message', verdict)}"
                     for told, verdict in found
                     if isinstance(verdict, Accepted) == bool(twins)
                 ]
@@ -158,7 +117,7 @@ def count(
 
 
 def judge_stress(
-    checks: StressChecks, workload: Workload, solution: Honest, baseline: Baseline, context: JudgeContext
+    checks: StressChecks, workload: Workload, solution: FakeRunnable, baseline: Baseline, context: JudgeContext
 ) -> Iterator[tuple[str, Verdict]]:
     """Yield the verdict on a call on each stress input, in the rows in which the reference is finite."""
     plan = StressPlan(checks.definition, workload, context.seed)

@@ -125,9 +125,8 @@ def take_identical(bench: Bench) -> Iterator[Figure]:
     held = [value for name, values in off.items() if name not in left_out for value in values]
     worst = max(off, key=lambda name: max(off[name]))
     note = f"{len(held)} pairs; a GPU that slows itself down: {', '.join(left_out) or 'none'}"
-    suffix = "" if bench.kind == "cuda" else "-cpu"
-    yield Figure(f"identical-within{suffix}", fmean(value <= 0.015 for value in held), "", note, odd)
-    yield Figure(f"identical-worst{suffix}", max(held), "", worst)
+    yield Figure(f"identical-within{bench.suffix}", fmean(value <= 0.015 for value in held), "", note, odd)
+    yield Figure(f"identical-worst{bench.suffix}", max(held), "", worst)
 
 
 def take_intervals(bench: Bench) -> Iterator[Figure]:
@@ -160,7 +159,8 @@ def take_reference(bench: Bench) -> Iterator[Figure]:
     else:
         trace_set = take_references(bench.asked.root or sets.BUNDLED, bench)
     speedups, times, odd = defaultdict(list), defaultdict(list), []
-    for _ in range(1 if bench.is_small else bench.asked.runs):
+    runs = 1 if bench.is_small else bench.asked.runs
+    for _ in range(runs):
         traces, found = judge(bench, trace_set, fresh_baselines=True)
         odd += found
         for trace in traces:
@@ -170,9 +170,10 @@ def take_reference(bench: Bench) -> Iterator[Figure]:
     off = {key: abs(median(values) - 1) for key, values in speedups.items()}
     worst = max(off, key=lambda key: off[key])
     name = f"reference-off-{bench.kind}"
-    yield Figure(name, off[worst], "", f"{worst[0]}; {len(off)} workloads, {bench.asked.runs} runs", odd)
+    yield Figure(name, off[worst], "", f"{worst[0]}; {len(off)} workloads, {runs} runs", odd)
     later = {key: abs(median(values[1:]) / values[0] - 1) for key, values in times.items() if len(values) > 1}
-    yield Figure("baseline-off" if bench.kind == "cuda" else "baseline-off-cpu", max(later.values(), default=None))
+    if later:
+        yield Figure(f"baseline-off{bench.suffix}", max(later.values()))
 
 
 def take_references(root: Path, bench: Bench) -> TraceSet:

@@ -144,9 +144,9 @@ def take_slow_reference(bench: Bench) -> Iterator[Figure]:
     flags, cache = ("--devices", bench.names[0]), bench.empty("cache")
     run, again = (run_set(made.root, *flags, cache=cache) for _ in range(2))
     odd = run.odd(made.expected) + again.odd(made.expected)
-    yield Figure("slow-reference-first", (run.first_s or run.wall_s) - bench.import_s, "s")
+    yield Figure(f"slow-reference-first{bench.suffix}", (run.first_s or run.wall_s) - bench.import_s, "s")
     note = f"whole {run.wall_s:.1f} s, with kept baselines {again.wall_s:.1f} s"
-    yield Figure("slow-reference", run.wall_s - bench.import_s, "s", note, odd)
+    yield Figure(f"slow-reference{bench.suffix}", run.wall_s - bench.import_s, "s", note, odd)
 
 
 def take_bundled(bench: Bench) -> Iterator[Figure]:
@@ -154,7 +154,7 @@ def take_bundled(bench: Bench) -> Iterator[Figure]:
     flags = ["--devices", bench.names[0], *(["--definitions", "rmsnorm_h4096", "--quick"] if bench.is_small else [])]
     run_set(sets.BUNDLED, *flags)
     run = run_set(sets.BUNDLED, *flags, FRESH)
-    yield Figure("bundled", run.wall_s, "s", count_statuses(run), run.odd())
+    yield Figure(f"bundled{bench.suffix}", run.wall_s, "s", count_statuses(run), run.odd())
 
 
 def take_edit_loop(bench: Bench) -> Iterator[Figure]:
@@ -301,7 +301,13 @@ def take_builds(bench: Bench) -> Iterator[Figure]:
         again = farm.open_builds
     odd = [str(one.error)[:300] for one in built if one.error] + ["built twice"] * bool(again)
     total_s = sum(one.seconds for one in built)
-    yield Figure("build-ratio", wall_s * usable_cores() / total_s, "x", f"{count} builds in {wall_s:.1f} s", odd)
+    yield Figure(
+        "build-ratio" if is_cuda else "build-ratio-cpp",
+        wall_s * usable_cores() / total_s,
+        "x",
+        f"{count} builds in {wall_s:.1f} s",
+        odd,
+    )
 
 
 def take_measurement(_bench: Bench) -> Iterator[Figure]:
@@ -367,8 +373,7 @@ def take_comparison(bench: Bench) -> Iterator[Figure]:
     call = partial(compare, expected, got, Tolerance(1e-2, 1e-2, 1.0))
     found = call()
     odd = [] if found.mismatched == 1 else [f"{found.mismatched} wrong elements were found"]
-    name = "compare-1gb" if bench.kind == "cuda" else "compare-1gb-cpu"
-    yield Figure(name, time_ms(call) - reading_ms, "ms", odd=odd)
+    yield Figure(f"compare-1gb{bench.suffix}", time_ms(call) - reading_ms, "ms", odd=odd)
 
 
 def take_server(bench: Bench) -> Iterator[Figure]:

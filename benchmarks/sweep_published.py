@@ -56,6 +56,12 @@ class Row:
         """Whether the twin deserves another verdict."""
         return self.verdict not in (self.expected, self.forgiven)
 
+    def render(self) -> str:
+        """Return a line of the table."""
+        place = f"{self.definition.name} {self.twin} {self.kind} {self.uuid[:8]}, {self.megabytes:.1f} MB"
+        odd = f"  <-- expected {self.expected}: {self.note.strip()[:160]}" if self.is_surprise else ""
+        return f"{self.verdict:20} {self.seconds:6.1f} s  {place}{odd}"
+
 
 def main() -> int:
     """Run the sweep."""
@@ -82,13 +88,11 @@ def main() -> int:
                 row.forgiven = "TOO LARGE"
         run(benchmark, rows)
         devices = benchmark.machine.devices
-    print_table(rows.values())
     print_summary(rows.values(), published)
     wrong = sum(row.is_surprise for row in rows.values())
     figure = Figure("published-failed", wrong, "", f"of {len(rows)}: {', '.join(asked.op_types or ['all'])}")
-    show(figure)
     save(figure, asked, "sweep_published", devices)
-    return int(wrong > 0)
+    return int(not show(figure))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -185,7 +189,7 @@ def run(benchmark: Benchmark, rows: dict[str, Row]) -> None:
                 row.verdict, row.seconds, row.note = evaluation.status.value, event.seconds, evaluation.log
             else:
                 row.verdict, row.note = classify(event.message), event.message
-            print(f"{row.verdict:20} {row.seconds:6.1f} s  {row.definition.name} {row.twin}", file=sys.stderr)
+            print(row.render(), flush=True)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
 
@@ -195,18 +199,6 @@ def classify(message: str) -> str:
     if any(words in message for words in OUT_OF_MEMORY):
         return "TOO LARGE"
     return "MISSING BLOB" if "blob" in message and "is not there" in message else "FAULT"
-
-
-def print_table(rows: Iterable[Row]) -> None:
-    """Print a line for each twin whose blobs are there."""
-    print(f"{'definition':66} {'twin':24} {'workload':19} {'MB':>9} {'verdict':20} {'s':>6}")
-    for row in rows:
-        if row.kind == "missing":
-            continue
-        note = f"{row.note.strip()[:160].splitlines()[:1]}" if row.verdict != row.expected else ""
-        note += f"  <-- expected {row.expected}" if row.is_surprise else ""
-        place = f"{row.definition.name:66} {row.twin:24} {row.kind:10} {row.uuid[:8]:8}"
-        print(f"{place} {row.megabytes:9.2f} {row.verdict:20} {row.seconds:6.2f}  {note}".rstrip())
 
 
 def print_summary(rows: Iterable[Row], published: TraceSet) -> None:

@@ -74,6 +74,11 @@ class Bench:
         return self.devices[0].kind
 
     @property
+    def suffix(self) -> str:
+        """Ends names of figures whose goals are for a GPU, on a CPU."""
+        return "" if self.kind == "cuda" else "-cpu"
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The devices, as `--devices` takes them."""
         return tuple("cpu" if one.kind == "cpu" else str(one.index) for one in self.devices)
