@@ -18,6 +18,7 @@ from flashinfer_bench.routines.case.spec import (
     ALL,
     AMPERE_ON,
     BLACKWELL,
+    DTYPES,
     FP8,
     HALF,
     HOPPER,
@@ -28,7 +29,6 @@ from flashinfer_bench.routines.case.spec import (
     from_zero,
     generator,
     offsets,
-    read_dtype,
     require,
     size,
     stored,
@@ -48,8 +48,8 @@ FLAGS: Final = (
     whole("head_dim_vo", "dimension of values; head_dim_qk where it is left out"),
     whole("head_dim_ckv", "MLA: compressed dimension"),
     whole("head_dim_kpe", "MLA: rotated dimension"),
-    word("q_dtype", "dtype of queries and outputs", "bfloat16"),
-    word("kv_dtype", "dtype of keys and values", "bfloat16"),
+    word("q_dtype", "dtype of queries and outputs", "bfloat16", HALF),
+    word("kv_dtype", "dtype of keys and values", "bfloat16", (*HALF, *FP8)),
     switch("causal", "a query does not see what comes after it"),
     switch("random_actual_seq_len", "random lengths up to the largest ones"),
 )
@@ -168,7 +168,7 @@ def make_paged(args: Namespace) -> Case:
     require(kind == "paged" or args.s_qo == 1, f"--s_qo {args.s_qo}: decoding takes one query a sequence")
     qk, vo = _dimensions(args)
     require(qk == vo, "--head_dim_vo: a paged cache holds keys and values of one dimension")
-    q, kv = read_dtype(args, "q_dtype", HALF), read_dtype(args, "kv_dtype", (*HALF, *FP8))
+    q, kv = args.q_dtype, DTYPES[args.kv_dtype]
     require(kv == q or size_of(kv) == 1, f"--kv_dtype {args.kv_dtype}: as --q_dtype, or fp8")
     queries, keys = lengths = _draw_lengths(args)
     table, pages = _pages(args, keys)
@@ -206,7 +206,7 @@ def make_paged(args: Namespace) -> Case:
 def make_ragged(args: Namespace) -> Case:
     """Make a case of several queries for each sequence; keys and values of all sequences lie one after the other."""
     qk, vo = _dimensions(args)
-    q = read_dtype(args, "q_dtype", HALF)
+    q = args.q_dtype
     require(
         args.kv_dtype == args.q_dtype, f"--kv_dtype {args.kv_dtype}: as --q_dtype, for there is no cache to keep small"
     )
@@ -243,7 +243,8 @@ def make_mla(args: Namespace) -> Case:
     ckv, kpe, page = args.head_dim_ckv, args.head_dim_kpe, args.page_size
     require(ckv is not None, "--head_dim_ckv is missing (512 in DeepSeek)")
     require(kpe is not None, "--head_dim_kpe is missing (64 in DeepSeek)")
-    dtype, _ = (read_dtype(args, flag, ("bfloat16",)) for flag in ("q_dtype", "kv_dtype"))
+    dtype = args.q_dtype
+    require(dtype == args.kv_dtype == "bfloat16", "--q_dtype and --kv_dtype: this routine takes bfloat16")
     require(not (args.random_actual_seq_len and args.s_qo > 1), "--random_actual_seq_len goes with --s_qo 1 here")
     lengths = _draw_lengths(args)
     table, pages = _pages(args, lengths[1])

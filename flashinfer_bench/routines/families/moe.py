@@ -28,7 +28,6 @@ from flashinfer_bench.routines.case.spec import (
     floats,
     from_zero,
     generator,
-    read_dtype,
     real,
     require,
     round_up,
@@ -242,7 +241,7 @@ def make_cutlass(args: Namespace) -> Case:
     require(0 <= args.ep_rank < ep and 0 <= args.tp_rank < tp, "--ep_rank or --tp_rank: too large")
     require(not args.quantized_input or variant == "nvfp4", "--quantized_input goes with --cutlass_variant nvfp4")
     require(args.top_k <= args.num_experts, f"--top_k {args.top_k} is more than --num_experts {args.num_experts}")
-    i, local, dtype = args.intermediate_size // tp, args.num_experts // ep, read_dtype(args, "input_dtype", HALF)
+    i, local, dtype = args.intermediate_size // tp, args.num_experts // ep, args.input_dtype
     whole_blocks = "nvfp4: --hidden_size and the rank's --intermediate_size: multiples of 64"
     require(variant != "nvfp4" or (h % 64 == 0 and i % 64 == 0), whole_blocks)
     first = args.ep_rank * local

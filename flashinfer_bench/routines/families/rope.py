@@ -18,6 +18,7 @@ from typing import Final
 from flashinfer_bench.routines.case.spec import (
     ADA_ON,
     ALL,
+    DTYPES,
     FP8,
     PDL,
     Case,
@@ -28,7 +29,6 @@ from flashinfer_bench.routines.case.spec import (
     from_zero,
     generator,
     offsets,
-    read_dtype,
     real,
     require,
     size,
@@ -92,7 +92,7 @@ def make_plain(args: Namespace) -> Case:
     require(rotary <= head, f"--rotary_dim {rotary} is more than --head_dim {head}")
     require(rotary % 2 == 0, f"--rotary_dim {rotary}: pairs are rotated, so it has to be even")
     require(not llama31 or high > low, f"--high_freq_factor {high}: must be above --low_freq_factor {low}")
-    dtype, tokens = read_dtype(args, "input_dtype", HALF), args.batch_size * args.seq_len
+    dtype, tokens = args.input_dtype, args.batch_size * args.seq_len
     heads = {"q": args.num_qo_heads, "k": args.num_kv_heads}
     options = {"rotary_dim": rotary, **{name: getattr(args, name) for name in OPTIONS}}
     stretch = {name: getattr(args, name) for name in STRETCH}
@@ -142,7 +142,7 @@ def make_quantising(args: Namespace) -> Case:
     )
     require(rope % 2 == 0, f"--rotary_dim {rope}: pairs are rotated, so it has to be even")
     require(nope > 0 or not is_mla, "--no_rope_dim is missing: MLA has dimensions without RoPE (512 in DeepSeek)")
-    dtype, out = read_dtype(args, "input_dtype", HALF), read_dtype(args, "quant_dtype", FP8)
+    dtype, out = args.input_dtype, DTYPES[args.quant_dtype]
     tokens, kv_heads = args.batch_size * args.seq_len, 1 if is_mla else args.num_kv_heads
     rows = {"q": "tokens num_qo_heads", "k": "tokens" if is_mla else "tokens num_kv_heads"}
     parts = {"rope": rope, "nope": nope} if nope else {"rope": rope}
