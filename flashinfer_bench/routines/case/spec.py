@@ -89,6 +89,12 @@ class Tensor:
     counted: float | None = None
     """Elements that a call has to read or write; None for all."""
 
+    @classmethod
+    def read(cls, text: str) -> Tensor:
+        """Return the tensor of a dtype and a shape, such as "float16[batch_size 2 hidden_size]"."""
+        dtype, _, shape = text.removesuffix("]").partition("[")
+        return cls(dtype, shape)
+
     def count_bytes(self, axes: Mapping[str, int]) -> float:
         """Return the bytes that a call has to read or write. A number costs none."""
         if self.shape is None:
@@ -97,7 +103,12 @@ class Tensor:
         return (math.prod(sizes) if self.counted is None else self.counted) * size_of(self.dtype)
 
 
-def stored(values: Any, dtype: str = "int32") -> Tensor:
+def counted(tensor: Any, elements: float) -> Any:
+    """Return a tensor, or that of a text, of which a call has to read or write this number of elements."""
+    return replace(Tensor.read(tensor) if isinstance(tensor, str) else tensor, counted=elements)
+
+
+def stored(values: Any, dtype: str = "int32") -> Any:
     """Return an input with these values: numbers, rows of them, or one number without a dimension."""
     import numpy as np  # not for --help
 
@@ -108,7 +119,7 @@ def stored(values: Any, dtype: str = "int32") -> Tensor:
 floats = partial(stored, dtype="float32")
 
 
-def offsets(lengths: Iterable[int]) -> Tensor:
+def offsets(lengths: Iterable[int]) -> Any:
     """Return where each sequence begins, and the total: [0, l0, l0 + l1, …]."""
     return stored([0, *accumulate(lengths)])
 
@@ -139,8 +150,9 @@ class Case:
     """One routine at one set of sizes, with everything that a run of it needs."""
 
     op_type: str
-    inputs: Mapping[str, Tensor]
-    outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Any]
+    outputs: Mapping[str, Any]
+    """Name → `Tensor`, or its dtype and shape as a text, such as "float16[batch_size 2 hidden_size]"."""
     reference: str = ""
     """The function of `*_torch`. That of `*_flashinfer` has its name, maybe with a backend's name behind it.
     Empty for the routine's name."""
@@ -166,6 +178,13 @@ class Case:
     """Whole numbers from which the inputs were made; -vv shows them."""
     label: str = ""
     """The sizes and words that were given; part of the definition's name."""
+
+    def __post_init__(self) -> None:
+        """Make tensors of texts."""
+        for field_name in ("inputs", "outputs"):
+            given = getattr(self, field_name).items()
+            read = {name: Tensor.read(one) if isinstance(one, str) else one for name, one in given}
+            object.__setattr__(self, field_name, read)
 
     @property
     def cost(self) -> Cost:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -25,7 +24,7 @@ from flashinfer_bench.routines.case.spec import (
     Case,
     Check,
     Routine,
-    Tensor,
+    counted,
     from_zero,
     generator,
     offsets,
@@ -87,14 +86,14 @@ def _dimensions(args: Namespace) -> tuple[int, int]:
     return args.head_dim_qk, args.head_dim_vo or args.head_dim_qk
 
 
-def _pages(args: Namespace, keys: list[int]) -> tuple[dict[str, Tensor], int]:
+def _pages(args: Namespace, keys: list[int]) -> tuple[dict[str, Any], int]:
     """Return the inputs of the page table, and the number of pages."""
     require(args.page_size > 0, "--page_size is missing")
     columns = -(-args.s_kv // args.page_size)
     total = args.batch_size * columns
     table = generator(args, 1).permutation(total).reshape(args.batch_size, columns)
     used = sum(-(-length // args.page_size) for length in keys)
-    return {"block_tables": replace(stored(table), counted=used), "kv_lens": stored(keys)}, total
+    return {"block_tables": counted(stored(table), used), "kv_lens": stored(keys)}, total
 
 
 def _check(args: Namespace, lengths: tuple[list[int], list[int]], kv_dtype: str, variance: float) -> Check:
@@ -185,9 +184,9 @@ def make_paged(args: Namespace) -> Case:
             refusals["cudnn"] = f"--q_dtype {args.q_dtype}: the library builds its graph for bfloat16"
         if args.page_size not in PAGE_SIZES:
             refusals["trtllm-native"] = f"--page_size {args.page_size}: it has pages of 16, 32, 64 and 128"
-    rows = Tensor(q, f"{'queries' if indptr else 'batch_size'} num_qo_heads head_dim")
+    rows = f"{q}[{'queries' if indptr else 'batch_size'} num_qo_heads head_dim]"
     shape, width = f"{pages} 2 {args.page_size} {args.num_kv_heads} head_dim", args.num_kv_heads * (qk + vo)
-    cache = Tensor(kv, shape, counted=sum(keys) * width)
+    cache = counted(f"{kv}[{shape}]", sum(keys) * width)
     return _case(
         args,
         kind,
@@ -224,13 +223,13 @@ def make_ragged(args: Namespace) -> Case:
         op_type="gqa_ragged",
         axes={"queries": sum(queries), "keys": sum(keys), "head_dim_vo": vo},
         inputs={
-            "q": Tensor(q, "queries num_qo_heads head_dim_qk"),
-            "k": Tensor(q, "keys num_kv_heads head_dim_qk"),
-            "v": Tensor(q, "keys num_kv_heads head_dim_vo"),
+            "q": f"{q}[queries num_qo_heads head_dim_qk]",
+            "k": f"{q}[keys num_kv_heads head_dim_qk]",
+            "v": f"{q}[keys num_kv_heads head_dim_vo]",
             "qo_indptr": offsets(queries),
             "kv_indptr": offsets(keys),
         },
-        outputs={"out": Tensor(q, "queries num_qo_heads head_dim_vo")},
+        outputs={"out": f"{q}[queries num_qo_heads head_dim_vo]"},
         refusals=refusals,
     )
 
@@ -253,8 +252,8 @@ def make_mla(args: Namespace) -> Case:
         refusals["cutlass"] = "one query a sequence, pages of 16 to 128"
     if args.causal and args.s_qo > 1:
         refusals["trtllm-native"] = "its mask for several queries is its own"
-    q, width = Tensor(dtype, f"{rows} {ckv + kpe}"), ckv + kpe
-    cache = Tensor(dtype, f"{pages} {page} {width}", counted=sum(lengths[1]) * width)
+    q, width = f"{dtype}[{rows} {ckv + kpe}]", ckv + kpe
+    cache = counted(f"{dtype}[{pages} {page} {width}]", sum(lengths[1]) * width)
     return _case(
         args,
         "mla",
@@ -264,7 +263,7 @@ def make_mla(args: Namespace) -> Case:
         scale=1 / math.sqrt(MLA_NOPE_DIM + kpe),
         op_type="mla_paged",
         inputs={"q": q, "kv_cache": cache, **table},
-        outputs={"out": Tensor(dtype, f"{rows} head_dim_ckv")},
+        outputs={"out": f"{dtype}[{rows} head_dim_ckv]"},
         refusals=refusals,
     )
 

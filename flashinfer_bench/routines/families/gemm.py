@@ -21,7 +21,7 @@ from flashinfer_bench.routines.case.spec import (
     Case,
     Check,
     Routine,
-    Tensor,
+    counted,
     floats,
     offsets,
     require,
@@ -72,17 +72,17 @@ def make_groupwise(args: Namespace) -> Case:
     rows, tall, long = m * count, n // tile, k // tile
     groups, factors = "groups " if grouped else "", f"{tall} {long}" if is_k else f"{long} {tall}"
     inputs = {
-        "a": Tensor(first, "rows k"),
-        "b": Tensor(second, f"{groups}n k"),
-        "a_scale": Tensor("float32", f"rows {long}" if is_k else f"{long} rows"),
-        "b_scale": Tensor("float32", f"{groups}{factors}"),
+        "a": f"{first}[rows k]",
+        "b": f"{second}[{groups}n k]",
+        "a_scale": f"float32[rows {long}]" if is_k else f"float32[{long} rows]",
+        "b_scale": f"float32[{groups}{factors}]",
         **({"m_indptr": offsets([m] * count)} if grouped else {}),
     }
     return Case(
         op_type="gemm",
         axes={"rows": rows, **({"groups": count} if grouped else {})},
         inputs=inputs,
-        outputs={"out": Tensor(out, "rows n")},
+        outputs={"out": f"{out}[rows n]"},
         flops=2 * rows * n * k,
         unit="fp8",
         check=_check(args, 1.1),
@@ -97,12 +97,12 @@ def make_bmm_fp8(args: Namespace) -> Case:
         refusals = dict.fromkeys(BMM, "e5m2 times e5m2 is not supported")
     if "float8_e5m2" in (first, second):
         refusals["cutlass"] = "e5m2 is not supported"
-    scale = Tensor("float32", "")
+    scale = "float32[]"
     return Case(
         op_type="gemm",
-        inputs={"a": Tensor(first, "batch_size m k"), "b": Tensor(second, "batch_size n k")}
+        inputs={"a": f"{first}[batch_size m k]", "b": f"{second}[batch_size n k]"}
         | {"a_scale": scale, "b_scale": scale},
-        outputs={"out": Tensor(out, "batch_size m n")},
+        outputs={"out": f"{out}[batch_size m n]"},
         flops=2 * args.batch_size * args.m * args.n * args.k,
         unit="fp8",
         check=_check(args, 1.0),
@@ -126,13 +126,13 @@ def make_mm_fp4(args: Namespace) -> Case:
     return Case(
         op_type="lowbit",
         inputs={
-            "a": Tensor("float4_e2m1", "m k"),
-            "b": Tensor("float4_e2m1", "n k"),
-            "a_scale": Tensor(scale, f"{round_up(m, 128)} {columns}", counted=m * k / block),
-            "b_scale": Tensor(scale, f"{round_up(n, 128)} {columns}", counted=n * k / block),
+            "a": "float4_e2m1[m k]",
+            "b": "float4_e2m1[n k]",
+            "a_scale": counted(f"{scale}[{round_up(m, 128)} {columns}]", m * k / block),
+            "b_scale": counted(f"{scale}[{round_up(n, 128)} {columns}]", n * k / block),
             "alpha": floats([ALPHA]),
         },
-        outputs={"out": Tensor(out, "m n")},
+        outputs={"out": f"{out}[m n]"},
         constants={"BLOCK": block},
         flops=2 * m * n * k,
         unit="fp4",

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -24,7 +23,7 @@ from flashinfer_bench.routines.case.spec import (
     Case,
     Check,
     Routine,
-    Tensor,
+    counted,
     floats,
     from_zero,
     generator,
@@ -122,8 +121,8 @@ def make_layers(
     *,
     active: float,
     is_tiled: bool = False,
-    factors: Sequence[Tensor] = (),
-) -> dict[str, Tensor]:
+    factors: Sequence[Any] = (),
+) -> dict[str, Any]:
     """Return the weights of both products with the scales of their blocks.
 
     Args:
@@ -141,15 +140,15 @@ def make_layers(
     for layer, rows, columns, shape in (1, 2 * i, h, f"{2 * i} hidden_size"), (2, h, i, f"hidden_size {inner}"):
         name, scales = f"gemm{layer}_weights", (rows, columns // 16)
         count = active * rows * columns
-        made[name] = Tensor(dtype, f"{experts} {shape}", counted=count)
+        made[name] = counted(f"{dtype}[{experts} {shape}]", count)
         if kind == "nvfp4":
             tall, wide = (round_up(rows, 128), round_up(columns // 16, 4)) if is_tiled else scales
-            made[f"{name}_scale"] = Tensor("float8_e4m3fn", f"{experts} {tall} {wide}", counted=count / 16)
+            made[f"{name}_scale"] = counted(f"float8_e4m3fn[{experts} {tall} {wide}]", count / 16)
         elif kind == "fp8_block_scale":
             shape = f"{experts} {rows // 128} {columns // 128}"
-            made[f"{name}_scale"] = Tensor("float32", shape, counted=count / 128**2)
+            made[f"{name}_scale"] = counted(f"float32[{shape}]", count / 128**2)
         if factors:
-            made[f"fc{layer}_global"] = replace(factors[layer - 1], counted=active)
+            made[f"fc{layer}_global"] = counted(factors[layer - 1], active)
     return made
 
 
@@ -192,28 +191,28 @@ def make_routed(args: Namespace, name: str) -> Case:
     require(h % form.step == 0 and i % form.step == 0, whole_blocks)
     active = local * (1 - (1 - args.top_k / experts) ** tokens)
     layers = make_layers(form.weights, "local_experts", "intermediate_size", (h, i), active=active)
-    inputs = {"hidden_states": Tensor(layers["gemm1_weights"].dtype, "num_tokens hidden_size")}
+    inputs = {"hidden_states": f"{layers['gemm1_weights'].dtype}[num_tokens hidden_size]"}
     if name == "fp8_block_scale":
-        inputs["hidden_states_scale"] = Tensor("float32", f"{h // 128} num_tokens")
+        inputs["hidden_states_scale"] = f"float32[{h // 128} num_tokens]"
     elif name == "fp4_block_scale":
-        inputs["hidden_states_scale"] = Tensor("float8_e4m3fn", f"num_tokens {h // 16}")
+        inputs["hidden_states_scale"] = f"float8_e4m3fn[num_tokens {h // 16}]"
     inputs |= layers
     if form.factors is not None:
-        first, second = (replace(floats([factor] * local), counted=active) for factor in form.factors(h, i))
+        first, second = (counted(floats([factor] * local), active) for factor in form.factors(h, i))
         inputs |= {"output1_scales_scalar": first, "output1_scales_gate_scalar": first, "output2_scales_scalar": second}
     # DeepSeek's routing takes float32 logits, the others bfloat16. It alone reads the bias, which is bfloat16 there.
     biases = generator(args, 2).integers(-BIASES, BIASES + 1, experts) * args.use_routing_bias / 2**13
-    bias = replace(floats(biases), counted=experts / 2 if args.use_routing_bias and is_grouped else 0)
+    bias = counted(floats(biases), experts / 2 if args.use_routing_bias and is_grouped else 0)
     refusal = _why_not_routed(args, name)
     return Case(
         op_type="moe",
         axes={"local_experts": local},
         inputs={
-            "routing_logits": Tensor("float32" if is_grouped else "bfloat16", "num_tokens num_experts"),
+            "routing_logits": f"{'float32' if is_grouped else 'bfloat16'}[num_tokens num_experts]",
             "routing_bias": bias,
             **inputs,
         },
-        outputs={"out": Tensor("bfloat16", "num_tokens hidden_size")},
+        outputs={"out": "bfloat16[num_tokens hidden_size]"},
         reference=name,
         constants={"USE_ROUTING_SCALES_ON_INPUT": args.use_routing_scales_on_input and name == "fp8_per_tensor"},
         flops=6 * h * i * tokens * args.top_k * local / experts,
@@ -249,8 +248,8 @@ def make_cutlass(args: Namespace) -> Case:
     here = chosen[(chosen >= first) & (chosen < first + local)]
     active = len({*here.tolist()})
     function, token, kind, out, unit = f"cutlass_{variant}", dtype, dtype, "bfloat16", UNITS[variant]
-    factors: list[Tensor] = []
-    scales: dict[str, Tensor] = {}
+    factors: list[Any] = []
+    scales: dict[str, Any] = {}
     if variant == "nvfp4":
         kind, deviation = "nvfp4", E2M1_DEVIATION if args.quantized_input else 1.0
         factors = [floats([1 / (E2M1_DEVIATION * size)] * local) for size in (deviation, 1.0)]
@@ -262,10 +261,10 @@ def make_cutlass(args: Namespace) -> Case:
         scales = {"fc1_dequant": fc1, "fc2_quant": one, "fc2_dequant": fc2, "fc1_input_dequant": one}
     else:
         out = dtype
-    inputs = {"hidden_states": Tensor(token, "num_tokens hidden_size")}
+    inputs = {"hidden_states": f"{token}[num_tokens hidden_size]"}
     if args.quantized_input:
         shape = f"{round_up(args.num_tokens, 128)} {round_up(h // 16, 4)}"
-        inputs["hidden_states_scale"] = Tensor("float8_e4m3fn", shape, counted=args.num_tokens * h / 16)
+        inputs["hidden_states_scale"] = counted(f"float8_e4m3fn[{shape}]", args.num_tokens * h / 16)
     return Case(
         op_type="moe",
         axes={"local_experts": local, "shard": i},
@@ -276,7 +275,7 @@ def make_cutlass(args: Namespace) -> Case:
             **make_layers(kind, "local_experts", "shard", (h, i), active=active, is_tiled=True, factors=factors),
             **scales,
         },
-        outputs={"out": Tensor(out, "num_tokens hidden_size")},
+        outputs={"out": f"{out}[num_tokens hidden_size]"},
         reference=function,
         constants={"LOCAL_EXPERT_OFFSET": first, "USE_ROUTING_SCALES_ON_INPUT": False},
         flops=6 * len(here) * h * i,

@@ -25,7 +25,6 @@ from flashinfer_bench.routines.case.spec import (
     Case,
     Check,
     Routine,
-    Tensor,
     floats,
     require,
     size,
@@ -127,7 +126,7 @@ def make_moe_a2a_dispatch_combine(args: Namespace) -> Case:
         each = [factor, factor] if quant == "nvfp4" else []
         sizes = (hidden, inner)
         layers = make_layers(quant, "num_experts", "intermediate_size", sizes, active=0, is_tiled=True, factors=each)
-    tokens = Tensor(args.input_dtype, "ranks num_tokens hidden_size")
+    tokens = f"{args.input_dtype}[ranks num_tokens hidden_size]"
     kernel, moved = costs["moe_kernel"], costs["a2a_total"].bytes
     return Case(
         op_type=op_type,

@@ -23,7 +23,7 @@ from flashinfer_bench.routines.case.spec import (
     Case,
     Check,
     Routine,
-    Tensor,
+    counted,
     floats,
     real,
     require,
@@ -69,13 +69,13 @@ def make_norm(args: Namespace) -> Case:
     adds, elements = "add" in name, count * hidden
     rows = f"batch_size {'num_heads ' if args.num_heads else ''}hidden_size"
     constants: dict[str, Any] = {}
-    x = Tensor(args.input_dtype, rows)
-    inputs = {"x": x, **({"residual": x} if adds else {}), "weight": Tensor(args.input_dtype, "hidden_size")}
+    x = f"{args.input_dtype}[{rows}]"
+    inputs = {"x": x, **({"residual": x} if adds else {}), "weight": f"{args.input_dtype}[hidden_size]"}
     outputs, check = {"out": x}, Check(1e-2, 1e-3)
     if name.endswith("rmsnorm_quant"):
         require(args.num_heads is None, "--num_heads: the quantising norms take two dimensions")
         constants["OUT_DTYPE"] = out = DTYPES[_choose(args, FP8)]
-        inputs["scale"], outputs = floats([args.scale]), {"out": Tensor(out, rows)}
+        inputs["scale"], outputs = floats([args.scale]), {"out": f"{out}[{rows}]"}
         check = Check(1e-2, 1e-3, FP8_MATCH)
     elif name.endswith("fp4quant"):
         kind, swizzled = _choose(args, ("nvfp4", "mxfp4")), args.is_sf_swizzled_layout
@@ -93,8 +93,8 @@ def make_norm(args: Namespace) -> Case:
         scales = f"{rows.rpartition(' ')[0]} {columns}"
         if swizzled:
             scales = str(round_up(count, 128) * round_up(columns, 4))
-        scale = Tensor("float8_e4m3fn" if block == 16 else "uint8", scales, counted=elements // block)
-        outputs = {"out": Tensor("float4_e2m1", rows), "block_scale": scale}
+        scale = counted(f"{'float8_e4m3fn' if block == 16 else 'uint8'}[{scales}]", elements // block)
+        outputs = {"out": f"float4_e2m1[{rows}]", "block_scale": scale}
         check = Check(1e-2, 1e-3, FP4_MATCH)
     if adds:
         outputs["residual_out"] = x

@@ -18,7 +18,7 @@ from flashinfer_bench.routines.case.spec import (
     Case,
     Check,
     Routine,
-    Tensor,
+    counted,
     floats,
     real,
     require,
@@ -75,15 +75,15 @@ def make_quantisation(args: Namespace) -> Case:
     high = 1 if layout == "linear" else int(layout.partition("x")[0])
     scales = str(round_up(m, high) * round_up(k // block, 1 if layout == "linear" else 4))
     matrices = "batch_size " if "batched" in name else ""
-    inputs, count = {"x": Tensor(args.input_dtype, f"{matrices}m k")}, batch * m * k
+    inputs, count = {"x": f"{args.input_dtype}[{matrices}m k]"}, batch * m * k
     if name.startswith("nvfp4"):
         inputs["global_scale"] = floats([args.global_scale])
     return Case(
         op_type="lowbit",
         inputs=inputs,
         outputs={
-            "values": Tensor(values, f"{matrices}m k"),
-            "block_scales": Tensor("uint8", f"{matrices}{scales}", counted=count / block),
+            "values": f"{values}[{matrices}m k]",
+            "block_scales": counted(f"uint8[{matrices}{scales}]", count / block),
         },
         constants={**constants, "LAYOUT": layout},
         flops=3 * count,
