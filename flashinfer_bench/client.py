@@ -154,11 +154,11 @@ class Client:
         if self._submitter is not None:
             body["submitter"] = self._submitter
         headers = {"idempotency-key": key or uuid.uuid4().hex}
-        return str(self._ask("POST", "/evaluate", json=body, headers=headers).json()["task_id"])
+        return str(self._read("POST", "/evaluate", json=body, headers=headers)["task_id"])
 
     def task(self, task_id: str, timeout_s: float = 0.0) -> TaskReport:
         """Return a task; with a timeout, wait for its end, as far as the server lets requests wait."""
-        return _read_report(self._ask("GET", f"/tasks/{task_id}", wait_s=timeout_s, params={"timeout": timeout_s}))
+        return _to_report(self._read("GET", f"/tasks/{task_id}", wait_s=timeout_s, params={"timeout": timeout_s}))
 
     def wait(self, task_id: str, timeout_s: float | None = None) -> TaskReport:
         """Return a task when it is over.
@@ -205,15 +205,16 @@ class Client:
     def batch(self, task_ids: Iterable[str], timeout_s: float = 0.0) -> list[TaskReport]:
         """Return several tasks; with a timeout, wait until all of them are over."""
         body = {"task_ids": list(task_ids), "timeout": timeout_s}
-        return _read_reports(self._ask("POST", "/tasks/batch", wait_s=timeout_s, json=body))
+        return list(map(_to_report, self._read("POST", "/tasks/batch", wait_s=timeout_s, json=body)["tasks"]))
 
     def tasks(self, submitter: str | None = None) -> list[TaskReport]:
         """Return the latest tasks without their traces, of one submitter or of all."""
-        return _read_reports(self._ask("GET", "/tasks", params={} if submitter is None else {"submitter": submitter}))
+        asked = {} if submitter is None else {"submitter": submitter}
+        return list(map(_to_report, self._read("GET", "/tasks", params=asked)["tasks"]))
 
     def cancel(self, task_id: str) -> TaskReport:
         """Give a task up; verdicts that are recorded stay."""
-        return _read_report(self._ask("DELETE", f"/tasks/{task_id}"))
+        return _to_report(self._read("DELETE", f"/tasks/{task_id}"))
 
     def events(self, task_id: str) -> Iterator[dict[str, Any]]:
         """Yield what happens to a task: each verdict, then its end.
@@ -234,7 +235,7 @@ class Client:
 
     def health(self) -> dict[str, Any]:
         """Return whether the server takes tasks, its devices and its queue."""
-        return dict(self._ask("GET", "/health").json())
+        return dict(self._read("GET", "/health"))
 
     def metrics(self) -> str:
         """Return the server's counts in Prometheus' text format."""
@@ -242,20 +243,23 @@ class Client:
 
     def definitions(self) -> list[dict[str, Any]]:
         """Return name, op type and number of workloads of each definition."""
-        return list(self._ask("GET", "/definitions").json())
+        return list(self._read("GET", "/definitions"))
 
     def definition(self, name: str) -> Definition:
         """Return a definition."""
-        return Definition.model_validate(self._ask("GET", f"/definitions/{quote(name, safe='')}").json())
+        return Definition.model_validate(self._read("GET", f"/definitions/{quote(name, safe='')}"))
 
     def workloads(self, definition: str) -> list[Workload]:
         """Return the workloads of a definition."""
-        found = self._ask("GET", f"/definitions/{quote(definition, safe='')}/workloads").json()
-        return [Workload.model_validate(one) for one in found]
+        found = self._read("GET", f"/definitions/{quote(definition, safe='')}/workloads")
+        return list(map(Workload.model_validate, found))
 
     def shutdown(self) -> None:
         """End the server, which drains. It needs the token."""
         self._ask("POST", "/shutdown")
+
+    def _read(self, method: str, path: str, **request: Any) -> Any:
+        return self._ask(method, path, **request).json()
 
     def _ask(self, method: str, path: str, *, wait_s: float = 0.0, **request: Any) -> httpx.Response:
         """Send a request until it is answered, or the time for tries is over.
@@ -280,12 +284,11 @@ class Client:
                     return answer
                 if is_last or answer.status_code not in COME_AGAIN:
                     self._refuse(answer)
-                why, told = f"asks to come again ({answer.status_code})", answer.headers.get("retry-after", "")
-                asked = float(told) if told.isdigit() else 0.0
+                why, after = f"asks to come again ({answer.status_code})", answer.headers.get("retry-after", "")
+                asked = float(after) if after.isdigit() else 0.0
             if pause == FIRST_PAUSE_S:
                 _log.warning("%s %s; trying again for up to %.0f s", self.url, why, self._retry_s)
-            left = max(0.0, deadline - time.monotonic())
-            self._sleep(min(max(asked, pause * random.uniform(0.5, 1.0)), left))
+            self._sleep(min(max(asked, pause * random.uniform(0.5, 1.0)), max(0.0, deadline - time.monotonic())))
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def _refuse(self, answer: httpx.Response) -> NoReturn:
@@ -296,14 +299,6 @@ class Client:
         if answer.status_code >= 500 or answer.status_code in COME_AGAIN:
             raise ServerFault(f"{self.url} cannot serve this ({answer.status_code}): {reason}")
         raise RequestRefused(answer.status_code, reason)
-
-
-def _read_report(answer: httpx.Response) -> TaskReport:
-    return _to_report(answer.json())
-
-
-def _read_reports(answer: httpx.Response) -> list[TaskReport]:
-    return [_to_report(one) for one in answer.json()["tasks"]]
 
 
 def _to_report(document: Mapping[str, Any]) -> TaskReport:

@@ -1,7 +1,8 @@
 """The references of the site: Markdown that is made of the program when the site is built, and lies in no checkout.
 
-All commands with their flags, made of the parsers of the command line; and the public Python names, whose docstrings
-mkdocstrings reads. `site_hooks.py` gives them to mkdocs; this module needs nothing of it.
+All commands with their flags, made of the parsers of the command line; the public Python names, whose docstrings
+mkdocstrings reads; and the rules of random inputs. `site_hooks.py` gives them to mkdocs; this module needs nothing of
+it.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ def render_commands() -> str:
 def render_python() -> str:
     """Return the page of the public names. mkdocstrings puts their docstrings there."""
     parts = [
-        "# Python\n\nMade of the docstrings of the public names. Names are imported when they are first asked for, so\n"
-        "importing the package is cheap.\n"
+        "---\nsearch:\n  boost: 0.5\n---\n# Python\n\nMade of the docstrings of the public names. Names are\n"
+        "imported when they are first asked for, so importing the package is cheap.\n"
     ]
     shown: set[int | str] = set()
     for module, text in PACKAGES.items():
@@ -67,6 +68,25 @@ def render_python() -> str:
             if same not in shown:
                 shown.add(same)
                 parts.append(f"::: {module}.{name}\n")
+    return "\n".join(parts)
+
+
+def render_values() -> str:
+    """Return the page of the rules that say which random values an input gets."""
+    from flashinfer_bench.bench.evaluators.inputs.rules import ANY, NUMBER_RULES, TENSOR_RULES  # they import torch
+
+    parts = [
+        "# Random values\n\nMade of the rules that draw random inputs. [Random inputs](../trace-set.md#random-inputs)\n"
+        "says how integers get a meaning. The first line that fits decides. Op type, kind of dtype and the whole\n"
+        "name, in lower case, have to match; op type and name are regular expressions.\n"
+    ]
+    titles = ("Tensors", TENSOR_RULES), ("Single numbers", NUMBER_RULES)
+    for title, rules in titles:
+        parts.append(f"## {title}\n\n| op type | kind of dtype | name | values |\n|---|---|---|---|")
+        for rule in rules:
+            said = ["any" if one == ANY else f"`{one}`".replace("|", "\\|") for one in (rule.op_type, rule.name)]
+            parts.append(f"| {said[0]} | {rule.kinds.replace(' ', ', ')} | {said[1]} | {rule.what} |")
+        parts.append("")
     return "\n".join(parts)
 
 
@@ -127,5 +147,9 @@ def _escape(text: str) -> str:
     return re.sub(r"\s*\n\s*", " ", escaped).strip()
 
 
-PAGES: Final = {"reference/commands.md": render_commands, "reference/python.md": render_python}
+PAGES: Final = {
+    "reference/commands.md": render_commands,
+    "reference/python.md": render_python,
+    "reference/values.md": render_values,
+}
 """Path of a page in the site → what makes it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -113,7 +113,7 @@ def declare_report(parser: Parser) -> None:
     declare_merge(commands.add_parser("merge", help="several sets in one"))
 
 
-def execute_summary(args: argparse.Namespace) -> int:
+def execute_summary(args: Namespace) -> int:
     """Print one row a solution that has traces, or one for each author, op type or kind of hardware."""
     if args.baseline_author is not None and args.by != "author":
         raise Misuse("--baseline-author needs --by author")
@@ -125,10 +125,7 @@ def execute_summary(args: argparse.Namespace) -> int:
     results = list_results(trace_set, traces)
     if args.by != "author":
         return _show_groups(args, args.by, GROUPS, group_by(results, args.by), [GROUP_NOTE])
-    try:
-        authors = rank_by_author(results, args.baseline_author)
-    except ValueError as error:
-        raise Misuse(f"--baseline-author: {error}") from None
+    authors = rank_by_author(results, args.baseline_author)
     baseline = args.baseline_author
     against = "the reference" if baseline is None else f"solutions of {to_one_line(baseline)}"
     notes = [f"score, speed-up, wins, fast_p: against {against}", *AUTHOR_NOTES, *standing_notes(authors)]
@@ -136,7 +133,7 @@ def execute_summary(args: argparse.Namespace) -> int:
     return _show_table(args, cells, authors, notes)
 
 
-def execute_best(args: argparse.Namespace) -> int:
+def execute_best(args: Namespace) -> int:
     """Print the best passing solution of each workload or definition, or how many of these each group has."""
     trace_set = open_trace_set(args)
     traces = choose_traces(trace_set, args)
@@ -154,7 +151,7 @@ def execute_best(args: argparse.Namespace) -> int:
     return show_rows(args, rows, partial(_render, render_best, rows), nothing)
 
 
-def execute_visualize(args: argparse.Namespace) -> int:
+def execute_visualize(args: Namespace) -> int:
     """Print the counts of verdicts, one row a solution, and the best solution of each workload."""
     trace_set = open_trace_set(args)
     traces = choose_traces(trace_set, args)
@@ -175,11 +172,11 @@ def _summarise(trace_set: TraceSet, traces: Sequence[AnyTrace]) -> list[SummaryR
     return summarise(traces, {pair: uuids[pair[0]] for pair in pairs})
 
 
-def _show_groups(args: argparse.Namespace, key: str, cells: Cells, rows: Sequence[Any], notes: Sequence[str]) -> int:
+def _show_groups(args: Namespace, key: str, cells: Cells, rows: Sequence[Any], notes: Sequence[str]) -> int:
     return _show_table(args, {Column(key.capitalize().replace("_", " ")): "{group}", **cells}, rows, notes)
 
 
-def _show_table(args: argparse.Namespace, cells: Cells, rows: Sequence[Any], notes: Sequence[str]) -> int:
+def _show_table(args: Namespace, cells: Cells, rows: Sequence[Any], notes: Sequence[str]) -> int:
     table = partial(lay_out, cells, spared=SPARED, notes=notes)
     return show_rows(args, rows, partial(_render, table, rows), NONE_RANKED, p=FAST_P)
 

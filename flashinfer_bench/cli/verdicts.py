@@ -20,7 +20,7 @@ from flashinfer_bench.cli.render import (
 )
 from flashinfer_bench.data.measurement import INDICATIVE, NOT_CONFIRMED
 from flashinfer_bench.report.ranking import AuthorRow
-from flashinfer_bench.report.summary import BestRow, FailureGroup, SummaryRow, Tie
+from flashinfer_bench.report.summary import BestRow, FailureGroup, SummaryRow
 from flashinfer_bench.report.timing import describe_bounds, describe_flag, describe_ways, flags_of
 
 DEFINITION, SOLUTION = Column("Definition"), Column("Solution")
@@ -35,8 +35,7 @@ DAGGER: Final = "†"
 """Marks a result of a GPU that is not confirmed."""
 STANDING_NOTE: Final = f"{DAGGER} {NOT_CONFIRMED}: not judged at full assurance; a confirmed result comes before it"
 SHOWN_UUIDS: Final = 3
-VerdictRows = Sequence[SummaryRow] | Sequence[BestRow]
-HasStanding = SummaryRow | BestRow | Tie | AuthorRow
+HasStanding = SummaryRow | AuthorRow
 
 
 def render_summary(rows: Sequence[SummaryRow], width: int) -> str:
@@ -98,13 +97,13 @@ def describe_failure(group: FailureGroup, judged: int) -> str:
     return f"{group.status} on {where}: {'' if group.is_exact else 'for example, '}{reason}"
 
 
-def _render(rows: VerdictRows, own: dict[Column, Callable[[Any], str]], width: int) -> str:
+def _render(rows: Sequence[SummaryRow], own: dict[Column, Callable[[Any], str]], width: int) -> str:
     """Lay out rows, with a line below each for every solution that ties with it."""
     letters = _letters(rows)
     cells: dict[Column, Callable[[Any], str]] = {
         DEFINITION: lambda row: row.definition,
         **own,
-        LATENCY: lambda row: _marked(_latency(row, _half_share(row)), row),
+        LATENCY: lambda row: _marked(_latency(row), row),
         SPEEDUP: lambda row: _marked(format_speedup(row.speedup), row),
     }
     if len({row.hardware for row in rows if row.hardware}) > 1:
@@ -118,7 +117,7 @@ def _render(rows: VerdictRows, own: dict[Column, Callable[[Any], str]], width: i
         below = [
             {
                 SOLUTION: f"{TIE_MARK} {tie.solution}",
-                LATENCY: _latency(tie, tie.half_share),
+                LATENCY: _latency(tie),
                 SPEEDUP: format_speedup(tie.speedup),
             }
             for tie in shown
@@ -128,7 +127,7 @@ def _render(rows: VerdictRows, own: dict[Column, Callable[[Any], str]], width: i
     return render_table(list(cells), lines, width)
 
 
-def _notes(rows: VerdictRows) -> list[str]:
+def _notes(rows: Sequence[SummaryRow]) -> list[str]:
     """Return notes that say what marks mean, how the times were taken, and what their flags mean."""
     timings = [row.timing for row in rows]
     return [
@@ -140,22 +139,16 @@ def _notes(rows: VerdictRows) -> list[str]:
     ]
 
 
-def _letters(rows: VerdictRows) -> dict[str, str]:
+def _letters(rows: Sequence[SummaryRow]) -> dict[str, str]:
     return dict(zip(flags_of(row.timing for row in rows), ascii_lowercase, strict=False))
 
 
-def _marked(text: str, row: SummaryRow | BestRow) -> str:
+def _marked(text: str, row: SummaryRow) -> str:
     return text if text == ABSENT or row.timing_caveat is None else f"{text}{TIMING_MARK}"
 
 
-def _latency(row: SummaryRow | BestRow | Tie, half_share: float | None) -> str:
+def _latency(row: SummaryRow) -> str:
     if row.latency_ms is None:
         return ABSENT
-    return format_latency(row.latency_ms) + ("" if half_share is None else format_half(half_share)) + standing_mark(row)
-
-
-def _half_share(row: SummaryRow | BestRow) -> float | None:
-    """Return half the interval of a latency, where it holds for another worker, too."""
-    if isinstance(row, SummaryRow):
-        return row.interval_share
-    return None if row.interval is None or not row.interval.kind else row.interval.half_share
+    half = "" if row.interval_share is None else format_half(row.interval_share)
+    return format_latency(row.latency_ms) + half + standing_mark(row)

@@ -19,7 +19,7 @@ from flashinfer_bench.data.reference import A_CLASS, MOST_CHARACTERS, read_modul
 from flashinfer_bench.data.solution import Solution, SupportedBindings, SupportedLanguages
 
 SETUP: Final = "setup"
-"""A function of this name beside the entry function prepares its calls (docs/timing.md, "Setup")."""
+"""A function of this name beside the entry function prepares its calls (docs/solutions.md, "Setup")."""
 COMPILED: Final = frozenset(language for language in SupportedLanguages if language.record.is_compiled)
 COMMENT: Final = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 """A comment without an end goes to the end of the text: looking for the end of each would take quadratic time."""

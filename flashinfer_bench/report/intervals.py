@@ -57,33 +57,22 @@ def latency_of(evaluation: AnyEvaluation) -> float | None:
 
 def read_interval(evaluation: AnyEvaluation) -> TimeInterval | None:
     """Return the interval of a verdict's latency; None if it has no latency."""
-    return interval_of(latency_of(evaluation), read_measurement(evaluation))
+    return _interval(latency_of(evaluation), read_measurement(evaluation))
 
 
-def interval_of(latency_ms: float | None, record: Measurement, clock: str = "") -> TimeInterval | None:
-    """Return the interval of a time; None if there is no time.
-
-    Args:
-        latency_ms: the time.
-        record: how it was measured.
-        clock: the method, if another record has it.
-    """
-    if latency_ms is None:
-        return None
-    if record.bounds is not None and record.interval:
-        return TimeInterval(*record.bounds, record.interval)
-    device = "cuda" if (clock or record.method) in ("cupti", "cuda_events") else "cpu"
-    return TimeInterval(*widened_interval(latency_ms, record.bounds, default_spread(device)), "")
+def interval_of(result: Result) -> TimeInterval | None:
+    """Return the interval of a result's latency; None if it has no latency."""
+    return _interval(result.latency_ms, result.measurement)
 
 
 def half_of(result: Result) -> float | None:
     """Return half the interval of a latency, as a logarithm; None if there is no latency."""
-    return _half(result.latency_ms, interval_of(result.latency_ms, result.measurement))
+    return _half(result.latency_ms, interval_of(result))
 
 
 def speedup_half_of(result: Result) -> float | None:
     """Return half the interval of a speed-up, as a logarithm, by the intervals of both times."""
-    reference = interval_of(result.reference_ms, result.told.baseline, result.measurement.method)
+    reference = _interval(result.reference_ms, result.told.baseline, result.measurement.method)
     return join_halves([half_of(result), _half(result.reference_ms, reference)])
 
 
@@ -102,6 +91,16 @@ def mean_of(ratios: Sequence[float], log_halves: Sequence[float | None]) -> Mean
         return MeanRatio(math.exp(centre), None, None)
     reach = half / len(ratios)
     return MeanRatio(math.exp(centre), math.exp(centre - reach), math.exp(min(centre + reach, LARGEST_LOG)))
+
+
+def _interval(time_ms: float | None, record: Measurement, clock: str = "") -> TimeInterval | None:
+    """Return the interval of a time by its record; `clock` is the method, if another record has it."""
+    if time_ms is None:
+        return None
+    if record.bounds is not None and record.interval:
+        return TimeInterval(*record.bounds, record.interval)
+    device = "cuda" if (clock or record.method) in ("cupti", "cuda_events") else "cpu"
+    return TimeInterval(*widened_interval(time_ms, record.bounds, default_spread(device)), "")
 
 
 def _half(time_ms: float | None, interval: TimeInterval | None) -> float | None:

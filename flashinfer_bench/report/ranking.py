@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed
 from flashinfer_bench.data.sets.results import Result, fastest_of, group
 from flashinfer_bench.data.sets.scores import author_score_of, score_of
+from flashinfer_bench.errors import Misuse
 from flashinfer_bench.report.intervals import MeanRatio, mean_of, speedup_half_of
 from flashinfer_bench.report.summary import BestRow
 
@@ -32,29 +33,35 @@ _Baseline = _Times | None
 _place = attrgetter("definition", "workload", "hardware")
 
 
-@dataclass(frozen=True)
-class AuthorRow:
-    """One author on one kind of hardware."""
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What rows of authors and of groups have in common; ratios of groups are speed-ups over the reference."""
+
+    definitions: int
+    passed: int
+    speedup: MeanRatio | None
+    """Geometric mean of the ratios of passed workloads that the baseline has a time for."""
+    fast_p: tuple[float, ...]
+    """For each p of `FAST_P` the share of the judged workloads that were passed with a ratio above p."""
+    roofline_share: float | None
+    """Geometric mean of the shares of the roofline, over passed workloads that have one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuthorRow(Figures):
+    """One author on one kind of hardware, by the best solution of each definition."""
 
     author: str
     hardware: str
     score: float | None
     """Mean over definitions of the mean ratio of the author's best solution, which counts 0 if it failed a workload, as
     `TraceSet.rank_authors` has it; None if the baseline has no time for any."""
-    definitions: int
     workloads: int
     """Workloads that the best solutions were judged on."""
-    passed: int
     compared: int
     """Passed workloads that the baseline has a time for."""
-    speedup: MeanRatio | None
-    """Geometric mean of those ratios."""
     win_rate: float | None
     """Share of the compared workloads with a ratio above 1."""
-    fast_p: tuple[float, ...]
-    """For each p of `FAST_P` the share of all workloads that were passed with a ratio above p."""
-    roofline_share: float | None
-    """Geometric mean of the shares of the roofline, over passed workloads that have one."""
     fastest_share: float | None
     """Mean over all definitions, of the mean over workloads, of the set's lowest latency over the author's: 1 is the
     fastest everywhere. A workload that somebody passed and the author did not counts 0. None if nobody passed any."""
@@ -63,20 +70,13 @@ class AuthorRow:
     confirmed: bool
 
 
-@dataclass(frozen=True)
-class GroupRow:
+@dataclass(frozen=True, kw_only=True)
+class GroupRow(Figures):
     """All results of one op type or kind of hardware."""
 
     group: str
-    definitions: int
     solutions: int
-    passed: int
     judged: int
-    speedup: MeanRatio | None
-    """Geometric mean of the speed-ups over the reference, of the passed workloads."""
-    fast_p: tuple[float, ...]
-    """For each p of `FAST_P` the share of the judged workloads that were passed with a speed-up above p."""
-    roofline_share: float | None
 
 
 @dataclass(frozen=True)
@@ -103,13 +103,13 @@ def rank_by_author(results: Iterable[Result], baseline_author: str | None = None
         baseline_author: whose fastest passing solution is the baseline of each workload; None for the reference.
 
     Raises:
-        ValueError: the baseline author has no result.
+        Misuse: the baseline author has no result.
     """
     kept = [item for item in results if not item.told.run.quick]
     authors = group(kept, attrgetter("author"))
     if baseline_author is not None and baseline_author not in authors:
         known = ", ".join(sorted(authors)) or "none"
-        raise ValueError(f"baseline author {baseline_author!r} has no verdict to compare with; authors: {known}")
+        raise Misuse(f"--baseline-author: {baseline_author!r} has no verdict to compare with; authors: {known}")
     baseline = None if baseline_author is None else _lowest(authors[baseline_author])
     fastest = _lowest(kept)
     rows = [
@@ -126,9 +126,7 @@ def group_by(results: Iterable[Result], key: GroupKey) -> list[GroupRow]:
     return [
         GroupRow(
             group=name,
-            definitions=len({item.definition for item in items}),
             solutions=len({(item.definition, item.solution) for item in items}),
-            passed=sum(item.is_passed for item in items),
             judged=len(items),
             **_figures(items, None),
         )
@@ -170,6 +168,8 @@ def _figures(items: Sequence[Result], baseline: _Baseline) -> dict[str, Any]:
     """Return the columns that rows of authors and of groups share."""
     ratios = [ratio for _, ratio in _ratios(items, baseline)]
     return {
+        "definitions": len({item.definition for item in items}),
+        "passed": sum(item.is_passed for item in items),
         "speedup": speedup_of(items, baseline),
         "fast_p": tuple(sum(ratio > p for ratio in ratios) / len(items) for p in FAST_P),
         "roofline_share": roofline_share_of(items),
@@ -208,9 +208,7 @@ def _author_row(items: Sequence[Result], baseline: _Baseline, fastest: _Times) -
         author=author,
         hardware=hardware,
         score=author_score_of(known) if known else None,
-        definitions=len(scores),
         workloads=len(best),
-        passed=sum(item.is_passed for item in best),
         compared=len(ratios),
         win_rate=fmean(ratio > 1 for ratio in ratios) if ratios else None,
         fastest_share=shares / len(workloads) if workloads else None,

@@ -32,6 +32,7 @@ NUMBER: Final = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?")
 """Numbers in a reason. Failures whose reasons differ only in numbers are one group."""
 PairKey = tuple[str, str]
 """Definition and solution, by name."""
+_key = attrgetter("definition", "solution", "hardware")
 
 
 @dataclass(frozen=True)
@@ -45,21 +46,6 @@ class FailureGroup:
     """Uuids, in the order of the traces."""
     is_exact: bool
     """Whether all have the same reason. If not, their reasons differ in numbers only."""
-
-
-@dataclass(frozen=True)
-class Tie:
-    """A solution that cannot be told apart from the best one: their intervals meet."""
-
-    solution: str
-    latency_ms: float | None
-    """As of the best one: of a workload, or the median over those of a definition."""
-    speedup: float | None
-    half_share: float | None
-    """Half the interval of the latency, as a share of it; None if no trace has it."""
-    standing: str
-    """As of the best one."""
-    confirmed: bool
 
 
 @dataclass(frozen=True)
@@ -90,38 +76,22 @@ class SummaryRow:
     """Geometric mean of the latencies in ms, with its interval."""
     interval_share: float | None
     """Half the interval of a latency, as a share of it: median over the passed workloads whose trace has it."""
-    ties: tuple[Tie, ...] = ()
-    """Of the best of a definition: which solution is faster cannot be told. The best first."""
+    ties: tuple[SummaryRow, ...] = ()
+    """Of the best row: other solutions, the best first; which one is faster cannot be told."""
 
 
-@dataclass(frozen=True)
-class BestRow:
-    """The fastest passing trace of one workload on one kind of hardware."""
+@dataclass(frozen=True, kw_only=True)
+class BestRow(SummaryRow):
+    """The fastest passing trace of one workload on one kind of hardware: a row over that workload alone."""
 
-    definition: str
     op_type: str
+    author: str
     workload: str
     axes: Mapping[str, int]
-    hardware: str
-    solution: str
-    author: str
-    latency_ms: float
-    speedup: float | None
-    """Over the reference; None if the reference was not measured."""
-    timing_caveat: str | None
-    """Why the latency means nothing; None if it means something."""
-    timing: Timing
-    """How it was timed."""
     contenders: int
     """Passing solutions that this one was picked from."""
-    standing: str
-    """What its time counts for, as of a measurement."""
-    confirmed: bool
-    """Whether it is of full assurance; if not, no solution of the workload on this hardware is."""
     interval: TimeInterval | None
     """The latency of a re-run in a new worker lies in it in 95 of 100 cases."""
-    ties: tuple[Tie, ...]
-    """Other solutions whose interval meets this one's: which is faster cannot be told. The fastest first."""
 
 
 def summarise(
@@ -141,10 +111,10 @@ def summarise_results(
     results: Iterable[Result], expected: Mapping[PairKey, Collection[str]] | None = None
 ) -> list[SummaryRow]:
     """Make the rows of `summarise` of results that count."""
-    groups: dict[tuple[str, str, str], list[Result]] = group(results, attrgetter("definition", "solution", "hardware"))
+    groups: dict[tuple[str, str, str], list[Result]] = group(results, _key)
     judged = {key[:2] for key in groups}
     groups |= {(*pair, ""): [] for pair in expected or () if pair not in judged}
-    rows = [_row(key, items, (expected or {}).get(key[:2], ())) for key, items in groups.items()]
+    rows = [_row(items, key, (expected or {}).get(key[:2], ())) for key, items in groups.items()]
     return lead_confirmed(sorted(rows, key=_rank), lambda row: _rank(row)[:5], attrgetter("standing"))
 
 
@@ -187,7 +157,7 @@ def best_by_definition(traces: Iterable[AnyTrace], by: Merit = "speedup") -> lis
     for contest in group(rows, attrgetter("definition", "hardware")).values():
         first, *others = lead_confirmed(sorted(contest, key=order), lambda row: order(row)[:2], attrgetter("standing"))
         ties = [row for row in others if order(row)[:2] == (False, -first.passed) and _meet(first, row)]
-        best.append(replace(first, ties=tuple(_tie(row, row.interval_share) for row in ties)))
+        best.append(replace(first, ties=tuple(ties)))
     return best
 
 
@@ -204,7 +174,9 @@ def measured_speedup(evaluation: AnyEvaluation) -> float | None:
     return reference / latency if reference is not None and latency is not None else None
 
 
-def _row(key: tuple[str, str, str], items: Sequence[Result], expected: Collection[str]) -> SummaryRow:
+def _row(
+    items: Sequence[Result], key: tuple[str, str, str] | None = None, expected: Collection[str] = ()
+) -> SummaryRow:
     passed = [item for item in items if item.is_passed]
     records = [item.measurement for item in passed]
     timed = [item for item in passed if item.latency_ms is not None]
@@ -213,7 +185,7 @@ def _row(key: tuple[str, str, str], items: Sequence[Result], expected: Collectio
     bounds = [record.bounds for record in records if record.interval]
     shares = [(high - low) / (high + low) for low, high in filter(None, bounds) if high > 0]
     standing = join_standings(record.standing for record in records)
-    definition, solution, hardware = key
+    definition, solution, hardware = key or _key(items[0])
     return SummaryRow(
         definition=definition,
         solution=solution,
@@ -222,7 +194,7 @@ def _row(key: tuple[str, str, str], items: Sequence[Result], expected: Collectio
         judged=len(items),
         pending=len(set(expected).difference(item.workload for item in items)),
         latency_ms=median(latencies) if latencies else None,
-        speedup=geometric_mean(speedups) if speedups else None,
+        speedup=geometric_mean(speedups) if len(speedups) > 1 else next(iter(speedups), None),
         timing_caveat=next(filter(None, map(caveat_in, records)), None),
         timing=count_timing([item.told for item in passed]),
         failures=_group_failures(item for item in items if not item.is_passed),
@@ -250,35 +222,19 @@ def _rank(row: SummaryRow) -> tuple[str, bool, str, bool, float, float, float, s
 
 
 def _best(ranked: Sequence[Result]) -> BestRow:
-    first = ranked[0]
-    interval, caveat = interval_of(first.latency_ms, first.measurement), caveat_in(first.measurement)
-    ties = []
-    for item in ranked[1:] if caveat is None else ():
-        other = interval_of(item.latency_ms, item.measurement)
-        if interval is not None and other is not None and item.measurement.meaningful and interval.meets(other):
-            ties.append(_tie(item, other.half_share if other.kind else None))
+    first, *others = ranked
+    row, interval = _row([first]), interval_of(first)
+    rivals = [item for item in others if row.timing_caveat is None and item.measurement.meaningful]
+    met = [item for item in rivals if interval and (other := interval_of(item)) and interval.meets(other)]
     return BestRow(
-        definition=first.definition,
+        **{**vars(row), "ties": tuple(_row([item]) for item in met)},
         op_type=first.op_type,
+        author=first.author,
         workload=first.workload,
         axes=dict(first.trace.workload.axes),
-        hardware=first.hardware,
-        solution=first.solution,
-        author=first.author,
-        latency_ms=first.latency_ms or 0.0,
-        speedup=first.speedup,
-        timing_caveat=caveat,
-        timing=count_timing([first.told]),
         contenders=len(ranked),
-        standing=first.standing,
-        confirmed=first.standing == CONFIRMED,
         interval=interval,
-        ties=tuple(ties),
     )
-
-
-def _tie(one: SummaryRow | Result, half_share: float | None) -> Tie:
-    return Tie(one.solution, one.latency_ms, one.speedup, half_share, one.standing, one.standing == CONFIRMED)
 
 
 def _meet(*rows: SummaryRow) -> bool:

@@ -40,9 +40,7 @@ class Timing:
     flags: Mapping[str, int]
     """Workloads whose time means nothing are left out."""
     bounds: Mapping[str, int]
-    """By what bounds the latency, a key of `BOUNDS`; older traces do not say."""
-    assurances: Mapping[str, int]
-    """By "standard" or "full"."""
+    """By "by a gated chain of calls at standard assurance" and the like; older traces do not say."""
 
 
 def read_timing(passed: Iterable[AnyEvaluation]) -> Timing:
@@ -62,8 +60,7 @@ def count_timing(told: Sequence[ToldTrace]) -> Timing:
         replays=sum(record.launch == "graph" for record in known),
         unknown=len(records) - len(known),
         flags={flag: flags[flag] for flag in _sort(flags)},
-        bounds=_count(record.bound for record in real),
-        assurances=_count(record.assurance for record in real),
+        bounds=_count(_describe_bound(record.bound, record.assurance) for record in real if record.bound),
     )
 
 
@@ -88,14 +85,10 @@ def describe_ways(timings: Sequence[Timing]) -> str | None:
 
 
 def describe_bounds(timings: Sequence[Timing]) -> str | None:
-    """Return a line on the assurance of latencies, and on what bounds them; None if no trace says it."""
+    """Return a line on what bounds latencies, and at which assurance; None if no trace says it."""
     bounds = _add(timing.bounds for timing in timings)
-    assurances = _add(timing.assurances for timing in timings)
-    parts = [
-        f"{number if len(bounds) > 1 else 'all'} by {BOUNDS.get(name, name)}" for name, number in bounds.most_common()
-    ]
-    level = f" at {' and '.join(assurances)} assurance" if assurances else ""
-    return f"latencies bound{level}: {', '.join(parts)}" if bounds else None
+    parts = [f"{number if len(bounds) > 1 else 'all'} {bound}" for bound, number in bounds.most_common()]
+    return f"latencies bound: {', '.join(parts)}" if bounds else None
 
 
 def describe_flag(flag: str, timings: Sequence[Timing]) -> str:
@@ -115,6 +108,11 @@ def _describe_way(method: str, cache_state: str, fallback: str) -> str:
     clock, caches = METHODS.get(method, method), f", {cache_state} L2" if cache_state and method != "wall" else ""
     reason = "" if fallback == EVENTS_ASKED_FOR else reason_of_fallback(fallback)
     return to_one_line(f"by {clock}{caches}{f' ({reason})' if reason else ''}")
+
+
+@lru_cache(1 << 10)
+def _describe_bound(bound: str, assurance: str) -> str:
+    return to_one_line(f"by {BOUNDS.get(bound, bound)}{f' at {assurance} assurance' if assurance else ''}")
 
 
 def _sort(flags: Iterable[str]) -> list[str]:

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from pydantic import BaseModel
 
 from flashinfer_bench import __version__
-from flashinfer_bench.data import Solution
+from flashinfer_bench.data import Definition, Solution
 from flashinfer_bench.errors import FlashInferBenchError, Misuse
 from flashinfer_bench.serve.requests import (
     BatchBody,
@@ -38,17 +38,14 @@ HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
 }
 router = APIRouter()
+Found = Annotated[Definition, Depends(find_definition)]
+Seconds = Annotated[float, Query(ge=0, le=1e6, allow_inf_nan=False, description="seconds to wait for its end")]
 
 
-def make_app(site: Site, stop: Callable[[], None]) -> FastAPI:
-    """Make the application of a server.
-
-    Args:
-        site: what it serves, and whom.
-        stop: called when /shutdown is asked for.
-    """
+def make_app(site: Site) -> FastAPI:
+    """Make the application of a server; `/shutdown` calls its `state.stop`."""
     app = FastAPI(title="flashinfer-bench", version=__version__, openapi_url=None, dependencies=[Depends(admit)])
-    app.state.site, app.state.stop = site, stop
+    app.state.site = site
     app.include_router(router)
     app.middleware("http")(_note)
     app.add_exception_handler(FlashInferBenchError, _answer_failure)
@@ -82,30 +79,25 @@ def _body_of(model: type[BaseModel]) -> dict[str, Any]:
 @router.get("/definitions")
 async def list_definitions(here: Here) -> Response:
     """List the definitions with their op types and numbers of workloads."""
+    workloads, definitions = here.trace_set.workloads, here.trace_set.definitions.values()
+    names = ("name", "op_type", "description")
     found = [
-        {
-            "name": definition.name,
-            "op_type": definition.op_type,
-            "description": definition.description,
-            "workloads": len(here.trace_set.workloads.get(name, [])),
-        }
-        for name, definition in here.trace_set.definitions.items()
+        {name: getattr(one, name) for name in names} | {"workloads": len(workloads.get(one.name, []))}
+        for one in definitions
     ]
     return JSONResponse(found)
 
 
 @router.get("/definitions/{name}")
-async def read_definition(here: Here, name: str) -> Response:
+async def read_definition(definition: Found) -> Response:
     """Return a definition as its file has it."""
-    find_definition(here.trace_set, name)
-    return JSONResponse(here.trace_set.definitions[name].to_dict())
+    return JSONResponse(definition.to_dict())
 
 
 @router.get("/definitions/{name}/workloads")
-async def list_workloads(here: Here, name: str) -> Response:
+async def list_workloads(here: Here, definition: Found) -> Response:
     """List the workloads of a definition."""
-    find_definition(here.trace_set, name)
-    return JSONResponse([line.workload.to_dict() for line in here.trace_set.workloads.get(name, [])])
+    return JSONResponse([line.workload.to_dict() for line in here.trace_set.workloads.get(definition.name, [])])
 
 
 @router.get("/workloads/{uuid}")
@@ -144,11 +136,7 @@ async def read_batch(here: Here, asked: Annotated[BatchBody, Depends(parse_batch
 
 
 @router.get("/tasks/{task_id}")
-async def read_task(
-    here: Here,
-    task_id: str,
-    timeout: Annotated[float, Query(ge=0, le=1e6, allow_inf_nan=False, description="seconds to wait for its end")] = 0,
-) -> Response:
+async def read_task(here: Here, task_id: str, timeout: Seconds = 0) -> Response:
     """Return a task with the traces so far; with a timeout, as soon as it is over."""
     if timeout:
         await here.service.wait([task_id], timeout)
@@ -213,7 +201,4 @@ async def list_routes(request: Request) -> Response:
 async def _stream(service: TaskService, task: str) -> AsyncIterator[str]:
     with service.place_to_wait():
         async for event in service.events(task):
-            if event is None:
-                yield ": waiting\n\n"
-            else:
-                yield f"event: {event['event']}\ndata: {json.dumps(event)}\n\n"
+            yield ": waiting\n\n" if event is None else f"event: {event['event']}\ndata: {json.dumps(event)}\n\n"

@@ -1,4 +1,4 @@
-"""What the server counts, in Prometheus' text format (version 0.0.4), and what /health tells of devices and queue."""
+"""What the server counts, in Prometheus' text format (version 0.0.4), and what /health says of devices and queue."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any, Final
 from flashinfer_bench.bench.engine import Engine
 from flashinfer_bench.bench.events import Event, JobFinished
 
-BOUNDS_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""Upper bounds of the buckets of a job's seconds; one without an end comes after them."""
-Samples = Iterable[tuple[Mapping[str, str], float]]
-"""Labels and value of each."""
+BOUNDS_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, float("inf"))
+"""Upper bounds of the buckets of a job's seconds."""
+PREFIX: Final = "flashinfer_bench_"
+ESCAPES: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
 class Metrics:
     """Counts of a server.
 
     Args:
-        engine: is asked for its state, and tells its events.
+        engine: is asked for its state, and reports its events.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._buckets = [0] * (len(BOUNDS_S) + 1)
+        self._buckets = [0] * len(BOUNDS_S)
         self._seconds = 0.0
         engine.subscribe(self._observe)
 
@@ -52,66 +52,48 @@ class Metrics:
             ended: status → tasks that are over.
         """
         state = self._engine.state()
-        devices = [({"device": one.label}, one) for one in state.devices]
-        sums = list(accumulate(self._buckets))
-        seconds: list[tuple[str, Samples]] = [
-            (
-                "_bucket",
-                [({"le": bound}, count) for bound, count in zip((*map(str, BOUNDS_S), "+Inf"), sums, strict=True)],
-            ),
-            ("_sum", [({}, self._seconds)]),
-            ("_count", [({}, sums[-1])]),
-        ]
-        running = [
-            ({**label, "definition": job.definition, "solution": job.solution, "workload": job.workload}, 1)
-            for label, one in devices
-            if (job := one.job) is not None
-        ]
-        families: list[tuple[str, str, str, Samples]] = [
-            ("uptime_seconds", "gauge", "since the engine began", [({}, state.uptime_s)]),
-            ("queue_jobs", "gauge", "jobs that no device has begun", [({}, state.queue_size)]),
-            ("verdicts_per_second", "gauge", "in the last minute", [({}, state.rate_per_s)]),
-            ("tasks", "gauge", "tasks that are not over", _by(("pending", "running"), open_tasks)),
-            ("tasks_total", "counter", "tasks that are over", _by(("completed", "failed", "cancelled"), ended)),
-            ("jobs_total", "counter", "jobs that are over", _by(state.jobs, state.jobs)),
-            (
-                "device_up",
-                "gauge",
-                "whether a device can judge",
-                [({**label, "hardware": one.hardware}, one.healthy) for label, one in devices],
-            ),
-            (
-                "device_condition",
-                "gauge",
-                "what a device does",
-                [({**label, "condition": one.condition}, 1) for label, one in devices],
-            ),
-            (
-                "device_jobs_total",
-                "counter",
-                "jobs that a device judged",
-                [(label, one.jobs_done) for label, one in devices],
-            ),
-            ("device_job", "gauge", "the job that a device runs", running),
-        ]
-        lines = [line for name, kind, text, samples in families for line in _render(name, kind, text, [("", samples)])]
-        lines += _render("job_seconds", "histogram", "time of a job in its device session", seconds)
+        devices = {one.label: one for one in state.devices}
+        running = {label: one.job for label, one in devices.items() if one.job is not None}
+        counts = list(accumulate(self._buckets))
+        buckets = zip((*map(str, BOUNDS_S[:-1]), "+Inf"), counts, strict=True)
+        families: dict[str, Mapping[str, float]] = {
+            "uptime_seconds gauge since the engine began": {"": state.uptime_s},
+            "queue_jobs gauge jobs that no device has begun": {"": state.queue_size},
+            "verdicts_per_second gauge in the last minute": {"": state.rate_per_s},
+            "tasks gauge tasks that are not over": _by_status(("pending", "running"), open_tasks),
+            "tasks_total counter tasks that are over": _by_status(("completed", "failed", "cancelled"), ended),
+            "jobs_total counter jobs that are over": _by_status(state.jobs, state.jobs),
+            "device_up gauge whether a device can judge": {
+                _labels(device=label, hardware=one.hardware): one.healthy for label, one in devices.items()
+            },
+            "device_condition gauge what a device does": {
+                _labels(device=label, condition=one.condition): 1 for label, one in devices.items()
+            },
+            "device_jobs_total counter jobs that a device judged": {
+                _labels(device=label): one.jobs_done for label, one in devices.items()
+            },
+            "device_job gauge the job that a device runs": {
+                _labels(device=label, definition=job.definition, solution=job.solution, workload=job.workload): 1
+                for label, job in running.items()
+            },
+            "job_seconds histogram time of a job in its device session": {
+                **{f"_bucket{_labels(le=bound)}": count for bound, count in buckets},
+                "_sum": self._seconds,
+                "_count": counts[-1],
+            },
+        }
+        lines = []
+        for family, samples in families.items():
+            name, kind, text = family.split(" ", 2)
+            lines += [f"# HELP {PREFIX}{name} {text}", f"# TYPE {PREFIX}{name} {kind}"]
+            lines += [f"{PREFIX}{name}{labels} {value:.17g}" for labels, value in samples.items()]
         return "".join(f"{line}\n" for line in lines)
 
 
-def _by(statuses: Iterable[str], counts: Mapping[str, int]) -> Samples:
-    return [({"status": status}, counts.get(status, 0)) for status in statuses]
+def _by_status(statuses: Iterable[str], counts: Mapping[str, int]) -> dict[str, float]:
+    return {_labels(status=status): counts.get(status, 0) for status in statuses}
 
 
-def _render(name: str, kind: str, text: str, series: Iterable[tuple[str, Samples]]) -> list[str]:
-    name = f"flashinfer_bench_{name}"
-    lines = [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-    for ending, samples in series:
-        for labels, value in samples:
-            told = ",".join(f'{label}="{_escape(what)}"' for label, what in labels.items())
-            lines.append(f"{name}{ending}{f'{{{told}}}' if told else ''} {value:.17g}")
-    return lines
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+def _labels(**labels: str) -> str:
+    pairs = (f'{label}="{text.translate(ESCAPES)}"' for label, text in labels.items())
+    return f"{{{','.join(pairs)}}}"

@@ -28,7 +28,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
 from flashinfer_bench.bench.confirm import Confirm
-from flashinfer_bench.data import Solution, TraceSet
+from flashinfer_bench.data import Definition, Solution, TraceSet
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.data.issue import LoadIssue, Place
 from flashinfer_bench.data.names import did_you_mean
@@ -39,11 +39,11 @@ from flashinfer_bench.serve.store import TaskRow
 from flashinfer_bench.serve.tasks import TaskService, come_again
 
 MOST_NAME: Final = 200
-"""The name, author, submitter or key of a submission may have this many characters."""
+"""Characters of the name, author, submitter or key of a submission."""
 SHOWN_PROBLEMS: Final = 20
 """Problems of a body that an answer lists."""
 NOWHERE: Final = Path(os.devnull, "solution")
-"""Where a solution of a request lies: no file of this machine is beside it, so none is read in place of a content."""
+"""The place of a request's solution: no file of this machine is beside it, so none is read in place of a content."""
 
 
 @dataclass
@@ -60,11 +60,6 @@ class Site:
     held_bytes: int = 0
     """Bytes of the bodies that are being read or answered."""
 
-    @property
-    def limits(self) -> ServeLimits:
-        """The limits of the server."""
-        return self.service.limits
-
 
 def site_of(request: Request) -> Site:
     """Return what the server was made with."""
@@ -78,8 +73,8 @@ Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_
 
 async def knows_token(here: Here, given: Bearer) -> bool:
     """Tell whether a request gives the token, in a time that says nothing about it."""
-    told = given.credentials if given is not None else ""
-    return here.token is None or hmac.compare_digest(told.encode(), here.token.encode())
+    word = given.credentials if given is not None else ""
+    return here.token is None or hmac.compare_digest(word.encode(), here.token.encode())
 
 
 Known = Annotated[bool, Depends(knows_token)]
@@ -87,10 +82,10 @@ Known = Annotated[bool, Depends(knows_token)]
 
 async def admit(request: Request, here: Here, is_known: Known) -> None:
     """Refuse requests for another host, of web pages, and without the token."""
-    host = request.headers.get("host", "")
+    host, headers = request.headers.get("host", ""), request.headers
     if not _is_ours(host, here.hosts):
         raise HTTPException(403, f"the Host header ({host[:200]}) names another server; --allow-host lets a name in")
-    if "origin" in request.headers or request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+    if "origin" in headers or headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         raise HTTPException(403, "requests of web pages (with Origin, or a Sec-Fetch-Site of others) are refused")
     if not is_known and request.url.path != "/health":
         raise HTTPException(401, "a token is needed: Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
@@ -98,7 +93,7 @@ async def admit(request: Request, here: Here, is_known: Known) -> None:
 
 async def read_body(request: Request, here: Here) -> AsyncIterator[bytes]:
     """Read a body whole. One beyond the limit is read and dropped, so that its client hears the answer."""
-    body, limits = bytearray(), here.limits
+    body, limits = bytearray(), here.service.limits
     try:
         async for part in request.stream():
             if len(body) <= limits.body_bytes:
@@ -118,28 +113,32 @@ async def read_body(request: Request, here: Here) -> AsyncIterator[bytes]:
 Body = Annotated[bytes, Depends(read_body)]
 
 
+CHECKED: Final = ConfigDict(strict=True, use_attribute_docstrings=True)
+
+
 class SubmissionBody(BaseModel):
     """The body of POST /evaluate."""
 
-    model_config = ConfigDict(strict=True)
-    solution: dict[str, Any] = Field(description="a solution, as its JSON file has it")
-    workload_uuids: list[str] | None = Field(None, min_length=1, description="left out or null: all")
-    priority: int = Field(0, ge=-1000, le=1000, description="higher ones are judged earlier")
-    submitter: str | None = Field(
-        None, min_length=1, max_length=MOST_NAME, description="who asks; submitters get equal shares"
-    )
-    confirm: Confirm = Field(
-        "if_best",
-        description="when a GPU judges it at full assurance: where it would be the best known, at once, or never",
-    )
+    model_config = CHECKED
+    solution: dict[str, Any]
+    """a solution, as its JSON file has it"""
+    workload_uuids: list[str] | None = Field(None, min_length=1)
+    """left out or null: all"""
+    priority: int = Field(0, ge=-1000, le=1000)
+    """higher ones are judged earlier"""
+    submitter: str | None = Field(None, min_length=1, max_length=MOST_NAME)
+    """who asks; submitters get equal shares"""
+    confirm: Confirm = "if_best"
+    """when a GPU judges it at full assurance: if it would be the best known, at once, or never"""
 
 
 class BatchBody(BaseModel):
     """The body of POST /tasks/batch."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = CHECKED
     task_ids: list[str] = Field(max_length=1000)
-    timeout: float = Field(0, ge=0, allow_inf_nan=False, description="seconds to wait for all of them")
+    timeout: float = Field(0, ge=0, allow_inf_nan=False)
+    """seconds to wait for all of them"""
 
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -157,10 +156,9 @@ def parse_submission(
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=MOST_NAME)] = None,
 ) -> tuple[TaskRow, Solution]:
     """Read what is to be judged, checked whole before anything is done with it."""
-    asked, now = _parse(SubmissionBody, body), time.time()
-    solution = _read_solution(asked.solution, here.limits)
-    definition = solution.definition
-    find_definition(here.trace_set, definition)
+    asked = _parse(SubmissionBody, body)
+    solution = _read_solution(asked.solution, here.service.limits)
+    definition = find_definition(here, solution.definition).name
     known = [line.workload.uuid for line in here.trace_set.workloads.get(definition, [])]
     workloads = tuple(dict.fromkeys(known if asked.workload_uuids is None else asked.workload_uuids))
     if not workloads:
@@ -178,28 +176,27 @@ def parse_submission(
         workloads=workloads,
         priority=asked.priority,
         confirm=asked.confirm,
-        accepted_at=now,
+        accepted_at=time.time(),
     )
     return row, solution
 
 
-def find_definition(trace_set: TraceSet, name: str) -> None:
-    """Refuse a definition that the set does not have."""
-    if name not in trace_set.definitions:
-        hint = did_you_mean(name, trace_set.definitions)
-        raise HTTPException(404, f"the set has no definition {name[:MOST_NAME]!r}{hint}")
+def find_definition(here: Here, name: str) -> Definition:
+    """Return a definition; refuse one that the set does not have."""
+    known = here.trace_set.definitions
+    if name not in known:
+        raise HTTPException(404, f"the set has no definition {name[:MOST_NAME]!r}{did_you_mean(name, known)}")
+    return known[name]
 
 
 def _parse(model: type[Model], body: bytes) -> Model:
     try:
-        parsed = from_json(body)
+        return model.model_validate(from_json(body))
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in error.errors()]
+        raise HTTPException(422, "; ".join(problems[:SHOWN_PROBLEMS])) from error
     except ValueError as error:
         raise HTTPException(400, f"the body is no JSON: {error}") from error
-    try:
-        return model.model_validate(parsed)
-    except ValidationError as error:
-        told = [f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in error.errors()]
-        raise HTTPException(422, "; ".join(told[:SHOWN_PROBLEMS])) from error
 
 
 def _read_solution(raw: dict[str, Any], limits: ServeLimits) -> Solution:

@@ -15,7 +15,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -90,41 +90,32 @@ class Address:
             raise Fault(f"cannot listen on {self.host}:{self.port}: {error.strerror or error}") from error
 
 
-@dataclass
-class Home:
-    """Where a server keeps its tasks, and where their traces go."""
-
-    ledger: Path
-    records: Path
-    notes: list[str] = field(default_factory=list)
-    """What a person should know of it."""
-
-
-def choose_home(trace_set: TraceSet, cache: Path) -> Home:
-    """Return the folders of a server: beside the set, or in the cache if the set cannot be written."""
+def choose_home(trace_set: TraceSet, cache: Path) -> tuple[Path, Path]:
+    """Return the folder of a server's tasks and the root of their traces, in the cache if the set cannot be written."""
     root = trace_set.folder.resolve()
     if os.access(root, os.W_OK):
-        return Home(root / SERVED, root)
+        return root / SERVED, root
     folder = cache / "serve" / digest_of(str(root))[:16]
-    return Home(folder, folder, [f"note: {root} cannot be written; tasks and traces go to {folder}"])
+    return folder, folder
 
 
-@dataclass(frozen=True)
-class ServerSettings:
-    """What a server is told."""
-
-    home: Home
-    address: Address
-    limits: ServeLimits
-
-
-def serve(engine: Engine, trace_set: TraceSet, settings: ServerSettings, announce: Callable[[str], None]) -> None:
+def serve(
+    engine: Engine,
+    trace_set: TraceSet,
+    address: Address,
+    limits: ServeLimits,
+    *,
+    cache: Path,
+    announce: Callable[[str], None],
+) -> None:
     """Serve until a signal or /shutdown ends it. The engine is closed in the end.
 
     Args:
         engine: judges.
         trace_set: what tasks are about.
-        settings: where, for whom, and how much.
+        address: where, and for whom.
+        limits: what is refused.
+        cache: where tasks and traces go if the set cannot be written.
         announce: gets lines for people.
 
     Raises:
@@ -132,12 +123,14 @@ def serve(engine: Engine, trace_set: TraceSet, settings: ServerSettings, announc
         DataSetError: another server has the tasks of this set.
         Fault: the address cannot be used, or the disk fails.
     """
-    home, address = settings.home, settings.address
     with contextlib.ExitStack() as stack:
         stack.callback(engine.close)
         address.check()
         listener = stack.enter_context(address.listen())
-        service = TaskService(engine, TaskStore(home.ledger, trace_set, home.records), settings.limits)
+        folder, records = choose_home(trace_set, cache)
+        if folder == records:
+            announce(f"note: {trace_set.folder} cannot be written; tasks and traces go to {folder}")
+        service = TaskService(engine, TaskStore(folder, trace_set, records), limits)
         stack.callback(service.close)
         site = Site(trace_set, service, Metrics(engine), address.token, address.names)
         asyncio.run(Server(site, announce).run(listener))
@@ -150,8 +143,10 @@ class Server(uvicorn.Server):
         self._service = site.service
         self._announce = announce
         self._ending: asyncio.Task[None] | None = None
+        app = make_app(site)
+        app.state.stop = self.end
         config = uvicorn.Config(
-            make_app(site, self.end),
+            app,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -206,6 +201,6 @@ class Server(uvicorn.Server):
 def _take_files() -> int:
     """Let the process open many files; return how many."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+    files = min(MOST_FILES, hard) if hard != resource.RLIM_INFINITY else MOST_FILES
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     return files

@@ -3,10 +3,8 @@
 A task is committed, and the disk has it (`synchronous=FULL`), before its client is told that it was accepted. A verdict
 is a line of the set first, which names its task (`extra.run.task`), then a row here. A server that starts reads the
 lines of open tasks: what happened between the two is neither lost nor written twice. A last line that was cut off
-counts as not written; the next append moves it aside. One process holds a store; a second one is refused. All calls
+counts as not written, and stays as a line of its own. One process holds a store; a second one is refused. All calls
 come from one thread.
-
-History of the format (`PRAGMA user_version`): 1, the first; 2, tasks have `confirm`.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import contextlib
 import errno
 import json
 import os
-import re
 import sqlite3
 from collections import deque
 from dataclasses import asdict, dataclass, fields
@@ -26,9 +23,8 @@ from flashinfer_bench.base.files.reading import open_to_read
 from flashinfer_bench.base.files.writing import WriteRefused, open_folder
 from flashinfer_bench.bench.confirm import Confirm
 from flashinfer_bench.data import Solution, Trace, TraceSet
-from flashinfer_bench.data.store.jsonl import check_append, read_lines
+from flashinfer_bench.data.store.jsonl import append_line, check_append, read_lines
 from flashinfer_bench.data.store.layout import traces_path
-from flashinfer_bench.data.store.record import TraceWriter
 from flashinfer_bench.errors import DataSetError, Fault
 
 FILE: Final = "tasks.sqlite"
@@ -37,21 +33,21 @@ JOURNAL: Final = f"{FILE}-journal"
 OPEN: Final = "open"
 """The state of a task in the store that is not over: it waits or runs, or the process ended before it did."""
 VERSION: Final = 2
+"""Of the format, as `PRAGMA user_version` has it."""
 RECENT_LINES: Final = 256
 """Latest lines by which the trace of a second task with the same job is known."""
 SCHEMA: Final = """
-CREATE TABLE tasks (
+CREATE TABLE IF NOT EXISTS tasks (
     id TEXT PRIMARY KEY, submitter TEXT NOT NULL, key TEXT, request TEXT NOT NULL, definition TEXT NOT NULL,
     solution_name TEXT NOT NULL, solution TEXT NOT NULL, workloads TEXT NOT NULL, priority INTEGER NOT NULL,
     state TEXT NOT NULL, error TEXT, accepted_at REAL NOT NULL, ended_at REAL, confirm TEXT NOT NULL DEFAULT 'if_best',
     UNIQUE (submitter, key));
-CREATE INDEX tasks_by_state ON tasks (state);
-CREATE INDEX tasks_by_time ON tasks (accepted_at);
-CREATE TABLE verdicts (
+CREATE INDEX IF NOT EXISTS tasks_by_state ON tasks (state);
+CREATE INDEX IF NOT EXISTS tasks_by_time ON tasks (accepted_at);
+CREATE TABLE IF NOT EXISTS verdicts (
     task TEXT NOT NULL REFERENCES tasks (id) ON DELETE CASCADE, workload TEXT NOT NULL, trace TEXT NOT NULL,
     PRIMARY KEY (task, workload)) WITHOUT ROWID;
 """
-_NAMED: Final = re.compile(rb'"task":\s*"([0-9a-f]{32})"')
 
 
 @dataclass(frozen=True)
@@ -82,7 +78,6 @@ class TaskRow:
 
 NAMES: Final = [field.name for field in fields(TaskRow)]
 COLUMNS: Final = ", ".join(NAMES)
-BRIEF: Final = COLUMNS.replace(" solution,", " '' AS solution,")
 
 
 class TaskStore:
@@ -94,14 +89,14 @@ class TaskStore:
         root: the root that traces are appended to.
 
     Raises:
-        DataSetError: another server has it open, it is of a later version, or links or files there are strange.
+        DataSetError: another server has it open, it is of another version, or links or files there are strange.
         Fault: the disk fails.
     """
 
     def __init__(self, folder: Path, trace_set: TraceSet, root: Path) -> None:
         self.path = folder / FILE
         self._trace_set = trace_set
-        self._writer = TraceWriter(root)
+        self._root = root
         self._written: deque[tuple[Trace, str]] = deque(maxlen=RECENT_LINES)
         """The latest traces with their lines."""
         try:
@@ -113,9 +108,8 @@ class TaskStore:
             raise DataSetError(f"{self.path} cannot be opened: {error.strerror}") from error
         except (sqlite3.DatabaseError, OSError) as error:
             if "locked" in str(error):
-                raise DataSetError(
-                    f"{self.path}: another server has these tasks open; end it, or serve another set"
-                ) from error
+                reason = "another server has these tasks open; end it, or serve another set"
+                raise DataSetError(f"{self.path}: {reason}") from error
             raise Fault(f"{self.path} cannot be opened: {error}") from error
 
     def close(self) -> None:
@@ -128,25 +122,22 @@ class TaskStore:
         Raises:
             DataSetError: traces could not be written: a link in the set stands in the way, or its folder cannot be.
         """
-        check_append(self._file_of(row), self._writer.root)
+        check_append(self._file_of(row), self._root)
         values = {**asdict(row), "workloads": json.dumps(row.workloads)}
         marks = ", ".join(f":{name}" for name in NAMES)
         self._database.execute(f"INSERT OR IGNORE INTO tasks ({COLUMNS}) VALUES ({marks})", values)
-        (kept,) = self._find("id = :id OR (submitter = :submitter AND key = :key)", values)
-        return kept
+        return self._find("id = :id OR (submitter = :submitter AND key = :key)", values)[0]
 
     def forget(self, task: str) -> None:
         """Remove a task that was not accepted after all."""
         self._database.execute("DELETE FROM tasks WHERE id = ?", (task,))
 
-    def record(self, row: TaskRow, trace: Trace, author: str) -> None:
+    def record(self, row: TaskRow, trace: Trace) -> None:
         """Append a trace to the set, then keep it with its task. A verdict of two tasks is one line."""
         line = next((line for known, line in self._written if known is trace), None)
         if line is None:
-            told = _with_task(trace, row.id)
-            line = told.to_json()
-            op_type = self._trace_set.definitions[row.definition].op_type
-            path = self._writer.append(told, author=author, op_type=op_type)
+            line, path = _with_task(trace, row.id).to_json(), self._file_of(row)
+            append_line(path, line, root=self._root)
             with os.fdopen(open_to_read(path), "rb") as file:
                 os.fsync(file.fileno())  # before the database says that it is there
             self._written.append((trace, line))
@@ -164,26 +155,23 @@ class TaskStore:
 
     def open_tasks(self) -> list[tuple[TaskRow, list[str]]]:
         """Return the open tasks in the order of their acceptance, each with its workloads that have no verdict."""
-        rows = self._find("state = ? ORDER BY accepted_at, rowid", (OPEN,))
-        asked = {row.id.encode() for row in rows}
-        for file in sorted({self._file_of(row) for row in rows}):
-            for _, line, _ in read_lines(file) if file.exists() else ():
-                if asked.intersection(_NAMED.findall(line)) and (named := _read_names(line)):
-                    self._keep_verdict(*named, line.decode())
-        return [
-            (row, [uuid for uuid in row.workloads if uuid not in verdicts])
-            for row in rows
-            for verdicts in (self.read(row.id)[1],)
-        ]
+        rows = {row.id: row for row in self._find("state = ? ORDER BY accepted_at, rowid", (OPEN,))}
+        for file in sorted(filter(Path.exists, set(map(self._file_of, rows.values())))):
+            for _, line, _ in read_lines(file):
+                task, workload = _read_names(line)
+                if task in rows:
+                    self._keep_verdict(task, workload, line.decode())
+        recorded = {task: self.read(task)[1] for task in rows}
+        return [(row, [uuid for uuid in row.workloads if uuid not in recorded[row.id]]) for row in rows.values()]
 
     def list_tasks(self, submitter: str | None, most: int) -> list[TaskRow]:
         """Return the latest tasks without their solutions, of one submitter or of all."""
         where = "(? IS NULL OR submitter = ?) ORDER BY accepted_at DESC, rowid DESC LIMIT ?"
-        return self._find(where, (submitter, submitter, most), BRIEF)
+        return self._find(where, (submitter, submitter, most), COLUMNS.replace(" solution,", " '' AS solution,"))
 
-    def clean(self, before: float) -> int:
-        """Forget tasks that ended before a time; return how many."""
-        return self._database.execute("DELETE FROM tasks WHERE state != ? AND ended_at < ?", (OPEN, before)).rowcount
+    def clean(self, before: float) -> None:
+        """Forget tasks that ended before a time."""
+        self._database.execute("DELETE FROM tasks WHERE state != ? AND ended_at < ?", (OPEN, before))
 
     def _prepare(self) -> None:
         execute = self._database.execute
@@ -193,22 +181,15 @@ class TaskStore:
         execute("PRAGMA foreign_keys = ON")
         self.path.chmod(0o600)
         (version,) = execute("PRAGMA user_version").fetchone()
-        if version > VERSION:
-            raise DataSetError(
-                f"{self.path} was written by a later version (format {version}; this one knows {VERSION})"
-            )
+        if version not in (0, VERSION):
+            raise DataSetError(f"{self.path} was written by another version (format {version}, not {VERSION})")
         execute("BEGIN EXCLUSIVE")
-        if version == 0:
-            for statement in SCHEMA.split(";"):
-                execute(statement)
-        elif version == 1:
-            execute("ALTER TABLE tasks ADD COLUMN confirm TEXT NOT NULL DEFAULT 'if_best'")
-        execute(f"PRAGMA user_version = {VERSION}")
-        execute("COMMIT")
+        for statement in (*SCHEMA.split(";"), f"PRAGMA user_version = {VERSION}", "COMMIT"):
+            execute(statement)
 
     def _find(self, where: str, values: Any, columns: str = COLUMNS) -> list[TaskRow]:
         found = self._database.execute(f"SELECT {columns} FROM tasks WHERE {where}", values)
-        return [TaskRow(**{**dict(row), "workloads": tuple(json.loads(row["workloads"]))}) for row in found]
+        return [TaskRow(**{**row, "workloads": tuple(json.loads(row["workloads"]))}) for row in map(dict, found)]
 
     def _keep_verdict(self, task: str, workload: str, trace: str) -> None:
         self._database.execute("INSERT OR IGNORE INTO verdicts VALUES (?, ?, ?)", (task, workload, trace))
@@ -217,7 +198,7 @@ class TaskStore:
         definition = self._trace_set.definitions.get(row.definition)
         op_type = definition.op_type if definition is not None else ""
         author = Solution.model_validate_json(row.solution).author
-        return traces_path(self._writer.root, author=author, op_type=op_type, definition=row.definition)
+        return traces_path(self._root, author=author, op_type=op_type, definition=row.definition)
 
 
 def _check_files(folder: Path) -> None:
@@ -239,10 +220,10 @@ def _with_task(trace: Trace, task: str) -> Trace:
     return trace.model_copy(update={"evaluation": trace.evaluation.model_copy(update={"extra": extra})})
 
 
-def _read_names(line: bytes) -> tuple[str, str] | None:
-    """Return task and workload of a line; None for one that was cut off, or is another thing."""
+def _read_names(line: bytes) -> tuple[str, str]:
+    """Return task and workload of a line; empty for one that was cut off, or has no task."""
     try:
         parsed = json.loads(line)
         return str(parsed["evaluation"]["extra"]["run"]["task"]), str(parsed["workload"]["uuid"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        return None
+        return "", ""

@@ -17,9 +17,8 @@ import logging
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
@@ -36,16 +35,13 @@ from flashinfer_bench.serve.store import OPEN, TaskRow, TaskStore
 _log = logging.getLogger(__name__)
 Value = TypeVar("Value")
 Event = dict[str, Any]
-END: Final = "end"
-"""The last event of a task."""
+NAMES: Final = {"id": "task_id", "state": "status", "solution_name": "solution", "workloads": "workload_uuids"}
 FULL_RETRY_S: Final = 5
 """Seconds after which a client that was refused for lack of room is asked to come again."""
 AGAIN_S: Final = 2.0
-"""Seconds between two tries to write down how a task ended, or to submit what an earlier server left."""
-CLEAN_S: Final = 3600.0
-"""Seconds between two looks for ended tasks that are too old to be kept."""
-GIVE_BACK_S: Final = 10.0
-"""Seconds that cancelled jobs have to leave the engine after the drain; what is left then is not waited for."""
+"""Seconds between two tries to write down how a task ended, or to submit a task of an earlier server."""
+REQUEUE_S: Final = 10.0
+"""Seconds that cancelled jobs have to leave the engine after the drain."""
 
 
 @dataclass
@@ -57,27 +53,31 @@ class LiveTask:
     """Workloads without a recorded verdict."""
     handle: Task | None = None
     """None until the engine has it."""
-    events: list[Event] = field(default_factory=list)
-    """What happened."""
     ended: TaskRow | None = None
     """The row as it is when the task is over. The task stays live until the store has that, too."""
-    is_given_back: bool = False
+    is_requeued: bool = False
     """The server ends; the next one goes on with the task."""
     follower: asyncio.Task[None] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set at the next change; then there is another one."""
 
     @property
-    def told(self) -> TaskRow:
-        """The row as its client is told."""
-        is_running = self.events or (self.handle is not None and self.handle.state == "running")
+    def shown(self) -> TaskRow:
+        """The row as its client sees it."""
+        is_judging = self.handle is not None and self.handle.state == "running"
+        is_running = is_judging or len(self.missing) < len(self.row.workloads)
         return self.ended or replace(self.row, state="running" if is_running else "pending")
 
-    def tell(self, *events: Event) -> None:
-        """Keep events, and wake who waits."""
-        self.events += events
+    def notify(self) -> None:
+        """Wake who waits for a change."""
         woken, self.changed = self.changed, asyncio.Event()
         woken.set()
+
+    def requeue(self) -> None:
+        """Leave the task to the next server."""
+        self.is_requeued = True
+        if self.handle is not None:
+            self.handle.cancel()
 
 
 class TaskService:
@@ -102,30 +102,30 @@ class TaskService:
         self._live: dict[str, LiveTask] = {}
         self._waiting = 0
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="serve-disk")
-        self._loops: list[asyncio.Task[None]] = []
+        self._resubmitting: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
         """Go on with the tasks that an earlier server left open; return how many."""
+        await self._clean()
         found = await self._on_disk(self._store.open_tasks)
         self._live = {row.id: LiveTask(row, missing) for row, missing in found}
-        self._loops = [asyncio.create_task(loop) for loop in (self._resubmit(), self._clean())]
+        self._resubmitting = asyncio.create_task(self._resubmit())
         return len(found)
 
     async def drain(self, limit_s: float) -> int:
-        """Take no more tasks, let jobs that run end within the limit, and give the rest back; return how many."""
+        """Take no more tasks, let jobs that run end within the limit, and requeue the rest; return how many."""
         self.is_draining = True
-        for loop in self._loops:
-            loop.cancel()
-        for live in self._live.values():
-            if live.told.state == "pending":
-                _give_back(live)
-        await _end_of(self._live.values(), limit_s)
-        for live in self._live.values():
-            _give_back(live)
-        await _end_of(self._live.values(), GIVE_BACK_S)
+        if self._resubmitting is not None:
+            self._resubmitting.cancel()
+        for wait_s in (limit_s, REQUEUE_S):
+            for live in self._live.values():
+                if live.shown.state == "pending" or wait_s == REQUEUE_S:
+                    live.requeue()
+            if running := [live.follower for live in self._live.values() if live.follower is not None]:
+                await asyncio.wait(running, timeout=wait_s)
         self._is_closing = True
         for live in self._live.values():
-            live.tell()
+            live.notify()
         return len(self._live)
 
     def close(self) -> None:
@@ -170,14 +170,14 @@ class TaskService:
             HTTPException: there is no such task.
         """
         row, traces = await self._read(task)
-        told = {"traces": [json.loads(traces[uuid]) for uuid in row.workloads if uuid in traces]} if traces else {}
-        return {**_describe(row), **told}
+        found = {"traces": [json.loads(traces[uuid]) for uuid in row.workloads if uuid in traces]} if traces else {}
+        return {**_describe(row), **found}
 
     async def list_tasks(self, submitter: str | None) -> list[dict[str, Any]]:
         """Return the latest tasks, without their traces."""
         live = dict(self._live)  # as of before the store is read: a task may end meanwhile
         rows = await self._on_disk(self._store.list_tasks, submitter, self.limits.listed)
-        return [_describe(_as_told(row, live.get(row.id))) for row in rows]
+        return [_describe(_shown(row, live.get(row.id))) for row in rows]
 
     async def wait(self, tasks: Sequence[str], timeout_s: float) -> None:
         """Return when all of these tasks are over, the time is over, or the server ends."""
@@ -191,25 +191,23 @@ class TaskService:
             await asyncio.wait_for(asyncio.gather(*ends), min(timeout_s, self.limits.poll_s))
 
     async def events(self, task: str) -> AsyncIterator[Event | None]:
-        """Yield what happened to a task and what happens, until it is over; None from time to time."""
-        live, count = self._live.get(task), 0
-        while live is not None and not self._is_closing:
-            changed, events = live.changed, live.events[count:]
-            count += len(events)
-            for event in events:
-                yield event
-            if events and events[-1]["event"] == END:
+        """Yield the events of a task, past and to come, until it is over; None from time to time."""
+        seen: set[str] = set()
+        while True:
+            live = self._live.get(task)
+            changed = live.changed if live is not None else None  # before the store is read
+            row, traces = await self._read(task)
+            for uuid in traces.keys() - seen:
+                yield _verdict_event(Trace.model_validate_json(traces[uuid]))
+            seen |= traces.keys()
+            if row.ended_at is not None:
+                yield {"event": "end", "status": row.state, "error": row.error}
+            if changed is None or row.ended_at is not None or self._is_closing:
                 return
             try:
                 await asyncio.wait_for(changed.wait(), self.limits.poll_s / 4)
             except asyncio.TimeoutError:
                 yield None
-        if live is None:
-            row, traces = await self._read(task)
-            for trace in traces.values():
-                yield _verdict_event(Trace.model_validate_json(trace))
-            if row.ended_at is not None:
-                yield {"event": END, "status": row.state, "error": row.error}
 
     async def cancel(self, task: str) -> dict[str, Any]:
         """Give up a task; what is recorded of it stays. A task that is over stays as it is."""
@@ -222,9 +220,9 @@ class TaskService:
 
     def count_open(self) -> Mapping[str, int]:
         """Return how many tasks are pending, and how many are running."""
-        return Counter(live.told.state for live in self._live.values() if not live.ended)
+        return Counter(live.shown.state for live in self._live.values() if not live.ended)
 
-    @contextmanager
+    @contextlib.contextmanager
     def place_to_wait(self) -> Iterator[None]:
         """Count a request that waits.
 
@@ -252,62 +250,59 @@ class TaskService:
         row, traces = await self._on_disk(self._store.read, task)
         if row is None:
             raise HTTPException(404, f"there is no task {task[:100]}; old ones are forgotten")
-        return _as_told(row, live), traces
+        return _shown(row, live), traces
+
+    async def _clean(self) -> None:
+        await self._on_disk(self._store.clean, time.time() - self.limits.keep_days * 86400)
 
     async def _submit(self, live: LiveTask, solution: Solution) -> None:
         """Hand a task to the engine, and follow it, unless the next server is to do that."""
-        if not live.is_given_back:
-            row = live.row
-            asked: dict[str, Any] = {"priority": row.priority, "submitter": row.submitter, "confirm": row.confirm}
-            live.handle = await asyncio.to_thread(
-                self._engine.submit, solution, live.missing, save_results=False, **asked
-            )
-            live.follower = asyncio.create_task(self._follow(live, live.handle, solution.author))
+        if live.is_requeued:
+            return
+        row = live.row
+        asked: dict[str, Any] = {"priority": row.priority, "submitter": row.submitter, "confirm": row.confirm}
+        live.handle = await asyncio.to_thread(self._engine.submit, solution, live.missing, save_results=False, **asked)
+        live.follower = asyncio.create_task(self._follow(live, live.handle))
 
-    async def _follow(self, live: LiveTask, handle: Task, author: str) -> None:
+    async def _follow(self, live: LiveTask, handle: Task) -> None:
         """Record the traces of a task as they come, then its end."""
         error: str | None = None
         try:
             async for trace in handle:
                 uuid = trace.workload.uuid
                 if uuid in live.missing and not live.ended:
-                    await self._on_disk(self._store.record, live.row, trace, author)
+                    await self._on_disk(self._store.record, live.row, trace)
                     live.missing.remove(uuid)
-                    live.tell(_verdict_event(trace))
+                    live.notify()
         except EngineClosed:
-            live.is_given_back = True
+            live.is_requeued = True
         except FlashInferBenchError as failure:
             error = str(failure)
         except Exception as failure:  # round one task: the others go on
             _log.exception("task %s: it was given up", live.row.id)
             error = f"the server failed: {failure}"
         handle.cancel()  # what could not be recorded need not be judged
-        if live.ended or (live.is_given_back and live.missing):
+        if live.ended or (live.is_requeued and live.missing):
             return
-        told = "\n".join(dict.fromkeys(str(fault.message) for fault in handle.faults)) or error
+        reasons = "\n".join(dict.fromkeys(str(fault.message) for fault in handle.faults)) or error
         # A task that the engine has completed without some jobs has left them out.
         is_completed = not live.missing or (error is None and handle.state == "completed")
-        await self._end(live, "completed" if is_completed else "failed", told if live.missing else None)
+        await self._end(live, "completed" if is_completed else "failed", reasons if live.missing else None)
 
     async def _end(self, live: LiveTask, state: str, error: str | None = None) -> None:
-        """End a task, also in the store. While the disk fails it is told from memory."""
+        """End a task, also in the store. While the disk fails its end is in memory only."""
         live.ended = replace(live.row, state=state, error=error, ended_at=time.time())
         self.ended[state] += 1
-        live.tell({"event": END, "status": state, "error": error})
+        live.notify()
         _log.info("task %s: %s", live.row.id, state)
         while live.row.id in self._live and not self._is_closing:
             try:
                 await self._on_disk(self._store.end, live.ended)
                 del self._live[live.row.id]
+                await self._clean()
             except Fault:
                 _log.exception("task %s: its end cannot be written; tried again every %g s", live.row.id, AGAIN_S)
                 await asyncio.sleep(AGAIN_S)
-
-    async def _clean(self) -> None:
-        while True:
-            with contextlib.suppress(Fault):  # the disk fails: next time
-                await self._on_disk(self._store.clean, time.time() - self.limits.keep_days * 86400)
-            await asyncio.sleep(CLEAN_S)
 
     async def _resubmit(self) -> None:
         """Give the engine what an earlier server left, in the order of then."""
@@ -329,26 +324,17 @@ def come_again(status: int, reason: str) -> HTTPException:
     return HTTPException(status, f"{reason}; come again", {"Retry-After": str(FULL_RETRY_S)})
 
 
-def _as_told(row: TaskRow, live: LiveTask | None) -> TaskRow:
+def _shown(row: TaskRow, live: LiveTask | None) -> TaskRow:
     """Return a task as the store has it, and while it is open there as the server knows it."""
     if row.state != OPEN:
         return row
-    return live.told if live is not None else replace(row, state="pending")
+    return live.shown if live is not None else replace(row, state="pending")
 
 
 def _describe(row: TaskRow) -> dict[str, Any]:
-    return {
-        "task_id": row.id,
-        "status": row.state,
-        "definition": row.definition,
-        "solution": row.solution_name,
-        "submitter": row.submitter,
-        "priority": row.priority,
-        "workload_uuids": row.workloads,
-        "accepted_at": row.accepted_at,
-        "ended_at": row.ended_at,
-        **({"error": row.error} if row.error is not None else {}),
-    }
+    """Return the document of a task: its row under the names of the routes, without the sources."""
+    left_out = {"key", "request", "solution", *(["error"] if row.error is None else [])}
+    return {NAMES.get(name, name): value for name, value in vars(row).items() if name not in left_out}
 
 
 def _verdict_event(trace: Trace) -> Event:
@@ -359,14 +345,3 @@ def _verdict_event(trace: Trace) -> Event:
         event["latency_ms"] = evaluation.performance.latency_ms if evaluation.performance is not None else None
         event["speedup"] = measured_speedup(evaluation)
     return event
-
-
-def _give_back(live: LiveTask) -> None:
-    live.is_given_back = True
-    if live.handle is not None:
-        live.handle.cancel()
-
-
-async def _end_of(tasks: Iterable[LiveTask], limit_s: float) -> None:
-    if running := [live.follower for live in tasks if live.follower is not None]:
-        await asyncio.wait(running, timeout=limit_s)

@@ -1,6 +1,6 @@
 """The flags of a measurement: what a reader should know before acting on its number.
 
-To add a flag, add its text to FLAGS, its condition to `find_flags`, and a row to the table in `docs/timing.md`. A flag
+To add a flag, add its text to FLAGS, its condition to `find_flags`, and a row to the table in `docs/numbers.md`. A flag
 without a condition there is raised where it becomes known, in the session.
 """
 

@@ -9,7 +9,7 @@ from flashinfer_bench.cli.main import cli
 from flashinfer_bench.cli.perf.flags import make_parser
 from flashinfer_bench.routines.table import ROUTINES
 from flashinfer_bench.timing.flags import FLAGS
-from scripts.references import PACKAGES, render_commands, render_python
+from scripts.references import PACKAGES, render_commands, render_python, render_values
 from tests.cli.helps import ALL_COMMANDS
 from tests.kit.documents import CHECKOUT, DOCS, PAGES
 
@@ -63,6 +63,13 @@ def test_every_public_name_is_in_the_python_reference():
     assert {"Accepted", "Client", "ConfigError"} <= shown
 
 
-def test_the_page_of_timing_tells_of_every_flag_of_a_measurement():
-    section = (DOCS / "timing.md").read_text().partition("## Flags")[2]
+@pytest.mark.cpu
+def test_the_page_of_random_values_has_the_rules_of_both_tables():
+    lines = render_values().splitlines()
+    assert "| any | int | `.*last_page_lens?` | 1 to the page size |" in lines
+    assert "| any | float | `(sm_\\|softmax_\\|attn_\\|attention_)?scal(e\\|ing)` | 1 / sqrt(head dimension) |" in lines
+
+
+def test_the_page_of_numbers_tells_of_every_flag_of_a_measurement():
+    section = (DOCS / "numbers.md").read_text().partition("## Flags")[2]
     assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == list(FLAGS)

@@ -83,7 +83,7 @@ def read_commands(text: str) -> list[list[str]]:
 
 def read_sentences(text: str) -> list[str]:
     """Return the sentences of a page's paragraphs and lists. Headings, tables, code and comments are no sentences."""
-    text = _FENCE.sub("\n\n", text)
+    text = _FENCE.sub("\n\n", re.sub(r"\A---\n.*?^---\n", "", text, flags=re.DOTALL | re.MULTILINE))
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r"^(#.*|\|.*|!\[.*| {4,}.*)$", "\n", text, flags=re.MULTILINE)
     text = re.sub(r"^\s*(?:[*-]|\d+\.) ", "\n\n", text, flags=re.MULTILINE)

@@ -64,7 +64,7 @@ def test_a_line_says_how_times_were_taken(evaluations, line):
 
 def test_a_line_says_by_what_latencies_are_bound_and_at_which_assurance():
     chain, floor = (timed(bound=bound, assurance="standard") for bound in ("chain", "floor"))
-    told = "latencies bound at standard assurance: 2 by a gated chain of calls, 1 by the least time"
+    told = "latencies bound: 2 by a gated chain of calls at standard assurance, 1 by the least time"
     assert describe_bounds([read_timing([chain, chain, floor, timed()])]).startswith(told)
     assert describe_bounds([read_timing([timed()])]) is None
     indicative = read_timing([timed("wall", bound="none")])

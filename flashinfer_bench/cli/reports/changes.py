@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from collections import Counter
 from functools import partial
-from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +15,7 @@ from flashinfer_bench.cli.reports.show import CHANGE_MARK, Cells, lay_out, show_
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.results import Result, list_results
 from flashinfer_bench.data.store.trace_lines import kept_of
-from flashinfer_bench.report.changes import GONE, NEW, VERDICT, Epoch, find_changes, find_epochs
+from flashinfer_bench.report.changes import GONE, NEW, VERDICT, find_changes, find_epochs
 from flashinfer_bench.report.decision import FASTER, SAME, SLOWER, THRESHOLD, UNKNOWN
 
 ORDER: Final = (VERDICT, SLOWER, FASTER, SAME, UNKNOWN, NEW, GONE)
@@ -81,21 +79,19 @@ def _add_threshold(parser: Parser) -> None:
     add_format(parser)
 
 
-def execute_history(args: argparse.Namespace) -> int:
-    """Print a line for each solution, on each kind of hardware if there are several, and below it its epochs."""
+def execute_history(args: Namespace) -> int:
+    """Print the epochs of each solution, on each kind of hardware if there are several."""
     trace_set = open_trace_set(args)
-    chosen = argparse.Namespace(definitions=[args.definition], solutions=args.solutions)
+    chosen = Namespace(definitions=[args.definition], solutions=args.solutions)
     results = list_results(trace_set, choose_traces(trace_set, chosen), latest_only=False)
     epochs = find_epochs([item for item in results if not item.told.run.quick], args.threshold)
-    is_several = len({epoch.hardware for epoch in epochs}) > 1
-    rows: list[Epoch | str] = []
-    for (solution, hardware), items in groupby(epochs, attrgetter("solution", "hardware")):
-        rows += [f"{solution} on {hardware}" if is_several else solution, *items]
-    render = partial(lay_out, HISTORY, rows, spared=("Sources", "Passed"), notes=[NOTE])
+    several = {} if len({epoch.hardware for epoch in epochs}) < 2 else {Column("Hardware"): "{hardware}"}
+    cells = {Column("Solution"): "{solution}", **several, **HISTORY}
+    render = partial(lay_out, cells, epochs, spared=("Sources", "Passed"), notes=[NOTE])
     return show_rows(args, epochs, render, f"note: there is no whole verdict on {args.definition}")
 
 
-def execute_diff(args: argparse.Namespace) -> int:
+def execute_diff(args: Namespace) -> int:
     """Print how many jobs have each decision, then a row for each that changed."""
     changes = find_changes(_read_results(args.old), _read_results(args.new), args.threshold)
     counts = Counter(change.decision for change in changes)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import os
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from flashinfer_bench.cli.parser import PROGRAM, Parser, add_filters, add_local
 from flashinfer_bench.cli.render import count
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
-from flashinfer_bench.errors import ConfigError, DataSetError, Misuse
+from flashinfer_bench.errors import ConfigError, DataSetError, Fault, Misuse
 from flashinfer_bench.report.export import EXPORT_FORMATS, make_export
 
 
@@ -75,7 +77,15 @@ def declare_merge(parser: Parser) -> None:
     parser.add_argument("--output", metavar="DIR", required=True, help="the folder to write: a new or an empty one")
 
 
-def execute_html(args: argparse.Namespace) -> int:
+@contextmanager
+def _writing(path: Path | str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Fault(f"{path}: cannot be written: {error}") from error
+
+
+def execute_html(args: Namespace) -> int:
     """Write the pages."""
     missing = [name for name in ("jinja2", "pygments") if find_spec(name) is None]
     if missing:
@@ -86,19 +96,14 @@ def execute_html(args: argparse.Namespace) -> int:
     traces = choose_traces(trace_set, args)
     title = args.title or f"Kernels of {trace_set.root.resolve().name if trace_set.root else 'a set'}"
     find_output(args.folder, args)  # refuses links in a set
-    try:
+    with _writing(args.folder):
         counts = write_site(Path(args.folder), trace_set, traces, title=title, baseline_author=args.baseline_author)
-    except ValueError as error:
-        raise Misuse(f"--baseline-author: {error}") from None
-    except OSError as error:
-        write_err(f"error: {args.folder}: cannot be written: {error}")
-        return FAILED
     listed = ", ".join(count(number, noun) for noun, number in counts.items())
     write_out(f"{Path(args.folder) / 'index.html'}: {listed}\n")
     return RAN
 
 
-def execute_export(args: argparse.Namespace) -> int:
+def execute_export(args: Namespace) -> int:
     """Write the file."""
     path = Path(args.target)
     ending, is_folder = path.suffix.removeprefix("."), args.target.endswith("/") or path.is_dir()
@@ -117,17 +122,13 @@ def execute_export(args: argparse.Namespace) -> int:
     path = path / f"traces.{form}" if is_folder else path
     place = find_output(path, args)
     content, rows = make_export(form, trace_set, traces)
-    try:
-        with os.fdopen(open_to_replace(place.path, root=place.root), "wb") as file:
-            file.write(content)
-    except OSError as error:
-        write_err(f"error: {path}: cannot be written: {error}")
-        return FAILED
+    with _writing(path), os.fdopen(open_to_replace(place.path, root=place.root), "wb") as file:
+        file.write(content)
     write_err(f"{path}: {count(rows, 'row')}")
     return RAN
 
 
-def execute_merge(args: argparse.Namespace) -> int:
+def execute_merge(args: Namespace) -> int:
     """Write the sets as one; return 1 if something of them could not be read."""
     from flashinfer_bench.bench.tolerances import (
         merge_tolerances,  # both take a tenth of a second, which no table needs

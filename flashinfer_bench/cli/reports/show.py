@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from string import Formatter
@@ -13,7 +13,6 @@ from flashinfer_bench.cli.output import write_err, write_json, write_out
 from flashinfer_bench.cli.render import (
     ABSENT,
     Column,
-    Row,
     available_width,
     format_latency,
     format_speedup,
@@ -35,9 +34,7 @@ Cells = Mapping[Column, str]
 """Columns, and the format string of each."""
 
 
-def show_rows(
-    args: argparse.Namespace, rows: Sequence[Any], render: Callable[[int], str], nothing: str, **document: Any
-) -> int:
+def show_rows(args: Namespace, rows: Sequence[Any], render: Callable[[int], str], nothing: str, **document: Any) -> int:
     """Print rows in the form that is asked for, and return the exit code.
 
     Args:
@@ -63,23 +60,22 @@ def lay_out(
 
     Args:
         cells: the columns; one without any value is left out.
-        rows: dataclasses; a text is a line of its own.
+        rows: dataclasses.
         width: in characters.
         spared: headings of columns that are left out one after the other while the table is too wide.
         notes: lines below the table.
     """
-    lines = [row if isinstance(row, str) else {one: _fill(text, row) for one, text in cells.items()} for row in rows]
+    filled = {one: [_fill(text, row) for row in rows] for one, text in cells.items()}
+    columns = [one for one in cells if set(filled[one]) - {"", ABSENT}]
 
-    def show(columns: Sequence[Column]) -> list[Row]:
-        return [line if isinstance(line, str) else [line[one] for one in columns] for line in lines]
+    def lines() -> list[tuple[str, ...]]:
+        return list(zip(*(filled[one] for one in columns), strict=True))
 
-    shown = {one for line in lines if isinstance(line, dict) for one in cells if line[one] not in ("", ABSENT)}
-    columns = [one for one in cells if one in shown]
     for heading in spared:
-        if natural_width(columns, show(columns)) > width:
+        if natural_width(columns, lines()) > width:
             columns = [one for one in columns if one.heading != heading]
     below = "".join(f"{wrap_line(note, width)}\n" for note in notes)
-    return render_table(columns, show(columns), width) + (f"\n{below}" if below else "")
+    return render_table(columns, lines(), width) + (f"\n{below}" if below else "")
 
 
 def _format_mean(mean: MeanRatio) -> str:

@@ -63,7 +63,7 @@ def execute(args: Namespace) -> int:
     if missing:
         raise Misuse(f"serve needs {' and '.join(missing)}: pip install 'flashinfer-bench[serve]'")
     from flashinfer_bench import Engine, EngineLimits
-    from flashinfer_bench.serve.server import Address, ServerSettings, choose_home, serve
+    from flashinfer_bench.serve.server import Address, serve
     from flashinfer_bench.serve.token_file import read_token
 
     limits = read_limits(args)
@@ -72,12 +72,11 @@ def execute(args: Namespace) -> int:
     address.check()
     config = read_config(args)
     trace_set = open_trace_set(args)
-    home = choose_home(trace_set, cache_root(os.environ))
-    write_err(*describe_tolerances(trace_set), *home.notes)
+    write_err(*describe_tolerances(trace_set))
     room = EngineLimits(queue=MOST_JOBS, tasks_per_submitter=limits.open_tasks)
     with naming_flags(args):
         engine = Engine(trace_set, config, limits=room)
-    serve(engine, trace_set, ServerSettings(home, address, limits), write_err)
+    serve(engine, trace_set, address, limits, cache=cache_root(os.environ), announce=write_err)
     return 0
 
 

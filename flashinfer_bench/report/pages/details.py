@@ -8,6 +8,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import to_builtins
+
 from flashinfer_bench.data import Definition, Solution, TraceSet
 from flashinfer_bench.data.measurement import BOUNDS, INDICATIVE
 from flashinfer_bench.data.sets.results import Result, group
@@ -23,27 +25,6 @@ from flashinfer_bench.roofline.workloads import cost_of_workload
 
 MOST_CHIPS: Final = 40
 """Flags and libraries of one verdict on a page."""
-FACTS: Final = {
-    "clock": "measurement.method",
-    "caches": "measurement.cache_state",
-    "launch": "measurement.launch",
-    "fall-back": "measurement.fallback",
-    "readings": "measurement.samples",
-    "trials": "measurement.trials",
-    "median ms": "measurement.median_ms",
-    "first quartile ms": "measurement.q25_ms",
-    "third quartile ms": "measurement.q75_ms",
-    "standing": "standing",
-    "assurance": "measurement.assurance",
-    "outside ms": "measurement.outside_ms",
-    "gated chain ms": "measurement.relay_ms",
-    "batch ms": "measurement.burst_ms",
-    "unconfirmed": "measurement.why_unconfirmed",
-    "setup ms": "measurement.setup_ms",
-    "evaluator": "told.evaluator",
-    "seed": "told.run.seed",
-}
-"""Words for what a verdict's details list, and the attribute of a result."""
 
 
 def describe_overview(trace_set: TraceSet, results: Sequence[Result], baseline_author: str | None) -> dict[str, Any]:
@@ -61,6 +42,7 @@ def describe_overview(trace_set: TraceSet, results: Sequence[Result], baseline_a
             for row in summarise_results(results)
         ],
         "flags": list(MEANINGS.items()),
+        "bounds": BOUNDS,
         "p": FAST_P,
         "baseline": baseline_author or "",
         "cpu": _cpus_of(results),
@@ -159,7 +141,7 @@ def describe_solution(solution: Solution | None, results: Sequence[Result]) -> d
 
 def _numbers(item: Result) -> list[float | None]:
     """Return latency, its interval, speed-up and share of the roofline; nothing if the time means nothing."""
-    interval = interval_of(item.latency_ms, item.measurement)
+    interval = interval_of(item)
     bounds = (interval.low_ms, interval.high_ms) if interval is not None else (None, None)
     numbers = [item.latency_ms, *bounds, item.speedup, item.told.roofline.share]
     return numbers if item.measurement.meaningful else [None] * len(numbers)
@@ -167,11 +149,12 @@ def _numbers(item: Result) -> list[float | None]:
 
 def _describe_verdict(result: Result, logs: dict[str, int]) -> dict[str, Any]:
     evaluation, measured = result.evaluation, result.measurement
-    details = {
-        **{word: attrgetter(source)(result) for word, source in FACTS.items()},
-        "bound by": BOUNDS.get(measured.bound, measured.bound),
-        "largest absolute error": getattr(evaluation.correctness, "max_absolute_error", None),
-        "largest relative error": getattr(evaluation.correctness, "max_relative_error", None),
+    details = to_builtins(measured) | {
+        "standing": result.standing,
+        "evaluator": result.told.evaluator,
+        "seed": result.told.run.seed,
+        "max_absolute_error": getattr(evaluation.correctness, "max_absolute_error", None),
+        "max_relative_error": getattr(evaluation.correctness, "max_relative_error", None),
     }
     latency, low, high, speedup, share = _numbers(result)
     reference = result.reference_ms if measured.meaningful else None
@@ -187,7 +170,7 @@ def _describe_verdict(result: Result, logs: dict[str, int]) -> dict[str, Any]:
         "ranked": result.is_ranked,
         "n": [latency, low, high, reference, speedup, share],
         "flags": flags if result.is_passed else [],
-        "details": [[word, value] for word, value in details.items() if value not in (None, "")],
+        "details": {word: value for word, value in details.items() if not isinstance(value, list)},
         "libs": ", ".join(f"{name} {version}" for name, version in libraries),
         "log": logs.setdefault(evaluation.log, len(logs)) if evaluation.log else -1,
     }

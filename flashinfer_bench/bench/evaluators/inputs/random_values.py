@@ -90,7 +90,7 @@ class Rule(NamedTuple):
     """Regular expression that the name matches."""
     make: Make
     what: str
-    """What the values are, in words: docs/inputs.md lists them."""
+    """What the values are, in words: the site's page of random values lists them."""
     way: Way | None = None
     """How the input differs from call to call; None leaves it to the dtype."""
     when: Callable[[Blank], bool] | None = None

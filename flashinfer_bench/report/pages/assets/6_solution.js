@@ -6,6 +6,15 @@ fibReport.solution = (() => {
   // The workload of a verdict; on a phone its hardware stands below it.
   const place = (verdict, several) => el("span", { title: verdict.w }, name(verdict.axes || verdict.w), several ? el("small", { class: "range narrow" }, "on ", name(verdict.hardware)) : null);
 
+  // What a verdict's details list: the word, and the entry of its data.
+  const DETAILS = Object.entries({
+    clock: "method", caches: "cache_state", launch: "launch", "fall-back": "fallback", readings: "samples", trials: "trials", "median ms": "median_ms", "first quartile ms": "q25_ms",
+    "third quartile ms": "q75_ms", standing: "standing", assurance: "assurance", "bound by": "bound", "outside ms": "outside_ms", "gated chain ms": "relay_ms", "batch ms": "burst_ms",
+    unconfirmed: "why_unconfirmed", "setup ms": "setup_ms", evaluator: "evaluator", seed: "seed", "largest absolute error": "max_absolute_error", "largest relative error": "max_relative_error",
+  });
+  const details = (row, bounds) => [...DETAILS.map(([word, key]) => [word, key === "bound" ? bounds[row.details.bound] ?? row.details.bound : row.details[key]]), ["hardware", row.hardware], ["versions", row.libs], ["when", row.when], ["workload", row.w]]
+    .filter(([, value]) => value !== null && value !== undefined && value !== "");
+
   function facts({ spec, digest }) {
     const found = { language: spec.language, "entry point": spec.entry_point, "target hardware": (spec.target_hardware || []).join(", "), dependencies: (spec.dependencies || []).join(", "), binding: spec.binding, digest };
     return Object.entries(found).filter(([, value]) => value);
@@ -34,7 +43,7 @@ fibReport.solution = (() => {
           { label: "Speed-up", number: true, down: true, value: (row) => row.n[4], cell: (row) => times(row.n[4]) },
           { label: "Roofline", optional: true, hint: "share of the roofline", number: true, down: true, value: (row) => row.n[5], cell: (row) => percent(row.n[5]) },
           { label: "Flags", optional: true, value: (row) => row.flags.length || null, cell: (row) => el("span", null, row.flags.map((flag) => el("span", { class: "chip", title: meanings.get(flag) || null }, name(flag)))) },
-          { label: "Measurement", kind: "control", cell: (row) => more(false, "details", el("dl", null, [...row.details, ["hardware", row.hardware], ["versions", row.libs], ["when", row.when], ["workload", row.w]].map(([key, value]) => [el("dt", null, key), el("dd", null, name(value))]).flat())) },
+          { label: "Measurement", kind: "control", cell: (row) => more(false, "details", el("dl", null, details(row, overview.bounds).map(([key, value]) => [el("dt", null, key), el("dd", null, name(value))]).flat())) },
         ],
       }),
       flags.size ? el("h2", null, "Flags") : null,
@@ -91,13 +100,12 @@ fibReport.compare = (() => {
     return { ratio, low, high, decision: decide(centre, reach) };
   }
 
-  const told = (verdict, fact) => (verdict.details.find(([key]) => key === fact) || [])[1];
   function show(first, second) {
     const key = (verdict) => JSON.stringify([verdict.w, verdict.hardware]);
     const others = new Map(second.verdicts.map((verdict) => [key(verdict), verdict]));
     const rows = first.verdicts.filter((verdict) => others.has(key(verdict))).map((one) => {
       const two = others.get(key(one));
-      const other = ["clock", "caches"].find((fact) => told(one, fact) !== told(two, fact));
+      const other = Object.entries({ clock: "method", caches: "cache_state" }).find(([, key]) => one.details[key] !== two.details[key])?.[0];
       if (other) return { one, two, told: null, other };
       return { one, two, told: one.ranked && two.ranked ? ratioOf([[one.n, two.n]]) : null };
     });

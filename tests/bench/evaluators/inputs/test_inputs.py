@@ -11,7 +11,6 @@ from safetensors.torch import save_file
 
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
-from flashinfer_bench.bench.evaluators.inputs.rules import ANY, NUMBER_RULES, TENSOR_RULES
 from flashinfer_bench.errors import WorkloadFault
 from tests.bench.evaluators.inputs.making import CPU, define, make
 from tests.kit.make import make_definition, make_workload
@@ -178,13 +177,3 @@ def test_constraints_are_kept_noted_or_a_fault():
     assert maker.make(seed=1)[1][-1] == 9
     assert maker.notes["broken_constraints"] == ["'topk <= w * 4' does not hold (8 and 4)"]
     assert "is_power_of_two" in maker.notes["unchecked_constraints"][0]
-
-
-@pytest.mark.parametrize("rules", [TENSOR_RULES, NUMBER_RULES])
-def test_the_documentation_lists_the_rules_as_they_are(rules):
-    text = (Path(__file__).resolve().parents[4] / "docs" / "inputs.md").read_text(encoding="utf-8")
-    lines = ["| op type | kind of dtype | name | values |", "|---|---|---|---|"]
-    for rule in rules:
-        told = ["any" if one == ANY else f"`{one}`".replace("|", "\\|") for one in (rule.op_type, rule.name)]
-        lines.append(f"| {told[0]} | {rule.kinds.replace(' ', ', ')} | {told[1]} | {rule.what} |")
-    assert "\n".join(lines) in text
