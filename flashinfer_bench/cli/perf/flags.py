@@ -105,8 +105,6 @@ def declare_perf(parser: Parser) -> None:
     """Add all flags that no routine of its own has, for a shell that completes them, and names of routines."""
     _add_session_flags(parser)
     _add_case_flags(parser, [], None)
-    action = next(one for one in parser._actions if "--routine" in one.option_strings)
-    action.completer = lambda **_: list(ROUTINES)  # type: ignore[attr-defined]
 
 
 def check_outer(rest: Sequence[str]) -> None:
@@ -194,7 +192,8 @@ def _add_session_flags(parser: Parser) -> None:
 
 def _add_case_flags(parser: Parser, own: Sequence[Flag], routine: Routine | None) -> None:
     group = parser.add_argument_group("case", "of every routine")
-    group.add_argument("--routine", "-R", metavar="NAME", help="what is timed")
+    action = group.add_argument("--routine", "-R", metavar="NAME", help="what is timed")
+    action.completer = lambda **_: list(ROUTINES)  # type: ignore[attr-defined]
     names = f" of {', '.join(routine.backends)}" if routine is not None else ""
     default = [routine.backends[0]] if routine is not None else []
     group.add_argument("--backends", nargs="+", default=default, metavar="NAME", help=f"one or more{names}")

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from flashinfer_bench.data.dtypes import Unit
 from flashinfer_bench.routines.case.spec import (
@@ -152,24 +152,13 @@ def make_layers(
     return made
 
 
-class Format(NamedTuple):
-    """How a kernel of trtllm, which routes tokens itself, is quantised."""
-
-    weights: str
-    """A kind of `make_layers`."""
-    step: int
-    """What the hidden size and that between the products are multiples of."""
-    unit: Unit
-    factors: Callable[[int, int], tuple[float, float]] | None = None
-    """Factors of each expert for both products, by the hidden size and that between the products."""
-
-
-FORMATS: Final = {
-    "fp8_block_scale": Format("fp8_block_scale", 128, "fp8"),
-    "fp8_per_tensor": Format("float8_e4m3fn", 1, "fp8", lambda h, i: (1 / math.sqrt(h), 1 / math.sqrt(i))),
-    "fp4_block_scale": Format("nvfp4", 64, "fp4", lambda *_: (1 / E2M1_DEVIATION**2, 1 / E2M1_DEVIATION)),
+FORMATS: Final[Mapping[str, tuple[str, int, Unit]]] = {
+    "fp8_block_scale": ("fp8_block_scale", 128, "fp8"),
+    "fp8_per_tensor": ("float8_e4m3fn", 1, "fp8"),
+    "fp4_block_scale": ("nvfp4", 64, "fp4"),
 }
-"""The function that calls the kernel, and its reference → the format."""
+"""The reference of a kernel of trtllm, which routes tokens itself → a kind of `make_layers`; what the hidden size and
+that between the products are multiples of; the unit of the products."""
 
 
 def make_routed(args: Namespace, name: str) -> Case:
@@ -179,26 +168,24 @@ def make_routed(args: Namespace, name: str) -> Case:
         args: the flags.
         name: a key of `FORMATS`.
     """
-    form, h, i, tokens, experts = (
-        FORMATS[name],
-        args.hidden_size,
-        args.intermediate_size,
-        args.num_tokens,
-        args.num_experts,
-    )
+    h, i, tokens, experts = args.hidden_size, args.intermediate_size, args.num_tokens, args.num_experts
+    kind, step, unit = FORMATS[name]
     local, is_grouped = _check_routing(args), args.routing_method == "deepseek_v3"
-    whole_blocks = f"--hidden_size and --intermediate_size must be multiples of {form.step}"
-    require(h % form.step == 0 and i % form.step == 0, whole_blocks)
+    whole_blocks = f"--hidden_size and --intermediate_size must be multiples of {step}"
+    require(h % step == 0 and i % step == 0, whole_blocks)
     active = local * (1 - (1 - args.top_k / experts) ** tokens)
-    layers = make_layers(form.weights, "local_experts", "intermediate_size", (h, i), active=active)
+    layers = make_layers(kind, "local_experts", "intermediate_size", (h, i), active=active)
     inputs = {"hidden_states": f"{layers['gemm1_weights'].dtype}[num_tokens hidden_size]"}
     if name == "fp8_block_scale":
         inputs["hidden_states_scale"] = f"float32[{h // 128} num_tokens]"
     elif name == "fp4_block_scale":
         inputs["hidden_states_scale"] = f"float8_e4m3fn[num_tokens {h // 16}]"
     inputs |= layers
-    if form.factors is not None:
-        first, second = (counted(floats([factor] * local), active) for factor in form.factors(h, i))
+    factors = (1 / math.sqrt(h), 1 / math.sqrt(i))
+    if name == "fp4_block_scale":
+        factors = (1 / E2M1_DEVIATION**2, 1 / E2M1_DEVIATION)
+    if name != "fp8_block_scale":
+        first, second = (counted(floats([factor] * local), active) for factor in factors)
         inputs |= {"output1_scales_scalar": first, "output1_scales_gate_scalar": first, "output2_scales_scalar": second}
     # DeepSeek's routing takes float32 logits, the others bfloat16. It alone reads the bias, which is bfloat16 there.
     biases = generator(args, 2).integers(-BIASES, BIASES + 1, experts) * args.use_routing_bias / 2**13
@@ -216,8 +203,8 @@ def make_routed(args: Namespace, name: str) -> Case:
         reference=name,
         constants={"USE_ROUTING_SCALES_ON_INPUT": args.use_routing_scales_on_input and name == "fp8_per_tensor"},
         flops=6 * h * i * tokens * args.top_k * local / experts,
-        unit=form.unit,
-        check=check_experts(form.unit, args.top_k, args.routed_scaling_factor if is_grouped else 1.0),
+        unit=unit,
+        check=check_experts(unit, args.top_k, args.routed_scaling_factor if is_grouped else 1.0),
         refusals={"trtllm": refusal},
     )
 
