@@ -149,9 +149,9 @@ def make_attention(args: Namespace, kind: str) -> Case:
     qk, vo = dimensions = _dimensions(args, kind)
     queries, keys = _draw_lengths(args)
     scale = 1 / math.sqrt(MLA_NOPE_DIM + args.head_dim_kpe if is_mla else qk)
-    lists, axes = {"qo_indptr": offsets(queries), "kv_indptr": offsets(keys)}, {"queries": sum(queries)}
+    lists, axes = {"qo_indptr": offsets(queries)}, {"queries": sum(queries)}
     if kind == "ragged":
-        axes |= {"keys": sum(keys), "head_dim_vo": vo}
+        lists, axes = {**lists, "kv_indptr": offsets(keys)}, {**axes, "keys": sum(keys), "head_dim_vo": vo}
         rows, out = "queries num_qo_heads head_dim_qk", "queries num_qo_heads head_dim_vo"
         caches = {"k": f"{kv}[keys num_kv_heads head_dim_qk]", "v": f"{kv}[keys num_kv_heads head_dim_vo]"}
     else:
@@ -165,8 +165,7 @@ def make_attention(args: Namespace, kind: str) -> Case:
         caches = {"kv_cache": counted(f"{kv}[{pages} {shape}]", sum(keys) * width)}
         table = stored(generator(args, 1).permutation(pages).reshape(args.batch_size, -1))
         used = sum(-(-length // page) for length in keys)
-        lists = {"qo_indptr": lists["qo_indptr"]} if is_paged else {}
-        lists |= {"block_tables": counted(table, used), "kv_lens": stored(keys)}
+        lists = {**(lists if is_paged else {}), "block_tables": counted(table, used), "kv_lens": stored(keys)}
     lengths, average = [*zip(queries, keys, strict=True)], sum(keys) // len(keys)
     pairs = sum(q * (2 * kv - q + 1) // 2 if args.causal else q * kv for q, kv in lengths)
     fewest = min(kv - q + 1 if args.causal else kv for q, kv in lengths)
