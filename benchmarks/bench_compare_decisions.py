@@ -166,8 +166,8 @@ def run(args: argparse.Namespace) -> dict[str, object]:
         budget_s=args.budget,
         tell=lambda line: print(line, file=sys.stderr),
     )
-    copies = [row for row in comparison.rows if row.label.startswith("copy")]
-    twins = [row for row in comparison.rows if row.label.startswith("twin")]
+    copies = [row for row in comparison.rows if row.solutions.startswith("copy")]
+    twins = [row for row in comparison.rows if row.solutions.startswith("twin")]
     document: dict[str, object] = {
         "hardware": device.name,
         "threshold": threshold,

@@ -184,12 +184,12 @@ class Checks:
 
     def look(self, subject, plan, *, sandbox="auto"):
         start = time.monotonic()
-        with HangWatch(plan.program, after_s=plan.steps[0].limit_s - 5) as watch:
+        with HangWatch(Path(plan[0].argv[0]), after_s=plan[0].limit_s - 5) as watch:
             done = look(*subject, plan, self.device, sandbox=sandbox, cache=self.cache, tell=self.say)
-        text = f"\n##### {subject[1].name} {plan.program} {sandbox}\n"
+        text = f"\n##### {subject[1].name} {plan[0].argv[0]} {sandbox}\n"
         for step in done.steps:
             text += f"##### step {step.name} ended {step.ended!r} error {step.error!r}\n"
-            text += f"##### argv {' '.join(next(one.argv for one in plan.steps if one.name == step.name))}\n"
+            text += f"##### argv {' '.join(next(one.argv for one in plan if one.name == step.name))}\n"
             text += step.text + "\n"
         self.write(f"{text}##### notes {done.notes}, {time.monotonic() - start:.1f} s\n{watch.found}")
         if watch.found:
@@ -219,7 +219,7 @@ def tell_machine(checks):
 
 def check_walls(checks, subjects):
     """Profile a kernel without a sandbox, and with one."""
-    plan = plan_ncu(find_tool(NCU), set="basic", limit_s=TRIAL_S)
+    plan = plan_ncu(find_tool(NCU), set="basic", timeout=TRIAL_S)
     for sandbox in ("off", "auto"):
         if not checks.has_time(f"ncu with --sandbox {sandbox}", 20):
             return

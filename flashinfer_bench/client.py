@@ -241,10 +241,6 @@ class Client:
         """Return the server's counts in Prometheus' text format."""
         return self._ask("GET", "/metrics").text
 
-    def definitions(self) -> list[dict[str, Any]]:
-        """Return name, op type and number of workloads of each definition."""
-        return list(self._read("GET", "/definitions"))
-
     def definition(self, name: str) -> Definition:
         """Return a definition."""
         return Definition.model_validate(self._read("GET", f"/definitions/{quote(name, safe='')}"))
@@ -253,10 +249,6 @@ class Client:
         """Return the workloads of a definition."""
         found = self._read("GET", f"/definitions/{quote(definition, safe='')}/workloads")
         return list(map(Workload.model_validate, found))
-
-    def shutdown(self) -> None:
-        """End the server, which drains. It needs the token."""
-        self._ask("POST", "/shutdown")
 
     def _read(self, method: str, path: str, **request: Any) -> Any:
         return self._ask(method, path, **request).json()

@@ -8,7 +8,7 @@ from typing import Final
 
 from flashinfer_bench.data import Solution, TraceSet, Workload
 from flashinfer_bench.errors import FlashInferBenchError
-from flashinfer_bench.examine.inspect.look import Inspected, ToolPlan, find_gpu, find_tool, look, plain
+from flashinfer_bench.examine.inspect.look import Inspected, ToolStep, find_gpu, find_tool, look, plain
 from flashinfer_bench.examine.inspect.ncu import ask_ncu, list_metrics, plan_ncu, read_profile, render_profile
 from flashinfer_bench.examine.inspect.sanitizer import check_types, plan_sanitizer, read_findings, render_findings
 
@@ -74,7 +74,7 @@ def flashinfer_bench_run_ncu(
             sections=sections or (),
             kernel_name=kernel_name,
             page=page,
-            limit_s=timeout,
+            timeout=timeout,
         )
         document, text = read_profile(_look(plan, solution, workload, device, trace_set_path, tmpdir))
         return f"{render_profile(document)}\n{text}"
@@ -121,7 +121,7 @@ def flashinfer_bench_run_sanitizer(
 
 
 def _look(
-    plan: ToolPlan,
+    steps: list[ToolStep],
     solution: Solution | str,
     workload: Workload | str,
     device: str,
@@ -132,7 +132,7 @@ def _look(
     trace_set = TraceSet.from_path(trace_set_path)
     if tmpdir is not None and not Path(tmpdir).is_dir():
         raise ValueError(f"tmpdir {tmpdir} is no folder")
-    return look(trace_set, solution, workload, plan, gpu, temporary=tmpdir)
+    return look(trace_set, solution, workload, steps, gpu, temporary=tmpdir)
 
 
 def _answer(work: Callable[[], str], max_lines: int | None = None) -> str:

@@ -50,15 +50,12 @@ def open_trace_set(args: Namespace) -> TraceSet:
 def load_trace_set(args: Namespace) -> TraceSet:
     """Load and merge the sets that the command names. The result lists the problems of their files as `issues`."""
     loaded: list[TraceSet] = []
-    problems: list[str] = []
     for folder in named_folders(args):
         try:
             loaded.append(TraceSet.from_path(folder))
         except DataSetError as error:
             beside = map(str, folder.parent.glob("*")) if not folder.exists() else ()
-            problems.append(f"{error}{did_you_mean(str(folder), beside)}")
-    if problems:
-        raise DataSetError("\n".join(problems))
+            raise DataSetError(f"{error}{did_you_mean(str(folder), beside)}") from error
     trace_set = loaded[0] if len(loaded) == 1 else TraceSet.merge(loaded)
     _expand_wildcards(args, trace_set)
     return trace_set
@@ -84,16 +81,11 @@ def has_nothing(trace_set: TraceSet) -> bool:
 
 def describe_issues(issues: Sequence[LoadIssue], shown_warnings: int = SHOWN_WARNINGS) -> list[str]:
     """Return a line for each error and for each of the first warnings, then one with the number of other warnings."""
-    errors = [describe_issue(issue) for issue in issues if issue.severity == "error"]
-    warnings = [describe_issue(issue) for issue in issues if issue.severity == "warning"]
+    errors = [str(issue) for issue in issues if issue.severity == "error"]
+    warnings = [str(issue) for issue in issues if issue.severity == "warning"]
     more = len(warnings) - shown_warnings
     rest = f"warning: {more} more warnings; `flashinfer-bench validate` shows all of them"
     return [*errors, *warnings[:shown_warnings], *([rest] if more > 0 else [])]
-
-
-def describe_issue(issue: LoadIssue) -> str:
-    """Return an issue as one line."""
-    return " ".join(str(issue).split("\n"))
 
 
 def choose_definitions(trace_set: TraceSet, args: Namespace) -> list[Definition]:
@@ -117,28 +109,26 @@ def choose_traces(trace_set: TraceSet, args: Namespace) -> list[AnyTrace]:
     """Return the traces that the name flags leave, in the order of the files. Names of workloads may be cut."""
     chosen = [trace_set.traces.get(item.name, []) for item in choose_definitions(trace_set, args)]
     traces = [trace for part in chosen for trace in kept_of(part)]
-    solutions, wanted, starts = (set(getattr(args, flag, None) or ()) for flag in ("solutions", "authors", "workloads"))
-    if not (solutions or wanted or starts):
-        return traces
+    solutions, wanted, starts = (getattr(args, flag, None) for flag in ("solutions", "authors", "workloads"))
     authors = {item.name: item.author for group in trace_set.solutions.values() for item in group}
-    judged = {trace.workload.uuid for trace in traces}
+    judged = {trace.workload.uuid for trace in traces} if starts else set()
     begun = {
         one: {uuid for uuid in judged if uuid == one or (len(one) >= MIN_PREFIX and uuid.startswith(one))}
-        for one in starts
+        for one in starts or ()
     }
-    refuse_unknown(
-        ("solution", solutions, {*authors, *(trace.solution for trace in traces)}),
-        ("author", wanted, authors.values()),
-        ("workload with a trace", [one for one in begun if not begun[one]], judged),
-    )
     uuids = set().union(*begun.values())
-    return [
-        trace
-        for trace in traces
-        if trace.solution in (solutions or [trace.solution])
-        and trace.workload.uuid in (uuids or judged)
-        and (not wanted or authors.get(trace.solution or "") in wanted)
-    ]
+    refuse_unknown(
+        ("solution", solutions, {*authors, *(trace.solution for trace in traces)} if solutions else ()),
+        ("author", wanted, authors.values()),
+        ("workload with a trace", [one for one, found in begun.items() if not found], judged),
+    )
+    for names, key in (
+        (solutions, lambda trace: trace.solution),
+        (wanted, lambda trace: authors.get(trace.solution)),
+        (uuids, lambda trace: trace.workload.uuid),
+    ):
+        traces = [trace for trace in traces if key(trace) in names] if names else traces
+    return traces
 
 
 def refuse_unknown(*asked: tuple[str, Iterable[str] | None, Iterable[str | None]]) -> None:

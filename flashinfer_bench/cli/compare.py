@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
@@ -82,7 +81,6 @@ def execute(args: argparse.Namespace) -> int:
     from flashinfer_bench.cli.args import find_output, is_set_named, open_trace_set
     from flashinfer_bench.cli.drafts import describe_draft, read_hints
     from flashinfer_bench.cli.render import available_width
-    from flashinfer_bench.data.store.layout import DEFINITIONS
     from flashinfer_bench.examine.compare.recorded import compare_recorded
     from flashinfer_bench.examine.compare.sides import find_sides
     from flashinfer_bench.report.decision import THRESHOLD
@@ -90,8 +88,6 @@ def execute(args: argparse.Namespace) -> int:
     if args.budget is not None and args.budget <= 0:
         raise Misuse("--budget: needs seconds above 0")
     words = (args.first, args.second)
-    if (Path(words[0]) / DEFINITIONS).is_dir() and args.local and not Path(args.local[0]).exists():
-        raise Misuse(f"{words[0]} is a set: name it behind the two sides: {words[1]} {args.local[0]} {words[0]}")
     named = open_trace_set(args) if is_set_named(args) else None
     junit = find_output(args.junit, args) if args.junit else None  # refuses links in a set before anything is measured
     sides = find_sides(words, named, read_hints(args))
@@ -151,18 +147,17 @@ def _measure(
 def render_comparison(comparison: Comparison, sides: tuple[str, str], width: int) -> str:
     """Lay the comparison out as a table with notes."""
     from flashinfer_bench.cli import render as tables
-    from flashinfer_bench.report.decision import UNKNOWN
 
     titles = ("Workload", "A", "B", "B/A", "B is")
     columns = [tables.Column(title, title in ("A", "B", "B/A")) for title in titles]
-    rows = []
-    for row in comparison.all_rows[: None if len(comparison.rows) > 1 else 1]:
-        cells = [tables.ABSENT] * 3 + [UNKNOWN if row.is_unmeasured else "not compared"]
-        if row.ratio is not None:
-            times = (row.first_ms, row.second_ms)
-            cells = ["" if time is None else tables.format_latency(time) for time in times]
-            cells += comparison.describe(row.ratio)
-        rows.append([f"{row.label} {tables.shorten_uuid(row.workload)}".strip(), *cells])
+    rows = [
+        [
+            f"{row.solutions or ''} {tables.shorten_uuid(row.workload)}".strip(),
+            *("" if time is None else tables.format_latency(time) for time in (row.a_ms, row.b_ms)),
+            *comparison.describe(row),
+        ]
+        for row in comparison.all_rows[: None if len(comparison.rows) > 1 else 1]
+    ]
     pairs = sum(row.ratio.pairs for row in comparison.rows if row.ratio is not None)
     blocks = f"measured, {tables.count(pairs, 'pair')} of blocks in {comparison.seconds:.0f} s"
     notes = [

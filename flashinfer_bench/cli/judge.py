@@ -10,6 +10,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +21,7 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluator_record import find_misspelt_extras
 from flashinfer_bench.bench.events import Event
 from flashinfer_bench.bench.planning.plan import Plan
-from flashinfer_bench.cli.args import choose_recorded, describe_issue, keep_recorded, open_trace_set, read_recorded
+from flashinfer_bench.cli.args import choose_recorded, keep_recorded, open_trace_set, read_recorded
 from flashinfer_bench.cli.drafts import list_draft_paths, save_draft, take_drafts
 from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
 from flashinfer_bench.cli.outcome import (
@@ -32,10 +33,10 @@ from flashinfer_bench.cli.outcome import (
     render_outcome,
     render_plan,
 )
-from flashinfer_bench.cli.output import one_interrupt, write_err, write_problems, write_result
+from flashinfer_bench.cli.output import one_interrupt, write_err, write_problems
 from flashinfer_bench.cli.parser import typed_program
 from flashinfer_bench.cli.progress import RunProgress
-from flashinfer_bench.cli.render import available_width, count, some
+from flashinfer_bench.cli.render import count, some, write_result
 from flashinfer_bench.cli.settings import describe_tolerances, naming_flags, read_config
 from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.data.check import Asked, find_input_issues, find_reference_issues
@@ -64,19 +65,19 @@ def execute(args: Namespace) -> int:
         return _judge(args, open_trace_set(args), benchmark.Benchmark)
     if args.repeat != 1:
         return keep_judging(args, lambda given, trace_set: _judge(given, trace_set, benchmark.Benchmark))
-    kept: list[tuple[TraceSet, Benchmark]] = []
+    kept: list[Benchmark] = []
 
     def reopen(trace_set: TraceSet, config: BenchmarkConfig) -> Benchmark:
-        if kept and (kept[0][0] is not trace_set or kept[0][1].config != config):
-            kept.pop()[1].close()
+        if kept and (kept[0].get_trace_set() is not trace_set or kept[0].config != config):
+            kept.pop().close()
         if not kept:
-            kept.append((trace_set, benchmark.Benchmark(trace_set, config, keeps_sessions=True)))
-        return kept[0][1]
+            kept.append(benchmark.Benchmark(trace_set, config, keeps_sessions=True))
+        return kept[0]
 
     try:
         return keep_judging(args, lambda given, trace_set: _judge(given, trace_set, reopen, closes=False))
     finally:
-        for _, engine in kept:
+        for engine in kept:
             engine.close()
 
 
@@ -91,7 +92,7 @@ def _judge(args: Namespace, trace_set: TraceSet, make_engine: EngineFactory, *, 
     roots = [root / TRACES for root in trace_set.roots]  # recorded traces are never asked for
     about = [issue for issue in trace_set.issues if asked.is_about(issue, trace_set)]
     told = [one for one in about if not any(map(one.file.is_relative_to, roots))]
-    outcome = RunOutcome(plan, errors=[describe_issue(one) for one in (*told, *found) if one.severity == "error"])
+    outcome = RunOutcome(plan, errors=[str(one) for one in (*told, *found) if one.severity == "error"])
     skips = describe_skips(plan.skips)
     if args.strict and outcome.is_broken:
         raise Fault("\n".join(["--strict: nothing was run:", *outcome.errors, *skips]))
@@ -100,15 +101,14 @@ def _judge(args: Namespace, trace_set: TraceSet, make_engine: EngineFactory, *, 
     notes = [*describe_tolerances(trace_set), *odd]
     if args.dry_run:
         write_err(*notes)
-        text = render_plan(plan, engine.machine, available_width(sys.stdout))
-        write_result(args, plan_document(plan, engine.machine), text)
-        write_err(*map(describe_issue, found))
+        write_result(args, plan_document(plan, engine.machine), render_plan(plan, engine.machine))
+        write_err(*map(str, found))
         engine.close()
         return FAILED if outcome.is_broken and not args.allow_broken else RAN
     outcome.recorded = engine.find_resumed(plan)
     jobs, *resumed = describe_plan(plan, engine.machine)
     saved = [f"draft: {save_draft(draft, trace_set)}" for draft in drafts if saves]
-    write_err(*(describe_issue(issue) for issue in found if issue.severity == "error"))
+    write_err(*(str(issue) for issue in found if issue.severity == "error"))
     if not args.quiet:
         write_err(*notes, *skips, *resumed, jobs, *saved)
     _run(engine, outcome, RunProgress(quiet=args.quiet), save_results=saves, closes=closes)
@@ -192,16 +192,15 @@ def _run(engine: Benchmark, outcome: RunOutcome, progress: RunProgress, *, save_
 
 def _tell_result(args: Namespace, outcome: RunOutcome, trace_set: TraceSet | None) -> None:
     """Write the result to stdout. Write to stderr where it was saved, if it was, and how to continue."""
-    write_result(args, outcome_document(outcome, trace_set), render_outcome(outcome, available_width(sys.stdout)))
+    write_result(args, outcome_document(outcome, trace_set), render_outcome(outcome))
     if outcome.is_interrupted:
-        more = ", and winners to confirm" if outcome.to_confirm else ""
-        write_err(f"interrupted: {outcome.left} of {count(len(outcome.plan.jobs), 'job')} left{more}")
+        write_err(f"interrupted: {outcome.left} of {count(len(outcome.plan.jobs), 'job')} left")
     if trace_set is None:
         write_err("nothing was saved (--no-save-results)")
         return
     if files := outcome.files(trace_set):
         write_err(f"traces: {some(files)}")
-    if outcome.left or outcome.to_confirm:
+    if outcome.left or outcome.is_interrupted:
         write_err(f"to go on: {resume_command(typed_program(sys.argv[0], sys.orig_argv[0]), args.argv)}")
 
 
@@ -218,13 +217,9 @@ def take_stamp(paths: Iterable[Path]) -> Stamp:
     """Return what a save changes: of each file, and of each file below each folder."""
     stamp: Stamp = {}
     for path in paths:
-        files = walk_files(path, lambda *_: None, passes_over=is_passed_over) if path.is_dir() else [path]
-        for file in files:
-            try:
-                status = file.stat()
-            except OSError:
-                continue  # an editor replaces it at this moment
-            stamp[str(file)] = (status.st_mtime_ns, status.st_size)
+        for file in walk_files(path, lambda *_: None, passes_over=is_passed_over) if path.is_dir() else [path]:
+            with suppress(OSError):  # an editor replaces it at this moment
+                stamp[str(file)] = (file.stat().st_mtime_ns, file.stat().st_size)
     return stamp
 
 

@@ -12,20 +12,20 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from flashinfer_bench.base.printable import to_printable
-from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobsAdded, RunStarted
+from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunStarted
 from flashinfer_bench.bench.machine import Device, Machine
 from flashinfer_bench.bench.planning.plan import Job, Plan, Skip
 from flashinfer_bench.bench.planning.resume import names_of
 from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
 from flashinfer_bench.cli.progress import describe_job
-from flashinfer_bench.cli.render import Column, count, format_duration, render_table, section, shorten, some, wrap_line
+from flashinfer_bench.cli.render import count, format_duration, join_sections, render_rows, shorten, some
 from flashinfer_bench.cli.verdicts import render_summary
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
-from flashinfer_bench.data.measurement import CONFIRMED, NOT_CONFIRMED, read_measurement, tell
+from flashinfer_bench.data.measurement import read_measurement, tell
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.report.blind import find_blind
 from flashinfer_bench.report.intervals import read_interval
-from flashinfer_bench.report.summary import PairKey, best_by_workload, count_statuses, measured_speedup, summarise
+from flashinfer_bench.report.summary import PairKey, count_statuses, measured_speedup, summarise
 from flashinfer_bench.report.timing import read_timing
 from flashinfer_bench.report.verdict import caveat_of, reason_of
 
@@ -39,7 +39,13 @@ LOST: Final = {
 }
 """Kind of jobs without a verdict, as the document has it → its title in the text."""
 BROKEN: Final = "Broken in what was asked for (exit code 1; --allow-broken lets it pass)"
-PLAN_COLUMNS: Final = (*map(Column, ("Definition", "Op type", "Solution", "Author")), Column("Workloads", True))
+PLAN_COLUMNS: Final = {
+    "Definition": "definition",
+    "Op type": "op_type",
+    "Solution": "solution",
+    "Author": "author",
+    "Workloads": "workloads",
+}
 JobNames = tuple[str, str | None, str]
 NAMES: Final = ("definition", "solution", "workload")
 """Keys of the names of a job in a document."""
@@ -58,8 +64,6 @@ class RunOutcome:
     """Jobs without a verdict."""
     unconfirmed: list[JobFaulted] = field(default_factory=list)
     """Confirmations that ended without a verdict; the one before counts on."""
-    open: int = 0
-    """Jobs of the run that have not ended, confirmations included."""
     errors: list[str] = field(default_factory=list)
     """What is broken in what was asked for, a line each."""
     devices: tuple[Device, ...] = ()
@@ -70,13 +74,9 @@ class RunOutcome:
         """Keep what the result needs of an event."""
         if isinstance(event, RunStarted):
             self.devices = event.devices
-        if isinstance(event, RunStarted | JobsAdded):
-            self.open += event.jobs
         elif isinstance(event, JobFinished):
-            self.open -= 1
             self.judged[_names(event.job)] = event
         elif isinstance(event, JobFaulted):
-            self.open -= 1
             (self.faults if event.job.assurance is None else self.unconfirmed).append(event)
 
     @property
@@ -93,11 +93,6 @@ class RunOutcome:
     def left(self) -> int:
         """Jobs of the plan without a verdict."""
         return sum(_names(job) not in self.judged for job in self.plan.jobs)
-
-    @property
-    def to_confirm(self) -> int:
-        """Confirmations that have begun, or are to, and have not ended."""
-        return max(0, self.open - (self.left - len(self.faults)))
 
     @property
     def is_broken(self) -> bool:
@@ -142,16 +137,10 @@ class RunOutcome:
         return list(dict.fromkeys(map(str, places)))
 
 
-def render_plan(plan: Plan, machine: Machine, width: int) -> str:
+def render_plan(plan: Plan, machine: Machine) -> str:
     """Lay out what a run will do."""
-    rows = [list(map(str, asdict(row).values())) for row in plan.rows()]
-    return "\n".join(
-        [
-            *([render_table(PLAN_COLUMNS, rows, width)] if rows else []),
-            *section(describe_skips(plan.skips), width),
-            "".join(f"{line}\n" for line in describe_plan(plan, machine)),
-        ]
-    )
+    table = render_rows(list(map(asdict, plan.rows())), PLAN_COLUMNS)
+    return join_sections(table, describe_skips(plan.skips), describe_plan(plan, machine))
 
 
 def describe_plan(plan: Plan, machine: Machine) -> list[str]:
@@ -187,24 +176,21 @@ def plan_document(plan: Plan, machine: Machine) -> dict[str, Any]:
     }
 
 
-def render_outcome(outcome: RunOutcome, width: int) -> str:
+def render_outcome(outcome: RunOutcome) -> str:
     """Lay out the table, the reasons of failures, the faults, the skips, and the totals."""
     rows = summarise(outcome.traces, outcome.expected())
-    lost = outcome.lost()
     notes = [
         *describe_skips(outcome.plan.skips),
         *(f"warning: {output}" for output in find_blind(outcome.traces)),
-        *_describe_origins(outcome),
+        *_describe_baselines(outcome),
     ]
-    broken = [wrap_line(line, width, 2) for line in shorten(list(map(to_printable, outcome.errors)))]
-    return "\n".join(
-        [
-            *([render_summary(rows, width)] if rows else []),
-            *(_render_lost(title, lost[kind], width) for kind, title in LOST.items() if lost[kind]),
-            *section(notes, width),
-            *(["\n".join([BROKEN, *broken, ""])] if broken else []),
-            wrap_line(_totals(outcome), width) + "\n",
-        ]
+    broken = [f"  {to_printable(line)}" for line in shorten(outcome.errors)]
+    return join_sections(
+        render_summary(rows) if rows else "",
+        *(_describe_lost(LOST[kind], faults) for kind, faults in outcome.lost().items() if faults),
+        notes,
+        [BROKEN, *broken] if broken else [],
+        [_totals(outcome)],
     )
 
 
@@ -222,7 +208,10 @@ def outcome_document(outcome: RunOutcome, trace_set: TraceSet | None) -> dict[st
             for one in outcome.judged.values()
         ],
         "resumed": list(map(_verdict, outcome.resumed)),
-        **{kind: list(map(_fault, faults)) for kind, faults in outcome.lost().items()},
+        **{
+            kind: [dict(zip((*NAMES, "message"), (*_names(one.job), one.message), strict=True)) for one in faults]
+            for kind, faults in outcome.lost().items()
+        },
         "skipped": _skips(outcome.plan.skips),
         "data_errors": outcome.errors,
         "blind": [asdict(output) for output in find_blind(outcome.traces)],
@@ -252,7 +241,7 @@ def _skips(skips: Iterable[Skip]) -> list[dict[str, Any]]:
     return [{name.removeprefix("is_"): value for name, value in asdict(skip).items()} for skip in skips]
 
 
-def _render_lost(title: str, faults: Iterable[JobFaulted], width: int) -> str:
+def _describe_lost(title: str, faults: Iterable[JobFaulted]) -> list[str]:
     """Return a section of jobs without a verdict: each message once, under the jobs that ended with it."""
     groups = defaultdict(list)
     for fault in faults:
@@ -260,21 +249,17 @@ def _render_lost(title: str, faults: Iterable[JobFaulted], width: int) -> str:
     lines = [title]
     for message, jobs in groups.items():
         told = [f"    {to_printable(line.rstrip())}" for line in message.splitlines() if line.strip()]
-        lines += [wrap_line(some(jobs), width, 2), *shorten(told)]
-    return "\n".join([*lines, ""])
-
-
-def _describe_origins(outcome: RunOutcome) -> list[str]:
-    """Say how many speed-ups stand on times of earlier runs, and of how many workloads the best is confirmed."""
-    lines = []
-    sources = Counter(source_of_baseline(event.trace.evaluation) for event in outcome.judged.values())
-    if cached := sources[CACHED]:
-        told = f"baseline: cached for {cached} of {count(cached + sources['measured'], 'speed-up')}"
-        lines.append(f"{told}, by an earlier run on this GPU; --fresh-baselines times every reference")
-    best = [row.confirmed for row in best_by_workload(outcome.traces) if row.standing in (CONFIRMED, NOT_CONFIRMED)]
-    if best:
-        lines.append(f"the best is confirmed at full assurance on {sum(best)} of {count(len(best), 'workload')}")
+        lines += [f"  {some(jobs)}", *shorten(told)]
     return lines
+
+
+def _describe_baselines(outcome: RunOutcome) -> list[str]:
+    """Say how many speed-ups stand on times of earlier runs."""
+    sources = Counter(source_of_baseline(event.trace.evaluation) for event in outcome.judged.values())
+    if not sources[CACHED]:
+        return []
+    told = f"baseline: cached for {sources[CACHED]} of {count(sources[CACHED] + sources['measured'], 'speed-up')}"
+    return [f"{told}, by an earlier run on this GPU; --fresh-baselines times every reference"]
 
 
 def source_of_baseline(evaluation: Evaluation | None) -> str | None:
@@ -298,10 +283,6 @@ def _totals(outcome: RunOutcome) -> str:
     kept = f" and {outcome.plan.resumed} recorded before" if outcome.plan.resumed else ""
     jobs = f"{count(len(outcome.plan.jobs), 'job')}{kept}"
     return f"{jobs} in {format_duration(outcome.seconds)}: {told or 'nothing to do'}"
-
-
-def _fault(event: JobFaulted) -> dict[str, str | None]:
-    return {**dict(zip(NAMES, _names(event.job), strict=True)), "message": event.message}
 
 
 def _verdict(trace: Trace) -> dict[str, Any]:

@@ -15,7 +15,6 @@ import re
 import signal
 import sys
 import threading
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, TextIO
@@ -43,14 +42,6 @@ def write_out(text: str) -> None:
 def write_json(document: object) -> None:
     """Write a result to stdout as JSON."""
     write_out(json.dumps(document, indent=2, allow_nan=False) + "\n")
-
-
-def write_result(args: Namespace, document: object, text: str) -> None:
-    """Write a result to stdout: as JSON where the command's --format says so, else as text."""
-    if args.format == "json":
-        write_json(document)
-    else:
-        write_out(text)
 
 
 def write_err(*lines: str) -> None:

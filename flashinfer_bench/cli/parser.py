@@ -108,13 +108,7 @@ class Parser(argparse.ArgumentParser):
 class NameList(argparse.Action):
     """Collects one or more names, separated by spaces or commas. The flag may be repeated."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """Add the names to those given before."""
         given = [values] if isinstance(values, str) else list(values or ())
         names = [name.strip() for value in given for name in value.split(",") if name.strip()]
@@ -123,8 +117,12 @@ class NameList(argparse.Action):
         setattr(namespace, self.dest, [*(getattr(namespace, self.dest, None) or ()), *names])
 
 
-whole_number = int
-"""Parses the value of a flag that counts."""
+def whole_number(text: str) -> int:
+    """Parse the value of a flag that counts: a whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"needs a whole number, not {text!r}") from None
 
 
 def number(text: str) -> float:

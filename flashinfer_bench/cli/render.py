@@ -10,13 +10,15 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import zip_longest
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 from flashinfer_bench.base.printable import to_printable
+from flashinfer_bench.cli.output import write_json, write_out
 
 ABSENT: Final = "\u2013"
 """The cell of a number that is missing."""
@@ -67,6 +69,19 @@ def render_table(columns: Sequence[Column], rows: Sequence[Row], width: int | No
     return "".join(f"{line}\n" for line in lines)
 
 
+def render_rows(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
+    """Lay rows of a document out; no text if there are none.
+
+    Args:
+        rows: of a list, the length is shown, and of a table within, its items.
+        columns: heading → key of the rows.
+    """
+    numbers = {key for row in rows[:1] for key, value in row.items() if isinstance(value, int | float | list)}
+    shown = [Column(heading, key in numbers) for heading, key in columns.items()]
+    cells = [[_as_text(row[key]) for key in columns.values()] for row in rows]
+    return render_table(shown, cells) if rows else ""
+
+
 def natural_width(columns: Sequence[Column], rows: Sequence[Row]) -> int:
     """Return the width that a table needs to show everything unfolded."""
     return sum(_natural_widths(columns, rows)) + len(GAP) * (len(columns) - 1)
@@ -85,9 +100,18 @@ def wrap_line(text: str, width: int, indent: int = 0) -> str:
     return textwrap.fill(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
 
 
-def section(lines: Sequence[str], width: int) -> list[str]:
-    """Return wrapped lines as one part of a text, or no part where there are none."""
-    return ["".join(f"{wrap_line(line, width)}\n" for line in lines)] if lines else []
+def join_sections(*parts: str | Sequence[str]) -> str:
+    """Join texts and lists of lines, with an empty line between two; empty ones are left out."""
+    texts = [part if isinstance(part, str) else "".join(f"{line}\n" for line in part) for part in parts]
+    return "\n".join(filter(None, texts))
+
+
+def write_result(args: Namespace, document: object, *parts: str | Sequence[str]) -> None:
+    """Write a result to stdout: as JSON where the command's --format says so, else the parts of its text."""
+    if args.format == "json":
+        write_json(document)
+    else:
+        write_out(join_sections(*parts))
 
 
 def format_latency(latency_ms: float | None) -> str:
@@ -143,10 +167,16 @@ def _natural_widths(columns: Sequence[Column], rows: Sequence[Row]) -> list[int]
     return [max(map(len, cells)) for cells in zip(*listed, strict=True)]
 
 
+def _as_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}={item}" for key, item in value.items())
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "" if value is None else str(len(value) if isinstance(value, list) else value)
+
+
 def _fold(text: str, width: int) -> list[str]:
-    """Break a name into lines. Later lines are indented further."""
-    indent = " " * min(len(text) - len(text.lstrip()) + 2, width // 2)
-    return [text] if len(text) <= width else textwrap.wrap(text, width, subsequent_indent=indent)
+    return [text] if len(text) <= width else textwrap.wrap(text, width)
 
 
 def _pad(column: Column, text: str, width: int) -> str:

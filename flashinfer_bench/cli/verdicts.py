@@ -13,14 +13,13 @@ from flashinfer_bench.cli.render import (
     format_half,
     format_latency,
     format_speedup,
+    join_sections,
     render_table,
-    section,
     shorten_uuid,
-    wrap_line,
 )
 from flashinfer_bench.data.measurement import INDICATIVE, NOT_CONFIRMED
 from flashinfer_bench.report.ranking import AuthorRow
-from flashinfer_bench.report.summary import BestRow, FailureGroup, SummaryRow
+from flashinfer_bench.report.summary import FailureGroup, SummaryRow
 from flashinfer_bench.report.timing import describe_bounds, describe_flag, describe_ways, flags_of
 
 DEFINITION, SOLUTION = Column("Definition"), Column("Solution")
@@ -38,7 +37,7 @@ SHOWN_UUIDS: Final = 3
 HasStanding = SummaryRow | AuthorRow
 
 
-def render_summary(rows: Sequence[SummaryRow], width: int) -> str:
+def render_summary(rows: Sequence[SummaryRow], width: int | None = None) -> str:
     """Lay out a row for each solution, then the reasons of all failures, then notes on the numbers."""
     own: dict[Column, Callable[[Any], str]] = {
         SOLUTION: lambda row: row.solution,
@@ -51,23 +50,23 @@ def render_summary(rows: Sequence[SummaryRow], width: int) -> str:
         for row in rows
         if row.failures
         for line in (
-            wrap_line(f"{row.definition} / {row.solution}", width, 2),
-            *(wrap_line(describe_failure(group, row.judged), width, 4) for group in row.failures),
+            f"  {row.definition} / {row.solution}",
+            *(f"    {describe_failure(group, row.judged)}" for group in row.failures),
         )
     ]
-    parts = ["\n".join(["Failures", *failures, ""])] if failures else []
     notes = [SUMMARY_NOTE] if any(row.latency_ms is not None for row in rows) else []
-    return "\n".join([_render(rows, own, width), *parts, *section([*notes, *_notes(rows)], width)])
+    below = ["Failures", *failures] if failures else []
+    return join_sections(_render(rows, own, width), below, [*notes, *_notes(rows)])
 
 
-def render_best(rows: Sequence[BestRow], width: int) -> str:
+def render_best(rows: Sequence[SummaryRow], width: int | None = None) -> str:
     """Lay out the best passing trace of each workload."""
     own: dict[Column, Callable[[Any], str]] = {
         Column("Workload"): lambda row: shorten_uuid(row.workload),
         Column("Axes"): lambda row: " ".join(f"{name}={size}" for name, size in row.axes.items()) or ABSENT,
         SOLUTION: lambda row: row.solution,
     }
-    return "\n".join([_render(rows, own, width), *section(_notes(rows), width)])
+    return join_sections(_render(rows, own, width), _notes(rows))
 
 
 def head_of(standings: Iterable[str]) -> str:
@@ -97,7 +96,7 @@ def describe_failure(group: FailureGroup, judged: int) -> str:
     return f"{group.status} on {where}: {'' if group.is_exact else 'for example, '}{reason}"
 
 
-def _render(rows: Sequence[SummaryRow], own: dict[Column, Callable[[Any], str]], width: int) -> str:
+def _render(rows: Sequence[SummaryRow], own: dict[Column, Callable[[Any], str]], width: int | None) -> str:
     """Lay out rows, with a line below each for every solution that ties with it."""
     letters = _letters(rows)
     cells: dict[Column, Callable[[Any], str]] = {

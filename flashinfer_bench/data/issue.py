@@ -44,7 +44,8 @@ class LoadIssue:
         file = to_printable(str(self.file))
         place = f"{file}:{self.line}" if self.line is not None else file
         field = f" {self.field}:" if self.field else ""
-        reason = self.reason if len(self.reason) <= LONGEST_REASON else f"{self.reason[:LONGEST_REASON]} …"
+        reason = self.reason.replace("\n", " ")
+        reason = reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]} …"
         return f"{self.severity}: {place}:{field} {reason}"
 
 

@@ -197,8 +197,9 @@ class TaskService:
             live = self._live.get(task)
             changed = live.changed if live is not None else None  # before the store is read
             row, traces = await self._read(task)
-            for uuid in traces.keys() - seen:
-                yield _verdict_event(Trace.model_validate_json(traces[uuid]))
+            for uuid, trace in traces.items():
+                if uuid not in seen:
+                    yield _verdict_event(Trace.model_validate_json(trace))
             seen |= traces.keys()
             if row.ended_at is not None:
                 yield {"event": "end", "status": row.state, "error": row.error}

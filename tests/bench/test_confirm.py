@@ -294,8 +294,8 @@ def test_a_winner_that_is_not_confirmed_makes_way_for_the_next(run, found, a, un
     assert done.told == {**B_FULL, **dict.fromkeys(A_FULL, a)}
     assert (len(done.outcome.unconfirmed), done.outcome.faults, done.outcome.left) == (unconfirmed, [], 0)
     assert done.outcome.exit_code(require_passed=False) == 0
-    assert ("Not confirmed" in render_outcome(done.outcome, 100)) is bool(unconfirmed)
-    assert "-" not in _last_line(render_outcome(done.outcome, 100))
+    assert ("Not confirmed" in render_outcome(done.outcome)) is bool(unconfirmed)
+    assert "-" not in _last_line(render_outcome(done.outcome))
 
 
 def _last_line(text):
@@ -331,7 +331,6 @@ def test_a_solution_that_hangs_elsewhere_is_confirmed_where_it_wins_and_not_trie
 def test_a_stopped_run_is_resumed_with_what_is_left_and_only_that(run, finished):
     first = run(stops_after=finished)
     assert len(first.file) == finished
-    assert finished == 4 or bool(first.outcome.to_confirm) is (finished == 5)  # with the last verdict, it may be told
     second = run(resume=True)
     assert len(ended(second.events)) == 6 - finished
     assert second.told == {**B_CHEAP, **A_FULL}
@@ -408,7 +407,7 @@ def test_what_breaks_a_rule_twice_loses_what_it_passed(run):
     assert {done.told["a", f"w{at}"] for at in range(4)} == {"INCORRECT_NUMERICAL"}
     assert {done.told["b", f"w{at}"] for at in range(4)} == {"full"}
     assert TraceSet.from_path(done.root).get_best_trace("double").solution == "b"
-    assert done.outcome.open == 0
+    assert sum(getattr(event, "jobs", 0) for event in done.events) == len(ended(done.events))
     assert run(resume=True).events == []
 
 

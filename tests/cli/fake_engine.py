@@ -72,6 +72,9 @@ class FakeEngine:
         self.replayed = []
         self.is_closed = self.is_ended = False
 
+    def get_trace_set(self):
+        return self.trace_set
+
     def plan(self, *, resume=False, retry_timeouts=False):
         traces = [trace for traces in self.trace_set.traces.values() for trace in traces]
         recorded = RecordedJobs(traces, retry_timeouts=retry_timeouts) if resume else None

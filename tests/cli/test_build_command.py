@@ -78,8 +78,8 @@ def test_what_cannot_be_built_is_told_with_the_reason(call, show):
     save("narrow", source="def run(): ...\n")
     save("needy", dependencies=["no-such-package-xyz"])
     code, out, err = show("build --local set")
-    assert (code, "1 built, 2 FAILED" in out, "[4/4]" in err) == (1, True, True), err
-    assert "main.py" in out.partition("broken: FAILED")[2]
+    assert (code, "1 built, 2 failed" in out, "[4/4]" in err) == (1, True, True), err
+    assert "main.py" in out.partition("broken: failed")[2]
     rows = {row["name"]: row for row in call("build --local set")[1]["solutions"]}
     wanted = {"broken": "failed", "narrow": "failed", "needy": "skipped", "good": "cached"}
     assert {name: row["result"] for name, row in rows.items()} == wanted
@@ -126,19 +126,19 @@ def test_the_cache_is_shown_and_cleared(call, show):
     show("build --local set --quiet")
     [artifact] = call("cache show")[1]["artifacts"]
     assert artifact["solution"] == "good"
-    assert "1 artifact, " in show("cache show")[1]
+    assert "1 artifact and " in show("cache show")[1]
     assert call("cache clear --keep-gb 1")[1]["removed"] == 0
     cleared = call("cache clear")[1]
     assert (cleared["removed"], cleared["removed_bytes"]) == (1, artifact["size_bytes"])
 
 
 def test_the_kernels_that_judge_are_cleared_but_not_under_a_run(here, call, show):
-    made, kept = here / "cache/judge/triton-3/kernel.cubin", "judge_kept_bytes"
+    made, kept = here / "cache/judge/triton-3/kernel.cubin", "kept_bytes"
     made.parent.mkdir(parents=True)
     made.write_bytes(b"x" * 1500)
     with ArtifactCache(here / "cache").used():
         assert call("cache clear")[1][kept] == 1500
-        assert "kernels that judge: 0 bytes removed, 1.5 kB left\na run uses what is left" in show("cache clear")[1]
+        assert "0 bytes; 0 left, 1.5 kB\na run uses what is left" in show("cache clear")[1]
     assert call("cache clear --failed")[1][kept] == 1500
     assert "1.5 kB" in show("cache show")[1]
     assert call("cache clear")[1][kept] == 0
@@ -158,8 +158,8 @@ def test_what_solutions_compiled_when_they_ran_counts_in_the_cache_and_its_limit
         ("old one", 3000),
     ]
     with ArtifactCache(here / "cache").used():
-        assert call("cache clear")[1]["jit_kept_bytes"] == 6000
-    assert call("cache clear --keep-gb 0.000004")[1]["jit_removed_bytes"] == 3000
+        assert call("cache clear")[1]["kept_bytes"] == 6000
+    assert call("cache clear --keep-gb 0.000004")[1]["removed_bytes"] == 3000
     assert sorted(path.name for path in jit.iterdir()) == ["abnew", "abnew.solution"]
 
 

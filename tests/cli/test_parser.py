@@ -147,18 +147,16 @@ from scripts.references import render_commands
 class WithOneMore(settings.BenchmarkConfig):
     thrown_setting: int = Field(3, description="A setting that is thrown away.")
 
+def add_flag(module, word, find):
+    declare = getattr(module, word)
+    def declare_more(parser):
+        declare(parser)
+        find(parser).add_argument("--thrown-flag", help="a flag that is thrown away")
+    setattr(module, word, declare_more)
+
 settings.BenchmarkConfig = WithOneMore
-declare_run, declare_report = run.declare_run, report.declare_report
-
-def declare_more_of_run(parser):
-    declare_run(parser)
-    parser.add_argument("--thrown-flag", help="a flag that is thrown away")
-
-def declare_more_of_report(parser):
-    declare_report(parser)
-    parser.children()["summary"].add_argument("--thrown-flag", help="a flag that is thrown away")
-
-run.declare_run, report.declare_report = declare_more_of_run, declare_more_of_report
+add_flag(run, "declare_run", lambda parser: parser)
+add_flag(report, "declare_report", lambda parser: parser.children()["summary"])
 if sys.argv[1:] == ["page"]:
     print(render_commands())
 else:
@@ -166,27 +164,21 @@ else:
 """
 
 
-def test_a_flag_or_a_setting_that_is_added_in_one_file_is_in_help_completion_and_the_page_of_commands(tmp_path):
+def test_a_flag_or_a_setting_that_is_added_in_one_file_is_in_help_completion_and_the_page(tmp_path, monkeypatch):
     (tmp_path / "thrown.py").write_text(THROWN)
-    command = (sys.executable, tmp_path / "thrown.py")
-    environment = os.environ | {"PYTHONPATH": str(CHECKOUT), "COLUMNS": "200"}
+    monkeypatch.setenv("PYTHONPATH", str(CHECKOUT))
+    command = [sys.executable, tmp_path / "thrown.py"]
 
-    def say(*words):
-        return subprocess.run([*command, *words], env=environment, capture_output=True, text=True, timeout=60).stdout
+    def say(line):
+        return subprocess.run([*command, *line.split()], capture_output=True, text=True, check=True, timeout=60).stdout
 
-    for words, flag, text in (
-        (("run",), "--thrown-flag", "a flag that is thrown away"),
-        (("run",), "--thrown-setting", "a setting that is thrown away"),
-        (("report", "summary"), "--thrown-flag", "a flag that is thrown away"),
-    ):
-        helped = re.sub(r"\s+", " ", say(*words, "--help"))
-        assert re.search(rf"{flag} \w+ {text}", helped)
-        section = say("page").split(f"\n## {' '.join(words)}\n")[1].split("\n## ")[0]
-        assert re.search(rf"`{flag}` `\w+` \| {text}", section)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONPATH", str(CHECKOUT))
-            assert flag in complete(f"{PROGRAM} {' '.join(words)} --thrown", tmp_path, command)
-    assert re.search(r"thrown_setting +7 +flag", say("config", "show", "--thrown-setting", "7"))
+    page = say("page")
+    for words, kind in (("run", "flag"), ("run", "setting"), ("report summary", "flag")):
+        flag, text = f"--thrown-{kind}", f"a {kind} that is thrown away"
+        assert re.search(rf"{flag} \w+\s+{text}", say(f"{words} --help"))
+        assert re.search(rf"`{flag}` `\w+` \| {text}", page.split(f"\n## {words}\n")[1].split("\n## ")[0])
+        assert flag in complete(f"{PROGRAM} {words} --thrown", tmp_path, command)
+    assert re.search(r"thrown_setting +7 +flag", say("config show --thrown-setting 7"))
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])

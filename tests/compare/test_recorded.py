@@ -32,7 +32,7 @@ def compare(*traces, words=("a", "b")):
 
 
 def decisions(found):
-    return [(row.label, row.ratio.decide(found.threshold)) for row in found.rows]
+    return [(row.solutions, row.ratio.decide(found.threshold)) for row in found.rows]
 
 
 def test_two_solutions_are_compared_on_each_workload_and_over_all():

@@ -113,7 +113,6 @@ def test_the_command_tells_what_it_found_out(root, mine, capsys):
     [
         (["double_python", "mine.py"], "no trace set was named"),
         (["double_python", "twice_python", "--local", "set", "--entry", "run"], "--entry: neither side is a source"),
-        (["set", "double_python", "twice_python"], "behind the two sides: double_python twice_python set"),
     ],
 )
 def test_misuse_is_told(root, mine, monkeypatch, capsys, words, told):

@@ -42,7 +42,8 @@ def type_command(words, expected):
     """Run one command of a page in this process, and hold its exit code against the page's."""
     program, *rest = words
     if program == "python":
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as ended, pytest.MonkeyPatch.context() as patched:
+            patched.syspath_prepend(Path(rest[0]).absolute().parent)  # as the interpreter does
             runpy.run_path(rest[0], run_name="__main__")
         code = ended.value.code or 0
     else:

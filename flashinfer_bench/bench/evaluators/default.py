@@ -215,10 +215,11 @@ class DefaultEvaluator(Evaluator):
             got = check_form(definition, sol_runnable(*given), expected)
             if isinstance(got, Rejected):
                 return got
-            verdict = cls.judge_call(definition, JudgedCall(given, got, expected), cfg, context)
+            call = JudgedCall(given, got, expected)
+            verdict = cls.judge_call(definition, call, cfg, context)
             if isinstance(verdict, Rejected):
                 which = f" (trial {trial} of {len(inputs)})" if len(inputs) > 1 else ""
-                return replace(verdict, message=f"{verdict.message}{which}")
+                return replace(verdict, message=f"{verdict.message}{which}", call=call)
             right.append(verdict.correctness)
         return Accepted(summarise(right))
 

@@ -44,6 +44,8 @@ class Rejected:
     """How far off the values are; None if no values were compared."""
     integrity: Mapping[str, Any] | None = None
     """`rule` and `evidence` if a rule beside the user's tolerance decided; the trace has it in `extra`."""
+    call: JudgedCall | None = None
+    """The call that was judged, if it was a single one; `repro` writes it down."""
 
 
 Verdict = Accepted | Rejected

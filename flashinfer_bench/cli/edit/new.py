@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.cli.args import Output, find_output, open_trace_set, refuse_unknown
-from flashinfer_bench.cli.output import write_result
 from flashinfer_bench.cli.parser import EXIT_CODES, PROGRAM, Parser, add_format, add_local
+from flashinfer_bench.cli.render import write_result
 from flashinfer_bench.data import Definition, TraceSet
 from flashinfer_bench.data.solution import SupportedLanguages
 from flashinfer_bench.data.store.layout import definition_path, path_part, workloads_path
@@ -105,5 +105,4 @@ def _write(args: Namespace, texts: dict[Output, str], following: list[str]) -> N
         place.write(text)
     files = [str(place.path) for place in texts]
     command = shlex.join([PROGRAM, *following])
-    lines = [*files, f"next: {command}"]
-    write_result(args, {"files": files, "next": command}, "".join(f"{line}\n" for line in lines))
+    write_result(args, {"files": files, "next": command}, [*files, f"next: {command}"])

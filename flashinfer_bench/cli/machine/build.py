@@ -6,7 +6,6 @@ The build farm that `run` uses compiles them, into the same cache.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from argparse import Namespace
 from collections import Counter, defaultdict
@@ -19,19 +18,9 @@ from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.bench.planning.selection import select
 from flashinfer_bench.cli.args import is_set_named, open_trace_set, refuse_unknown
-from flashinfer_bench.cli.output import one_interrupt, write_err, write_result
+from flashinfer_bench.cli.output import one_interrupt, write_err
 from flashinfer_bench.cli.parser import EXIT_CODES, PROGRAM, Parser, add_filters, add_format, add_local, add_names
-from flashinfer_bench.cli.render import (
-    Column,
-    available_width,
-    count,
-    format_duration,
-    render_table,
-    section,
-    shorten,
-    some,
-    wrap_line,
-)
+from flashinfer_bench.cli.render import count, format_duration, render_rows, shorten, some, write_result
 from flashinfer_bench.cli.settings import add_setting, naming_flags, read_config
 from flashinfer_bench.compile import BuildFailure, BuildFarm, BuildTarget, find_toolchain, why_not_buildable
 from flashinfer_bench.compile.requirements import NAMED
@@ -43,15 +32,16 @@ from flashinfer_bench.errors import Misuse
 FORMAT_VERSION: Final = 1
 """Version of the JSON document. 1: the first."""
 FILTERS: Final = ("definitions", "op_types", "solutions", "authors")
-WORDS: Final = {
-    "built": "built",
-    "cached": "built before",
-    "failed": "FAILED",
-    "fault": "no result",
-    "skipped": "skipped",
+RESULTS: Final = ("built", "cached", "failed", "fault", "skipped")
+"""The solution is to blame for `failed`, the machine for `fault`."""
+COLUMNS: Final = {
+    "Solution": "name",
+    "Language": "language",
+    "Binding": "binding",
+    "Result": "result",
+    "Seconds": "seconds",
 }
-"""Each result → its word. The solution is to blame for `failed`, the machine for `fault`."""
-COLUMNS: Final = (*map(Column, ("Solution", "Language", "Binding", "Result")), Column("Time", True))
+"""Headings of the table → keys of the document's solutions."""
 MESSAGE_LINES: Final = 40
 
 
@@ -83,18 +73,13 @@ class Row(NamedTuple):
 
     solution: Solution
     result: str
-    """One of `WORDS`."""
+    """One of `RESULTS`."""
     message: str = ""
     """Why there is no artifact."""
     seconds: float = 0.0
     """Time of its compilers, in seconds, now or when it was first built."""
     artifact: str | None = None
     """Its folder."""
-
-    @property
-    def binding(self) -> str | None:
-        """The binding that connects it to Python; None for a solution in Python."""
-        return find_binding(self.solution).binding.value if self.solution.spec.language in COMPILED else None
 
 
 def execute(args: Namespace) -> int:
@@ -110,20 +95,21 @@ def execute(args: Namespace) -> int:
             if not args.quiet:
                 first = row.message.partition("\n")[0]
                 told = f": {first}" if first else f" in {row.seconds:.1f} s" if row.seconds else ""
-                write_err(f"[{len(rows)}/{len(items)}] {row.solution.name}: {WORDS[row.result]}{told}")
+                write_err(f"[{len(rows)}/{len(items)}] {row.solution.name}: {row.result}{told}")
     seconds = time.monotonic() - started
     counts = Counter(row.result for row in rows)
+    solutions = list(map(_document, rows))
     document = {
         "version": FORMAT_VERSION,
         "cache": str(root),
         "architectures": [f"sm_{name}" for name in target.architectures],
         "seconds": round(seconds, 3),
         "counts": dict(counts),
-        "solutions": list(map(_document, rows)),
+        "solutions": solutions,
     }
-    told = ", ".join(f"{counts[result]} {word}" for result, word in WORDS.items() if counts[result])
+    told = ", ".join(f"{counts[result]} {result}" for result in RESULTS if counts[result])
     total = f"{count(len(rows), 'solution')} in {format_duration(seconds)}: {told or 'nothing to do'}"
-    write_result(args, document, render_rows(rows, total, available_width(sys.stdout)))
+    write_result(args, document, render_rows(solutions, COLUMNS), *_list_reasons(rows), [total])
     return 1 if counts["failed"] + counts["fault"] + (counts["skipped"] if args.require_built else 0) else 0
 
 
@@ -194,37 +180,26 @@ def build(
                 yield Row(built.solution, result, str(built.error), built.seconds)
 
 
-def render_rows(rows: Sequence[Row], total: str, width: int) -> str:
-    """Lay out the table, the reasons of failures, the reasons of skips, and the totals."""
-    cells = [
-        [
-            one.solution.name,
-            one.solution.spec.language.value,
-            one.binding or "",
-            WORDS[one.result],
-            f"{one.seconds:.1f} s",
-        ]
-        for one in rows
-    ]
-    parts = [render_table(COLUMNS, cells, width)] if rows else []
+def _list_reasons(rows: Sequence[Row]) -> list[list[str]]:
+    """Return why solutions failed, and why others were skipped."""
+    parts: list[list[str]] = []
     skipped = defaultdict(list)
     for row in rows:
         if row.result == "skipped":
             skipped[row.message].append(row.solution.name)
         elif row.message:
             lines = [f"  {to_printable(line.rstrip())}" for line in row.message.splitlines() if line.strip()]
-            parts.append("\n".join([f"{row.solution.name}: {WORDS[row.result]}", *shorten(lines, MESSAGE_LINES), ""]))
-    parts += section([f"skipped {some(names)}: {reason}" for reason, names in skipped.items()], width)
-    return "\n".join([*parts, wrap_line(total, width) + "\n"])
+            parts.append([f"{row.solution.name}: {row.result}", *shorten(lines, MESSAGE_LINES)])
+    return [*parts, [f"skipped {some(names)}: {reason}" for reason, names in skipped.items()]]
 
 
 def _document(row: Row) -> dict[str, Any]:
-    solution = row.solution
+    solution, found = row.solution, find_binding(row.solution)
     return {
         **{name: getattr(solution, name) for name in ("name", "definition", "author")},
         "language": solution.spec.language.value,
-        "binding": row.binding,
-        "note": find_binding(solution).note,
+        "binding": found.binding.value if solution.spec.language in COMPILED else None,
+        "note": found.note,
         "result": row.result,
         "seconds": round(row.seconds, 3),
         "message": row.message or None,

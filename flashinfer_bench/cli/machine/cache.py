@@ -8,23 +8,28 @@ from argparse import Namespace
 from typing import Any, Final
 
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER
-from flashinfer_bench.cli.output import write_result
 from flashinfer_bench.cli.parser import EXIT_CODES, PROGRAM, Parser, add_format, number
-from flashinfer_bench.cli.render import Column, count, render_table, shorten_uuid
+from flashinfer_bench.cli.render import count, render_rows, write_result
 from flashinfer_bench.compile.cache import ArtifactCache, Entry, size_limit, size_of_folder
 from flashinfer_bench.env import cache_root
 
-COLUMNS: Final = (
-    *map(Column, ("Solution", "Language", "Artifact")),
-    *(Column("Size", True), Column("Build", True), Column("Last used", True)),
-)
-BASELINE_COLUMNS: Final = (
-    *map(Column, ("Definition", "Workload", "GPU")),
-    *(Column("Latency", True), Column("Measured"), Column("Last used", True)),
-)
-KINDS: Final = {"": "built solutions", "jit_": "compiled when solutions ran", "judge_": "kernels that judge"}
-"""Beginning of the keys of a document → what it counts."""
-SHOWN_DIGITS: Final = 12
+COLUMNS: Final = {
+    "Solution": "solution",
+    "Language": "language",
+    "Bytes": "size_bytes",
+    "Seconds": "build_seconds",
+    "Last used": "last_used",
+}
+BASELINE_COLUMNS: Final = {
+    "Definition": "definition",
+    "Workload": "workload",
+    "GPU": "hardware",
+    "Milliseconds": "latency_ms",
+    "Measured": "taken",
+    "Last used": "last_used",
+}
+PROBLEM_COLUMNS: Final = {"Artifact": "artifact", "Solution": "solution", "Reason": "reason", "Removed": "removed"}
+"""Headings of a table → keys of a document's entries."""
 GIGABYTE: Final = 1e9
 
 
@@ -44,8 +49,8 @@ def declare_cache(parser: Parser) -> None:
     add(
         "show",
         "list what is built",
-        "List the built solutions, precompiled headers, and solutions that did not compile: where they lie and how\n"
-        "much room they take, and how much the kernels that judge.",
+        "List the built solutions, precompiled headers, and solutions that did not compile, and how much room they\n"
+        "and the kernels that judge take.",
         execute_show,
     )
     clear = add(
@@ -83,52 +88,38 @@ def declare_cache(parser: Parser) -> None:
 def execute_show(args: Namespace) -> int:
     """List the artifacts and what solutions compiled when they ran, the one that was used last first."""
     cache = _open()
-    entries, folders, sizes = cache.entries(), cache.jit_folders(), _sizes(cache)
+    entries, folders = list(map(_document, cache.entries())), list(map(_document, cache.jit_folders()))
+    judge_bytes, size = size_of_folder(cache.root / JUDGE_FOLDER), _size(cache)
     document = {
         "cache": str(cache.root),
         "limit_bytes": size_limit(),
-        "size_bytes": sizes[""] + sizes["jit_"],
-        "judge_bytes": sizes["judge_"],
-        "artifacts": list(map(_document, entries)),
-        "compiled_at_run": list(map(_document, folders)),
+        "size_bytes": size - judge_bytes,
+        "judge_bytes": judge_bytes,
+        "artifacts": entries,
+        "compiled_at_run": folders,
     }
-    rows = [
-        [
-            one.solution or "(unknown)",
-            getattr(one.manifest, "language", "when run" if one.is_jit else ""),
-            one.digest[:SHOWN_DIGITS],
-            f"{'' if one.is_whole else '> '}{_bytes(one.size_bytes)}",
-            "failed" if one.has_failed else f"{getattr(one.manifest, 'build_seconds', 0.0):.1f} s",
-            _date(one.last_used_s),
-        ]
-        for one in (*entries, *folders)
-    ]
-    table = render_table(COLUMNS, rows) + "\n" if rows else ""
-    parts = ", ".join(f"{_bytes(size)} {KINDS[kind]}" for kind, size in sizes.items())
-    limit = f"limit {_bytes(size_limit())}, in {cache.root}"
-    write_result(args, document, f"{table}{count(len(entries), 'artifact')}, {parts}; {limit}\n")
+    told = f"{_bytes(size - judge_bytes)} of {_bytes(size_limit())}; kernels that judge: {_bytes(judge_bytes)}"
+    total = f"{count(len(entries), 'artifact')} and what ran solutions compiled, {told}; in {cache.root}"
+    write_result(args, document, render_rows([*entries, *folders], COLUMNS), [total])
     return 0
 
 
 def execute_clear(args: Namespace) -> int:
     """Remove all artifacts, or those whose last use is the longest ago."""
     cache = _open()
-    before, sizes = len(cache.entries()), _sizes(cache)
+    before, size = len(cache.entries()), _size(cache)
     if args.failed:
         cache.forget_failures()
     elif args.keep_gb is not None:
         cache.evict(max(0.0, args.keep_gb) * GIGABYTE)
     else:
         cache.clear(JUDGE_FOLDER)
-    left, removed = _sizes(cache), before - len(cache.entries())
-    document: dict[str, Any] = {"cache": str(cache.root), "removed": removed, "kept": before - removed}
-    lines = [f"removed {count(removed, 'artifact')}, {before - removed} left"]
-    for kind, size in sizes.items():
-        document |= {f"{kind}removed_bytes": size - left[kind], f"{kind}kept_bytes": left[kind]}
-        lines.append(f"{KINDS[kind]}: {_bytes(size - left[kind])} removed, {_bytes(left[kind])} left")
-    if any(left.values()) and args.keep_gb is None and not args.failed:
+    left, kept = _size(cache), len(cache.entries())
+    document = {"cache": str(cache.root), "removed": before - kept, "kept": kept}
+    lines = [f"removed {count(before - kept, 'artifact')}, {_bytes(size - left)}; {kept} left, {_bytes(left)}"]
+    if left and args.keep_gb is None and not args.failed:
         lines.append("a run uses what is left")
-    write_result(args, document, "".join(f"{line}\n" for line in lines))
+    write_result(args, document | {"removed_bytes": size - left, "kept_bytes": left}, lines)
     return 0
 
 
@@ -141,13 +132,9 @@ def execute_verify(args: Namespace) -> int:
         {"artifact": entry.digest, "solution": entry.solution, "reason": reason, "removed": entry.digest in removed}
         for entry, reason in problems
     ]
-    lines = [
-        f"{entry.digest[:SHOWN_DIGITS]} {entry.solution}: {reason}{'; removed' if entry.digest in removed else ''}\n"
-        for entry, reason in problems
-    ]
-    total = f"{count(checked, 'artifact')} checked, {len(problems)} damaged, in {cache.root}\n"
+    total = f"{count(checked, 'artifact')} checked, {len(problems)} damaged, in {cache.root}"
     document = {"cache": str(cache.root), "checked": checked, "problems": found}
-    write_result(args, document, "".join([*lines, total]))
+    write_result(args, document, render_rows(found, PROBLEM_COLUMNS), [total])
     return 1 if len(removed) < len(problems) else 0
 
 
@@ -159,22 +146,20 @@ def execute_baselines(args: Namespace) -> int:
     if args.clear:
         removed = cache.clear()
         document = {"baselines": str(cache.folder), "removed": removed}
-        write_result(args, document, f"removed {count(removed, 'baseline')}\n")
+        write_result(args, document, [f"removed {count(removed, 'baseline')}"])
         return 0
     files = cache.files()
     size = sum(file.size_bytes for file in files)
-    rows, entries = [], []
+    entries = []
     for file in files:
-        facts = {"path": str(file.path), "size_bytes": file.size_bytes, "last_used": round(file.last_used_s, 3)}
-        if (kept := file.baseline) is not None:
-            facts |= kept.model_dump(mode="json", exclude_none=True)
-            times = [f"{kept.latency_ms:.4g} ms", kept.taken, _date(file.last_used_s)]
-            rows.append([kept.definition, shorten_uuid(kept.workload), kept.hardware, *times])
-        entries.append(facts)
-    table = render_table(BASELINE_COLUMNS, rows) + "\n" if rows else ""
-    damaged = f", {len(files) - len(rows)} that cannot be used" if len(files) > len(rows) else ""
-    total = f"{count(len(files), 'baseline')}{damaged}, {_bytes(size)}, in {cache.folder}\n"
-    write_result(args, {"baselines": str(cache.folder), "size_bytes": size, "entries": entries}, table + total)
+        kept = file.baseline.model_dump(mode="json", exclude_none=True) if file.baseline is not None else {}
+        facts = {"path": str(file.path), "size_bytes": file.size_bytes, "last_used": _date(file.last_used_s)}
+        entries.append(facts | kept)
+    usable = [entry for entry in entries if "definition" in entry]
+    damaged = f", {len(entries) - len(usable)} that cannot be used" if len(usable) < len(entries) else ""
+    total = f"{count(len(files), 'baseline')}{damaged}, {_bytes(size)}, in {cache.folder}"
+    document = {"baselines": str(cache.folder), "size_bytes": size, "entries": entries}
+    write_result(args, document, render_rows(usable, BASELINE_COLUMNS), [total])
     return 0
 
 
@@ -184,14 +169,14 @@ def _open() -> ArtifactCache:
 
 def _document(entry: Entry) -> dict[str, Any]:
     built = {name: getattr(entry.manifest, name, None) for name in ("language", "build_seconds", "failure")}
-    facts = {"path": str(entry.path), "size_bytes": entry.size_bytes, "last_used": round(entry.last_used_s, 3)}
+    facts = {"path": str(entry.path), "size_bytes": entry.size_bytes, "last_used": _date(entry.last_used_s)}
     return {**facts, "solution": entry.solution, "artifact": entry.digest, "is_whole": entry.is_whole, **built}
 
 
-def _sizes(cache: ArtifactCache) -> dict[str, int]:
-    """Return the bytes of each of `KINDS`."""
-    found = [sum(one.size_bytes for one in entries) for entries in (cache.entries(), cache.jit_folders())]
-    return dict(zip(KINDS, [*found, size_of_folder(cache.root / JUDGE_FOLDER)], strict=True))
+def _size(cache: ArtifactCache) -> int:
+    """Return the bytes of all that is built."""
+    entries = (*cache.entries(), *cache.jit_folders())
+    return sum(entry.size_bytes for entry in entries) + size_of_folder(cache.root / JUDGE_FOLDER)
 
 
 def _bytes(size: int) -> str:

@@ -77,13 +77,13 @@ def describe_machine(report: Report) -> dict[str, str]:
     if readings is not None and readings.memory_bytes:
         chip += [f"{readings.processors} SMs", f"L2 {readings.l2_bytes / MIB:.0f} MiB"]
         chip.append(f"memory {readings.memory_bytes / GIB:.1f} GiB, {readings.free_bytes / GIB:.1f} free")
-    states = [state for state in (machine.at_rest, readings and readings.under_load) if state is not None]
-    clocks = [" to ".join(f"{getattr(state, field)} {unit}" for state in states) for field, unit in STATES]
+    state = machine.at_rest
+    clocks = [] if state is None else [f"{getattr(state, field)} {unit}" for field, unit in STATES]
     versions = {**machine.versions, "CUDA of torch": readings.cuda if readings is not None else None}
     return {
         "device": f"{machine.device.label}, {machine.device.name}",
         "chip": ", ".join(chip),
-        "at rest, under load": "; ".join(clocks) if states else "",
+        "at rest": ", ".join(clocks),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
         "not installed": ", ".join(name for name, version in machine.versions.items() if version is None),
         "compilers": ", ".join(f"{name} {place or 'not found'}" for name, place in machine.compilers.items()),

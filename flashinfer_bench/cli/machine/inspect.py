@@ -21,13 +21,16 @@ from flashinfer_bench.cli.parser import (
 from flashinfer_bench.errors import Misuse
 
 if TYPE_CHECKING:
-    from flashinfer_bench.examine.inspect.look import Inspected, ToolPlan
+    from flashinfer_bench.examine.inspect.look import Inspected, ToolStep
 
 WALLS: Final = (
     "The tool and the solution run in the walls of a worker. Open for them: a loopback and local sockets in a\n"
     "network of their own, and the names of threads below /proc. What comes out is a lead and no verdict, since\n"
     "a solution could forge it. An NVIDIA GPU is needed (docs/inspect.md)."
 )
+
+
+NCU_FLAGS: Final = ("set", "sections", "kernel_name", "page", "l2_cache", "warmup_runs", "timeout")
 
 
 def declare_inspect(parser: Parser) -> None:
@@ -105,17 +108,8 @@ def execute_ncu(args: argparse.Namespace) -> int:
     from flashinfer_bench.examine.inspect import look, ncu
 
     program = look.find_tool("ncu", args.ncu_path)
-    plan = ncu.plan_ncu(
-        program,
-        ncu.list_metrics(program),
-        set=args.set,
-        sections=args.sections,
-        kernel_name=args.kernel_name,
-        page=args.page,
-        cache=args.l2_cache,
-        warm_up_calls=args.warmup_runs,
-        limit_s=args.timeout,
-    )
+    how = {name: getattr(args, name) for name in NCU_FLAGS}
+    plan = ncu.plan_ncu(program, ncu.list_metrics(program), **how)
     document, page = ncu.read_profile(_look(args, plan))
     _write(args, document, f"{look.plain(page).rstrip()}\n\n{ncu.render_profile(document)}")
     return 0
@@ -135,13 +129,13 @@ def execute_sanitizer(args: argparse.Namespace) -> int:
     return 1 if document["findings"] or document["problems"] else 0
 
 
-def _look(args: argparse.Namespace, plan: ToolPlan) -> Inspected:
+def _look(args: argparse.Namespace, steps: list[ToolStep]) -> Inspected:
     from flashinfer_bench.cli.args import open_trace_set
     from flashinfer_bench.examine.inspect import look
 
     device = look.find_gpu(args.device)
     how = {"definition": args.definition, "sandbox": args.sandbox, "seed": args.seed, "tell": write_err}
-    return look.look(open_trace_set(args), args.solution, args.workload, plan, device, **how)
+    return look.look(open_trace_set(args), args.solution, args.workload, steps, device, **how)
 
 
 def _write(args: argparse.Namespace, document: Mapping[str, Any], text: str) -> None:

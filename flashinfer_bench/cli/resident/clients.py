@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.cli.exit_codes import INTERRUPTED
-from flashinfer_bench.cli.output import one_interrupt, write_err, write_out, write_result
+from flashinfer_bench.cli.output import one_interrupt, write_err, write_out
 from flashinfer_bench.cli.parser import PROGRAM, Parser, add_names, number, whole_number
-from flashinfer_bench.cli.render import Column, available_width, render_table
+from flashinfer_bench.cli.render import join_sections, render_rows, write_result
 from flashinfer_bench.client import DEFAULT_URL, Client, TaskReport
 from flashinfer_bench.data import Solution, Trace
 from flashinfer_bench.data.json_utils import load_json_file
@@ -28,8 +28,9 @@ if TYPE_CHECKING:  # the help does not wait for the engine
 
 RETRY_S: Final = 20.0
 """Seconds for which a server that does not answer is asked again."""
-DEVICE_COLUMNS: Final = tuple(map(Column, ("Device", "Hardware", "State", "Now")))
-TASK_COLUMNS: Final = tuple(map(Column, ("Task", "Status", "Definition", "Solution")))
+DEVICE_COLUMNS: Final = {"Device": "device", "Hardware": "hardware", "State": "condition", "Now": "job"}
+TASK_COLUMNS: Final = {"Task": "task_id", "Status": "status", "Definition": "definition", "Solution": "solution"}
+"""Headings of a table → keys of an overview."""
 SHOWN_TASKS: Final = 15
 """Open tasks that are listed."""
 LONGEST_PAUSE_S: Final = 86_400.0
@@ -84,7 +85,7 @@ def execute_submit(args: Namespace) -> int:
         workloads = getattr(args, "workloads", None)
         task = client.submit(solution, workloads, priority=args.priority, confirm=args.confirm)
         if args.no_wait:
-            write_result(args, {"task_id": task}, f"{task}\n")
+            write_result(args, {"task_id": task}, [task])
             return 0
         if not args.quiet:
             write_err(f"task {task} at {client.url}; Ctrl-C cancels it")
@@ -100,7 +101,7 @@ def execute_submit(args: Namespace) -> int:
         outcome = _make_outcome(client, report, solution, workloads)
         outcome.seconds = time.monotonic() - started
     document = {**outcome_document(outcome, None), "task_id": task, "server": client.url, "error": report.error}
-    write_result(args, document, render_outcome(outcome, available_width(sys.stdout)))
+    write_result(args, document, render_outcome(outcome))
     if report.status == "cancelled":
         write_err("the task was cancelled")
     return outcome.exit_code(require_passed=args.require_passed)
@@ -182,17 +183,9 @@ def read_overview(client: Client) -> dict[str, Any]:
         "queue_jobs": health["queue_size"],
         "verdicts_per_second": sum(value for _, value in samples["verdicts_per_second"]),
         "jobs": {labels["status"]: int(value) for labels, value in samples["jobs_total"]},
-        "devices": [
-            {
-                **{key: one[key] for key in ("device", "hardware", "condition")},
-                "job": jobs.get(one["device"], ""),
-            }
-            for one in health["workers"]
-        ],
+        "devices": [{**one, "job": jobs.get(one["device"], "")} for one in health["workers"]],
         "open_tasks": [
-            {key: getattr(task, key) for key in ("task_id", "status", "definition", "solution")}
-            for task in client.tasks()
-            if not task.is_over
+            {key: getattr(task, key) for key in TASK_COLUMNS.values()} for task in client.tasks() if not task.is_over
         ],
     }
 
@@ -201,11 +194,5 @@ def render_overview(overview: dict[str, Any]) -> str:
     """Lay an overview out."""
     counts = ", ".join(f"{number} {status}" for status, number in overview["jobs"].items())
     head = f"{overview['queue_jobs']} jobs wait; {overview['verdicts_per_second']:.2g} verdicts a second; {counts}"
-    tasks = [[task["task_id"][:8], *list(task.values())[1:]] for task in overview["open_tasks"]]
-    return "\n".join(
-        [
-            f"{to_printable(head)}\n",
-            render_table(DEVICE_COLUMNS, [list(one.values()) for one in overview["devices"]]),
-            render_table(TASK_COLUMNS, tasks[:SHOWN_TASKS]),
-        ]
-    )
+    devices = render_rows(overview["devices"], DEVICE_COLUMNS)
+    return join_sections([to_printable(head)], devices, render_rows(overview["open_tasks"][:SHOWN_TASKS], TASK_COLUMNS))

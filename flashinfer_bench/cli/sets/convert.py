@@ -8,9 +8,9 @@ from typing import Final
 
 from flashinfer_bench.cli.args import describe_issues, find_output, has_nothing
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
-from flashinfer_bench.cli.output import write_err, write_result
+from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format
-from flashinfer_bench.cli.render import count
+from flashinfer_bench.cli.render import count, write_result
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store.new_sets import convert_set
 from flashinfer_bench.errors import DataSetError
@@ -49,6 +49,6 @@ def execute(args: Namespace) -> int:
     numbers = {f"{noun}s": getattr(done, f"{noun}s") for noun in NOUNS}
     warnings = [str(issue) for issue in trace_set.issues if issue.severity == "warning"]
     further = {"lost": done.lost, "read_otherwise": warnings}
-    text = f"{done.output}: {', '.join(map(count, numbers.values(), NOUNS))}\n"
-    write_result(args, {"output": str(done.output), **numbers, **further}, text)
+    text = f"{done.output}: {', '.join(map(count, numbers.values(), NOUNS))}"
+    write_result(args, {"output": str(done.output), **numbers, **further}, [text])
     return FAILED if done.lost else RAN

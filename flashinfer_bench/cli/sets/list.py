@@ -7,9 +7,8 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from flashinfer_bench.cli.args import choose_definitions, open_trace_set, refuse_unknown
-from flashinfer_bench.cli.output import write_result
 from flashinfer_bench.cli.parser import PROGRAM, NameList, Parser, add_format, add_local, add_names
-from flashinfer_bench.cli.render import Column, render_table
+from flashinfer_bench.cli.render import render_rows, write_result
 from flashinfer_bench.errors import Misuse
 
 TABLES: Final = {
@@ -31,7 +30,6 @@ TABLES: Final = {
     "workloads": {"Workload": "uuid", "Definition": "definition", "Axes": "axes"},
 }
 """Each list → headings of its table → keys of its rows."""
-NUMBERS: Final = ("Workloads", "Solutions", "Traces")
 
 
 def declare_list(parser: Parser) -> None:
@@ -112,14 +110,6 @@ def execute(args: Namespace) -> int:
         for row in rows:
             row["evaluator"] = asdict(found.choices[row["name"]])
         shown = [{**row, "definition": row["name"], **row["evaluator"]} for row in rows]
-    columns = TABLES["evaluators" if args.evaluators else kind]
-    cells = [[_cell(row[key]) for key in columns.values()] for row in shown]
-    table = render_table([Column(heading, heading in NUMBERS) for heading in columns], cells)
+    table = render_rows(shown, TABLES["evaluators" if args.evaluators else kind])
     write_result(args, {**document, kind: rows}, table)
     return 0
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, dict):
-        return " ".join(f"{name}={size}" for name, size in value.items())
-    return str(len(value)) if isinstance(value, list) else str(value)

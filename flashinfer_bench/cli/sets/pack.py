@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.cli.args import find_output, open_trace_set, refuse_unknown
-from flashinfer_bench.cli.output import write_err, write_result
+from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.cli.parser import EXIT_CODES, PROGRAM, Parser, add_format, add_local
-from flashinfer_bench.cli.render import count
+from flashinfer_bench.cli.render import count, write_result
 from flashinfer_bench.data import Solution, load_json_file
 from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.store.layout import path_part
@@ -77,7 +77,7 @@ def execute_pack(args: Namespace) -> int:
     find_output(file, args).write(solution.to_json(indent=2) + "\n")
     size = sum(len(source.content.encode()) for source in solution.sources)
     sources = f"{count(len(solution.sources), 'source')} of {size} bytes"
-    _tell(args, solution, [file], f"{file}: {solution.name} for {solution.definition}, {sources}")
+    _tell(args, solution, [file], [f"{file}: {solution.name} for {solution.definition}, {sources}"])
     return 0
 
 
@@ -89,7 +89,7 @@ def execute_unpack(args: Namespace) -> int:
     solution = load_json_file(Solution, args.file)
     folder = Path(args.directory or path_part(solution.name))
     files = unpack_solution(solution, folder, root=find_output(folder, args).root)
-    _tell(args, solution, files, "\n".join(map(str, files)))
+    _tell(args, solution, files, list(map(str, files)))
     return 0
 
 
@@ -101,6 +101,6 @@ def _is_of(solution: Solution, file: Path) -> bool:
         return False
 
 
-def _tell(args: Namespace, solution: Solution, files: list[Path], text: str) -> None:
+def _tell(args: Namespace, solution: Solution, files: list[Path], lines: list[str]) -> None:
     names = {name: getattr(solution, name) for name in ("name", "definition", "author")}
-    write_result(args, {**names, "digest": solution.digest(), "files": list(map(str, files))}, text + "\n")
+    write_result(args, {**names, "digest": solution.digest(), "files": list(map(str, files))}, lines)

@@ -23,7 +23,7 @@ from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.scheduler import Judged, Rules, Scheduler
-from flashinfer_bench.data import Evaluation, TraceSet
+from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.measurement import tell as tell_record
 from flashinfer_bench.examine.compare.result import (
     LOOKS,
@@ -56,15 +56,17 @@ class PairSeries:
     """Which solutions, if there are several pairings."""
     jobs: tuple[Job, Job]
     """Of A and of B."""
-    blocks: tuple[dict[int, Evaluation], dict[int, Evaluation]] = field(default_factory=lambda: ({}, {}))
-    """Of A and of B: number of a pair → evaluation."""
+    blocks: tuple[dict[int, float], dict[int, float]] = field(default_factory=lambda: ({}, {}))
+    """Of A and of B: number of a pair → latency in ms."""
+    marks: list[dict[str, str]] = field(default_factory=lambda: [{}, {}])
+    """Of A and of B: what times need to have in common."""
     stopped: str = ""
     """Why no more is measured: a side did not pass or has no verdict."""
 
     def times(self) -> list[tuple[float, float]]:
         """Return the latencies of A and B in each complete pair, in order."""
         first, second = self.blocks
-        return [(_latency(first[pair]), _latency(second[pair])) for pair in sorted(first.keys() & second.keys())]
+        return [(first[pair], second[pair]) for pair in sorted(first.keys() & second.keys())]
 
     def ratio(self) -> Ratio:
         """Return B over A; there is a pair."""
@@ -84,15 +86,15 @@ class PairSeries:
 
     def hear(self, pair: int, side: int, found: Judged | JobFaulted) -> None:
         """Take the evaluation of a block, or why it has none."""
-        problem = ""
         if isinstance(found, JobFaulted):
             problem = f"has no verdict: {first_reason(found.message)}"
-        elif found.evaluation.performance is None:
-            problem = f"did not pass: {found.evaluation.status.value}: {reason_of(found.evaluation)}".rstrip(": ")
+        elif latency_ms := latency_of(found.evaluation):
+            self.blocks[side][pair] = latency_ms
+            self.marks[side] = marks_of(tell_record(found.evaluation), found.device.name)
+            return
         else:
-            self.blocks[side][pair] = found.evaluation
-        if problem and not self.stopped:
-            self.stopped = f"{'AB'[side]} {problem}"
+            problem = f"did not pass: {found.evaluation.status.value}: {reason_of(found.evaluation)}".rstrip(": ")
+        self.stopped = self.stopped or f"{'AB'[side]} {problem}"
 
     def row(self) -> Row:
         """Return what was found."""
@@ -101,16 +103,11 @@ class PairSeries:
         times = self.times()
         if self.stopped or not times:
             return replace(row, problem=self.stopped or SPENT, is_unmeasured=not self.stopped)
-        firsts = (next(iter(found.values())) for found in self.blocks)
-        difference = find_difference(*(marks_of(tell_record(one), one.environment.hardware) for one in firsts))
+        difference = find_difference(*self.marks)
         if difference is not None:
             return replace(row, problem=describe_difference(row.workload, difference))
         first_ms, second_ms = map(fmean, zip(*times, strict=True))
-        return replace(row, first_ms=first_ms, second_ms=second_ms, pairs_ms=times, ratio=self.ratio())
-
-
-def _latency(evaluation: Evaluation) -> float:
-    return latency_of(evaluation) or 0.0
+        return replace(row, a_ms=first_ms, b_ms=second_ms, pairs_ms=times, ratio=self.ratio())
 
 
 def measure(
@@ -146,7 +143,7 @@ def measure(
     rules = Rules(one_worker_a_job=True)
     with closing(context.make_scheduler(seeds, rules, needs_triton=needs_triton)) as scheduler:
         seconds = _run(scheduler, series, threshold, budget_s, tell)
-    context.learn_spread([list(map(_latency, found.values())) for one in series for found in one.blocks])
+    context.learn_spread([list(found.values()) for one in series for found in one.blocks])
     return Comparison([one.row() for one in series], threshold, "measured", device.name, seconds)
 
 

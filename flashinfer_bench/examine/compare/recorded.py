@@ -14,7 +14,7 @@ from flashinfer_bench.data.sets.results import Result, group
 from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.examine.compare.result import Comparison, Row, describe_difference, recorded_ratio
 from flashinfer_bench.examine.compare.sides import Contender, choose_workloads
-from flashinfer_bench.report.comparable import KINDS, Difference, find_difference, marks_of
+from flashinfer_bench.report.comparable import find_difference, marks_of
 from flashinfer_bench.report.decision import join_halves
 from flashinfer_bench.report.intervals import half_of
 from flashinfer_bench.report.verdict import caveat_in, reason_of
@@ -52,29 +52,30 @@ def compare_recorded(
 
 
 def _compare(place: Place, first: list[Result], second: list[Result]) -> Iterator[Row]:
-    """Yield a row for each kind of hardware that both were timed on; one that says why, if there is none."""
+    """Yield a row for each kind of hardware that both were timed on; one that says why, if there is none.
+
+    Of several times the lowest counts; quick runs do not.
+    """
     row = Row(place[0], place[1], dict(first[0].trace.workload.axes), place[2])
-    a, b = (_fastest_by_hardware(results) for results in (first, second))
-    common = [hardware for hardware in a if hardware in b]
+    a, b = (
+        {one.hardware: one for one in sorted(results, key=_latency, reverse=True) if one.is_ranked}
+        for results in (first, second)
+    )
     if not (a and b):
         yield replace(row, problem=_why_no_time("A", first) if not a else _why_no_time("B", second))
-    elif not common:
-        yield replace(row, problem=describe_difference(place[1], Difference(KINDS["hardware"], min(a), min(b))))
-    for name in common:
-        pair = (a[name], b[name])
-        difference = find_difference(*(marks_of(one.told, name) for one in pair))
+        return
+    others = (next(iter(a.values())), next(iter(b.values())))
+    for one, two in [(a[name], b[name]) for name in a if name in b] or [others]:
+        difference = find_difference(*(marks_of(found.told, found.hardware) for found in (one, two)))
         if difference is not None:
             yield replace(row, problem=describe_difference(row.workload, difference))
             continue
-        one, two = (found.latency_ms or 0.0 for found in pair)
-        ratio = recorded_ratio(log(two / one), join_halves([half_of(found) for found in pair]))
-        yield replace(row, first_ms=one, second_ms=two, ratio=ratio)
+        ratio = recorded_ratio(log(_latency(two) / _latency(one)), join_halves([half_of(one), half_of(two)]))
+        yield replace(row, a_ms=one.latency_ms, b_ms=two.latency_ms, ratio=ratio)
 
 
-def _fastest_by_hardware(results: list[Result]) -> dict[str, Result]:
-    """Return the result with the lowest latency on each kind of hardware; quick runs do not count."""
-    ranked = group((one for one in results if one.is_ranked and one.latency_ms), lambda one: one.hardware)
-    return {hardware: min(items, key=lambda one: one.latency_ms or 0.0) for hardware, items in ranked.items()}
+def _latency(result: Result) -> float:
+    return result.latency_ms or 0.0
 
 
 def _why_no_time(side: str, results: list[Result]) -> str:

@@ -31,6 +31,13 @@ from flashinfer_bench.timing.statistics import student_quantile
 FORMAT_VERSION: Final = 1
 """Version of the JSON document. 1: the first."""
 SUITE: Final = "flashinfer-bench compare"
+COUNTS: Final = {
+    "tests": "testcase",
+    "failures": "testcase/failure",
+    "errors": "testcase/error",
+    "skipped": "testcase/skipped",
+}
+"""Attribute of a suite of JUnit XML → what it counts."""
 OVERALL: Final = "over all"
 MARKUP: Final = str.maketrans({"|": "\\|", "<": "&lt;", ">": "&gt;", "`": "\\`", "*": "\\*", "_": "\\_", "[": "\\["})
 LOOKS: Final = {4: 0.984, 6: 0.990, 9: 0.992, 13: 0.993, 19: 0.994, 28: 0.994, 42: 0.994, 63: 0.994, 94: 0.994}
@@ -146,22 +153,22 @@ def join_ratios(ratios: Sequence[Ratio]) -> Ratio:
 
 @dataclass(frozen=True)
 class Row:
-    """One workload; or all, at the end of a comparison."""
+    """One workload; or all, at the end of a comparison. The JSON document has its fields."""
 
     definition: str
     workload: str
     axes: Mapping[str, int] = field(default_factory=dict)
-    label: str = ""
+    solutions: str | None = None
     """Which solutions, if a comparison has several pairs of them."""
-    first_ms: float | None = None
+    a_ms: float | None = None
     """Mean latency of A."""
-    second_ms: float | None = None
+    b_ms: float | None = None
     """Mean latency of B."""
     pairs_ms: Sequence[tuple[float, float]] = ()
     """Latencies of A and B in each pair of blocks, in the order in which they were measured."""
     ratio: Ratio | None = None
     """B over A; None if there is nothing to compare."""
-    problem: str = ""
+    problem: str | None = None
     """Why there is nothing to compare."""
     is_unmeasured: bool = False
     """The budget was spent before there was a pair: nothing is wrong, and nothing is known yet."""
@@ -170,7 +177,7 @@ class Row:
     def name(self) -> str:
         """Solutions, workload and axes."""
         axes = " ".join(f"{name}={size}" for name, size in self.axes.items())
-        return ", ".join(filter(None, [self.label, self.workload, axes]))
+        return ", ".join(filter(None, [self.solutions, self.workload, axes]))
 
 
 def describe_difference(workload: str, difference: Difference) -> str:
@@ -212,13 +219,15 @@ class Comparison:
         """Return where B is slower by more than a share: uuids, and OVERALL."""
         return [row.workload for row in self.all_rows if row.ratio is not None and row.ratio.decide(share) == SLOWER]
 
-    def describe(self, ratio: Ratio) -> tuple[str, str]:
+    def describe(self, row: Row) -> tuple[str, str]:
         """Return a ratio with its interval, "1.031 (1.024 to 1.038)", and what B is beside A, in words."""
-        number = f"{ratio.ratio:.3f}"
-        if ratio.interval is not None:
-            number += " ({:.3f} to {:.3f})".format(*ratio.interval)
-        decision = ratio.decide(self.threshold)
-        more = ratio.pairs_needed(self.threshold)
+        if row.ratio is None:
+            return "", UNKNOWN if row.is_unmeasured else "not compared"
+        number = f"{row.ratio.ratio:.3f}"
+        if row.ratio.interval is not None:
+            number += " ({:.3f} to {:.3f})".format(*row.ratio.interval)
+        decision = row.ratio.decide(self.threshold)
+        more = row.ratio.pairs_needed(self.threshold)
         if decision == SAME:
             return number, f"same within {100 * self.threshold:.3g} %"
         return number, f"{decision} (needs about {more} more)" if more is not None else decision
@@ -230,39 +239,19 @@ class Comparison:
             sides: the words for A and B.
             slower: where the gate says that B is slower; empty if there is no gate, or nothing is.
         """
-        overall = self.overall
+        head = {"format_version": FORMAT_VERSION, "a": sides[0], "b": sides[1], "slower_than_allowed": list(slower)}
         rows = [
-            {
-                "definition": row.definition,
-                "workload": row.workload,
-                "axes": dict(row.axes),
-                "solutions": row.label or None,
-                "a_ms": row.first_ms,
-                "b_ms": row.second_ms,
-                "pairs_ms": list(map(list, row.pairs_ms)),
-                "decision": UNKNOWN if row.is_unmeasured else None,
-                **({} if row.ratio is None else self._ratio_document(row.ratio)),
-                "problem": row.problem or None,
-            }
+            {**vars(row), "decision": UNKNOWN if row.is_unmeasured else None, **self._ratio_document(row.ratio)}
             for row in self.rows
         ]
-        return {
-            "format_version": FORMAT_VERSION,
-            "a": sides[0],
-            "b": sides[1],
-            "how": self.how,
-            "hardware": self.hardware,
-            "threshold": self.threshold,
-            "seconds": round(self.seconds, 3),
-            "rows": rows,
-            "overall": None if overall is None else self._ratio_document(overall),
-            "slower_than_allowed": list(slower),
-        }
+        return {**head, **vars(self), "rows": rows, "overall": self._ratio_document(self.overall) or None}
 
-    def _ratio_document(self, ratio: Ratio) -> dict[str, Any]:
+    def _ratio_document(self, ratio: Ratio | None) -> dict[str, Any]:
+        if ratio is None:
+            return {}
         return {
             "ratio": ratio.ratio,
-            "interval95": ratio.interval and list(ratio.interval),
+            "interval95": ratio.interval,
             "pairs": ratio.pairs or None,
             "decision": ratio.decide(self.threshold),
             "pairs_needed": ratio.pairs_needed(self.threshold),
@@ -278,31 +267,26 @@ class Comparison:
             "| --- | ---: | ---: | ---: | --- |",
         ]
         for row in self.all_rows:
-            cells = ["", "", "", row.problem]
-            if row.ratio is not None:
-                times = (row.first_ms, row.second_ms)
-                cells = ["" if time is None else f"{time:.4g}" for time in times] + [*self.describe(row.ratio)]
-            texts = (to_one_line(text).translate(MARKUP) for text in (row.name, *cells))
-            lines.append(f"| {' | '.join(texts)} |")
+            times = ["" if time is None else f"{time:.4g}" for time in (row.a_ms, row.b_ms)]
+            ratio, words = self.describe(row)
+            cells = (to_one_line(text).translate(MARKUP) for text in (row.name, *times, ratio, row.problem or words))
+            lines.append(f"| {' | '.join(cells)} |")
         end = ["", f"Slower than allowed: {', '.join(where)}."] if where else []
         return "\n".join([*lines, *end, ""])
 
     def junit(self, slower: Sequence[str]) -> str:
         """Return the comparison as JUnit XML: a case for each workload, which fails if B is slower than allowed."""
-        cases = self.all_rows
-        suite = ElementTree.Element("testsuite", name=SUITE, tests=str(len(cases)), time=f"{self.seconds:.3f}")
-        for row in cases:
+        suite = ElementTree.Element("testsuite", name=SUITE, time=f"{self.seconds:.3f}")
+        for row in self.all_rows:
             name = f"{row.definition}: {row.name}".removeprefix(": ")
             case = ElementTree.SubElement(suite, "testcase", classname=SUITE, name=to_one_line(name))
-            kind = "skipped" if row.is_unmeasured else "error"
-            text = row.problem
-            if row.ratio is not None:
-                text = ": ".join(self.describe(row.ratio))
-                ElementTree.SubElement(case, "system-out").text = text
-                kind = "failure" if row.workload in slower else ""
-                text = f"slower than allowed: {text}"
-            if kind:
+            text = row.problem or ": ".join(self.describe(row))
+            ElementTree.SubElement(case, "system-out").text = to_one_line(text)
+            if row.problem:
+                kind = "skipped" if row.is_unmeasured else "error"
                 ElementTree.SubElement(case, kind, message=to_one_line(text))
-        for kind, plural in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
-            suite.set(plural, str(len(suite.findall(f"testcase/{kind}"))))
+            elif row.workload in slower:
+                ElementTree.SubElement(case, "failure", message=f"slower than allowed: {text}")
+        for kind, tag in COUNTS.items():
+            suite.set(kind, str(len(suite.findall(tag))))
         return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"

@@ -171,7 +171,8 @@ def pair_up(first: Contender, second: Contender) -> list[Pairing]:
         if len(texts) > 1:
             raise DataSetError(f"{key[0]} is another definition in {second.word} than in {first.word}")
         a, b = (listed[key][0] for listed in grouped)
-        pairings.append(Pairing(a, b, {"set": a.name, "author": f"{a.name} : {b.name}"}.get(first.kind, "")))
+        label = "" if first.kind == "solution" else " : ".join(dict.fromkeys((a.name, b.name)))
+        pairings.append(Pairing(a, b, label))
     if not pairings:
         of = [f"{side.word} is of {', '.join(sorted({one.definition for one in side.solutions}))}" for side in sides]
         raise DataSetError(f"the two sides have no definition in common: {'; '.join(of)}")

@@ -10,7 +10,6 @@ from flashinfer_bench.bench.runner.sandbox import Level, Sandbox
 from flashinfer_bench.examine.compare.result import Comparison
 from flashinfer_bench.examine.doctor.machine import MachineState, Readings
 from flashinfer_bench.report.timing import METHODS
-from flashinfer_bench.roofline.peaks import find_peak
 from flashinfer_bench.timing.measurement import reason_of_fallback
 from flashinfer_bench.timing.nvml import GpuState
 
@@ -19,8 +18,6 @@ State = Literal["ok", "note", "broken"]
 COLD_OVER_WARM: Final = 0.9
 COLD_OVER_MEMORY: Final = 1.1
 """The flush works if a read after it is at most these shares of the rate of a warm read and of the memory's rate."""
-LOW: Final = 0.6
-"""A rate below this share of the vendor's figure, and a clock below this share of its maximum, is told as low."""
 TWINS_AGREE: Final = 0.015
 """Twins whose latencies differ by at most this share agree."""
 TWINS_DIFFER: Final = 0.04
@@ -34,7 +31,7 @@ TO_GET_CUPTI: Final = {
 }
 """Words in the reason of a fall-back, and what helps there. The first words that fit count."""
 AGAIN: Final = "run it again on a quiet machine"
-LOOK_FOR: Final = "look for other processes, locked, throttled or capped clocks, and a MIG slice"
+LOOK_FOR: Final = "look for other processes and for MIG, then run this again"
 
 
 @dataclass(frozen=True)
@@ -109,21 +106,20 @@ def find_confinement(sandbox: Sandbox, asked_for: Level) -> Iterator[Finding]:
         yield Finding("sandbox", "note" if sandbox.notes else "ok", text, "; ".join(sandbox.notes))
 
 
-def find_heat(state: GpuState | None, when: str) -> Iterator[Finding]:
-    """Say what slows the GPU down, beside the usual cap of its power."""
-    reasons = [reason for reason in (state.slowed_by if state is not None else ()) if reason != "power_cap"]
-    if reasons:
-        text = f"the GPU is slowed down {when}: {', '.join(reasons)}"
-        yield Finding("throttling", "note", text, "see to its cooling and power; what is timed meanwhile is flagged")
-
-
-def find_others(state: GpuState) -> Finding:
-    """Say who else uses the GPU."""
+def find_neighbours(state: GpuState | None) -> Iterator[Finding]:
+    """Say who else uses the GPU, and what slows it down beside the usual cap of its power."""
+    if state is None:
+        return
     if state.other_processes:
         advice = "end them, or measure when they are done: what is timed beside them is flagged"
-        return Finding("other processes", "note", f"{state.other_processes} on the GPU", advice)
-    known = "none on the GPU" if state.other_processes == 0 else "not known: the driver or the container hides them"
-    return Finding("other processes", "ok", known)
+        yield Finding("other processes", "note", f"{state.other_processes} on the GPU", advice)
+    else:
+        known = "none was seen on the GPU" if state.other_processes == 0 else "not known: the driver does not tell"
+        yield Finding("other processes", "ok", known)
+    reasons = [reason for reason in state.slowed_by if reason != "power_cap"]
+    if reasons:
+        text = f"the GPU is slowed down: {', '.join(reasons)}"
+        yield Finding("throttling", "note", text, "see to its cooling and power; what is timed meanwhile is flagged")
 
 
 def find_clock(readings: Readings) -> Finding:
@@ -147,22 +143,6 @@ def find_cold(readings: Readings) -> Iterator[Finding]:
         yield Finding("cold L2", "ok", text)
     elif warm:
         yield Finding("cold L2", "broken", f"the flush leaves data in the L2. {text}", LOOK_FOR)
-
-
-def find_rates(readings: Readings, machine: MachineState) -> Iterator[Finding]:
-    """Compare rates and the clock that were reached with the most that the chip can."""
-    peak = find_peak(machine.device.name)
-    clock = readings.under_load.sm_mhz if readings.under_load is not None else None
-    figures: tuple[tuple[str, float | None, str, float | None], ...] = (
-        ("memory bandwidth", readings.copy_tb_per_sec, "TB/s by a copy", peak.tb_per_sec if peak else None),
-        ("bf16 matmul", readings.matmul_tflops, "TFLOP/s", peak.operations("fp16") if peak else None),
-        ("clock under load", clock, "MHz", machine.settings.most_sm_mhz if machine.settings is not None else None),
-    )
-    for topic, value, unit, limit in figures:
-        if value:
-            text = f"{value:.4g} {unit}" + (f", {value / limit:.0%} of {limit:g}" if limit else "")
-            is_low = limit is not None and value < LOW * limit
-            yield Finding(topic, "note", f"{text}, which is low", LOOK_FOR) if is_low else Finding(topic, "ok", text)
 
 
 def find_agreement(twins: Comparison, *, on_gpu: bool) -> Finding:

@@ -17,7 +17,7 @@ from flashinfer_bench.bench.machine import Device, is_torch_cuda_build
 from flashinfer_bench.bench.runner.sandbox import Sandbox, find_sandbox
 from flashinfer_bench.compile import find_toolchain, find_unavailable_languages
 from flashinfer_bench.env import cache_root
-from flashinfer_bench.timing.nvml import GpuSettings, GpuState, read_gpu_settings, read_gpu_state
+from flashinfer_bench.timing.nvml import GpuState, read_gpu_state
 
 PACKAGES: Final = ("torch", "triton", "flashinfer-python", "cupti-python", "apache-tvm-ffi")
 """Distributions whose versions times depend on."""
@@ -39,14 +39,13 @@ class MachineState:
     """Language of solutions → None if they can be built here, else the reason why not."""
     at_rest: GpuState | None = None
     """The GPU before anything of ours runs on it; None for a CPU."""
-    settings: GpuSettings | None = None
     sandbox: Sandbox = field(default_factory=Sandbox)
     """How far solutions can be confined here."""
 
 
 @dataclass(frozen=True)
 class Readings:
-    """What was measured on one device; rates are in 10^12 bytes or operations a second."""
+    """What was measured on one device; rates are in 10^12 bytes a second."""
 
     method: str
     """The clock that calls are timed by here: "cupti", "cuda_events" or "wall"."""
@@ -69,12 +68,6 @@ class Readings:
     """It reads the same data after a flush of the L2."""
     memory_tb_per_sec: float = 0.0
     """It reads many times the L2."""
-    copy_tb_per_sec: float = 0.0
-    """A copy within its memory, bytes read and written."""
-    matmul_tflops: float = 0.0
-    """A square bfloat16 matmul of random data."""
-    under_load: GpuState | None = None
-    """The GPU amid a burst of matmuls."""
 
 
 def read_machine(device: Device, *, nvml: Any = pynvml, environment: Mapping[str, str] = os.environ) -> MachineState:
@@ -99,7 +92,6 @@ def read_machine(device: Device, *, nvml: Any = pynvml, environment: Mapping[str
         cuda_version = f"CUDA {number // 1000}.{number % 1000 // 10}"
         versions["driver"] = f"{nvml.nvmlSystemGetDriverVersion()} ({cuda_version})"
         gpus = int(nvml.nvmlDeviceGetCount())
-    is_gpu = device.kind == "cuda"
     return MachineState(
         device=device,
         gpus=gpus,
@@ -110,7 +102,6 @@ def read_machine(device: Device, *, nvml: Any = pynvml, environment: Mapping[str
             "C++": str(toolchain.cxx.path) if toolchain.cxx else None,
         },
         languages=find_unavailable_languages(toolchain),
-        at_rest=read_gpu_state(device.uuid) if is_gpu else None,
-        settings=read_gpu_settings(device.uuid) if is_gpu else None,
+        at_rest=read_gpu_state(device.uuid) if device.kind == "cuda" else None,
         sandbox=find_sandbox("auto", cache_root(environment)),
     )

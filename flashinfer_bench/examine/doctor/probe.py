@@ -1,4 +1,4 @@
-"""Measures the one device that this process sees: clock, launch gap, flush and rates (`visit.py` asks)."""
+"""Measures the one device that this process sees: clock, launch gap and flush (`visit.py` asks)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,6 @@ MEMORY_SHARE: Final = 8
 """A buffer takes at most LARGEST_BYTES, and at most the free memory divided by MEMORY_SHARE."""
 L2_SHARE: Final = 3
 """The data that has to fit the L2 is the L2's size divided by this: it fits also if two halves hold the same lines."""
-MATMUL_SIZE: Final = 8192
-MATMULS: Final = 200
-"""Matmuls under load: long enough for a power cap to show."""
 READER: Final = "flashinfer_bench_reader"
 """Name of the flush's kernel as the call that is timed."""
 
@@ -49,18 +46,6 @@ def probe_gpu() -> Readings:
     free, total = torch.cuda.mem_get_info(device)
     size = min(LARGEST_BYTES, free // MEMORY_SHARE) // 4096 * 4096
     source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    copy_ms, _ = bench_gpu_time(target.copy_, args=(source,), num_iters=ITERATIONS)
-    left, right = (torch.randn(MATMUL_SIZE, MATMUL_SIZE, device=device, dtype=torch.bfloat16) for _ in range(2))
-    matmul_ms, _ = bench_gpu_time(torch.mm, args=(left, right), kwargs={"out": left.clone()}, num_iters=MATMULS)
-    half_done = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch's own lack
-    for index in range(MATMULS):
-        torch.mm(left, right)
-        if index == MATMULS // 2:
-            half_done.record()
-    half_done.synchronize()
-    under_load = timed_on.state()
-    torch.cuda.synchronize()
     return Readings(
         method=str(record["method"]),
         fallback="" if fallback == EVENTS_ASKED_FOR else fallback,
@@ -71,9 +56,6 @@ def probe_gpu() -> Readings:
         free_bytes=free,
         launch_gap_ns=timed_on.launch_gap_ns,
         empty_ns=int(record.get("empty_pair_ns", 0)),
-        copy_tb_per_sec=2 * source.nbytes / copy_ms / 1e9,
-        matmul_tflops=2 * MATMUL_SIZE**3 / matmul_ms / 1e9,
-        under_load=under_load,
         **check_cache(source, timed_on.l2_bytes),
     )
 

@@ -96,7 +96,7 @@ def examine(
     machine = read_machine(device)
     report = Report(machine)
     found = report.findings = [*of.find_gpu(machine, named), *of.find_languages(machine.languages)]
-    found += [*of.find_confinement(machine.sandbox, sandbox), *of.find_heat(machine.at_rest, "at rest")]
+    found += [*of.find_confinement(machine.sandbox, sandbox), *of.find_neighbours(machine.at_rest)]
 
     def attempt(topic: str, step: str, work: Callable[[], None]) -> None:
         tell(step)
@@ -106,11 +106,8 @@ def examine(
             found.append(Finding(topic, "broken", str(fault), SEE_MESSAGE))
 
     def probe() -> None:
-        readings = report.readings = run_probe(device)
-        found.append(of.find_clock(readings))
-        found.extend([*of.find_cold(readings), *of.find_rates(readings, machine)])
-        if readings.under_load is not None:
-            found.extend([of.find_others(readings.under_load), *of.find_heat(readings.under_load, "under load")])
+        report.readings = run_probe(device)
+        found.extend([of.find_clock(report.readings), *of.find_cold(report.readings)])
 
     def compare() -> None:
         report.twins = time_twins(device)

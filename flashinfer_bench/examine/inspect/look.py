@@ -26,10 +26,9 @@ SESSION: Final = "flashinfer_bench.examine.inspect.session"
 STEPS, DONE = "steps.json", "done.json"
 LINE_INFO: Final = "-lineinfo"
 """nvcc's flag for lines beside instructions; it changes no code."""
-LOAD_LIMIT_S: Final = 300.0
-"""Seconds in which the solution has to be imported: it may compile then."""
-FURTHER_S: Final = 600.0
-"""Seconds that the session may take besides the programs."""
+FURTHER_S: Final = 900.0
+"""Seconds that the session may take besides the programs: it makes inputs, and imports the solution, which may compile.
+"""
 WORK: Final = "{work}"
 """In an argument: the folder that programs write to and read from."""
 USUAL_FOLDERS: Final = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute/bin")
@@ -50,14 +49,6 @@ class ToolStep:
     """Calls before the one that is inspected; below 0, the solution is imported only."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables besides those of a worker."""
-
-
-@dataclass(frozen=True)
-class ToolPlan:
-    """The programs of a tool, run in order until one that does not call the solution fails."""
-
-    program: Path
-    steps: Sequence[ToolStep]
 
 
 @dataclass(frozen=True)
@@ -90,7 +81,7 @@ def look(
     trace_set: TraceSet,
     solution: Solution | str,
     workload: Workload | str,
-    plan: ToolPlan,
+    steps: Sequence[ToolStep],
     device: Device,
     *,
     definition: str | None = None,
@@ -106,7 +97,7 @@ def look(
         trace_set: holds the definition, and what is named.
         solution: a solution, a name, or a JSON file.
         workload: a workload, a uuid or the unique start of one, or a JSON file.
-        plan: the programs.
+        steps: the programs of a tool, run in order until one that does not call the solution fails.
         device: the GPU.
         definition: its name; None for the solution's.
         sandbox: how far the solution is confined.
@@ -124,17 +115,16 @@ def look(
         solution = load_json_file(Solution, solution)
     if isinstance(workload, str) and workload.endswith((".json", ".jsonl")):
         workload = load_json_file(Workload, workload)
+    solutions = trace_set.solutions
+    workloads = trace_set.workloads
     if isinstance(solution, Solution):
         definition = definition or solution.definition
-        trace_set = replace(trace_set, solutions={solution.definition: [solution]})
+        solutions = {solution.definition: [solution]}
         solution = solution.name
-    solutions = {name: list(map(with_line_info, listed)) for name, listed in trace_set.solutions.items()}
-    trace_set = replace(trace_set, solutions=solutions)
     if isinstance(workload, Workload):
-        owners = [name for name, listed in solutions.items() if any(one.name == solution for one in listed)]
-        lines = {name: [Trace(definition=name, workload=workload)] for name in owners}
-        trace_set = replace(trace_set, workloads=lines)
+        workloads = {name: [Trace(definition=name, workload=workload)] for name in trace_set.definitions}
         workload = workload.uuid
+    solutions = {name: list(map(with_line_info, listed)) for name, listed in solutions.items()}
     config = BenchmarkConfig.default(
         definitions=None if definition is None else [definition],
         solutions=[solution],
@@ -143,35 +133,33 @@ def look(
         sandbox=sandbox,
         seed=seed or 0,
         clock="cuda_events",  # no profiler beside the tool
-        timeout_seconds=sum(step.limit_s for step in plan.steps) + LOAD_LIMIT_S + FURTHER_S,
+        timeout_seconds=sum(step.limit_s for step in steps) + FURTHER_S,
         profile_baseline=False,
         confirm=False,
     )
-    engine = Benchmark(trace_set, config, cache=cache)
-    planned = engine.plan()
-    if len(planned.jobs) != 1:
+    engine = Benchmark(replace(trace_set, solutions=solutions, workloads=workloads), config, cache=cache)
+    plan = engine.plan()
+    if len(plan.jobs) != 1:
         several = f"several definitions have a solution {solution!r}; name one of them"
-        raise DataSetError(several if planned.jobs else describe_nothing(planned))
-    (job,) = planned.jobs
+        raise DataSetError(several if plan.jobs else describe_nothing(plan))
+    (job,) = plan.jobs
     folder = Path(tempfile.mkdtemp(prefix="inspect-", dir=temporary)).absolute()
     problem = ""
     try:
-        programs = (plan.program, Path(os.path.realpath(plan.program)))
-        request = {"readable": [str(one.parent) for one in programs], "steps": [asdict(one) for one in plan.steps]}
-        (folder / STEPS).write_text(json.dumps(request), encoding="utf-8")
+        (folder / STEPS).write_text(json.dumps([asdict(step) for step in steps]), encoding="utf-8")
         engine.context.tool = SESSION, str(folder)
-        for event in engine.run(planned, save_results=False):
+        for event in engine.run(plan, save_results=False):
             if isinstance(event, Notice):
                 tell(event.message)
             elif isinstance(event, JobFaulted):
                 problem = event.message
         if not (folder / DONE).exists():
             raise FlashInferBenchError(f"{solution}: {problem}")
-        steps = [StepDone(**one) for one in json.loads((folder / DONE).read_text(encoding="utf-8"))]
+        done = [StepDone(**one) for one in json.loads((folder / DONE).read_text(encoding="utf-8"))]
     finally:
         remove_tree(folder)
     missing = [f"{part}: {why}" for part, why in engine.sandbox.missing.items()]
-    return Inspected(job, device.name, engine.context.blob_root_for(job), steps, missing)
+    return Inspected(job, device.name, engine.context.blob_root_for(job), done, missing)
 
 
 def with_line_info(solution: Solution) -> Solution:
@@ -194,10 +182,8 @@ def find_tool(name: str, given: str | None = None) -> Path:
     Raises:
         Misuse: it is not here.
     """
-    folders = [os.environ.get("PATH", os.defpath)]
-    if given in (None, name):
-        folders += [f"{os.environ[home]}/bin" for home in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(home)]
-        folders += USUAL_FOLDERS
+    homes = (f"{os.environ[home]}/bin" for home in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(home))
+    folders = [os.environ.get("PATH", os.defpath), *homes, *USUAL_FOLDERS]
     found = shutil.which(given or name, path=os.pathsep.join(folders))
     if found is None:
         product = "Nsight Compute" if name == "ncu" else name

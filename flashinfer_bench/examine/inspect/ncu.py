@@ -18,7 +18,6 @@ from flashinfer_bench.errors import FlashInferBenchError
 from flashinfer_bench.examine.inspect.look import (
     WORK,
     Inspected,
-    ToolPlan,
     ToolStep,
     indent,
     make_document,
@@ -38,35 +37,27 @@ ENVIRONMENT: Final = {"NV_COMPUTE_PROFILER_DISABLE_STOCK_FILE_DEPLOYMENT": "1"}
 """ncu would copy its sections to the new HOME each time."""
 METRIC: Final = re.compile(r"^([a-z0-9]+__\w+)", re.MULTILINE)
 DURATION: Final = "gpu__time_duration.sum"
-METRICS: Final[dict[str, tuple[float, tuple[str, ...]]]] = {
-    "duration_us": (1e6, (DURATION,)),
-    "dram_tb_per_sec": (1e-12, ("dram__bytes.sum.per_second",)),
-    "dram_percent": (
-        1,
-        (
-            "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
-            "dram__throughput.avg.pct_of_peak_sustained_elapsed",
-        ),
-    ),
-    "dram_read_bytes": (1, ("dram__bytes_read.sum",)),
-    "dram_written_bytes": (1, ("dram__bytes_write.sum",)),
-    "sm_percent": (1, ("sm__throughput.avg.pct_of_peak_sustained_elapsed",)),
-    "tensor_percent": (
-        1,
-        (
-            "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
-            "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active",
-        ),
-    ),
-    "occupancy_percent": (1, ("sm__warps_active.avg.pct_of_peak_sustained_active",)),
-    "theoretical_occupancy_percent": (1, ("sm__maximum_warps_per_active_cycle_pct",)),
-    "registers_per_thread": (1, ("launch__registers_per_thread",)),
-    "shared_bytes_per_block": (1, ("launch__shared_mem_per_block",)),
-    "waves": (1, ("launch__waves_per_multiprocessor",)),
+METRICS: Final = {
+    "duration_us": DURATION,
+    "dram_tb_per_sec": "dram__bytes.sum.per_second",
+    "dram_percent": "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed "
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "dram_read_bytes": "dram__bytes_read.sum",
+    "dram_written_bytes": "dram__bytes_write.sum",
+    "sm_percent": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
+    "tensor_percent": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active "
+    "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active",
+    "occupancy_percent": "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "theoretical_occupancy_percent": "sm__maximum_warps_per_active_cycle_pct",
+    "registers_per_thread": "launch__registers_per_thread",
+    "shared_bytes_per_block": "launch__shared_mem_per_block",
+    "waves": "launch__waves_per_multiprocessor",
 }
-"""Key in our document → the factor for a value in seconds or bytes, and the metrics that have it; the largest counts.
+"""Key in our document → the metrics that have it; the largest counts.
 
 A chip has several pipes of tensor cores, and a kernel uses one of them."""
+SCALES: Final = {"duration_us": 1e6, "dram_tb_per_sec": 1e-12}
+"""Key → factor for its value in seconds or bytes."""
 STALL: Final = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
 TOP_STALLS: Final = 5
 PREFIXES: Final = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -115,10 +106,10 @@ def plan_ncu(
     sections: Sequence[str] = (),
     kernel_name: str | None = None,
     page: str = "details",
-    cache: str = "cold",
-    warm_up_calls: int = 2,
-    limit_s: float = 300.0,
-) -> ToolPlan:
+    l2_cache: str = "cold",
+    warmup_runs: int = 2,
+    timeout: float = 300.0,
+) -> list[ToolStep]:
     """Return the steps: profile the call, then read the report twice.
 
     Args:
@@ -128,26 +119,25 @@ def plan_ncu(
         sections: further sections.
         kernel_name: only kernels of this name, or "regex:EXPRESSION"; None for all.
         page: page of the report that is returned as text.
-        cache: the L2 before each pass over a kernel: "cold" or "warm".
-        warm_up_calls: calls before the one that is profiled.
-        limit_s: seconds that profiling may take.
+        l2_cache: the L2 before each pass over a kernel: "cold" or "warm".
+        warmup_runs: calls before the one that is profiled.
+        timeout: seconds that profiling may take.
     """
-    wanted = [name for _, names in METRICS.values() for name in names if name.partition(".")[0] in known]
+    wanted = [name for names in METRICS.values() for name in names.split() if name.partition(".")[0] in known]
     profile = [
         *(str(program), "--target-processes", "application-only", "--profile-from-start", "off"),
-        *("--clock-control", "none", "--cache-control", "all" if cache == "cold" else "none", "--set", set),
+        *("--clock-control", "none", "--cache-control", "all" if l2_cache == "cold" else "none", "--set", set),
         *(word for section in (*sections, *OWN_SECTIONS) for word in ("--section", section)),
         *("--metrics", ",".join(wanted or [DURATION]), *(["--kernel-name", kernel_name] if kernel_name else [])),
         *("--force-overwrite", "--export", REPORT),
     ]
     read = [str(program), "--import", REPORT, "--page"]
     raw = [*read, "raw", "--csv", "--print-units", "base"]
-    steps = [
-        ToolStep(PROFILE, profile, calls=True, limit_s=limit_s, warm_up_calls=warm_up_calls, environment=ENVIRONMENT),
+    return [
+        ToolStep(PROFILE, profile, calls=True, limit_s=timeout, warm_up_calls=warmup_runs, environment=ENVIRONMENT),
         ToolStep(RAW, raw, calls=False, limit_s=READ_LIMIT_S, environment=ENVIRONMENT),
         ToolStep(DETAILS, [*read, page], calls=False, limit_s=READ_LIMIT_S, environment=ENVIRONMENT),
     ]
-    return ToolPlan(program, steps)
 
 
 def read_profile(done: Inspected) -> tuple[dict[str, Any], str]:
@@ -202,8 +192,8 @@ def _read_kernel(cells: Mapping[str, str], units: Mapping[str, str]) -> dict[str
         return value * PREFIXES[unit[1]] if unit else value
 
     values = {}
-    for key, (factor, names) in METRICS.items():
-        found = [value * factor for name in names if (value := number(name)) is not None]
+    for key, names in METRICS.items():
+        found = [value * SCALES.get(key, 1) for name in names.split() if (value := number(name)) is not None]
         values[key] = max(found, default=None)
     waits = {match[1]: number(name) or 0.0 for name in cells if (match := STALL.fullmatch(name))}
     waits.pop("selected", None)  # a warp that issues

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.errors import Misuse
-from flashinfer_bench.examine.inspect.look import Inspected, ToolPlan, ToolStep, make_document, render_document
+from flashinfer_bench.examine.inspect.look import Inspected, ToolStep, make_document, render_document
 
 TYPES: Final = ("memcheck", "racecheck", "initcheck", "synccheck")
 OWN_FLAGS: Final = {"memcheck": ("--padding", "1024")}
@@ -21,17 +21,14 @@ ENVIRONMENT: Final = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 MOST_PRINTED: Final = 100
 MARK: Final = "========="
 PLACE: Final = re.compile(
-    r"\bat (?:(?P<kernel>\S.*?)\+)?0x[0-9a-fA-F]+(?: in (?P<file>[^\[\]]*?):(?P<line>\d+)(?::(?P<old>[^\[]+))?)?"
-    r"(?= \[|\s*$)"
+    r"(?:\b(?P<access>Read|Write) access )?\bat (?:(?P<kernel>\S.*?)\+)?0x[0-9a-fA-F]+"
+    r"(?: in (?P<file>[^\[\]]*?):(?P<line>\d+)(?::(?P<old>[^\[]+))?)?(?= \[|\s*$)"
 )
 """A place in the code. Older releases print the kernel last."""
-ACCESS: Final = re.compile(r"\b(Read|Write) access at ")
 THREAD: Final = re.compile(r"by thread (\([\d,]+\)) in block (\([\d,]+\))")
-NO_FINDING: Final = re.compile(
-    r"$|COMPUTE-SANITIZER|\w+ SUMMARY|Target application returned|This tool|No attachable|"
-    r"(?P<own>Internal Sanitizer Error|Error: (?!Race)|Warning: (?!Race))"
-)
-"""Start of a line that is no finding. `own`: the tool speaks of itself."""
+NO_FINDING: Final = re.compile(r"COMPUTE-SANITIZER|\w+ SUMMARY|Target application returned|This tool|No attachable")
+OF_ITSELF: Final = re.compile(r"Internal Sanitizer Error|Error: (?!Race)|Warning: (?!Race)")
+"""Starts of lines that are no finding: the second are words of the tool about itself."""
 
 
 def check_types(given: Sequence[str] | None) -> list[str]:
@@ -46,14 +43,14 @@ def check_types(given: Sequence[str] | None) -> list[str]:
     return list(dict.fromkeys(given or TYPES))
 
 
-def plan_sanitizer(program: Path, types: Sequence[str], limit_s: float) -> ToolPlan:
+def plan_sanitizer(program: Path, types: Sequence[str], limit_s: float) -> list[ToolStep]:
     """Return a step for each type."""
     common = ["--target-processes", "application-only", "--show-backtrace", "no", "--print-limit", str(MOST_PRINTED)]
     steps = []
     for one in types:
         argv = [str(program), "--tool", one, *common, *OWN_FLAGS.get(one, ())]
         steps.append(ToolStep(one, argv, calls=True, limit_s=limit_s, environment=ENVIRONMENT))
-    return ToolPlan(program, steps)
+    return steps
 
 
 def read_findings(done: Inspected) -> dict[str, Any]:
@@ -64,71 +61,54 @@ def read_findings(done: Inspected) -> dict[str, Any]:
     for step in done.steps:
         found = parse_findings(step.name, step.text, sources)
         findings += found
-        marked = [line.removeprefix(MARK).strip() for line in step.text.splitlines() if line.startswith(MARK)]
-        own = [line for line in marked if (match := NO_FINDING.match(line)) and match["own"]]
-        reason = "; ".join(own) or step.error.strip().rpartition("\n")[2] or step.ended
-        if not marked:
-            reason = reason or "compute-sanitizer said nothing: it did not look at the call"
+        own = [head for head, *_ in split_blocks(step.text) if OF_ITSELF.match(head)]
+        silent = "" if MARK in step.text else "compute-sanitizer said nothing: it did not look at the call"
+        reason = "; ".join(own) or step.error.strip().rpartition("\n")[2] or step.ended or silent
         if reason and not found:  # a finding explains a crash
             problems.append(f"{step.name}: {reason}")
     types = [step.name for step in done.steps]
     return make_document("compute-sanitizer", done, types=types, findings=findings, problems=problems)
 
 
+def split_blocks(text: str) -> list[list[str]]:
+    """Return the marked lines of an output in blocks: a line with one space after the mark begins one, others go on."""
+    said = "\n".join(line.removeprefix(MARK)[1:] for line in text.splitlines() if line.startswith(MARK))
+    return [block.splitlines() for block in re.split(r"\n(?! )", said) if block.strip()]
+
+
 def parse_findings(type_: str, text: str, sources: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Return the findings in the output of one type: a line with one space after the mark begins one, others go on.
+    """Return the findings in the output of one type.
 
     Args:
         type_: one of TYPES.
         text: the output.
         sources: paths of the solution's sources, which stand for the paths that a compiler knew.
     """
-    found: list[dict[str, Any]] = []
-    current: dict[str, Any] | None = None
-    for line in text.splitlines():
-        words = line.removeprefix(MARK)
-        if words == line:
+    found: dict[str, dict[str, Any]] = {}
+    for block in split_blocks(text):
+        if NO_FINDING.match(block[0]) or OF_ITSELF.match(block[0]):
             continue
-        if not words.startswith("  "):
-            words = words.strip()
-            current = None if NO_FINDING.match(words) else {"type": type_, "message": _message(words), "places": []}
-            if current is not None:
-                found.append(current | {"thread": "", "block": "", "count": 1})
-                current = found[-1]
-        if current is not None:
-            _add(current, words, sources)
-    joined: dict[str, dict[str, Any]] = {}
-    for one in found:  # many threads may have done it
-        joined.setdefault(f"{one['message']} {one['places']}", {**one, "count": 0})["count"] += 1
-    return list(joined.values())
+        threads = [match.groups() for line in block if (match := THREAD.search(line))]
+        lines = (match for line in block if not THREAD.search(line) and (match := PLACE.search(line)))
+        places = [_read_place(match, sources) for match in lines if match["kernel"] or match["file"]]
+        message = block[0].removeprefix("Error: ").removeprefix("Warning: ")
+        if message.startswith("Race reported"):
+            message = "race between accesses to shared memory"
+        thread, in_block = threads[0] if threads else ("", "")
+        one = {"type": type_, "message": message, "places": places, "thread": thread, "block": in_block, "count": 0}
+        found.setdefault(f"{message} {places}", one)["count"] += 1  # many threads may have done it
+    return list(found.values())
 
 
-def _message(words: str) -> str:
-    """Return the words of a finding's first line, without the place."""
-    message = words.removeprefix("Error: ").removeprefix("Warning: ")
-    return "race between accesses to shared memory" if message.startswith("Race reported") else message
-
-
-def _add(finding: dict[str, Any], words: str, sources: Sequence[str]) -> None:
-    """Add a line to its finding: a place, or the first thread."""
-    thread = THREAD.search(words)
-    place = PLACE.search(words)
-    if thread and not finding["thread"]:
-        finding["thread"], finding["block"] = thread.groups()
-    if thread or place is None or not (place["kernel"] or place["file"]):
-        return
-    access = ACCESS.search(words)
-    file = place["file"] or ""
-    parts = PurePosixPath(file).parts
-    own = [path for path in sources if parts[-len(PurePosixPath(path).parts) :] == PurePosixPath(path).parts]
-    finding["places"].append(
-        {
-            "kernel": (place["kernel"] or place["old"] or "").strip(),
-            "file": max(own, key=len, default=file),
-            "line": int(place["line"]) if place["line"] else None,
-            "access": access[1] if access else "",
-        }
-    )
+def _read_place(match: re.Match[str], sources: Sequence[str]) -> dict[str, Any]:
+    file = match["file"] or ""
+    own = [path for path in sources if f"/{file}".endswith(f"/{path}")]
+    return {
+        "kernel": (match["kernel"] or match["old"] or "").strip(),
+        "file": max(own, key=len, default=file),
+        "line": int(match["line"]) if match["line"] else None,
+        "access": match["access"] or "",
+    }
 
 
 def render_findings(document: Mapping[str, Any]) -> str:

@@ -28,14 +28,16 @@ from flashinfer_bench.bench.runner.protocol import BlockJob, JobFault
 from flashinfer_bench.bench.runner.session.device_session import DeviceSession
 from flashinfer_bench.bench.runner.session.job import BlockContext, JobContext
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact, place_of
-from flashinfer_bench.bench.runner.workers.pool import make_order
+from flashinfer_bench.bench.runner.workers.pool import SolutionFiles
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.bench.runner.workers.sandbox_policy import is_too_wide
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.errors import FlashInferBenchError, WorkloadFault
-from flashinfer_bench.examine.inspect.look import DONE, LINE_INFO, LOAD_LIMIT_S, STEPS, WORK, StepDone, ToolStep
+from flashinfer_bench.examine.inspect.look import DONE, LINE_INFO, STEPS, WORK, StepDone, ToolStep
 from flashinfer_bench.sandbox.namespaces import has_own_network
 
+LOAD_LIMIT_S: Final = 300.0
+"""Seconds in which the solution has to be imported: it may compile then."""
 CALLER: Final = "flashinfer_bench.worker.one_call"
 MOST_OUTCOME_BYTES: Final = 1 << 20
 KEPT_BYTES: Final = 16 << 20
@@ -82,20 +84,28 @@ class Session(DeviceSession):
             raise FlashInferBenchError(f"it cannot be built: {solution.build_error}")
         if self._hello.has_walls and not has_own_network():
             raise FlashInferBenchError(NO_NETWORK)
+        steps = [ToolStep(**one) for one in json.loads((folder / STEPS).read_text(encoding="utf-8"))]
         policies = self._pool.policies
         policies.open_to_workers(folder)
         given = folder / "given"
         work = folder / "work"
+        outcome = work / "outcome.json"
         # What it compiles while it runs has other flags than in runs, and is kept apart.
         digest = digest_of({"inspect": solution.digest})
-        policy = policies.make_policy(digest, Path(solution.directory) if solution.directory else None, given)
+        files = SolutionFiles(digest, Path(solution.directory) if solution.directory else None)
+        order = self._pool.order_for(files, folder / "home", given)
         given.mkdir(exist_ok=True)
         work.mkdir()
-        if policy is not None and policy.user is not None:
-            os.chown(work, policy.user, policy.user)
+        if (sandbox := order.get("sandbox")) is not None:
+            program = steps[0].argv[0]
+            tools = (str(Path(path).parent) for path in (program, os.path.realpath(program)))
+            sandbox["readable"] = [*sandbox["readable"], *(tool for tool in tools if not is_too_wide(tool))]
+            sandbox["writable"] = [*sandbox["writable"], str(work)]
+            sandbox["for_tool"] = True
+            if sandbox["user"] is not None:
+                os.chown(work, sandbox["user"], sandbox["user"])
         self._write_inputs(job, given / "values.pt")
         artifact = find_artifact(solution, lambda: Path(tempfile.mkdtemp(dir=given)))
-        outcome = work / "outcome.json"
         call = {
             **place_of(policies.hand_over(artifact, given)),
             "device": "cuda:0" if self._is_gpu else "cpu",
@@ -105,7 +115,15 @@ class Session(DeviceSession):
         }
         (given / "path").mkdir()
         (given / "path" / PACKAGE.name).symlink_to(PACKAGE)  # the folder around it need not be readable
-        request = json.loads((folder / STEPS).read_text(encoding="utf-8"))
+        environment = {
+            **order["environment"],
+            **policies.environment(digest),
+            "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+            "NVCC_APPEND_FLAGS": f"{os.environ.get('NVCC_APPEND_FLAGS', '')} {LINE_INFO}".strip(),
+            "PYTHONPATH": os.pathsep.join([str(given / "path"), *filter(None, sys.path)]),
+            "PYTHONSAFEPATH": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
 
         def run(step: ToolStep) -> StepDone:
             argv = [word.replace(WORK, str(work)) for word in step.argv]
@@ -114,29 +132,15 @@ class Session(DeviceSession):
                 file = given / "call.json"
                 file.write_text(json.dumps({**call, "warm_up_calls": step.warm_up_calls}), encoding="utf-8")
                 argv += [sys.executable, "-m", CALLER, str(file)]
-            home = folder / f"home-{step.name}"
-            order = make_order(self._hello, home) | {"program": argv}
-            order["environment"] |= {
-                **policies.environment(digest),
-                "NVCC_APPEND_FLAGS": f"{os.environ.get('NVCC_APPEND_FLAGS', '')} {LINE_INFO}".strip(),
-                "PYTHONPATH": os.pathsep.join([str(given / "path"), *filter(None, sys.path)]),
-                "PYTHONSAFEPATH": "1",
-                "PYTHONDONTWRITEBYTECODE": "1",
-                **step.environment,
-            }
-            if policy is not None:
-                readable = [*policy.readable, *(tool for tool in request["readable"] if not is_too_wide(tool))]
-                writable = (str(home), str(work), *policy.writable)
-                own = replace(policy, readable=tuple(readable), writable=writable, for_tool=True)
-                order |= {"sandbox": own.to_json(), "shared_modules": str(policies.shared_modules)}
-            done = run_program(self._pool.server, step.name, order, home, step.limit_s)
+            own = {**order, "program": argv, "environment": environment | step.environment}
+            done = run_program(self._pool.server, step.name, own, folder / "home", step.limit_s)
             return replace(done, error=read_error(outcome)) if step.calls else done
 
         loaded = run(ToolStep("load", [], calls=True, limit_s=LOAD_LIMIT_S, warm_up_calls=-1))
         if loaded.ended:
             raise FlashInferBenchError(f"the solution cannot be imported: {loaded.error or loaded.ended}")
         found: list[StepDone] = []
-        for step in (ToolStep(**one) for one in request["steps"]):
+        for step in steps:
             found.append(run(step))
             if found[-1].ended and not step.calls:
                 break

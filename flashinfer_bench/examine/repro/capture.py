@@ -1,28 +1,26 @@
-"""Writes down the call that decides a verdict: a session whose evaluator is wrapped (`Hello.tool`).
+"""Writes down the call that decides a verdict: a session that keeps it (`Hello.tool`).
 
-The folder gets `inputs`, `expected` and `got` as safetensors, `call.json` and `map.txt`. A rejected call is written,
-and a call that raised. If all are right, the first one is.
+The folder gets `inputs`, `expected` and `got` as safetensors, `call.json` and `map.txt`. If no single call decided, the
+inputs are those of the first trial, and nothing is got.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from safetensors.torch import save_file
 
-from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.compare.outputs import find_failing
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
-from flashinfer_bench.bench.evaluators.evaluator import Accepted, Evaluator, JudgedCall, Rejected, Verdict
-from flashinfer_bench.bench.runner.protocol import BlockOrder
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
+from flashinfer_bench.bench.evaluators.evaluator import JudgedCall, Rejected
+from flashinfer_bench.bench.runner.protocol import BlockJob, JobFault
 from flashinfer_bench.bench.runner.session.device_session import DeviceSession
-from flashinfer_bench.bench.runner.session.job import BlockContext
+from flashinfer_bench.bench.runner.session.job import BlockContext, JobContext, JobResult
 from flashinfer_bench.data import Definition
 
 STORED: Final = frozenset({"float64", "float32", "float16", "bfloat16", "bool", "uint8", "int8", "int32", "int64"})
@@ -32,125 +30,51 @@ MAP_LINES, MAP_SIGNS = 24, 64
 LEGEND: Final = ". right, - few, + many, # all wrong"
 SIGNS: Final = ((0.0, "."), (0.1, "-"), (0.9, "+"), (1.0, "#"))
 """Largest share of a block that fails → its sign."""
-FACTS: Final = "call.json"
-
-
-class Recorder:
-    """A solution as a callable that remembers its latest outputs."""
-
-    got: Any = None
-
-    def __init__(self, kernel: Any) -> None:
-        self._kernel = kernel
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._kernel, name)
-
-    def __call__(self, *args: Any) -> Any:
-        """Call the solution."""
-        self.got = None
-        self.got = self._kernel(*args)
-        return self.got
-
-
-class RecordedChecks:
-    """Checks on stress inputs that hand on each call that is wrong."""
-
-    def __init__(self, checks: Any, write: Callable[..., None]) -> None:
-        self._checks = checks
-        self._write = write
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._checks, name)
-
-        def judge(case: str, call: JudgedCall, *rest: Any) -> Verdict:
-            verdict: Verdict = found(case, call, *rest)
-            if isinstance(verdict, Rejected):
-                self._write(call, verdict)
-            return verdict
-
-        return judge if name in ("judge", "judge_constants") else found
 
 
 class Session(DeviceSession):
-    """Judges, and keeps a call."""
+    """Judges, and writes down the call that decided."""
 
-    def open_block(self, order: BlockOrder) -> BlockContext:
-        """Open it with an evaluator that keeps calls."""
-        opened = super().open_block(order)
+    def run_job(self, block: BlockContext, order: BlockJob) -> JobResult | JobFault:
+        """Judge a job, and write a call down, if there are inputs."""
+        job = block.open_job(order)
+        result = super().run_job(block, order)
+        if isinstance(result, JobResult) and job.baseline is not None:
+            call = JudgedCall(job.baseline.inputs[0], [], job.baseline.outputs[0])
+            evidence = None
+            if isinstance(result.outcome, Rejected):
+                call = result.outcome.call or call
+                evidence = (result.outcome.integrity or {}).get("evidence")
+            self._write(job, call, evidence or {})
+        return result
+
+    def _write(self, job: JobContext, call: JudgedCall, evidence: Any) -> None:
+        """Write a call, and the facts that the script needs."""
         assert self._hello.tool is not None
-        opened.evaluator = keep(opened.evaluator, Path(self._hello.tool[1]))
-        return opened
-
-
-def keep(evaluator: type[Evaluator], folder: Path) -> type[Evaluator]:
-    """Return an evaluator that judges as another one does, and writes the call that decides to a folder."""
-    base: Any = evaluator
-    styles: list[str] = []
-
-    class Keeping(base):  # type: ignore[misc]
-        """Judges as its base, trial by trial if that judges calls alone."""
-
-        is_elementwise = getattr(evaluator, "is_elementwise", False)
-
-        @classmethod
-        def check_correctness(
-            cls, definition: Definition, sol_runnable: Any, inputs: Any, *rest: Any, **named: Any
-        ) -> Verdict:
-            """Judge, and write a call down. The rest are expected outputs and settings."""
-            expected, cfg = rest
-            kernel = Recorder(sol_runnable)
-            styles.append(getattr(getattr(sol_runnable, "calling_style", None), "style", ""))
-            size = 1 if evaluator.judges_calls_alone else len(inputs)
-            verdict: Any = None
-            for at in range(0, len(inputs), size):
-                trials = slice(at, at + size)
-                verdict = None
-                try:
-                    verdict = super().check_correctness(
-                        definition, kernel, inputs[trials], expected[trials], cfg, **named
-                    )
-                finally:
-                    if not isinstance(verdict, Accepted) or not (folder / FACTS).exists():
-                        got = kernel.got if size == 1 else None
-                        cls.write(definition, cfg, JudgedCall(inputs[at], got or [], expected[at]), verdict)
-                if isinstance(verdict, Rejected):
-                    break
-            return verdict  # type: ignore[no-any-return] # there is a trial
-
-        @classmethod
-        def stress_checks(cls, definition: Definition, cfg: ResolvedEvalConfig) -> Any:
-            """Judge calls on other inputs, and write down the one that is wrong."""
-            checks = super().stress_checks(definition, cfg)
-            return None if checks is None else RecordedChecks(checks, partial(cls.write, definition, cfg))
-
-        @classmethod
-        def write(cls, definition: Definition, cfg: ResolvedEvalConfig, call: JudgedCall, verdict: Any) -> None:
-            """Write a call, and the facts that the script needs."""
-            compares = evaluator.judges_calls_alone and base.compares_elements(definition)
-            tolerance = base.tolerance(cfg) if compares else Tolerance(0.0, 0.0)
-            facts = {
-                "style": styles[0],
-                "config": cfg.to_order(),
-                "compares": compares,
-                "tolerance": asdict(tolerance),
-                "evidence": (getattr(verdict, "integrity", None) or {}).get("evidence", {}),
-                **save_call(folder, definition, call),
-            }
-            (folder / FACTS).write_text(json.dumps(facts, indent=2, default=str) + "\n", encoding="utf-8")
-            pairs = zip(definition.outputs, call.expected, call.got, strict=False) if compares else ()
-            maps = [draw_map(name, left, right, tolerance) for name, left, right in pairs if left.shape == right.shape]
-            (folder / "map.txt").write_text("\n".join(maps), encoding="utf-8")
-
-    Keeping.__name__ = evaluator.__name__
-    return Keeping
+        folder = Path(self._hello.tool[1])
+        definition = job.block.definition
+        judge = job.block.evaluator
+        compares = judge.judges_calls_alone and getattr(judge, "compares_elements", lambda _: False)(definition)
+        tolerance = judge.tolerance(job.config) if issubclass(judge, DefaultEvaluator) else Tolerance(0.0, 0.0)
+        style = self._styles.get(job.solution.digest)
+        facts = {
+            "style": style.style if style is not None else "value",
+            "compares": compares,
+            "tolerance": asdict(tolerance),
+            "evidence": evidence,
+            "device": self._hello.device,
+            **save_call(folder, definition, call),
+        }
+        (folder / "call.json").write_text(json.dumps(facts, indent=2, default=str) + "\n", encoding="utf-8")
+        pairs = zip(definition.outputs, call.expected, call.got, strict=False) if compares else ()
+        maps = [draw_map(name, left, right, tolerance) for name, left, right in pairs if left.shape == right.shape]
+        (folder / "map.txt").write_text("\n".join(maps), encoding="utf-8")
 
 
 def save_call(folder: Path, definition: Definition, call: JudgedCall) -> dict[str, Any]:
-    """Write the tensors of a call; return its other values, the dtypes, and the device."""
+    """Write the tensors of a call; return its other values, and the dtypes."""
     scalars: dict[str, Any] = {}
     dtypes: dict[str, dict[str, str]] = {}
-    device = "cpu"
     for part, specs in (("inputs", definition.inputs), ("expected", definition.outputs), ("got", definition.outputs)):
         tensors: dict[str, torch.Tensor] = {}
         dtypes[part] = {}
@@ -158,12 +82,11 @@ def save_call(folder: Path, definition: Definition, call: JudgedCall) -> dict[st
             if not isinstance(value, torch.Tensor):
                 scalars[name] = value
                 continue
-            device = value.device.type
             dtype = dtypes[part][name] = str(value.dtype).removeprefix("torch.")
             plain = value.detach().cpu().clone().contiguous()
             tensors[name] = plain.view(torch.uint8) if dtype not in STORED and plain.ndim else plain
         save_file(tensors, str(folder / f"{part}.safetensors"))
-    return {"scalars": scalars, "dtypes": dtypes, "device": device}
+    return {"scalars": scalars, "dtypes": dtypes}
 
 
 def draw_map(name: str, expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> str:

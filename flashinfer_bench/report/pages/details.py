@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
@@ -10,10 +10,9 @@ from typing import Any, Final
 
 from msgspec import to_builtins
 
-from flashinfer_bench.data import Definition, Solution, TraceSet
-from flashinfer_bench.data.measurement import BOUNDS, INDICATIVE
+from flashinfer_bench.data import Solution, TraceSet
+from flashinfer_bench.data.measurement import BOUNDS
 from flashinfer_bench.data.sets.results import Result, group
-from flashinfer_bench.data.workload import Workload
 from flashinfer_bench.report.intervals import interval_of
 from flashinfer_bench.report.pages.texts import colour, id_of
 from flashinfer_bench.report.ranking import FAST_P, rank_by_author, roofline_share_of, speedup_of
@@ -45,7 +44,6 @@ def describe_overview(trace_set: TraceSet, results: Sequence[Result], baseline_a
         "bounds": BOUNDS,
         "p": FAST_P,
         "baseline": baseline_author or "",
-        "cpu": _cpus_of(results),
         "ranking": list(map(asdict, rank_by_author(results, baseline_author))),
     }
 
@@ -65,19 +63,12 @@ def _describe_row(row: SummaryRow, items: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def _cpus_of(results: Iterable[Result]) -> list[str]:
-    """Return the hardware all of whose ranked results are of a CPU."""
-    groups = group(results, attrgetter("hardware"))
-    return [name for name, items in groups.items() if {item.standing for item in items} - {""} == {INDICATIVE}]
-
-
 def describe_definition(trace_set: TraceSet, name: str, results: Sequence[Result]) -> dict[str, Any]:
     """Return the data of a definition's page. The set need not have the definition: traces may be all there is."""
     definition = trace_set.definitions.get(name)
     workloads = {trace.workload.uuid: trace.workload for trace in trace_set.workloads.get(name, [])}
     for result in results:
         workloads.setdefault(result.workload, result.trace.workload)
-    axes = _axis_names(definition, list(workloads.values()))
     hardware = list(dict.fromkeys(result.hardware for result in results))
     order = {uuid: index for index, uuid in enumerate(workloads)}
     rows = []
@@ -85,15 +76,13 @@ def describe_definition(trace_set: TraceSet, name: str, results: Sequence[Result
         root = trace_set.blob_root(name, uuid) or trace_set.root or Path()
         cost = cost_of_workload(definition, workload, root) if definition is not None else None
         known = (cost.flops, cost.bytes, cost.unit) if cost is not None else (None, None, "")
-        rows.append([uuid, [workload.axes.get(axis) for axis in axes], *known])
+        rows.append([uuid, dict(workload.axes), *known])
     peaks = map(find_peak, hardware)
     return {
         "id": id_of(name),
         "name": name,
         "text": definition and definition.to_dict() | {"reference": colour("reference.py", definition.reference)},
-        "axes": axes,
         "hardware": hardware,
-        "cpu": _cpus_of(results),
         "peaks": [peak and {"name": peak.label, "tflops": dict(peak.tflops), "tb": peak.tb_per_sec} for peak in peaks],
         "workloads": rows,
         "series": [
@@ -110,13 +99,6 @@ def describe_definition(trace_set: TraceSet, name: str, results: Sequence[Result
             for (solution, place), items in group(results, attrgetter("solution", "hardware")).items()
         ],
     }
-
-
-def _axis_names(definition: Definition | None, workloads: Sequence[Workload]) -> list[str]:
-    """Return the axes that workloads give, the one with the most sizes first: latency is drawn over it."""
-    names = list(dict.fromkeys(name for workload in workloads for name in workload.axes))
-    kept = [name for name in names if definition is None or name in definition.var_axes] or names
-    return sorted(kept, key=lambda name: -len({workload.axes.get(name) for workload in workloads}))
 
 
 def describe_solution(solution: Solution | None, results: Sequence[Result]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 
 from flashinfer_bench.report.pages.texts import id_of
 from tests.conftest import CHECKOUT
+from tests.report.made import CPU, on, set_of
 from tests.report.pages.sets import ATTACKS, HARDWARE, hostile_set, long_set, usual_set, write_pages
 from tests.report.test_words import CASES
 
@@ -263,6 +264,12 @@ def test_the_best_of_an_author_is_that_of_one_kind_of_hardware(usual, visit):
     for place, hardware in ((chosen, HARDWARE[2]), ("#/", HARDWARE[0]), ("#/leaderboard", HARDWARE[2])):
         caption = visit(usual).open(place).locator("caption >> nth=0").inner_text()
         assert caption.endswith(f"on {hardware}"), place  # by itself "#/" shows that of the most verdicts
+
+
+def test_a_set_that_only_cpus_judged_is_named_so(tmp_path, visit):
+    seen = visit(write_pages(tmp_path, set_of(on(record=CPU))))
+    for place in ("#/", "#/leaderboard", f"#/definition/{DOUBLE}"):
+        assert seen.open(place).locator("caption >> nth=0").inner_text().startswith("CPU: indicative. ")
 
 
 def test_times_that_do_not_count_are_told_as_such(long, visit):

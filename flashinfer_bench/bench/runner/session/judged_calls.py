@@ -250,7 +250,7 @@ class _Judging:
             if usual and self._checks is not None:
                 verdict = self._checks.judge_constants(case, call, usual, self._context)
                 if isinstance(verdict, Rejected):
-                    return verdict
+                    return replace(verdict, call=call)
         return None
 
     def _judge_norms(self, checks: StressChecks, found: Found) -> Rejected | None:
@@ -270,7 +270,7 @@ class _Judging:
             is_wrong = isinstance(verdict, Rejected)
             self._tell(case, full if is_wrong or any(map(says_something, judged.expected)) else empty)
             if isinstance(verdict, Rejected):
-                return replace(verdict, message=f"{verdict.message}{more}")
+                return replace(verdict, message=f"{verdict.message}{more}", call=judged)
         return None
 
     def _tell(self, case: str, what: str) -> None:

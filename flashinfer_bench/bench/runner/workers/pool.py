@@ -484,15 +484,20 @@ class WorkerPool:
         own = self._run_directory / f"own-{number}" if files == NEW else None
         server = self.server if precompiled is None else self.precompiling or self.server
         try:
-            order = self._make_order(files, home, given, precompiled, own)
+            order = self.order_for(files, home, given, precompiled, own)
             order["environment"] |= {CONNECTIONS: "1"} if is_narrow else {}
             return WorkerProcess(server, order, home, given=given if self._hello.has_walls else None, own=own)
         except OSError as error:
             message = f"the fork server of workers is gone, or a worker's folders cannot be made: {error}"
             raise DeviceFault(message) from None
 
-    def _make_order(
-        self, files: SolutionFiles, home: Path, given: Path, precompiled: Precompiled | None, own: Path | None
+    def order_for(
+        self,
+        files: SolutionFiles,
+        home: Path,
+        given: Path,
+        precompiled: Precompiled | None = None,
+        own: Path | None = None,
     ) -> dict[str, Any]:
         """Return the spawn order of a worker. One that precompiles has no GPU, and ends then."""
         index, image = (self._gpu_index, self.timing_image) if precompiled is None else (None, None)
@@ -544,7 +549,7 @@ class WorkerPool:
 
 
 def make_order(hello: Hello, home: Path, *, gpu_index: int | None = None, image: bytes | None = None) -> dict[str, Any]:
-    """Return the spawn order of a worker without a sandbox, or of a program in its place.
+    """Return the spawn order of a worker without a sandbox.
 
     Args:
         hello: the session's settings.

@@ -65,9 +65,12 @@ const fibReport = (() => {
     return el("span", null, text, told ? el("small", { class: "range" }, told) : null);
   }
 
-  const [CONFIRMED, NOT_CONFIRMED] = ["confirmed", "not confirmed"];
+  const [CONFIRMED, NOT_CONFIRMED, INDICATIVE] = ["confirmed", "not confirmed", "CPU: indicative"];
   // A caption: what only CPUs judged is indicative.
-  const captionOf = (data, hardware, text) => ((data.cpu || []).includes(hardware) ? `CPU: indicative. ${text}` : text);
+  function captionOf(standings, text) {
+    const ranked = standings.filter(Boolean);
+    return ranked.length && ranked.every((standing) => standing === INDICATIVE) ? `${INDICATIVE}. ${text}` : text;
+  }
   const unconfirmed = (standing) => (standing === NOT_CONFIRMED ? el("small", { class: "range" }, standing) : null);
 
   // What a row of tables says below its count: why solutions failed, or why those that passed have no time.

@@ -36,7 +36,7 @@ fibReport.overview = (() => {
         };
       })];
     const judged = new Set(rows.map((row) => row.did));
-    return table({ caption: captionOf(data, hardware, `Passed workloads, and speed-up over the reference, of each author's best solution on ${hardware}`), columns, rows: data.definitions.filter((item) => judged.has(item[0])), empty: "No verdict fits the filters." });
+    return table({ caption: captionOf(rows.map((row) => row.standing), `Passed workloads, and speed-up over the reference, of each author's best solution on ${hardware}`), columns, rows: data.definitions.filter((item) => judged.has(item[0])), empty: "No verdict fits the filters." });
   }
 
   function solutions(rows) {
@@ -109,7 +109,7 @@ fibReport.overview = (() => {
       el("p", null, "Authors are ranked by their share of the fastest: of each workload the lowest latency of anybody over the author's, and 0 where the author did not pass. First place needs a confirmed result if there is one. No baseline can inflate it. Score, speed-up, win rate and fast_p are against ", name(against), ": where that is slow, they are high."),
       hardware.length ? el("form", { class: "filters" }, el("label", null, "Hardware ", pick)) : null,
       table({
-        caption: captionOf(data, chosen, `Authors on ${chosen}`), rows, empty: "No whole verdict is there; quick looks are not ranked.", columns,
+        caption: captionOf(rows.map((row) => row.standing), `Authors on ${chosen}`), rows, empty: "No whole verdict is there; quick looks are not ranked.", columns,
       }),
       rows.length ? fibReport.more(false, "What the columns mean", el("dl", null, columns.filter((column) => column.hint).flatMap((column) => [el("dt", null, column.label), el("dd", null, column.hint)]))) : null,
       untimed.length ? el("p", { class: "quiet" }, "Nothing to compare: ", untimed.map((author, index) => [index ? ", " : "", name(author)]).flat(), ". No time counts, as under Triton's interpreter, or the baseline has none.") : null,

@@ -40,7 +40,17 @@ fibReport.definition = (() => {
     });
   }
 
-  function show(data, query, go) {
+  // The data with its axes: those that workloads give, the one with the most sizes first, since latency is drawn over it.
+  function withAxes(data) {
+    const names = [...new Set(data.workloads.flatMap(([, sizes]) => Object.keys(sizes)))];
+    const known = names.filter((axis) => !data.text || data.text.axes[axis]?.type === "var");
+    const distinct = (axis) => new Set(data.workloads.map(([, sizes]) => sizes[axis])).size;
+    const axes = [...(known.length ? known : names)].sort((one, two) => distinct(two) - distinct(one));
+    return { ...data, axes, workloads: data.workloads.map(([uuid, sizes, ...cost]) => [uuid, axes.map((axis) => sizes[axis] ?? null), ...cost]) };
+  }
+
+  function show(given, query, go) {
+    const data = withAxes(given);
     const chosen = data.hardware.includes(query.get("hw")) ? query.get("hw") : data.hardware[0];
     const place = data.hardware.indexOf(chosen);
     const all = data.series.filter((item) => item.h === place);
@@ -60,7 +70,7 @@ fibReport.definition = (() => {
       all.length ? el("form", { class: "filters" }, data.hardware.length > 1 ? pick("Hardware", "hw", data.hardware, chosen) : null, data.axes.length > 1 ? pick("Axis", "axis", data.axes, data.axes[axisIndex]) : null) : null,
       el("h2", null, "Solutions"),
       table({
-        caption: captionOf(data, chosen, `Solutions on ${chosen || "no hardware"}`), rows: ordered, empty: "There is no verdict on this definition yet.",
+        caption: captionOf(all.flatMap((item) => item.rows.map((row) => row[POINT.standing])), `Solutions on ${chosen || "no hardware"}`), rows: ordered, empty: "There is no verdict on this definition yet.",
         columns: [
           { label: "Pick", hint: "pick two to compare them", kind: "control", cell: (item) => fibReport.compare.box(item.id, item.name) },
           { label: "Chart", kind: "control wide", cell: (item) => el("input", { type: "checkbox", "aria-label": `Draw ${item.name}`, checked: drawn.includes(item), onchange: () => toggle(item) }) },
