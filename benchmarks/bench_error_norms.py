@@ -267,7 +267,7 @@ def measure_twins() -> None:
                 runnable = Honest(solution, definition, Path(folder))
                 for workload in workloads:
                     if shows(expectations[solution.name], workload):
-                        root = trace_set.workload_roots[definition.name]
+                        root = trace_set.blob_root(definition.name, workload.uuid)
                         inputs = InputMaker(definition, workload, torch.device("cpu"), root).make(1)
                         expected = reference(inputs)
                         runnable.expect(expected)

@@ -180,7 +180,7 @@ def count(
     for seed, workload in choose(definition, trace_set, arguments):
         context = JudgeContext(
             seed=derive_seed(seed, definition.name, workload.uuid),
-            blob_root=trace_set.workload_roots[definition.name],
+            blob_root=trace_set.blob_root(definition.name, workload.uuid),
             reference=reference,
             profile_baseline=False,
             measure_reference=refuse_to_measure,

@@ -116,7 +116,7 @@ def take_set(root: Path, op_types: list[str] | None, count: int) -> TraceSet:
     """Return the set with each reference as its own solution, on so many workloads, from small to large (0: all)."""
     whole = TraceSet.from_path(root)
     chosen = {name: one for name, one in whole.definitions.items() if not op_types or one.op_type in op_types}
-    trace_set = TraceSet(definitions=chosen, workload_roots=dict.fromkeys(chosen, root))
+    trace_set = TraceSet(root, definitions=chosen)
     for name, definition in chosen.items():
         traces = whole.workloads.get(name, [])
         traces = [trace for trace in traces if not missing_blobs(whole, definition, trace.workload)]

@@ -122,7 +122,7 @@ def prepare(arguments, config):
     """Choose the workloads of each definition and pack its reference."""
     published = TraceSet.from_path(arguments.root)
     definitions = choose_definitions(published, arguments)
-    sweep = Sweep(TraceSet(definitions=definitions, workload_roots=dict.fromkeys(definitions, arguments.root)))
+    sweep = Sweep(TraceSet(arguments.root, definitions=definitions))
     known = published.definitions
     sweep.without_definition = {name: len(found) for name, found in published.workloads.items() if name not in known}
     for name, definition in definitions.items():

@@ -133,7 +133,7 @@ CHANGES = (
     Change(
         "best_is_slowest",
         "get_best_trace gives the passing trace with the lowest speed-up",
-        one("data/sets/best.py", "max(ranked, key=", "min(ranked, key="),
+        one("data/trace_set.py", "max(ranked, key=", "min(ranked, key="),
         ("test_golden_reports.py", "-k", "best_trace"),
     ),
     Change(

@@ -59,7 +59,7 @@ def describe(event: Any) -> dict[str, Any]:
         case "JobFaulted":
             return {"kind": "faulted", **names, "message": event.message}
         case _:
-            return {"kind": "notice", "message": event.message}
+            return {"kind": "notice", "message": getattr(event, "message", "")}
 
 
 def judge(evaluation: Any) -> dict[str, Any]:
@@ -99,8 +99,8 @@ def main() -> int:
 
     def parse_then_listen(argv: Any) -> Any:
         parsed = parse(argv)
-        command = importlib.import_module("flashinfer_bench.cli.run")
-        command.choose_progress = lambda *_args, **_kwargs: lines  # type: ignore[attr-defined]
+        command = importlib.import_module("flashinfer_bench.cli.judge")
+        command.RunProgress = lambda **_: lines  # type: ignore[attr-defined]
         note_references(lines)
         return parsed
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from flashinfer_bench.data import BuildSpec, Solution, SourceFile
 from flashinfer_bench.data.solution import check_source_path
-from flashinfer_bench.data.store.jsonl import write_whole_bytes
+from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.data.store.layout import path_part
 from flashinfer_bench.data.store.pack import read_sources
 
@@ -37,9 +37,9 @@ def pack_solution_from_files(
     folder = Path(path)
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder")
-    sources, issues = read_sources(folder)
-    if issues or not sources:
-        raise ValueError("; ".join(issue.reason for issue in issues) or f"{folder} holds no source")
+    sources, problems = read_sources(folder)
+    if problems or not sources:
+        raise ValueError("; ".join(problems) or f"{folder} holds no source")
     return Solution(
         name=name,
         definition=definition,
@@ -63,7 +63,7 @@ def extract_solution_to_files(solution: Solution, base_path: str | Path) -> str:
     for source in solution.sources:
         target = base / check_source_path(source.path)
         try:
-            write_whole_bytes(target, source.content.encode("utf-8"), root=Path(base_path))
+            write_whole(target, source.content.encode("utf-8"), root=Path(base_path))
         except OSError as error:
             raise ValueError(f"{target} cannot be written: {error.strerror}") from None
     return str(base)

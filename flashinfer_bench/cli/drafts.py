@@ -42,9 +42,7 @@ def take_drafts(args: argparse.Namespace, trace_set: TraceSet) -> list[Draft]:
         others = [item for item in trace_set.solutions.get(mine.definition, []) if item.name != mine.name]
         trace_set.solutions[mine.definition] = [*others, mine]
         file = trace_set.definition_files.get(mine.definition)
-        homes = [root for root in trace_set.roots if file is not None and file.is_relative_to(root)]
-        home = max(homes, key=lambda root: len(root.parts), default=trace_set.root)
-        if home is not None:
+        if file is not None and (home := trace_set.root_of(file)) is not None:
             trace_set.solution_roots.setdefault(mine.name, home)
     if drafts:
         args.solutions = [drafts[name].solution.name if name in drafts else name for name in named]
@@ -84,8 +82,9 @@ def save_draft(draft: Draft, trace_set: TraceSet) -> Path:
         definition=definition.name,
         solution=solution.name,
     )
-    home = next((one for one in trace_set.roots if file.is_relative_to(one)), root)
-    Output(file, home).write(solution.to_json(indent=2) + "\n", "; --no-save-results writes nothing")
+    Output(file, trace_set.root_of(file) or root).write(
+        solution.to_json(indent=2) + "\n", "; --no-save-results writes nothing"
+    )
     trace_set.solution_files[solution.name] = file
     return file
 
@@ -95,10 +94,8 @@ def _refuse_name_of_another(draft: Draft, there: Solution | None) -> None:
     mine = draft.solution
     if there is None or there == mine:
         return
-    if (there.author, there.definition) != (mine.author, mine.definition):
+    is_another = (there.author, there.definition) != (mine.author, mine.definition)
+    if is_another or not (draft.is_packed or is_kept_draft(there)):
         whose = f"author {there.author}, of {there.definition}"
-        raise DataSetError(f"{draft.path}: the set has another solution {mine.name!r} ({whose}); rename the file")
-    if not draft.is_packed and not is_kept_draft(there):
-        raise DataSetError(
-            f"{draft.path}: the set has a solution {mine.name!r} that was not made of such a file; rename the file"
-        )
+        reason = f"the set has another solution {mine.name!r} ({whose}), which was not made of such a file"
+        raise DataSetError(f"{draft.path}: {reason}; rename the file")

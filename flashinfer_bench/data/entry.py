@@ -114,16 +114,14 @@ def _check_arguments(
         return True
 
     inputs, outputs = len(definition.inputs), len(definition.outputs)
-    given = f"{inputs} input{'s' * (inputs != 1)}"
-    ways = {True: f"{given} and {outputs} output{'s' * (outputs != 1)} to write into", False: f"{given} alone"}
-    fitting = [style for style, count in ((True, inputs + outputs), (False, inputs)) if fits(count)]
-    declared = solution.spec.declared_style
-    styles = [declared] if declared is not None else list(ways)
-    if not set(styles) & set(fitting):
-        expected = " or ".join(ways[style] for style in styles)
+    counts, declared = {True: inputs + outputs, False: inputs}, solution.spec.declared_style
+    wanted = list(counts) if declared is None else [declared]
+    fitting = [style for style, count in counts.items() if fits(count)]
+    if not set(wanted) & set(fitting):
         hint = f"; is destination_passing_style {str(fitting[0]).lower()} meant?" if fitting else ""
+        given = f"{' or '.join(str(counts[style]) for style in wanted)} arguments ({inputs} inputs, {outputs} outputs)"
         call = f"{solution.get_entry_symbol()}{signature}"
-        yield f"{call} cannot be called as {definition.name} calls it, with {expected}{hint}"
+        yield f"{call} cannot be called as {definition.name} calls it, with {given}{hint}"
 
 
 def list_exports(text: str) -> list[str]:

@@ -92,13 +92,7 @@ def order_axes(expressions: Mapping[str, str]) -> Sequence[str]:
     Raises:
         ValueError: some use each other in a circle.
     """
-    return _order(tuple(expressions.items()))
-
-
-@lru_cache(KEPT)
-def _order(expressions: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
-    known = {name for name, _ in expressions}
-    uses = {name: names_in(text) & known for name, text in expressions}
+    uses = {name: names_in(text) & expressions.keys() for name, text in expressions.items()}
     try:
         return tuple(TopologicalSorter(uses).static_order())
     except CycleError as error:

@@ -86,4 +86,5 @@ def _to_json(model: BaseModel, *, indent: int | None = None) -> str:
 def _raise_errors(file: Path, issues: list[LoadIssue]) -> None:
     errors = [str(issue) for issue in issues if issue.severity == "error"]
     if errors:
-        raise DataSetError(f"{file} cannot be used:\n  " + "\n  ".join(errors))
+        whole = f"{file} cannot be used:\n  " + "\n  ".join(errors)
+        raise DataSetError(whole if len(errors) > 1 else errors[0].removeprefix("error: "))

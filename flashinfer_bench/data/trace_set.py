@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flashinfer_bench.data.definition import Definition, only_one
 from flashinfer_bench.data.issue import LoadIssue
-from flashinfer_bench.data.model import DataModel
-from flashinfer_bench.data.sets import scores, writing
+from flashinfer_bench.data.sets import merge as adding
+from flashinfer_bench.data.sets import scores
 from flashinfer_bench.data.sets.columns import make_frame
 from flashinfer_bench.data.sets.latest import find_latest
-from flashinfer_bench.data.sets.merge import merge_into
 from flashinfer_bench.data.sets.results import Result, list_results
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SOLUTIONS, TRACES, WORKLOADS, own_folders
@@ -72,15 +71,13 @@ class TraceSet:
 
     def __repr__(self) -> str:
         """Say in three lines where the set is, what it has, and what was wrong in its files."""
-        counts = [len(self.definitions)] + [
-            sum(map(len, group.values())) for group in (self.solutions, self.workloads, self.traces)
-        ]
-        nouns = ("definitions", "solutions", "workloads", "traces")
+        counts = {"definitions": len(self.definitions)}
+        counts |= {kind: sum(map(len, getattr(self, kind).values())) for kind in ("solutions", "workloads", "traces")}
         errors = sum(issue.severity == "error" for issue in self.issues)
         where = ", ".join(map(str, self.roots)) or "in memory"
         return (
             f"TraceSet({where})\n"
-            f"  {', '.join(f'{number:,} {noun}' for number, noun in zip(counts, nouns, strict=True))}\n"
+            f"  {', '.join(f'{number:,} {noun}' for noun, number in counts.items())}\n"
             f"  issues: {errors} errors, {len(self.issues) - errors} warnings"
         )
 
@@ -133,19 +130,14 @@ class TraceSet:
             raise DataSetError("no trace set was given; give at least one folder")
         roots = list(dict.fromkeys(root for part in trace_sets for root in part.roots))
         merged = cls(root=trace_sets[0].root, roots=roots)
-        merge_into(merged, trace_sets)
+        adding.merge_into(merged, trace_sets)
         return merged
 
     def to_dict(self) -> dict[str, Any]:
         """Give the set as plain JSON-able dicts and lists."""
-        groups: dict[str, Mapping[str, Sequence[DataModel]]] = {
-            "solutions": self.solutions,
-            "workloads": self.workloads,
-            "traces": self.traces,
-        }
         plain: dict[str, Any] = {
-            kind: {name: [item.to_dict() for item in items] for name, items in group.items()}
-            for kind, group in groups.items()
+            kind: {name: [item.to_dict() for item in items] for name, items in getattr(self, kind).items()}
+            for kind in ("solutions", "workloads", "traces")
         }
         definitions = {name: definition.to_dict() for name, definition in self.definitions.items()}
         return {"root": str(self.root) if self.root is not None else None, "definitions": definitions, **plain}
@@ -173,7 +165,7 @@ class TraceSet:
     def is_of_one_root(self, definition: str, uuid: str) -> bool:
         """Tell whether a workload lies in the root of its definition, so that it may say how this is judged."""
         file = self.definition_files.get(definition)
-        return file is None or self.blob_root(definition, uuid) == self._root_of(file)
+        return file is None or self.blob_root(definition, uuid) == self.root_of(file)
 
     def is_of_first_root(self, definition: str, uuid: str) -> bool:
         """Tell whether a definition and its workload really lie in the first root, which the user judges by.
@@ -184,9 +176,9 @@ class TraceSet:
         if file is None:
             return True
         lies_inside = any(file.resolve().is_relative_to(folder) for folder in own_folders(self.roots[0]))
-        return lies_inside and self._root_of(file) == self.roots[0] == self.blob_root(definition, uuid)
+        return lies_inside and self.root_of(file) == self.roots[0] == self.blob_root(definition, uuid)
 
-    def _root_of(self, file: Path) -> Path | None:
+    def root_of(self, file: Path) -> Path | None:
         """Return the innermost root that a file lies in: a root may lie in another."""
         holding = [root for root in self.roots if file.is_relative_to(root)]
         return max(holding, key=lambda root: len(root.parts), default=None)
@@ -251,10 +243,10 @@ class TraceSet:
     rank_authors = scores.rank_authors
     get_author_score = scores.get_author_score
     get_solution_score = scores.get_solution_score
-    add_traces = writing.add_traces
-    add_workload_traces = writing.add_workload_traces
-    add_workload_blob_tensor = writing.add_tensors
-    get_workload_blob_tensor = writing.read_tensors
+    add_traces = adding.add_traces
+    add_workload_traces = adding.add_workload_traces
+    add_workload_blob_tensor = adding.add_tensors
+    get_workload_blob_tensor = adding.read_tensors
 
     def keep_traces(self, traces: Iterable[Trace]) -> None:
         """Add traces in memory only, unchecked: they were written, or are not to be."""

@@ -67,7 +67,7 @@ def test_a_name_that_looks_like_a_path_is_the_sets_where_no_file_has_it(run, roo
         ("--watch", 2, "--watch judges a file again"),
         ("--solution my_doubl.cpp", 2, "there is no such file; did you mean 'my_double_cpp.cpp'?"),
         ("--solution notes.txt", 2, "notes.txt: no source file"),
-        ("--solution other.py", 2, "the set has another solution 'other' (author alice, of double); rename the file"),
+        ("--solution other.py", 2, "the set has another solution 'other' (author alice, of double)"),
         ("--solution other.py --author alice", 2, "was not made of such a file"),
         (
             "--solution wide.py --definition double",

@@ -99,7 +99,7 @@ def test_folders_without_text_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no source"):
         pack_solution_from_files(tmp_path, SPEC, "mine", "double", "me")
     (tmp_path / "main.py").write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match=r"main\.py: is not UTF-8"):
+    with pytest.raises(ValueError, match=r"'main\.py' cannot be read"):
         pack_solution_from_files(tmp_path, SPEC, "mine", "double", "me")
 
 

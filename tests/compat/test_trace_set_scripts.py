@@ -77,12 +77,6 @@ def test_workloads_that_cannot_be_added_are_refused(root, trace, words):
     assert len(TraceSet.from_path(root).workloads["double"]) == len(trace_set.workloads["double"]) == 1
 
 
-def test_the_folders_of_a_set_have_names(root):
-    trace_set = TraceSet.from_path(root)
-    names = ("definitions", "solutions", "workloads", "traces", "blob")
-    assert [getattr(trace_set, f"{name}_path") for name in names] == [root / name for name in names]
-
-
 def test_look_ups_take_the_name_by_either_keyword(root):
     trace_set = TraceSet.from_path(root)
     trace_set.add_traces([make_trace()])
@@ -113,11 +107,6 @@ def test_a_set_is_found_by_its_variable_or_in_the_users_cache(root, tmp_path, mo
     home.parent.mkdir(parents=True)
     root.rename(home)
     assert TraceSet.from_path().root == get_fib_dataset_path() == home
-
-
-def test_the_cache_is_found_by_its_variable(tmp_path, monkeypatch):
-    monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path))
-    assert get_fib_cache_path() == tmp_path
 
 
 @pytest.mark.parametrize(("given", "folder"), [("~/cache", "{home}/cache"), ("~nobody-of-this-name/cache", None)])

@@ -77,7 +77,7 @@ def read_beside(file: Path, path: str, limit: int = MOST_SOURCE_BYTES) -> str:
         beside = (folder / check_source_path(path)).resolve()
         if beside.is_relative_to(folder):
             return read_whole(beside, limit).decode("utf-8")
-    except (OSError, RuntimeError) as error:  # RuntimeError: links that lead round
+    except (OSError, RuntimeError, UnicodeDecodeError) as error:  # RuntimeError: links that lead round
         raise ValueError(f"{path!r} cannot be read: {error}") from error
     raise ValueError(f"{path!r} leads out of {folder}")
 
@@ -157,11 +157,13 @@ def upgrade_solution(raw: Raw, place: Place, remarks: Remarks) -> Raw:
         sources = [{"path": path, "content": content} for path, content in sources.items()]
     entries = [{"path": one} if isinstance(one, str) else _without_null(one, "content") for one in sources]
     left = MOST_BESIDE_BYTES
-    for entry in entries if len(entries) <= MOST_SOURCES else ():
+    for index, entry in enumerate(entries if len(entries) <= MOST_SOURCES else ()):
         if "content" not in entry:
-            with suppress(ValueError):
+            try:
                 entry["content"] = read_beside(place.file, entry["path"], min(left, MOST_SOURCE_BYTES))
                 left -= len(entry["content"])
+            except ValueError as error:
+                remarks.append((f"sources.{index}.content", str(error)))
     new["sources"] = entries
     new["spec"] = _upgrade_spec(raw["spec"], {one["path"]: one.get("content", "") for one in entries}, remarks)
     return new

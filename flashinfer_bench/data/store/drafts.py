@@ -93,9 +93,9 @@ def read_draft(path: Path, definitions: Mapping[str, Definition], hints: DraftHi
     if any((path / name).exists() for name in MANIFEST_NAMES):
         return _take_whole(pack_folder(path).solution, path, definitions, hints)
     if path.is_dir():
-        sources, issues = read_sources(path)
-        if issues or not sources:
-            raise DataSetError("\n".join(map(str, issues)) or f"{path}: there is no source file in it")
+        sources, problems = read_sources(path)
+        if problems or not sources:
+            raise DataSetError("\n".join(problems) or f"{path}: there is no source file in it")
         return _make(path, sources, definitions, hints)
     if not path.exists():
         beside = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []

@@ -122,12 +122,7 @@ def check_append(path: Path, root: Path) -> None:
         raise DataSetError(f"nothing can be appended to {path}: {error.strerror}") from error
 
 
-def write_whole(path: Path, text: str, *, root: Path | None = None) -> None:
-    """Write a file of text so that a reader sees the old one or the new one, never half."""
-    write_whole_bytes(path, text.encode(), root=root)
-
-
-def write_whole_bytes(path: Path, content: bytes, *, root: Path | None = None) -> None:
+def write_whole(path: Path, content: str | bytes, *, root: Path | None = None) -> None:
     """Write a file so that a reader sees the old one or the new one, never half; folders are made.
 
     Args:
@@ -143,7 +138,7 @@ def write_whole_bytes(path: Path, content: bytes, *, root: Path | None = None) -
         folder.find(path.name)  # no link is replaced
         try:
             with os.fdopen(folder.open_new(staging), "wb") as handle:
-                handle.write(content)
+                handle.write(content.encode() if isinstance(content, str) else content)
             os.replace(staging, path.name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
         finally:
             with suppress(FileNotFoundError):

@@ -20,7 +20,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.base.files.reading import refuse_strange
 from flashinfer_bench.base.files.trees import Tell, walk_files
 
 DEFINITIONS: Final = "definitions"
@@ -53,9 +52,14 @@ def path_part(name: str) -> str:
     return f"{_NOT_PLAIN.sub('_', name[:_KEPT])}~{digest}"
 
 
+def _file(root: Path, *names: str, suffix: str = ".json") -> Path:
+    *folders, name = map(path_part, names)
+    return root.joinpath(*folders, f"{name}{suffix}")
+
+
 def definition_path(root: Path, *, op_type: str, definition: str) -> Path:
     """Give the file of a definition."""
-    return root / DEFINITIONS / path_part(op_type) / f"{path_part(definition)}.json"
+    return _file(root, DEFINITIONS, op_type, definition)
 
 
 def definition_names(root: Path, files: Iterable[Path]) -> frozenset[str]:
@@ -65,24 +69,22 @@ def definition_names(root: Path, files: Iterable[Path]) -> frozenset[str]:
 
 def solution_path(root: Path, *, author: str, op_type: str, definition: str, solution: str) -> Path:
     """Give the file of a solution."""
-    folder = root / SOLUTIONS / path_part(author) / path_part(op_type) / path_part(definition)
-    return folder / f"{path_part(solution)}.json"
+    return _file(root, SOLUTIONS, author, op_type, definition, solution)
 
 
 def workloads_path(root: Path, *, op_type: str, definition: str) -> Path:
     """Give the file that holds the workloads of a definition."""
-    return root / WORKLOADS / path_part(op_type) / f"{path_part(definition)}.jsonl"
+    return _file(root, WORKLOADS, op_type, definition, suffix=".jsonl")
 
 
 def traces_path(root: Path, *, author: str, op_type: str, definition: str) -> Path:
     """Give the file that holds the traces of an author's solutions for a definition."""
-    return root / TRACES / path_part(author) / path_part(op_type) / f"{path_part(definition)}.jsonl"
+    return _file(root, TRACES, author, op_type, definition, suffix=".jsonl")
 
 
 def blob_path(root: Path, *, op_type: str, definition: str, uuid: str) -> Path:
     """Give the file that holds the tensors of a workload."""
-    folder = root / BLOB / WORKLOADS / path_part(op_type) / path_part(definition)
-    return folder / f"{path_part(f'{definition}_{uuid}')}.safetensors"
+    return _file(root, BLOB, WORKLOADS, op_type, definition, f"{definition}_{uuid}", suffix=".safetensors")
 
 
 def find_files(folder: Path, suffixes: tuple[str, ...], tell: Tell) -> Iterator[Path]:
@@ -91,19 +93,13 @@ def find_files(folder: Path, suffixes: tuple[str, ...], tell: Tell) -> Iterator[
     Args:
         folder: may be missing.
         suffixes: with their dots.
-        tell: takes a path that is left out, and why: a folder that cannot be read, a pipe, a device.
+        tell: takes a path that is left out, and why, such as a folder that cannot be read.
     """
     with suppress(OSError):
         if not folder.exists():
             return
     for path in walk_files(folder, tell, follows_links=True, passes_over=lambda name: name.startswith(".")):
-        if not path.name.endswith(suffixes):
-            continue
-        try:
-            refuse_strange(path.stat(), path)
-        except OSError as error:
-            tell(path, f"cannot be read: {error.strerror}")
-        else:
+        if path.name.endswith(suffixes):
             yield path
 
 

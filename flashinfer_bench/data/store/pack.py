@@ -25,8 +25,9 @@ from flashinfer_bench.base.files.trees import walk_files
 from flashinfer_bench.data.issue import LoadIssue, Place
 from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
 from flashinfer_bench.data.solution import BuildSpec, Solution, check_source_path
-from flashinfer_bench.data.store.dialects import MOST_SOURCE_BYTES
+from flashinfer_bench.data.store.dialects import read_beside
 from flashinfer_bench.data.store.jsonl import MOST_JSON_BYTES, new_folder
+from flashinfer_bench.data.store.layout import path_part
 from flashinfer_bench.data.store.parse import parse_raw
 from flashinfer_bench.data.yaml_text import MOST_YAML_BYTES, parse_yaml
 from flashinfer_bench.errors import DataSetError
@@ -54,15 +55,15 @@ def pack_folder(folder: Path) -> Packed:
     file = next((folder / name for name in MANIFEST_NAMES if os.path.lexists(folder / name)), None)
     if file is None:
         raise DataSetError(f"{folder} has no {MANIFEST_NAMES[0]}; `flashinfer-bench pack --help` shows one")
-    manifest = _read_manifest(file)
-    listed = manifest.get("sources")
-    if isinstance(listed, list):
-        paths = [entry.get("path") if isinstance(entry, Mapping) else entry for entry in listed]
-        sources, issues = read_sources(folder, [path for path in paths if isinstance(path, str)])
-    else:
-        sources, issues = read_sources(folder)
-        sources = {path: text for path, text in sources.items() if not _is_packed(path, text)}
-    solution = parse_raw(Solution, join_solution(manifest, sources), Place(file), issues)
+    raw, problems = _read_manifest(file), list[str]()
+    spec = raw.get("spec")
+    if not (isinstance(spec, Mapping) and "entry_point" in spec):
+        moved = {key: raw.pop(key) for key in list(raw) if _is_of_spec(key)}
+        raw["spec"] = moved | (dict(spec) if isinstance(spec, Mapping) else {})
+    packed_before = f"{path_part(str(raw.get('name')))}.json"
+    raw.setdefault("sources", [path for path in _list_sources(folder, problems) if path != packed_before])
+    issues = [LoadIssue("error", folder, None, "sources", problem) for problem in problems]
+    solution = parse_raw(Solution, raw, Place(file), issues)
     if solution is None or any(issue.severity == "error" for issue in issues):
         told = [f"  {replace(issue, field=(issue.field or '').removeprefix('spec.'))}" for issue in issues]
         raise DataSetError("\n".join([f"{folder} cannot be packed:", *told]))
@@ -82,37 +83,23 @@ def _read_manifest(file: Path) -> dict[str, Any]:
     return {str(key): value for key, value in read.items()}
 
 
-def _is_packed(path: str, text: str) -> bool:
-    """Tell whether a file is a solution that was packed before, into the folder itself."""
-    return path.endswith(".json") and all(f'"{key}"' in text for key in ("definition", "sources", "spec"))
-
-
-def read_sources(folder: Path, listed: list[str] | None = None) -> tuple[dict[str, str], list[LoadIssue]]:
-    """Read the listed files of a folder, or all that count as sources; what cannot be a source becomes an issue."""
-    issues: list[LoadIssue] = []
-
-    def tell(path: Path, reason: str) -> None:
-        issues.append(LoadIssue("error", path, None, "sources", reason))
-
-    if listed is None:
-        there = [path for path in walk_files(folder, tell, passes_over=is_passed_over) if path.is_file()]
-        listed = sort_sources(path.relative_to(folder).as_posix() for path in there)
-    sources: dict[str, str] = {}
-    for path in listed:
+def read_sources(folder: Path) -> tuple[dict[str, str], list[str]]:
+    """Return path → text of all files of a folder that count as sources, and what is wrong with any."""
+    sources, problems = dict[str, str](), list[str]()
+    for path in _list_sources(folder, problems):
         try:
-            file = folder / check_source_path(path)
-            if not file.resolve().is_relative_to(folder.resolve()):
-                tell(folder, f"{path}: leads out of the folder")
-                continue
-            sources[path] = read_whole(file, MOST_SOURCE_BYTES).decode("utf-8")
-        except UnicodeDecodeError:
-            tell(folder, f"{path}: is not UTF-8; list the files that are sources under `sources`")
-        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links that lead round
-            tell(folder, f"{path}: {error.strerror if isinstance(error, OSError) else error}")
-    return sources, issues
+            sources[path] = read_beside(folder / MANIFEST_NAMES[0], path)
+        except ValueError as error:
+            problems.append(str(error))
+    return sources, problems
 
 
-def sort_sources(paths: Iterable[str]) -> list[str]:
+def _list_sources(folder: Path, problems: list[str]) -> list[str]:
+    walk = walk_files(folder, lambda path, reason: problems.append(f"{path}: {reason}"), passes_over=is_passed_over)
+    return _sort_sources(path.relative_to(folder).as_posix() for path in walk if path.is_file())
+
+
+def _sort_sources(paths: Iterable[str]) -> list[str]:
     """Return the files that count as sources if a manifest lists none: those not hidden, by name."""
     others = (path for path in paths if path not in MANIFEST_NAMES)
     return sorted(path for path in others if not any(map(is_passed_over, PurePosixPath(path).parts)))
@@ -121,27 +108,6 @@ def sort_sources(paths: Iterable[str]) -> list[str]:
 def is_passed_over(name: str) -> bool:
     """Tell whether a file or folder of this name, with what is in it, counts as no source."""
     return name.startswith(".") or name == "__pycache__"
-
-
-def join_solution(manifest: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, Any]:
-    """Return the JSON of the solution that a manifest and the text of sources make; nothing is checked.
-
-    Args:
-        manifest: as it was read.
-        sources: path → text of each file that the manifest lists, or of all if it lists none.
-    """
-    whole, spec = dict(manifest), manifest.get("spec")
-    if not (isinstance(spec, Mapping) and "entry_point" in spec):
-        moved = {key: whole.pop(key) for key in manifest if _is_of_spec(key)}
-        whole["spec"] = moved | (dict(spec) if isinstance(spec, Mapping) else {})
-    listed = manifest.get("sources")
-    entries = listed if isinstance(listed, list) else sort_sources(sources)
-    fields = [dict(entry) if isinstance(entry, Mapping) else {"path": entry} for entry in entries]
-    for field in fields:
-        path = field.get("path")
-        if isinstance(path, str) and path in sources:
-            field["content"] = sources[path]
-    return {**whole, "sources": fields}
 
 
 def _is_of_spec(key: str) -> bool:
@@ -162,7 +128,7 @@ def split_solution(solution: Solution) -> tuple[dict[str, Any], dict[str, str]]:
         plain |= {"spec": own} if own else {}
     texts = {source["path"]: source.pop("content") for source in sources}
     listed = [source["path"] if len(source) == 1 else source for source in sources]
-    if listed != sort_sources(texts):
+    if listed != _sort_sources(texts):
         plain["sources"] = listed
     return plain, texts
 

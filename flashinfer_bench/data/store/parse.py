@@ -7,7 +7,7 @@ the form of the format (`dialects.py`) → the model; a `Place` says where the o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -102,7 +102,7 @@ def parse_raw(model: type[Model], raw: object, place: Place, issues: list[LoadIs
     try:
         built = model.model_validate(raw)
     except ValidationError as error:
-        issues.extend(_issues_of(error, raw, place))
+        issues.extend(_issues_of(error, raw, place, dict(remarks)))
         return None
     issues.extend(place.issue("warning", text, field.split(".")) for field, text in remarks[:MOST_ISSUES])
     _warn_of_unknown_keys(built, place, issues)
@@ -124,8 +124,10 @@ def _warn_of_unknown_keys(built: DataModel, place: Place, issues: list[LoadIssue
         issues.append(place.issue("warning", f"kept without effect: {', '.join(sorted(ignored))}"))
 
 
-def _issues_of(error: ValidationError, raw: dict[str, Any], place: Place) -> Iterator[LoadIssue]:
-    """Turn a ValidationError into one issue a field."""
+def _issues_of(
+    error: ValidationError, raw: dict[str, Any], place: Place, remarks: Mapping[str, str]
+) -> Iterator[LoadIssue]:
+    """Turn a ValidationError into one issue a field; a remark on a field that is missing says why it is."""
     found: dict[tuple[str, ...], str] = {}
     for detail in error.errors(include_url=False)[:MOST_ISSUES]:
         steps, owner = _steps_in(raw, detail["loc"])
@@ -133,7 +135,8 @@ def _issues_of(error: ValidationError, raw: dict[str, Any], place: Place) -> Ite
         reason = f"{detail['msg']}, got {shown[:_SHOWN]}{'…' * (len(shown) > _SHOWN)}"
         if detail["type"] == "missing":
             nearest = nearest_name(steps[-1], owner if isinstance(owner, dict) else (), cutoff=KEY_CUTOFF)
-            reason = MISSING if nearest is None else f"{MISSING}; is {nearest!r} a misspelling of it?"
+            usual = MISSING if nearest is None else f"{MISSING}; is {nearest!r} a misspelling of it?"
+            reason = remarks.get(".".join(steps), usual)
         elif detail["type"] in ("value_error", "disagrees"):
             reason = detail["msg"].removeprefix("Value error, ")
         found[steps] = reason

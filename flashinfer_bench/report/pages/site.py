@@ -22,7 +22,7 @@ from flashinfer_bench.base.files.writing import open_folder
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.results import group, list_results
-from flashinfer_bench.data.store.jsonl import write_whole, write_whole_bytes
+from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.report.pages.details import describe_definition, describe_overview, describe_solution
@@ -90,7 +90,7 @@ def _write_assets(folder: Path, title: str) -> None:
     assets = {item.name: item.read_bytes() for item in (resources.files(__package__) / "assets").iterdir()}
     page = Environment(autoescape=True, undefined=StrictUndefined).from_string(assets.pop("index.html.j2").decode())
     for name, content in assets.items():
-        write_whole_bytes(folder / "assets" / name, content, root=folder)
+        write_whole(folder / "assets" / name, content, root=folder)
     scripts = sorted(name for name in assets if name.endswith(".js"))
     text = page.render(title=to_one_line(title), marker=MARKER, scripts=scripts)
     write_whole(folder / "index.html", text, root=folder)

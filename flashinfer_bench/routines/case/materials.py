@@ -22,7 +22,7 @@ from flashinfer_bench.data import Definition, Solution, Trace, Workload
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.data.store import layout
-from flashinfer_bench.data.store.jsonl import read_lines, write_whole, write_whole_bytes
+from flashinfer_bench.data.store.jsonl import read_lines, write_whole
 from flashinfer_bench.errors import DataSetError, Fault
 from flashinfer_bench.routines.case.lift import ENTRY, lift, top_level
 from flashinfer_bench.routines.case.spec import TORCH, Case, Routine, Tensor
@@ -92,7 +92,7 @@ def write_material(root: Path, material: Material) -> None:
             write_whole(place, solution.to_json(indent=2) + "\n", root=root)
         if material.blobs:
             content = save({name: np.asarray(value, order="C") for name, value in material.blobs.items()})
-            write_whole_bytes(layout.blob_path(root, uuid=workload.uuid, **names), content, root=root)
+            write_whole(layout.blob_path(root, uuid=workload.uuid, **names), content, root=root)
     except (OSError, Fault) as error:
         raise DataSetError(f"{root}: the trace set cannot be written: {error}") from error
 
