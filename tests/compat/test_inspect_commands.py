@@ -1,6 +1,6 @@
 """`inspect ncu` and `inspect sanitizer` with programs in the tools' place, and what is read of the tools' words.
 
-The real tools and a GPU are tried by `benchmarks/check_inspect.py`.
+The real tools and a GPU are tried by `python -m benchmarks.repeatability --rows ncu sanitizer`.
 """
 
 from __future__ import annotations
