@@ -27,7 +27,7 @@ docs: $(VENV)/.ready-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 exploits: $(VENV)/.ready-dev
-	$(BIN)/python benchmarks/run_exploits.py $(EXPLOIT_FLAGS)
+	$(BIN)/python benchmarks/run_exploits.py --no-save $(EXPLOIT_FLAGS)
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,7 +1,7 @@
 """Where the time of a session goes: a log of its steps, and what a job's steps took, as a tree.
 
     PYTHONPATH=. SESSION_PROFILE=/tmp/steps flashinfer-bench run SET --evaluator-modules benchmarks.session_profile
-    python benchmarks/bench_resident.py --device cuda --profile /tmp/steps
+    python -m benchmarks.speed --rows resident --device cuda --profile /tmp/steps
     python -m benchmarks.session_profile /tmp/steps.* [--skip 10] [--least-ms 0.4]
 
 The module is a plug-in that judges nothing: each session imports it, and then notes when the steps below begin and end.

@@ -47,10 +47,10 @@ from typing import Any, Final
 
 HOME: Final = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(HOME))
-from benchmarks.bench_repeatability import KERNELS, make_trace_set  # noqa: E402 - the path comes first
-from benchmarks.engine import sets  # noqa: E402 - likewise
-from benchmarks.engine.command import measure_import, run_script  # noqa: E402 - likewise
-from benchmarks.engine.rows import BATCHES_OF_8, BATCHES_OF_32, REFERENCE_MS  # noqa: E402 - likewise
+from benchmarks.kit import sets  # noqa: E402 - the path comes first
+from benchmarks.kit.commands import calibrate, measure_import  # noqa: E402 - likewise
+from benchmarks.kit.sets import BATCHES_OF_8, BATCHES_OF_32, REFERENCE_MS  # noqa: E402 - likewise
+from benchmarks.repeatability import KERNELS, make_trace_set  # noqa: E402 - likewise
 
 PARTS: Final = 4
 LIMIT_S: Final = 500
@@ -194,8 +194,7 @@ class Oracle:
             (256, range(64, 80, 8)) if self.is_tiny else (4096, range(2048, 2048 + 8 * sets.SLOW_WORKLOADS, 8))
         )
         milliseconds = REFERENCE_MS / 12 if self.is_tiny else REFERENCE_MS
-        given = ("--milliseconds", str(milliseconds), "--rows", str(rows[len(rows) // 2]), "--width", str(width))
-        steps = int(run_script("calibrate", *given))
+        steps = calibrate(milliseconds, rows[len(rows) // 2], width)
         make = partial(sets.slow_reference, steps=steps, width=width, rows=rows)
         if self.asked.against:
             self.cost("slow-reference", make, quick=True)

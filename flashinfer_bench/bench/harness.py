@@ -33,7 +33,7 @@ from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.scheduler import POLL_S, DeviceSlot, Judged, Rules, Scheduler
 from flashinfer_bench.bench.spread_file import SpreadFile
 from flashinfer_bench.data import Definition, Evaluation, Solution, Trace
-from flashinfer_bench.data.store.record import TraceWriter
+from flashinfer_bench.data.store.trace_writer import TraceWriter
 from flashinfer_bench.errors import DataSetError, Fault, FlashInferBenchError
 from flashinfer_bench.roofline.peaks import describe_time
 from flashinfer_bench.roofline.workloads import cost_of_workload

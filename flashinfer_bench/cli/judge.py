@@ -33,7 +33,7 @@ from flashinfer_bench.cli.outcome import (
     render_outcome,
     render_plan,
 )
-from flashinfer_bench.cli.output import one_interrupt, write_err, write_problems
+from flashinfer_bench.cli.output import one_interrupt, write_err, write_json, write_out, write_problems
 from flashinfer_bench.cli.parser import typed_program
 from flashinfer_bench.cli.progress import RunProgress
 from flashinfer_bench.cli.render import count, some, write_result
@@ -192,7 +192,10 @@ def _run(engine: Benchmark, outcome: RunOutcome, progress: RunProgress, *, save_
 
 def _tell_result(args: Namespace, outcome: RunOutcome, trace_set: TraceSet | None) -> None:
     """Write the result to stdout. Write to stderr where it was saved, if it was, and how to continue."""
-    write_result(args, outcome_document(outcome, trace_set), render_outcome(outcome))
+    if args.format == "json":  # a resumed run may have 100,000 verdicts: only the form that is asked for is made
+        write_json(outcome_document(outcome, trace_set))
+    else:
+        write_out(render_outcome(outcome))
     if outcome.is_interrupted:
         write_err(f"interrupted: {outcome.left} of {count(len(outcome.plan.jobs), 'job')} left")
     if trace_set is None:

@@ -114,7 +114,8 @@ class RunOutcome:
         """
         if self.is_interrupted:
             return INTERRUPTED
-        all_passed = bool(self.traces) and all(trace.is_successful() for trace in self.traces)
+        traces = self.traces
+        all_passed = bool(traces) and all(trace.is_successful() for trace in traces)
         has_faults = (self.left or self.is_broken) and not (allow_broken and self.is_broken)
         return FAILED if has_faults or (require_passed and not all_passed) else RAN
 
@@ -178,10 +179,11 @@ def plan_document(plan: Plan, machine: Machine) -> dict[str, Any]:
 
 def render_outcome(outcome: RunOutcome) -> str:
     """Lay out the table, the reasons of failures, the faults, the skips, and the totals."""
-    rows = summarise(outcome.traces, outcome.expected())
+    traces = outcome.traces
+    rows = summarise(traces, outcome.expected())
     notes = [
         *describe_skips(outcome.plan.skips),
-        *(f"warning: {output}" for output in find_blind(outcome.traces)),
+        *(f"warning: {output}" for output in find_blind(traces)),
         *_describe_baselines(outcome),
     ]
     broken = [f"  {to_printable(line)}" for line in shorten(outcome.errors)]

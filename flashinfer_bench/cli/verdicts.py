@@ -112,16 +112,12 @@ def _render(rows: Sequence[SummaryRow], own: dict[Column, Callable[[Any], str]],
     lines: list[list[str]] = []
     for row in rows:
         lines.append([cell(row) for cell in cells.values()])
-        shown = row.ties if len(row.ties) <= MOST_TIES else row.ties[: MOST_TIES - 1]
         below = [
-            {
-                SOLUTION: f"{TIE_MARK} {tie.solution}",
-                LATENCY: _latency(tie),
-                SPEEDUP: format_speedup(tie.speedup),
-            }
-            for tie in shown
+            {SOLUTION: f"{TIE_MARK} {tie.solution}", LATENCY: _latency(tie), SPEEDUP: format_speedup(tie.speedup)}
+            for tie in row.ties[:MOST_TIES]
         ]
-        below += [{SOLUTION: f"{TIE_MARK} and {len(row.ties) - len(shown)} more"}] if shown != row.ties else []
+        if len(row.ties) > MOST_TIES:
+            below.append({SOLUTION: f"{TIE_MARK} and {len(row.ties) - MOST_TIES} more"})
         lines += [[({DEFINITION: row.definition} | tie).get(column, "") for column in cells] for tie in below]
     return render_table(list(cells), lines, width)
 

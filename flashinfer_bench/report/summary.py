@@ -103,7 +103,7 @@ def summarise(
         traces: verdicts in the order in which they were recorded. The last one of a job counts.
         expected: the workloads that each pair should have a verdict for, by uuid; pairs without any get a row too.
     """
-    return summarise_results(list_results(None, traces), expected or {})
+    return summarise_results(list_results(None, traces), expected)
 
 
 @collector_paused()
@@ -111,10 +111,11 @@ def summarise_results(
     results: Iterable[Result], expected: Mapping[PairKey, Collection[str]] | None = None
 ) -> list[SummaryRow]:
     """Make the rows of `summarise` of results that count."""
+    wanted = expected or {}
     groups: dict[tuple[str, str, str], list[Result]] = group(results, _key)
     judged = {key[:2] for key in groups}
-    groups |= {(*pair, ""): [] for pair in expected or () if pair not in judged}
-    rows = [_row(items, key, (expected or {}).get(key[:2], ())) for key, items in groups.items()]
+    groups |= {(*pair, ""): [] for pair in wanted if pair not in judged}
+    rows = [_row(items, key, wanted.get(key[:2], ())) for key, items in groups.items()]
     return lead_confirmed(sorted(rows, key=_rank), lambda row: _rank(row)[:5], attrgetter("standing"))
 
 
@@ -125,11 +126,8 @@ def best_by_workload(
 
     def order(item: Result) -> tuple[bool, bool, float, float]:
         merits = (item.latency_ms or 0.0, -(item.speedup or 0.0))
-        return (
-            not item.measurement.meaningful,
-            item.standing != CONFIRMED,
-            *(merits if by == "latency" else merits[::-1]),
-        )
+        merits = merits if by == "latency" else merits[::-1]
+        return not item.measurement.meaningful, item.standing != CONFIRMED, *merits
 
     passed = [item for item in list_results(trace_set, traces) if item.is_passed and item.may_be_best]
     timed = (item for item in passed if item.latency_ms is not None)

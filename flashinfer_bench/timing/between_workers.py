@@ -17,7 +17,7 @@ from typing import Any, Final
 from flashinfer_bench.timing.statistics import LEVEL, STEP_NS, mean_half_width, student_quantile
 
 DEFAULT_SPREADS: Final = {"cuda": 0.004, "cpu": 0.1}
-"""Spread on an unknown machine (docs/measurements.md)."""
+"""Spread on an unknown machine: the smallest that held nearly all workers of equal code on the machines tried."""
 DEFAULT_FREEDOM: Final = 6.0
 """Degrees of freedom of a default; a measured spread counts alone from as many on."""
 MOST_FREEDOM: Final = 200.0

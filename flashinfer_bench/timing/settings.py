@@ -28,5 +28,4 @@ class TimingSettings:
 USUAL: Final = TimingSettings()
 PRECISION: Final = 0.015
 """Half the interval of a call's time after all its trials, as a share of it, that a measurement aims at unless another
-is asked for. By simulation two identical solutions whose readings scatter by 10 % differ by less than 1.3 % in 19 of 20
-pairs (docs/measurements.md); most kernels scatter by 2 % or less, and take no reading for it."""
+is asked for. Two identical solutions then mostly agree to it. Most kernels scatter less, and take no reading for it."""

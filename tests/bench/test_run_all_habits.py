@@ -13,7 +13,7 @@ from flashinfer_bench.bench.events import JobFaulted, JobsAdded, JobStarted, Run
 from flashinfer_bench.bench.progress_bar import is_notebook, progress_bar
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.merge import reread_traces
-from flashinfer_bench.data.store.record import TraceWriter
+from flashinfer_bench.data.store.trace_writer import TraceWriter
 from tests.bench.small_runs import HONEST, QUICKLY, write_set
 from tests.cli.fake_engine import CPU, finished, make_jobs
 from tests.kit import make_definition, make_trace, make_workload, write_trace_set

@@ -32,7 +32,6 @@ FILES = {
     "typo.yaml": "definition_config: {duoble: {rtol: 1}}\n",
     "my.yaml": "iterations: 5\nop_type_config:\n  test: {rtol: 0.5, extra: {rounds: 3}}\n",
 }
-NO_SET = "error: no trace set: give --local PATH, or set FIB_DATASET_PATH\n"
 EMPTY = "error: empty: no definition here; a trace set has definitions/<op_type>/<definition>.json\n"
 UNKNOWN = (
     "error: --definitions: the trace set has no definition 'duoble'; did you mean 'double'?\n"
@@ -78,7 +77,6 @@ def call(folder, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [
-        ("list", 2, NO_SET),
         ("list empty", 2, EMPTY),
         ("list --local set --local b", 2, "error: trace set 'b' does not exist; give the folder"),
         ("list sett", 2, "; did you mean 'set'?\n"),

@@ -1,6 +1,6 @@
 """A cluster of two nodes on this machine, each a process with one core: verdicts, and walls that hold there.
 
-One cluster serves all tests of this file. What disturbs a cluster is in `benchmarks/check_cluster.py`.
+One cluster serves all tests of this file. The loss of a real node is in `benchmarks/repeatability.py`.
 """
 
 import importlib.util

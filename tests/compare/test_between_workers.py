@@ -1,24 +1,26 @@
 """Intervals that hold for the next worker, and what is learned of the spread between workers."""
 
-import argparse
 import json
+from itertools import combinations
 from math import exp, log
 from random import Random
+from statistics import median
 
 import pytest
 
-from benchmarks.bench_identical import MOST_APART, simulate
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.spread_file import SpreadFile
 from flashinfer_bench.timing.between_workers import (
     DEFAULT_SPREADS,
     MOST_FREEDOM,
     default_spread,
+    interval_of_workers,
     is_noisy,
     learned_spread,
     sum_squares,
     told_of_workers,
     told_with_spread,
+    widened_interval,
 )
 
 CPU, GPU = default_spread("cpu"), default_spread("cuda")
@@ -49,10 +51,17 @@ def test_several_workers_have_students_interval():
     assert told["interval95_ms"] == pytest.approx([1.1 - 4.303 * 0.1 / 3**0.5, 1.1 + 4.303 * 0.1 / 3**0.5], rel=1e-3)
 
 
-def test_drawn_latencies_of_equal_code_have_intervals_that_meet():
-    found = simulate(argparse.Namespace(solutions=12, repeats=3, count=4))
-    assert max(one["share_apart"] for one in found) <= MOST_APART
-    assert all(one["half"] < 4.5 * one["spread"] for one in found)  # not by being as wide as one likes
+@pytest.mark.parametrize("spread", [0.003, 0.02, 0.1, 0.25])
+def test_drawn_latencies_of_equal_code_have_intervals_that_meet(spread):
+    random = Random(1)
+    drawn = [[[exp(random.gauss(0, spread)) for _ in range(3)] for _ in range(12)] for _ in range(16)]
+    known = learned_spread("cpu", *sum_squares([group for groups in drawn[:4] for group in groups]))
+    for interval in (interval_of_workers, lambda group: widened_interval(group[0], None, known)):
+        spans = [[interval(group) for group in groups] for groups in drawn]
+        apart = [a[1] < b[0] or b[1] < a[0] for groups in spans for a, b in combinations(groups, 2)]
+        assert sum(apart) / len(apart) <= 0.05
+        halves = [(high - low) / (high + low) for groups in spans for low, high in groups]
+        assert median(halves) < 4.5 * spread  # not by being as wide as one likes
 
 
 def test_blocks_of_one_trial_teach_intervals_that_hold_jobs_of_three():

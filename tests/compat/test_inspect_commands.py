@@ -1,6 +1,6 @@
 """`inspect ncu` and `inspect sanitizer` with programs in the tools' place, and what is read of the tools' words.
 
-The real tools and a GPU are tried by `benchmarks/check_inspect.py`.
+The real tools and a GPU are tried by `python -m benchmarks.repeatability --rows ncu sanitizer`.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def test_what_is_missing_on_the_machine_is_one_line(root, monkeypatch, tmp_path,
         ({"solution": "nowhere.json"}, (), "nowhere.json"),
         ({"workload": "nowhere.json"}, (), "nowhere.json"),
         ({}, ("--definition", "twice"), "no definition 'twice'"),
-        ({}, ("--checks", "memcheck,leaks"), "--checks: unknown leaks; known: memcheck, racecheck"),
+        ({}, ("--checks", "memcheck,leaks"), "unknown leaks; known: memcheck, racecheck"),
     ],
 )
 def test_wrong_names_are_misuse(root, capsys, change, flags, told):

@@ -13,7 +13,7 @@ from scripts.references import PACKAGES, render_commands, render_python, render_
 from tests.cli.helps import ALL_COMMANDS
 from tests.kit.documents import CHECKOUT, DOCS, PAGES
 
-USERS_PAGES = [page for page in PAGES if page.name not in ("building.md", "measurements.md")]
+USERS_PAGES = [page for page in PAGES if page.name not in ("building.md", "results.md")]
 """Pages that speak of our own flags alone; the others name those of compilers and tools."""
 
 
@@ -48,7 +48,7 @@ def test_every_flag_of_perf_is_in_its_section(commands):
 @pytest.mark.parametrize("page", USERS_PAGES, ids=lambda page: page.name)
 def test_every_flag_that_a_page_speaks_of_exists(page, commands):
     text = "".join(commands.values())
-    scripts = "".join(path.read_text() for path in (CHECKOUT / "benchmarks").glob("*.py"))
+    scripts = "".join(path.read_text() for path in (CHECKOUT / "benchmarks").rglob("*.py"))
     spans = re.findall(r"`([^`\n]*)`", re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE))
     named = {flag for span in spans for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", span)}
     assert {

@@ -7,7 +7,7 @@ import pytest
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.runner.client import SessionClient
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.store.record import TraceWriter
+from flashinfer_bench.data.store.trace_writer import TraceWriter
 from tests.kit import make_definition, make_solution, make_trace, write_trace_set
 from tests.kit.documents import CHECKOUT, DOCS
 
@@ -96,7 +96,7 @@ def test_a_solution_takes_the_way_that_stands_in_the_page(tmp_path, monkeypatch)
     ((trace,),) = Benchmark(TraceSet.from_path(root), config).run_all().traces.values()
     called = re.search(r"WAY (.*)", trace.evaluation.log).group(1).split()
     host = [*ways["send"], "bench/runner/client.py"]
-    written = [*ways["append"], "data/store/record.py"]
+    written = [*ways["append"], "data/store/trace_writer.py"]
     taken = dict.fromkeys([*host, *trace.evaluation.extra["asked"], *called, *written])
     rows = read_table("The way of one solution")
     told = {cells[0].strip("`"): cells[1] for cells in rows}

@@ -20,8 +20,8 @@ from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.data.store.jsonl import append_lines, write_whole
-from flashinfer_bench.data.store.record import TraceWriter
 from flashinfer_bench.data.store.trace_lines import AnyTrace, TraceList, kept_of
+from flashinfer_bench.data.store.trace_writer import TraceWriter
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.errors import DataSetError
 

@@ -11,7 +11,7 @@ Looking again and again until an interval leaves out 1 finds a difference where 
 at in a few fixed places only, each time with an interval of `LOOKS`: a look spends a part of the 5 % that may be
 wrong (K. K. G. Lan and D. L. DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70, 1983). The
 interval that stands when the series ends then holds the true ratio in about 95 of 100 series or more, by simulation
-(`benchmarks/bench_compare_decisions.py --simulate`, docs/compare.md).
+(docs/compare.md).
 """
 
 from __future__ import annotations

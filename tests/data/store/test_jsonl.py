@@ -13,7 +13,7 @@ import pytest
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store import jsonl
 from flashinfer_bench.data.store.jsonl import append_line, append_lines, read_lines, write_whole
-from flashinfer_bench.data.store.record import TraceWriter
+from flashinfer_bench.data.store.trace_writer import TraceWriter
 from flashinfer_bench.errors import Fault
 from tests.kit import make_definition, make_solution, make_trace, write_trace_set
 

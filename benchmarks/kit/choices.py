@@ -1,4 +1,4 @@
-"""Honest solutions of definitions that choose, round or draw inside a float output, for `bench_false_rejections.py`.
+"""Honest solutions of definitions that choose, round or draw inside a float output, for `false_rejections.py`.
 
 The solutions of a definition differ as right kernels do: another algorithm, another order of equal values, or, of op
 type lowbit, where some elements may fail, a choice by numbers of fewer bits.
@@ -6,10 +6,10 @@ type lowbit, where some elements may fail, a choice by numbers of fewer bits.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload
+from benchmarks.kit import sets
+from flashinfer_bench.data import TraceSet
 
 
 class Choice(NamedTuple):
@@ -367,49 +367,14 @@ def make_choices() -> dict[str, Choice]:
     return found
 
 
-def make_set(root: Path) -> TraceSet:
-    """Return a set in memory with each choice as a definition and one workload of it.
-
-    Args:
-        root: a folder; nothing is written there.
-    """
-    definitions, solutions, traces = {}, {}, {}
+def make_set() -> TraceSet:
+    """Return a set in memory with each choice as a definition and one workload of it."""
+    parts = []
     for name, choice in make_choices().items():
-        given = ", ".join(choice.inputs)
-        definitions[name] = Definition(
-            name=name,
-            op_type=choice.op_type,
-            axes={axis: {"type": "const", "value": size} for axis, size in choice.axes.items()},
-            inputs={one: _spec(text) for one, text in choice.inputs.items()},
-            outputs={one: _spec(text) for one, text in choice.outputs.items()},
-            reference=_source(given, choice.reference),
-        )
+        head = f"import torch\n\n\ndef run({', '.join(choice.inputs)}):\n"
+        tensors, axes = (choice.inputs, choice.outputs), dict[str, int | None](choice.axes)
+        made = sets.definition(name, *tensors, axes, head + choice.reference, op_type=choice.op_type)
         bodies = (choice.reference, *choice.solutions)
-        solutions[name] = [_solution(f"{name}_{at}", name, _source(given, body)) for at, body in enumerate(bodies)]
-        random = {one: {"type": "random"} for one in choice.inputs}
-        traces[name] = [Trace(definition=name, workload=Workload(uuid=name, axes={}, inputs=random))]
-    return TraceSet(root=root, definitions=definitions, solutions=solutions, workloads=traces, traces={})
-
-
-def _spec(text: str) -> dict[str, Any]:
-    dtype, *axes = text.split()
-    return {"dtype": dtype, "shape": axes}
-
-
-def _source(given: str, body: str) -> str:
-    return f"import torch\n\n\ndef run({given}):\n{body}"
-
-
-def _solution(name: str, definition: str, source: str) -> Solution:
-    return Solution(
-        name=name,
-        definition=definition,
-        author="plain",
-        spec={
-            "language": "python",
-            "target_hardware": ["cpu", "cuda"],
-            "entry_point": "main.py::run",
-            "destination_passing_style": False,
-        },
-        sources=[{"path": "main.py", "content": source}],
-    )
+        solutions = [sets.solution(name, f"{name}_{at}", head + body) for at, body in enumerate(bodies)]
+        parts.append((made, solutions, sets.workloads(made)))
+    return sets.in_memory(*parts)
