@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.data import Solution, TraceSet, Workload
@@ -130,8 +129,6 @@ def _look(
 ) -> Inspected:
     gpu = find_gpu(device)
     trace_set = TraceSet.from_path(trace_set_path)
-    if tmpdir is not None and not Path(tmpdir).is_dir():
-        raise ValueError(f"tmpdir {tmpdir} is no folder")
     return look(trace_set, solution, workload, steps, gpu, temporary=tmpdir)
 
 

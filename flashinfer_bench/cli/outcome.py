@@ -21,11 +21,11 @@ from flashinfer_bench.cli.progress import describe_job
 from flashinfer_bench.cli.render import count, format_duration, join_sections, render_rows, shorten, some
 from flashinfer_bench.cli.verdicts import render_summary
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
-from flashinfer_bench.data.measurement import read_measurement, tell
+from flashinfer_bench.data.measurement import CONFIRMED, NOT_CONFIRMED, read_measurement, tell
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.report.blind import find_blind
 from flashinfer_bench.report.intervals import read_interval
-from flashinfer_bench.report.summary import PairKey, count_statuses, measured_speedup, summarise
+from flashinfer_bench.report.summary import PairKey, best_by_workload, count_statuses, measured_speedup, summarise
 from flashinfer_bench.report.timing import read_timing
 from flashinfer_bench.report.verdict import caveat_of, reason_of
 
@@ -185,6 +185,7 @@ def render_outcome(outcome: RunOutcome) -> str:
         *describe_skips(outcome.plan.skips),
         *(f"warning: {output}" for output in find_blind(traces)),
         *_describe_baselines(outcome),
+        *_describe_winners(traces),
     ]
     broken = [f"  {to_printable(line)}" for line in shorten(outcome.errors)]
     return join_sections(
@@ -262,6 +263,13 @@ def _describe_baselines(outcome: RunOutcome) -> list[str]:
         return []
     told = f"baseline: cached for {sources[CACHED]} of {count(sources[CACHED] + sources['measured'], 'speed-up')}"
     return [f"{told}, by an earlier run on this GPU; --fresh-baselines times every reference"]
+
+
+def _describe_winners(traces: Iterable[Trace]) -> list[str]:
+    """Say on how many workloads the best stands confirmed; nothing of a CPU, which confirms none."""
+    best = [row for row in best_by_workload(traces) if row.standing in (CONFIRMED, NOT_CONFIRMED)]
+    confirmed = sum(row.confirmed for row in best)
+    return [f"the best is confirmed at full assurance on {confirmed} of {count(len(best), 'workload')}"] if best else []
 
 
 def source_of_baseline(evaluation: Evaluation | None) -> str | None:

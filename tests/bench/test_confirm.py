@@ -295,6 +295,7 @@ def test_a_winner_that_is_not_confirmed_makes_way_for_the_next(run, found, a, un
     assert (len(done.outcome.unconfirmed), done.outcome.faults, done.outcome.left) == (unconfirmed, [], 0)
     assert done.outcome.exit_code(require_passed=False) == 0
     assert ("Not confirmed" in render_outcome(done.outcome)) is bool(unconfirmed)
+    assert "the best is confirmed at full assurance on 2 of 2 workloads" in render_outcome(done.outcome)
     assert "-" not in _last_line(render_outcome(done.outcome))
 
 

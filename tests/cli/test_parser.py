@@ -190,7 +190,7 @@ def test_the_script_of_a_shell_asks_the_program(shell, capsys):
 @pytest.mark.parametrize(
     ("words", "cases"),
     [
-        ("--m 1,16 --backends a b", ["--backends a b --m 1", "--backends a b --m 16"]),
+        ("--m 1,16 --backends a b", ["--m 1 --backends a b", "--m 16 --backends a b"]),
         ("--sweep m=1:8:x2", ["--m 1", "--m 2", "--m 4", "--m 8"]),
         ("--sweep m=2:6:2 --n=1,2", [f"--m {m} --n {n}" for m in (2, 4, 6) for n in (1, 2)]),
         ("--case_tag a,b", ["--case_tag a,b"]),

@@ -218,7 +218,7 @@ def test_what_goes_wrong_is_a_text_that_begins_with_error(root, programs, tmp_pa
         ({"solution": "nowhere.json"}, "nowhere.json"),
         ({"solution": make_solution(definition="other")}, "no definition 'other'"),
         ({"trace_set_path": "nowhere"}, "nowhere"),
-        ({"tmpdir": "nowhere"}, "tmpdir nowhere is no folder"),
+        ({"tmpdir": "nowhere"}, "nowhere/inspect-"),
     ],
 )
 def test_names_that_lead_nowhere_are_errors(root, programs, change, words):

@@ -122,7 +122,7 @@ def test_what_is_missing_on_the_machine_is_one_line(root, monkeypatch, tmp_path,
         ({"solution": "nowhere.json"}, (), "nowhere.json"),
         ({"workload": "nowhere.json"}, (), "nowhere.json"),
         ({}, ("--definition", "twice"), "no definition 'twice'"),
-        ({}, ("--checks", "memcheck,leaks"), "--checks: unknown leaks; known: memcheck, racecheck"),
+        ({}, ("--checks", "memcheck,leaks"), "unknown leaks; known: memcheck, racecheck"),
     ],
 )
 def test_wrong_names_are_misuse(root, capsys, change, flags, told):

@@ -38,10 +38,6 @@ def readings(**parts):
     found = Readings(
         method="cupti",
         cuda="13.0",
-        l2_bytes=60 << 20,
-        processors=132,
-        memory_bytes=150 << 30,
-        free_bytes=149 << 30,
         launch_gap_ns=1100,
         warm_tb_per_sec=4.4,
         cold_tb_per_sec=3.0,
@@ -140,7 +136,7 @@ def test_a_visit_of_a_healthy_machine_reads_like_this(examined):
     text = render_report(report, 100_000)
     squeezed = [" ".join(line.split()) for line in text.splitlines()]
     for line in (
-        "chip compute capability 9.0, 132 SMs, L2 60 MiB, memory 150.0 GiB, 149.0 free",
+        "compute capability 9.0",
         "at rest 345 MHz, 3201 MHz of its memory, 76.0 W, 31 °C",
         "ok cold L2 reads: 3.00 TB/s after a flush, 4.40 TB/s warm; memory gives 4.30 TB/s",
     ):

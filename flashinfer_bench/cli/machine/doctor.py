@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from flashinfer_bench.examine.doctor.visit import Report
 
 MARKS: Final = {"ok": "ok", "note": "note", "broken": "BROKEN"}
-GIB: Final = 1 << 30
-MIB: Final = 1 << 20
 STATES: Final = (("sm_mhz", "MHz"), ("memory_mhz", "MHz of its memory"), ("power_w", "W"), ("temperature_c", "°C"))
 """Field of a GPU's state → its unit."""
 
@@ -71,18 +69,13 @@ def describe_machine(report: Report) -> dict[str, str]:
     """Return title → text of what describes the machine."""
     machine = report.machine
     readings = report.readings
-    chip = []
-    if machine.device.capability is not None:
-        chip.append("compute capability {}.{}".format(*machine.device.capability))
-    if readings is not None and readings.memory_bytes:
-        chip += [f"{readings.processors} SMs", f"L2 {readings.l2_bytes / MIB:.0f} MiB"]
-        chip.append(f"memory {readings.memory_bytes / GIB:.1f} GiB, {readings.free_bytes / GIB:.1f} free")
+    capability = machine.device.capability
     state = machine.at_rest
     clocks = [] if state is None else [f"{getattr(state, field)} {unit}" for field, unit in STATES]
     versions = {**machine.versions, "CUDA of torch": readings.cuda if readings is not None else None}
     return {
         "device": f"{machine.device.label}, {machine.device.name}",
-        "chip": ", ".join(chip),
+        "compute capability": "" if capability is None else "{}.{}".format(*capability),
         "at rest": ", ".join(clocks),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
         "not installed": ", ".join(name for name, version in machine.versions.items() if version is None),

@@ -18,7 +18,6 @@ from flashinfer_bench.cli.parser import (
     number,
     whole_number,
 )
-from flashinfer_bench.errors import Misuse
 
 if TYPE_CHECKING:
     from flashinfer_bench.examine.inspect.look import Inspected, ToolStep
@@ -119,10 +118,7 @@ def execute_sanitizer(args: argparse.Namespace) -> int:
     """Check one call; return 1 if something was found, or could not be checked."""
     from flashinfer_bench.examine.inspect import look, sanitizer
 
-    try:
-        types = sanitizer.check_types(args.checks)
-    except Misuse as error:
-        raise Misuse(f"--checks: {error}") from None
+    types = sanitizer.check_types(args.checks)
     program = look.find_tool("compute-sanitizer", args.sanitizer_path)
     document = sanitizer.read_findings(_look(args, sanitizer.plan_sanitizer(program, types, args.timeout)))
     _write(args, document, sanitizer.render_findings(document))

@@ -8,7 +8,6 @@ tells why.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -46,7 +45,7 @@ def list_calls(requests: Iterable[Request]) -> list[dict[str, Any]]:
             made, module = request.made, ROUTINES[request.named].module
             solution = made.solutions[backend]
             parts = {"definition": made.definition, "solution": solution, "workload": made.workload}
-            call = {name: json.loads(part.to_json()) for name, part in parts.items()}
+            call = {name: part.to_dict() for name, part in parts.items()}
             calls.setdefault((module, backend) if module else (solution.name,), call)
     return list(calls.values())
 

@@ -8,7 +8,6 @@ A line that cannot be used becomes a case with a problem. It is reported, and th
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
 import resource
@@ -142,33 +141,32 @@ def expand_sweeps(words: Sequence[str]) -> list[tuple[list[str], str]]:
         Misuse: a sweep cannot be read, is not of a number, or gives too many cases.
     """
     flags = [*CASE_FLAGS, *(flag for routine in ROUTINES.values() for flag in routine.flags)]
-    numbers = {f"--{flag.name}" for flag in flags if flag.kind in ("int", "float")}
-    fixed: list[str] = []
-    varied: dict[str, Sequence[Any]] = {}
-    waiting = list(words)
+    numbers = {f"--{one.name}" for one in flags if one.kind in ("int", "float")}
+    parts: list[list[list[str]]] = []
+    waiting, count = list(words), 1
     while waiting:
-        flag, is_joined, value = (given := waiting.pop(0)).partition("=")
+        given = [waiting.pop(0)]
+        flag, is_joined, value = given[0].partition("=")
         if not is_joined and waiting and flag in numbers | {SWEEP}:
             value = waiting.pop(0)
+            given.append(value)
+        values: Sequence[Any] = value.split(",") if flag in numbers and LIST.fullmatch(value) else ()
         if flag == SWEEP:
             name, _, text = value.partition("=")
-            if f"--{name}" not in numbers or not text:
-                hint = did_you_mean(name, [one.removeprefix("--") for one in numbers - {f"--{name}"}])
+            flag = f"--{name}"
+            if flag not in numbers or not text:
+                near = did_you_mean(name, [one[2:] for one in numbers - {flag}])
                 usual = "; write FLAG=1,16,256 or FLAG=1:4096:x2 of a flag that takes a number"
-                raise Misuse(f"{SWEEP} {value}{hint if text and hint else usual}")
-            varied[f"--{name}"] = _read_values(text)
-        elif flag in numbers and LIST.fullmatch(value):
-            varied[flag] = value.split(",")
-        else:
-            fixed += [given] if is_joined or not value else [flag, value]
-    count = math.prod(map(len, varied.values()))
-    if count > MOST_CASES:
-        raise Misuse(f"the sweeps give {count:,} cases; at most {MOST_CASES:,} are run at once")
+                raise Misuse(f"--sweep {value}{near if text and near else usual}")
+            values = _read_values(text)
+        count *= len(values) or 1
+        if count > MOST_CASES:
+            raise Misuse(f"the sweeps give {count:,} cases or more; at most {MOST_CASES:,} are run at once")
+        parts.append([[flag, str(one)] for one in values] or [given])
     cases = []
-    for values in product(*varied.values()):
-        chosen = [(flag, str(value)) for flag, value in zip(varied, values, strict=True)]
-        told = " ".join(f"{flag} {value}" for flag, value in chosen if len(varied[flag]) > 1)
-        cases.append(([*fixed, *(word for pair in chosen for word in pair)], told))
+    for chosen in product(*parts):
+        told = [word for part, others in zip(chosen, parts, strict=True) if len(others) > 1 for word in part]
+        cases.append(([word for part in chosen for word in part], " ".join(told)))
     return cases
 
 
@@ -178,7 +176,7 @@ def _read_values(text: str) -> Sequence[Any]:
         return text.split(",")
     first, last, factor, step = int(found[1]), int(found[2]), found[3], int(found[4] or 1)
     if step < (2 if factor else 1) or last < first or (factor and not first):
-        raise Misuse(f"{SWEEP} {text}: write FIRST:LAST:STEP or FIRST:LAST:xFACTOR, upward")
+        raise Misuse(f"--sweep {text}: write FIRST:LAST:STEP or FIRST:LAST:xFACTOR, upward")
     if not factor:
         return range(first, last + 1, step)
     values = [first]

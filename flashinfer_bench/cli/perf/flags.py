@@ -21,7 +21,7 @@ from flashinfer_bench.cli.parser import (
     whole_number,
 )
 from flashinfer_bench.errors import Misuse
-from flashinfer_bench.routines.case.spec import TORCH, Flag, Routine, Span, from_zero, real, switch, whole, word
+from flashinfer_bench.routines.case.spec import TORCH, Flag, Routine, from_zero, real, switch, whole, word
 from flashinfer_bench.routines.table import ROUTINES, find_routine
 
 PROGRAM: Final = "flashinfer-bench perf"
@@ -41,7 +41,7 @@ SESSION_FLAGS: Final = (
     switch("resume", "with --save_trace_set: leave out what it records already"),
     switch("retry_timeouts", "with --resume: run recorded TIMEOUTs again"),
     from_zero("jit_jobs", JIT_HELP, default=None),
-    real("timeout", "seconds for a backend of a case", 300, span=Span("above 0 s, and at most 1000000 s", 1e-9, 1e6)),
+    real("timeout", "seconds for a backend of a case", 300, least=1e-9, most=1e6),
 )
 """Flags of the whole call, beside --devices, --sandbox and --log_level. The waits of the system end at 2^31 ms."""
 CASE_FLAGS: Final = (
@@ -105,8 +105,6 @@ def declare_perf(parser: Parser) -> None:
     """Add all flags that no routine of its own has, for a shell that completes them, and names of routines."""
     _add_session_flags(parser)
     _add_case_flags(parser, [], None)
-    action = next(one for one in parser._actions if "--routine" in one.option_strings)
-    action.completer = lambda **_: list(ROUTINES)  # type: ignore[attr-defined]
 
 
 def check_outer(rest: Sequence[str]) -> None:
@@ -194,7 +192,8 @@ def _add_session_flags(parser: Parser) -> None:
 
 def _add_case_flags(parser: Parser, own: Sequence[Flag], routine: Routine | None) -> None:
     group = parser.add_argument_group("case", "of every routine")
-    group.add_argument("--routine", "-R", metavar="NAME", help="what is timed")
+    action = group.add_argument("--routine", "-R", metavar="NAME", help="what is timed")
+    action.completer = lambda **_: list(ROUTINES)  # type: ignore[attr-defined]
     names = f" of {', '.join(routine.backends)}" if routine is not None else ""
     default = [routine.backends[0]] if routine is not None else []
     group.add_argument("--backends", nargs="+", default=default, metavar="NAME", help=f"one or more{names}")

@@ -204,7 +204,7 @@ def report(row: Row) -> Iterator[str]:
         yield f"[WARNING] {record['fallback']}"
     yield from (f"[WARNING] {name}: {what}" for what in (row["caveat"], facts.get("too_fast")) if what)
     if flags["verbose"] >= 2:
-        method = ", ".join(record[key] for key in ("method", "cache_state") if key in record)
+        method = ", ".join(str(record[key]) for key in ("method", "cache_state") if key in record)
         yield f"[VVERBOSE] {name}: {row['median_ms'] * 1e3:.3f} us by {method or 'an unknown method'}"
         if "roofline_share" in facts:
             share, bound = facts["roofline_share"], facts["roofline_bound"]

@@ -9,7 +9,7 @@ import time
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.cli.exit_codes import INTERRUPTED
@@ -136,9 +136,9 @@ def _device_of(trace: Trace) -> Device:
     from flashinfer_bench.bench.machine import Device
 
     evaluation: Any = trace.evaluation
-    told = (evaluation.extra or {}).get("run", {}).get("device", {})
-    kind: Literal["cuda", "cpu"] = "cuda" if told.get("kind") == "cuda" else "cpu"
-    return Device(kind, int(told.get("index", 0)), evaluation.environment.hardware, str(told.get("uuid")))
+    given = (evaluation.extra or {}).get("run", {}).get("device", {})
+    told: Any = {"kind": "cpu", "index": 0, "uuid": None, **given}
+    return Device(told["kind"], told["index"], evaluation.environment.hardware, str(told["uuid"]))
 
 
 def declare_top(parser: Parser) -> None:

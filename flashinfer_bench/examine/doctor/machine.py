@@ -53,11 +53,6 @@ class Readings:
     """Why no better clock is used; empty where it is the best one."""
     cuda: str | None = None
     """The CUDA version that torch was built for."""
-    l2_bytes: int = 0
-    processors: int = 0
-    """Streaming multiprocessors."""
-    memory_bytes: int = 0
-    free_bytes: int = 0
     launch_gap_ns: int = 0
     """Time that one more launch costs in a full queue; 0 where the clock cannot tell."""
     empty_ns: int = 0

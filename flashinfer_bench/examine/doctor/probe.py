@@ -43,17 +43,13 @@ def probe_gpu() -> Readings:
     timed_on = timing_device(device, "auto")
     record = bench_gpu_time(torch.add, args=(small, 1), num_iters=ITERATIONS).measurement
     fallback = str(record.get("fallback", ""))
-    free, total = torch.cuda.mem_get_info(device)
+    free, _ = torch.cuda.mem_get_info(device)
     size = min(LARGEST_BYTES, free // MEMORY_SHARE) // 4096 * 4096
     source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
     return Readings(
         method=str(record["method"]),
         fallback="" if fallback == EVENTS_ASKED_FOR else fallback,
         cuda=torch.version.cuda,
-        l2_bytes=timed_on.l2_bytes,
-        processors=int(torch.cuda.get_device_properties(device).multi_processor_count),
-        memory_bytes=total,
-        free_bytes=free,
         launch_gap_ns=timed_on.launch_gap_ns,
         empty_ns=int(record.get("empty_pair_ns", 0)),
         **check_cache(source, timed_on.l2_bytes),

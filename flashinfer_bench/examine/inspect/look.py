@@ -20,7 +20,7 @@ from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.planning.plan import Job, describe_nothing
 from flashinfer_bench.bench.runner.sandbox import Level
 from flashinfer_bench.data import CompileOptions, Solution, Trace, TraceSet, Workload, load_json_file
-from flashinfer_bench.errors import ConfigError, DataSetError, FlashInferBenchError, Misuse
+from flashinfer_bench.errors import DataSetError, FlashInferBenchError, Misuse
 
 SESSION: Final = "flashinfer_bench.examine.inspect.session"
 STEPS, DONE = "steps.json", "done.json"
@@ -198,12 +198,10 @@ def find_gpu(name: str | None) -> Device:
     """Return the GPU of that name, or the first one.
 
     Raises:
-        Misuse: there is none.
+        ConfigError: there is none of that name.
+        Misuse: there is none at all.
     """
-    try:
-        device = discover_devices(None if name is None else [name])[0]
-    except ConfigError as error:
-        raise Misuse(str(error)) from None
+    device = discover_devices(None if name is None else [name])[0]
     if device.kind == "cpu":
         raise Misuse("inspect needs an NVIDIA GPU, and this machine has none that the installed torch can use")
     return device

@@ -22,7 +22,7 @@ from flashinfer_bench.data import Definition, Solution, Trace, Workload
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.data.store import layout
-from flashinfer_bench.data.store.jsonl import read_lines, write_whole
+from flashinfer_bench.data.store.jsonl import append_line, write_whole
 from flashinfer_bench.errors import DataSetError, Fault
 from flashinfer_bench.routines.case.lift import ENTRY, lift, top_level
 from flashinfer_bench.routines.case.spec import TORCH, Case, Routine, Tensor
@@ -86,7 +86,9 @@ def write_material(root: Path, material: Material) -> None:
     try:
         write_whole(layout.definition_path(root, **names), definition.to_json(indent=2) + "\n", root=root)
         line = Trace(definition=definition.name, workload=workload)
-        _put_workload(layout.workloads_path(root, **names), line, root)
+        workloads = layout.workloads_path(root, **names)
+        if not workloads.exists() or workload.uuid not in workloads.read_text(encoding="utf-8", errors="replace"):
+            append_line(workloads, line.to_json(), root=root)
         for solution in material.solutions.values():
             place = layout.solution_path(root, author=solution.author, solution=solution.name, **names)
             write_whole(place, solution.to_json(indent=2) + "\n", root=root)
@@ -95,15 +97,6 @@ def write_material(root: Path, material: Material) -> None:
             write_whole(layout.blob_path(root, uuid=workload.uuid, **names), content, root=root)
     except (OSError, Fault) as error:
         raise DataSetError(f"{root}: the trace set cannot be written: {error}") from error
-
-
-def _put_workload(path: Path, line: Trace, root: Path) -> None:
-    """Write a workload behind all others, in place of a line that has its uuid. Other lines stay as they are."""
-    text = line.to_json()
-    lines = [data.decode(errors="replace") for _, data, _ in read_lines(path)] if path.exists() else []
-    if text not in lines:
-        kept = [one for one in lines if line.workload.uuid not in one]
-        write_whole(path, "".join(f"{one}\n" for one in (*kept, text)), root=root)
 
 
 def _spec(tensor: Tensor) -> dict[str, Any]:

@@ -38,23 +38,6 @@ FP8: Final = ("fp8_e4m3", "fp8_e5m2")
 
 
 @dataclass(frozen=True)
-class Span:
-    """The numbers that a flag takes, both ends included."""
-
-    words: str
-    """The range in words, for the message that a value "must be" so."""
-    least: float
-    most: float
-
-
-POSITIVE: Final = Span("above 0, from 1e-30 to 1e30", 1e-30, 1e30)
-"""Beyond these numbers a float32 product or quotient becomes 0 or infinite, and only NaN would be compared."""
-NOT_NEGATIVE: Final = Span("at least 0, and at most 1e30", 0.0, 1e30)
-PROBABILITY: Final = Span("above 0, from 1e-30 to 1", 1e-30, 1.0)
-BELOW_ONE: Final = Span("at least 0, and below 1", 0.0, math.nextafter(1.0, 0.0))
-
-
-@dataclass(frozen=True)
 class Flag:
     """One flag of the command line, spelt `--name`."""
 
@@ -64,11 +47,9 @@ class Flag:
     default: Any = None
     choices: Sequence[Any] = ()
     required: bool = False
-    span: Span = POSITIVE
-    """The range of a float."""
-    least: int = 1
-    """The smallest whole number that the flag takes."""
-    most: int = 2**63 - 1
+    least: float = 1
+    most: float = 2**63 - 1
+    """The smallest and the largest number that the flag takes."""
 
     @property
     def initials(self) -> str:
@@ -77,17 +58,15 @@ class Flag:
 
     def why_not(self, value: Any) -> str | None:
         """Say why the flag does not take a number; None where it does, and for flags of text."""
-        if self.kind == "int" and not self.least <= value <= self.most:
-            return f"{value} must be at least {self.least}, and at most {self.most}"
-        if self.kind == "float" and not self.span.least <= value <= self.span.most:
-            return f"{value} must be {self.span.words}"
-        return None
+        is_outside = self.kind in ("int", "float") and not self.least <= value <= self.most
+        return f"{value} must be from {self.least} to {self.most}" if is_outside else None
 
 
 size = partial(Flag, "int", required=True)
 whole = partial(Flag, "int")
 from_zero = partial(Flag, "int", default=0, least=0)
-real = partial(Flag, "float")
+real = partial(Flag, "float", least=1e-30, most=1e30)
+"""Beyond these numbers a float32 product or quotient becomes 0 or infinite, and only NaN would be compared."""
 word = partial(Flag, "text")
 switch = partial(Flag, "switch", default=False)
 PDL: Final = switch("enable_pdl", "programmatic dependent launch")
@@ -110,6 +89,12 @@ class Tensor:
     counted: float | None = None
     """Elements that a call has to read or write; None for all."""
 
+    @classmethod
+    def read(cls, text: str) -> Tensor:
+        """Return the tensor of a dtype and a shape, such as "float16[batch_size 2 hidden_size]"."""
+        dtype, _, shape = text.removesuffix("]").partition("[")
+        return cls(dtype, shape)
+
     def count_bytes(self, axes: Mapping[str, int]) -> float:
         """Return the bytes that a call has to read or write. A number costs none."""
         if self.shape is None:
@@ -118,7 +103,12 @@ class Tensor:
         return (math.prod(sizes) if self.counted is None else self.counted) * size_of(self.dtype)
 
 
-def stored(values: Any, dtype: str = "int32") -> Tensor:
+def counted(tensor: Any, elements: float) -> Any:
+    """Return a tensor, or that of a text, of which a call has to read or write this number of elements."""
+    return replace(Tensor.read(tensor) if isinstance(tensor, str) else tensor, counted=elements)
+
+
+def stored(values: Any, dtype: str = "int32") -> Any:
     """Return an input with these values: numbers, rows of them, or one number without a dimension."""
     import numpy as np  # not for --help
 
@@ -129,7 +119,7 @@ def stored(values: Any, dtype: str = "int32") -> Tensor:
 floats = partial(stored, dtype="float32")
 
 
-def offsets(lengths: Iterable[int]) -> Tensor:
+def offsets(lengths: Iterable[int]) -> Any:
     """Return where each sequence begins, and the total: [0, l0, l0 + l1, …]."""
     return stored([0, *accumulate(lengths)])
 
@@ -160,8 +150,9 @@ class Case:
     """One routine at one set of sizes, with everything that a run of it needs."""
 
     op_type: str
-    inputs: Mapping[str, Tensor]
-    outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Any]
+    outputs: Mapping[str, Any]
+    """Name → `Tensor`, or its dtype and shape as a text, such as "float16[batch_size 2 hidden_size]"."""
     reference: str = ""
     """The function of `*_torch`. That of `*_flashinfer` has its name, maybe with a backend's name behind it.
     Empty for the routine's name."""
@@ -187,6 +178,13 @@ class Case:
     """Whole numbers from which the inputs were made; -vv shows them."""
     label: str = ""
     """The sizes and words that were given; part of the definition's name."""
+
+    def __post_init__(self) -> None:
+        """Make tensors of texts."""
+        for field_name in ("inputs", "outputs"):
+            given = getattr(self, field_name).items()
+            read = {name: Tensor.read(one) if isinstance(one, str) else one for name, one in given}
+            object.__setattr__(self, field_name, read)
 
     @property
     def cost(self) -> Cost:
@@ -250,17 +248,6 @@ AMPERE_ON: Final = ALL[1:]
 ADA_ON: Final = ALL[3:]
 HOPPER: Final = ("9.0",)
 BLACKWELL: Final = ("10.0", "10.3")
-
-
-def read_dtype(args: Namespace, flag: str, allowed: Sequence[str], default: str = "") -> str:
-    """Return the dtype that a flag means; `default` stands for a flag that is not given.
-
-    Raises:
-        Misuse: this routine does not take it.
-    """
-    given = getattr(args, flag) or default
-    require(given in allowed, f"--{flag} {given}: this routine takes {', '.join(allowed)}")
-    return DTYPES[given]
 
 
 def require(condition: object, message: str) -> None:

@@ -6,12 +6,12 @@ FILTER_APPLY_ORDER = "top_k_first"
 TOP_K = 50
 
 
-def keep_top_k(weights, top_k):
-    """Set all but the k largest of a row to zero; what ties with the last of them stays."""
+def keep_top_k(weights, top_k, other=0.0):
+    """Put another number in place of all but the k largest of a row; what ties with the last of them stays."""
     if not 0 < top_k < weights.shape[-1]:
-        return weights
+        return weights.clone()
     least = weights.topk(top_k, dim=-1).values[:, -1:]
-    return torch.where(weights >= least, weights, 0.0)
+    return torch.where(weights >= least, weights, other)
 
 
 def keep_top_p(weights, top_p):
@@ -87,11 +87,8 @@ def top_p_renorm_probs(probs, top_p):
 
 
 def top_k_mask_logits(logits, top_k):
-    """Put minus infinity in place of all but the k largest; what ties with the last of them stays."""
-    if not 0 < top_k < logits.shape[-1]:
-        return logits.clone()
-    least = logits.topk(top_k, dim=-1).values[:, -1:]
-    return torch.where(logits >= least, logits, float("-inf"))
+    """Put minus infinity in place of all but the k largest."""
+    return keep_top_k(logits, top_k, float("-inf"))
 
 
 def chain_speculative_sampling(draft_probs, draft_token_ids, target_probs):

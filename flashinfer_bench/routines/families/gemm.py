@@ -15,15 +15,15 @@ from typing import Final
 from flashinfer_bench.routines.case.spec import (
     ADA_ON,
     BLACKWELL,
+    DTYPES,
     FP8,
     HALF,
     Case,
     Check,
     Routine,
-    Tensor,
+    counted,
     floats,
     offsets,
-    read_dtype,
     require,
     round_up,
     size,
@@ -40,9 +40,9 @@ FLAGS: Final = (
     whole("tile_size", "elements that share a scale, along k and n", 128),
     whole("group_size", "groups, each with weights of its own", 1),
     word("scale_major_mode", "order of the scales", "MN", ("MN", "K")),
-    word("input_dtype", "dtype of the first matrix", "fp8_e4m3"),
-    word("mat2_dtype", "dtype of the second matrix", "fp8_e4m3"),
-    word("out_dtype", "dtype of the output", "bfloat16"),
+    word("input_dtype", "dtype of the first matrix", "fp8_e4m3", FP8),
+    word("mat2_dtype", "dtype of the second matrix", "fp8_e4m3", FP8),
+    word("out_dtype", "dtype of the output", "bfloat16", HALF),
     whole("mma_sm", "multiprocessors that work on one tile", 1, (1, 2)),
     switch("use_128x4_sf_layout", "accepted: scales are in tiles of 128 x 4 for every backend"),
     switch("use_nvfp4", "fp4: nvfp4 (blocks of 16) instead of mxfp4 (blocks of 32)"),
@@ -61,34 +61,28 @@ def _check(args: Namespace, deviation: float, ratio: float | None = None) -> Che
     return Check(1e-2, ERROR * deviation * math.sqrt(args.k), ratio)
 
 
-def _dtypes(args: Namespace) -> tuple[str, str, str]:
-    """Return the dtypes of both matrices, in fp8, and of the output."""
-    first, second = read_dtype(args, "input_dtype", FP8), read_dtype(args, "mat2_dtype", FP8)
-    return first, second, read_dtype(args, "out_dtype", HALF)
-
-
 def make_groupwise(args: Namespace) -> Case:
     """Make a case of fp8 with a scale for `--tile_size` elements; in groups with weights of their own."""
     m, n, k, tile, is_k = args.m, args.n, args.k, args.tile_size, args.scale_major_mode == "K"
     grouped = args.routine.startswith("group")
     require(k % tile == 0 and n % tile == 0, f"--n {n} and --k {k} must be multiples of --tile_size {tile}")
     require(m % 4 == 0, f"--m {m}: the kernel wants a multiple of 4")
-    first, second, out = _dtypes(args)
+    first, second, out = DTYPES[args.input_dtype], DTYPES[args.mat2_dtype], args.out_dtype
     count = args.group_size if grouped else 1
     rows, tall, long = m * count, n // tile, k // tile
     groups, factors = "groups " if grouped else "", f"{tall} {long}" if is_k else f"{long} {tall}"
     inputs = {
-        "a": Tensor(first, "rows k"),
-        "b": Tensor(second, f"{groups}n k"),
-        "a_scale": Tensor("float32", f"rows {long}" if is_k else f"{long} rows"),
-        "b_scale": Tensor("float32", f"{groups}{factors}"),
+        "a": f"{first}[rows k]",
+        "b": f"{second}[{groups}n k]",
+        "a_scale": f"float32[rows {long}]" if is_k else f"float32[{long} rows]",
+        "b_scale": f"float32[{groups}{factors}]",
         **({"m_indptr": offsets([m] * count)} if grouped else {}),
     }
     return Case(
         op_type="gemm",
         axes={"rows": rows, **({"groups": count} if grouped else {})},
         inputs=inputs,
-        outputs={"out": Tensor(out, "rows n")},
+        outputs={"out": f"{out}[rows n]"},
         flops=2 * rows * n * k,
         unit="fp8",
         check=_check(args, 1.1),
@@ -97,18 +91,18 @@ def make_groupwise(args: Namespace) -> Case:
 
 def make_bmm_fp8(args: Namespace) -> Case:
     """Make a case of a batch of fp8 products, with one scale for each matrix stack."""
-    first, second, out = _dtypes(args)
+    first, second, out = DTYPES[args.input_dtype], DTYPES[args.mat2_dtype], args.out_dtype
     refusals = {}
     if first == second == "float8_e5m2":
         refusals = dict.fromkeys(BMM, "e5m2 times e5m2 is not supported")
     if "float8_e5m2" in (first, second):
         refusals["cutlass"] = "e5m2 is not supported"
-    scale = Tensor("float32", "")
+    scale = "float32[]"
     return Case(
         op_type="gemm",
-        inputs={"a": Tensor(first, "batch_size m k"), "b": Tensor(second, "batch_size n k")}
+        inputs={"a": f"{first}[batch_size m k]", "b": f"{second}[batch_size n k]"}
         | {"a_scale": scale, "b_scale": scale},
-        outputs={"out": Tensor(out, "batch_size m n")},
+        outputs={"out": f"{out}[batch_size m n]"},
         flops=2 * args.batch_size * args.m * args.n * args.k,
         unit="fp8",
         check=_check(args, 1.0),
@@ -120,7 +114,7 @@ def make_mm_fp4(args: Namespace) -> Case:
     """Make a case of 4-bit floats with scales in tiles: nvfp4 with blocks of 16, or mxfp4 with blocks of 32."""
     m, n, k, block = args.m, args.n, args.k, 16 if args.use_nvfp4 else 32
     require(k % (2 * block) == 0, f"--k {k}: a multiple of {2 * block}")
-    out, scale = read_dtype(args, "out_dtype", HALF), "float8_e4m3fn" if args.use_nvfp4 else "float8_e8m0fnu"
+    out, scale = args.out_dtype, "float8_e4m3fn" if args.use_nvfp4 else "float8_e8m0fnu"
     columns = round_up(k // block, 4)
     refusals = {}
     if out == "float16":
@@ -132,13 +126,13 @@ def make_mm_fp4(args: Namespace) -> Case:
     return Case(
         op_type="lowbit",
         inputs={
-            "a": Tensor("float4_e2m1", "m k"),
-            "b": Tensor("float4_e2m1", "n k"),
-            "a_scale": Tensor(scale, f"{round_up(m, 128)} {columns}", counted=m * k / block),
-            "b_scale": Tensor(scale, f"{round_up(n, 128)} {columns}", counted=n * k / block),
+            "a": "float4_e2m1[m k]",
+            "b": "float4_e2m1[n k]",
+            "a_scale": counted(f"{scale}[{round_up(m, 128)} {columns}]", m * k / block),
+            "b_scale": counted(f"{scale}[{round_up(n, 128)} {columns}]", n * k / block),
             "alpha": floats([ALPHA]),
         },
-        outputs={"out": Tensor(out, "m n")},
+        outputs={"out": f"{out}[m n]"},
         constants={"BLOCK": block},
         flops=2 * m * n * k,
         unit="fp4",

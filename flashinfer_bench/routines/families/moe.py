@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from flashinfer_bench.data.dtypes import Unit
 from flashinfer_bench.routines.case.spec import (
@@ -24,11 +23,10 @@ from flashinfer_bench.routines.case.spec import (
     Case,
     Check,
     Routine,
-    Tensor,
+    counted,
     floats,
     from_zero,
     generator,
-    read_dtype,
     real,
     require,
     round_up,
@@ -123,8 +121,8 @@ def make_layers(
     *,
     active: float,
     is_tiled: bool = False,
-    factors: Sequence[Tensor] = (),
-) -> dict[str, Tensor]:
+    factors: Sequence[Any] = (),
+) -> dict[str, Any]:
     """Return the weights of both products with the scales of their blocks.
 
     Args:
@@ -142,36 +140,25 @@ def make_layers(
     for layer, rows, columns, shape in (1, 2 * i, h, f"{2 * i} hidden_size"), (2, h, i, f"hidden_size {inner}"):
         name, scales = f"gemm{layer}_weights", (rows, columns // 16)
         count = active * rows * columns
-        made[name] = Tensor(dtype, f"{experts} {shape}", counted=count)
+        made[name] = counted(f"{dtype}[{experts} {shape}]", count)
         if kind == "nvfp4":
             tall, wide = (round_up(rows, 128), round_up(columns // 16, 4)) if is_tiled else scales
-            made[f"{name}_scale"] = Tensor("float8_e4m3fn", f"{experts} {tall} {wide}", counted=count / 16)
+            made[f"{name}_scale"] = counted(f"float8_e4m3fn[{experts} {tall} {wide}]", count / 16)
         elif kind == "fp8_block_scale":
             shape = f"{experts} {rows // 128} {columns // 128}"
-            made[f"{name}_scale"] = Tensor("float32", shape, counted=count / 128**2)
+            made[f"{name}_scale"] = counted(f"float32[{shape}]", count / 128**2)
         if factors:
-            made[f"fc{layer}_global"] = replace(factors[layer - 1], counted=active)
+            made[f"fc{layer}_global"] = counted(factors[layer - 1], active)
     return made
 
 
-class Format(NamedTuple):
-    """How a kernel of trtllm, which routes tokens itself, is quantised."""
-
-    weights: str
-    """A kind of `make_layers`."""
-    step: int
-    """What the hidden size and that between the products are multiples of."""
-    unit: Unit
-    factors: Callable[[int, int], tuple[float, float]] | None = None
-    """Factors of each expert for both products, by the hidden size and that between the products."""
-
-
-FORMATS: Final = {
-    "fp8_block_scale": Format("fp8_block_scale", 128, "fp8"),
-    "fp8_per_tensor": Format("float8_e4m3fn", 1, "fp8", lambda h, i: (1 / math.sqrt(h), 1 / math.sqrt(i))),
-    "fp4_block_scale": Format("nvfp4", 64, "fp4", lambda *_: (1 / E2M1_DEVIATION**2, 1 / E2M1_DEVIATION)),
+FORMATS: Final[Mapping[str, tuple[str, int, Unit]]] = {
+    "fp8_block_scale": ("fp8_block_scale", 128, "fp8"),
+    "fp8_per_tensor": ("float8_e4m3fn", 1, "fp8"),
+    "fp4_block_scale": ("nvfp4", 64, "fp4"),
 }
-"""The function that calls the kernel, and its reference → the format."""
+"""The reference of a kernel of trtllm, which routes tokens itself → a kind of `make_layers`; what the hidden size and
+that between the products are multiples of; the unit of the products."""
 
 
 def make_routed(args: Namespace, name: str) -> Case:
@@ -181,45 +168,43 @@ def make_routed(args: Namespace, name: str) -> Case:
         args: the flags.
         name: a key of `FORMATS`.
     """
-    form, h, i, tokens, experts = (
-        FORMATS[name],
-        args.hidden_size,
-        args.intermediate_size,
-        args.num_tokens,
-        args.num_experts,
-    )
+    h, i, tokens, experts = args.hidden_size, args.intermediate_size, args.num_tokens, args.num_experts
+    kind, step, unit = FORMATS[name]
     local, is_grouped = _check_routing(args), args.routing_method == "deepseek_v3"
-    whole_blocks = f"--hidden_size and --intermediate_size must be multiples of {form.step}"
-    require(h % form.step == 0 and i % form.step == 0, whole_blocks)
+    whole_blocks = f"--hidden_size and --intermediate_size must be multiples of {step}"
+    require(h % step == 0 and i % step == 0, whole_blocks)
     active = local * (1 - (1 - args.top_k / experts) ** tokens)
-    layers = make_layers(form.weights, "local_experts", "intermediate_size", (h, i), active=active)
-    inputs = {"hidden_states": Tensor(layers["gemm1_weights"].dtype, "num_tokens hidden_size")}
+    layers = make_layers(kind, "local_experts", "intermediate_size", (h, i), active=active)
+    inputs = {"hidden_states": f"{layers['gemm1_weights'].dtype}[num_tokens hidden_size]"}
     if name == "fp8_block_scale":
-        inputs["hidden_states_scale"] = Tensor("float32", f"{h // 128} num_tokens")
+        inputs["hidden_states_scale"] = f"float32[{h // 128} num_tokens]"
     elif name == "fp4_block_scale":
-        inputs["hidden_states_scale"] = Tensor("float8_e4m3fn", f"num_tokens {h // 16}")
+        inputs["hidden_states_scale"] = f"float8_e4m3fn[num_tokens {h // 16}]"
     inputs |= layers
-    if form.factors is not None:
-        first, second = (replace(floats([factor] * local), counted=active) for factor in form.factors(h, i))
+    factors = (1 / math.sqrt(h), 1 / math.sqrt(i))
+    if name == "fp4_block_scale":
+        factors = (1 / E2M1_DEVIATION**2, 1 / E2M1_DEVIATION)
+    if name != "fp8_block_scale":
+        first, second = (counted(floats([factor] * local), active) for factor in factors)
         inputs |= {"output1_scales_scalar": first, "output1_scales_gate_scalar": first, "output2_scales_scalar": second}
     # DeepSeek's routing takes float32 logits, the others bfloat16. It alone reads the bias, which is bfloat16 there.
     biases = generator(args, 2).integers(-BIASES, BIASES + 1, experts) * args.use_routing_bias / 2**13
-    bias = replace(floats(biases), counted=experts / 2 if args.use_routing_bias and is_grouped else 0)
+    bias = counted(floats(biases), experts / 2 if args.use_routing_bias and is_grouped else 0)
     refusal = _why_not_routed(args, name)
     return Case(
         op_type="moe",
         axes={"local_experts": local},
         inputs={
-            "routing_logits": Tensor("float32" if is_grouped else "bfloat16", "num_tokens num_experts"),
+            "routing_logits": f"{'float32' if is_grouped else 'bfloat16'}[num_tokens num_experts]",
             "routing_bias": bias,
             **inputs,
         },
-        outputs={"out": Tensor("bfloat16", "num_tokens hidden_size")},
+        outputs={"out": "bfloat16[num_tokens hidden_size]"},
         reference=name,
         constants={"USE_ROUTING_SCALES_ON_INPUT": args.use_routing_scales_on_input and name == "fp8_per_tensor"},
         flops=6 * h * i * tokens * args.top_k * local / experts,
-        unit=form.unit,
-        check=check_experts(form.unit, args.top_k, args.routed_scaling_factor if is_grouped else 1.0),
+        unit=unit,
+        check=check_experts(unit, args.top_k, args.routed_scaling_factor if is_grouped else 1.0),
         refusals={"trtllm": refusal},
     )
 
@@ -242,7 +227,7 @@ def make_cutlass(args: Namespace) -> Case:
     require(0 <= args.ep_rank < ep and 0 <= args.tp_rank < tp, "--ep_rank or --tp_rank: too large")
     require(not args.quantized_input or variant == "nvfp4", "--quantized_input goes with --cutlass_variant nvfp4")
     require(args.top_k <= args.num_experts, f"--top_k {args.top_k} is more than --num_experts {args.num_experts}")
-    i, local, dtype = args.intermediate_size // tp, args.num_experts // ep, read_dtype(args, "input_dtype", HALF)
+    i, local, dtype = args.intermediate_size // tp, args.num_experts // ep, args.input_dtype
     whole_blocks = "nvfp4: --hidden_size and the rank's --intermediate_size: multiples of 64"
     require(variant != "nvfp4" or (h % 64 == 0 and i % 64 == 0), whole_blocks)
     first = args.ep_rank * local
@@ -250,8 +235,8 @@ def make_cutlass(args: Namespace) -> Case:
     here = chosen[(chosen >= first) & (chosen < first + local)]
     active = len({*here.tolist()})
     function, token, kind, out, unit = f"cutlass_{variant}", dtype, dtype, "bfloat16", UNITS[variant]
-    factors: list[Tensor] = []
-    scales: dict[str, Tensor] = {}
+    factors: list[Any] = []
+    scales: dict[str, Any] = {}
     if variant == "nvfp4":
         kind, deviation = "nvfp4", E2M1_DEVIATION if args.quantized_input else 1.0
         factors = [floats([1 / (E2M1_DEVIATION * size)] * local) for size in (deviation, 1.0)]
@@ -263,10 +248,10 @@ def make_cutlass(args: Namespace) -> Case:
         scales = {"fc1_dequant": fc1, "fc2_quant": one, "fc2_dequant": fc2, "fc1_input_dequant": one}
     else:
         out = dtype
-    inputs = {"hidden_states": Tensor(token, "num_tokens hidden_size")}
+    inputs = {"hidden_states": f"{token}[num_tokens hidden_size]"}
     if args.quantized_input:
         shape = f"{round_up(args.num_tokens, 128)} {round_up(h // 16, 4)}"
-        inputs["hidden_states_scale"] = Tensor("float8_e4m3fn", shape, counted=args.num_tokens * h / 16)
+        inputs["hidden_states_scale"] = counted(f"float8_e4m3fn[{shape}]", args.num_tokens * h / 16)
     return Case(
         op_type="moe",
         axes={"local_experts": local, "shard": i},
@@ -277,7 +262,7 @@ def make_cutlass(args: Namespace) -> Case:
             **make_layers(kind, "local_experts", "shard", (h, i), active=active, is_tiled=True, factors=factors),
             **scales,
         },
-        outputs={"out": Tensor(out, "num_tokens hidden_size")},
+        outputs={"out": f"{out}[num_tokens hidden_size]"},
         reference=function,
         constants={"LOCAL_EXPERT_OFFSET": first, "USE_ROUTING_SCALES_ON_INPUT": False},
         flops=6 * len(here) * h * i,

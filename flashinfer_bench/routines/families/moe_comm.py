@@ -25,9 +25,7 @@ from flashinfer_bench.routines.case.spec import (
     Case,
     Check,
     Routine,
-    Tensor,
     floats,
-    read_dtype,
     require,
     size,
     stored,
@@ -88,7 +86,7 @@ def count_phases(args: Namespace, chosen: Any) -> dict[str, Cost]:
         args: the flags.
         chosen: the experts of all tokens, [ranks, tokens, top_k].
     """
-    width, hidden = size_of(read_dtype(args, "input_dtype", HALF)), args.hidden_size
+    width, hidden = size_of(args.input_dtype), args.hidden_size
     places = (chosen // (args.num_experts // len(chosen))).tolist()
     trips = sum(len(set(row) - {source}) for source, tokens in enumerate(places) for row in tokens)
     out = trips * (hidden * SENT_BYTES.get(args.quant_dtype, width) + 8 * args.top_k)
@@ -128,7 +126,7 @@ def make_moe_a2a_dispatch_combine(args: Namespace) -> Case:
         each = [factor, factor] if quant == "nvfp4" else []
         sizes = (hidden, inner)
         layers = make_layers(quant, "num_experts", "intermediate_size", sizes, active=0, is_tiled=True, factors=each)
-    tokens = Tensor(read_dtype(args, "input_dtype", HALF), "ranks num_tokens hidden_size")
+    tokens = f"{args.input_dtype}[ranks num_tokens hidden_size]"
     kernel, moved = costs["moe_kernel"], costs["a2a_total"].bytes
     return Case(
         op_type=op_type,

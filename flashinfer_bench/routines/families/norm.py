@@ -9,22 +9,22 @@ reads 4 for the scale; 4 bits write N / 2 and N / block (16: nvfp4, 32: mxfp4) a
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
 from flashinfer_bench.routines.case.spec import (
     ALL,
     BLACKWELL,
+    DTYPES,
     FP8,
     HALF,
-    NOT_NEGATIVE,
     PDL,
     Case,
     Check,
     Routine,
-    Tensor,
+    counted,
     floats,
-    read_dtype,
     real,
     require,
     round_up,
@@ -39,7 +39,7 @@ FLAGS: Final = (
     size("hidden_size", "length of a row"),
     whole("num_heads", "makes the input [batch_size, num_heads, hidden_size]"),
     word("input_dtype", "dtype of the input", "bfloat16", HALF),
-    real("eps", "added to the mean square", 1e-6, span=NOT_NEGATIVE),
+    real("eps", "added to the mean square", 1e-6, least=0.0),
     PDL,
     real("scale", "the fp8 output is divided by it", 1.0),
     word("out_dtype", "dtype of a quantised output", None, (*FP8, "nvfp4", "mxfp4")),
@@ -56,24 +56,29 @@ GLOBAL_SCALE: Final = 448.0 * 6.0 / LARGEST
 """The scale of a block is its largest value / 6, times this. So the scales use all of e4m3's range."""
 
 
+def _choose(args: Namespace, kinds: Sequence[str]) -> str:
+    """Return the dtype of a quantised output, the first one where none is given."""
+    kind = args.out_dtype or kinds[0]
+    require(kind in kinds, f"--out_dtype {kind}: this routine takes {', '.join(kinds)}")
+    return kind
+
+
 def make_norm(args: Namespace) -> Case:
     """Make a case of any norm: what its name says is added to RMSNorm."""
     name, hidden, count = args.routine, args.hidden_size, args.batch_size * (args.num_heads or 1)
     adds, elements = "add" in name, count * hidden
     rows = f"batch_size {'num_heads ' if args.num_heads else ''}hidden_size"
-    dtype = read_dtype(args, "input_dtype", HALF)
     constants: dict[str, Any] = {}
-    x = Tensor(dtype, rows)
-    inputs = {"x": x, **({"residual": x} if adds else {}), "weight": Tensor(dtype, "hidden_size")}
+    x = f"{args.input_dtype}[{rows}]"
+    inputs = {"x": x, **({"residual": x} if adds else {}), "weight": f"{args.input_dtype}[hidden_size]"}
     outputs, check = {"out": x}, Check(1e-2, 1e-3)
     if name.endswith("rmsnorm_quant"):
         require(args.num_heads is None, "--num_heads: the quantising norms take two dimensions")
-        constants["OUT_DTYPE"] = out = read_dtype(args, "out_dtype", FP8, "fp8_e4m3")
-        inputs["scale"], outputs = floats([args.scale]), {"out": Tensor(out, rows)}
+        constants["OUT_DTYPE"] = out = DTYPES[_choose(args, FP8)]
+        inputs["scale"], outputs = floats([args.scale]), {"out": f"{out}[{rows}]"}
         check = Check(1e-2, 1e-3, FP8_MATCH)
     elif name.endswith("fp4quant"):
-        kind, swizzled = args.out_dtype or "nvfp4", args.is_sf_swizzled_layout
-        require(kind in ("nvfp4", "mxfp4"), f"--out_dtype {kind}: this routine takes nvfp4, mxfp4")
+        kind, swizzled = _choose(args, ("nvfp4", "mxfp4")), args.is_sf_swizzled_layout
         block = 16 if kind == "nvfp4" else 32
         columns = hidden // block
         require(hidden % block == 0 and hidden >= 64, f"--hidden_size {hidden}: at least 64, a multiple of {block}")
@@ -88,8 +93,8 @@ def make_norm(args: Namespace) -> Case:
         scales = f"{rows.rpartition(' ')[0]} {columns}"
         if swizzled:
             scales = str(round_up(count, 128) * round_up(columns, 4))
-        scale = Tensor("float8_e4m3fn" if block == 16 else "uint8", scales, counted=elements // block)
-        outputs = {"out": Tensor("float4_e2m1", rows), "block_scale": scale}
+        scale = counted(f"{'float8_e4m3fn' if block == 16 else 'uint8'}[{scales}]", elements // block)
+        outputs = {"out": f"float4_e2m1[{rows}]", "block_scale": scale}
         check = Check(1e-2, 1e-3, FP4_MATCH)
     if adds:
         outputs["residual_out"] = x

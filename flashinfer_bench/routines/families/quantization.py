@@ -18,9 +18,8 @@ from flashinfer_bench.routines.case.spec import (
     Case,
     Check,
     Routine,
-    Tensor,
+    counted,
     floats,
-    read_dtype,
     real,
     require,
     round_up,
@@ -52,7 +51,6 @@ def make_quantisation(args: Namespace) -> Case:
     """Make a case of any routine of the family. Scales are rows of a matrix, or tiles of 128 or 8 rows by 4 columns."""
     name, m, k = args.routine, args.m, args.k
     require(k % 32 == 0, f"--k {k}: a multiple of 32")
-    dtype = read_dtype(args, "input_dtype", HALF)
     batch, block, layout, values = 1, 32, "128x4", "float4_e2m1"
     constants: dict[str, Any] = {}
     refusals = {}
@@ -77,15 +75,15 @@ def make_quantisation(args: Namespace) -> Case:
     high = 1 if layout == "linear" else int(layout.partition("x")[0])
     scales = str(round_up(m, high) * round_up(k // block, 1 if layout == "linear" else 4))
     matrices = "batch_size " if "batched" in name else ""
-    inputs, count = {"x": Tensor(dtype, f"{matrices}m k")}, batch * m * k
+    inputs, count = {"x": f"{args.input_dtype}[{matrices}m k]"}, batch * m * k
     if name.startswith("nvfp4"):
         inputs["global_scale"] = floats([args.global_scale])
     return Case(
         op_type="lowbit",
         inputs=inputs,
         outputs={
-            "values": Tensor(values, f"{matrices}m k"),
-            "block_scales": Tensor("uint8", f"{matrices}{scales}", counted=count / block),
+            "values": f"{values}[{matrices}m k]",
+            "block_scales": counted(f"uint8[{matrices}{scales}]", count / block),
         },
         constants={**constants, "LAYOUT": layout},
         flops=3 * count,

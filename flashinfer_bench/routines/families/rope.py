@@ -13,22 +13,22 @@ from __future__ import annotations
 
 from argparse import Namespace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from flashinfer_bench.routines.case.spec import (
     ADA_ON,
     ALL,
+    DTYPES,
     FP8,
     PDL,
     Case,
     Check,
     Routine,
-    Tensor,
+    counted,
     direct,
     from_zero,
     generator,
     offsets,
-    read_dtype,
     real,
     require,
     size,
@@ -78,7 +78,7 @@ def _why_not_rotary(args: Namespace, rotary: int, lane: int) -> str:
     return f"--rotary_dim {rotary}: its kernel wants a multiple of {step}" if rotary % step else ""
 
 
-def _positions(args: Namespace) -> Tensor:
+def _positions(args: Namespace) -> Any:
     return stored([*range(args.seq_len)] * args.batch_size)
 
 
@@ -92,7 +92,7 @@ def make_plain(args: Namespace) -> Case:
     require(rotary <= head, f"--rotary_dim {rotary} is more than --head_dim {head}")
     require(rotary % 2 == 0, f"--rotary_dim {rotary}: pairs are rotated, so it has to be even")
     require(not llama31 or high > low, f"--high_freq_factor {high}: must be above --low_freq_factor {low}")
-    dtype, tokens = read_dtype(args, "input_dtype", HALF), args.batch_size * args.seq_len
+    dtype, tokens = args.input_dtype, args.batch_size * args.seq_len
     heads = {"q": args.num_qo_heads, "k": args.num_kv_heads}
     options = {"rotary_dim": rotary, **{name: getattr(args, name) for name in OPTIONS}}
     stretch = {name: getattr(args, name) for name in STRETCH}
@@ -103,7 +103,7 @@ def make_plain(args: Namespace) -> Case:
     rows = {"q": "tokens num_qo_heads head_dim", "k": "tokens num_kv_heads head_dim"}
     if name.endswith("cache"):
         rows = {side: f"tokens {count * head}" for side, count in heads.items()}
-        where["cos_sin_cache"] = Tensor("float32", f"{args.seq_len} {rotary}")
+        where["cos_sin_cache"] = f"float32[{args.seq_len} {rotary}]"
         call = direct(
             f"flashinfer.{name}", "pos_ids", "q", "k", str(head), "cos_sin_cache", is_neox=not args.interleave
         )
@@ -116,7 +116,7 @@ def make_plain(args: Namespace) -> Case:
             where = {"indptr": offsets([args.seq_len] * args.batch_size), "offsets": stored(starts)}
             reference = "rope_by_offsets"
         call = direct(f"flashinfer.{name}", "q", "k", *where, **options, **(stretch if llama31 else {}))
-    sides = {side: Tensor(dtype, shape) for side, shape in rows.items()}
+    sides = {side: f"{dtype}[{shape}]" for side, shape in rows.items()}
     return Case(
         op_type="rope",
         axes={"tokens": tokens},
@@ -142,24 +142,23 @@ def make_quantising(args: Namespace) -> Case:
     )
     require(rope % 2 == 0, f"--rotary_dim {rope}: pairs are rotated, so it has to be even")
     require(nope > 0 or not is_mla, "--no_rope_dim is missing: MLA has dimensions without RoPE (512 in DeepSeek)")
-    dtype, out = read_dtype(args, "input_dtype", HALF), read_dtype(args, "quant_dtype", FP8)
+    dtype, out = args.input_dtype, DTYPES[args.quant_dtype]
     tokens, kv_heads = args.batch_size * args.seq_len, 1 if is_mla else args.num_kv_heads
     rows = {"q": "tokens num_qo_heads", "k": "tokens" if is_mla else "tokens num_kv_heads"}
     parts = {"rope": rope, "nope": nope} if nope else {"rope": rope}
-    inputs = {f"{side}_{part}": Tensor(dtype, f"{rows[side]} {n}") for part, n in parts.items() for side in "qk"}
+    inputs = {f"{side}_{part}": f"{dtype}[{rows[side]} {n}]" for part, n in parts.items() for side in "qk"}
     written = "q" if appends else "qk"
-    outputs = {f"{side}_{part}_out": Tensor(out, f"{rows[side]} {n}") for part, n in parts.items() for side in written}
+    outputs = {f"{side}_{part}_out": f"{out}[{rows[side]} {n}]" for part, n in parts.items() for side in written}
     if appends:
-        inputs["v"] = Tensor(dtype, f"{rows['k']} {width}")
+        inputs["v"] = f"{dtype}[{rows['k']} {width}]"
     positions, refusal = _positions(args), _why_not_rotary(args, rope, LANE)
-    inputs |= {"pos_ids": positions, "cos_sin_cache": Tensor("float32", f"{args.seq_len} {rope}")}
+    inputs |= {"pos_ids": positions, "cos_sin_cache": f"float32[{args.seq_len} {rope}]"}
     if appends:  # each sequence has pages of its own, in random order
         count = -(-args.seq_len // args.page_size)
         total = args.batch_size * count
         slots = f"{args.page_size} {kv_heads}" if args.kv_layout == "NHD" else f"{kv_heads} {args.page_size}"
-        outputs |= {
-            f"{side}_cache": Tensor(out, f"{total} {slots} {width}", counted=tokens * kv_heads * width) for side in "kv"
-        }
+        cache = counted(f"{out}[{total} {slots} {width}]", tokens * kv_heads * width)
+        outputs |= {"k_cache": cache, "v_cache": cache}
         inputs |= {
             "kv_indices": stored(generator(args).permutation(total)),
             "kv_indptr": offsets([count] * args.batch_size),

@@ -12,6 +12,7 @@ and selections compare and hardly calculate: their FLOPs count as 0, and bytes b
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial
@@ -19,16 +20,13 @@ from typing import Final
 
 from flashinfer_bench.routines.case.spec import (
     ALL,
-    BELOW_ONE,
     PDL,
-    PROBABILITY,
     Case,
     Check,
     Routine,
     Tensor,
     direct,
     generator,
-    read_dtype,
     real,
     require,
     size,
@@ -43,8 +41,8 @@ FLAGS: Final = (
     whole("vocab_size", "entries of a row"),
     word("input_dtype", "dtype of logits and scores", "float32", FLOATS),
     whole("top_k", "entries that are kept", 50),
-    real("top_p", "mass that is kept", 0.9, span=PROBABILITY),
-    real("min_p", "least share of the largest probability", 0.1, span=BELOW_ONE),
+    real("top_p", "mass that is kept", 0.9, most=1.0),
+    real("min_p", "least share of the largest probability", 0.1, least=0.0, most=math.nextafter(1.0, 0.0)),
     real("temperature", "logits are divided by it", 1.0),
     word(
         "filter_apply_order", "top-k before top-p, or both on the row as it is", "top_k_first", ("top_k_first", "joint")
@@ -72,16 +70,16 @@ def _make_of_rows(args: Namespace, source: str, numbers: Sequence[str]) -> Case:
         numbers: the flags that the kernel takes after the rows.
     """
     name, vocabulary = args.routine, _vocabulary(args)
-    dtype = read_dtype(args, "input_dtype", FLOATS if source == "logits" else ("float32",))
-    rows = Tensor(dtype, "batch_size vocab_size")
+    dtype, rows = args.input_dtype, f"{args.input_dtype}[batch_size vocab_size]"
+    require(dtype == "float32" or source == "logits", f"--input_dtype {dtype}: this routine takes float32")
     arguments, options, flops = [source, *numbers], {}, 0
     outputs, check = {f"{source}_out": rows}, FILTERED[source]
     if name == "softmax":
-        outputs, flops = {"probs_out": Tensor("float32", "batch_size vocab_size")}, 5 * args.batch_size * vocabulary
+        outputs, flops = {"probs_out": "float32[batch_size vocab_size]"}, 5 * args.batch_size * vocabulary
         check = Check(1e-3, 1e-3 / vocabulary)
         arguments, options = ["logits", "temperature=temperature"], {"enable_pdl": args.enable_pdl}
     elif "sampling" in name:
-        outputs, check = {"samples": Tensor("int32", "batch_size")}, Check()
+        outputs, check = {"samples": "int32[batch_size]"}, Check()
     if len(numbers) > 1:
         options = {"filter_apply_order": args.filter_apply_order}
     return Case(
@@ -98,17 +96,17 @@ def make_chain_speculative_sampling(args: Namespace) -> Case:
     """Make a case of a chain of drafted tokens, which are accepted or rejected."""
     count, vocabulary, rows = args.num_speculate_tokens, _vocabulary(args), args.batch_size
     inputs = {
-        "draft_probs": Tensor("float32", "batch_size drafted vocab_size"),
+        "draft_probs": "float32[batch_size drafted vocab_size]",
         "draft_token_ids": stored(generator(args).integers(0, vocabulary, (rows, count), "int32")),
-        "target_probs": Tensor("float32", f"batch_size {count + 1} vocab_size"),
+        "target_probs": f"float32[batch_size {count + 1} vocab_size]",
     }
-    each = Tensor("int32", "batch_size")
+    each = "int32[batch_size]"
     return Case(
         op_type="sampling",
         axes={"drafted": count},
         inputs=inputs,
         outputs={
-            "output_token_ids": Tensor("int32", f"batch_size {count + 1}"),
+            "output_token_ids": f"int32[batch_size {count + 1}]",
             "accepted": each,
             "emitted": each,
         },
@@ -118,13 +116,12 @@ def make_chain_speculative_sampling(args: Namespace) -> Case:
 
 def make_top_k(args: Namespace) -> Case:
     """Make a case of the selection of the k largest of a row."""
-    dtype = read_dtype(args, "input_dtype", FLOATS)
-    vocabulary, kept = _vocabulary(args), args.top_k
+    dtype, vocabulary, kept = args.input_dtype, _vocabulary(args), args.top_k
     require(kept <= vocabulary, f"--top_k {kept} is more than --vocab_size {vocabulary}")
     return Case(
         op_type="top_k",
-        inputs={"scores": Tensor(dtype, "batch_size vocab_size")},
-        outputs={"values": Tensor(dtype, "batch_size top_k"), "indices": Tensor("int64", "batch_size top_k")},
+        inputs={"scores": f"{dtype}[batch_size vocab_size]"},
+        outputs={"values": f"{dtype}[batch_size top_k]", "indices": "int64[batch_size top_k]"},
         call=direct("flashinfer.top_k", "scores", str(kept)),
     )
 
@@ -134,13 +131,13 @@ def make_transform(args: Namespace) -> Case:
 
     Every row is as long as `--max_len`; the entries of a page table are distinct.
     """
-    name, dtype = args.routine, read_dtype(args, "input_dtype", FLOATS)
+    name, dtype = args.routine, args.input_dtype
     batch, length, kept, rows = args.batch_size, args.max_len, args.top_k, args.num_rows or args.batch_size
     axes = {"rows": rows}
-    scores, lengths = Tensor(dtype, "rows max_len"), stored([length] * rows)
+    scores, lengths = f"{dtype}[rows max_len]", stored([length] * rows)
     if name == "top_k_page_table_transform":
         axes["num_pages"] = batch * length
-        inputs = {"scores": scores, "src_page_table": Tensor("int32", "batch_size max_len"), "lengths": lengths}
+        inputs = {"scores": scores, "src_page_table": "int32[batch_size max_len]", "lengths": lengths}
         arguments = [*inputs, str(kept), f"row_to_batch={None if rows == batch else 'row_to_batch'}"]
         inputs["row_to_batch"] = stored([row % batch for row in range(rows)])
     else:
@@ -150,7 +147,7 @@ def make_transform(args: Namespace) -> Case:
         op_type="top_k",
         axes=axes,
         inputs=inputs,
-        outputs={"indices": Tensor("int32", "rows top_k")},
+        outputs={"indices": "int32[rows top_k]"},
         call=direct(f"flashinfer.{name}", *arguments),
     )
 
