@@ -89,6 +89,8 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run);
 """
 BIG: Final = (5, 200, 100)
 """Definitions, solutions of each, workloads of each: 100,000 traces."""
+AUTHORS: Final = 10
+"""Each has a file of traces for each definition."""
 CHANGED: Final = 10
 """One solution in N has changed since its traces were recorded."""
 FLOOD: Final = 100
@@ -252,11 +254,15 @@ def take_big_sets(bench: Bench) -> Iterator[Figure]:
 def write_big_set(root: Path, definitions: int, solutions: int, workloads: int) -> None:
     """Write a set, judge one job of it, and record a trace like that one for each job."""
     from flashinfer_bench import Benchmark, BenchmarkConfig, TraceSet
+    from flashinfer_bench.data.store import layout
 
     for index in range(definitions):
         axes = {"n": None, "m": 64}
         made = sets.definition(f"double_{index}", {"x": "float32 n m"}, {"y": "float32 n m"}, axes, DOUBLE)
-        written = [sets.solution(made["name"], f"one_{index}_{n}", DOUBLE.format(number=n)) for n in range(solutions)]
+        written = [
+            {**sets.solution(made["name"], f"one_{index}_{n}", DOUBLE.format(number=n)), "author": f"a{n % AUTHORS}"}
+            for n in range(solutions)
+        ]
         sets.write(root, made, written, sets.workloads(made, "n", range(1, workloads + 1)), None)
     job = {"solutions": ["one_0_0"], "workloads": ["w00"], "definitions": ["double_0"]}
     with Benchmark(TraceSet.from_path(root), BenchmarkConfig.default(devices=["cpu"], **job)) as benchmark:
@@ -272,9 +278,11 @@ def write_big_set(root: Path, definitions: int, solutions: int, workloads: int) 
         recorded["workload"] = one.workload.model_dump(mode="json", exclude_unset=True)
         changed = {"solution": "0" * 64} if int(one.solution.name.rpartition("_")[2]) % CHANGED == 0 else {}
         extra |= {"fingerprint": {**one.fingerprint, **changed}, "seed": number}
-        path = file.with_name(f"{one.definition.name}.jsonl")
+        at = {"author": one.solution.author, "op_type": "bench", "definition": one.definition.name}
+        path = layout.traces_path(root, **at)
         lines.setdefault(path, []).append(json.dumps(recorded, separators=(",", ":")))
     for path, texts in lines.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{text}\n" for text in texts))
 
 
