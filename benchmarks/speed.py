@@ -359,7 +359,7 @@ def take_comparison(bench: Bench) -> Iterator[Figure]:
     import torch
 
     from flashinfer_bench.bench.evaluators.compare.outputs import compare
-    from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
+    from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance
 
     elements = 1 << (16 if bench.is_small else 29)
     device = torch.device(bench.kind)

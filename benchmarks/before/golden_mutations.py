@@ -54,7 +54,7 @@ CHANGES = (
     Change(
         "tolerance_edge",
         "an element whose error is exactly what is allowed fails (>= in place of >)",
-        one("bench/evaluators/compare/rule.py", "(error <= bounds_of(", "(error < bounds_of(")
+        one("bench/evaluators/compare/tolerance.py", "(error <= bounds_of(", "(error < bounds_of(")
         + one("bench/evaluators/compare/outputs.py", "one.score <= 1 for one", "one.score < 1 for one"),
         KINDS,
     ),
@@ -67,7 +67,7 @@ CHANGES = (
     Change(
         "nan_like_nan",
         "NaN where the reference has NaN is wrong",
-        one("bench/evaluators/compare/rule.py", " | (got.isnan() & expected.isnan())", ""),
+        one("bench/evaluators/compare/tolerance.py", " | (got.isnan() & expected.isnan())", ""),
         KINDS,
     ),
     Change(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
+from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.examine.repro.capture import draw_map
 from flashinfer_bench.examine.repro.standalone import find_reasons

@@ -24,7 +24,7 @@ from flashinfer_bench.bench.evaluator_record import (
 )
 from flashinfer_bench.bench.evaluators.compare.outputs import compare
 from flashinfer_bench.bench.evaluators.compare.pattern import describe_pattern
-from flashinfer_bench.bench.evaluators.compare.rule import Comparison, Tolerance
+from flashinfer_bench.bench.evaluators.compare.tolerance import Comparison, Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import (
     Accepted,
     Baseline,

@@ -1,8 +1,8 @@
 """The LowBit evaluator: as Default, but a small share of the elements may miss the tolerance.
 
 A kernel that quantises its intermediate values rounds differently from the reference. In a near tie this may send a
-token to another expert. How wrong the share may be is limited: see `compare.rule`. The share must also be small without
-the elements that are zero on both sides, because scales in tiles are mostly padding where there are few rows.
+token to another expert. How wrong the share may be is limited: see `compare.tolerance`. The share must also be small
+without the elements that are zero on both sides, because scales in tiles are mostly padding where there are few rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluator_record import EvaluatorRecord
-from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
+from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.data import Definition
 from flashinfer_bench.data.dtypes import DTYPES

@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.base.files.held_folders import temporary_folder
-from flashinfer_bench.bench.evaluators.compare.rule import Tolerance, find_beyond
+from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance, find_beyond
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
 from flashinfer_bench.cli.output import write_out

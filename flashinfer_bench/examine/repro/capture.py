@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from flashinfer_bench.bench.evaluators.compare.outputs import find_failing
-from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
+from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import JudgedCall, Rejected
 from flashinfer_bench.bench.runner.protocol import BlockJob, JobFault

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from flashinfer_bench.bench.evaluators.compare.outputs import compare
-from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
+from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance
 from flashinfer_bench.bench.evaluators.integrity.norms import measure_norms
 
 HERE = Path(__file__).resolve().parent

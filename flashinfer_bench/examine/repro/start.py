@@ -18,7 +18,7 @@ from flashinfer_bench.errors import Fault
 QUICK: Final = {"profile_baseline": False, "time_budget_s": 1.0, "baseline_budget_s": 1.0, "confirm": False}
 """Settings of the run. It times the solution, since some failures show in timed calls alone."""
 CAPTURE: Final = "flashinfer_bench.examine.repro.capture"
-COPIED: Final = ("compare.rule", "compare.outputs", "compare.packed", "integrity.norms")
+COPIED: Final = ("compare.tolerance", "compare.outputs", "compare.packed", "integrity.norms")
 """Modules of `bench/evaluators/` that the script has copies of, as `judge/…`."""
 
 

@@ -133,7 +133,7 @@ def generator(args: Namespace, salt: int = 0) -> np.random.Generator:
 
 @dataclass(frozen=True)
 class Check:
-    """When an output is right; `bench.evaluators.compare.rule` has the rule."""
+    """When an output is right; `bench.evaluators.compare.tolerance` has the rule."""
 
     rtol: float = 1e-2
     atol: float = 1e-2

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.compare.outputs import compare
-from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
+from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.bench.evaluators.reference import Reference

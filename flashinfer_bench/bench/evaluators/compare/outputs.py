@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
-from flashinfer_bench.bench.evaluators.compare.rule import (
+from flashinfer_bench.bench.evaluators.compare.tolerance import (
     WINDOW,
     Comparison,
     Element,

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from flashinfer_bench.bench.evaluators.compare.outputs import find_failing, is_whole, read_values
-from flashinfer_bench.bench.evaluators.compare.rule import Tolerance, find_beyond
+from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance, find_beyond
 
 MOST_ELEMENTS: Final = 1 << 24
 """No pattern is looked for in an output with more elements: it would take seconds."""

@@ -22,7 +22,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.compare.outputs import is_whole, read_values
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed
-from flashinfer_bench.bench.evaluators.compare.rule import Tolerance, bounds_of, match_bits
+from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance, bounds_of, match_bits
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Verdict
 from flashinfer_bench.bench.evaluators.integrity.norms import FLOOR, Norms, has_norms, measure_norms, row_length
 from flashinfer_bench.bench.evaluators.integrity.stability import Stability

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashinfer_bench.bench.evaluators.compare.outputs import compare, find_failing
-from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
+from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance
 
 pytestmark = pytest.mark.cpu
 

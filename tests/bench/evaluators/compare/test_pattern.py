@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.compare.pattern import describe_pattern, describe_places
-from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
+from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance
 
 RIGHT = torch.randn(12, 64, generator=torch.Generator().manual_seed(1)) + 3
 SQUARE = torch.rand(32, 32, generator=torch.Generator().manual_seed(1)) + 1

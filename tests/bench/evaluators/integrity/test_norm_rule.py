@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
+from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected
 from flashinfer_bench.bench.evaluators.integrity.norm_rule import NORM, NormRule, find_limit, surely_pass
 from flashinfer_bench.bench.evaluators.integrity.norms import measure_norms
