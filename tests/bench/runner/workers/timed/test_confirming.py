@@ -41,7 +41,7 @@ def bound(arena, monkeypatch):
         job.kernel.lay_out = lambda inputs, most: make_trial(arena, most=min(most, room)).places
         job.tools = Mock(readout=Mock(launch_gap_ns=1_100, least_call_ns=0))
         remote = make_trial(arena, device_type="cuda", most=how.get("most", 1), has_setup=has_setup)
-        told_ms = job._bound(remote, claimed_ms, record, how.get("costs_ns", []))
+        told_ms = job._bound(remote, how.get("costs_ns", []), claimed_ms, record)
         assert record["assurance"] == assurance
         return told_ms, record, asked, check_room.called
 
