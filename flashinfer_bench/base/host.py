@@ -9,8 +9,9 @@ from __future__ import annotations
 import gc
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -84,8 +85,13 @@ def _groups(root: Path) -> Iterator[Path]:
             yield top / part
 
 
-def _read_limits(root: Path, *names: str) -> Iterator[list[str]]:
-    """Yield the words of these files of the control groups, but of those that set no limit."""
+@cache
+def _read_limits(root: Path, *names: str) -> list[list[str]]:
+    """Return the words of these files of the control groups, but of those that set no limit; they are read once."""
+    return list(_find_limits(root, names))
+
+
+def _find_limits(root: Path, names: Iterable[str]) -> Iterator[list[str]]:
     for folder in _groups(root):
         for name in names:
             with suppress(OSError):

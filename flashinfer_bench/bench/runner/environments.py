@@ -11,6 +11,7 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -118,6 +119,7 @@ def ahead_environment(
     return {**others, **worker_environment(session, cache_root), **library}
 
 
+@cache
 def is_passed_on(name: str) -> bool:
     """Tell whether a variable of the user's reaches workers."""
     return _why_withheld(name) is None and _is_among(name, PASSED_ON)

@@ -75,6 +75,12 @@ class PolicyMaker:
         return find_readable(self._environment, hidden=self._hello.hidden)
 
     @cached_property
+    def _path(self) -> str:
+        """The session's PATH without folders that no worker reads: it would find programs that it cannot start."""
+        folders = self._environment.get("PATH", os.defpath).split(os.pathsep)
+        return os.pathsep.join(one for one in folders if _is_below(os.path.realpath(one), self._readable))
+
+    @cached_property
     def _made_for(self) -> str:
         """A name for the versions of the libraries that modules are compiled for, and the GPU's compute capability."""
         versions = {}
@@ -104,12 +110,7 @@ class PolicyMaker:
             "CUDA_CACHE_PATH": str(folder / "cuda"),
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
             "TORCHINDUCTOR_COMPILE_THREADS": "1",  # its pool of compilers needs locks in /dev/shm
-            # Of folders that it cannot read it would find programs that it cannot start.
-            "PATH": os.pathsep.join(
-                folder
-                for folder in self._environment.get("PATH", os.defpath).split(os.pathsep)
-                if _is_below(os.path.realpath(folder), self._readable)
-            ),
+            "PATH": self._path,
             "USER": "worker",
             "LOGNAME": "worker",
         }
