@@ -19,8 +19,9 @@ HEAD: Final = """\
 # Figures
 
 Made by `python -m benchmarks.results` from `benchmarks/results/*.jsonl`. Each script of `benchmarks/` appends a line
-there for each figure. I is the time of `import torch` on the machine. The latest figure of each goal counts; **bold**
-ones miss it. A command of a script that is no longer there stands at the commit of its figure.
+there for each figure. A line without versions was taken over from an earlier page of figures. If that page named
+several hosts, the line has the worst. I is the time of `import torch` on the machine. The latest figure of each goal
+counts; **bold** ones miss it. A command of a script that is no longer there stands at the commit of its figure.
 
 ## Goals
 

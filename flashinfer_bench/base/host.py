@@ -87,7 +87,7 @@ def _groups(root: Path) -> Iterator[Path]:
 
 @cache
 def _read_limits(root: Path, *names: str) -> list[list[str]]:
-    """Return the words of these files of the control groups, but of those that set no limit; they are read once."""
+    """Return the words of the control groups' files of these names that set a limit. A process reads them once."""
     return list(_find_limits(root, names))
 
 

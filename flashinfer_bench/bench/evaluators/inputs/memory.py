@@ -18,7 +18,7 @@ ROOMY_S: Final = 2.0
 free. While the driver ends another process's context, a reading waits for it, and a job has a dozen places that want
 one."""
 SMALL_SHARE: Final = 1024
-"""What takes at most a device's memory divided by this is allocated without a look at what is free."""
+"""An allocation of at most a device's memory divided by this is made without asking how much is free."""
 _looks: dict[torch.device, tuple[float, int]] = {}
 """GPU → until when the latest reading counts, and the free bytes."""
 _most_free: dict[torch.device, int] = {}
@@ -34,7 +34,7 @@ def total_bytes(device: torch.device) -> int:
 
 
 def has_room(device: torch.device, size: int, share: int) -> bool:
-    """Tell whether `size` bytes are at most the free memory of a device divided by `share`, or few in any case."""
+    """Tell whether `size` bytes fit into the free memory of a device divided by `share`; a small size always does."""
     return size <= total_bytes(device) // SMALL_SHARE or size <= free_bytes(device) // share
 
 

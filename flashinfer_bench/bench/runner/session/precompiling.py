@@ -41,8 +41,8 @@ MEMORY_SHARE: Final = 4
 """Compilers of modules may need this machine's memory, divided by this."""
 LOOK_S: Final = 1.0
 """Seconds between two looks for further solutions while one is waited for."""
-LOOK_SERVER_S: Final = 0.005
-"""Seconds between two looks whether a solution is imported, while the server is not ready."""
+SERVER_POLL_S: Final = 0.005
+"""Seconds between two checks whether the import is over, while the fork server is not ready."""
 
 
 class Terms(NamedTuple):
@@ -112,11 +112,15 @@ class Precompiler:
         self._fill()
 
     def begin(self, is_over: Callable[[], bool]) -> None:
-        """Begin with what is expected once the server of such workers is ready; wait for that until `is_over`."""
+        """Start the expected compilations as soon as their fork server is ready.
+
+        Args:
+            is_over: ends the wait for the server; called again and again.
+        """
         while self._wanted and self._pool.precompiling is not None and not self._pool.may_precompile():
             if is_over():
                 return
-            select.select([self._pool.precompiling], [], [], LOOK_SERVER_S)
+            select.select([self._pool.precompiling], [], [], SERVER_POLL_S)
         self._fill()
 
     def _fill(self) -> None:
