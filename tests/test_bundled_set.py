@@ -2,6 +2,7 @@
 
 import ast
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -44,11 +45,10 @@ def read_tensors(blob: Path) -> dict[str, tuple[str, list[int]]]:
 
 
 def blobs_of(definition: Definition) -> list[tuple[str, SafetensorsInput, dict[str, int]]]:
-    workloads = [trace.workload for trace in BUNDLED.workloads[definition.name]]
     return [
-        (name, source, dict(workload.axes))
-        for workload in workloads
-        for name, source in workload.inputs.items()
+        (name, source, dict(trace.workload.axes))
+        for trace in BUNDLED.workloads[definition.name]
+        for name, source in trace.workload.inputs.items()
         if isinstance(source, SafetensorsInput)
     ]
 
@@ -93,27 +93,21 @@ def test_a_solution_parses_and_takes_what_its_style_says(solution: Solution) -> 
 
 
 def test_solutions_come_in_every_kind_that_the_engine_must_build() -> None:
-    styles = [solution.spec.declared_style for solution in SOLUTIONS]
-    languages = [solution.spec.language for solution in SOLUTIONS]
-    assert styles.count(None) == 1
-    assert min(styles.count(True), styles.count(False)) >= 15
-    assert languages.count(SupportedLanguages.TRITON) >= 8
-    assert any(len(solution.sources) > 2 for solution in SOLUTIONS)
+    styles = Counter(solution.spec.declared_style for solution in SOLUTIONS)
+    assert (styles[None], min(styles[True], styles[False]) >= 15) == (1, True)
+    assert sum(solution.spec.language is SupportedLanguages.TRITON for solution in SOLUTIONS) >= 8
+    for language in (SupportedLanguages.CPP, SupportedLanguages.CUDA):
+        compiled = [solution for solution in SOLUTIONS if solution.spec.language is language]
+        kinds = {(solution.spec.binding, solution.spec.declared_style) for solution in compiled}
+        assert kinds == {(binding, style) for binding in SupportedBindings for style in (True, False)}
+        assert op_types_of(compiled) == {"gemm", "rmsnorm", "rope", "gqa_paged"}
+        assert any("/" in source.path for solution in compiled for source in solution.sources)
+    with_flashinfer = [solution for solution in SOLUTIONS if "flashinfer" in solution.spec.dependencies]
+    assert op_types_of(with_flashinfer) == {"rmsnorm", "sampling", "rope", "gqa_paged", "gqa_ragged", "mla_paged"}
 
 
-@pytest.mark.parametrize("language", [SupportedLanguages.CPP, SupportedLanguages.CUDA])
-def test_compiled_solutions_have_both_bindings_in_both_styles_for_four_op_types(language: SupportedLanguages) -> None:
-    compiled = [solution for solution in SOLUTIONS if solution.spec.language is language]
-    kinds = {(solution.spec.binding, solution.spec.declared_style) for solution in compiled}
-    op_types = {BUNDLED.definitions[solution.definition].op_type for solution in compiled}
-    assert kinds == {(binding, style) for binding in SupportedBindings for style in (True, False)}
-    assert op_types == {"gemm", "rmsnorm", "rope", "gqa_paged"}
-    assert any("/" in source.path for solution in compiled for source in solution.sources)
-
-
-def test_flashinfer_is_there_to_compare_with() -> None:
-    definitions = {BUNDLED.definitions[s.definition].op_type for s in SOLUTIONS if "flashinfer" in s.spec.dependencies}
-    assert definitions == {"rmsnorm", "sampling", "rope", "gqa_paged", "gqa_ragged", "mla_paged"}
+def op_types_of(solutions: list[Solution]) -> set[str]:
+    return {BUNDLED.definitions[solution.definition].op_type for solution in solutions}
 
 
 def test_each_wrong_solution_has_an_expected_status() -> None:

@@ -11,8 +11,6 @@ from typing import Literal
 import pytest
 
 from flashinfer_bench.agents import (
-    FFI_PROMPT,
-    FFI_PROMPT_SIMPLE,
     extract_solution_to_files,
     flashinfer_bench_list_ncu_options,
     flashinfer_bench_run_ncu,
@@ -151,12 +149,6 @@ def test_a_function_of_one_s_own_becomes_a_schema():
     described = function_to_schema(underlined)["function"]
     texts = [described, *described["parameters"]["properties"].values()]
     assert [one["description"] for one in texts] == ["Compile a kernel.", "The text, whole.", "How much."]
-
-
-def test_prompts_tell_how_a_function_is_exported():
-    assert FFI_PROMPT.startswith(FFI_PROMPT_SIMPLE)
-    assert "TVM_FFI_DLL_EXPORT_TYPED_FUNC" in FFI_PROMPT_SIMPLE
-    assert "TVMFFIEnvGetStream" in FFI_PROMPT_SIMPLE
 
 
 @pytest.mark.parametrize(

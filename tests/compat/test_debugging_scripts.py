@@ -138,10 +138,10 @@ def test_outputs_are_allocated_for_inputs_or_axes():
 def test_results_of_every_form_become_a_list_of_tensors():
     definition = make_definition(**TWO_OUTPUTS)
     assert [value.item() for value in normalize_result(definition, (torch.tensor(1.0), 2.0), "cpu")] == [1.0, 2.0]
-    wrong = {"2 outputs": X, "outputs y, z, got w": {"w": X}, "NoneType": None}
+    wrong = {"2 outputs": (definition, X), "outputs y, z, got w": (definition, {"w": X}), "NoneType": (DOUBLE, None)}
     for words, given in wrong.items():
         with pytest.raises((ValueError, TypeError), match=words):
-            normalize_result(definition, given, "cpu")
+            normalize_result(*given, "cpu")
 
 
 def test_a_runnable_is_timed_with_a_warning_where_no_gpu_is(registry):

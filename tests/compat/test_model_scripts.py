@@ -50,7 +50,6 @@ def test_shapes_are_had_by_either_keyword_and_equal_lists_and_tuples():
     ("args", "kwargs", "words"),
     [
         (("a", "b"), {"B": "b", "alpha": 2}, "'B' is given twice"),
-        (("a", "b", 2, "c", "d"), {}, "takes 4 arguments"),
         (("a", "b"), {"alpha": 2, "alhpa": 3}, "no argument 'alhpa'.*alpha"),
         (("a", "b"), {}, "no value for argument alpha"),
     ],

@@ -94,12 +94,12 @@ def test_keys_without_effect_and_keys_that_nobody_knows_are_told_wherever_they_s
     loaded = load(tmp_path, files, traces=[verdict])
     assert loaded.workloads["double"][0].workload.tolerance.max_rtol == 0.5
     assert {issue.severity for issue in loaded.issues} == {"warning"}
-    told = {issue.reason.partition(": ")[2] for issue in loaded.issues}
-    effectless = ("check, hf_id, parent", "binding, compile_options", "allow_negative_inf")
-    assert all(any(words in one for one in told) for words in effectless)
-    assert {one for one in told if "strange" in one} == {
-        f"strange_{number}, strange_{number + 1}" for number in (1, 3, 5)
+    assert {issue.reason.partition(": ")[2] for issue in loaded.issues} >= {
+        "check, hf_id, parent, strange_1, strange_2",
+        "allow_negative_inf, strange_3, strange_4",
+        "strange_5, strange_6",
     }
+    assert any("binding, compile_options" in issue.reason for issue in loaded.issues)
 
 
 @pytest.mark.parametrize("names", [("a", "b"), ("a", "a")])

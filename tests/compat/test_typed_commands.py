@@ -9,7 +9,6 @@ import pytest
 
 from flashinfer_bench.cli.main import cli
 from flashinfer_bench.data import TraceSet
-from tests.cli.helps import ALL_COMMANDS
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
 pytestmark = pytest.mark.cpu
@@ -46,13 +45,6 @@ def test_a_line_of_an_evaluation_guide_runs_and_saves(root, capsys):
     assert "--save-results" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [*ALL_COMMANDS, "perf"])
-def test_every_command_takes_a_log_level(command, capsys):
-    assert cli([*command.split(), "--log-level", "loud"]) == 2
-    told = capsys.readouterr().err
-    assert all(level in told for level in ("DEBUG", "INFO", "WARNING"))
-
-
 @pytest.mark.parametrize(("level", "is_shown"), [("debug", True), ("INFO", False)])
 def test_a_traceback_is_shown_at_debug_alone(tmp_path, capfd, level, is_shown):
     assert cli(["list", "--local", str(tmp_path / "none"), f"--log-level={level}"]) == 2
@@ -77,15 +69,6 @@ def test_a_whole_validation_before_a_pull_request(root, tmp_path, capsys):
     assert (report["checks"], report["coverage"]["not_passed"]) == (CHECKS.split(","), {})
     assert cli(["validate-render", str(folder / "report.json")]) == 0
     assert capsys.readouterr().out == out
-
-
-def test_a_rival_displaces_nobody(root, capsys):
-    write_trace_set(root, {"solutions/mallory/test/double/mine.json": make_solution(author="mallory")})
-    assert cli(["list", "--local", str(root), "--format", "json"]) == 0
-    out, err = capsys.readouterr()
-    assert json.loads(out)["definitions"][0]["solutions"] == ["double_python"]
-    assert "mine.json" in err
-    assert "solutions/baseline/test/double/double_python.json" in err
 
 
 def test_the_summary_counts_workloads_without_a_verdict(root, capsys):

@@ -32,12 +32,13 @@ def test_the_example_of_a_set_is_judged(tmp_path):
     from torch import arange
 
     definition, line = map(json.loads, examples_of("trace-set.md"))
-    solution = make_solution(definition=definition["name"], source=definition["reference"])
+    solution = make_solution(definition=definition["name"], source=definition["reference"]).to_dict()
     files = {
         "definitions/gather/gather_rows_h4096.json": definition,
         "workloads/gather/gather_rows_h4096.jsonl": [line],
+        "solutions/alice/gather/gather_rows_h4096/double_python.json": solution,
     }
-    root = write_trace_set(tmp_path, files, solutions=[solution])
+    root = write_trace_set(tmp_path, files)
     blob = root / line["workload"]["inputs"]["indices"]["path"]
     blob.parent.mkdir(parents=True)
     save_file({"indices": arange(7) * 9}, blob)
