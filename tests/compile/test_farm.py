@@ -76,14 +76,6 @@ def test_the_same_sources_under_several_names_are_compiled_once_in_this_run_and_
     assert len(runs.sources) == 2
 
 
-def test_a_function_that_a_library_lacks_is_held_against_nobody_else(tmp_path):
-    asks = [make_native("first", entry_point="main.cpp::absent"), make_native("second")]
-    with BuildFarm(tmp_path / "cache", jobs=1, toolchain=pretend_compiler(tmp_path)) as farm:
-        errors = {one.solution.name: one.error for one in farm.build_all(asks)}
-    assert "no function 'absent' is exported" in str(errors["first"])
-    assert errors["second"] is None
-
-
 BUILD = """
 import sys
 from pathlib import Path

@@ -143,13 +143,11 @@ def test_what_must_not_be_built_is_refused_before_anything_is_started(tmp_path, 
 INCLUDES = {"a macro": "#define PLACE <{}>\n#include PLACE", "up": '#include "{}"'}
 
 
-@pytest.mark.parametrize("has_landlock", [True, False], ids=["landlock", "no landlock"])
+@pytest.mark.parametrize("has_landlock", [True, False])
 @pytest.mark.parametrize("form", INCLUDES)
 def test_no_file_outside_the_sources_is_included(tmp_path, monkeypatch, form, has_landlock):
     if not has_landlock:
-        runner = tmp_path / "runner.py"
-        text = building.RUNNER.read_text()
-        assert "confine(order" in text
+        runner, text = tmp_path / "runner.py", building.RUNNER.read_text()
         runner.write_text(text.replace("    confine(order", "    (order"))
         monkeypatch.setattr(building, "RUNNER", runner)
     outside = tmp_path / "outside.h"
@@ -247,9 +245,8 @@ def test_sources_that_do_not_compile_are_remembered_by_whatever_name_until_somet
     failed = build(**site)
     again = build(solution=make_native("other", author="bob", definition="another"), **site)
     assert (failed.was_cached, again.was_cached) == (False, True)
-    log, _, remedy = str(again.error).rpartition("\n")
-    assert log == str(failed.error)
-    assert "cache clear --failed" in remedy
+    assert str(again.error).startswith(str(failed.error))
+    assert "cache clear --failed" in str(again.error)
     for other in (make_native(main="// other\n"), make_native(compile_options={"cflags": ["-O2"]})):
         assert not build(solution=other, **site).was_cached
     assert build(tmp_path, action="").error is None  # another compiler
@@ -258,23 +255,10 @@ def test_sources_that_do_not_compile_are_remembered_by_whatever_name_until_somet
     assert [entry.has_failed for entry in cache.entries()] == [False]
 
 
-FORMS = read_forms()
-
-
-def test_the_guide_has_each_language_with_each_binding():
-    assert {*FORMS} == {(one, other) for one in ("cpp", "cuda") for other in ("tvm-ffi", "torch")}
-
-
 @needs_nvcc
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.cpu
-def test_the_cuda_files_of_the_guide_compile(tmp_path):
-    solutions = []
-    for binding in ("tvm-ffi", "torch"):
-        sources = FORMS["cuda", binding]
-        parts = {"language": "cuda", "binding": binding, "entry_point": f"{next(iter(sources))}::run"}
-        parts["compile_options"] = {"cflags": ["-O0"]} if binding == "torch" else {}  # torch's headers take long
-        solutions.append(make_solution(f"cuda_{binding}", sources=sources, **parts))
-    with BuildFarm(tmp_path, jobs=2, target=BuildTarget.of([(9, 0)])) as farm:
-        assert [built.error for built in farm.build_all(solutions)] == [None, None]
+@pytest.mark.parametrize("binding", ["tvm-ffi", pytest.param("torch", marks=pytest.mark.gpu)])  # it takes half a minute
+def test_the_cuda_files_of_the_guide_compile(tmp_path, binding):
+    sources = read_forms()["cuda", binding]
+    parts = {"language": "cuda", "binding": binding, "entry_point": f"{next(iter(sources))}::run"}
+    solution = make_solution("cuda", sources=sources, **parts)
+    assert build(tmp_path, solution, target=BuildTarget.of([(9, 0)])).error is None
