@@ -30,12 +30,6 @@ def build_all(folder, solutions, jobs=1, action=""):
     return built
 
 
-def test_the_shortest_build_starts_first_so_that_a_gpu_has_work_and_then_the_longest(tmp_path, runs):
-    sizes = (90_000, 10, 60_000, 40_000, 20_000)
-    build_all(tmp_path, map(make_sized, sizes))
-    assert runs.sources == ["s10", "s90000", "s60000", "s40000", "s20000"]
-
-
 def name_of(pid):
     with suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip()
@@ -137,14 +131,3 @@ def test_a_farm_that_is_held_lets_compilers_end_and_starts_none(tmp_path):
             farm.wait()
             farm.poll()
         assert farm.built(make_native()).artifact
-
-
-def test_a_farm_that_is_closed_ends_its_compilers_also_while_it_is_held(tmp_path):
-    cache = tmp_path / "cache"
-    with BuildFarm(cache, jobs=2, toolchain=pretend_compiler(tmp_path, action="sleep 1000")) as farm:
-        farm.add([make_sized(size) for size in range(1, 5)])
-        assert wait_for(lambda: len(processes_in(cache)) >= 4)
-        farm.hold()
-    assert is_quiet(cache)
-    assert not ArtifactCache(cache).entries()
-    assert not (cache / "staging").exists()

@@ -126,37 +126,3 @@ def test_a_subclass_may_judge_a_trial_in_its_own_way_and_declares_no_longer_what
     job.evaluator = Signs
     expect(job.check(lambda x: [x, x > 0]), None)
     expect(job.check(lambda x: [-x, x > 0]), "another sign (trial 1 of 3)")
-
-
-def lowbit(share=0.0, at=None, value=0.0):
-    """Return a solution of which a share of the elements is off, and a place may hold another value."""
-
-    def solution(x, w, w_scale):
-        y = ((x.float() @ w.float().T) * w_scale).to(x.dtype)
-        y = torch.where(torch.rand(y.shape, generator=torch.Generator().manual_seed(0)) < share, y * 1.1 + 0.5, y)
-        if at is not None:
-            y[at] = value
-        return y
-
-    return solution
-
-
-LOWBIT = define(
-    {"x": "bfloat16[n, 64]", "w": "float8_e4m3fn[128, 64]", "w_scale": "float32[128]"},
-    "return (x.float() @ (w.float() * w_scale[:, None]).T).to(x.dtype)",
-    outputs={"y": "bfloat16[n, 128]"},
-    op_type="lowbit",
-)
-
-
-@pytest.mark.parametrize(
-    ("solution", "words"),
-    [
-        (lowbit(0.04), None),
-        (lowbit(0.06), "required 0.95"),
-        (lowbit(at=5), "[5, 0] looks unwritten"),
-        (lowbit(at=(5, 5), value=1e30), "max_error_cap"),
-    ],
-)
-def test_a_small_share_of_a_low_bit_output_may_be_off_and_no_row_or_garbage(solution, words):
-    expect(Judging(LOWBIT, {"n": 32}).check(solution), words)

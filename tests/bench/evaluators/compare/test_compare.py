@@ -64,7 +64,7 @@ def test_the_rule_is_the_one_that_is_written_down_in_any_chunks(elements, tolera
         assert found.shared_zeros == (alike if tolerance.ignores_shared_zeros else 0)
 
 
-GRID, TWOS = torch.arange(12.0).reshape(3, 4).T, torch.full((100,), 2.0)
+TWOS = torch.full((100,), 2.0)
 DRAWN = torch.randn(100, 64, generator=torch.Generator().manual_seed(0))
 ZERO_ROW = DRAWN.index_fill(0, torch.tensor(3), 0.0)
 NINE = torch.ones(4, 5).index_put((torch.tensor(2), torch.tensor(3)), vector(9.0)[0])
@@ -84,7 +84,6 @@ def whole(dtype, *values):
     ("expected", "got", "tolerance", "parts"),
     [
         (vector(1.0, 2.0), vector(1.0, NAN), MOSTLY, "1 of 2 elements are nan or inf"),
-        (vector(1.0, 2.0), vector(1.0, INF), USUAL, "overflow"),
         (vector(1, 1), vector(NAN, NAN), USUAL, "all 2 elements are nan, as those of an output that was never written"),
         (
             *(torch.ones(4, 5), NINE, USUAL),
@@ -92,7 +91,6 @@ def whole(dtype, *values):
             "matched ratio 0.95, required 1, atol=0.01, rtol=0.01",
         ),
         (vector(1000.0, 0.0), vector(1020.0, 0.5), SUMMED, "worst at [1]"),  # the furthest beyond its bound
-        (GRID, GRID + 5 * torch.eye(4, 3), USUAL, "worst at [0, 0]"),  # not contiguous
         (TWOS, spoilt(11, 2.5), MOSTLY, "11 of 100 elements differ"),
         (TWOS, spoilt(10, 2.5), MOSTLY, None),
         (TWOS, spoilt(1, 99.0), MOSTLY, "largest error, 97, is over max_error_cap=2 times the largest expected 2"),
@@ -150,12 +148,9 @@ def spoil(*where):
         (RIGHT, RIGHT, None),
         (RIGHT, spoil(0, 3), "only the first row and column 3"),
         (RIGHT, spoil(slice(None), slice(15, None, 16)), "only every 16th column, from 15"),
-        (RIGHT, spoil(slice(4, 7)), "only rows 4 to 6"),
         (RIGHT, RIGHT * 2, "got is expected times 2"),
-        (RIGHT, RIGHT + 0.5, "got is expected plus 0.5"),
         (RIGHT, RIGHT * 0, "all values are 0"),
         (RIGHT, RIGHT.t().reshape(12, 64), "got is expected, transposed"),
-        (RIGHT, RIGHT.roll(1, 0), "got is expected, shifted to the next row"),
         (RIGHT, RIGHT.roll(-4, 0), "got is expected, shifted back by 4 rows"),
         (RIGHT, spoil(slice(None), [at for at in range(64) if at % 16 >= 12]), "only the last 4 of every 16 columns"),
         (RIGHT, RIGHT.flip(0), "got has the expected values in another order"),

@@ -66,9 +66,3 @@ NUMBER = X | {"factor": "float32"}
 )
 def test_bytes_are_those_of_random_inputs_that_a_number_does_not_hide(inputs, expression, given, n, found):
     assert find(inputs, expression, given, n) == found
-
-
-def test_a_reference_that_keeps_tensors_keeps_none_of_these():
-    definition = define({"x": "float32[n]"}, "kept.append(x)\nreturn kept[0] * 2", before="kept = []")
-    workload = make_workload(axes={"n": 4}, inputs={})
-    assert [find_read_whole(definition, workload) for _ in range(2)] == [{"x": 16.0}] * 2

@@ -10,7 +10,6 @@ from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import JudgedCall
 from flashinfer_bench.bench.evaluators.integrity import stability
 from flashinfer_bench.bench.evaluators.integrity.norm_rule import NormRule, find_limit, surely_pass
-from flashinfer_bench.bench.evaluators.integrity.norms import measure_norms
 from flashinfer_bench.bench.evaluators.integrity.stability import REGIME_ROUNDING, Stability
 from tests.bench.evaluators.judging import Judging, define, expect
 from tests.kit.make import make_definition
@@ -18,30 +17,15 @@ from tests.kit.make import make_definition
 pytestmark = pytest.mark.cpu
 RULE = NormRule(0.1, judges_output=True, row_rule="norm")
 PRODUCT, SMALL = "return x @ w", "return x @ w * 1e-4"
-ROUTED = (
-    "chosen = x[:, :4].argmax(dim=1)\nreturn torch.stack([x[:, 8:] @ one for one in w])[chosen, torch.arange(len(x))]"
-)
 
 
 def drawn(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize(("shape", "columns"), [((40, 100), 100), ((1, 70_000), 70_000), ((6, 4, 4), 16), ((3, 5), 15)])
-def test_norms_are_those_of_the_rows_however_many_and_long_they_are(shape, columns):
-    expected, got = (drawn(*shape, seed=seed).to(torch.float8_e4m3fn) for seed in (0, 1))
-    norms = measure_norms(expected, got)
-    rows, error = (value.double().reshape(-1, columns) for value in (expected, got.double() - expected.double()))
-    wanted, off = rows.norm(dim=1), error.norm(dim=1)
-    shares = off / wanted.clamp(min=0.1 * wanted.square().mean().sqrt())
-    torch.testing.assert_close(norms.shares(), shares, rtol=1e-4, atol=1e-9)
-    assert [norms.share(), norms.figures[2]] == pytest.approx([*map(float, (off.norm() / wanted.norm(), shares.max()))])
-    assert norms.is_small == (shape == (3, 5))
-
-
-def judging(body=SMALL, n=64, k=32, w="[32, 48]", **settings):
-    inputs, outputs = {"x": f"float32[n, {k}]", "w": f"float32{w}"}, {"y": f"float32[n, {w[-3:-1]}]"}
-    return Judging(define(inputs, body, outputs=outputs), {"n": n}, **settings)
+def judging(body, **settings):
+    inputs, outputs = {"x": "float32[n, 32]", "w": "float32[32, 48]"}, {"y": "float32[n, 48]"}
+    return Judging(define(inputs, body, outputs=outputs), {"n": 64}, **settings)
 
 
 def coarse(x, w):
@@ -70,22 +54,6 @@ def test_values_and_rows_may_not_be_left_out_unless_the_rule_is_off(body, soluti
     if switch:
         assert verdict.integrity["evidence"].items() >= evidence.items()
         expect(judging(body, **settings, **{switch: False}).check(solution), None)
-
-
-def test_a_row_near_a_tie_may_go_either_way_and_another_may_not():
-    settings = {"num_trials": 1, "required_matched_ratio": 0.9, "extra": {"max_error_norm": 0.4}}
-    job = judging(ROUTED, k=40, w="[4, 32, 32]", **settings)
-    baseline = job.baseline()
-    x, w = baseline.inputs[0]
-    best = x[:, :4].topk(2, dim=1)
-    x[5, best.indices[5, 1]] = x[5, best.indices[5, 0]] - 1e-4
-    baseline.outputs[0][0].copy_(job.context.reference([x, w])[0])
-    clear = int((best.values[:, 0] - best.values[:, 1]).argmax())
-    for row, words in ((5, None), (clear, f"worst is row {clear}")):
-        chosen = best.indices[:, 0].clone()
-        chosen[row] = best.indices[row, 1]
-        made = torch.stack([x[:, 8:] @ one for one in w])[chosen, torch.arange(64)]
-        expect(job.check(lambda x, w, made=made: made, baseline), words)
 
 
 LIMITS = [("float32", 0.02, 0.2), ("float8_e4m3fn", 0.01, 0.2), ("float4_e2m1fn_x2", 0.01, 0.25)]
@@ -155,15 +123,6 @@ def test_draws_end_when_all_is_known_or_time_is_up(monkeypatch, suspects, second
     inputs = [torch.tensor([[1.001], [3.0]]), torch.arange(3), None, 0.5]
     assert find_unsettled(reference, inputs, suspects) == found
     assert 1 <= len(calls) - 1 <= most
-
-
-def test_a_row_that_is_off_by_far_more_than_rounding_moves_it_is_judged_though_it_is_not_settled():
-    def square(inputs):
-        return [inputs[0] ** 2]
-
-    x, shares = drawn(4, 64), torch.tensor([0.2, 1.0, 8.0, 30.0])
-    assert all(find_unsettled(square, [x], [True] * 4, limit=0.05))
-    assert find_unsettled(square, [x], [True] * 4, shares, limit=0.05) == [True, True, False, False]
 
 
 ONES = torch.eye(4).repeat_interleave(8, 1)
