@@ -246,7 +246,8 @@ def test_sources_that_do_not_compile_are_remembered_by_whatever_name_until_somet
 
 
 @needs_nvcc
-@pytest.mark.parametrize("binding", ["tvm-ffi", pytest.param("torch", marks=pytest.mark.gpu)])  # it takes half a minute
+@pytest.mark.gpu  # only since they take a minute
+@pytest.mark.parametrize("binding", ["tvm-ffi", "torch"])
 def test_the_cuda_files_of_the_guide_compile(tmp_path, binding):
     sources = read_forms()["cuda", binding]
     parts = {"language": "cuda", "binding": binding, "entry_point": f"{next(iter(sources))}::run"}
