@@ -59,6 +59,21 @@ def test_structure_and_numbers_stay_as_they_are_and_probabilities_sum_to_one():
         assert made.sum(dim=-1).tolist() == pytest.approx([1] * 4, abs=1e-5)
 
 
+def test_floats_are_drawn_or_moved_and_multiplied_or_keep_the_form_of_their_rows():
+    for made in make_each(open_one(torch.randn(4096), deviation=3.0)):
+        assert made.std() == pytest.approx(3.0, rel=0.1)
+    base = torch.arange(1.0, 1001)
+    for made in make_each(open_one(base)):
+        factors = made.sort().values / base
+        assert 0.75 < factors.min() < 0.99 < 1.01 < factors.max() < 1.3
+        assert (made.argsort() == torch.arange(1000)).double().mean() < 0.1
+    for power in (1, 2):
+        base = torch.rand(4, 512) - (power - 1) / 2
+        for made in make_each(open_one(base, "redrawn")):
+            assert base.norm(power, dim=-1).tolist() == pytest.approx(made.norm(power, dim=-1).tolist(), rel=1e-5)
+            assert len((made.sort().values / base.sort().values).unique()) > 100  # one scale is not enough
+
+
 DIFFERING = [(torch.tensor(2.0), "scaled"), (torch.arange(8.0), "rolled"), (torch.full((4, 2), 0.5), "redrawn")]
 SAME = [(torch.zeros(8), "scaled"), (torch.ones(8), "rolled"), (torch.ones(4, 1), "redrawn"), (None, "scaled")]
 
