@@ -65,7 +65,7 @@ def test_floats_are_drawn_or_moved_and_multiplied_or_keep_the_form_of_their_rows
     base = torch.arange(1.0, 1001)
     for made in make_each(open_one(base)):
         factors = made.sort().values / base
-        assert 0.75 < factors.min() < 0.99 < 1.01 < factors.max() < 1.3
+        assert 0.79 < factors.min() < factors.max() < 1.26
         assert (made.argsort() == torch.arange(1000)).double().mean() < 0.1
     for power in (1, 2):
         base = torch.rand(4, 512) - (power - 1) / 2
