@@ -144,7 +144,7 @@ CHANGES = (
         "first_verdict_counts",
         "of several traces of one job the first counts, not the latest",
         one(
-            "data/sets/latest.py",
+            "data/sets/results.py",
             "                trace = whole[key]\n        latest[key] = trace\n",
             "                trace = whole[key]\n        latest[key] = before or trace\n",
         ),
