@@ -7,22 +7,19 @@ from inspect import Parameter
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from flashinfer_bench.base.named_call import NamedCall, split_names
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.data.dtypes import DType, check_dtype, torch_dtype
 from flashinfer_bench.data.expression import MAX_AXIS_VALUE, evaluate_axis, names_in, order_axes
-from flashinfer_bench.data.model import DataModel
+from flashinfer_bench.data.model import DataModel, NonEmpty
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.reference import BYTE_ORDER_MARK, ENTRY_NAME, read_module
 
 if TYPE_CHECKING:
     import torch
-
-NonEmpty = Annotated[str, StringConstraints(min_length=1)]
-"""A text of at least one character."""
 
 
 class Sizes(tuple[int, ...]):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +19,7 @@ from flashinfer_bench.data.sets.results import Result, find_latest, list_results
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SOLUTIONS, TRACES, WORKLOADS, own_folders
 from flashinfer_bench.data.store.read import read_files
-from flashinfer_bench.data.store.trace_lines import kept_of, to_trace
+from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of, to_trace
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.env import DATASET_VARIABLE, dataset_root, home_expanded
 from flashinfer_bench.errors import DataSetError
@@ -83,19 +83,17 @@ class TraceSet:
         return {"definitions": len(self.definitions), **groups}
 
     @classmethod
-    def from_path(cls, path: Path | str | None = None, *, environment: Mapping[str, str] | None = None) -> TraceSet:
+    def from_path(cls, path: Path | str | None = None) -> TraceSet:
         """Load the set under a folder; what is wrong in it is in `issues`, and the rest is usable.
 
         Args:
             path: the folder; None for the one that $FIB_DATASET_PATH names, else ~/.cache/flashinfer_bench/dataset.
-            environment: where that variable is looked up; None for this process's own.
 
         Raises:
             DataSetError: the folder is not there; or none was given, and the default one is not there.
         """
-        given = os.environ if environment is None else environment
-        usual = dataset_root(given)
-        if path is None and not given.get(DATASET_VARIABLE) and not usual.exists():
+        usual = dataset_root(os.environ)
+        if path is None and not os.environ.get(DATASET_VARIABLE) and not usual.exists():
             raise DataSetError(
                 f"no trace set was given, and there is none in {usual}; give its folder, or set {DATASET_VARIABLE}"
             )
@@ -150,11 +148,19 @@ class TraceSet:
         Raises:
             ConfigError: pandas is not installed.
         """
-        return make_frame(self, [trace for part in self.traces.values() for trace in kept_of(part)])
+        return make_frame(self, self.all_traces())
 
     def get_solution(self, name: str) -> Solution | None:
         """Return the solution of that name, or None."""
-        return next((item for group in self.solutions.values() for item in group if item.name == name), None)
+        return next((item for item in self.all_solutions() if item.name == name), None)
+
+    def all_solutions(self) -> Iterator[Solution]:
+        """Yield the solutions of all definitions."""
+        return chain.from_iterable(self.solutions.values())
+
+    def all_traces(self) -> Iterator[AnyTrace]:
+        """Yield what is kept of the traces of all definitions, for a reader that needs no more than lines have."""
+        return chain.from_iterable(map(kept_of, self.traces.values()))
 
     def blob_root(self, definition: str, uuid: str) -> Path | None:
         """Return the root that the blob paths of a workload are relative to; None for a set in memory."""
@@ -184,10 +190,6 @@ class TraceSet:
         """Return the innermost root that a file lies in: a root may lie in another."""
         holding = [root for root in self.roots if file.is_relative_to(root)]
         return max(holding, key=lambda root: len(root.parts), default=None)
-
-    def latest_traces(self, definition: str) -> list[Trace]:
-        """Return the traces of a definition that count: of each solution, workload and hardware the latest one."""
-        return [to_trace(item.trace) for item in self._results(definition)]
 
     def filter_traces(
         self,
@@ -266,9 +268,9 @@ class TraceSet:
             issues=list(self.issues),
         )
 
-    def backup_traces(self, *, now: datetime | None = None) -> list[Path]:
+    def backup_traces(self) -> list[Path]:
         """Move the traces/ folder of each root aside, under a name with the time, and forget the traces in memory."""
-        stamp = (now or datetime.now(timezone.utc)).strftime("%Y%m%d_%H%M%S")
+        stamp = datetime.now(timezone.utc).strftime("%Y%m%d_%H%M%S")
         found = [root / TRACES for root in self.roots if (root / TRACES).is_dir()]
         moved = [folder.rename(_free_name(folder.with_name(f"{TRACES}_bak_{stamp}"))) for folder in found]
         self.traces = {}
@@ -294,5 +296,5 @@ def _is_within(result: Result, atol: float | None, rtol: float | None) -> bool:
 
 
 def _free_name(path: Path) -> Path:
-    candidates = (path if index == 0 else path.with_name(f"{path.name}_{index}") for index in itertools.count())
+    candidates = chain([path], (path.with_name(f"{path.name}_{index}") for index in count(1)))
     return next(candidate for candidate in candidates if not os.path.lexists(candidate))

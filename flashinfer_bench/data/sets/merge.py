@@ -47,7 +47,7 @@ def merge_into(merged: TraceSet, parts: Sequence[TraceSet]) -> None:
     for part in parts:
         named: list[tuple[str, Any, Mapping[str, Path]]] = [
             *(("definition", one, part.definition_files) for one in part.definitions.values()),
-            *(("solution", one, part.solution_files) for items in part.solutions.values() for one in items),
+            *(("solution", one, part.solution_files) for one in part.all_solutions()),
         ]
         for what, item, files in named:
             name, place = item.name, files.get(item.name)
@@ -172,7 +172,7 @@ def merge_sets(parts: Sequence[TraceSet], output: Path, further: Mapping[str, st
             if not filecmp.cmp(blobs.setdefault(path, file), file, shallow=False):
                 clashes.append(f"blob {path} differs between {blobs[path]} and {file}")
     _refuse_clashes(clashes)
-    authors = {item.name: item.author for items in merged.solutions.values() for item in items}
+    authors = {item.name: item.author for item in merged.all_solutions()}
     files = {Path(name): text.encode() for name, text in further.items()}
     for name in dict.fromkeys([*merged.definitions, *merged.solutions, *merged.workloads, *merged.traces]):
         definition = merged.definitions.get(name)

@@ -142,8 +142,7 @@ def list_results(trace_set: TraceSet | None, traces: Iterable[AnyTrace], *, late
     authors: dict[str | None, tuple[str, str]] = {}
     if trace_set is not None:
         op_types = {name: definition.op_type for name, definition in trace_set.definitions.items()}
-        known = (item for items in trace_set.solutions.values() for item in items)
-        authors = {item.name: (item.author, item.spec.language.value) for item in known}
+        authors = {item.name: (item.author, item.spec.language.value) for item in trace_set.all_solutions()}
     found = []
     for trace in given:
         evaluation, is_latest = trace.evaluation, id(trace) in latest

@@ -96,7 +96,7 @@ def get_author_score(
     names = _choose_definitions(trace_set, op_type, definition_name)
     best = _best_scores(trace_set, names, baseline_author, author.__eq__)
     if not best:
-        known = {item.author for items in trace_set.solutions.values() for item in items}
+        known = {item.author for item in trace_set.all_solutions()}
         raise ValueError(f"author {author!r} has no solution of the chosen definitions{did_you_mean(author, known)}")
     return _sum_up(best[author])
 
@@ -109,7 +109,7 @@ def get_solution_score(trace_set: TraceSet, name: str, baseline_author: str = BA
     """
     solution = trace_set.get_solution(name)
     if solution is None:
-        known = [item.name for items in trace_set.solutions.values() for item in items]
+        known = [item.name for item in trace_set.all_solutions()]
         raise ValueError(f"no solution {name!r}{did_you_mean(name, known)}")
     return _sum_up(_score(trace_set, solution.definition, [solution], baseline_author))
 
@@ -225,7 +225,7 @@ def summarise(
         ValueError: something else than the default ranking is asked for, and it cannot be made. The default one is
             made when it is looked at.
     """
-    results = list_results(trace_set, [trace for part in trace_set.traces.values() for trace in kept_of(part)])
+    results = list_results(trace_set, trace_set.all_traces())
     passed = [item for item in results if item.is_passed]
     latencies = [item.latency_ms for item in passed if not item.told.run.quick and item.latency_ms is not None]
     counts: dict[str, Any] = {

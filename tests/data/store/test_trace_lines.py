@@ -69,7 +69,6 @@ def test_a_loaded_set_and_a_merged_one_hold_lines_and_count_them_as_models(tmp_p
     in_memory = TraceSet(definitions=loaded.definitions, traces={"double": TRACES})
     lines = loaded.traces["double"].data
     assert loaded.summary() == in_memory.summary()
-    assert loaded.latest_traces("double") == in_memory.latest_traces("double")
     assert summarise(lines, {("double", "old"): ["w"]}) == summarise(TRACES, {("double", "old"): ["w"]})
     assert best_by_workload(lines) == best_by_workload(TRACES)
     merged = TraceSet.merge([loaded, loaded]).traces["double"]

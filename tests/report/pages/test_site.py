@@ -6,7 +6,6 @@ import re
 import pytest
 
 from flashinfer_bench.report.pages.texts import clean, colour, id_of, to_script
-from tests.report.made import CPU, STANDARD, on, set_of
 from tests.report.pages.sets import ATTACKS, hostile_set, usual_set, write_pages
 
 CALL = re.compile(r'fibReport\.keep\("([a-z0-9_]+)", ("(?:[^"\\]|\\.)*")\);\n', re.ASCII)
@@ -67,11 +66,3 @@ def test_the_data_tell_what_counts(tmp_path):
     assert read(folder, "double", "ghost")["text"] is None
     verdict = read(folder, "double", "fast")["verdicts"][0]
     assert (verdict["reason"], verdict["n"], verdict["ranked"]) == ("interpreted", [None] * 6, False)
-
-
-@pytest.mark.parametrize(("record", "standing"), [(STANDARD, "not confirmed"), (CPU, "CPU: indicative")])
-def test_pages_have_the_standing_of_rows(tmp_path, record, standing):
-    folder = write_pages(tmp_path / "pages", set_of(on(record=record), on("w1", "y", record=record)))
-    overview, definition = read(folder), read(folder, "double")
-    assert {row["standing"] for row in (*overview["solutions"], *overview["ranking"])} == {standing}
-    assert {point[-1] for part in definition["series"] for point in part["rows"]} == {standing}
