@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from inspect import Parameter
+from inspect import Parameter, Signature
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -302,15 +302,8 @@ class Definition(DataModel):
                 missing, or some outputs are given and others are not.
         """
         names = [*self.inputs, *self.outputs]
-        if len(args) > len(names):
-            raise TypeError(f"{self.name} takes {len(names)} arguments ({', '.join(names)}), got {len(args)}")
-        given = dict(zip(names, args, strict=False))
-        for name, value in kwargs.items():
-            if name not in names:
-                raise TypeError(f"{self.name} has no argument {name!r}{did_you_mean(name, names)}")
-            if name in given:
-                raise TypeError(f"{self.name}: argument {name!r} is given twice")
-            given[name] = value
+        parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+        given = Signature(parameters).bind_partial(*args, **kwargs).arguments
         wanted = names if any(name in given for name in self.outputs) else list(self.inputs)
         missing = [name for name in wanted if name not in given]
         if missing:

@@ -23,12 +23,13 @@ from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.data.evaluation import EvaluationStatus, as_time
 from flashinfer_bench.data.measurement import CONFIRMED, Measurement, ToldTrace, tell
 from flashinfer_bench.data.store.dialects import UNKNOWN_AUTHOR
-from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
+from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace, PerformanceLine
 
 if TYPE_CHECKING:
     from flashinfer_bench.data.trace_set import TraceSet
 
 _PASSED = EvaluationStatus.PASSED  # access to a member of an Enum takes ten times as long
+_UNMEASURED: Final = PerformanceLine()
 _UNKNOWN: Final = datetime.min.replace(tzinfo=timezone.utc)
 JUDGED_KEYS: Final = ("definition", "solution", "workload", "evaluator")
 """The keys of a fingerprint that say what was judged, and by whom. The others say under which settings."""
@@ -88,20 +89,17 @@ class Result(NamedTuple):
     @property
     def latency_ms(self) -> float | None:
         """The latency; None without one, or if no call takes as long."""
-        performance = self.evaluation.performance
-        return as_time(performance.latency_ms) if performance is not None else None
+        return as_time((self.evaluation.performance or _UNMEASURED).latency_ms)
 
     @property
     def reference_ms(self) -> float | None:
         """The latency of the reference; None if it was not measured."""
-        performance = self.evaluation.performance
-        return as_time(performance.reference_latency_ms) if performance is not None else None
+        return as_time((self.evaluation.performance or _UNMEASURED).reference_latency_ms)
 
     @property
     def speedup_factor(self) -> float:
         """The speed-up over the reference that the trace tells; 0 without one."""
-        performance = self.evaluation.performance
-        factor = performance.speedup_factor if performance is not None else 0.0
+        factor = (self.evaluation.performance or _UNMEASURED).speedup_factor
         return factor if math.isfinite(factor) else 0.0
 
     @property
