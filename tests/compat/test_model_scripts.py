@@ -52,16 +52,14 @@ def test_shapes_are_had_by_either_keyword_and_equal_lists_and_tuples():
     assert GEMM.get_output_shapes(var_axes_values={"M": 4}) == GEMM.get_output_shapes({"M": 4}) == [(4, 16)]
     (shape,) = GEMM.get_output_shapes({"M": 4})
     assert (shape != [4, 17], hash(shape) == hash((4, 16)), shape == "no shape") == (True, True, False)
-    with pytest.raises(TypeError, match="two names"):
-        GEMM.get_output_shapes({"M": 4}, var_axes_values={"M": 4})
 
 
 @pytest.mark.parametrize(
     ("args", "kwargs", "words"),
     [
-        (("a", "b"), {"B": "b", "alpha": 2}, "'B' is given twice"),
-        (("a", "b", 2, "c", "d"), {}, "takes 4 arguments"),
-        (("a", "b"), {"alpha": 2, "alhpa": 3}, "no argument 'alhpa'.*alpha"),
+        (("a", "b"), {"B": "b", "alpha": 2}, "multiple values for argument 'B'"),
+        (("a", "b", 2, "c", "d"), {}, "too many positional arguments"),
+        (("a", "b"), {"alpha": 2, "alhpa": 3}, "unexpected keyword argument 'alhpa'"),
         (("a", "b"), {}, "no value for argument alpha"),
     ],
 )
