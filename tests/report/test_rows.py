@@ -90,6 +90,15 @@ def test_first_place_in_each_ranking_has(traces, first, standing):
     assert {(row.confirmed, row.standing) for row in (*rows, author)} == {(standing == "confirmed", standing)}
 
 
+def test_a_ranking_keeps_everybody_else_and_hardware_apart():
+    traces = [on("w0", name, ms, record=STANDARD) for name, ms in (("a", 1.0), ("b", 2.0), ("d", 8.0))]
+    traces.append(on("w0", "c", 4.0))
+    rows = rank_by_author(list_results(set_of(*traces), traces))
+    assert [(row.author, row.fastest_share) for row in rows] == [("by_c", 1), ("by_a", 1), ("by_b", 1), ("by_d", 0.5)]
+    elsewhere = best_by_workload([*traces, on(record=CPU, hardware="CPU"), on(record=STANDARD, hardware="old")])
+    assert [row.standing for row in elsewhere] == ["CPU: indicative", "confirmed", "not confirmed"]
+
+
 def test_scores_take_confirmed_times_and_put_a_confirmed_author_first():
     """The faster line of `sure` was judged at standard assurance, before its confirmation."""
     traces = [on("w0", name, ms, record=STANDARD) for name, ms in (("base", 8.0), ("fast", 1.0), ("sure", 0.5))]
