@@ -20,6 +20,7 @@ from tests.bench.evaluators.judging import Judging
 from tests.routines.small import SMALL
 
 Backend = Callable[..., list[torch.Tensor]]
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @lru_cache(maxsize=64)
@@ -43,10 +44,8 @@ class JudgedRoutine:
         self.case = make_case(routine, flags)
         material = make_material(find_routine(routine), self.case, ["torch"])
         write_material(root, material)
-        check = self.case.check
-        settings: Any = {"rtol": check.rtol, "atol": check.atol, "required_matched_ratio": check.ratio}
-        settings |= {"num_trials": 1}
-        self.job = Judging(material.definition, material.workload, root=root, **settings)
+        check: Any = {name: value for name, value in self.case.check.settings().items() if name != "extra"}
+        self.job = Judging(material.definition, material.workload, root=root, num_trials=1, **check)
         self.baseline = self.job.baseline()
         self.inputs = self.baseline.inputs[0]
         self.reference = run_of(material.solutions["torch"])
@@ -54,6 +53,11 @@ class JudgedRoutine:
     def honest(self, *inputs: Any) -> list[torch.Tensor]:
         returned = self.reference(*inputs)
         return list(returned) if isinstance(returned, (list, tuple)) else [returned]
+
+    def status(self, function: Callable[..., Any]) -> str:
+        """Judge a backend: PASSED, or how it is rejected."""
+        verdict = self.job.check(function, self.baseline)
+        return verdict.status.value if isinstance(verdict, Rejected) else "PASSED"
 
     def changed(self, change: Callable[[torch.Tensor], Any]) -> Backend:
         """Return a backend each of whose outputs is changed in place."""
@@ -69,35 +73,28 @@ class JudgedRoutine:
     def wrong_scale(self, *inputs: Any) -> list[torch.Tensor]:
         """Scale the first float output, or what it is computed from; chances that are sampled are cubed."""
         outputs = self.honest(*inputs)
-        for index, output in enumerate(outputs):
-            if is_plain_float(output):
-                outputs[index] = (output.float() * 1.25).to(output.dtype)
-                return outputs
-        floats = (torch.float32, torch.bfloat16, torch.float16)
-        at, given = next((at, one) for at, one in enumerate(inputs) if getattr(one, "dtype", None) in floats)
-        other = given.float() * -1.25
-        if bool((given >= 0).all()):
-            other = given.float().pow(3)
-            other /= other.sum(dim=-1, keepdim=True)
-        return self.honest(*inputs[:at], other.to(given.dtype), *inputs[at + 1 :])
-
-    def status(self, function: Callable[..., Any]) -> str:
-        """Judge a backend: PASSED, or how it is rejected."""
-        verdict = self.job.check(function, self.baseline)
-        return verdict.status.value if isinstance(verdict, Rejected) else "PASSED"
+        for index in filter(lambda at: is_plain_float(outputs[at]), range(len(outputs))):
+            outputs[index] = (outputs[index].float() * 1.25).to(outputs[index].dtype)
+            return outputs
+        at = next(at for at, one in enumerate(inputs) if isinstance(one, torch.Tensor) and one.dtype in FLOATS)
+        other = inputs[at].float() * -1.25
+        if bool((inputs[at] >= 0).all()):
+            other = inputs[at].float().pow(3) / inputs[at].float().pow(3).sum(dim=-1, keepdim=True)
+        return self.honest(*inputs[:at], other.to(inputs[at].dtype), *inputs[at + 1 :])
 
     def wrong_backends(self) -> dict[str, Backend]:
         """Return backends by what is wrong with them."""
+
+        def spoil(output: torch.Tensor) -> None:
+            if is_plain_float(output):
+                output.view(-1)[:1].fill_(float("nan"))
+
         wrong = {
             "zeros": self.changed(lambda output: output.zero_()),
             "last row skipped": self.changed(lambda output: output[-1:].zero_()),
             "wrong scale": self.wrong_scale,
         }
-        if any(map(is_plain_float, self.baseline.outputs[0])):
-            wrong["a NaN"] = self.changed(
-                lambda output: output.view(-1)[:1].fill_(float("nan")) if is_plain_float(output) else None
-            )
-        return wrong
+        return wrong | ({"a NaN": self.changed(spoil)} if any(map(is_plain_float, self.baseline.outputs[0])) else {})
 
 
 def is_plain_float(output: torch.Tensor) -> bool:

@@ -14,37 +14,26 @@ from tests.routines.judged import JudgedRoutine, make_case, run_of
 
 pytestmark = pytest.mark.cpu
 
-FP4_NORM = "--batch_size 32 --hidden_size 1024 --use_global_scale"
-LLAMA4 = "--num_tokens 64 --hidden_size 128 --intermediate_size 128 --num_experts 16 --top_k 1 --routing_method llama4"
-SIZES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+EXPERTS = "--num_tokens 4 --hidden_size 128 --intermediate_size 128 --num_experts 4"
+CODES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
 
 
 def fp4_kernel(total, weight, global_scale, power):
     """rmsnorm_fp4quant of CuTe-DSL: block scales are global_scale ** power times the largest value over 6."""
-    factor = global_scale.double() ** power
-    wide = total.double()
+    factor, wide = global_scale.double() ** power, total.double()
     values = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6) * weight.double()
     blocks = values.view(len(values), -1, 16)
     scale = (factor * blocks.abs().amax(-1) / 6).clamp(max=448).float().to(torch.float8_e4m3fn)
     sized = (blocks * (factor / scale.double())[..., None]).view(values.shape)
-    codes = (sized.abs()[..., None] - SIZES).abs().argmin(-1) | (sized.signbit().long() << 3)
+    codes = (sized.abs()[..., None] - CODES).abs().argmin(-1) | (sized.signbit().long() << 3)
     pairs = codes.to(torch.uint8).view(len(codes), -1, 2)
     return [(pairs[..., 0] | (pairs[..., 1] << 4)).view(torch.float4_e2m1fn_x2), scale]
 
 
-@pytest.mark.parametrize("routine", ["rmsnorm_fp4quant", "add_rmsnorm_fp4quant"])
-def test_a_norm_multiplies_block_scales_by_the_global_one_and_uses_the_range_of_e4m3(routine, tmp_path):
-    job = JudgedRoutine(routine, tmp_path, FP4_NORM)
-
-    def status(power):
-        def run(x, *rest):
-            *residual, weight, global_scale = rest
-            total = x + residual[0] if residual else x
-            return [*fp4_kernel(total, weight, global_scale, power), *([total] if residual else [])]
-
-        return job.status(run)
-
-    assert [status(power) == "PASSED" for power in (1, 0, -1)] == [True, False, False]
+def test_a_norm_multiplies_block_scales_by_the_global_one_and_uses_the_range_of_e4m3(tmp_path):
+    job = JudgedRoutine("rmsnorm_fp4quant", tmp_path, "--batch_size 32 --hidden_size 1024 --use_global_scale")
+    statuses = [job.status(lambda *inputs, power=power: fp4_kernel(*inputs, power)) for power in (1, 0, -1)]
+    assert [status == "PASSED" for status in statuses] == [True, False, False]
     scales = job.honest(*job.inputs)[1].float()
     assert 16 < float(scales.median()) < float(scales.max()) <= 448
 
@@ -54,8 +43,7 @@ def test_the_activation_scales_of_nvfp4_experts_are_scalars_as_the_library_asks(
     seen = []
     moe = SimpleNamespace(cutlass_fused_moe=lambda *given, **_: seen.extend(given[6]))
     monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(fused_moe=moe, ActivationType=int))
-    flags = "--num_tokens 4 --hidden_size 128 --intermediate_size 128 --num_experts 4 --top_k 2"
-    job = JudgedRoutine("cutlass_fused_moe", tmp_path, f"{flags} --cutlass_variant nvfp4 {more}")
+    job = JudgedRoutine("cutlass_fused_moe", tmp_path, f"{EXPERTS} --top_k 2 --cutlass_variant nvfp4 {more}")
     material = make_material(find_routine("cutlass_fused_moe"), job.case, ["cutlass"])
     run_of(material.solutions["cutlass"])(*job.inputs, torch.empty(4, 128, dtype=torch.bfloat16))
     assert [scale.ndim for scale in seen] == [0, 3, 1, 0, 3, 1]
@@ -63,10 +51,9 @@ def test_the_activation_scales_of_nvfp4_experts_are_scalars_as_the_library_asks(
 
 @pytest.mark.parametrize(("method", "uses"), [("deepseek_v3", True), ("llama4", False), ("renormalize", False)])
 def test_only_deepseeks_routing_adds_the_bias_and_reads_its_bytes(method, uses, tmp_path):
-    flags = LLAMA4.replace("llama4", method)
+    flags = f"{EXPERTS} --top_k 1 --routing_method {method}"
     job = JudgedRoutine("trtllm_fp8_per_tensor_scale_moe", tmp_path, f"{flags} --use_routing_bias")
     logits, bias, *rest = job.inputs
     strong = torch.arange(len(bias), dtype=torch.float32) * 100
     assert torch.equal(job.honest(logits, bias, *rest)[0], job.honest(logits, strong, *rest)[0]) != uses
-    without = make_case("trtllm_fp8_per_tensor_scale_moe", flags).cost.bytes
-    assert (job.case.cost.bytes > without) == uses
+    assert (job.case.cost.bytes > make_case("trtllm_fp8_per_tensor_scale_moe", flags).cost.bytes) == uses
