@@ -73,29 +73,18 @@ class JudgedRoutine:
     def wrong_scale(self, *inputs: Any) -> list[torch.Tensor]:
         """Scale the first float output, or what it is computed from; chances that are sampled are cubed."""
         outputs = self.honest(*inputs)
-        for index in filter(lambda at: is_plain_float(outputs[at]), range(len(outputs))):
-            outputs[index] = (outputs[index].float() * 1.25).to(outputs[index].dtype)
-            return outputs
+        for index, output in enumerate(outputs):
+            if output.dtype.is_floating_point and output.dtype != torch.float4_e2m1fn_x2:
+                return [*outputs[:index], (output.float() * 1.25).to(output.dtype), *outputs[index + 1 :]]
         at = next(at for at, one in enumerate(inputs) if isinstance(one, torch.Tensor) and one.dtype in FLOATS)
-        other = inputs[at].float() * -1.25
-        if bool((inputs[at] >= 0).all()):
-            other = inputs[at].float().pow(3) / inputs[at].float().pow(3).sum(dim=-1, keepdim=True)
+        given = inputs[at].float()
+        other = torch.nn.functional.normalize(given**3, p=1, dim=-1) if bool((given >= 0).all()) else -1.25 * given
         return self.honest(*inputs[:at], other.to(inputs[at].dtype), *inputs[at + 1 :])
 
     def wrong_backends(self) -> dict[str, Backend]:
         """Return backends by what is wrong with them."""
-
-        def spoil(output: torch.Tensor) -> None:
-            if is_plain_float(output):
-                output.view(-1)[:1].fill_(float("nan"))
-
-        wrong = {
+        return {
             "zeros": self.changed(lambda output: output.zero_()),
             "last row skipped": self.changed(lambda output: output[-1:].zero_()),
             "wrong scale": self.wrong_scale,
         }
-        return wrong | ({"a NaN": self.changed(spoil)} if any(map(is_plain_float, self.baseline.outputs[0])) else {})
-
-
-def is_plain_float(output: torch.Tensor) -> bool:
-    return output.dtype.is_floating_point and output.dtype != torch.float4_e2m1fn_x2
