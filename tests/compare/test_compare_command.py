@@ -70,11 +70,3 @@ def test_the_workflow_of_the_guide_is_a_gate(tmp_path):
 def test_wrong_flags_are_misuse(flags, capsys):
     assert main(["compare", "a", "b", *flags]) == 2
     assert flags[0] in capsys.readouterr().err
-
-
-def test_repeats_time_each_solution_in_several_workers_and_teach_the_spread(root, tmp_path, capsys):
-    command = ["run", "--local", str(root), "--solutions", "double_python", "--repeat", "2", "--no-save-results"]
-    assert main([*command, "--devices", "cpu", "--iterations", "5", "--format", "json", "--quiet"]) == 0
-    (job,) = json.loads(capsys.readouterr().out)["jobs"]
-    assert (job["status"], job["interval"]) == ("PASSED", "workers")
-    assert list((tmp_path / "cache" / "spread").iterdir())

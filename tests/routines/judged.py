@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,36 @@ def make_case(routine: str, flags: str | None = None) -> Case:
     return table_entry.make_case(args)
 
 
-def run_of(solution: Solution) -> Callable[..., Any]:
-    """Return the function that a solution is called by."""
+def load(solution: Solution) -> dict[str, Any]:
+    """Return the names of a solution."""
     module: dict[str, Any] = {}
     exec(solution.sources[0].content, module)
-    return module["run"]
+    return module
+
+
+class Library:
+    """Stands in for flashinfer: counts calls. What reorders a matrix gives it back."""
+
+    calls = 0
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+
+    def __getattr__(self, name: str) -> Library:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Library(name)
+
+    def __call__(self, *given: Any, **_named: Any) -> Any:
+        Library.calls += 1
+        return given[0] if self.name.startswith(("shuffle", "reorder", "convert")) else self
+
+    def __iter__(self) -> Iterator[Library]:
+        return iter((self, self))
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_error: object) -> None: ...
 
 
 class JudgedRoutine:
@@ -48,11 +73,19 @@ class JudgedRoutine:
         self.job = Judging(material.definition, material.workload, root=root, num_trials=1, **check)
         self.baseline = self.job.baseline()
         self.inputs = self.baseline.inputs[0]
-        self.reference = run_of(material.solutions["torch"])
+        self.reference = load(material.solutions["torch"])["run"]
 
     def honest(self, *inputs: Any) -> list[torch.Tensor]:
         returned = self.reference(*inputs)
         return list(returned) if isinstance(returned, (list, tuple)) else [returned]
+
+    def calls_of(self, solution: Solution) -> int:
+        """Return how often a solution calls the library, which a stand-in plays."""
+        Library.calls, functions = 0, load(solution)
+        given = [one.clone() if isinstance(one, torch.Tensor) else one for one in self.inputs]
+        given += map(torch.zeros_like, self.baseline.outputs[0] if solution.spec.destination_passing_style else ())
+        functions["run"](*given, **functions.get("setup", lambda *_: {})(*given))
+        return Library.calls
 
     def status(self, function: Callable[..., Any]) -> str:
         """Judge a backend: PASSED, or how it is rejected."""

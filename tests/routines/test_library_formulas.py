@@ -10,7 +10,7 @@ import torch
 
 from flashinfer_bench.routines.case.materials import make_material
 from flashinfer_bench.routines.table import find_routine
-from tests.routines.judged import JudgedRoutine, make_case, run_of
+from tests.routines.judged import JudgedRoutine, load, make_case
 
 pytestmark = pytest.mark.cpu
 
@@ -45,7 +45,7 @@ def test_the_activation_scales_of_nvfp4_experts_are_scalars_as_the_library_asks(
     monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(fused_moe=moe, ActivationType=int))
     job = JudgedRoutine("cutlass_fused_moe", tmp_path, f"{EXPERTS} --top_k 2 --cutlass_variant nvfp4 {more}")
     material = make_material(find_routine("cutlass_fused_moe"), job.case, ["cutlass"])
-    run_of(material.solutions["cutlass"])(*job.inputs, torch.empty(4, 128, dtype=torch.bfloat16))
+    load(material.solutions["cutlass"])["run"](*job.inputs, torch.empty(4, 128, dtype=torch.bfloat16))
     assert [scale.ndim for scale in seen] == [0, 3, 1, 0, 3, 1]
 
 

@@ -32,8 +32,8 @@ def group_gemm_fp8_nt_groupwise(a, b, a_scale, b_scale, m_indptr):
 
 def bmm_fp8(a, b, a_scale, b_scale):
     """a [batch, m, k] times the transpose of b [batch, n, k], one factor each."""
-    products = [left.float() @ right.float().T * (a_scale * b_scale) for left, right in zip(a, b, strict=True)]
-    return torch.stack(products).to(getattr(torch, OUT_DTYPE))
+    dtype, scale = getattr(torch, OUT_DTYPE), a_scale * b_scale
+    return torch.stack([(x.float() @ y.float().T * scale).to(dtype) for x, y in zip(a, b, strict=True)])
 
 
 def mm_fp4(a, b, a_scale, b_scale, alpha):
