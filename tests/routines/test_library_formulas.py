@@ -15,26 +15,13 @@ from tests.routines.judged import JudgedRoutine, load, make_case
 pytestmark = pytest.mark.cpu
 
 EXPERTS = "--num_tokens 4 --hidden_size 128 --intermediate_size 128 --num_experts 4"
-CODES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
-
-
-def fp4_kernel(total, weight, global_scale, power):
-    """rmsnorm_fp4quant of CuTe-DSL: block scales are global_scale ** power times the largest value over 6."""
-    factor, wide = global_scale.double() ** power, total.double()
-    values = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6) * weight.double()
-    blocks = values.view(len(values), -1, 16)
-    scale = (factor * blocks.abs().amax(-1) / 6).clamp(max=448).float().to(torch.float8_e4m3fn)
-    sized = (blocks * (factor / scale.double())[..., None]).view(values.shape)
-    codes = (sized.abs()[..., None] - CODES).abs().argmin(-1) | (sized.signbit().long() << 3)
-    pairs = codes.to(torch.uint8).view(len(codes), -1, 2)
-    return [(pairs[..., 0] | (pairs[..., 1] << 4)).view(torch.float4_e2m1fn_x2), scale]
 
 
 def test_a_norm_multiplies_block_scales_by_the_global_one_and_uses_the_range_of_e4m3(tmp_path):
     job = JudgedRoutine("rmsnorm_fp4quant", tmp_path, "--batch_size 32 --hidden_size 1024 --use_global_scale")
-    statuses = [job.status(lambda *inputs, power=power: fp4_kernel(*inputs, power)) for power in (1, 0, -1)]
-    assert [status == "PASSED" for status in statuses] == [True, False, False]
-    scales = job.honest(*job.inputs)[1].float()
+    x, weight, factor = job.inputs
+    scales, plain = (job.honest(x, weight, one)[1].float() for one in (factor, factor**0))
+    assert torch.allclose(scales, plain * factor, rtol=0.13)  # both are rounded to e4m3
     assert 16 < float(scales.median()) < float(scales.max()) <= 448
 
 

@@ -107,12 +107,8 @@ def _check(fewest: int, most: int, kv_dtype: str, variance: float) -> Check:
 
 def _refuse(args: Namespace, kind: str, dims: tuple[int, int]) -> dict[str, Any]:
     """Return what backends cannot do on any GPU."""
-    heads, is_decode, is_ragged, has_page = (
-        f"head dimensions {dims[0]} and {dims[1]}",
-        kind == "decode",
-        kind == "ragged",
-        args.page_size in PAGE_SIZES,
-    )
+    heads, has_page = f"head dimensions {dims[0]} and {dims[1]}", args.page_size in PAGE_SIZES
+    is_decode = kind == "decode"
     refusals: dict[str, Any] = {
         "fa3": kind in ("paged", "ragged")
         and dims not in FA3_DIMS
@@ -125,7 +121,7 @@ def _refuse(args: Namespace, kind: str, dims: tuple[int, int]) -> dict[str, Any]
         and f"--q_dtype {args.q_dtype}: the library builds its graph for bfloat16",
         "cutlass": kind == "mla" and (args.s_qo > 1 or not has_page) and "one query a sequence, pages of 16 to 128",
     }
-    if is_ragged and dims not in ((192, 128), (128, 128)):
+    if kind == "ragged" and dims not in ((192, 128), (128, 128)):
         refusals["trtllm-native"] = f"{heads}: it has 192 and 128, or 128 and 128"
     elif is_decode and not has_page:
         refusals["trtllm-native"] = f"--page_size {args.page_size}: it has pages of 16, 32, 64 and 128"
@@ -138,6 +134,8 @@ def _refuse(args: Namespace, kind: str, dims: tuple[int, int]) -> dict[str, Any]
 
 def make_attention(args: Namespace, kind: str) -> Case:
     """Make a case of attention.
+
+    The rotated part of MLA's queries is drawn like the rest, so that a kernel that leaves it out is wrong.
 
     Args:
         args: the flags.
@@ -152,10 +150,8 @@ def make_attention(args: Namespace, kind: str) -> Case:
     alike = q == kv or (size_of(kv) == 1 and not is_ragged)
     require(alike, f"--kv_dtype {args.kv_dtype}: as --q_dtype; in a cache fp8, too")
     if is_mla:
-        vo, rotated = (
-            needed(args, "head_dim_ckv", " (512 in DeepSeek)"),
-            needed(args, "head_dim_kpe", " (64 in DeepSeek)"),
-        )
+        vo = needed(args, "head_dim_ckv", " (512 in DeepSeek)")
+        rotated = needed(args, "head_dim_kpe", " (64 in DeepSeek)")
         qk, scale = vo + rotated, 1 / math.sqrt(MLA_NOPE_DIM + rotated)
     else:
         qk = needed(args, "head_dim_qk")
