@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from flashinfer_bench.routines.case.materials import make_material
+from flashinfer_bench.routines.code import moe_torch
 from flashinfer_bench.routines.table import find_routine
 from tests.routines.judged import JudgedRoutine, load, make_case
 
@@ -44,3 +45,56 @@ def test_only_deepseeks_routing_adds_the_bias_and_reads_its_bytes(method, uses, 
     strong = torch.arange(len(bias), dtype=torch.float32) * 100
     assert torch.equal(job.honest(logits, bias, *rest)[0], job.honest(logits, strong, *rest)[0]) != uses
     assert (job.case.cost.bytes > make_case("trtllm_fp8_per_tensor_scale_moe", flags).cost.bytes) == uses
+
+
+def test_causal_attention_is_that_of_torch(tmp_path):
+    sizes = "--batch_size 2 --s_qo 4 --s_kv 9 --num_qo_heads 4 --num_kv_heads 2 --head_dim_qk 16 --causal"
+    job = JudgedRoutine("BatchPrefillWithRaggedKVCacheWrapper", tmp_path, sizes)
+
+    def run(*inputs):
+        q, k, v = (one.float().unflatten(0, (2, -1)).transpose(1, 2) for one in inputs[:3])
+        seen = torch.ones(4, 9, dtype=torch.bool).tril(5)
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, seen, enable_gqa=True)
+        return [out.transpose(1, 2).flatten(0, 1).to(torch.bfloat16)]
+
+    assert job.status(run) == "PASSED"
+
+
+@pytest.mark.parametrize("more", ["", "--interleave"])
+def test_rope_turns_pairs_like_complex_numbers(more, tmp_path):
+    sizes = "--batch_size 2 --seq_len 7 --num_qo_heads 4 --num_kv_heads 2 --head_dim 32"
+    job = JudgedRoutine("apply_rope_pos_ids", tmp_path, f"{sizes} {more}")
+
+    def turn(x, angle):
+        pairs = x.double().unflatten(-1, (-1, 2) if more else (2, -1))
+        turned = torch.view_as_complex((pairs if more else pairs.mT).contiguous()) * torch.polar(torch.ones(1), angle)
+        real = torch.view_as_real(turned)
+        return (real if more else real.mT).flatten(-2).to(x.dtype)
+
+    def run(q, k, pos_ids):
+        angle = pos_ids[:, None, None] * 1e4 ** (-torch.arange(16) / 16)
+        return [turn(q, angle), turn(k, angle)]
+
+    assert job.status(run) == "PASSED"
+
+
+def test_a_power_of_two_is_the_smallest_that_brings_its_block_within_the_limit(tmp_path):
+    job = JudgedRoutine("mxfp8_quantize", tmp_path, "--m 8 --k 128 --no_sf_swizzled_layout")
+    (x,) = job.inputs
+    codes, scales = job.honest(x)
+    factor = 2 ** (scales.view(8, 4, 1).double() - 127)
+    largest = (x.view(8, 4, 32) / factor).abs().amax(dim=-1)
+    assert bool(((largest > 224) & (largest <= 448)).all())
+    assert torch.allclose(codes.view(8, 4, 32).double() * factor, x.view(8, 4, 32).double(), rtol=2**-4, atol=1e-2)
+
+
+def test_deepseeks_experts_are_the_best_ones_of_the_best_groups(monkeypatch):
+    for name, value in {"N_GROUP": 4, "TOPK_GROUP": 2, "TOP_K": 3}.items():
+        monkeypatch.setattr(moe_torch, name, value)
+    scores, bias = torch.rand(20, 16), torch.rand(16)
+    found, weights = moe_torch.route_in_groups(scores, bias)
+    for row, chosen in zip((scores + bias).tolist(), found.tolist(), strict=True):
+        groups = sorted(range(4), key=lambda at: -sum(sorted(row[4 * at : 4 * at + 4])[-2:]))[:2]
+        experts = [one for one in range(16) if one // 4 in groups]
+        assert chosen == sorted(experts, key=lambda one: -row[one])[:3]
+    assert torch.allclose(weights, 2.5 * torch.nn.functional.normalize(scores.gather(1, found), p=1, dim=1))
