@@ -84,6 +84,7 @@ def whole(dtype, *values):
     ("expected", "got", "tolerance", "parts"),
     [
         (vector(1.0, 2.0), vector(1.0, NAN), MOSTLY, "1 of 2 elements are nan or inf"),
+        (vector(INF, 1.0), vector(-INF, INF), USUAL, "2 of 2 elements"),
         (vector(1, 1), vector(NAN, NAN), USUAL, "all 2 elements are nan, as those of an output that was never written"),
         (
             *(torch.ones(4, 5), NINE, USUAL),

@@ -96,7 +96,8 @@ def lose(value, at=2):
         (ROWS * 1e-4, ROWS * 0, USUAL, False),
         *((ROWS, lose(0.0), tolerance, False) for tolerance in (WIDE, None)),
         (lose(0.005 * ROWS[2]), lose(0.0), WIDE, True),  # a row far below the usual one
-        (ROWS[0, :1], ROWS[0, :1] * 0, None, False),
+        *((ROWS[0, :1], ROWS[0, :1] * 0, tolerance, bool(tolerance)) for tolerance in (Tolerance(3.0, 3.0), None)),
+        (ROWS.int(), ROWS.int() + 1, None, True),  # they have no norms
         (*BOOLS, USUAL, False),  # bytes that nobody wrote
         (1e-3 * ROWS, 1.3e-3 * ROWS, WIDE, False),  # held against its own norm, beside large calls
     ],
