@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flashinfer_bench.bench import Benchmark, BenchmarkConfig, context
-from flashinfer_bench.bench.benchmark import make_rules
+from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.events import JobStarted
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.baseline_cache import BaselineCache
@@ -35,34 +34,6 @@ def test_times_of_references_are_kept_between_runs_on_a_gpu_and_behind_walls(tmp
     hello = benchmark.context.greet(device, Rules(), needs_triton=False)
     assert hello.baselines == baselines
     assert str(BaselineCache(Path(hello.cache_root)).folder) in hello.hidden
-
-
-LIBRARY = "import flashinfer\ndef run(x):\n    return x * 2\n"
-
-
-@pytest.mark.parametrize(
-    ("source", "kind", "count", "has_walls", "cores"),
-    [
-        (LIBRARY, "cuda", 1, True, 1),
-        (HONEST, "cuda", 1, True, 1),
-        (LIBRARY, "cpu", 1, True, 1),
-        (LIBRARY, "cuda", 2, True, 1),
-        (LIBRARY, "cuda", 1, False, 1),
-        (LIBRARY, "cuda", 1, True, 0),
-    ],
-    ids=["usual", "no library", "a CPU", "two GPUs", "no walls", "few cores"],
-)
-def test_modules_are_compiled_ahead_where_that_can_be(
-    tmp_path, monkeypatch, request, source, kind, count, has_walls, cores
-):
-    benchmark = Benchmark(write_set(tmp_path, {"s": source}), BenchmarkConfig(devices=["cpu"]))
-    plan, devices = benchmark.plan(), [Device(kind, 0, "one", "GPU-1")] * count
-    monkeypatch.setattr(benchmark.context, "sandbox", SimpleNamespace(has_walls=has_walls, user="unchanged"))
-    monkeypatch.setattr(benchmark.context, "machine", SimpleNamespace(kind=kind, devices=devices))
-    monkeypatch.setattr(context, "spare_cores", lambda: [3] * cores)
-    rules = make_rules(benchmark.context, plan)
-    hello = benchmark.context.greet(devices[0], rules, needs_triton=False)
-    assert rules.compiles_ahead is hello.compiles_ahead is (request.node.callspec.id == "usual")
 
 
 @pytest.mark.cpu

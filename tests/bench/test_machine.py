@@ -12,7 +12,6 @@ from flashinfer_bench.bench.machine import (
     discover_devices,
     guess_kind,
     is_torch_cuda_build,
-    read_cpu_name,
 )
 from flashinfer_bench.errors import ConfigError
 
@@ -67,7 +66,7 @@ def test_all_gpus_are_used_with_their_numbers_and_capabilities():
     assert [(one.label, one.uuid) for one in devices] == [("cuda:0", A), ("cuda:1", B), ("cuda:2", C)]
     told = Machine((*devices, Device("cuda", 3, "NVIDIA B200", "GPU-2")), {})
     assert (told.kind, told.hardware, told.capabilities) == ("cuda", "NVIDIA B200 + NVIDIA H200", [(9, 0)])
-    assert Machine(discover(fails_at="DeviceGetCudaComputeCapability"), {}).capabilities == []
+    assert len(discover(fails_at="Shutdown")) == len(discover(fails_at="DeviceGetCudaComputeCapability")) == 3
 
 
 @pytest.mark.parametrize(
@@ -91,13 +90,6 @@ def test_gpus_are_numbered_by_their_pci_addresses_unless_cuda_may_count_otherwis
 )
 def test_without_a_usable_gpu_the_cpu_is_the_device(case):
     assert [(one.kind, one.label, one.uuid) for one in discover(**case)] == [("cpu", "cpu", "cpu")]
-
-
-def test_what_nvml_need_not_tell_is_not_needed(monkeypatch):
-    assert len(discover(fails_at="Shutdown")) == 3
-    assert discover(visible="MIG-1234", fails_at="DeviceGetHandleByUUID")[0].uuid == "MIG-1234"
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert discover_devices(None, environment={}, torch_has_cuda=lambda: True)[0].kind == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -147,11 +139,6 @@ def test_the_kind_of_devices_is_guessed_from_the_files_of_torch_and_the_nodes(
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     (tmp_path / node).touch()
     assert (is_torch_cuda_build(), guess_kind(tmp_path)) == (is_built, kind)
-
-
-def test_a_processor_has_a_name(tmp_path):
-    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: AMD EPYC 9654\n")
-    assert (read_cpu_name(tmp_path / "cpuinfo"), read_cpu_name(tmp_path / "none") != "") == ("AMD EPYC 9654", True)
 
 
 def test_planning_imports_no_torch():

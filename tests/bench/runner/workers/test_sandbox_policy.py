@@ -116,28 +116,3 @@ def test_where_its_user_could_not_come_to_its_folder_a_worker_stays_who_it_is(pl
     (place / "cache" / "jit").mkdir(parents=True)
     (place / "cache").chmod(0o700)
     assert open_maker(place, "own").make_policy(DIGEST, None, place / "given-1").user is None
-
-
-@pytest.mark.parametrize("is_new", [True, False])
-def test_helpers_are_lent_only_into_a_folder_that_no_worker_has_written_to(place, monkeypatch, is_new):
-    lent = []
-    monkeypatch.setattr(sandbox_policy, "lend_helpers", lambda folder: lent.append(folder) or [])
-    made = open_maker(place)
-    folder = made.folder(DIGEST)
-    if not is_new:
-        folder.mkdir(parents=True)
-        (folder / "triton").symlink_to(place)
-    made.make_policy(DIGEST, place / "artifact", place / "given-1")
-    assert lent == ([folder / "triton"] if is_new else [])
-
-
-def test_what_is_compiled_is_noted_where_no_worker_writes_for_these_versions_alone(place, monkeypatch):
-    made = open_maker(place)
-    made.mark_compiled(DIGEST)  # there is no folder yet
-    assert not made.is_compiled(DIGEST)
-    folder = Path(made.make_policy(DIGEST, None, place / "given-1").writable[0])
-    made.mark_compiled(DIGEST)
-    assert made.is_compiled(DIGEST)
-    assert not any(folder.iterdir())
-    monkeypatch.setattr(sandbox_policy.metadata, "version", lambda _package: "99")
-    assert not open_maker(place).is_compiled(DIGEST)
