@@ -1,16 +1,20 @@
 """The face of `Benchmark` that scripts rely on; what a run does is told by the other tests of this folder."""
 
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
-from flashinfer_bench.bench.events import JobStarted
+from flashinfer_bench.bench.events import JobFaulted, JobsAdded, JobStarted, RunStarted
 from flashinfer_bench.bench.machine import Device
+from flashinfer_bench.bench.progress_bar import progress_bar
 from flashinfer_bench.bench.runner.baseline_cache import BaselineCache
 from flashinfer_bench.bench.scheduler import Rules
 from tests.bench.small_runs import HONEST, QUICKLY, write_set
+from tests.cli.fake_engine import CPU, finished, make_jobs
 from tests.kit.processes import marked, wait_until_gone
 
 
@@ -59,3 +63,14 @@ def test_kept_sessions_serve_the_next_run_and_end_with_the_benchmark_or_when_idl
                 assert stays or wait_until_gone(alive) == []
             assert alive()
         assert wait_until_gone(alive) == []
+
+
+def test_a_bar_is_drawn_in_notebooks_alone_unless_it_is_asked_for(tmp_path, capsys):
+    jobs, drawn = make_jobs(tmp_path / "set"), StringIO()
+    events = [RunStarted((CPU,), 2), JobStarted(jobs[0], CPU), finished(jobs[0]), JobFaulted(jobs[1], "no device")]
+    console = Console(file=drawn, force_terminal=True, width=100)
+    for asked in ({"wanted": True, "console": console}, {}):
+        with progress_bar(**asked) as tell:
+            for event in (*events, JobsAdded(2)):
+                tell(event)
+    assert ("50%" in drawn.getvalue(), capsys.readouterr()) == (True, ("", ""))

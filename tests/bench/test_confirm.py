@@ -178,7 +178,9 @@ GPU, CPU = Device("cuda", 0, HERE, "GPU-0"), Device("cpu", 0, HERE, "cpu")
 
 
 def by_level(job, name):
-    return fields(LATENCY[name], job.assurance or "standard")
+    found = fields(LATENCY[name], job.assurance or "standard")
+    del found["environment"]  # it is the device's
+    return found
 
 
 def at_full(**found):

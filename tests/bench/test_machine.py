@@ -12,6 +12,7 @@ from flashinfer_bench.bench.machine import (
     discover_devices,
     guess_kind,
     is_torch_cuda_build,
+    read_cpu_name,
 )
 from flashinfer_bench.errors import ConfigError
 
@@ -90,6 +91,13 @@ def test_gpus_are_numbered_by_their_pci_addresses_unless_cuda_may_count_otherwis
 )
 def test_without_a_usable_gpu_the_cpu_is_the_device(case):
     assert [(one.kind, one.label, one.uuid) for one in discover(**case)] == [("cpu", "cpu", "cpu")]
+
+
+def test_without_nvml_the_cpu_is_the_device_and_has_a_name(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert discover_devices(None, environment={}, torch_has_cuda=lambda: True)[0].kind == "cpu"
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: AMD EPYC 9654\n")
+    assert (read_cpu_name(tmp_path / "cpuinfo"), read_cpu_name(tmp_path / "none") != "") == ("AMD EPYC 9654", True)
 
 
 @pytest.mark.parametrize(

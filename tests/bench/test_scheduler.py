@@ -6,7 +6,6 @@ import threading
 import pytest
 
 from flashinfer_bench.bench import context
-from flashinfer_bench.bench.events import JobFinished
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner import client
 from flashinfer_bench.compile import find_toolchain
@@ -14,7 +13,7 @@ from flashinfer_bench.data import TraceSet
 from tests.bench.played import PlayedSession, play
 from tests.bench.small_runs import HONEST, judge
 from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
-from tests.kit.native import EXPORT, make_native, pretend_compiler, until_there
+from tests.kit.native import make_native, pretend_compiler
 
 pytestmark = pytest.mark.cpu
 TOOLCHAIN = find_toolchain()
@@ -65,23 +64,6 @@ def test_a_device_that_another_run_has_keeps_nobody_waiting_who_can_use_another(
             yield None
 
     assert {one.device.label for one in run(make_solutions(1), 2, devices=2, ask=ask).finished} == {"cuda:1"}
-
-
-@needs_compiler
-def test_a_gpu_takes_what_is_built_while_the_rest_is_compiled_and_a_cpu_waits(run, tmp_path):
-    long, short = make_native("long", main=f"// {'x' * 90_000}\n{EXPORT}"), make_native("short")
-    waits = [until_there(tmp_path / f"verdict_{count}") for count in (4, 2)]
-    action = "if grep -q xxx main.cpp; then {}; else {}; fi".format(*waits)
-    count = iter(range(1, 9))
-
-    def note(event):
-        if isinstance(event, JobFinished):
-            (tmp_path / f"verdict_{next(count)}").touch()
-
-    done = run([short, make_solution("plain"), long], 2, action=action, note=note)
-    assert done.order == ["plain"] * 2 + ["short"] * 2 + ["long"] * 2
-    begun = run([make_native("other"), make_solution("plain")], 2, kind="cpu", action="sleep 0.3").sessions[0].begun
-    assert {one.name for one in begun[0].solutions.values()} >= {"other", "plain"}
 
 
 @needs_compiler

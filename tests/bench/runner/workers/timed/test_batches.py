@@ -8,6 +8,7 @@ from flashinfer_bench.bench.runner.workers.timed.batches import (
     BatchOverhead,
     BatchTimer,
     held_up_ns,
+    take_overhead,
 )
 from flashinfer_bench.bench.runner.workers.timed.reported_time import ClaimContradicted, Claimed, Confirmation
 from flashinfer_bench.errors import SolutionFailure
@@ -135,3 +136,8 @@ def test_a_batch_that_settles_the_claim_is_the_last_and_the_calls_of_the_best_ar
 )
 def test_what_a_call_waits_for_the_writes_of_the_one_before_is_no_cost_of_its_own(cost_ns, held_bytes, waits_ns):
     assert held_up_ns(cost_ns, 10_000, held_bytes, 1.0) == pytest.approx(waits_ns)
+
+
+def test_the_overhead_follows_from_empty_batches():
+    found = take_overhead(lambda calls: 1_000.0 * (300 + calls), lambda: None)
+    assert (found.request, found.call) == (pytest.approx(300_000.0), pytest.approx(1_000.0))
