@@ -99,7 +99,7 @@ def test_baselines_are_timed_while_no_solution_is_loaded(tmp_path):
     for size in "89":
         assert beside[size, False] >= 12
         # Of two solutions what is expected of their inputs, of calls that are compared, of odd ones and other regimes.
-        assert beside[size, True] <= 130
+        assert beside[size, True] <= 94
 
 
 WORKS = """
