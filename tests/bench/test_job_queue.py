@@ -146,10 +146,16 @@ def test_batches_of_a_resident_engine(jobs, batches):
     assert queue.remaining == 0
 
 
-@pytest.mark.parametrize("kinds", [("dear", "cheap"), ("d", "d")], ids=["dear and cheap jobs", "equal ones"])
-def test_shares_are_equal_by_seconds_also_for_a_submitter_who_comes_again_and_again(kinds):
-    queue, seconds = resident(",".join(f"{at} waits w{at} {kinds[0]}" for at in range(50))), Counter()
-    for number in range(40):
+@pytest.mark.parametrize(
+    ("kinds", "alone"),
+    [(("dear", "cheap"), 0), (("d", "d"), 0), (("d", "d"), 20)],
+    ids=["dear and cheap jobs", "equal ones", "a newcomer"],
+)
+def test_shares_are_equal_by_seconds_also_for_a_submitter_who_comes_again_and_again(kinds, alone):
+    queue, seconds = resident(",".join(f"{at} waits w{at} {kinds[0]}" for at in range(90))), Counter()
+    for _ in range(alone):
+        take(queue)
+    for number in range(20):
         resident(",".join(f"{1000 + 4 * number + at} comes c{number} {kinds[1]}" for at in range(4)), queue)
         for job in take(queue):
             seconds[job.index >= 1000] += SECONDS[job.definition.name]

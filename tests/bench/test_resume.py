@@ -91,7 +91,7 @@ CASES = [
     ([timed(0.0)], {"profile_baseline": False}, SKIP),
     ([timed(0.0), timed(2.0)], {}, SKIP),
     # A quick look is never resumed from; one that failed makes its job be done again.
-    ([look()], {}, QUICK_ONLY),
+    *(([look(marks)], {}, QUICK_ONLY) for marks in (QUICK, WANTED)),
     ([trace(), look(day=2)], {}, SKIP),
     ([trace(), look(status="TIMEOUT", day=2)], {}, "failed in a quick look"),
     ([trace(), look(status="TIMEOUT", day=2), look(day=3)], {}, SKIP),

@@ -218,3 +218,10 @@ def test_a_worker_that_hangs_does_not_recover(open_kernel):
         assert not failure.value.is_answer
         os.kill(kernel.worker.pid, signal.SIGKILL)
         assert not kernel.worker.does("recover")
+
+
+def test_the_time_limit_is_of_all_calls_together(open_kernel):
+    with open_kernel("import time\ndef run(x):\n    time.sleep(0.2)\n    return x", timeout_seconds=0.7) as kernel:
+        with pytest.raises(SolutionFailure, match="TIMEOUT"):
+            for _ in range(9):
+                kernel(X)

@@ -61,11 +61,13 @@ def test_modules_on_the_import_path_and_what_variables_name_are_read_but_no_home
     assert is_readable(tmp_path / path, readable) is is_read
 
 
-def test_what_is_hidden_is_left_out_of_a_folder_that_is_read(tmp_path):
-    write(tmp_path, "a/b/secret/x", "a/open", "c")
-    hidden = [str(tmp_path / "a/b/secret"), "/elsewhere"]
-    assert carve(str(tmp_path), hidden) == [str(tmp_path / "a/open"), str(tmp_path / "c")]
-    assert carve(str(tmp_path / "a/b/secret"), [str(tmp_path / "a")]) == []
+def test_what_is_hidden_is_left_out_of_a_folder_that_is_read_also_behind_a_link(tmp_path):
+    write(tmp_path, "work/module.py", "work/secret/key.py")
+    (tmp_path / "link").symlink_to(tmp_path / "work")
+    hidden = [str(tmp_path / "link/secret"), "/elsewhere"]
+    readable = find_readable({}, hidden=hidden, import_path=[str(tmp_path / "work")])
+    assert [is_readable(tmp_path / "work" / path, readable) for path in ("module.py", "secret/key.py")] == [True, False]
+    assert carve(str(tmp_path / "work/secret"), [str(tmp_path / "work")]) == []
 
 
 @pytest.fixture
