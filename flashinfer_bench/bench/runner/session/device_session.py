@@ -7,6 +7,7 @@ expected outputs. No solution runs here. `workers/pool.py` starts and ends worke
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -299,6 +300,7 @@ class DeviceSession:
         if isinstance(outcome, SolutionFailure):
             is_kept = outcome.is_answer and self._pool.recover() and is_kept
             ran_out = outcome.ran_out
+            job.notes |= {"timeout": outcome.timeout} if outcome.timeout is not None else {}
         elif self._printed[1].strip():
             job.notes[PRINTED] = len(self._printed[1].encode("utf-8", "replace"))
         if not is_kept:
@@ -310,11 +312,18 @@ class DeviceSession:
         return JobResult(outcome, "".join(self._printed), extra, ran_out)
 
     def _judge_in_workers(self, job: JobContext) -> JobOutcome:
-        """Judge the solution; once more if a context was slow, or if a signal from outside ended its worker."""
-        kills, killed, loads = count_memory_kills(), None, job.block.broken_loads
+        """Judge the solution; once more if a context was slow, a signal ended its worker, or memory did not do.
+
+        What the job before has held may have been there still.
+        """
+        kills, killed, loads, was_full = count_memory_kills(), None, job.block.broken_loads, False
         while True:
             try:
                 return self._judge(job)
+            except OUT_OF_MEMORY:
+                if was_full:
+                    raise
+                was_full = True
             except SlowContext:
                 self._pool.end_slow()
             except SlowReference:
@@ -330,6 +339,9 @@ class DeviceSession:
                         loads[job.solution.digest] = failure
                     raise failure from None
                 killed = latest
+            if was_full:  # the error, which holds the job's tensors, is gone by now
+                gc.collect()
+                self._give_memory_back()
 
     def _judge(self, job: JobContext) -> JobOutcome:
         block, evaluator = job.block, job.block.evaluator
@@ -381,6 +393,8 @@ class DeviceSession:
             input_names=list(definition.inputs),
             outputs=job.output_specs(),
             timeout_seconds=self._hello.timeout_seconds,
+            call_timeout_seconds=self._hello.call_timeout_seconds,
+            reference_s=(baseline.mean_latency_ms or 0.0) / 1e3,
             plan=plan_solution(self._hello, job),
             vary=job.vary_secretly(derive_seed(job.order.seed, "contents")),
             in_out_inputs=written,
