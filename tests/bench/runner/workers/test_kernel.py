@@ -221,7 +221,7 @@ def test_a_worker_that_hangs_does_not_recover(open_kernel):
 
 
 def test_the_time_limit_is_of_all_calls_together(open_kernel):
-    with open_kernel("import time\ndef run(x):\n    time.sleep(0.2)\n    return x", timeout_seconds=0.7) as kernel:
+    with open_kernel("import time\ndef run(x):\n    time.sleep(0.2)\n    return x * 2", timeout_seconds=0.7) as kernel:
         with pytest.raises(SolutionFailure, match="TIMEOUT"):
             for _ in range(9):
                 kernel(X)
