@@ -4,7 +4,7 @@ import pytest
 
 from flashinfer_bench.bench.planning.resume import fingerprint
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.sets.latest import find_latest
+from flashinfer_bench.data.sets.results import find_latest
 from flashinfer_bench.report.summary import best_by_definition, best_by_workload
 from tests.kit import make_trace
 

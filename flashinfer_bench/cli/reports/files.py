@@ -133,7 +133,7 @@ def execute_merge(args: Namespace) -> int:
     from flashinfer_bench.bench.tolerances import (
         merge_tolerances,  # both take a tenth of a second, which no table needs
     )
-    from flashinfer_bench.data.store.new_sets import merge_sets
+    from flashinfer_bench.data.sets.merge import merge_sets
 
     parts = [TraceSet.from_path(folder) for folder in named_folders(args)]
     errors = [issue for part in parts for issue in part.issues if issue.severity == "error"]

@@ -23,7 +23,7 @@ from flashinfer_bench.cli.render import (
 )
 from flashinfer_bench.cli.verdicts import DAGGER
 from flashinfer_bench.data.measurement import NOT_CONFIRMED
-from flashinfer_bench.data.sets.latest import parse_time
+from flashinfer_bench.data.sets.results import parse_time
 from flashinfer_bench.report.decision import FASTER, SLOWER
 from flashinfer_bench.report.intervals import MeanRatio
 from flashinfer_bench.report.verdict import to_one_line

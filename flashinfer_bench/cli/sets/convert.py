@@ -12,7 +12,7 @@ from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format
 from flashinfer_bench.cli.render import count, write_result
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.store.new_sets import convert_set
+from flashinfer_bench.data.sets.merge import convert_set
 from flashinfer_bench.errors import DataSetError
 
 NOUNS: Final = ("definition", "solution", "workload", "trace", "blob")
