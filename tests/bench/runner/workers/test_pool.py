@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from flashinfer_bench.base.bounded_log import BoundedLog
 from flashinfer_bench.bench.runner.workers import pool as worker_pool
@@ -140,3 +141,17 @@ def test_what_is_started_and_ended(play, kinds, given, script, workers):
 def test_a_worker_that_somebody_waits_for_and_does_not_start_is_a_fault_with_what_it_said(play):
     with pytest.raises(DeviceFault, match="no room for a context"):
         play("take d", "slow dead", best=FAST)
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "gib", "free_gib", "starting", "most"),
+    [("cuda", 2, 141, 140, 1, 8), ("cuda", 64, 141, 10, 4, 3), ("cpu", 8, 6, 6, 1, 1)],
+)
+def test_warm_workers_are_bounded_by_cores_and_memory(monkeypatch, device, cores, gib, free_gib, starting, most):
+    monkeypatch.setattr(worker_pool, "recently_free_bytes", lambda _device: free_gib << 30)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(worker_pool, "total_bytes", lambda _device: gib << 30)
+    monkeypatch.setattr(worker_pool, "usable_cores", lambda: cores)
+    pool = open_pool(device)
+    pool._has_started = True
+    assert (pool._most_starting(pool._most_warm()), pool._most_warm()) == (starting, most)

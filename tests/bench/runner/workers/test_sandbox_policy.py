@@ -62,12 +62,12 @@ def test_modules_on_the_import_path_and_what_variables_name_are_read_but_no_home
 
 
 def test_what_is_hidden_is_left_out_of_a_folder_that_is_read_also_behind_a_link(tmp_path):
-    write(tmp_path, "work/module.py", "work/secret/key.py")
-    (tmp_path / "link").symlink_to(tmp_path / "work")
-    hidden = [str(tmp_path / "link/secret"), "/elsewhere"]
-    readable = find_readable({}, hidden=hidden, import_path=[str(tmp_path / "work")])
-    assert [is_readable(tmp_path / "work" / path, readable) for path in ("module.py", "secret/key.py")] == [True, False]
-    assert carve(str(tmp_path / "work/secret"), [str(tmp_path / "work")]) == []
+    site = tmp_path / "site-packages"
+    write(site, "module.py", "secret/key.py")
+    (tmp_path / "link").symlink_to(site)
+    readable = find_readable({}, hidden=[str(tmp_path / "link/secret"), "/elsewhere"], import_path=[str(site)])
+    assert [is_readable(site / path, readable) for path in ("module.py", "secret/key.py")] == [True, False]
+    assert carve(str(site / "secret"), [str(site)]) == []
 
 
 @pytest.fixture
@@ -118,3 +118,13 @@ def test_where_its_user_could_not_come_to_its_folder_a_worker_stays_who_it_is(pl
     (place / "cache" / "jit").mkdir(parents=True)
     (place / "cache").chmod(0o700)
     assert open_maker(place, "own").make_policy(DIGEST, None, place / "given-1").user is None
+
+
+def test_what_is_compiled_is_noted_where_no_worker_writes(place):
+    made = open_maker(place)
+    made.mark_compiled(DIGEST)  # there is no folder yet
+    assert not made.is_compiled(DIGEST)
+    folder = Path(made.make_policy(DIGEST, None, place / "given-1").writable[0])
+    made.mark_compiled(DIGEST)
+    assert made.is_compiled(DIGEST)
+    assert not any(folder.iterdir())
