@@ -37,6 +37,10 @@ def lost(x, w):
     return (x @ w).index_copy(0, torch.tensor(3), (x @ w)[4:5])
 
 
+def with_a_row(by):
+    return lambda x, w: x @ w * 1e-4 * torch.where(torch.arange(len(x)) == 3, by, 1.0)[:, None]
+
+
 LOOSE = {"required_matched_ratio": 0.95, "extra": {"max_error_norm": 0.3}}
 
 
@@ -44,6 +48,8 @@ LOOSE = {"required_matched_ratio": 0.95, "extra": {"max_error_norm": 0.3}}
     ("body", "solution", "settings", "switch", "evidence"),
     [
         (SMALL, coarse, {}, None, None),
+        (SMALL, with_a_row(1.09), {}, None, None),
+        (SMALL, with_a_row(1.11), {}, "norm_rule", {"row": 3}),
         (SMALL, lambda x, w: x.new_zeros(len(x), 48), {}, "norm_rule", {"limit": 0.1}),
         (SMALL, lambda x, w: 2e-4 * (x[:, ::2] @ w[::2]), {}, "norm_rule", {"limit": 0.1}),  # values below atol
         (
