@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flashinfer_bench.cli.args import Output, is_wildcard
+from flashinfer_bench.cli.args import Output
 from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.data import Solution, TraceSet
 from flashinfer_bench.data.entry import check_entry
@@ -51,9 +51,7 @@ def take_drafts(args: argparse.Namespace, trace_set: TraceSet) -> list[Draft]:
 
 def read_hints(args: argparse.Namespace) -> DraftHints:
     """Return what the flags of a command say of a source."""
-    definitions, authors = (
-        [name for name in getattr(args, flag, ()) if not is_wildcard(name)] for flag in ("definitions", "authors")
-    )
+    definitions, authors = getattr(args, "definitions", []), getattr(args, "authors", [])
     return DraftHints(
         definition=definitions[0] if len(definitions) == 1 else None,
         entry=args.entry,

@@ -7,7 +7,7 @@ imports the engine when it is called: the help waits for nothing. `args.argv` is
 from __future__ import annotations
 
 import gc
-import importlib
+import importlib.util
 import logging
 import os
 import re
@@ -19,8 +19,7 @@ from types import ModuleType
 from typing import Final
 
 from flashinfer_bench import __version__
-from flashinfer_bench.cli.exit_codes import INTERRUPTED
-from flashinfer_bench.cli.output import open_streams, start_log, write_err, write_problems
+from flashinfer_bench.cli.output import INTERRUPTED, open_streams, start_log, write_err, write_out, write_problems
 from flashinfer_bench.cli.parser import PROGRAM, Parser, describe_unknown_arguments
 from flashinfer_bench.errors import FlashInferBenchError, Misuse
 
@@ -41,7 +40,7 @@ COMMANDS: Final = {
     "new": ("edit.new", "write a skeleton to begin with"),
     "validate": ("sets.validate", "show everything wrong with a trace set"),
     "validate-render": ("sets.validate", "show a report of validate"),
-    "config": ("config_show", "show settings"),
+    "config": ("settings", "show settings"),
     "report": ("report", "make tables of traces"),
     "compare": ("compare", "say whether one solution is faster than another, and how sure that is"),
     "cache": ("machine.cache", "look after what is built"),
@@ -52,11 +51,11 @@ COMMANDS: Final = {
     "repro": ("edit.repro", "show why a verdict is what it is: its call in files"),
     "inspect": ("machine.inspect", "look at one call of a solution with ncu or compute-sanitizer"),
     "doctor": ("machine.doctor", "tell what this machine can measure"),
-    "completion": ("completion", "print a script that completes commands in a shell"),
+    "completion": ("entry", "print a script that completes commands in a shell"),
     "serve": ("resident.serve", "judge what clients submit over HTTP"),
     "submit": ("resident.clients", "submit a solution to a server"),
     "top": ("resident.clients", "show what a server is doing"),
-    PERF: ("perf.command", "time FlashInfer's kernels"),
+    PERF: ("perf.flags", "time FlashInfer's kernels"),
 }
 """First word of each command, in the order of the help → its module below this package, and its line of the help."""
 
@@ -113,13 +112,12 @@ def make_parser(argv: Sequence[str]) -> Parser:
     parser = Parser(prog=PROGRAM)
     parser.describe(
         "Decide whether GPU kernels are right and how fast they are: run the solutions of a trace set.",
-        example=f"{PROGRAM} run --local flashinfer-trace",
+        example="run --local flashinfer-trace",
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
-    commands = parser.add_commands()
     typed = next((argument for argument in argv if not argument.startswith("-")), None)
     for word, (_, text) in COMMANDS.items():
-        added = commands.add_parser(word, help=text, add_help=word != PERF)
+        added = parser.add_command(word, text, add_help=word != PERF)
         if word == typed and word != PERF:
             getattr(import_command(word), f"declare_{word.replace('-', '_')}")(added)
     return parser
@@ -134,6 +132,27 @@ def complete() -> None:
     if words[:1] == [PERF]:
         import_command(PERF).declare_perf(parser.children()[PERF])  # it usually parses its own
     argcomplete.autocomplete(parser)
+
+
+def declare_completion(parser: Parser) -> None:
+    """Add the help and the arguments of the command."""
+    parser.describe(
+        'Print a script that completes commands, flags, and names of a set. bash and zsh: eval "$(… completion bash)"\n'
+        "in the shell's own file; fish: … completion fish > ~/.config/fish/completions/flashinfer-bench.fish.",
+        example="completion bash",
+        execute=print_completion,
+    )
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="which shell")
+
+
+def print_completion(args: Namespace) -> int:
+    """Print the script."""
+    if importlib.util.find_spec("argcomplete") is None:
+        raise Misuse("completion needs argcomplete: pip install argcomplete")
+    from argcomplete.shell_integration import shellcode
+
+    write_out(shellcode([PROGRAM], shell=args.shell) + "\n")
+    return 0
 
 
 def import_command(word: str) -> ModuleType:

@@ -21,8 +21,7 @@ import torch
 from flashinfer_bench.base.files.held_folders import temporary_folder
 from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance, find_beyond
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
-from flashinfer_bench.cli.exit_codes import FAILED, RAN
-from flashinfer_bench.cli.output import write_out
+from flashinfer_bench.cli.output import FAILED, RAN, write_out
 from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.cli.perf.results import ResultFiles, introduce, make_row, report
 from flashinfer_bench.roofline.peaks import describe_time
@@ -91,10 +90,10 @@ def time_rounds(
     rank, ranks, args, case = communicator.Get_rank(), communicator.Get_size(), request.args, request.case
     assert case is not None  # it has been made
     reference: dict[str, Any] = {}
-    exec(request.made.definition.reference, reference)
+    exec(request.material.definition.reference, reference)
     with temporary_folder("perf") as root:
-        write_material(Path(root), request.made)
-        maker = InputMaker(request.made.definition, request.made.workload, device, Path(root))
+        write_material(Path(root), request.material)
+        maker = InputMaker(request.material.definition, request.material.workload, device, Path(root))
         inputs = maker.make(args.random_seed)
     hidden, ids, factors = (part[rank] for part in inputs[:3])
     wanted, payload = reference["run"](*inputs)[rank], reference["pack"](hidden)
@@ -211,7 +210,7 @@ def report_ranks(
     """
     args, files = request.args, ResultFiles(session.output_path, session.json_path)
     args.refcheck |= args.validate
-    costs = count_phases(args, request.made_case.inputs["token_selected_experts"].value)
+    costs = count_phases(args, request.case.inputs["token_selected_experts"].value)
     lines, status = [*introduce(request, place)], "mismatch" if problems else "passed"
     for phase, taken in [*times.items()][: None if args.per_phase_timing else 1]:
         cost, took = costs[phase], median(taken)

@@ -9,18 +9,18 @@ then gets no more rows, the session goes on, and the command ends with 1.
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import combinations
+from collections.abc import Iterable, Iterator
 from itertools import count as count_up
 from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.base.files.writing import open_to_replace
-from flashinfer_bench.cli.args import Output, find_output
+from flashinfer_bench.cli.args import find_output
 from flashinfer_bench.cli.output import write_err, write_problems
 from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.data import Evaluation, EvaluationStatus
@@ -115,7 +115,7 @@ def make_judged(
         facts["max_absolute_error"] = evaluation.correctness.max_absolute_error
         facts["max_relative_error"] = evaluation.correctness.max_relative_error
     if median is not None:
-        found = describe_time(request.made_case.cost, evaluation.environment.hardware, median) or {}
+        found = describe_time(request.case.cost, evaluation.environment.hardware, median) or {}
         facts |= {"too_fast": ""} if "share" in found else {}
         facts |= {ROOFLINE.get(name, name): fact for name, fact in found.items()}
     record = (evaluation.extra or {}).get("measurement")
@@ -161,10 +161,10 @@ def introduce(request: Request, place: Platform) -> Iterator[str]:
         return
     if request.ignored:
         yield f"[WARNING] Line {request.line}: without effect: {', '.join(request.ignored)}; {OF_THE_SESSION}"
-    case, args, name = request.made_case, request.args, request.named
+    case, args = request.case, request.args
     if args.verbose >= 1:
         yield f"[INFO] args = {args}"
-        yield f"[INFO] Running test{''.join(part[:1].upper() + part[1:] for part in name.split('_'))}"
+        yield f"[INFO] Running test{''.join(part[:1].upper() + part[1:] for part in request.named.split('_'))}"
         yield f"[INFO] FlashInfer version: {place.versions.get(LIBRARY, 'not installed')}"
     if args.verbose >= 2:
         yield f"[VVERBOSE] gpu_name = '{place.device.replace(' ', '_')}'"
@@ -172,8 +172,6 @@ def introduce(request: Request, place: Platform) -> Iterator[str]:
         yield CUPTI_DEPRECATED
     if args.generate_repro_command:
         yield f"[INFO] To reproduce this test case, run the following command: {args.repro_command}"
-    for typed, meant in request.renamed.items():
-        yield f"[INFO] {typed} for routine {name} means {meant}"
     yield from (f"[WARNING] {reason}" for reason in request.skipped.values())
     if not request.backends:
         yield "[ERROR] No backends to test. Exiting."
@@ -183,7 +181,7 @@ def introduce(request: Request, place: Platform) -> Iterator[str]:
     if args.verbose >= 1:
         yield from (f"[VERBOSE] {line}" for line in case.notes)
     if args.verbose >= 2:
-        yield from (f"[VVERBOSE] {line}" for line in describe_case(case, request.made.definition.reference))
+        yield from (f"[VVERBOSE] {line}" for line in describe_case(case, request.material.definition.reference))
 
 
 def report(row: Row) -> Iterator[str]:
@@ -221,21 +219,6 @@ def perf_line(row: Row) -> str:
     )
 
 
-def check_paths(paths: Mapping[str, str | None]) -> None:
-    """Refuse one file for two flags: one would overwrite the other. A device, such as /dev/null, is allowed.
-
-    Args:
-        paths: each flag with its file.
-
-    Raises:
-        Misuse: two flags name one file, maybe by different paths.
-    """
-    given = [(flag, Path(path).resolve()) for flag, path in paths.items() if path is not None]
-    for (first, one), (second, other) in combinations(given, 2):
-        if one == other and not one.is_char_device():
-            raise Misuse(f"{first} and {second} name the same file: {paths[second]}")
-
-
 class ResultFiles:
     """Appends rows to the named files. A file that holds something already is first moved aside, and that is told.
 
@@ -244,31 +227,30 @@ class ResultFiles:
     """
 
     def __init__(self, output_path: str | None, json_path: str | None) -> None:
-        self._files: dict[Path, Output] = {}
+        self._open: dict[Path, int] = {}
         self._csv = Path(output_path) if output_path and not output_path.endswith(".jsonl") else None
         self.lost: set[Path] = set()
         """The files that lack rows."""
         for path in map(Path, filter(None, (output_path, json_path))):
             try:
-                output = self._files[path] = find_output(path)
+                place = find_output(path)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 _move_aside(path)
-                with os.fdopen(open_to_replace(output.path, root=output.root), "wb") as handle:
-                    handle.write(_csv_line(COLUMNS) if path == self._csv else b"")
+                self._open[path] = open_to_replace(place.path, root=place.root)
+                _append(self._open[path], _csv_line(COLUMNS) if path == self._csv else b"")
             except OSError as error:
                 raise Misuse(f"{path}: cannot be written: {error}") from None
 
     def add(self, row: Row) -> None:
         """Write a row to every file that lacks no earlier row."""
-        for path in self._files.keys() - self.lost:
+        for path in self._open.keys() - self.lost:
             try:
-                self._files[path].append(
-                    to_csv(row) if path == self._csv else f"{json.dumps(_finite(row), allow_nan=False)}\n".encode()
-                )
+                line = f"{json.dumps(_finite(row), allow_nan=False)}\n".encode()
+                _append(self._open[path], to_csv(row) if path == self._csv else line)
             except OSError as error:
                 self.lost.add(path)
-                said = f"a row cannot be written, and none after it will be: {error.strerror}"
-                write_problems(f"{path}: {said}; {LOSS_HINT}")
+                why = f"a row cannot be written, and none after it will be: {error.strerror}"
+                write_problems(f"{path}: {why}; {LOSS_HINT}")
 
     def drop_empty_columns(self) -> None:
         """Write the CSV once more, without the columns that no row fills."""
@@ -278,7 +260,14 @@ class ResultFiles:
             head, *rows = csv.reader(handle)
         kept = [at for at in range(len(head)) if any(row[at] for row in rows) or not rows]
         text = b"".join(_csv_line(row[at] for at in kept) for row in (head, *rows))
-        self._files[self._csv].write(text.decode())
+        find_output(self._csv).write(text.decode())
+
+
+def _append(file: int, data: bytes) -> None:
+    size = os.fstat(file).st_size
+    if os.write(file, data) != len(data):
+        os.ftruncate(file, size)
+        raise OSError(errno.ENOSPC, "the disk took only part of it")
 
 
 def _move_aside(path: Path) -> None:

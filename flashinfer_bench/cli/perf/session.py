@@ -26,15 +26,13 @@ from flashinfer_bench.bench.events import JobFaulted, JobFinished, Notice
 from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.bench.runner.sandbox import find_sandbox
 from flashinfer_bench.bench.tolerances import read_tolerances
-from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
-from flashinfer_bench.cli.output import one_interrupt, write_err, write_out
+from flashinfer_bench.cli.output import FAILED, INTERRUPTED, RAN, one_interrupt, write_err, write_out
 from flashinfer_bench.cli.perf.ahead import compile_ahead
 from flashinfer_bench.cli.perf.cases import Request, read_requests
 from flashinfer_bench.cli.perf.flags import split_session
 from flashinfer_bench.cli.perf.results import (
     ResultFiles,
     Row,
-    check_paths,
     introduce,
     is_failure,
     make_judged,
@@ -67,7 +65,6 @@ def run_session(argv: Sequence[str]) -> int:
         raise Misuse("--resume looks for what is recorded: say where with --save_trace_set DIR")
     if session.retry_timeouts and not session.resume:
         raise Misuse("--retry_timeouts changes what --resume leaves out: give --resume too")
-    check_paths({f"--{name}": getattr(session, name) for name in ("testlist", "output_path", "json_path")})
     devices = discover_devices(session.devices or None)
     place = find_platform(devices[0].name, devices[0].capability)
     requests = read_requests(rest, session.testlist, place)
@@ -89,7 +86,7 @@ def run_session(argv: Sequence[str]) -> int:
                 results.tell(request)
         kept = [one for one in requests if one.material is not None and (one.backends or session.save_trace_set)]
         for request in kept:
-            write_material(root, request.made)
+            write_material(root, request.material)
         if session.save_trace_set:
             write_tolerances(root, kept)
         reason = "it was not run"
@@ -121,7 +118,7 @@ def write_tolerances(root: Path, requests: Sequence[Request]) -> None:
         ConfigError: the file that is there cannot be used.
         DataSetError: it cannot be written.
     """
-    own = {one.definition: one.made_case.check.settings() for one in requests}
+    own = {one.definition: one.case.check.settings() for one in requests}
     path = root / TOLERANCES_FILE
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -176,7 +173,7 @@ def in_groups(requests: Sequence[Request]) -> list[list[Request]]:
 
 
 def _run_group(results: Results, group: Sequence[Request], session: argparse.Namespace, root: Path) -> None:
-    asked = {(one.definition, one.made.solutions[name].name): (one, name) for one in group for name in one.backends}
+    asked = {(one.definition, one.material.solutions[name].name): (one, name) for one in group for name in one.backends}
 
     def fail(definition: str, solution: str | None, reason: str) -> None:
         for key, (request, backend) in asked.items():
@@ -207,11 +204,11 @@ def _run_group(results: Results, group: Sequence[Request], session: argparse.Nam
 def make_trace_set(group: Sequence[Request], root: Path, *, is_resumed: bool) -> TraceSet:
     """Return the trace set of a group's cases, in their order; in a resumed session with their recorded verdicts."""
     recorded = TraceSet.from_path(root).traces if is_resumed else {}
-    made = {request.definition: request.made for request in group}
+    made = {request.definition: request.material for request in group}
     return TraceSet(
         root=root,
         definitions={name: one.definition for name, one in made.items()},
-        solutions={one.definition: [one.made.solutions[backend] for backend in one.backends] for one in group},
+        solutions={one.definition: [one.material.solutions[backend] for backend in one.backends] for one in group},
         workloads={name: [Trace(definition=name, workload=one.workload)] for name, one in made.items()},
         traces={name: recorded.get(name, []) for name in made},
     )
@@ -221,7 +218,7 @@ def make_config(group: Sequence[Request], session: argparse.Namespace) -> Benchm
     """Return the configuration of one run of the engine."""
     sections = {}
     for request in group:
-        args, judged = request.args, request.made_case.check.settings()
+        args, judged = request.args, request.case.check.settings()
         if not args.refcheck or args.allow_output_mismatch:
             judged["extra"][MEASURE_REJECTED] = True
         sections[request.definition] = {**judged, "warmup_runs": args.dry_run_iters, "iterations": args.num_iters}

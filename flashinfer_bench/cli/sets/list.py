@@ -7,29 +7,29 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from flashinfer_bench.cli.args import choose_definitions, open_trace_set, refuse_unknown
-from flashinfer_bench.cli.parser import PROGRAM, NameList, Parser, add_format, add_local, add_names
-from flashinfer_bench.cli.render import render_rows, write_result
+from flashinfer_bench.cli.parser import NameList, Parser, add_flags, add_format, add_local, add_names
+from flashinfer_bench.cli.tables import lay_out, write_result
 from flashinfer_bench.errors import Misuse
 
 TABLES: Final = {
     "definitions": {
-        "Definition": "name",
-        "Op type": "op_type",
-        "Workloads": "workloads",
-        "Solutions": "solutions",
-        "Traces": "traces",
+        "Definition": "{name}",
+        "Op type": "{op_type}",
+        "#Workloads": "{workloads}",
+        "#Solutions": "{solutions}",
+        "#Traces": "{traces}",
     },
     "evaluators": {
-        "Definition": "definition",
-        "Op type": "op_type",
-        "Evaluator": "name",
-        "From": "origin",
-        "Why": "why",
+        "Definition": "{name}",
+        "Op type": "{op_type}",
+        "Evaluator": "{evaluator[name]}",
+        "From": "{evaluator[origin]}",
+        "Why": "{evaluator[why]}",
     },
-    "solutions": {"Solution": "name", "Definition": "definition", "Author": "author", "Language": "language"},
-    "workloads": {"Workload": "uuid", "Definition": "definition", "Axes": "axes"},
+    "solutions": {"Solution": "{name}", "Definition": "{definition}", "Author": "{author}", "Language": "{language}"},
+    "workloads": {"Workload": "{uuid}", "Definition": "{definition}", "Axes": "{axes}"},
 }
-"""Each list → headings of its table → keys of its rows."""
+"""Each list → its table."""
 
 
 def declare_list(parser: Parser) -> None:
@@ -37,7 +37,7 @@ def declare_list(parser: Parser) -> None:
     parser.describe(
         "List the definitions with their op type and how many workloads, solutions and traces they have.\n"
         "Or list the solutions, or the workloads, of these definitions.",
-        example=f"{PROGRAM} list --local flashinfer-trace --op-types gemm rmsnorm",
+        example="list --local flashinfer-trace --op-types gemm rmsnorm",
         execute=execute,
     )
     add_local(parser)
@@ -48,8 +48,11 @@ def declare_list(parser: Parser) -> None:
     parser.add_argument("--solutions", "--solution", nargs="*", action=NameList, metavar="NAME", help=listed)
     sized = "list workloads: uuids and sizes"
     parser.add_argument("--workloads", "--workload", dest="lists_workloads", action="store_true", help=sized)
-    parser.add_argument("--evaluators", action="store_true", help="which evaluator judges each definition, and why")
-    parser.add_argument("--config", metavar="FILE", help="with --evaluators: the run's file, for its evaluator_modules")
+    flags = {
+        "--evaluators": "which evaluator judges each definition, and why",
+        "--config FILE": "with --evaluators: the run's file, for its evaluator_modules",
+    }
+    add_flags(parser, flags)
     add_names(parser, "--evaluator-modules", "with --evaluators: modules with evaluators of your own")
     add_format(parser)
 
@@ -62,43 +65,36 @@ def execute(args: Namespace) -> int:
         raise Misuse("--solutions, --workloads and --evaluators are lists of their own: give one of them")
     trace_set = open_trace_set(args)
     definitions = choose_definitions(trace_set, args)
-    document: dict[str, Any] = {}
+    solutions, workloads = trace_set.solutions, trace_set.workloads
+    kind, document, rows = "definitions", dict[str, Any](), list[dict[str, Any]]()
     if args.solutions is not None:
-        kind, there = "solutions", [item for group in trace_set.solutions.values() for item in group]
-        authors = getattr(args, "authors", None)
+        kind, authors = "solutions", getattr(args, "authors", [])
+        known = [item for group in solutions.values() for item in group]
         refuse_unknown(
-            ("solution", args.solutions, {item.name for item in there}),
-            ("author", authors, {item.author for item in there}),
+            ("solution", args.solutions, {item.name for item in known}),
+            ("author", authors, {item.author for item in known}),
         )
+        for item in (item for definition in definitions for item in solutions.get(definition.name, [])):
+            if item.name in (args.solutions or [item.name]) and item.author in (authors or [item.author]):
+                row = {key: getattr(item, key) for key in ("name", "definition", "author")}
+                rows.append(row | {"language": item.spec.language.value})
+    elif args.lists_workloads:
+        kind = "workloads"
+        for line in (line for definition in definitions for line in workloads.get(definition.name, [])):
+            rows.append({"uuid": line.workload.uuid, "definition": line.definition, "axes": dict(line.workload.axes)})
+    else:
+        document = {"roots": list(map(str, trace_set.roots))}
         rows = [
             {
-                **{key: getattr(item, key) for key in ("name", "definition", "author")},
-                "language": item.spec.language.value,
+                "name": definition.name,
+                "op_type": definition.op_type,
+                "workloads": len(workloads.get(definition.name, [])),
+                "solutions": [item.name for item in solutions.get(definition.name, [])],
+                "traces": len(trace_set.traces.get(definition.name, [])),
+                "not_runnable": definition.not_runnable_reason,
             }
             for definition in definitions
-            for item in trace_set.solutions.get(definition.name, [])
-            if item.name in (args.solutions or [item.name]) and item.author in (authors or [item.author])
         ]
-    elif args.lists_workloads:
-        kind, lines = "workloads", [line for item in definitions for line in trace_set.workloads.get(item.name, [])]
-        rows = [
-            {"uuid": line.workload.uuid, "definition": line.definition, "axes": dict(line.workload.axes)}
-            for line in lines
-        ]
-    else:
-        kind, document = "definitions", {"roots": list(map(str, trace_set.roots))}
-        rows = [
-            {
-                "name": item.name,
-                "op_type": item.op_type,
-                "workloads": len(trace_set.workloads.get(item.name, [])),
-                "solutions": [solution.name for solution in trace_set.solutions.get(item.name, [])],
-                "traces": len(trace_set.traces.get(item.name, [])),
-                "not_runnable": item.not_runnable_reason,
-            }
-            for item in definitions
-        ]
-    shown = rows
     if args.evaluators:
         from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins  # needs the engine; other lists do not
         from flashinfer_bench.bench.runner.lookup import look_up_evaluators
@@ -109,7 +105,6 @@ def execute(args: Namespace) -> int:
         found.check(definitions, config)
         for row in rows:
             row["evaluator"] = asdict(found.choices[row["name"]])
-        shown = [{**row, "definition": row["name"], **row["evaluator"]} for row in rows]
-    table = render_rows(shown, TABLES["evaluators" if args.evaluators else kind])
+    table = lay_out(TABLES["evaluators" if args.evaluators else kind], rows)
     write_result(args, {**document, kind: rows}, table)
     return 0
