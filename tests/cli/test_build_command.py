@@ -99,21 +99,6 @@ def test_misuse_and_a_cache_that_cannot_be_written_build_nothing(here, capsys, l
     assert message in capsys.readouterr().err
 
 
-def test_what_is_built_is_shown_verified_and_cleared(call):
-    [row] = call(f"build {GOOD} --quiet")[1]["solutions"]
-    [artifact] = call("cache show")[1]["artifacts"]
-    assert (artifact["solution"], call("cache verify")[0]) == ("good", 0)
-    source = Path(row["artifact"], "main.py")
-    source.chmod(0o644)
-    source.write_text("# changed\n")
-    code, document = call("cache verify")
-    assert (code, document["problems"][0]["solution"]) == (1, "good")
-    assert call("cache verify --remove")[0] == 0
-    assert call("cache show")[1]["artifacts"] == []
-    call(f"build {GOOD} --quiet")
-    assert (call("cache clear --keep-gb 1")[1]["removed"], call("cache clear")[1]["removed"]) == (0, 1)
-
-
 def test_what_runs_compiled_counts_is_cleared_and_stays_under_a_run(here, call, capsys):
     judge = here / "cache/judge/triton-3/kernel.cubin"
     for name, age_s in (("old", 500), ("new", 100)):

@@ -37,28 +37,6 @@ def merge(tmp_path, capsys):
     return start
 
 
-def test_what_two_sets_share_is_written_once_and_the_rest_is_kept(merge):
-    code, output, out, err = merge(output="new/merged")
-    assert (code, out, err) == (0, f"{output}: 1 definition, 2 solutions, 2 workloads, 3 traces, 1 blob\n", "")
-    assert sorted(str(path.relative_to(output)) for path in output.rglob("*") if path.is_file()) == [
-        "blob/x.safetensors",
-        "definitions/test/double.json",
-        "solutions/alice/test/double/double_python.json",
-        "solutions/bob/test/double/other.json",
-        "tolerances.yaml",
-        "traces/alice/test/double.jsonl",
-        "traces/bob/test/double.jsonl",
-        "traces/unknown/test/double.jsonl",
-        "workloads/test/double.jsonl",
-    ]
-    merged = TraceSet.from_path(output)
-    assert [issue.reason for issue in merged.issues] == ["kept without effect: foreign"]
-    assert [trace.workload.uuid for trace in merged.workloads["double"]] == ["w0", "stored"]
-    verdicts = {trace.solution: trace.evaluation.status.value for trace in merged.traces["double"]}
-    assert verdicts == {"double_python": "PASSED", "other": "TIMEOUT", "gone": "PASSED"}
-    assert (output / "tolerances.yaml").read_text() == "double:\n  rtol: 0.5\n"
-
-
 @pytest.mark.parametrize(
     ("files", "parts", "said"),
     [

@@ -96,6 +96,7 @@ WARNINGS = {
     "nothing": lambda root: None,
     "definition: no outputs": put(DEFINITION, "outputs", to={}),
     "definition: an unknown key": put(DEFINITION, "colour", to="red"),
+    "workload: a path of Windows": line("inputs", "x", "path", to="blob\\x.safetensors"),
     "workload: the only line is cut": write(WORKLOADS, lambda whole: whole[:40]),
     "workload: an unknown definition": put(WORKLOADS, "definition", to="scale"),
     "workload: an axis of 0": put(WORKLOADS, "workload", to={"uuid": "w0", "axes": {"n": 0}, "inputs": {}}),
@@ -129,21 +130,3 @@ def test_an_error_is_one_for_both_and_a_warning_for_neither(name, look):
     if name == "blob: is cut":  # it is told at the start and beside the result
         reason = "blob blob/x.safetensors: cannot be read"
         assert all(reason in " ".join(text.split()) for text in (err, out.partition("Broken in what was asked for")[2]))
-
-
-@pytest.mark.parametrize(
-    ("flags", "code", "is_run"),
-    [
-        ("--definitions double", 0, True),
-        ("--definitions scaled", 1, False),
-        ("--definitions scaled double", 1, True),
-        ("--definitions double --allow-broken", 0, True),
-        ("--definitions scaled double --allow-broken", 0, True),
-        ("--definitions scaled double --strict", 1, False),
-        ("--solutions double_python", 0, True),
-        ("--dry-run", 1, False),
-    ],
-)
-def test_only_what_was_asked_for_counts(flags, code, is_run, look):
-    (_, ran), out, _ = look("definition: broken JSON", flags)
-    assert (ran, "PASSED" in out) == (code, is_run)

@@ -33,16 +33,6 @@ def report(tmp_path, capsys):
     return start
 
 
-def test_visualize_has_the_counts_and_both_tables(report):
-    shown, summary, best = (report(command)[1] for command in ("visualize", "summary", "best"))
-    assert shown.startswith("4 verdicts: 3 PASSED, 1 TIMEOUT\n")
-    assert summary in shown
-    assert shown.endswith(best)
-    assert ["double", "other", "1/2", "1", "1.00", "ms†", "8.00x"] in [line.split() for line in summary.splitlines()]
-    document = json.loads(report("visualize --format json")[1])
-    assert (document["counts"], len(document["best"])) == ({"PASSED": 3, "TIMEOUT": 1}, 2)
-
-
 @pytest.mark.parametrize(
     ("line", "solutions"),
     [

@@ -22,7 +22,6 @@ from flashinfer_bench.report.summary import best_by_workload, summarise
 from tests.cli.fake_engine import CPU, finished, make_jobs
 from tests.kit import make_trace, make_workload
 
-LONG = "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048"
 UNREAL = {"measurement": {"meaningful": False, "reason": "an interpreter ran it"}}
 HOSTILE = "f\x1b]0;title\x07\x1b[2J\u202e\r"
 REASON = "another subscriber of CUPTI is attached"
@@ -107,12 +106,6 @@ def test_names_fold_to_the_width_and_numbers_do_not_and_columns_may_be_spared(mo
     assert ("50.0%  1.00 ms" in lines[0], max(map(len, lines)) <= 40) == (True, True)
     assert lay_out(cells, [row], spared=["#Time", "#Share"]).split("\n")[0].split() == ["Name", "Share"]
     assert lay_out(cells, []) == ""
-
-
-def test_several_kinds_of_hardware_get_a_column():
-    other = on("w0", environment={"hardware": "other device", "libs": {}})
-    assert "Hardware" in render_summary(summarise([on("w0"), other]))
-    assert "Hardware" not in render_summary(summarise([on("w0")]))
 
 
 @pytest.mark.parametrize(

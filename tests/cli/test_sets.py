@@ -1,7 +1,5 @@
 """What commands say of sets: which one is meant, what is wrong in it, what it holds; and of settings."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -123,17 +121,6 @@ def test_what_is_said_of_a_set_and_its_settings(call, line, code, said):
 def test_what_is_printed_of_a_set(call, line, code, printed):
     found, out, _ = call(line)
     assert (found, printed in out) == (code, True), out
-
-
-def test_every_setting_has_its_value_and_its_origin(call):
-    line = "config show --format json --config my.yaml --atol 0.25"
-    shown, of_set = (json.loads(call(line + more)[1]) for more in ("", " set --definition double"))
-    assert shown["settings"]["iterations"] == of_set["settings"]["iterations"] == {"value": 5, "origin": "my.yaml"}
-    assert shown["settings"]["atol"] == {"value": 0.25, "origin": "flag"}
-    assert shown["settings"]["num_trials"]["origin"] == "default"
-    rtol = {"value": 0.5, "origin": "my.yaml: op_type_config.test"}
-    assert shown["sections"] == {"op_type_config.test": {"rtol": rtol, "extra.rounds": {**rtol, "value": 3}}}
-    assert (of_set["settings"]["rtol"], of_set["settings"]["extra.rounds"]["value"]) == (rtol, 3)
 
 
 def test_many_warnings_are_counted_and_errors_never_are(tmp_path):

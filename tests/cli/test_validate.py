@@ -107,29 +107,6 @@ def test_misuse_and_files_that_cannot_be_read_are_told(tmp_path, capsys, line, c
     assert said in "".join(capsys.readouterr())
 
 
-def test_coverage_names_what_a_set_lacks(tmp_path, told, capsys):
-    root = write_trace_set(
-        tmp_path,
-        definitions=[make_definition(), make_definition("bare")],
-        solutions=[make_solution(author="baseline")],
-        workloads=[make_trace(solution=None, workload=make_workload(uuid)) for uuid in ("a", "b", "c")],
-        traces=[make_trace(workload=make_workload("a")), make_trace(workload=make_workload("b"), status="TIMEOUT")],
-    )
-    assert told(root)[1]["coverage"] == {
-        "baseline_author": "baseline",
-        "without_workloads": ["bare"],
-        "without_baseline": ["bare"],
-        "not_passed": {"double": ["b", "c"]},
-    }
-    main(["validate", str(root)])
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("coverage: ")]
-    assert lines == [
-        "coverage: 1 of 2 definitions without workloads: bare",
-        "coverage: 1 of 2 definitions without a solution of the baseline author 'baseline': bare",
-        "coverage: 2 of 3 workloads that no solution passed: double (2)",
-    ]
-
-
 def test_a_report_is_written_and_shown_again_and_steers_no_terminal(odd_set, tmp_path, capsys):
     folder = tmp_path / "new" / "folder"
     file = folder / "report.json"

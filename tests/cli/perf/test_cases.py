@@ -20,9 +20,7 @@ from tests.routines.small import SMALL, ask
 DOCUMENTED = Path(__file__).with_name("documented_commands.txt").read_text(encoding="utf-8").splitlines()
 SAMPLE = Path(__file__).parents[3] / "benchmarks" / "samples" / "sample_testlist.txt"
 H200 = Platform("NVIDIA H200", "9.0", {"flashinfer-python": "0.6.11"}, frozenset({"flashinfer"}))
-CPU = Platform("a CPU", None, {}, frozenset())
 RMSNORM = "--routine rmsnorm --batch_size 4 --hidden_size 64"
-TORCH = f"{RMSNORM} --backends torch"
 SOFTMAX = "--routine softmax --batch_size 2 --vocab_size 16 --backends torch"
 LLAMA = f"--routine apply_llama31_rope {SMALL['apply_llama31_rope']}"
 

@@ -20,7 +20,6 @@ from flashinfer_bench.cli.perf.results import ResultFiles, make_row
 from flashinfer_bench.data import SourceFile, TraceSet
 from flashinfer_bench.routines.case.materials import write_material
 from flashinfer_bench.routines.case.support import Platform
-from flashinfer_bench.routines.table import FAMILIES
 from tests.kit.processes import marked, wait_until_gone
 from tests.routines.small import SMALL, ask, read_rows
 
@@ -29,7 +28,6 @@ H200 = Platform("NVIDIA H200", "9.0", {}, frozenset({"flashinfer", "cudnn"}))
 CPU = Platform("a CPU", None, {}, frozenset())
 RMSNORM = "--routine rmsnorm --batch_size 4 --hidden_size 64 --backends torch"
 BMM = "--routine bmm_fp8 --batch_size 2 --m 8 --n 16 --k 64"
-PAGES = "--routine BatchDecodeWithPagedKVCacheWrapper --num_qo_heads 4 --num_kv_heads 4 --head_dim_qk 16 --page_size 1"
 QUICK = ["--num_iters", "2", "--dry_run_iters", "1", "--devices", "cpu"]
 
 
@@ -48,28 +46,6 @@ def with_source(content, name="s"):
     solutions = {"torch": asked.material.solutions["torch"].model_copy(update=sources)}
     asked.material = replace(asked.material, solutions=solutions)
     return asked
-
-
-def test_a_routine_of_each_family_runs_and_is_checked_without_a_gpu(tmp_path, capsys):
-    names = [next(iter(family.ROUTINES)).name for family in FAMILIES]
-    lines = [f"--routine {name} {SMALL[name]} --backends torch" for name in names]
-    lines.append(f"{PAGES} --backends torch --batch_size 4000000 --s_kv 100000 --timeout 5")
-    (tmp_path / "list.txt").write_text("\n".join(lines))
-    words = [
-        "--json_path",
-        "/dev/full",
-        "--case_tag",
-        b"a\xffb".decode("utf-8", "surrogateescape"),
-    ]  # as a shell has it
-    assert perf("--testlist", tmp_path / "list.txt", "--output_path", tmp_path / "out.csv", "--refcheck", *words) == 1
-    rows = {int(row["testlist_line"]): row for row in read_rows(tmp_path / "out.csv")}
-    found = [(rows[at]["routine"], rows[at]["status"], rows[at]["case_tag"]) for at in range(1, len(lines))]
-    assert found == [(name, "passed", "a\\udcffb") for name in names]
-    assert all(float(rows[at]["median_time"]) > 0 < float(rows[at]["bytes"]) for at in range(1, len(lines)))
-    assert "more memory than this machine has" in rows[len(lines)]["reason"]
-    out, err = capsys.readouterr()
-    assert f"[WARNING] Line {len(lines)}: without effect: --timeout; what holds" in out or "more memory" in out
-    assert err.count("error: /dev/full: a row cannot be written, and none after it will be: No space left") == 1
 
 
 def test_a_slip_beside_a_testlist_or_in_the_set_ends_it_before_anything_is_opened(tmp_path, capsys):
@@ -135,13 +111,6 @@ def test_the_workloads_of_others_stay(tmp_path):
         write_material(tmp_path, asked.material)
         assert path.read_text() == after
     assert not [*tmp_path.rglob(".*")]
-
-
-def test_a_timeout_is_left_out_when_resumed_and_run_again_when_asked(tmp_path, capsys):
-    command = [*shlex.split(RMSNORM), "--save_trace_set", tmp_path, "--timeout", "0.0005"]
-    for words, verdicts in (["--resume"], 1), (["--resume"], 1), (["--resume", "--retry_timeouts"], 2):
-        assert perf(*command, *words) == 1
-        assert ("TIMEOUT" in capsys.readouterr().out, len(recorded(tmp_path))) == (True, verdicts)
 
 
 def calls_of(*requests):

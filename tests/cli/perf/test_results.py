@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import runpy
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +11,7 @@ from flashinfer_bench.cli.perf.session import make_config
 from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.table import ROUTINES
 from tests.kit.make import make_evaluation
-from tests.routines.small import SMALL, ask, read_rows
+from tests.routines.small import ask, read_rows
 
 pytestmark = pytest.mark.cpu
 CPU = Platform("a CPU", None, {}, frozenset())
@@ -119,26 +116,3 @@ def test_auto_is_told_by_what_it_stands_for(routine, flags, capability, status, 
     place = Platform("a GPU", capability, {}, frozenset({"flashinfer"}))
     (asked,) = ask(f"--routine {routine} {AUTO} {flags}", place)
     assert make_row(asked, "auto", place, status)["resolved_backend"] == resolved
-
-
-def test_a_repro_command_can_be_typed_where_the_command_was(monkeypatch, capsys):
-    monkeypatch.chdir(Path(__file__).parents[3])
-    case = f"{RMSNORM} --generate_repro_command"
-    more = ["--devices", "cpu", "--num_iters", "2", "--dry_run_iters", "1"]
-    monkeypatch.setattr(sys, "argv", ["benchmarks/flashinfer_benchmark.py", *case.split(), *more])
-    with pytest.raises(SystemExit, match=r"^0$"):
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    assert f"run the following command: python3 {sys.argv[0]} {case}" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("routine", "line"),
-    [
-        ("mm_fp4", "a.dtype = float4_e2m1"),
-        ("group_gemm_fp8_nt_groupwise", "m_indptr.flatten() = tensor([ 0,  4,  8, 12], dtype=torch.int32)"),
-        ("rmsnorm_quant", "scale = 0.5"),
-    ],
-)
-def test_inputs_are_told_with_their_value(routine, line):
-    (asked,) = ask(f"--routine {routine} {SMALL[routine]} --backends torch -vv")
-    assert f"[VVERBOSE] {line}" in list(introduce(asked, CPU))
