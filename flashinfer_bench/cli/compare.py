@@ -77,7 +77,6 @@ def execute(args: argparse.Namespace) -> int:
     """Compare, and print the result."""
     from flashinfer_bench.cli.args import find_output, is_set_named, open_trace_set
     from flashinfer_bench.cli.drafts import describe_draft, read_hints
-    from flashinfer_bench.cli.tables import available_width
     from flashinfer_bench.examine.compare.recorded import compare_recorded
     from flashinfer_bench.examine.compare.sides import find_sides
     from flashinfer_bench.report.decision import THRESHOLD
@@ -108,7 +107,7 @@ def execute(args: argparse.Namespace) -> int:
     elif args.format == "md":
         write_out(comparison.markdown(words, slower))
     else:
-        write_out(render_comparison(comparison, words, available_width(sys.stdout)))
+        write_out(render_comparison(comparison, words))
         write_err(*(f"slower than allowed: {where}" for where in slower))
     return FAILED if slower or comparison.is_failed else RAN
 
@@ -141,7 +140,7 @@ def _measure(
         return measure(trace_set, pairings, config, **how)
 
 
-def render_comparison(comparison: Comparison, sides: tuple[str, str], width: int) -> str:
+def render_comparison(comparison: Comparison, sides: tuple[str, str]) -> str:
     """Lay the comparison out as a table with notes."""
     from flashinfer_bench.cli import tables
 
@@ -160,5 +159,6 @@ def render_comparison(comparison: Comparison, sides: tuple[str, str], width: int
         "B/A: latency of B over that of A, with its 95 % interval; over all: geometric mean",
         *(f"{row.workload}: {row.problem}" for row in comparison.rows if row.problem),
     ]
-    table = tables.render_table(("Workload", "#A", "#B", "#B/A", "B is"), rows, width)
+    table = tables.render_table(("Workload", "#A", "#B", "#B/A", "B is"), rows)
+    width = tables.available_width(sys.stdout)
     return tables.join_sections(table, [tables.wrap_line(note, width) for note in notes])

@@ -201,10 +201,10 @@ def show_config(args: argparse.Namespace) -> int:
             if tolerance := own_tolerance(trace_set, name, workload):  # as its line states
                 resolved = _resolve(config, definition, tolerance)
                 workloads[workload.uuid] = {key: resolved[key] for key in tolerance}
-    rows: list[list[str] | str] = []
+    rows: list[list[str]] = []
     groups = {"": settings} | sections | {f"workload {uuid}": group for uuid, group in workloads.items()}
     for heading, group in groups.items():
-        rows += [heading] if heading else []
+        rows += [[heading, "", ""]] if heading else []
         for key, one in group.items():
             rows.append([f"  {key}" if heading else key, _as_text(one["value"]), one["origin"]])
     document = {"definition": name, "settings": settings, "sections": sections, "workloads": workloads}

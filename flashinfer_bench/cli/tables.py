@@ -67,12 +67,10 @@ def lay_out(
     return join_sections(table, below)
 
 
-def render_table(headings: Sequence[str], rows: Sequence[Sequence[str] | str], width: int | None = None) -> str:
-    """Lay cells out, usually for stdout. Names fold where the width is too small. A row may be a line of its own."""
-    width = available_width(sys.stdout) if width is None else width
-    lines = [row if isinstance(row, str) else list(map(to_printable, row)) for row in rows]
-    cells = [line for line in lines if not isinstance(line, str)]
-    widths = [_width_of(heading, [line[at] for line in cells]) for at, heading in enumerate(headings)]
+def render_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Lay cells out for stdout. Names fold where the width is too small."""
+    width, lines = available_width(sys.stdout), [list(map(to_printable, row)) for row in rows]
+    widths = [_width_of(heading, [line[at] for line in lines]) for at, heading in enumerate(headings)]
     names = [index for index, heading in enumerate(headings) if not heading.startswith(NUMBER_MARK)]
     while names and _total(widths) > width:
         widest = max(names, key=lambda index: widths[index])
@@ -80,19 +78,14 @@ def render_table(headings: Sequence[str], rows: Sequence[Sequence[str] | str], w
             break
         widths[widest] -= 1
 
-    def render_row(row: Sequence[str]) -> list[str]:
-        folded = [
-            textwrap.wrap(cell, size) if len(cell) > size else [cell] for cell, size in zip(row, widths, strict=True)
-        ]
-        return [GAP.join(map(pad, headings, parts, widths)).rstrip() for parts in zip_longest(*folded, fillvalue="")]
-
     def pad(heading: str, text: str, size: int) -> str:
         return text.rjust(size) if heading.startswith(NUMBER_MARK) else text.ljust(size)
 
-    shown = [*render_row([heading.removeprefix(NUMBER_MARK) for heading in headings]), "─" * _total(widths)]
-    for line in lines:
-        shown += textwrap.wrap(to_printable(line), width) if isinstance(line, str) else render_row(line)
-    return "".join(f"{line}\n" for line in shown)
+    shown = []
+    for line in ([heading.removeprefix(NUMBER_MARK) for heading in headings], *lines):
+        folded = [textwrap.wrap(cell, size) or [cell] for cell, size in zip(line, widths, strict=True)]
+        shown += [GAP.join(map(pad, headings, parts, widths)).rstrip() for parts in zip_longest(*folded, fillvalue="")]
+    return "".join(f"{line}\n" for line in (shown[0], "─" * _total(widths), *shown[1:]))
 
 
 def available_width(stream: TextIO) -> int:

@@ -133,7 +133,7 @@ def test_a_visit_of_a_healthy_machine_reads_like_this(examined):
     document = json.loads(json.dumps(report.document()))
     assert (document["exit_code"], document["twins"]["overall"]["ratio"]) == (0, 1.0)
     assert document["findings"][0].keys() == {"topic", "state", "text", "advice"}
-    text = render_report(report, 100_000)
+    text = render_report(report)
     squeezed = [" ".join(line.split()) for line in text.splitlines()]
     for line in (
         "compute capability 9.0",

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashinfer_bench.cli.output import write_err, write_json, write_out
+from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.cli.parser import PROGRAM, SOURCE_FLAGS, Parser, add_flags, add_format, add_local, add_names
 from flashinfer_bench.cli.settings import add_settings
 from flashinfer_bench.errors import DataSetError, Misuse
@@ -46,6 +46,7 @@ def execute(args: argparse.Namespace) -> int:
     from flashinfer_bench.cli.drafts import take_drafts
     from flashinfer_bench.cli.run_jobs import plan_recorded
     from flashinfer_bench.cli.settings import read_config
+    from flashinfer_bench.cli.tables import write_result
     from flashinfer_bench.data.measurement import tell
     from flashinfer_bench.data.store.layout import path_part
     from flashinfer_bench.examine.repro.start import QUICK, reproduce
@@ -70,15 +71,13 @@ def execute(args: argparse.Namespace) -> int:
     found = (folder / "map.txt").read_text(encoding="utf-8")
     names = {"definition": job.definition.name, "solution": job.solution.name, "workload": job.workload.uuid}
     status = evaluation.status.value
-    if args.format == "json":
-        files = sorted(str(file) for file in folder.rglob("*") if file.is_file())
-        document = {"status": status, "message": evaluation.log, "map": found, "folder": str(folder), "files": files}
-        write_json(names | document)
-        return 0
+    files = sorted(str(file) for file in folder.rglob("*") if file.is_file())
+    document = {"status": status, "message": evaluation.log, "map": found, "folder": str(folder), "files": files}
     note = "it is right this time, so what is written shows no failure" if status == "PASSED" else ""
-    text = "\n".join(filter(None, [f"{' / '.join(names.values())}: {status}", evaluation.log.strip(), "", found, note]))
-    write_out("".join(f"{to_printable(line)}\n" for line in text.splitlines()))
-    write_out(f"see it: python {folder / 'repro.py'}\n")
+    head = f"{' / '.join(names.values())}: {status}"
+    text = "\n".join(filter(None, [head, evaluation.log.strip(), found, note]))
+    lines = [to_printable(line) for line in text.splitlines()]
+    write_result(args, names | document, [*lines, f"see it: python {folder / 'repro.py'}"])
     return 0
 
 

@@ -34,26 +34,27 @@ def declare_doctor(parser: Parser) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Examine the machine and print the findings; return 1 if something is broken."""
     from flashinfer_bench.bench.machine import discover_devices
-    from flashinfer_bench.cli.tables import available_width, write_result
+    from flashinfer_bench.cli.tables import write_result
     from flashinfer_bench.examine.doctor import visit
 
     device = discover_devices(None if args.device is None else [args.device])[0]
     how = {"named": args.device, "quick": args.quick, "sandbox": args.sandbox}
     report = visit.examine(device, tell=lambda line: write_err(f"{line} …"), **how)
-    write_result(args, report.document(), render_report(report, available_width(sys.stdout)))
+    write_result(args, report.document(), render_report(report))
     return report.exit_code
 
 
-def render_report(report: Report, width: int) -> str:
+def render_report(report: Report) -> str:
     """Lay out the machine, the findings, what to do, and a summary."""
-    from flashinfer_bench.cli.tables import join_sections, render_table, wrap_line
+    from flashinfer_bench.cli.tables import available_width, join_sections, render_table, wrap_line
 
+    width = available_width(sys.stdout)
     facts = [(title, text) for title, text in describe_machine(report).items() if text]
     rows = [(MARKS[finding.state], finding.topic, finding.text) for finding in report.findings]
     advice = [f"{finding.topic}: {finding.advice}" for finding in report.findings if finding.advice]
     return join_sections(
-        render_table(["Machine", ""], facts, width),
-        render_table(["State", "What", "Found"], rows, width),
+        render_table(["Machine", ""], facts),
+        render_table(["State", "What", "Found"], rows),
         ["What to do", *(wrap_line(line, width, 2) for line in advice)] if advice else [],
         [wrap_line(report.summary, width)],
     )

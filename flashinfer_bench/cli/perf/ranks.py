@@ -214,18 +214,10 @@ def report_ranks(
     lines, status = [*introduce(request, place)], "mismatch" if problems else "passed"
     for phase, taken in [*times.items()][: None if args.per_phase_timing else 1]:
         cost, took = costs[phase], median(taken)
-        row = {
-            **make_row(request, phase, place, status, "; ".join(problems)),
-            "median_ms": took,
-            "std_ms": pstdev(taken),
-            "measurement": {
-                "method": "cuda_events",
-                "cache_state": "warm",
-                "samples": len(taken),
-                "samples_ms": taken,
-            },
-            "facts": describe_time(cost, "", took) or {},
-        }
+        measurement = {"method": "cuda_events", "cache_state": "warm", "samples": len(taken), "samples_ms": taken}
+        times_of = {"median_ms": took, "std_ms": pstdev(taken), "measurement": measurement}
+        facts = describe_time(cost, "", took) or {}
+        row = make_row(request, phase, place, status, "; ".join(problems), facts=facts, **times_of)
         files.add(row)
         lines += report(row)
     write_out("".join(f"{line}\n" for line in lines))

@@ -67,9 +67,9 @@ COLUMNS: Final = (*DOCUMENTED.split(), *OWN.split())
 LOSS_HINT: Final = "make room or name another file, then run again what it lacks"
 
 
-def make_row(request: Request, backend: str, place: Platform, status: str, reason: str = "") -> Row:
-    """Return the row of a backend, or of a whole case, that has no verdict: it is skipped or has failed."""
-    case, material, resolved = request.case, request.material, backend
+def make_row(request: Request, backend: str, place: Platform, status: str, reason: str = "", **measured: Any) -> Row:
+    """Return the row of a backend, or of a whole case. One that is skipped or has failed has no measured values."""
+    case, resolved = request.case, backend
     if case is not None and status != "skipped":
         resolved = resolve_backend(request.named, backend, case, place.capability)
     return {
@@ -85,24 +85,24 @@ def make_row(request: Request, backend: str, place: Platform, status: str, reaso
         "case": dict(case.columns) if case is not None else {},
         "facts": {},
         "measurement": {},
-        "definition": material.definition.name if material is not None else None,
+        "definition": request.definition if case is not None else None,
         "device": place.device,
         "compute_capability": place.capability,
         "versions": dict(place.versions),
         "testlist_line": request.line,
         "caveat": "",
+        **measured,
     }
 
 
 def make_judged(
-    request: Request, backend: str, place: Platform, evaluation: Evaluation | None, device: str | None = None
+    request: Request, backend: str, place: Platform, evaluation: Evaluation, device: str | None = None
 ) -> Row:
     """Return the row of a verdict; of the device that the trace names where none is given."""
-    assert evaluation is not None  # a verdict has one
-    measured = read_measurement(evaluation)
+    measured, performance, facts = read_measurement(evaluation), evaluation.performance, dict[str, Any]()
     median = measured.kernel_ms if measured.kernel_ms is not None else measured.median_ms
-    if median is None and evaluation.performance is not None:
-        median = evaluation.performance.latency_ms
+    if median is None and performance is not None:
+        median = performance.latency_ms
     status, reason = "passed", ""
     if evaluation.status is EvaluationStatus.INCORRECT_NUMERICAL:
         status, reason = "mismatch", reason_of(evaluation)
@@ -110,24 +110,26 @@ def make_judged(
         status, reason = "failed", f"{evaluation.status.value}: {reason_of(evaluation)}"
     elif median is None:
         status, reason = "failed", "the trace holds no measurement"
-    facts: dict[str, Any] = {}
     if evaluation.correctness is not None:
-        facts["max_absolute_error"] = evaluation.correctness.max_absolute_error
-        facts["max_relative_error"] = evaluation.correctness.max_relative_error
+        facts |= {name: getattr(evaluation.correctness, name) for name in ("max_absolute_error", "max_relative_error")}
     if median is not None:
         found = describe_time(request.case.cost, evaluation.environment.hardware, median) or {}
         facts |= {"too_fast": ""} if "share" in found else {}
         facts |= {ROOFLINE.get(name, name): fact for name, fact in found.items()}
     record = (evaluation.extra or {}).get("measurement")
-    return {
-        **make_row(request, backend, place, status, reason),
-        "median_ms": median,
-        "std_ms": math.nan if measured.std_ms is None and median is not None else measured.std_ms,
-        "facts": facts,
-        "measurement": dict(record) if isinstance(record, dict) else {},
-        "device": device or evaluation.environment.hardware,
-        "caveat": _caveat(measured),
-    }
+    return make_row(
+        request,
+        backend,
+        place,
+        status,
+        reason,
+        median_ms=median,
+        std_ms=math.nan if measured.std_ms is None and median is not None else measured.std_ms,
+        facts=facts,
+        measurement=dict(record) if isinstance(record, dict) else {},
+        device=device or evaluation.environment.hardware,
+        caveat=_caveat(measured),
+    )
 
 
 def _caveat(measured: Measurement) -> str:

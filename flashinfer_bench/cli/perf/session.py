@@ -173,32 +173,32 @@ def in_groups(requests: Sequence[Request]) -> list[list[Request]]:
 
 
 def _run_group(results: Results, group: Sequence[Request], session: argparse.Namespace, root: Path) -> None:
-    asked = {(one.definition, one.material.solutions[name].name): (one, name) for one in group for name in one.backends}
+    asked = [(one, name, one.definition, one.material.solutions[name].name) for one in group for name in one.backends]
 
-    def fail(definition: str, solution: str | None, reason: str) -> None:
-        for key, (request, backend) in asked.items():
-            if key[0] == definition and solution in (None, key[1]):
-                results.put(request, make_row(request, backend, results.place, "failed", reason))
-
-    def judge(trace: Trace, device: str | None = None) -> None:
-        request, backend = asked[trace.definition, trace.solution or ""]
-        results.put(request, make_judged(request, backend, results.place, trace.evaluation, device))
+    def put(definition: str, solution: str | None, result: Any, device: str | None = None) -> None:
+        for request, backend, *names in asked:
+            if definition == names[0] and solution in (None, names[1]):
+                if isinstance(result, str):
+                    row = make_row(request, backend, results.place, "failed", result)
+                else:
+                    row = make_judged(request, backend, results.place, result, device)
+                results.put(request, row)
 
     with Benchmark(make_trace_set(group, root, is_resumed=session.resume), make_config(group, session)) as engine:
         plan = engine.plan(resume=session.resume, retry_timeouts=session.retry_timeouts)
         for trace in engine.find_resumed(plan):
-            judge(trace)
+            put(trace.definition, trace.solution, trace.evaluation)
         for skip in plan.skips:
-            fail(skip.definition, skip.solution, skip.reason)
+            put(skip.definition, skip.solution, skip.reason)
         events: Any = engine.run(plan, save_results=session.save_trace_set is not None)
         with closing(events):
             for event in events:
                 if isinstance(event, Notice):
                     write_err(event.message)
                 elif isinstance(event, JobFinished):
-                    judge(event.trace, event.device.name)
+                    put(event.trace.definition, event.trace.solution, event.trace.evaluation, event.device.name)
                 elif isinstance(event, JobFaulted):
-                    fail(event.job.definition.name, event.job.solution.name, event.message)
+                    put(event.job.definition.name, event.job.solution.name, event.message)
 
 
 def make_trace_set(group: Sequence[Request], root: Path, *, is_resumed: bool) -> TraceSet:

@@ -66,6 +66,7 @@ def execute(args: Namespace) -> int:
     trace_set = open_trace_set(args)
     definitions = choose_definitions(trace_set, args)
     solutions, workloads = trace_set.solutions, trace_set.workloads
+    names = [definition.name for definition in definitions]
     kind, document, rows = "definitions", dict[str, Any](), list[dict[str, Any]]()
     if args.solutions is not None:
         kind, authors = "solutions", getattr(args, "authors", [])
@@ -74,27 +75,21 @@ def execute(args: Namespace) -> int:
             ("solution", args.solutions, {item.name for item in known}),
             ("author", authors, {item.author for item in known}),
         )
-        for item in (item for definition in definitions for item in solutions.get(definition.name, [])):
+        for item in (item for name in names for item in solutions.get(name, [])):
             if item.name in (args.solutions or [item.name]) and item.author in (authors or [item.author]):
                 row = {key: getattr(item, key) for key in ("name", "definition", "author")}
                 rows.append(row | {"language": item.spec.language.value})
     elif args.lists_workloads:
         kind = "workloads"
-        for line in (line for definition in definitions for line in workloads.get(definition.name, [])):
+        for line in (line for name in names for line in workloads.get(name, [])):
             rows.append({"uuid": line.workload.uuid, "definition": line.definition, "axes": dict(line.workload.axes)})
     else:
-        document = {"roots": list(map(str, trace_set.roots))}
-        rows = [
-            {
-                "name": definition.name,
-                "op_type": definition.op_type,
-                "workloads": len(workloads.get(definition.name, [])),
-                "solutions": [item.name for item in solutions.get(definition.name, [])],
-                "traces": len(trace_set.traces.get(definition.name, [])),
-                "not_runnable": definition.not_runnable_reason,
-            }
-            for definition in definitions
-        ]
+        document["roots"] = list(map(str, trace_set.roots))
+        for name, definition in zip(names, definitions, strict=True):
+            row = {"name": name, "op_type": definition.op_type, "workloads": len(workloads.get(name, []))}
+            row["solutions"] = [item.name for item in solutions.get(name, [])]
+            row["traces"] = len(trace_set.traces.get(name, []))
+            rows.append(row | {"not_runnable": definition.not_runnable_reason})
     if args.evaluators:
         from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins  # needs the engine; other lists do not
         from flashinfer_bench.bench.runner.lookup import look_up_evaluators
