@@ -14,6 +14,7 @@ import os
 import pkgutil
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -248,11 +249,12 @@ def describe_unknown_arguments(rest: Sequence[str], parser: Parser) -> list[str]
     return lines or [f"unexpected argument {rest[0]}; {see}"]
 
 
-def typed_program(script: str, interpreter: str) -> list[str]:
-    """Return how this program was started: by its name, by its path, or as a module."""
-    if Path(script).name != PROGRAM:
-        return [interpreter, "-m", "flashinfer_bench"]
-    return [PROGRAM] if shutil.which(PROGRAM) == str(Path(script).absolute()) else [script]
+def typed_program() -> list[str]:
+    """Return how this program was started: by its name, by its path, or as a script or a module of an interpreter."""
+    script = Path(sys.argv[0])
+    if script.name == PROGRAM:
+        return [PROGRAM if shutil.which(PROGRAM) == str(script.absolute()) else sys.argv[0]]
+    return sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
 
 
 def _hint(word: str, known: Iterable[str], otherwise: str, cutoff: float = 0.6) -> str:

@@ -306,7 +306,7 @@ def _write_outcome(args: Namespace, outcome: RunOutcome, trace_set: TraceSet | N
     if files := outcome.files(trace_set):
         write_err(f"traces: {some(files)}")
     if outcome.left or outcome.is_interrupted:
-        write_err(f"to go on: {resume_command(typed_program(sys.argv[0], sys.orig_argv[0]), args.argv)}")
+        write_err(f"to go on: {resume_command(typed_program(), args.argv)}")
 
 
 def resume_command(program: Sequence[str], argv: Sequence[str]) -> str:

@@ -81,11 +81,14 @@ def render_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     def pad(heading: str, text: str, size: int) -> str:
         return text.rjust(size) if heading.startswith(NUMBER_MARK) else text.ljust(size)
 
-    shown = []
+    shown, rule = list[str](), ["─" * _total(widths)]  # the rule stands below the headings
     for line in ([heading.removeprefix(NUMBER_MARK) for heading in headings], *lines):
-        folded = [textwrap.wrap(cell, size) or [cell] for cell, size in zip(line, widths, strict=True)]
+        sized = zip(line, widths, strict=True)
+        folded = [[cell] if len(cell) <= size else textwrap.wrap(cell, size) for cell, size in sized]
         shown += [GAP.join(map(pad, headings, parts, widths)).rstrip() for parts in zip_longest(*folded, fillvalue="")]
-    return "".join(f"{line}\n" for line in (shown[0], "─" * _total(widths), *shown[1:]))
+        shown += rule
+        rule = []
+    return "".join(f"{line}\n" for line in shown)
 
 
 def available_width(stream: TextIO) -> int:

@@ -34,7 +34,6 @@ from flashinfer_bench.routines.table import ROUTINES
 
 SCRIPT: Final = "flashinfer_benchmark.py"
 """The name that FlashInfer's documents have for this command."""
-INTERPRETER: Final = "python3"
 MOST_BYTES: Final = 16 << 20
 """A testlist of more bytes is refused."""
 
@@ -81,13 +80,6 @@ class Request:
     def definition(self) -> str:
         """The name of the definition of a request without a problem."""
         return str(self.material.definition.name)
-
-
-def started_program(script: str) -> list[str]:
-    """Return how `perf` was started: as the script of FlashInfer's documents, or as a command of this package."""
-    if Path(script).name == SCRIPT:
-        return [INTERPRETER, script]
-    return [*typed_program(script, INTERPRETER), "perf"]
 
 
 def read_requests(rest: Sequence[str], testlist: str | None, place: Platform) -> list[Request]:
@@ -204,7 +196,8 @@ def _prepare(request: Request, place: Platform) -> None:
         routine, args = parse_case(request.words)
         request.named, request.args = routine.name, args
         if args.generate_repro_command:
-            args.repro_command = shlex.join([*started_program(sys.argv[0]), *request.words])
+            command = [] if Path(sys.argv[0]).name == SCRIPT else ["perf"]
+            args.repro_command = shlex.join([*typed_program(), *command, *request.words])
         with _limited_memory():
             request.case = case = routine.make_case(args)
             refused = (routine.backends if routine.needs_ranks else case.refusals).__contains__

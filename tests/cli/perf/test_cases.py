@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from flashinfer_bench.cli.main import cli as main
-from flashinfer_bench.cli.perf.cases import started_program
 from flashinfer_bench.cli.perf.flags import parse_case, split_session
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.routines.case.support import Platform
@@ -77,19 +76,6 @@ def test_the_numbers_of_a_routine_have_their_range_and_its_help_has_its_flags(ro
     text = capsys.readouterr().out
     assert {"--num_iters", *(f"--{flag.name}" for flag in entry.flags)} <= set(re.findall(r"--\w+", text))
     assert all(re.search(rf"^  {re.escape(backend)} ", text, re.MULTILINE) for backend in entry.backends)
-
-
-@pytest.mark.parametrize(
-    ("backend", "place", "said"),
-    [
-        ("cutlass", H200, "cutlass for routine bmm_fp8 is not supported on compute capability 9.0"),
-        ("cudnn", H200, "nvidia-cudnn-frontend"),
-        ("cublas", Platform("NVIDIA H200", "9.0", {}, frozenset()), "flashinfer-python"),
-    ],
-)
-def test_a_backend_that_cannot_run_here_has_a_reason(backend, place, said):
-    (asked,) = ask(f"--routine bmm_fp8 --m 4 --n 16 --k 16 --backends torch {backend}", place)
-    assert (asked.backends, said in asked.skipped[backend]) == (["torch"], True)
 
 
 DECODE = "--batch_size 2 --s_kv 64 --num_qo_heads 8 --num_kv_heads 2 --head_dim_qk 128"
@@ -168,15 +154,3 @@ def test_outer_flags_hold_for_every_line_and_a_bad_line_costs_itself_alone(tmp_p
     }
     assert (found[2].args.num_iters, found[4].args.num_iters) == (9, 7)
     assert (found[2].args.case_tag, found[2].backends) == ("a # b", ["torch"])
-
-
-@pytest.mark.parametrize(
-    ("script", "program"),
-    [
-        ("/site-packages/flashinfer_bench/__main__.py", ["python3", "-m", "flashinfer_bench", "perf"]),
-        (".venv/bin/flashinfer-bench", [".venv/bin/flashinfer-bench", "perf"]),
-    ],
-)
-def test_a_repro_command_begins_as_the_command_was_started(script, program, monkeypatch):
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert started_program(script) == program

@@ -48,20 +48,6 @@ def with_source(content, name="s"):
     return asked
 
 
-def test_a_slip_beside_a_testlist_or_in_the_set_ends_it_before_anything_is_opened(tmp_path, capsys):
-    (tmp_path / "out.csv").write_text("kept")
-    (tmp_path / "list.txt").write_text(RMSNORM)
-    words = ["--output_path", tmp_path / "out.csv"]
-    assert perf("--testlist", tmp_path / "list.txt", *words, "--refchek", "--vocab_sise", 4) == 2
-    assert "unknown flag --vocab_sise" in capsys.readouterr().err
-    (tmp_path / "tolerances.yaml").write_text("- no mapping\n")
-    assert perf(*shlex.split(RMSNORM), *words, "--save_trace_set", tmp_path) == 2
-    assert "a mapping" in capsys.readouterr().err
-    assert perf(*shlex.split(RMSNORM), "--output_path", "/dev/full") == 2
-    assert capsys.readouterr().err.startswith("error: /dev/full: cannot be written: ")
-    assert (tmp_path / "out.csv").read_text() == "kept"
-
-
 def test_a_full_disk_leaves_whole_rows_and_is_told_once_a_file(tmp_path, capsys):
     table, lines = tmp_path / "out.csv", tmp_path / "out.jsonl"
     files = ResultFiles(str(table), str(lines))

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from flashinfer_bench.cli.perf.results import ResultFiles, introduce, is_failure, make_judged, make_row, report
+from flashinfer_bench.cli.perf.results import ResultFiles, is_failure, make_judged, make_row, report
 from flashinfer_bench.cli.perf.session import make_config
 from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.table import ROUTINES
@@ -29,16 +29,6 @@ def row(flags="", status="PASSED", record=RECORD, log=""):
     extra = {"measurement": record} if record is not None else {}
     evaluation = make_evaluation(status, log=log, latency_ms=0.002, extra=extra, environment=environment)
     return make_judged(request(flags), "torch", CPU, evaluation, "NVIDIA H200")
-
-
-def test_what_is_left_out_is_warned_of():
-    deprecated, skipped, *ended = introduce(request("--use_cupti --backends cuda"), CPU)
-    assert deprecated.startswith("[WARNING] --use_cupti is deprecated and will be removed in a future release.")
-    assert skipped.startswith("[WARNING] cuda for routine rmsnorm needs an NVIDIA GPU")
-    assert ended == [
-        "[ERROR] No backends to test. Exiting.",
-        "[INFO] The backend torch needs neither a GPU nor FlashInfer: --backends torch runs here.",
-    ]
 
 
 @pytest.mark.parametrize(
