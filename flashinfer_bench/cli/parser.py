@@ -183,7 +183,8 @@ def add_flags(parser: argparse._ActionsContainer, flags: Mapping[str, str], **de
             more = {"nargs": "+", "action": NameList, "metavar": value.removesuffix("...")}
         elif "|" in value:
             more = {"choices": value.split("|")}
-        parser.add_argument(*spelt, help=text, **more)
+        action = parser.add_argument(*spelt, help=text, **more)
+        action.default = defaults.pop(action.dest, action.default)
     parser.set_defaults(**defaults)
 
 
