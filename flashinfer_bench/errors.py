@@ -21,7 +21,8 @@ Kinds are told apart by type, never by message text.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections.abc import Mapping
+from typing import Any, Final, Literal
 
 RanOut = Literal["first call", "call"]
 
@@ -94,13 +95,23 @@ class SolutionFailure(FlashInferBenchError):
         message: one or more lines for the trace's log.
         ran_out: of a TIMEOUT, in what it came: in a solution's first call, which may compile, or in a later one; None
             elsewhere.
+        timeout: of a TIMEOUT, for its trace: the limit, the part that ran out, seconds of compiling, the stack.
         is_answer: the solution's process answered as it should, with an exception or with values that do not fit. It
             may be asked again.
     """
 
-    def __init__(self, status: str, message: str, *, is_answer: bool = False, ran_out: RanOut | None = None) -> None:
+    def __init__(
+        self,
+        status: str,
+        message: str,
+        *,
+        is_answer: bool = False,
+        ran_out: RanOut | None = None,
+        timeout: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(f"{status}: {message}")
         self.status: Final = status
         self.message: Final = message
         self.is_answer: Final = is_answer
         self.ran_out: Final = ran_out
+        self.timeout: Final = timeout

@@ -107,6 +107,9 @@ class BenchmarkConfig(EvalSettings):
     """A new worker process for each workload instead of one for each solution."""
     timeout_seconds: Seconds = 300
     """Limit of one solution on one workload, in seconds."""
+    call_timeout_seconds: Seconds | None = None
+    """Limit of a call after a solution's first, and of a first call that compiles nothing, in seconds; None for none.
+    A call may always take 50 times as long as the reference. `run --solution` sets 20, with --watch or --quick 5."""
     profile_baseline: bool = True
     """Time the reference too; without it there is no speed-up."""
     definitions: Names | None = None

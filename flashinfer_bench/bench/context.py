@@ -170,6 +170,7 @@ class HarnessContext:
             hardware=device.name,
             isolated=isolated,
             timeout_seconds=config.timeout_seconds,
+            call_timeout_seconds=config.call_timeout_seconds,
             profile_baseline=config.profile_baseline,
             time_budget_s=config.time_budget_s * share,
             baseline_budget_s=config.baseline_budget_s * share,

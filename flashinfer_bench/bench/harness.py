@@ -301,6 +301,7 @@ class TraceRecorder:
             "fingerprint": dict(job.fingerprint),
             "config": job.config.values(),
             "timeout_seconds": config.timeout_seconds,
+            **({"call_timeout_seconds": config.call_timeout_seconds} if config.call_timeout_seconds else {}),
             "worker_memory_gb": config.worker_memory_gb,
             **seed,
             "device": {"kind": device.kind, "index": device.index, "uuid": device.uuid, **on_node},

@@ -61,6 +61,8 @@ if TYPE_CHECKING:
 
 SHOWN_DEVICES: Final = 8
 NO_VERDICT: Final = "no verdict"
+EDITED_CALL_S, WATCHED_CALL_S = 20.0, 5.0
+"""`call_timeout_seconds` of `run --solution`, and with --watch or --quick: a call that hangs costs seconds there."""
 LOOK_EVERY_S: Final = 0.05
 """Seconds between two looks. It is added to the time from saving to the verdict."""
 Stamp = dict[str, tuple[int, int]]
@@ -155,7 +157,9 @@ def execute(args: Namespace) -> int:
         raise Misuse("--retry-timeouts changes what --resume leaves out: give --resume too")
     if args.watch and (args.replay or args.resume or args.dry_run or not list_draft_paths(args)):
         raise Misuse("--watch judges a file again when it is saved: --solution FILE, without --resume or --dry-run")
-    read_config(args)  # what is wrong in flags and file is reported before the set is read
+    config = read_config(args)  # what is wrong in flags and file is reported before the set is read
+    if config.call_timeout_seconds is None and (args.watch or config.quick or list_draft_paths(args)):
+        args.call_timeout_seconds = WATCHED_CALL_S if args.watch or config.quick else EDITED_CALL_S
     if not args.watch:
         return _judge(args, open_trace_set(args), None)
     kept: Kept = [] if args.repeat == 1 else None

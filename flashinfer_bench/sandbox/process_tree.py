@@ -100,6 +100,25 @@ def read_process(pid: int) -> Process | None:
     return Process(state, *map(int, numbers))
 
 
+def cpu_ticks(pid: int) -> int:
+    """Return the processor time that a process has used, in clock ticks; 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Tell whether a process has a handler for a signal."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
 def process_table() -> dict[int, Process]:
     """Return every process that this one can see, by its id."""
     names = [entry.name for entry in os.scandir("/proc")] if Path("/proc").is_dir() else []

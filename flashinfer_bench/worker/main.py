@@ -6,6 +6,7 @@ It holds the solution's artifact, its inputs and the output slots that the sessi
 from __future__ import annotations
 
 import base64
+import faulthandler
 import os
 import socket
 import sys
@@ -50,7 +51,7 @@ from flashinfer_bench.worker.gated_chain.calls import GatedChains
 from flashinfer_bench.worker.jit.folders import enter_folders
 from flashinfer_bench.worker.jit.precompile import precompile
 from flashinfer_bench.worker.load import LoadedEntry, load_entry
-from flashinfer_bench.worker.protocol import MOST_WORDS, answer_readings
+from flashinfer_bench.worker.protocol import MOST_WORDS, STACK_FILE, STACK_SIGNAL, answer_readings
 
 VERBS: Final = ("load", "bind", "lay_out", "start", "calls", "burst", "relay", "collect", "stop", "recover", "unbind")
 """What a session may ask for, beside the end."""
@@ -74,6 +75,8 @@ def run_worker(
     """
     try:
         confine(order, fds, supervisor)
+        stacks = os.open(Path(order["home"], STACK_FILE), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=False)
         if order.get("program"):
             os.execve(order["program"][0], order["program"], os.environ)
         if order.get("precompile"):

@@ -42,6 +42,7 @@ fails is the solution's doing, since nothing else runs there.
 from __future__ import annotations
 
 import hashlib
+import signal
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -56,6 +57,8 @@ MAX_RETURNED: Final = 256
 MOST_WORDS: Final = 512
 MOST_WHERE: Final = 100
 """Characters that a message quotes of a field's name: a worker may answer with names of its own."""
+STACK_FILE, STACK_SIGNAL = "stack.txt", signal.SIGUSR1
+"""At this signal a worker writes the Python stack of its main thread into this file of its home."""
 MAX_CALLS: Final = 4_096
 """Calls of one request."""
 

@@ -46,6 +46,8 @@ workloads: null
 devices: null
 timeout_seconds: 1e-300
 timeout_seconds: 1000000
+call_timeout_seconds: 1000000
+call_timeout_seconds: null
 time_budget_s: 1e-300
 time_budget_s: 1000000
 baseline_budget_s: 1e-300

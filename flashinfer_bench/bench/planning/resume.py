@@ -100,6 +100,7 @@ class RecordedRun(msgspec.Struct, frozen=True, gc=False):
     quick: bool = False
     seed: int | None = None
     timeout_seconds: float | None = None
+    call_timeout_seconds: float | None = None
     worker_memory_gb: float | None = None
 
     @property
@@ -173,6 +174,7 @@ def _which_limit(evaluation: AnyEvaluation, run: RecordedRun, config: BenchmarkC
         if retry_timeouts:
             return "timed out"
         is_longer = run.timeout_seconds is not None and config.timeout_seconds > run.timeout_seconds
+        is_longer |= (config.call_timeout_seconds or inf) > (run.call_timeout_seconds or inf)
         return "timed out under a shorter limit" if is_longer else ""
     then_gb, now_gb = (inf if one is None else one for one in (run.worker_memory_gb, config.worker_memory_gb))
     is_over = evaluation.status is EvaluationStatus.RUNTIME_ERROR and OVER_MEMORY in evaluation.log

@@ -49,6 +49,7 @@ class Hello(Frame):
     hardware: str
     isolated: bool
     timeout_seconds: LimitS
+    call_timeout_seconds: LimitS | None = None
     profile_baseline: bool
     time_budget_s: float
     baseline_budget_s: float

@@ -299,6 +299,7 @@ class DeviceSession:
         if isinstance(outcome, SolutionFailure):
             is_kept = outcome.is_answer and self._pool.recover() and is_kept
             ran_out = outcome.ran_out
+            job.notes |= {"timeout": outcome.timeout} if outcome.timeout is not None else {}
         elif self._printed[1].strip():
             job.notes[PRINTED] = len(self._printed[1].encode("utf-8", "replace"))
         if not is_kept:
@@ -381,6 +382,8 @@ class DeviceSession:
             input_names=list(definition.inputs),
             outputs=job.output_specs(),
             timeout_seconds=self._hello.timeout_seconds,
+            call_timeout_seconds=self._hello.call_timeout_seconds,
+            reference_s=(baseline.mean_latency_ms or 0.0) / 1e3,
             plan=plan_solution(self._hello, job),
             vary=job.vary_secretly(derive_seed(job.order.seed, "contents")),
             in_out_inputs=written,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any, Final, TypeVar
 
 import torch
@@ -21,6 +22,7 @@ from flashinfer_bench.bench.runner.workers.arena import as_bytes, copy_of
 from flashinfer_bench.bench.runner.workers.artifacts import place_of
 from flashinfer_bench.bench.runner.workers.calling_style import FORMAT_DEFAULT, CallingStyle, settled_by
 from flashinfer_bench.bench.runner.workers.claims import check_memory, check_returned
+from flashinfer_bench.bench.runner.workers.hang import CallWatch
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, SessionTools
 from flashinfer_bench.bench.runner.workers.measuring import Measuring
 from flashinfer_bench.bench.runner.workers.process import Meanwhile, WorkerExit, WorkerGone, WorkerLate, WorkerProcess
@@ -29,7 +31,7 @@ from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall
 from flashinfer_bench.bench.runner.workers.timed.timed_calls import Inspected, ReadCall
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.diagnostics import lead_with_error
-from flashinfer_bench.errors import SolutionFailure
+from flashinfer_bench.errors import RanOut, SolutionFailure
 from flashinfer_bench.timing.measurement import Measured
 from flashinfer_bench.worker.protocol import (
     Called,
@@ -46,6 +48,8 @@ CALLING: Final = ("calls", "burst", "relay")
 """Requests that run the solution: if one raises, its worker may do the solution's next job."""
 REASON_CHARS: Final = 200
 """Most characters of an exception's message in the first line of an error: tables show no longer line."""
+TIMES_REFERENCE, TIMES_SLOWEST = 50, 10
+"""A call may take this many times the reference's, and this many times the slowest before, whatever its limit is."""
 QUICK_REQUEST_S: Final = 0.1
 """If a request of some calls takes less, the next one may have twice as many."""
 
@@ -91,6 +95,9 @@ class RemoteKernel:
         self._arena = tools.arena
         self._has_called = False
         """A call of this job has ended: the first one may compile."""
+        self._first_s = self._slowest_s = 0.0
+        """Seconds of the first call, without compiling, and of the slowest one after it."""
+        self._watch = CallWatch(worker, task.call_timeout_seconds or inf)
         self._places: CallPlaces | None = None
         self._measuring: Measuring | None = None
         self._laid_out = False
@@ -130,6 +137,7 @@ class RemoteKernel:
             SolutionFailure: COMPILE_ERROR if the import fails, TIMEOUT if it does not end.
             WorkerKilled: a signal ended the worker that may have come from outside.
         """
+        self.worker.solution_folder = artifact.directory
         try:
             fields = {**place_of(artifact), "environment": dict(environment), "meanwhile": meanwhile}
             loaded = self.ask("load", Loaded, "the import", **fields)
@@ -325,15 +333,15 @@ class RemoteKernel:
 
     def ask(self, verb: str, expected: type[Answer], what: str, **fields: Any) -> Answer:
         """Ask the worker within what is left of the solution's time; translate what goes wrong."""
-        start = time.monotonic()
+        count = fields.get("first", len(fields.get("indices", ())))
+        limit_s, is_first, start = self._limit_s(verb, count), not self._has_called, time.monotonic()
+        if is_first and self.task.call_timeout_seconds is not None and verb in (*CALLING, "load"):
+            self._watch.begin()
+            fields["is_stuck"] = self._watch.is_stuck
         try:
-            answer = self.worker.ask(verb, expected, max(0.0, self.left_s), **fields)
+            answer = self.worker.ask(verb, expected, limit_s, **fields)
         except WorkerLate:
-            message = f"{what} was still running after {self.task.timeout_seconds:g} s"
-            is_one = fields.get("first", len(fields.get("indices", ()))) <= 1  # of many calls none may be endless
-            is_own = verb != "load" and time.monotonic() - start >= self.task.timeout_seconds / 2
-            ran_out: Any = "call" if self._has_called and is_one else "first call"
-            raise SolutionFailure("TIMEOUT", message, ran_out=ran_out if is_own else None) from None
+            raise self._describe_hang(verb, what, count, time.monotonic() - start, limit_s) from None
         except WorkerGone as gone:
             if gone.ended is not None and self.worker.was_killed(gone.ended):
                 raise WorkerKilled(what, gone.ended) from None
@@ -347,8 +355,40 @@ class RemoteKernel:
             said = answer.error
             message = lead_with_error(f"{_describe(said, what)}\n{said.traceback}".rstrip())
             raise SolutionFailure("RUNTIME_ERROR", message, is_answer=verb in CALLING)
-        self._has_called = self._has_called or (verb in CALLING and fields.get("part") != "setup")
+        if verb in CALLING and fields.get("part") != "setup":
+            took_s = (time.monotonic() - start) / max(1, count)
+            if is_first:
+                self._first_s = max(0.0, took_s - self._watch.compiling_s)
+            else:
+                self._slowest_s = max(self._slowest_s, took_s)
+            self._has_called = True
         return answer
+
+    def _limit_s(self, verb: str, count: int) -> float:
+        """Return the seconds that a request of some calls may take."""
+        left_s, limit_s = max(0.0, self.left_s), self.task.call_timeout_seconds
+        if limit_s is None or verb not in CALLING or not self._has_called:
+            return left_s
+        call_s = max(TIMES_REFERENCE * self.task.reference_s, self._first_s, TIMES_SLOWEST * self._slowest_s)
+        return min(left_s, max(limit_s, count * call_s))
+
+    def _describe_hang(self, verb: str, what: str, count: int, took_s: float, limit_s: float) -> SolutionFailure:
+        """Return the failure of a request that ran out of time, with its limit and the solution's stack."""
+        is_stuck, is_total = took_s < limit_s, limit_s >= self.left_s
+        limit_s = self._watch.quiet_s if is_stuck else self.task.timeout_seconds if is_total else limit_s
+        part = "later call" if self._has_called else "import" if verb == "load" else "first call"
+        stack, compiling_s = self._watch.find_stack(), round(self._watch.compiling_s, 1)
+        reason = f"{what} was still running after {limit_s:g} s"
+        if is_stuck:
+            reason += " in which nothing was compiled"
+        elif compiling_s:
+            reason += f" ({compiling_s:g} s of compiling)"
+        lines = [", ".join([reason, *map(str, stack[:1])]), *(f"  {frame}" for frame in stack[1:])]
+        is_one = count <= 1 or not is_total  # of many calls none may be endless
+        is_own = verb != "load" and (is_stuck or not is_total or took_s >= limit_s / 2)
+        ran_out: RanOut = "call" if is_stuck or (self._has_called and is_one) else "first call"
+        found = {"part": part, "limit_s": limit_s, "compiling_s": compiling_s, "stack": list(map(str, stack))}
+        return SolutionFailure("TIMEOUT", "\n".join(lines), ran_out=ran_out if is_own else None, timeout=found)
 
 
 def do_differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -70,6 +70,10 @@ class KernelTask:
     """Seconds that it may take, all calls together."""
     plan: MeasurePlan
     vary: Vary
+    call_timeout_seconds: float | None = None
+    """Seconds of one call after the first, and of a first call that compiles nothing; None for no such limit."""
+    reference_s: float = 0.0
+    """Seconds of a call of the reference; 0 if unknown."""
     is_reference: bool = False
     """It is the reference: called with its inputs by name, which it may change. Its time is held against nothing."""
     in_out_inputs: frozenset[str] = frozenset()

@@ -25,8 +25,10 @@ from flashinfer_bench.base.host import usable_memory
 from flashinfer_bench.base.wire import FrameReader, WireClosed, WireError, send_frame, send_frame_by
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead, take_overhead
 from flashinfer_bench.errors import DeviceFault
-from flashinfer_bench.sandbox.process_tree import descendants, end_tree, hidden_memory, resident_memory
+from flashinfer_bench.sandbox.process_tree import catches, descendants, end_tree, hidden_memory, resident_memory
 from flashinfer_bench.worker.protocol import (
+    STACK_FILE,
+    STACK_SIGNAL,
     Called,
     Claim,
     ClockTraits,
@@ -60,6 +62,9 @@ FREED_S, POLL_FREED_S = 5.0, 0.05
 MACHINE_SHARE, MOST_NOISE_BYTES = 64, 2 << 30
 """Memory that no process shows may always grow by the smaller of the machine's memory divided by MACHINE_SHARE, and
 MOST_NOISE_BYTES: drivers and other programs move it, too."""
+STACK_LIMIT_S, STACK_POLL_S = 0.5, 0.01
+"""Seconds that a worker has to write its stack, and between two looks."""
+MOST_STACK_BYTES: Final = 64 << 10
 REMOVE_LIMIT_S: Final = 20.0
 """Seconds for removing a worker's home. What is left goes with the session's folder, and holds no other job up."""
 NO_CLOCK: Final = ClockTraits(method="wall", cache_state="warm", fills_queue=False, sees_operations=False)
@@ -133,6 +138,8 @@ class WorkerProcess:
         log: BoundedLog | None = None,
     ) -> None:
         self._home, self.given, self.own = home, given, own
+        self.compiles_to = [Path(one) for one in (order.get("sandbox") or {}).get("writable", (str(home),))]
+        """Folders in which compilers keep what they make for its solution."""
         self._request_id = 0
         self._is_ending = False
         """It was told to end."""
@@ -151,6 +158,8 @@ class WorkerProcess:
         self._most_hidden = max(limit, min(usable_memory() // MACHINE_SHARE, MOST_NOISE_BYTES))
         self._least_hidden = (math.inf, math.inf)
         self._next_look = -math.inf
+        self.solution_folder: Path | None = None
+        """The files of the solution that it has loaded."""
         self.has_setup = False
         """The solution that was loaded exports `setup`."""
         self.mapped: tuple[object, int] | None = None
@@ -255,6 +264,7 @@ class WorkerProcess:
         *,
         fds: Sequence[int] = (),
         meanwhile: Meanwhile | None = None,
+        is_stuck: Callable[[], bool] = lambda: False,
         **fields: Any,
     ) -> Answer | Failed:
         """Send a request and wait for its answer.
@@ -265,11 +275,12 @@ class WorkerProcess:
             limit_s: seconds that it may take.
             fds: descriptors for the worker.
             meanwhile: called once the request is sent.
+            is_stuck: called while the answer is due; True ends the wait.
             **fields: of the request.
 
         Raises:
             WorkerGone: the process ended first.
-            WorkerLate: `limit_s` seconds passed first.
+            WorkerLate: `limit_s` seconds passed first, or it is stuck.
             WireError: what came is no answer to this request.
         """
         self._watch_machine()
@@ -288,7 +299,7 @@ class WorkerProcess:
             self.hear()  # an answer that has come is in time, also if that took until after the deadline
         while (message := self._pop()) is None:
             left_s = deadline - time.monotonic()
-            if left_s <= 0:
+            if left_s <= 0 or is_stuck():
                 raise WorkerLate
             self._turn(min(left_s, MACHINE_POLL_S))
             self._watch_machine()
@@ -323,6 +334,23 @@ class WorkerProcess:
         else:
             self.end()
         return self.log.take()
+
+    def read_stack(self) -> str:
+        """Have the worker write its Python stack; return it, or nothing if it does not."""
+        path = self._home / STACK_FILE
+        if self.pid is None or not catches(self.pid, STACK_SIGNAL):
+            return ""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        with suppress(OSError), os.fdopen(os.open(path, flags), "rb") as file:
+            start = file.seek(0, os.SEEK_END)
+            os.kill(self.pid, STACK_SIGNAL)
+            deadline, seen = time.monotonic() + STACK_LIMIT_S, start
+            while time.monotonic() < deadline and not start < seen == file.seek(0, os.SEEK_END):
+                seen = file.tell()
+                time.sleep(STACK_POLL_S)
+            file.seek(start)
+            return file.read(MOST_STACK_BYTES).decode(errors="replace")
+        return ""
 
     def drain(self, _: object = None) -> None:
         """Read what the worker printed so far, without waiting."""

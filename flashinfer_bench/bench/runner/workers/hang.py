@@ -1,0 +1,119 @@
+"""Finds out whether a call hangs, and where: by the worker's Python stack, its child processes and what it compiles.
+
+A first call may compile for a minute. It hangs if for some seconds no child process ran, no file of a compiler changed,
+and the stack stayed in the solution's own code. The stack is the worker's word: a false one costs its solution only the
+time that it is given.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from flashinfer_bench.bench.runner.workers.process import WorkerProcess
+from flashinfer_bench.sandbox.process_tree import cpu_ticks, descendants
+from flashinfer_bench.worker.protocol import STACK_FILE
+
+CHECK_S: Final = 0.5
+"""Seconds between two checks of a first call."""
+MOST_FILES: Final = 20_000
+"""Files of compilers that are looked at; a folder with more changes in its newest ones, too."""
+MOST_FRAMES: Final = 12
+OURS: Final = re.compile(r"/flashinfer_bench/worker/")
+WAITS_FOR_GPU: Final = re.compile(r"/torch/cuda/(__init__|streams)\.py$")
+"""Files of torch in which a call waits for a GPU: whoever called them waits."""
+
+
+class StackFrame(NamedTuple):
+    """A Python frame of a worker."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"at {self.file}:{self.line}" + ("" if self.function == "<module>" else f", in {self.function}")
+
+
+@dataclass
+class CallWatch:
+    """Watches the calls of one solution in one worker.
+
+    Args:
+        worker: makes the calls.
+        quiet_s: seconds after which a first call hangs that does nothing but run its own code.
+    """
+
+    worker: WorkerProcess
+    quiet_s: float
+    compiling_s: float = 0.0
+    """Seconds in which child processes ran or files of compilers changed."""
+    _state: Any = None
+    _checked_s: float = field(default_factory=time.monotonic)
+    _quiet_since_s: float = field(default_factory=time.monotonic)
+
+    def begin(self) -> None:
+        """Begin with a call."""
+        self._checked_s = self._quiet_since_s = time.monotonic()
+
+    def is_stuck(self) -> bool:
+        """Tell whether the call that is running has done nothing but run its own code for `quiet_s` seconds."""
+        now = time.monotonic()
+        if now < self._checked_s + CHECK_S:
+            return False
+        state = self._read_state()
+        is_compiling = self._state is not None and state != self._state
+        self.compiling_s += now - self._checked_s if is_compiling else 0.0
+        if is_compiling or not self._is_in_own_code():
+            self._quiet_since_s = now
+        self._state, self._checked_s = state, now
+        return now - self._quiet_since_s >= self.quiet_s
+
+    def find_stack(self) -> list[StackFrame]:
+        """Return the solution's frames, the innermost first; files as its sources name them."""
+        frames = [frame for frame in read_stack(self.worker) if frame.file.startswith(self._own)]
+        return [frame._replace(file=frame.file.removeprefix(self._own)) for frame in frames[:MOST_FRAMES]]
+
+    @property
+    def _own(self) -> str:
+        return f"{self.worker.solution_folder}/"
+
+    def _is_in_own_code(self) -> bool:
+        inner = (frame for frame in read_stack(self.worker) if not WAITS_FOR_GPU.search(frame.file))
+        innermost = next(inner, None)
+        return innermost is not None and bool(innermost.file.startswith(self._own) or OURS.search(innermost.file))
+
+    def _read_state(self) -> tuple[Any, Any]:
+        """Return what changes while something is compiled: the work of child processes, and files of compilers."""
+        root = self.worker.supervisor_pid
+        children = [pid for pid in descendants(root) if pid != self.worker.pid] if root is not None else []
+        files = islice(_files_below(self.worker.compiles_to), MOST_FILES)
+        return [(pid, cpu_ticks(pid)) for pid in children], max(files, default=0)
+
+
+def read_stack(worker: WorkerProcess) -> list[StackFrame]:
+    """Return the Python stack of a worker's main thread, the innermost frame first; empty if it does not tell it."""
+    found: list[StackFrame] = []
+    is_current = False
+    for line in worker.read_stack().splitlines():
+        if line.startswith(("Current thread", "Thread", "Stack")):
+            is_current = line.startswith(("Current thread", "Stack"))
+        elif is_current and (match := re.fullmatch(r'\s+File "(.*)", line (\d+) in (.*)', line)):
+            found.append(StackFrame(match[1], int(match[2]), match[3]))
+    return found
+
+
+def _files_below(folders: Iterable[Path]) -> Iterable[int]:
+    """Yield when each folder and file below some folders was changed, in nanoseconds."""
+    for folder in folders:
+        for root, _, files in os.walk(folder):
+            for name in (".", *files):
+                with suppress(OSError):
+                    yield 0 if name == STACK_FILE else Path(root, name).lstat().st_mtime_ns
