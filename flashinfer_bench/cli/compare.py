@@ -43,7 +43,7 @@ def declare_compare(parser: Parser) -> None:
         f"{EXIT_CODES} A solution that does not pass is a failure.",
         usage="%(prog)s A B [--local PATH] [flags]",
         example="compare plain_rmsnorm_h4096 torch_rmsnorm_h4096 --local flashinfer-trace",
-        execute="compare:execute",
+        execute=execute,
     )
     add_flags(parser, {"A": "baseline: the present version, for example"})
     add_flags(parser, {"B": "candidate: the new version, for example"})

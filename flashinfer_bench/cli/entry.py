@@ -10,10 +10,9 @@ import gc
 import importlib.util
 import logging
 import os
-import re
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -28,10 +27,8 @@ _log = logging.getLogger(__name__)
 RUN: Final = "run"
 PERF: Final = "perf"
 """The command that parses its own arguments, because its flags depend on the routine."""
-NOTHING_RUNS: Final = {"-h", "--help", "--dry-run", "--watch"}
-"""Arguments with which no session is started, or only by a thread that has to start its own process for it."""
-ELSEWHERE: Final = re.compile(r"--cluster\b")
-"""A flag with which sessions are started on other machines."""
+NONE_STARTS: Final = {"-h", "--help", "--dry-run", "--watch", "--cluster"}
+"""Flags with which no session is started here, or only by a thread that has to start its own process for it."""
 COMPLETING: Final = "_ARGCOMPLETE"
 """Is set in the environment when a shell asks what may follow."""
 COMMANDS: Final = {
@@ -69,23 +66,10 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
     if not arguments:
         write_err(make_parser(arguments).format_help())
         return Misuse.exit_code
-    code = call(lambda: _run(arguments, starts_ahead=argv is None))
+    code = _run(arguments, starts_ahead=argv is None)
     if argv is None:
         gc.freeze()  # the process ends now: to look for cycles among all that was imported would take it 0.1 s
     return code
-
-
-def call(command: Callable[[], int]) -> int:
-    """Call a command and return the exit code. Misuse, faults and interrupts become lines without a traceback."""
-    try:
-        return command()
-    except FlashInferBenchError as error:
-        _log.debug("what led to the error below", exc_info=True)
-        write_problems(str(error))
-        return error.exit_code
-    except KeyboardInterrupt:
-        write_err("interrupted")
-        return INTERRUPTED
 
 
 def parse_command_line(argv: Sequence[str]) -> Namespace:
@@ -161,22 +145,31 @@ def import_command(word: str) -> ModuleType:
 
 
 def _run(argv: Sequence[str], *, starts_ahead: bool) -> int:
-    """Run a command. Where sessions will be forked, first start the process that imports torch, which takes longest.
+    """Run a command. Misuse, faults and interrupts become lines without a traceback, and an exit code.
 
-    It imports while this process imports its own part, reads the set and plans. Where the guess is wrong, as when the
-    arguments cannot be used, it ends with this process.
+    If sessions will be forked, the process that imports torch is started first, since that takes longest. It imports
+    while this process imports its own part, reads the set and plans. If the guess is wrong, as when arguments cannot
+    be used, it ends with this process.
     """
     try:
-        Path.cwd()  # without it neither a path nor torch's libraries are found
-    except FileNotFoundError:
-        raise Misuse("the working directory was removed; cd to another one first") from None
-    if starts_ahead and argv[0] in (RUN, PERF) and not NOTHING_RUNS & set(argv) and not any(map(ELSEWHERE.match, argv)):
-        from flashinfer_bench.bench.machine import guess_kind  # before anything that takes long to import
-        from flashinfer_bench.bench.runner.environments import starter_environment
-        from flashinfer_bench.bench.runner.launcher import launcher_for
+        try:
+            Path.cwd()  # without it neither a path nor torch's libraries are found
+        except FileNotFoundError:
+            raise Misuse("the working directory was removed; cd to another one first") from None
+        if starts_ahead and argv[0] in (RUN, PERF) and not NONE_STARTS & {word.partition("=")[0] for word in argv}:
+            from flashinfer_bench.bench.machine import guess_kind  # before anything that takes long to import
+            from flashinfer_bench.bench.runner.environments import starter_environment
+            from flashinfer_bench.bench.runner.launcher import launcher_for
 
-        launcher_for(starter_environment(os.environ, "cpu" if "cpu" in argv else guess_kind()))
-    start_log(argv)
-    args = parse_command_line(argv)
-    code: int = args.execute(args)
+            launcher_for(starter_environment(os.environ, "cpu" if "cpu" in argv else guess_kind()))
+        start_log(argv)
+        args = parse_command_line(argv)
+        code: int = args.execute(args)
+    except FlashInferBenchError as error:
+        _log.debug("what led to the error below", exc_info=True)
+        write_problems(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        write_err("interrupted")
+        return INTERRUPTED
     return code

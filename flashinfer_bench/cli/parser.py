@@ -11,7 +11,6 @@ import argparse
 import difflib
 import math
 import os
-import pkgutil
 import re
 import shutil
 import sys
@@ -69,16 +68,14 @@ class Parser(argparse.ArgumentParser):
         *,
         usage: str | None = None,
         example: str = "",
-        execute: Callable[[argparse.Namespace], int] | str | None = None,
+        execute: Callable[[argparse.Namespace], int] | None = None,
     ) -> None:
-        """Set the texts of the help, and the function that the command calls, or its place: `module:function`."""
+        """Set the texts of the help, and the function that the command calls."""
         self.description, self.usage = description, usage
         self.set_defaults(parser=self)
         self.epilog = f"example:\n  {PROGRAM} {example}" if example else None
         if execute is not None:
-            place = f"{__package__}.{execute}"
-            imported = lambda args: pkgutil.resolve_name(place)(args)  # noqa: E731 - imported when it is called
-            self.set_defaults(execute=imported if isinstance(execute, str) else execute)
+            self.set_defaults(execute=execute)
             add_log_level(self)
 
     def add_command(self, word: str, text: str, *, add_help: bool = True, **described: Any) -> Parser:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from typing import Final
 
 from flashinfer_bench.cli.parser import QUIET_FLAG, SOURCE_FLAGS, Parser, add_flags, add_format, add_local
@@ -16,7 +17,7 @@ def declare_run(parser: Parser) -> None:
         "Judge and time the chosen solutions on every workload of their definitions; record each verdict.",
         usage="%(prog)s SET [--solution FILE] [flags]",
         example="run --local flashinfer-trace --definitions gemm_n128_k4096 --iterations 20",
-        execute="run_jobs:execute",
+        execute=execute,
     )
     add_local(parser)
     add_selection(parser)
@@ -45,3 +46,10 @@ def declare_run(parser: Parser) -> None:
     add_flags(results.add_mutually_exclusive_group(), broken)
     add_format(results)
     add_flags(results, QUIET_FLAG)
+
+
+def execute(args: Namespace) -> int:
+    """Run the jobs that the flags ask for."""
+    from flashinfer_bench.cli.run_jobs import run_jobs  # the engine
+
+    return run_jobs(args)

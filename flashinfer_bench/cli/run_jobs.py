@@ -149,7 +149,7 @@ class RunProgress:
         return f"[{self.statuses.total()}/{self.jobs}{f', {failed} not passed' if failed else ''}] "
 
 
-def execute(args: Namespace) -> int:
+def run_jobs(args: Namespace) -> int:
     """Run the jobs that the flags ask for, or print the plan."""
     if args.replay and args.resume:
         raise Misuse("--replay judges what is recorded, which --resume leaves out: give one of them")

@@ -24,7 +24,7 @@ def declare_repro(parser: Parser) -> None:
         "Exit codes: 0 written, 1 the job cannot be judged, 2 misuse.",
         usage="%(prog)s TRACE.jsonl[:LINE] | SOLUTION WORKLOAD [--local SET] [--dump DIR] [flags]",
         example="repro plain_rmsnorm_h4096 d01172 --local flashinfer-trace --dump why",
-        execute="edit.repro:execute",
+        execute=execute,
     )
     what = "a recorded job; or a solution (its name, or a file) and a workload"
     parser.add_argument("what", nargs="+", metavar="WHAT", help=what)

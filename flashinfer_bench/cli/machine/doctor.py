@@ -23,7 +23,7 @@ def declare_doctor(parser: Parser) -> None:
         "Tell what this machine can measure, by which method, and how far its times can be compared: "
         "exit code 0 where it can, 1 where something is broken.",
         example="doctor --device 0",
-        execute="machine.doctor:execute",
+        execute=execute,
     )
     add_flags(parser, {"--device NAME": "0, cuda:1, a GPU's uuid, or cpu (default: the first GPU)"})
     add_sandbox(parser, default="auto")

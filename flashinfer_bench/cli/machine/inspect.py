@@ -38,7 +38,7 @@ def declare_inspect(parser: Parser) -> None:
         f"{WALLS}\n{EXIT_CODES}",
         usage=USAGE,
         example=f"inspect ncu {EXAMPLE}",
-        execute="machine.inspect:execute_ncu",
+        execute=execute_ncu,
     )
     _add_target(ncu)
     flags = {
@@ -61,7 +61,7 @@ def declare_inspect(parser: Parser) -> None:
         f"{WALLS}\n{EXIT_CODES} A finding is a failure.",
         usage=USAGE,
         example=f"inspect sanitizer {EXAMPLE}",
-        execute="machine.inspect:execute_sanitizer",
+        execute=execute_sanitizer,
     )
     _add_target(sanitizer)
     flags = {
