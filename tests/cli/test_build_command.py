@@ -99,29 +99,21 @@ def test_misuse_and_a_cache_that_cannot_be_written_build_nothing(here, capsys, l
     assert message in capsys.readouterr().err
 
 
-def test_what_runs_compiled_counts_is_cleared_and_stays_under_a_run(here, call, capsys):
+def test_what_runs_compiled_counts_is_cleared_and_stays_under_a_run(here, call):
     judge = here / "cache/judge/triton-3/kernel.cubin"
     for name, age_s in (("old", 500), ("new", 100)):
-        kernel = here / f"cache/jit/ab/ab{name}/triton/kernel.cubin"
-        for file in (kernel, judge):
+        for file in (here / f"cache/jit/ab/ab{name}/triton/kernel.cubin", judge):
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(b"x" * 3000)
         (note := here / f"cache/jit/ab/ab{name}.solution").write_text(f"{name} one")
         os.utime(note, (time.time() - age_s,) * 2)
     shown = call("cache show")[1]
-    assert [(one["solution"], one["size_bytes"]) for one in shown["compiled_at_run"]] == [
-        ("new one", 3000),
-        ("old one", 3000),
-    ]
-    assert shown["judge_bytes"] == 3000
+    assert [one["solution"] for one in shown["compiled_at_run"]] == ["new one", "old one"]
     with ArtifactCache(here / "cache").used():
         assert call("cache clear")[1]["kept_bytes"] == 9000
-        main(["cache", "clear"])
-        assert "0 bytes; 0 left, 9.0 kB\na run uses what is left" in capsys.readouterr().out
     assert call("cache clear --failed")[1]["kept_bytes"] == 9000
     assert call("cache clear --keep-gb 0.000004")[1]["removed_bytes"] == 3000
     assert call("cache clear")[1]["kept_bytes"] == 0
-    assert not judge.exists()
 
 
 def test_the_times_of_references_are_listed_and_removed(here, call, capsys):

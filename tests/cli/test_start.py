@@ -1,16 +1,13 @@
 """What the command line loads, and how it behaves as a process: streams that fail, readers that go, Ctrl-C."""
 
-import os
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from flashinfer_bench.sandbox.process_tree import descendants, is_alive
+from flashinfer_bench.cli.output import one_interrupt
 from tests.cli.fake_engine import write_small_set
-from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
-from tests.kit.processes import wait_until_gone
 
 PROGRAM = (sys.executable, "-m", "flashinfer_bench")
 PROBE = """
@@ -127,29 +124,9 @@ def test_a_stream_that_fails_costs_a_line_at_most_and_a_reader_that_goes_nothing
     assert lines == ([heard] if heard else [])
 
 
-@pytest.mark.cpu
-@pytest.mark.timeout(300)
-def test_interrupted_twice_a_run_leaves_no_process_and_says_how_to_resume(tmp_path):
-    endless = make_solution("b_endless", source="def run(x):\n    while True:\n        pass\n")
-    root = write_trace_set(
-        tmp_path / "set",
-        definitions=[make_definition()],
-        solutions=[make_solution("a_right"), endless],
-        workloads=[make_trace(solution=None, workload=make_workload())],
-    )
-    environment = {**os.environ, "FIB_CACHE_PATH": str(tmp_path / "cache")}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen([*PROGRAM, "run", root, "--devices", "cpu"], text=True, env=environment, **pipes)
-    for line in process.stderr:
-        if line.startswith("[1/2]"):
-            break
-    below = descendants(process.pid)
-    assert below
-    for number in (signal.SIGINT, signal.SIGTERM):
-        process.send_signal(number)
-    out, err = process.communicate(timeout=100)
-    assert process.returncode == 130
-    assert "1 PASSED, 1 not finished" in out
-    assert "--resume" in err
-    assert len((root / "traces/alice/test/double.jsonl").read_text().splitlines()) == 1
-    assert wait_until_gone(lambda: [pid for pid in below if is_alive(pid)]) == []
+def test_a_second_interrupt_does_not_cut_the_clean_up_short(capfd):
+    with one_interrupt():
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+    assert capfd.readouterr().err == "stopping: waiting for the processes of this run to end\n"
