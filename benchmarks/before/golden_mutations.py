@@ -153,7 +153,7 @@ CHANGES = (
     Change(
         "interrupted_exit_code",
         "a run that Ctrl-C ends has exit code 1, not 130",
-        one("cli/exit_codes.py", "INTERRUPTED: Final = 130", "INTERRUPTED: Final = 1"),
+        one("cli/output.py", "INTERRUPTED: Final = 130", "INTERRUPTED: Final = 1"),
         ("test_golden_signals.py", "-k", "SIGINT"),
     ),
     Change(

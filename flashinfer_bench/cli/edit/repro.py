@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,7 @@ def declare_repro(parser: Parser) -> None:
     add_format(parser)
 
 
-def execute(args: argparse.Namespace) -> int:
+def execute(args: Namespace) -> int:
     """Judge, write, tell."""
     from flashinfer_bench.base.printable import to_printable
     from flashinfer_bench.bench.planning.plan import describe_nothing
@@ -81,7 +81,7 @@ def execute(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read_recorded(args: argparse.Namespace) -> list[Trace]:
+def _read_recorded(args: Namespace) -> list[Trace]:
     """Return the recorded job that is meant; none if a solution and a workload are named.
 
     Raises:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
+from argparse import Namespace
 from typing import TYPE_CHECKING, Final
 
 from flashinfer_bench.cli.output import write_err
@@ -31,7 +31,7 @@ def declare_doctor(parser: Parser) -> None:
     add_format(parser)
 
 
-def execute(args: argparse.Namespace) -> int:
+def execute(args: Namespace) -> int:
     """Examine the machine and print the findings; return 1 if something is broken."""
     from flashinfer_bench.bench.machine import discover_devices
     from flashinfer_bench.cli.tables import write_result

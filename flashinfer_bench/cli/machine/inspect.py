@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from typing import TYPE_CHECKING, Final
 
 from flashinfer_bench.cli.output import write_err
@@ -93,7 +93,7 @@ def _add_how(parser: Parser) -> None:
     add_format(group)
 
 
-def execute_ncu(args: argparse.Namespace) -> int:
+def execute_ncu(args: Namespace) -> int:
     """Profile one call."""
     from flashinfer_bench.cli.tables import write_result
     from flashinfer_bench.examine.inspect import look, ncu
@@ -106,7 +106,7 @@ def execute_ncu(args: argparse.Namespace) -> int:
     return 0
 
 
-def execute_sanitizer(args: argparse.Namespace) -> int:
+def execute_sanitizer(args: Namespace) -> int:
     """Check one call; return 1 if something was found, or could not be checked."""
     from flashinfer_bench.cli.tables import write_result
     from flashinfer_bench.examine.inspect import look, sanitizer
@@ -118,7 +118,7 @@ def execute_sanitizer(args: argparse.Namespace) -> int:
     return 1 if document["findings"] or document["problems"] else 0
 
 
-def _look(args: argparse.Namespace, steps: list[ToolStep]) -> Inspected:
+def _look(args: Namespace, steps: list[ToolStep]) -> Inspected:
     from flashinfer_bench.cli.args import open_trace_set
     from flashinfer_bench.examine.inspect import look
 

@@ -7,12 +7,12 @@ A line that cannot be used becomes a case with a problem. It is reported, and th
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import resource
 import shlex
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -64,7 +64,7 @@ class Request:
     """The routine that the words name, known or not."""
     runs_as_ranks: bool = False
     """Whether one of its backends runs here as ranks of mpirun, and not in the engine."""
-    args: argparse.Namespace = field(default_factory=argparse.Namespace)
+    args: Namespace = field(default_factory=Namespace)
     case: Any = None
     """The routine's case; None with a problem."""
     material: Any = None
@@ -179,7 +179,7 @@ def _read_line(request: Request, rest: Sequence[str], place: Platform) -> None:
         request.named = read_names([*rest, *request.text.split()]).routine or ""
         return
     names = read_names([*rest, *words])
-    request.named, request.args = names.routine or "", argparse.Namespace(case_tag=names.case_tag)
+    request.named, request.args = names.routine or "", Namespace(case_tag=names.case_tag)
     given = {word.partition("=")[0] for word in words}
     request.ignored = [flag for flag in make_parser(case=False).flags() if flag in given]
     try:

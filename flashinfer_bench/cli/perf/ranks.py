@@ -8,8 +8,8 @@ slowest rank.
 
 from __future__ import annotations
 
-import argparse
 import importlib
+from argparse import Namespace
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -59,7 +59,7 @@ class Stopwatch:
         return [float(start.elapsed_time(end)) for start, end in pairwise(marks)]
 
 
-def run_ranks(request: Request, session: argparse.Namespace, place: Platform) -> int:
+def run_ranks(request: Request, session: Namespace, place: Platform) -> int:
     """Time the case on this rank, together with all others; rank 0 reports."""
     comm = importlib.import_module("flashinfer.comm")
     communicator: Any = importlib.import_module("mpi4py.MPI").COMM_WORLD
@@ -135,9 +135,7 @@ def time_rounds(
     return {"a2a_total": both, **times}, [problem for problem in problems if problem is not None]
 
 
-def make_experts(
-    args: argparse.Namespace, weights: Sequence[torch.Tensor], rank: int, ranks: int, dtype: torch.dtype
-) -> Any:
+def make_experts(args: Namespace, weights: Sequence[torch.Tensor], rank: int, ranks: int, dtype: torch.dtype) -> Any:
     """Return the library's kernel of --real_math for the weights of this rank.
 
     It computes [rows, hidden] of rows of the payload, their expert ids and their factors [rows, top_k].
@@ -201,7 +199,7 @@ def find_mismatch(rank: int, back: torch.Tensor, wanted: torch.Tensor, check: Ch
 
 
 def report_ranks(
-    request: Request, session: argparse.Namespace, place: Platform, times: dict[str, list[float]], problems: list[str]
+    request: Request, session: Namespace, place: Platform, times: dict[str, list[float]], problems: list[str]
 ) -> int:
     """Write the lines and rows of the whole round; with --per_phase_timing of each phase, too.
 

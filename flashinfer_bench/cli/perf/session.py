@@ -7,8 +7,8 @@ when all its backends are done.
 
 from __future__ import annotations
 
-import argparse
 import os
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -172,7 +172,7 @@ def in_groups(requests: Sequence[Request]) -> list[list[Request]]:
     return list(groups.values())
 
 
-def _run_group(results: Results, group: Sequence[Request], session: argparse.Namespace, root: Path) -> None:
+def _run_group(results: Results, group: Sequence[Request], session: Namespace, root: Path) -> None:
     asked = [(one, name, one.definition, one.material.solutions[name].name) for one in group for name in one.backends]
 
     def put(definition: str, solution: str | None, result: Any, device: str | None = None) -> None:
@@ -214,7 +214,7 @@ def make_trace_set(group: Sequence[Request], root: Path, *, is_resumed: bool) ->
     )
 
 
-def make_config(group: Sequence[Request], session: argparse.Namespace) -> BenchmarkConfig:
+def make_config(group: Sequence[Request], session: Namespace) -> BenchmarkConfig:
     """Return the configuration of one run of the engine."""
     sections = {}
     for request in group:

@@ -7,9 +7,9 @@ Five checks read files, and what was read from them; no code of the set is run. 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -86,7 +86,7 @@ def declare_validate_render(parser: Parser) -> None:
     add_flags(parser, {"REPORT": "the report.json"})
 
 
-def execute(args: argparse.Namespace) -> int:
+def execute(args: Namespace) -> int:
     """Make the checks, write what they found, and return 1 if there are errors."""
     checks = _known("--checks", getattr(args, "checks", FILE_CHECKS), CHECKS)
     outputs = _known("--outputs", getattr(args, "outputs", OUTPUTS if args.output_folder else OUTPUTS[:1]), OUTPUTS)
@@ -114,7 +114,7 @@ def execute(args: argparse.Namespace) -> int:
     return _exit_code(report)
 
 
-def execute_render(args: argparse.Namespace) -> int:
+def execute_render(args: Namespace) -> int:
     """Print a report that `validate` wrote; return 1 if it has errors.
 
     Raises:
@@ -162,7 +162,7 @@ def _exit_code(report: Mapping[str, Any]) -> int:
     return FAILED if any(issue["severity"] == "error" for issue in report["issues"]) else RAN
 
 
-def _validate(whole: TraceSet, checks: list[str], args: argparse.Namespace) -> dict[str, Any]:
+def _validate(whole: TraceSet, checks: list[str], args: Namespace) -> dict[str, Any]:
     """Make the checks of the part of a set that the flags name, and return the report."""
     from flashinfer_bench.cli.settings import find_tolerance_issues
 
@@ -202,12 +202,12 @@ def _validate(whole: TraceSet, checks: list[str], args: argparse.Namespace) -> d
     }
 
 
-def _choose(whole: TraceSet, args: argparse.Namespace) -> TraceSet:
+def _choose(whole: TraceSet, args: Namespace) -> TraceSet:
     """Return the set with the chosen definitions alone. One whose file cannot be read may be named, too."""
     asked = getattr(args, "definitions", None)
     broken = {issue.file.stem for issue in whole.issues if issue.severity == "error"}
     readable = [name for name in asked or () if layout.path_part(name) not in broken]
-    chosen = choose_definitions(whole, argparse.Namespace(**{**vars(args), "definitions": readable}))
+    chosen = choose_definitions(whole, Namespace(**{**vars(args), "definitions": readable}))
     names = {item.name for item in chosen if not asked or item.name in asked}
     kept: dict[str, Any] = {
         field: {name: items for name, items in getattr(whole, field).items() if name in names}
