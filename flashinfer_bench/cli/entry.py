@@ -32,29 +32,38 @@ NONE_STARTS: Final = {"-h", "--help", "--dry-run", "--watch", "--cluster"}
 COMPLETING: Final = "_ARGCOMPLETE"
 """Is set in the environment when a shell asks what may follow."""
 COMMANDS: Final = {
-    RUN: ("run", "judge and time solutions"),
-    "list": ("sets.list", "list definitions, solutions or workloads of a trace set"),
-    "new": ("edit.new", "write a skeleton to begin with"),
-    "validate": ("sets.validate", "show everything wrong with a trace set"),
-    "validate-render": ("sets.validate", "show a report of validate"),
-    "config": ("settings", "show settings"),
-    "report": ("report", "make tables of traces"),
-    "compare": ("compare", "say whether one solution is faster than another, and how sure that is"),
-    "cache": ("machine.cache", "look after what is built"),
-    "build": ("machine.build", "compile solutions without running them"),
-    "pack": ("sets.pack", "make a solution file of a folder of sources"),
-    "unpack": ("sets.pack", "make a folder of sources of a solution file"),
-    "convert": ("sets.convert", "write a set of another layout in the standard one"),
-    "repro": ("edit.repro", "show why a verdict is what it is: its call in files"),
-    "inspect": ("machine.inspect", "look at one call of a solution with ncu or compute-sanitizer"),
-    "doctor": ("machine.doctor", "tell what this machine can measure"),
-    "completion": ("entry", "print a script that completes commands in a shell"),
-    "serve": ("resident.serve", "judge what clients submit over HTTP"),
-    "submit": ("resident.clients", "submit a solution to a server"),
-    "top": ("resident.clients", "show what a server is doing"),
-    PERF: ("perf.flags", "time FlashInfer's kernels"),
+    RUN: "judge and time solutions",
+    "list": "list definitions, solutions or workloads of a trace set",
+    "new": "write a skeleton to begin with",
+    "validate": "show everything wrong with a trace set",
+    "validate-render": "show a report of validate",
+    "config": "show settings",
+    "report": "make tables of traces",
+    "compare": "say whether one solution is faster than another, and how sure that is",
+    "cache": "look after what is built",
+    "build": "compile solutions without running them",
+    "pack": "make a solution file of a folder of sources",
+    "unpack": "make a folder of sources of a solution file",
+    "convert": "write a set of another layout in the standard one",
+    "repro": "show why a verdict is what it is: its call in files",
+    "inspect": "look at one call of a solution with ncu or compute-sanitizer",
+    "doctor": "tell what this machine can measure",
+    "completion": "print a script that completes commands in a shell",
+    "serve": "judge what clients submit over HTTP",
+    "submit": "submit a solution to a server",
+    "top": "show what a server is doing",
+    PERF: "time FlashInfer's kernels",
 }
-"""First word of each command, in the order of the help → its module below this package, and its line of the help."""
+"""First word of each command, in the order of the help → its line of the help."""
+OTHER_FILES: Final = {
+    "validate-render": "validate",
+    "config": "settings",
+    "unpack": "pack",
+    "completion": "entry",
+    "top": "submit",
+    PERF: "perf.flags",
+}
+"""Command → its file, where that has another name."""
 
 
 def run_command_line(argv: Sequence[str] | None = None) -> int:
@@ -100,7 +109,7 @@ def make_parser(argv: Sequence[str]) -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     typed = next((argument for argument in argv if not argument.startswith("-")), None)
-    for word, (_, text) in COMMANDS.items():
+    for word, text in COMMANDS.items():
         added = parser.add_command(word, text, add_help=word != PERF)
         if word == typed and word != PERF:
             getattr(import_command(word), f"declare_{word.replace('-', '_')}")(added)
@@ -141,7 +150,7 @@ def print_completion(args: Namespace) -> int:
 
 def import_command(word: str) -> ModuleType:
     """Import the module of a command."""
-    return importlib.import_module(f"flashinfer_bench.cli.{COMMANDS[word][0]}")
+    return importlib.import_module(f"flashinfer_bench.cli.{OTHER_FILES.get(word, word)}")
 
 
 def _run(argv: Sequence[str], *, starts_ahead: bool) -> int:

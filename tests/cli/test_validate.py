@@ -5,8 +5,8 @@ import json
 import pytest
 
 from flashinfer_bench.bench.machine import Device, Machine
+from flashinfer_bench.cli import validate_by_judging
 from flashinfer_bench.cli.main import cli as main
-from flashinfer_bench.cli.sets import validate_by_judging
 from flashinfer_bench.errors import ConfigError, DeviceFault
 from tests.cli.fake_engine import FakeEngine, write_small_set
 from tests.kit.make import make_definition, make_evaluation, make_solution, make_trace, make_workload, write_trace_set

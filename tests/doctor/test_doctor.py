@@ -12,7 +12,7 @@ import pytest
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.runner.device_lock import lock_device
 from flashinfer_bench.bench.runner.sandbox import Sandbox
-from flashinfer_bench.cli.machine.doctor import render_report
+from flashinfer_bench.cli.doctor import render_report
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.examine.compare.result import Comparison, Ratio, Row

@@ -173,7 +173,7 @@ def _validate(whole: TraceSet, checks: list[str], args: Namespace) -> dict[str, 
     found += [(check, issue) for check, find in FURTHER.items() if check in checks for issue in find(part)]
     jobs: list[dict[str, Any]] = []
     for check in (one for one in checks if one not in FILE_CHECKS):
-        from flashinfer_bench.cli.sets.validate_by_judging import judge_set  # the engine
+        from flashinfer_bench.cli.validate_by_judging import judge_set  # the engine
 
         judged, issues = judge_set(check, part, author=args.baseline_author, cpu_only=args.disable_gpu)
         jobs += judged
