@@ -21,9 +21,8 @@ import torch
 from flashinfer_bench.base.files.held_folders import temporary_folder
 from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance, find_beyond
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
-from flashinfer_bench.cli.output import FAILED, RAN, write_out
 from flashinfer_bench.cli.perf.cases import Request
-from flashinfer_bench.cli.perf.results import ResultFiles, introduce, make_row, report
+from flashinfer_bench.cli.perf.results import Results, make_row
 from flashinfer_bench.roofline.peaks import describe_time
 from flashinfer_bench.routines.case.materials import write_material
 from flashinfer_bench.routines.case.spec import Check
@@ -206,18 +205,18 @@ def report_ranks(
     Returns:
         1 if an output is wrong and the flags make that an error, else 0.
     """
-    args, files = request.args, ResultFiles(session.output_path, session.json_path)
+    args = request.args
     args.refcheck |= args.validate
+    results = Results([request], session, place)
     costs = count_phases(args, request.case.inputs["token_selected_experts"].value)
-    lines, status = [*introduce(request, place)], "mismatch" if problems else "passed"
-    for phase, taken in [*times.items()][: None if args.per_phase_timing else 1]:
-        cost, took = costs[phase], median(taken)
-        measurement = {"method": "cuda_events", "cache_state": "warm", "samples": len(taken), "samples_ms": taken}
-        times_of = {"median_ms": took, "std_ms": pstdev(taken), "measurement": measurement}
-        facts = describe_time(cost, "", took) or {}
-        row = make_row(request, phase, place, status, "; ".join(problems), facts=facts, **times_of)
-        files.add(row)
-        lines += report(row)
-    write_out("".join(f"{line}\n" for line in lines))
-    has_failed = bool(problems) and args.refcheck and not args.allow_output_mismatch
-    return FAILED if has_failed or files.lost else RAN
+    status, reason = "mismatch" if problems else "passed", "; ".join(problems)
+    request.backends = [*times][: None if args.per_phase_timing else 1]
+    for phase in request.backends:
+        took, samples = median(times[phase]), len(times[phase])
+        record = {"method": "cuda_events", "cache_state": "warm", "samples": samples, "samples_ms": times[phase]}
+        found = {"median_ms": took, "std_ms": pstdev(times[phase]), "measurement": record}
+        row = make_row(
+            request, phase, place, status, reason, facts=describe_time(costs[phase], "", took) or {}, **found
+        )
+        results.put(request, row)
+    return results.exit_code

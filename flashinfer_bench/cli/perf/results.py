@@ -14,14 +14,15 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count as count_up
 from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.base.files.writing import open_to_replace
 from flashinfer_bench.cli.args import find_output
-from flashinfer_bench.cli.output import write_err, write_problems
+from flashinfer_bench.cli.output import FAILED, RAN, write_err, write_out, write_problems
 from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.data import Evaluation, EvaluationStatus
 from flashinfer_bench.data.measurement import Measurement, read_measurement
@@ -221,27 +222,36 @@ def perf_line(row: Row) -> str:
     )
 
 
-class ResultFiles:
-    """Appends rows to the named files. A file that holds something already is first moved aside, and that is told.
+class Results:
+    """Prints the cases of a session, each when all its backends are done, and appends rows to the named files.
+
+    A file that holds something already is first moved aside, and that is told.
 
     Raises:
         Misuse: a file cannot be written.
     """
 
-    def __init__(self, output_path: str | None, json_path: str | None) -> None:
-        self._open: dict[Path, int] = {}
-        self._csv = Path(output_path) if output_path and not output_path.endswith(".jsonl") else None
+    def __init__(self, requests: Sequence[Request], session: Namespace, place: Platform) -> None:
+        self.requests, self.place, self.has_failed = requests, place, False
         self.lost: set[Path] = set()
         """The files that lack rows."""
-        for path in map(Path, filter(None, (output_path, json_path))):
+        csv_path, json_path = session.output_path, session.json_path
+        self._csv = Path(csv_path) if csv_path and not csv_path.endswith(".jsonl") else None
+        self._open: dict[Path, int] = {}
+        for path in map(Path, filter(None, (csv_path, json_path))):
             try:
-                place = find_output(path)
+                output = find_output(path)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 _move_aside(path)
-                self._open[path] = open_to_replace(place.path, root=place.root)
+                self._open[path] = open_to_replace(output.path, root=output.root)
                 _append(self._open[path], _csv_line(COLUMNS) if path == self._csv else b"")
             except OSError as error:
                 raise Misuse(f"{path}: cannot be written: {error}") from None
+
+    @property
+    def exit_code(self) -> int:
+        """Code of the session: 0 if all cases ran and were written."""
+        return FAILED if self.has_failed or self.lost else RAN
 
     def add(self, row: Row) -> None:
         """Write a row to every file that lacks no earlier row."""
@@ -263,6 +273,30 @@ class ResultFiles:
         kept = [at for at in range(len(head)) if any(row[at] for row in rows) or not rows]
         text = b"".join(_csv_line(row[at] for at in kept) for row in (head, *rows))
         find_output(self._csv).write(text.decode())
+
+    def put(self, request: Request, row: Row) -> None:
+        """Keep a row; tell its case with the last one."""
+        request.rows[row["backend"]] = row
+        if len(request.rows) == len(request.backends):
+            self.tell(request)
+
+    def finish(self, reason: str) -> None:
+        """Tell the cases that lack rows: their missing backends failed for this reason."""
+        for request in self.requests:
+            for backend in [name for name in request.backends if name not in request.rows]:
+                self.put(request, make_row(request, backend, self.place, "failed", reason))
+
+    def tell(self, request: Request) -> None:
+        """Print and write a case."""
+        rows = [make_row(request, name, self.place, "skipped", why) for name, why in request.skipped.items()]
+        rows += [request.rows[name] for name in request.backends]
+        lines = [*introduce(request, self.place), *(line for row in rows for line in report(row))]
+        if request.problem is not None:
+            rows = [make_row(request, "", self.place, "failed", request.problem)]
+        for row in rows:
+            self.add(row)
+        self.has_failed |= not request.backends or any(map(is_failure, rows))
+        write_out("".join(f"{line}\n" for line in lines))
 
 
 def _append(file: int, data: bytes) -> None:

@@ -26,18 +26,14 @@ from flashinfer_bench.bench.events import JobFaulted, JobFinished, Notice
 from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.bench.runner.sandbox import find_sandbox
 from flashinfer_bench.bench.tolerances import read_tolerances
-from flashinfer_bench.cli.output import FAILED, INTERRUPTED, RAN, one_interrupt, write_err, write_out
+from flashinfer_bench.cli.output import INTERRUPTED, one_interrupt, write_err
 from flashinfer_bench.cli.perf.ahead import compile_ahead
 from flashinfer_bench.cli.perf.cases import Request, read_requests
 from flashinfer_bench.cli.perf.flags import split_session
 from flashinfer_bench.cli.perf.results import (
-    ResultFiles,
-    Row,
-    introduce,
-    is_failure,
+    Results,
     make_judged,
     make_row,
-    report,
 )
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.store.jsonl import write_whole
@@ -45,7 +41,7 @@ from flashinfer_bench.data.store.layout import TOLERANCES_FILE
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import DataSetError, Misuse
 from flashinfer_bench.routines.case.materials import write_material
-from flashinfer_bench.routines.case.support import Platform, find_platform
+from flashinfer_bench.routines.case.support import find_platform
 
 PRECISION: Final = 0.005
 """Share of its time to which a case is to be known: it has one trial, and its only reading of a time is that one's."""
@@ -76,11 +72,11 @@ def run_session(argv: Sequence[str]) -> int:
         return run_ranks(requests[0], session, place)
     if session.save_trace_set:
         read_tolerances(Path(session.save_trace_set))  # raises before any file is begun, if they cannot be used
-    results = Results(requests, ResultFiles(session.output_path, session.json_path), place)
+    results = Results(requests, session, place)
     with ExitStack() as stack:
         root = Path(session.save_trace_set or stack.enter_context(temporary_folder("perf")))
         if session.no_empty_columns:
-            stack.callback(results.files.drop_empty_columns)
+            stack.callback(results.drop_empty_columns)
         for request in requests:
             if not request.backends:
                 results.tell(request)
@@ -108,7 +104,7 @@ def run_session(argv: Sequence[str]) -> int:
             raise
         finally:
             results.finish(reason)
-    return FAILED if results.has_failed or results.files.lost else RAN
+    return results.exit_code
 
 
 def write_tolerances(root: Path, requests: Sequence[Request]) -> None:
@@ -127,37 +123,6 @@ def write_tolerances(root: Path, requests: Sequence[Request]) -> None:
             write_whole(path, TOLERANCES_HEAD + text, root=root)
     except OSError as error:
         raise DataSetError(f"{path}: cannot be written: {error}") from error
-
-
-class Results:
-    """Prints and writes the cases of a session, each when all its backends are done."""
-
-    def __init__(self, requests: Sequence[Request], files: ResultFiles, place: Platform) -> None:
-        self.requests, self.files, self.place, self.has_failed = requests, files, place, False
-
-    def put(self, request: Request, row: Row) -> None:
-        """Keep a row; tell its case with the last one."""
-        request.rows[row["backend"]] = row
-        if len(request.rows) == len(request.backends):
-            self.tell(request)
-
-    def finish(self, reason: str) -> None:
-        """Tell the cases that lack rows: their missing backends failed for this reason."""
-        for request in self.requests:
-            for backend in [name for name in request.backends if name not in request.rows]:
-                self.put(request, make_row(request, backend, self.place, "failed", reason))
-
-    def tell(self, request: Request) -> None:
-        """Print and write a case."""
-        rows = [make_row(request, name, self.place, "skipped", why) for name, why in request.skipped.items()]
-        rows += [request.rows[name] for name in request.backends]
-        lines = [*introduce(request, self.place), *(line for row in rows for line in report(row))]
-        if request.problem is not None:
-            rows = [make_row(request, "", self.place, "failed", request.problem)]
-        for row in rows:
-            self.files.add(row)
-        self.has_failed |= not request.backends or any(map(is_failure, rows))
-        write_out("".join(f"{line}\n" for line in lines))
 
 
 def in_groups(requests: Sequence[Request]) -> list[list[Request]]:

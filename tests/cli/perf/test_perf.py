@@ -6,6 +6,7 @@ import json
 import resource
 import shlex
 import time
+from argparse import Namespace
 from dataclasses import replace
 
 import pytest
@@ -16,7 +17,7 @@ from flashinfer_bench.bench.runner.environments import is_passed_on
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.cli.perf import ahead
 from flashinfer_bench.cli.perf import session as perf_session
-from flashinfer_bench.cli.perf.results import ResultFiles, make_row
+from flashinfer_bench.cli.perf.results import Results, make_row
 from flashinfer_bench.data import SourceFile, TraceSet
 from flashinfer_bench.routines.case.materials import write_material
 from flashinfer_bench.routines.case.support import Platform
@@ -50,7 +51,7 @@ def with_source(content, name="s"):
 
 def test_a_full_disk_leaves_whole_rows_and_is_told_once_a_file(tmp_path, capsys):
     table, lines = tmp_path / "out.csv", tmp_path / "out.jsonl"
-    files = ResultFiles(str(table), str(lines))
+    files = Results([], Namespace(output_path=str(table), json_path=str(lines)), CPU)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4000, before[1]))
     try:

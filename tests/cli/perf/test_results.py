@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from flashinfer_bench.cli.perf.results import ResultFiles, is_failure, make_judged, make_row, report
+from flashinfer_bench.cli.perf.results import Results, is_failure, make_judged, make_row, report
 from flashinfer_bench.cli.perf.session import make_config
 from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.table import ROUTINES
@@ -72,7 +72,7 @@ def test_a_time_that_cannot_be_is_flagged_and_one_of_setup_is_told_beside(tmp_pa
     lines = list(report(found))
     assert "median time 0.500 ms" in lines[0]
     assert "[INFO] torch: setup takes 2.000 ms before a call; it is not in the time" in lines
-    ResultFiles(str(tmp_path / "out.csv"), None).add(found)
+    Results([], argparse.Namespace(output_path=str(tmp_path / "out.csv"), json_path=None), CPU).add(found)
     (read,) = read_rows(tmp_path / "out.csv")
     assert [read[name] for name in ("median_time", "std_time", "setup_ms", "burst_ms")] == ["0.5", "", "2.0", "2.4"]
     flags = {flag.name for routine in ROUTINES.values() for flag in routine.flags}
