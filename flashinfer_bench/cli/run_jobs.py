@@ -24,7 +24,7 @@ from flashinfer_bench.bench.evaluator_record import find_misspelt_extras
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobsAdded, JobStarted, Notice, RunStarted
 from flashinfer_bench.bench.planning.plan import Job, Plan
 from flashinfer_bench.bench.planning.resume import names_of
-from flashinfer_bench.cli.args import open_trace_set, read_recorded
+from flashinfer_bench.cli.args import named_folders, open_trace_set, read_recorded
 from flashinfer_bench.cli.drafts import list_draft_paths, save_draft, take_drafts
 from flashinfer_bench.cli.outcome import (
     RunOutcome,
@@ -51,7 +51,7 @@ from flashinfer_bench.cli.tables import count, some, write_result
 from flashinfer_bench.cli.verdicts import cut_reason, describe_job, describe_verdict
 from flashinfer_bench.data import LoadIssue, Trace, TraceSet
 from flashinfer_bench.data.check import Asked, find_input_issues, find_reference_issues
-from flashinfer_bench.data.store.layout import TOLERANCES_FILE, TRACES, path_part, workloads_path
+from flashinfer_bench.data.store.layout import DEFINITIONS, TOLERANCES_FILE, TRACES, WORKLOADS, path_part
 from flashinfer_bench.data.store.pack import is_passed_over
 from flashinfer_bench.errors import DataSetError, Fault, FlashInferBenchError, Misuse
 from flashinfer_bench.report.verdict import first_reason
@@ -324,13 +324,13 @@ def resume_command(program: Sequence[str], argv: Sequence[str]) -> str:
 
 def _watch(args: Namespace, kept: Kept) -> int:
     """Judge each time a draft is saved, or a file that it is judged by, until Ctrl-C; return the latest exit code."""
-    paths, code = list_draft_paths(args), RAN
-    beside = {Path(args.config)} if args.config else set[Path]()
+    drafts, code = list_draft_paths(args), RAN
+    beside = [root / name for root in named_folders(args) for name in (TOLERANCES_FILE, DEFINITIONS, WORKLOADS)]
+    beside += [Path(args.config)] if args.config else []
     trace_set: TraceSet | None = None
     try:
         while code != INTERRUPTED:
-            given = Namespace(**vars(args))
-            seen = take_stamp([*paths, *beside])
+            given, seen = Namespace(**vars(args)), (take_stamp(drafts), take_stamp(beside))
             try:
                 trace_set = trace_set or open_trace_set(given)
                 code = _judge(given, trace_set, kept)
@@ -338,13 +338,9 @@ def _watch(args: Namespace, kept: Kept) -> int:
                 write_problems(str(error))
                 code = error.exit_code
             if code != INTERRUPTED:
-                new = _list_set_files(trace_set, given.solutions) - beside if trace_set is not None else set()
-                beside |= new
-                seen |= take_stamp(new)
-                write_err(f"waiting until {', '.join(map(str, paths))} is saved; Ctrl-C ends")
-                now = wait_for_change(paths, seen, beside=beside)
-                if any(now.get(str(file)) != seen.get(str(file)) for file in beside):
-                    trace_set = None  # it is read anew
+                write_err(f"waiting until {', '.join(map(str, drafts))} is saved; Ctrl-C ends")
+                now = wait_for_change(drafts, beside, seen)
+                trace_set = trace_set if now[1] == seen[1] else None  # else it is read anew
     except KeyboardInterrupt:
         pass
     return code
@@ -360,32 +356,24 @@ def take_stamp(paths: Iterable[Path]) -> Stamp:
     return stamp
 
 
-def _list_set_files(trace_set: TraceSet, solutions: Iterable[str]) -> set[Path]:
-    """Return the files of the set, there or not, that decide how solutions are judged."""
-    files = {root / TOLERANCES_FILE for root in trace_set.roots}
-    known = [trace_set.get_solution(name) for name in solutions]
-    for name in {one.definition for one in known if one is not None}:
-        op_type = trace_set.definitions[name].op_type
-        files.add(trace_set.definition_files[name])
-        files |= {workloads_path(root, op_type=op_type, definition=name) for root in trace_set.roots}
-    return files
-
-
 def wait_for_change(
-    paths: Sequence[Path], before: Stamp, sleep: Callable[[float], object] = time.sleep, *, beside: Iterable[Path] = ()
-) -> Stamp:
-    """Return when a file differs from its stamp, nothing has changed for one more look, and each path is there.
+    drafts: Sequence[Path],
+    beside: Sequence[Path],
+    before: tuple[Stamp, Stamp],
+    sleep: Callable[[float], object] = time.sleep,
+) -> tuple[Stamp, Stamp]:
+    """Return the stamps when one differs, nothing has changed for one more look, and each draft is there.
 
     Args:
-        paths: what somebody edits.
-        before: the stamp of `paths` and `beside` that was judged.
+        drafts: what somebody edits.
+        beside: other files and folders that count, whether they are there or not.
+        before: the stamps of both that were judged.
         sleep: waits for this many seconds.
-        beside: other files that count, whether they are there or not.
     """
     last = before
     while True:
         sleep(LOOK_EVERY_S)
-        now = take_stamp([*paths, *beside])
-        if now != before and now == last and all(path.exists() for path in paths):
+        now = take_stamp(drafts), take_stamp(beside)
+        if now != before and now == last and all(path.exists() for path in drafts):
             return now
         last = now
