@@ -9,46 +9,24 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PURE = (
-    "pydantic",
-    "msgspec",
-    "pyyaml",
-    "rich",
-    "numpy",
-    "safetensors",
-    "packaging",
-    "typing-extensions",
-    "nvidia-ml-py",
-)
+PURE = "pydantic msgspec pyyaml rich numpy safetensors packaging typing-extensions nvidia-ml-py"
 MADE = ROOT / ".venv" / "beside"
 """Environments of the other interpreters; the packages in them are fetched once."""
 IS_REQUIRED = "FIB_TEST_INTERPRETERS"
 """With this variable an interpreter whose packages cannot be fetched is a failure, and no skip."""
 VERSIONS = [f"3.{minor}" for minor in range(10, 16) if minor != sys.version_info.minor]
-IMPORT_ALL = """
+LACKING = "torch triton ray jinja2 flashinfer fastapi uvicorn httpx cupti pandas pyarrow"
+IMPORT_ALL = f"""
 import importlib, pkgutil, flashinfer_bench
 for found in pkgutil.walk_packages(flashinfer_bench.__path__, "flashinfer_bench.", onerror=lambda name: None):
     if not found.name.endswith("__main__"):
         try:
             importlib.import_module(found.name)
         except ModuleNotFoundError as error:
-            assert error.name.partition(".")[0] in {lacking}, error
+            assert error.name.partition(".")[0] in "{LACKING}".split(), error
 """
-LACKING = {
-    "torch",
-    "triton",
-    "ray",
-    "jinja2",
-    "flashinfer",
-    "fastapi",
-    "uvicorn",
-    "httpx",
-    "cupti",
-    "pandas",
-    "pyarrow",
-}
 COMMANDS = {
-    "import": ["-c", IMPORT_ALL.format(lacking=LACKING)],
+    "import": ["-c", IMPORT_ALL],
     "help": ["-m", "flashinfer_bench", "--help"],
     "list": ["-m", "flashinfer_bench", "list", "--local", "flashinfer-trace"],
     "validate": ["-m", "flashinfer_bench", "validate", "--local", "flashinfer-trace"],
@@ -78,7 +56,7 @@ def python(request):
     try:
         if not (folder / "ready").exists():
             subprocess.run([found, "-m", "venv", "--clear", "--without-pip", folder], check=True)
-            fetch = ["--python", folder / "bin/python", "install", "--quiet", "--no-compile", *PURE]
+            fetch = ["--python", folder / "bin/python", "install", "--quiet", "--no-compile", *PURE.split()]
             subprocess.run([sys.executable, "-m", "pip", *fetch], check=True)
             (folder / "ready").touch()
     except subprocess.CalledProcessError as error:

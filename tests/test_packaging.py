@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BUILD = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
 OF_THE_CHECKOUT = (".ci/run", ".gitignore", "flashinfer-trace/wrong/.gitignore")
 LEFT_BY_RUNS = ("flashinfer-trace/traces/a.jsonl", "flashinfer-trace/wrong/traces/a.jsonl", "tests/__pycache__/a.pyc")
 
@@ -24,17 +23,14 @@ def tracked(folder="."):
 
 def test_every_data_file_of_the_package_is_installed_with_it():
     tomllib = pytest.importorskip("tomllib", reason="Python 3.11 reads TOML")
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    declared = settings["tool"]["setuptools"]["package-data"]
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     installed = {
         path.relative_to(ROOT).as_posix()
         for name, patterns in declared.items()
-        for p in patterns
-        for path in ROOT.joinpath(*name.split(".")).glob(p)
+        for pattern in patterns
+        for path in ROOT.joinpath(*name.split(".")).glob(pattern)
     }
-    data = {line for line in tracked("flashinfer_bench") if not line.endswith(".py")}
-    assert data
-    assert data == installed
+    assert {line for line in tracked("flashinfer_bench") if not line.endswith(".py")} == installed != set()
 
 
 @pytest.fixture
@@ -46,24 +42,28 @@ def checkout(tmp_path):
     return tmp_path / "checkout"
 
 
-@pytest.mark.parametrize("hook", ["build_wheel", "build_editable"])
-def test_what_pip_calls_writes_nothing_into_the_checkout(checkout, tmp_path, hook):
-    before = {path: path.stat().st_mtime_ns for path in checkout.rglob("*")}
+def build(checkout, hook):
+    """Call a hook of the build backend as pip does; return what it made."""
+    made = checkout.parent / "built"
+    made.mkdir()
     code = f"import sys; from setuptools.build_meta import {hook} as hook; hook(sys.argv[1])"
-    (tmp_path / "built").mkdir()
-    argv = [sys.executable, "-c", code, str(tmp_path / "built")]
-    subprocess.run(argv, cwd=checkout, check=True, capture_output=True)
-    assert list((tmp_path / "built").iterdir())
+    subprocess.run([sys.executable, "-c", code, str(made)], cwd=checkout, check=True, capture_output=True)
+    (path,) = made.iterdir()
+    return path
+
+
+@pytest.mark.parametrize("hook", ["build_wheel", "build_editable"])
+def test_what_pip_calls_writes_nothing_into_the_checkout(checkout, hook):
+    before = {path: path.stat().st_mtime_ns for path in checkout.rglob("*")}
+    build(checkout, hook)
     assert {path: path.stat().st_mtime_ns for path in checkout.rglob("*")} == before
 
 
-def test_the_source_distribution_holds_what_a_checkout_does_and_no_results(checkout, tmp_path):
-    names = tracked()
+def test_the_source_distribution_holds_what_a_checkout_does_and_no_results(checkout):
     for name in LEFT_BY_RUNS:
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         (checkout / name).touch()
-    subprocess.run([sys.executable, "-c", BUILD, str(tmp_path)], cwd=checkout, check=True, capture_output=True)
-    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
-        held = {name.partition("/")[2] for name in archive.getnames() if archive.getmember(name).isfile()}
+    with tarfile.open(build(checkout, "build_sdist")) as archive:
+        held = {member.name.partition("/")[2] for member in archive if member.isfile()}
     made = {name for name in held if ".egg-info/" in name} | {"PKG-INFO", "setup.cfg"}
-    assert held - made == names - {*OF_THE_CHECKOUT}
+    assert held - made == tracked() - {*OF_THE_CHECKOUT}

@@ -109,7 +109,7 @@ def cpu_ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-def catches(pid: int, number: signal.Signals) -> bool:
+def catches(pid: int, number: int) -> bool:
     """Tell whether a process has a handler for a signal."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")

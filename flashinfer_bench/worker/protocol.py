@@ -57,8 +57,9 @@ MAX_RETURNED: Final = 256
 MOST_WORDS: Final = 512
 MOST_WHERE: Final = 100
 """Characters that a message quotes of a field's name: a worker may answer with names of its own."""
-STACK_FILE, STACK_SIGNAL = "stack.txt", signal.SIGUSR1
-"""At this signal a worker writes the Python stack of its main thread into this file of its home."""
+STACK_FILE, STACK_SIGNAL = "stack.txt", signal.SIGRTMAX - 1
+"""At this signal a worker writes the Python stack of its main thread into this file of its home. LLVM, which compiles
+Triton's kernels, takes SIGUSR1 and SIGUSR2 for itself."""
 MAX_CALLS: Final = 4_096
 """Calls of one request."""
 

@@ -11,8 +11,6 @@ from typing import Literal
 import pytest
 
 from flashinfer_bench.agents import (
-    FFI_PROMPT,
-    FFI_PROMPT_SIMPLE,
     extract_solution_to_files,
     flashinfer_bench_list_ncu_options,
     flashinfer_bench_run_ncu,
@@ -29,11 +27,7 @@ from tests.kit.vendor_tools import write_tools
 
 pytestmark = pytest.mark.cpu
 SPEC = {"language": "python", "target_hardware": ["cpu"], "entry_point": "main.py::run"}
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
+NAMES = ("mine", "double", "me")
 
 
 @pytest.fixture
@@ -46,34 +40,24 @@ def sources(tmp_path):
 
 
 @pytest.fixture
-def root(tmp_path):
-    return write_trace_set(
-        tmp_path / "set",
-        definitions=[make_definition()],
-        solutions=[make_solution()],
-        workloads=[make_trace(solution=None)],
-    )
-
-
-@pytest.fixture
-def programs(tmp_path):
-    return write_tools(tmp_path / "programs")
-
-
-@pytest.fixture
-def _cpu_is_a_gpu(monkeypatch):
+def profile(tmp_path, monkeypatch):
+    """Return a call of the tool that profiles, on a set of one solution, with a CPU that is taken for a GPU."""
+    monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
     monkeypatch.setattr(tools, "find_gpu", lambda name: discover_devices(["cpu"])[0])
+    workloads = [make_trace(solution=None)]
+    write_trace_set(tmp_path, definitions=[make_definition()], solutions=[make_solution()], workloads=workloads)
+    usual = {"solution": "double_python", "workload": "w0", "trace_set_path": str(tmp_path)}
+    usual["ncu_path"] = str(write_tools(tmp_path / "programs") / "ncu")
+    return lambda **changes: flashinfer_bench_run_ncu(**{**usual, **changes})
 
 
 def test_a_folder_becomes_a_solution_and_the_same_folder_again(sources, tmp_path):
-    solution = pack_solution_from_files(str(sources), BuildSpec(**SPEC), "mine", "double", "me", description="twice")
-    assert (solution.name, solution.definition, solution.author, solution.description) == (
-        "mine", "double", "me", "twice"
-    )  # fmt: skip
+    solution = pack_solution_from_files(str(sources), BuildSpec(**SPEC), *NAMES, description="twice")
+    assert (solution.name, solution.definition, solution.author, solution.description) == (*NAMES, "twice")
     folder = extract_solution_to_files(solution, tmp_path / "again")
     assert folder == str(tmp_path / "again" / "mine")
-    written = {path.relative_to(folder).as_posix(): path.read_bytes() for path in Path(folder).rglob("*.py")}
-    assert written == {path.relative_to(sources).as_posix(): path.read_bytes() for path in sources.rglob("*.py")}
+    for file in ("main.py", "helpers/one.py"):
+        assert Path(folder, file).read_bytes() == (sources / file).read_bytes()
     again = pack_solution_from_files(path=folder, spec=SPEC, name="mine", definition="double", author="me")
     assert again.hash() == solution.hash()
     save_json_file(again, tmp_path / "mine.json")
@@ -81,26 +65,21 @@ def test_a_folder_becomes_a_solution_and_the_same_folder_again(sources, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("files", "spec", "words"),
     [
-        ({"path": "nowhere"}, "nowhere is no folder"),
-        ({"spec": {**SPEC, "entry_point": "kernel.py::run"}}, "kernel.py"),
-        ({"spec": {**SPEC, "language": "cobol"}}, "language"),
-        ({"name": ""}, "name"),
+        (None, {}, "is no folder"),
+        ({}, {}, "no source"),
+        ({"main.py": b"\xff\xfe"}, {}, r"'main\.py' cannot be read"),
+        ({"main.py": b""}, {"entry_point": "kernel.py::run"}, "kernel.py"),
+        ({"main.py": b""}, {"language": "cobol"}, "language"),
     ],
 )
-def test_what_is_no_solution_is_a_value_error(sources, change, words):
-    given = {"path": sources, "spec": SPEC, "name": "mine", "definition": "double", "author": "me"}
+def test_what_is_no_solution_is_a_value_error(tmp_path, files, spec, words):
+    folder = tmp_path / "sources"
+    if files is not None:
+        write_trace_set(folder, files)
     with pytest.raises(ValueError, match=words):
-        pack_solution_from_files(**(given | change))
-
-
-def test_folders_without_text_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="no source"):
-        pack_solution_from_files(tmp_path, SPEC, "mine", "double", "me")
-    (tmp_path / "main.py").write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match=r"'main\.py' cannot be read"):
-        pack_solution_from_files(tmp_path, SPEC, "mine", "double", "me")
+        pack_solution_from_files(folder, SPEC | spec, *NAMES)
 
 
 def test_no_source_is_written_through_a_link(tmp_path):
@@ -113,19 +92,15 @@ def test_no_source_is_written_through_a_link(tmp_path):
 
 
 def test_schemas_are_json_that_describes_every_parameter():
-    schemas = json.loads(json.dumps(get_all_tool_schemas()))
+    schemas = [schema["function"] for schema in json.loads(json.dumps(get_all_tool_schemas()))]
     functions = [flashinfer_bench_list_ncu_options, flashinfer_bench_run_ncu, flashinfer_bench_run_sanitizer]
-    assert [schema["function"]["name"] for schema in schemas] == [function.__name__ for function in functions]
     for schema, function in zip(schemas, functions, strict=True):
-        assert schema["type"] == "function"
-        assert schema["function"]["description"]
-        asked = schema["function"]["parameters"]
-        assert (asked["type"], list(asked["properties"])) == ("object", list(inspect.signature(function).parameters))
-        assert all(one["description"] and one.get("type") for one in asked["properties"].values())
-    properties = schemas[1]["function"]["parameters"]["properties"]
-    assert schemas[1]["function"]["parameters"]["required"] == ["solution", "workload"]
-    assert (properties["solution"]["type"], properties["timeout"]["type"]) == ("string", "integer")
-    assert (properties["sections"]["type"], properties["sections"]["items"]) == ("array", {"type": "string"})
+        assert (schema["name"], bool(schema["description"])) == (function.__name__, True)
+        assert list(schema["parameters"]["properties"]) == list(inspect.signature(function).parameters)
+        assert all(one["description"] and one["type"] for one in schema["parameters"]["properties"].values())
+    properties = schemas[1]["parameters"]["properties"]
+    assert schemas[1]["parameters"]["required"] == ["solution", "workload"]
+    assert [properties[name]["type"] for name in ("solution", "timeout", "sections")] == ["string", "integer", "array"]
 
 
 def test_a_function_of_one_s_own_becomes_a_schema():
@@ -140,28 +115,7 @@ def test_a_function_of_one_s_own_becomes_a_schema():
             flags (list): for the compiler.
         """
 
-    def bare(size: int): ...
-
-    described = function_to_schema(bare)["function"]
-    assert (described["description"], described["parameters"]["properties"]) == ("", {"size": {"type": "integer"}})
-    assert function_to_schema(compile_kernel)["function"] == {
-        "name": "compile_kernel",
-        "description": "Compile a kernel. It is not run.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "source": {"type": "string", "description": "the text, whole."},
-                "flags": {"type": "array", "items": {"type": "string"}, "description": "for the compiler."},
-                "level": {"type": "string", "enum": ["O1", "O3"], "default": "O3"},
-                "limit": {"type": "number", "default": 2.0},
-            },
-            "required": ["source", "flags"],
-        },
-    }
-
-
-def test_underlined_sections_are_read_too():
-    def compile_kernel(source: str, level: int = 3):
+    def underlined(source: str, level: int = 3):
         """Compile a kernel.
 
         Parameters
@@ -178,38 +132,25 @@ def test_underlined_sections_are_read_too():
             What it says.
         """
 
-    described = function_to_schema(compile_kernel)["function"]
-    assert described["description"] == "Compile a kernel."
-    properties = described["parameters"]["properties"]
-    assert [one["description"] for one in properties.values()] == ["The text, whole.", "How much."]
+    assert function_to_schema(compile_kernel)["function"] == {
+        "name": "compile_kernel",
+        "description": "Compile a kernel. It is not run.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "source": {"type": "string", "description": "the text, whole."},
+                "flags": {"type": "array", "items": {"type": "string"}, "description": "for the compiler."},
+                "level": {"type": "string", "enum": ["O1", "O3"], "default": "O3"},
+                "limit": {"type": "number", "default": 2.0},
+            },
+            "required": ["source", "flags"],
+        },
+    }
+    described = function_to_schema(underlined)["function"]
+    texts = [described, *described["parameters"]["properties"].values()]
+    assert [one["description"] for one in texts] == ["Compile a kernel.", "The text, whole.", "How much."]
 
 
-def test_prompts_tell_how_a_function_is_exported():
-    for text in (FFI_PROMPT, FFI_PROMPT_SIMPLE):
-        assert "TVM_FFI_DLL_EXPORT_TYPED_FUNC" in text
-        assert "TVMFFIEnvGetStream" in text
-    assert FFI_PROMPT.startswith(FFI_PROMPT_SIMPLE)
-
-
-def test_what_goes_wrong_is_a_text_that_begins_with_error(root, programs, tmp_path):
-    ncu, sanitizer = str(programs / "ncu"), str(programs / "compute-sanitizer")
-    at = {"trace_set_path": str(root)}
-    answers = [
-        flashinfer_bench_list_ncu_options("/nowhere/ncu"),
-        flashinfer_bench_run_ncu("double_python", "w0", ncu_path="/nowhere/ncu", **at),
-        flashinfer_bench_run_ncu("double_python", "w0", ncu_path=ncu, page="best", **at),
-        flashinfer_bench_run_ncu("double_python", "w0", ncu_path=ncu, device="cuda:97", **at),
-        flashinfer_bench_run_sanitizer("double_python", "w0", sanitizer_path="/nowhere/sanitizer", **at),
-        flashinfer_bench_run_sanitizer(
-            "double_python", "w0", sanitizer_path=sanitizer, sanitizer_types=["leaks"], **at
-        ),
-    ]
-    assert [answer[:7] for answer in answers] == ["ERROR: "] * len(answers)
-    assert "details, raw, source, session" in answers[2]
-    assert "unknown leaks; known: memcheck" in answers[5]
-
-
-@pytest.mark.usefixtures("_cpu_is_a_gpu")
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -219,41 +160,36 @@ def test_what_goes_wrong_is_a_text_that_begins_with_error(root, programs, tmp_pa
         ({"solution": make_solution(definition="other")}, "no definition 'other'"),
         ({"trace_set_path": "nowhere"}, "nowhere"),
         ({"tmpdir": "nowhere"}, "nowhere/inspect-"),
+        ({"ncu_path": "/nowhere/ncu"}, "/nowhere/ncu"),
+        ({"page": "best"}, "details, raw, source, session"),
     ],
 )
-def test_names_that_lead_nowhere_are_errors(root, programs, change, words):
-    given = {"solution": "double_python", "workload": "w0", "trace_set_path": str(root)} | change
-    answer = flashinfer_bench_run_ncu(**given, ncu_path=str(programs / "ncu"))
+def test_names_that_lead_nowhere_are_texts_that_begin_with_error(profile, change, words):
+    answer = profile(**change)
     assert answer.startswith("ERROR: ")
     assert words in answer
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="the programs are scripts of a shell")
-def test_the_lists_of_ncu_are_handed_on(programs):
-    answer = flashinfer_bench_list_ncu_options(ncu_path=str(programs / "ncu"))
+def test_so_are_those_of_the_other_tools(profile, tmp_path):
+    sanitizer = {"sanitizer_path": str(tmp_path / "programs/compute-sanitizer"), "sanitizer_types": ["leaks"]}
+    answer = flashinfer_bench_run_sanitizer("double_python", "w0", trace_set_path=str(tmp_path), **sanitizer)
+    assert answer.startswith("ERROR: ")
+    assert "unknown leaks; known: memcheck" in answer
+    assert flashinfer_bench_list_ncu_options("/nowhere/ncu").startswith("ERROR: ")
+    answer = flashinfer_bench_list_ncu_options(ncu_path=str(tmp_path / "programs/ncu"))
     assert answer.splitlines() == ["Identifier Sections", "basic LaunchStats", "", "LaunchStats no wish"]
-
-
-def test_a_long_answer_is_cut_and_says_so():
-    answers = [tools._answer(lambda: "a\nb\nc", most) for most in (None, 3, 2, 0)]
-    assert answers == ["a\nb\nc", "a\nb\nc", "a\n[2 more lines]", "[3 more lines]"]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="inspect forks programs as Linux does")
-@pytest.mark.usefixtures("_cpu_is_a_gpu")
-def test_a_solution_and_a_workload_that_are_no_names_are_profiled(root, programs, tmp_path):
+def test_a_solution_and_a_workload_that_are_no_names_are_profiled(profile, tmp_path):
     save_json_file(make_workload("w9", axes={"n": 3}), tmp_path / "workload.json")
-    answer = flashinfer_bench_run_ncu(
-        make_solution("unsaved"),
-        str(tmp_path / "workload.json"),
-        trace_set_path=str(root),
-        ncu_path=str(programs / "ncu"),
-        tmpdir=str(tmp_path),
-        max_lines=12,
-    )
-    lines = answer.splitlines()
+    given = {"solution": make_solution("unsaved"), "workload": str(tmp_path / "workload.json")}
+    lines = profile(**given, kernel_name="k", tmpdir=str(tmp_path), max_lines=23).splitlines()
     assert lines[0].startswith("ncu: unsaved on double, workload w9")
-    assert lines[1] == "duration 2 us in all"
-    assert lines[-1].endswith("more lines]")
-    assert len(lines) == 12
+    assert lines[1] == "duration 1235 us in all"
+    assert (len(lines), lines[-1]) == (23, "[2 more lines]")
+    assert "--metrics gpu__time_duration.sum,dram__bytes" in lines[-2]  # and no others: the GPU has these
+    assert "sm__throughput" not in lines[-2]
+    assert "--clock-control none --cache-control all" in lines[-2]
+    assert "--kernel-name k" in lines[-2]

@@ -12,20 +12,21 @@ from flashinfer_bench.data import TraceSet
 from tests.kit import make_definition
 
 pytestmark = pytest.mark.cpu
+REFERENCE = """import torch
+
+def helper(x):
+    return x
+
+@torch.no_grad()
+def _double_reference(x, **_unused):
+    return helper(x) * 2
+"""
 
 
 def dumped(name: str, **changes: Any) -> dict[str, Any]:
-    """Return a definition as a library dumps it."""
-    raw = make_definition(name).to_dict()
-    reference = (
-        "import torch\n\ndef helper(x):\n    return x\n\n@torch.no_grad()\ndef _double_reference(x, **_unused):\n"
-    )
-    raw |= {
-        "tags": ["fi_api:lib.double"],
-        "init": "def init(): ...",
-        "reference": f"{reference}    return helper(x) * 2\n",
-    }
-    return {key: value for key, value in {**raw, **changes}.items() if value is not ...}
+    """Return a definition as a library dumps it; ... leaves a key out."""
+    raw = {**make_definition(name).to_dict(), "tags": ["fi_api:lib.double"], "init": "def init(): ..."}
+    return {key: value for key, value in {**raw, "reference": REFERENCE, **changes}.items() if value is not ...}
 
 
 def load(tmp_path, *definitions):
@@ -38,9 +39,7 @@ def test_the_last_function_of_a_dump_is_its_reference(tmp_path):
     import torch
 
     loaded = load(tmp_path, dumped("a"))
-    definition = loaded.definitions["a"]
-    assert definition.is_runnable
-    (y,) = Reference.compile(definition)([torch.ones(4)])
+    (y,) = Reference.compile(loaded.definitions["a"])([torch.ones(4)])
     assert y.tolist() == [2.0] * 4
     assert "'_double_reference', is taken as 'run'" in loaded.issues[0].reason
     assert "kept without effect: init" in loaded.issues[1].reason
@@ -54,20 +53,15 @@ def test_a_dump_without_reference_loads_and_says_what_to_add(tmp_path, reference
     assert "no top-level function 'run'" in loaded.issues[-1].reason
 
 
-def test_an_output_that_is_an_input_gets_a_name_and_the_dtype_that_is_known(tmp_path):
-    inputs = {"x": {"shape": ["n"], "dtype": "unknown"}}
-    outputs = {"x": {"shape": ["n"], "dtype": "float32"}}
-    definition = load(tmp_path, dumped("a", inputs=inputs, outputs=outputs)).definitions["a"]
-    assert list(definition.outputs) == ["x_out"]
-    assert definition.inputs["x"].dtype == "float32"
-
-
-def test_axes_that_have_no_value_or_are_not_listed_are_given_by_workloads(tmp_path):
+def test_what_a_dump_does_not_know_is_taken_from_elsewhere_or_given_by_workloads(tmp_path):
     axes = {"n": {"type": "var"}, "page": {"type": "const"}}
-    inputs = {"x": {"shape": ["n", "page", "block"], "dtype": "float32", "optional": True}}
-    loaded = load(tmp_path, dumped("a", axes=axes, inputs=inputs))
-    assert loaded.definitions["a"].var_axes == ["n", "page", "block"]
-    assert loaded.definitions["a"].inputs["x"].optional
+    inputs = {"x": {"shape": ["n", "page", "block"], "dtype": "unknown", "optional": True}}
+    outputs = {"x": {"shape": ["n"], "dtype": "float32"}}
+    loaded = load(tmp_path, dumped("a", axes=axes, inputs=inputs, outputs=outputs))
+    definition = loaded.definitions["a"]
+    assert list(definition.outputs) == ["x_out"]
+    assert (definition.inputs["x"].dtype, definition.inputs["x"].optional) == ("float32", True)
+    assert definition.var_axes == ["n", "page", "block"]
     assert {"axes.page", "axes.block"} <= {issue.field for issue in loaded.issues}
 
 
@@ -81,8 +75,6 @@ def test_each_dtype_that_nobody_knows_is_told(tmp_path):
 
 
 def test_a_definition_that_is_no_dump_keeps_its_own_names(tmp_path):
-    reference = "def double(x):\n    return x * 2\n"
-    raw = {**make_definition("a").to_dict(), "reference": reference}
+    raw = make_definition("a").to_dict() | {"reference": "def double(x):\n    return x * 2\n"}
     definition = load(tmp_path, raw).definitions["a"]
-    assert not definition.is_runnable
-    assert definition.reference == reference
+    assert (definition.is_runnable, definition.reference) == (False, raw["reference"])

@@ -8,14 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 import flashinfer_bench
-from flashinfer_bench import (
-    AxisConst,
-    AxisVar,
-    Definition,
-    RandomInput,
-    TensorSpec,
-    Workload,
-)
+from flashinfer_bench import AxisConst, AxisVar, Definition, RandomInput, TensorSpec, TraceSet, Workload
 from flashinfer_bench.data import ScalarInput
 from flashinfer_bench.data.definition import DType
 from flashinfer_bench.data.dtypes import DTYPES
@@ -36,22 +29,19 @@ GEMM = Definition(
 )
 
 
-def test_the_version_is_a_text_and_a_tuple():
+def test_names_are_those_of_files_and_documents():
     assert flashinfer_bench.__version__ == ".".join(map(str, flashinfer_bench.__version_tuple__))
-
-
-def test_dtypes_are_members_with_the_names_of_files():
     assert [member.value for member in DType] == list(DTYPES)
-    assert type(GEMM.inputs["A"].dtype) is str
-    assert GEMM.inputs["A"].dtype == DType.FLOAT32 == "float32"
     assert GEMM.to_dict()["inputs"]["A"] == {"shape": ["M", "N"], "dtype": "float32"}
+    workload = Workload(uuid="w0", axes={"M": 4}, inputs={"A": RandomInput(), "alpha": ScalarInput(value=2.0)})
+    assert workload.to_dict()["inputs"]["alpha"] == {"type": "scalar", "value": 2.0}
+    assert "environ(" not in str(inspect.signature(TraceSet.from_path))  # as help() shows it
 
 
 def test_shapes_are_had_by_either_keyword_and_equal_lists_and_tuples():
     assert GEMM.get_input_shapes(var_axes_values={"M": 4}) == [[4, 16], [16, 16], None]
-    assert GEMM.get_output_shapes(var_axes_values={"M": 4}) == GEMM.get_output_shapes({"M": 4}) == [(4, 16)]
     (shape,) = GEMM.get_output_shapes({"M": 4})
-    assert (shape != [4, 17], hash(shape) == hash((4, 16)), shape == "no shape") == (True, True, False)
+    assert (shape == (4, 16), shape != [4, 17], hash(shape) == hash((4, 16)), shape == "no shape") == (1, 1, 1, 0)
     with pytest.raises(TypeError, match="two names"):
         GEMM.get_output_shapes({"M": 4}, var_axes_values={"M": 4})
 
@@ -60,7 +50,6 @@ def test_shapes_are_had_by_either_keyword_and_equal_lists_and_tuples():
     ("args", "kwargs", "words"),
     [
         (("a", "b"), {"B": "b", "alpha": 2}, "'B' is given twice"),
-        (("a", "b", 2, "c", "d"), {}, "takes 4 arguments"),
         (("a", "b"), {"alpha": 2, "alhpa": 3}, "no argument 'alhpa'.*alpha"),
         (("a", "b"), {}, "no value for argument alpha"),
     ],
@@ -77,30 +66,17 @@ class Note(BaseModel):
 
 
 def test_any_pydantic_model_is_saved_and_loaded(tmp_path):
-    save_json_file(Note(text="one"), tmp_path / "note.json")
-    save_jsonl_file([Note(text="one"), Note(text="two")], tmp_path / "notes.jsonl")
-    assert load_json_file(Note, tmp_path / "note.json") == Note(text="one")
-    assert load_jsonl_file(Note, tmp_path / "notes.jsonl") == [Note(text="one"), Note(text="two")]
-    save_json_file(GEMM, tmp_path / "gemm.json")
-    assert load_json_file(Definition, tmp_path / "gemm.json") == GEMM
+    notes = [Note(text="one"), Note(text="two")]
+    save_json_file(notes[0], tmp_path / "note.json")
+    save_jsonl_file(notes, tmp_path / "notes.jsonl")
+    assert load_json_file(Note, tmp_path / "note.json") == notes[0]
+    assert load_jsonl_file(Note, tmp_path / "notes.jsonl") == notes
 
 
 @pytest.mark.parametrize("text", ["{", '{"text": 1}'])
 def test_a_file_of_another_model_is_refused_with_its_place(tmp_path, text):
-    path = tmp_path / "notes.jsonl"
-    path.write_text(f'{{"text": "fine"}}\n{text}\n')
+    (tmp_path / "notes.jsonl").write_text(f'{{"text": "fine"}}\n{text}\n')
     with pytest.raises(DataSetError, match=r"notes\.jsonl:2 cannot be used"):
-        load_jsonl_file(Note, path)
+        load_jsonl_file(Note, tmp_path / "notes.jsonl")
     with pytest.raises(DataSetError, match="cannot be used"):
         load_json_file(Note, tmp_path)
-
-
-def test_a_workload_is_made_as_documents_show_it():
-    workload = Workload(uuid="w0", axes={"M": 4}, inputs={"A": RandomInput(), "alpha": ScalarInput(value=2.0)})
-    assert workload.to_dict()["inputs"]["alpha"] == {"type": "scalar", "value": 2.0}
-
-
-def test_no_signature_of_the_package_shows_the_environment():
-    from flashinfer_bench.data import TraceSet  # as help() looks at it
-
-    assert "environ(" not in str(inspect.signature(TraceSet.from_path))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from flashinfer_bench import SafetensorsInput, Trace, TraceSet, Workload
+from flashinfer_bench import TraceSet
 from flashinfer_bench.env import get_fib_cache_path, get_fib_dataset_path
 from flashinfer_bench.errors import DataSetError, WorkloadFault
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
+
+WORKLOAD = make_trace(solution=None)
 
 
 @pytest.fixture
@@ -15,42 +17,35 @@ def root(tmp_path):
     return write_trace_set(tmp_path / "set", definitions=[make_definition()], solutions=[make_solution()])
 
 
-def test_traces_that_are_added_are_on_disk(root):
-    trace_set = TraceSet.from_path(root)
-    trace_set.add_traces([make_trace()])
-    assert trace_set.traces == TraceSet.from_path(root).traces == {"double": [make_trace()]}
-    assert (trace_set.traces_path / "alice/test/double.jsonl").is_file()
-
-
 @pytest.mark.parametrize("names", [{"definition": "duoble"}, {"solution": "nobody"}], ids=str)
-def test_traces_of_something_unknown_are_refused_and_none_is_written(root, names):
+def test_traces_are_added_all_or_none(root, names):
     trace_set = TraceSet.from_path(root)
     with pytest.raises(ValueError, match=r"duoble|nobody"):
         trace_set.add_traces([make_trace(), make_trace(**names)])
     assert trace_set.traces == TraceSet.from_path(root).traces == {}
+    trace_set.add_traces([make_trace()])
+    assert trace_set.traces == TraceSet.from_path(root).traces == {"double": [make_trace()]}
+    assert trace_set.get_best_trace(def_name="double") == trace_set.get_best_trace(definition="double") == make_trace()
+    assert trace_set.filter_traces(def_name="double", atol=1, rtol=1) == [make_trace()]
+    with pytest.raises(TypeError, match="missing"):
+        trace_set.get_best_trace()
 
 
 def test_a_set_in_memory_keeps_what_is_added():
     trace_set = TraceSet(definitions={"double": make_definition()}, solutions={"double": [make_solution()]})
     trace_set.add_traces([make_trace()])
-    trace_set.add_workload_traces([make_trace(solution=None)])
+    trace_set.add_workload_traces([WORKLOAD])
     assert (len(trace_set.traces["double"]), len(trace_set.workloads["double"])) == (1, 1)
     with pytest.raises(DataSetError, match="in memory"):
         _ = trace_set.traces_path
 
 
 @pytest.mark.cpu
-def test_a_workload_with_stored_tensors_is_added(root):
+def test_stored_tensors_are_written_once(root):
     import torch
 
     trace_set = TraceSet.from_path(root)
     path = trace_set.add_workload_blob_tensor(def_name="double", workload_uuid="w7", tensors={"x": torch.arange(3.0)})
-    workload = Workload(uuid="w7", axes={"n": 3}, inputs={"x": SafetensorsInput(path=path, tensor_key="x")})
-    trace_set.add_workload_traces([Trace(definition="double", workload=workload)])
-    assert (root / path).is_file()
-    assert (root / path).is_relative_to(trace_set.blob_workloads_path)
-    (found,) = TraceSet.from_path(root).workloads["double"]
-    assert found.workload == workload
     for given in (path, root / path):
         assert trace_set.get_workload_blob_tensor(given)["x"].tolist() == [0.0, 1.0, 2.0]
     with pytest.raises(ValueError, match="there already"):
@@ -64,42 +59,21 @@ def test_a_workload_with_stored_tensors_is_added(root):
     [
         (make_trace(), "has a solution"),
         (make_trace(definition="other", solution=None), "no definition 'other'"),
-        (make_trace(workload=make_workload("w0"), solution=None), "with this uuid"),
+        (WORKLOAD, "with this uuid"),
         (make_trace(workload=make_workload("w1", axes={"m": 1}), solution=None), "w1 of double"),
     ],
     ids=["no workload", "unknown", "known uuid", "does not fit"],
 )
 def test_workloads_that_cannot_be_added_are_refused(root, trace, words):
     trace_set = TraceSet.from_path(root)
-    trace_set.add_workload_traces([make_trace(solution=None)])
+    trace_set.add_workload_traces([WORKLOAD])
     with pytest.raises(ValueError, match=words):
         trace_set.add_workload_traces([make_trace(workload=make_workload("w9"), solution=None), trace])
     assert len(TraceSet.from_path(root).workloads["double"]) == len(trace_set.workloads["double"]) == 1
 
 
-def test_look_ups_take_the_name_by_either_keyword(root):
-    trace_set = TraceSet.from_path(root)
-    trace_set.add_traces([make_trace()])
-    assert trace_set.get_best_trace(def_name="double") == trace_set.get_best_trace(definition="double") == make_trace()
-    assert trace_set.filter_traces(def_name="double", atol=1, rtol=1) == [make_trace()]
-    with pytest.raises(TypeError, match="missing"):
-        trace_set.get_best_trace()
-
-
-def test_old_traces_are_moved_aside(root):
-    trace_set = TraceSet.from_path(root)
-    trace_set.add_traces([make_trace()])
-    trace_set.backup_traces()
-    (moved,) = root.glob("traces_bak_????????_??????")
-    assert (moved / "alice/test/double.jsonl").is_file()
-    assert trace_set.traces == TraceSet.from_path(root).traces == {}
-
-
-def test_a_set_is_found_by_its_variable_or_in_the_users_cache(root, tmp_path, monkeypatch):
-    monkeypatch.setenv("FIB_DATASET_PATH", str(root))
-    assert get_fib_dataset_path() == root
-    assert list(TraceSet.from_path(None).definitions) == ["double"]
-    monkeypatch.delenv("FIB_DATASET_PATH")
+def test_a_set_is_found_in_the_users_cache(root, tmp_path, monkeypatch):
+    monkeypatch.delenv("FIB_DATASET_PATH", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(DataSetError, match=r"flashinfer_bench/dataset.*FIB_DATASET_PATH"):
         TraceSet.from_path()

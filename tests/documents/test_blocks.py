@@ -43,23 +43,15 @@ def read_toml(text):
 READERS = {"python": ast.parse, "json": read_json, "yaml": yaml.safe_load, "toml": read_toml}
 
 
-def check_perf(words):
-    """Parse the words behind `perf` as the command does before it opens anything."""
-    if {"-h", "--help"} & set(words):
-        return
-    session, rest = split_session(words)
-    if session.testlist:
-        check_outer(rest)
-        return
-    for case, _ in expand_sweeps(rest):
-        parse_case(case)
-
-
 def check_command(words):
-    """Refuse a command that could not be typed so in a checkout."""
+    """Refuse a command that could not be typed so in a checkout; `perf` parses its cases before it opens anything."""
     program, *rest = words
-    if program == PROGRAM and rest[0] == PERF:
-        check_perf(rest[1:])
+    if program == PROGRAM and rest[0] == PERF and not {"-h", "--help"} & {*rest}:
+        session, others = split_session(rest[1:])
+        if session.testlist:
+            check_outer(others)
+        for case, _ in () if session.testlist else expand_sweeps(others):
+            parse_case(case)
     elif program == PROGRAM:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):  # a help ends so
             parse_command_line(rest)
@@ -99,11 +91,7 @@ def test_a_wrong_command_is_found(line):
             check_command(words)
 
 
-def test_every_mark_has_a_reason():
+def test_every_mark_has_a_reason_and_is_of_the_block_below_it_alone():
     assert [str(block) for block in BLOCKS if block.mark and not block.reason] == []
-
-
-def test_a_mark_is_of_the_block_below_it_alone():
-    page = CHECKOUT / "docs" / "tutorial.md"
-    marks = [(block.mark, block.reason) for block in read_blocks(page) if block.mark]
+    marks = [(block.mark, block.reason) for block in BLOCKS if block.page.name == "tutorial.md" and block.mark]
     assert marks == [("not run", "the tests have an environment"), ("exits with", "1")]

@@ -7,10 +7,8 @@ import importlib.util
 
 import pytest
 
-from flashinfer_bench.bench import Benchmark, BenchmarkConfig
-from flashinfer_bench.bench.events import JobFinished
-from flashinfer_bench.data import TraceSet
-from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
+from tests.gpu.runs import judge, write_set
+from tests.kit import make_definition
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(500)]
 WIDTH = 256
@@ -195,22 +193,11 @@ def test_honest_practices_pass(tmp_path, monkeypatch):
         inputs={"x": "float32[n, width]", "w": "float32[width, width]"},
         outputs={"y": "float32[n, width]"},
     )
-    write_trace_set(
-        tmp_path / "set",
-        definitions=[definition],
-        solutions=[make_solution(name, source=source) for name, source in sources.items()],
-        workloads=[make_trace(workload=make_workload(f"w{n}", axes={"n": n}), solution=None) for n in (64, 1024)],
+    judged = judge(
+        write_set(tmp_path / "set", sources, definition=definition, axes=[{"n": 64}, {"n": 1024}]),
+        num_trials=2,
+        iterations=30,
     )
-    config = BenchmarkConfig.default(devices=["0"], num_trials=2, iterations=30)
-    benchmark = Benchmark(TraceSet.from_path(tmp_path / "set"), config)
-    events = benchmark.run(benchmark.plan(), save_results=False)
-    judged = {
-        (e.job.solution.name, e.job.workload.uuid): e.trace.evaluation for e in events if isinstance(e, JobFinished)
-    }
     assert len(judged) == 2 * len(sources)
-    for (name, workload), one in judged.items():
-        measured = one.extra.get("measurement", {}) if one.extra else {}
-        told = {key: measured.get(key) for key in ("launch", "launch_reason", "operations", "flags", "why_unconfirmed")}
-        print(name, workload, one.status.value, one.performance and one.performance.latency_ms, told, flush=True)
     failed = {key: (one.status.value, one.log[-700:]) for key, one in judged.items() if one.status.value != "PASSED"}
     assert failed == {}

@@ -5,10 +5,7 @@ Run by hand where there are GPUs: python -m pytest -m gpu
 
 import pytest
 
-from flashinfer_bench.bench import Benchmark, BenchmarkConfig
-from flashinfer_bench.bench.events import JobFaulted, JobFinished
-from flashinfer_bench.data import TraceSet
-from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
+from tests.gpu.runs import judge, statuses, write_set
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -34,20 +31,6 @@ def run(x):
 """
 
 
-def run(root, source, **overrides):
-    write_trace_set(
-        root,
-        definitions=[make_definition("double", reference="def run(x):\n    return x * 2\n")],
-        solutions=[make_solution("one", definition="double", source=source, destination_passing_style=False)],
-        workloads=[make_trace(definition="double", workload=make_workload("w", axes={"n": 8}), solution=None)],
-    )
-    config = BenchmarkConfig.default(devices=["0"], warmup_runs=1, iterations=5, num_trials=1, **overrides)
-    benchmark = Benchmark(TraceSet.from_path(root), config)
-    events = list(benchmark.run(benchmark.plan(), save_results=False))
-    (answer,) = [event for event in events if isinstance(event, (JobFinished, JobFaulted))]
-    return answer.message if isinstance(answer, JobFaulted) else answer.trace.evaluation.status.value
-
-
 @pytest.mark.parametrize(
     ("source", "memory_gb"),
     [
@@ -59,4 +42,5 @@ def run(root, source, **overrides):
     ids=["pinned", "pinned, with a limit", "managed", "a context alone"],
 )
 def test_pinned_and_managed_memory_within_the_limit_is_no_fault(tmp_path, source, memory_gb):
-    assert run(tmp_path, source, worker_memory_gb=memory_gb) == "PASSED"
+    trace_set = write_set(tmp_path, {"one": source}, axes=[{"n": 8}])
+    assert statuses(judge(trace_set, worker_memory_gb=memory_gb)) == {"one": "PASSED"}

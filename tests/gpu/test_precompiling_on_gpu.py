@@ -9,11 +9,8 @@ import json
 import pytest
 
 from flashinfer_bench.base.host import CORES_SHARE, usable_cores
-from flashinfer_bench.bench import Benchmark, BenchmarkConfig
-from flashinfer_bench.bench.events import JobFinished
-from flashinfer_bench.data import TraceSet
-from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
-from tests.kit.processes import marked
+from tests.gpu.runs import judge, run, statuses, write_set
+from tests.kit import make_definition, make_solution
 
 pytestmark = [
     pytest.mark.gpu,
@@ -79,27 +76,14 @@ def attempts():
 
 def test_kernels_are_there_before_the_turn_of_their_solution(tmp_path, monkeypatch):
     monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
-    write_trace_set(
-        tmp_path / "set",
-        definitions=[make_definition()],
-        solutions=[
-            make_solution("a_slow_to_load", source=SLOW_TO_LOAD),
-            make_solution("b_honest", source=HONEST, language="triton"),
-            make_solution("c_hostile", source=HOSTILE, language="triton"),
-        ],
-        workloads=[make_trace(workload=make_workload("w", axes={"n": 4096}), solution=None)],
-    )
-    config = BenchmarkConfig.default(devices=["0"], sandbox="strict", warmup_runs=2, iterations=10, num_trials=1)
-    benchmark = Benchmark(TraceSet.from_path(tmp_path / "set"), config)
-    with marked() as alive:
-        events = list(benchmark.run(benchmark.plan(), save_results=False))
-        assert not alive()
-    evaluations = {e.job.solution.name: e.trace.evaluation for e in events if isinstance(e, JobFinished)}
-    assert {name: one.status.value for name, one in evaluations.items()} == {
-        "a_slow_to_load": "PASSED",
-        "b_honest": "PASSED",
-        "c_hostile": "PASSED",
-    }
+    solutions = [
+        make_solution("a_slow_to_load", source=SLOW_TO_LOAD),
+        make_solution("b_honest", source=HONEST, language="triton"),
+        make_solution("c_hostile", source=HOSTILE, language="triton"),
+    ]
+    judged = judge(write_set(tmp_path / "set", solutions), sandbox="strict")
+    assert statuses(judged) == dict.fromkeys(("a_slow_to_load", "b_honest", "c_hostile"), "PASSED")
+    evaluations = {name: one for (name, _), one in judged.items()}
     assert read(evaluations["b_honest"]) == {"found": ["double.cubin"], "attempts": None}
     refused = {"/dev/nvidiactl": 13, "/dev/nvidia0": 13, "cores": 1}
     assert read(evaluations["c_hostile"]) == {"found": ["double.cubin"], "attempts": refused}
@@ -128,21 +112,10 @@ def test_modules_of_flashinfer_are_there_before_the_turn_of_their_solution(tmp_p
     monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
     definition = make_definition(reference=REFERENCE, inputs={"x": "bfloat16[n]"}, outputs={"y": "bfloat16[n]"})
     slow_to_load = "import time\ntime.sleep(12)  # the other has begun\n" + REFERENCE
-    write_trace_set(
-        tmp_path / "set",
-        definitions=[definition],
-        solutions=[make_solution("a_library", source=LIBRARY), make_solution("b_plain", source=slow_to_load)],
-        workloads=[make_trace(workload=make_workload("w", axes={"n": 4096}), solution=None)],
-    )
-    counts = {"warmup_runs": 2, "iterations": 10, "num_trials": 1}
-    config = BenchmarkConfig.default(devices=["0"], sandbox="strict", confirm=False, **counts)
-    benchmark = Benchmark(TraceSet.from_path(tmp_path / "set"), config)
-    with marked() as alive:
-        events = list(benchmark.run(benchmark.plan(), save_results=False))
-        assert not alive()
-    finished = [e for e in events if isinstance(e, JobFinished)]
-    assert [e.job.solution.name for e in finished] == ["b_plain", "a_library"]
-    assert {e.trace.evaluation.status.value for e in finished} == {"PASSED"}
+    sources = {"a_library": LIBRARY, "b_plain": slow_to_load}
+    finished = run(write_set(tmp_path / "set", sources, definition=definition), sandbox="strict", confirm=False)
+    assert [(one.job.solution.name, one.trace.evaluation.status.value) for one in finished] == [
+        ("b_plain", "PASSED"), ("a_library", "PASSED")]  # fmt: skip
     assert read(finished[-1].trace.evaluation) == {"found": ["norm.so"]}
 
 

@@ -8,9 +8,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashinfer_bench.bench import Benchmark, BenchmarkConfig
-from flashinfer_bench.bench.events import JobFinished
-from flashinfer_bench.data import TraceSet
 from flashinfer_bench.worker.gated_chain.kernels import (
     SMALL_BYTES,
     WORD_BYTES,
@@ -19,8 +16,8 @@ from flashinfer_bench.worker.gated_chain.kernels import (
     count_groups,
     piece_of,
 )
-from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
-from tests.kit.philox import philox
+from tests.gpu.runs import judge, write_set
+from tests.kit import make_definition, make_solution
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,11 +42,6 @@ def make_bytes(size, seed=0):
     return drawn.to(DEVICE)
 
 
-def mask_of(words):
-    masks = [number for place in range(words) for number in philox(place, KEY)]
-    return torch.tensor(masks, dtype=torch.int64).to(torch.uint32).view(torch.uint8)
-
-
 class Digests:
     """What the kernels commit to of some memory, time after time; read back together."""
 
@@ -70,16 +62,22 @@ class Digests:
 
 
 @pytest.mark.parametrize("words", [1, 33, SMALL_BYTES // WORD_BYTES, SMALL_BYTES // WORD_BYTES + 1, 70_001])
-def test_masks_are_philox_of_key_and_place(kernels, words):
-    held = torch.randint(0, 256, ((words + 1) * WORD_BYTES,), dtype=torch.uint8, device=DEVICE)
-    given, inputs = held.to("cpu", copy=True), held[: words * WORD_BYTES]
-    key, ready = torch.tensor([KEY], device=DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE)
-    kernels.await_and_unmask(key.data_ptr(), piece_of(inputs), ready.data_ptr(), 7)
+def test_a_mask_is_taken_off_as_it_is_put_on_and_has_no_word_twice(kernels, words):
+    size, ready = words * WORD_BYTES, torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    keys = torch.tensor([KEY, KEY ^ 1 << 40], device=DEVICE)
+    masks = torch.zeros(2, size + WORD_BYTES, dtype=torch.uint8, device=DEVICE)
+    kernels.await_and_unmask(keys[:1].data_ptr(), piece_of(masks[0, :size]), ready.data_ptr(), 7)
+    kernels.unmask(piece_of(masks[1, :size]), keys[1:].data_ptr())
     assert int(ready) == 7
-    assert torch.equal(inputs.cpu(), given[: inputs.nbytes] ^ mask_of(words))
-    assert torch.equal(held[inputs.nbytes :].cpu(), given[inputs.nbytes :])
-    kernels.unmask(piece_of(inputs), key.data_ptr())
-    assert torch.equal(held.cpu(), given)
+    assert (masks[:, size:] == 0).all()
+    made = masks[:, :size].clone().view(torch.int64)
+    assert len(made.unique()) == made.numel()
+    held = make_bytes(size)
+    given = held.clone()
+    kernels.unmask(piece_of(held), keys[:1].data_ptr())
+    assert torch.equal(held, given ^ masks[0, :size])
+    kernels.unmask(piece_of(held), keys[:1].data_ptr())
+    assert torch.equal(held, given)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -169,28 +167,11 @@ SHAPE = {
 }
 
 
-def judge(root, definition, solutions):
-    """Run all solutions on four rows; return name → evaluation."""
-    workload = make_workload(axes={"rows": 4})
-    write_trace_set(
-        root,
-        definitions=[definition],
-        solutions=solutions,
-        workloads=[make_trace(definition=definition.name, workload=workload, solution=None)],
-    )
-    benchmark = Benchmark(TraceSet.from_path(root), BenchmarkConfig.default(devices=["0"]))
-    events = benchmark.run(benchmark.plan(), save_results=False)
-    judged = {event.job.solution.name: event.trace.evaluation for event in events if isinstance(event, JobFinished)}
-    assert {*judged} == {solution.name for solution in solutions}
-    return judged
+ROWS = [{"rows": 4}]
 
 
 def check_relayed(judged):
     """Assert that all passed, and that relays say what each costs."""
-    for name, one in judged.items():
-        measured = one.extra.get("measurement", {}) if one.extra else {}
-        told = {key: measured.get(key) for key in ("relay_ms", "relay_calls", "claimed_ms", "why_unconfirmed", "flags")}
-        print(name, one.status.value, one.performance and one.performance.latency_ms, told, flush=True)
     failed = {name: (one.status.value, one.log[-700:]) for name, one in judged.items() if one.status.value != "PASSED"}
     assert failed == {}
     relays_ms = {name: one.extra["measurement"].get("relay_ms") for name, one in judged.items()}
@@ -208,9 +189,9 @@ def test_honest_calls_of_all_kinds_pass_with_what_they_cost_in_relays(tmp_path, 
     solutions = [
         make_solution(name, definition="sort", source=source, **styles[name]) for name, source in SOURCES.items()
     ]
-    judged = judge(tmp_path / "sort", sort, solutions)
+    judged = judge(write_set(tmp_path / "sort", solutions, definition=sort, axes=ROWS), counts={})
     check_relayed(judged)
-    plain = judged["plain"]
+    plain = judged["plain", "w0"]
     assert 0.7 < plain.extra["measurement"]["relay_ms"] / plain.performance.latency_ms < 1.15
 
 
@@ -223,4 +204,4 @@ def test_two_outputs_of_which_one_is_short_pass_with_what_they_cost_in_relays(tm
     solution = make_solution(
         "two_outputs", definition="sort_and_most", source=TWO_OUTPUTS, destination_passing_style=False
     )
-    check_relayed(judge(tmp_path / "two", both, [solution]))
+    check_relayed(judge(write_set(tmp_path / "two", [solution], definition=both, axes=ROWS), counts={}))

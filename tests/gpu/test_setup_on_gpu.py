@@ -8,14 +8,12 @@ import importlib.util
 import pytest
 import torch
 
-from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
-from flashinfer_bench.bench.events import JobFinished
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.routines.case.materials import make_material, write_material
 from flashinfer_bench.routines.table import find_routine
 from flashinfer_bench.testing import bench_gpu_time
-from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
+from tests.gpu.runs import judge, write_set
 from tests.routines.judged import make_case
 
 pytestmark = [
@@ -33,17 +31,19 @@ CASES = {
 }
 
 
+def measure(trace_set):
+    """Return the only evaluation of a whole run, and its measurement."""
+    (evaluation,) = judge(trace_set, counts={}).values()
+    assert evaluation.status.value == "PASSED", evaluation.log
+    return evaluation, evaluation.extra["measurement"]
+
+
 @pytest.mark.parametrize("routine", CASES)
 def test_attention_that_is_planned_in_setup_has_the_kernels_own_time(routine, tmp_path):
     backend, flags = CASES[routine]
     material = make_material(find_routine(routine), make_case(routine, flags), [backend])
     write_material(tmp_path, material)
-    benchmark = Benchmark(TraceSet.from_path(tmp_path), BenchmarkConfig.default(devices=["0"]))
-    events = list(benchmark.run(benchmark.plan(), save_results=False))
-    (job,) = [event for event in events if isinstance(event, JobFinished)]
-    evaluation = job.trace.evaluation
-    assert evaluation.status.value == "PASSED", evaluation.log
-    measured = evaluation.extra["measurement"]
+    evaluation, measured = measure(TraceSet.from_path(tmp_path))
 
     module = {}
     exec(material.solutions[backend].sources[0].content, module)
@@ -80,25 +80,12 @@ def run(x, y, held):
 
 
 def test_a_setup_of_a_millisecond_beside_a_run_of_ten_microseconds(tmp_path):
-    root = write_trace_set(
-        tmp_path,
-        definitions=[make_definition()],
-        solutions=[make_solution("spins", source=SPINS)],
-        workloads=[make_trace(workload=make_workload(axes={"n": 64}), solution=None)],
-    )
-    benchmark = Benchmark(TraceSet.from_path(root), BenchmarkConfig.default(devices=["0"]))
-    events = list(benchmark.run(benchmark.plan(), save_results=False))
-    (job,) = [event for event in events if isinstance(event, JobFinished)]
-    evaluation = job.trace.evaluation
-    assert evaluation.status.value == "PASSED", evaluation.log
-    measured = evaluation.extra["measurement"]
-
+    _, measured = measure(write_set(tmp_path, {"spins": SPINS}, axes=[{"n": 64}]))
     module = {}
     exec(SPINS, module)
     x = torch.ones(64, device="cuda")
     y = torch.empty_like(x)
     run_ms, _ = bench_gpu_time(module["run"], [x, y, x])
     setup_ms, _ = bench_gpu_time(module["setup"], [x, y])
-    print(f"run {measured['kernel_ms']:.5f} of {run_ms:.5f} ms, setup {measured['setup_ms']:.4f} of {setup_ms:.4f} ms")
     assert measured["kernel_ms"] == pytest.approx(run_ms, rel=CLOSE)
     assert measured["setup_ms"] == pytest.approx(setup_ms, rel=CLOSE)

@@ -14,24 +14,15 @@ from flashinfer_bench.errors import WorkloadFault
 from tests.kit.make import make_workload
 
 SIZES: Final = {
-    "M": 2,
-    "batch_size": 2,
-    "num_seqs": 2,
-    "len_indptr": 3,
-    "len_cu_seqlens": 3,
-    "seq_len": 2,
-    "num_tokens": 3,
-    "total_q": 5,
-    "total_seq_len": 5,
-    "total_kv": 9,
+    **dict.fromkeys(("M", "batch_size", "num_seqs", "seq_len", "num_kv_heads"), 2),
+    **dict.fromkeys(("len_indptr", "len_cu_seqlens", "num_tokens"), 3),
+    **dict.fromkeys(("pool_size", "state_cache_size", "num_qo_heads"), 4),
+    **dict.fromkeys(("total_q", "total_seq_len"), 5),
     "num_kv_indices": 6,
-    "num_pages": 64,
+    "total_kv": 9,
     "max_num_pages": 32,
-    "pool_size": 4,
-    "state_cache_size": 4,
     "max_seq_len": 32,
-    "num_qo_heads": 4,
-    "num_kv_heads": 2,
+    "num_pages": 64,
 }
 """Var axis to a small size. Two sequences: five queries, nine keys, or six pages of keys where these are paged."""
 
@@ -45,8 +36,14 @@ def smallest_workload(trace_set: TraceSet, definition: Definition) -> Workload |
 
 def missing_blobs(trace_set: TraceSet, definition: Definition, workload: Workload) -> list[str]:
     """Return the blob paths of a workload that cannot be opened, as the workload gives them."""
-    blobs = BlobStore(trace_set.blob_root(definition.name, workload.uuid))
-    return [path for path in _blob_paths(workload) if not _is_there(blobs, path)]
+    blobs, missing = BlobStore(trace_set.blob_root(definition.name, workload.uuid)), []
+    for source in workload.inputs.values():
+        if isinstance(source, SafetensorsInput) and source.path not in missing:
+            try:
+                blobs.locate(source.path)
+            except WorkloadFault:
+                missing.append(source.path)
+    return missing
 
 
 def make_up_workload(definition: Definition) -> Workload:
@@ -64,17 +61,3 @@ def input_bytes(definition: Definition, workload: Workload) -> int:
     shapes = definition.get_input_shapes(workload.axes)
     specs = definition.inputs.values()
     return sum(math.prod(shape or ()) * DTYPES[spec.dtype].bits // 8 for shape, spec in zip(shapes, specs, strict=True))
-
-
-def _blob_paths(workload: Workload) -> list[str]:
-    return list(
-        dict.fromkeys(source.path for source in workload.inputs.values() if isinstance(source, SafetensorsInput))
-    )
-
-
-def _is_there(blobs: BlobStore, path: str) -> bool:
-    try:
-        blobs.locate(path)
-    except WorkloadFault:
-        return False
-    return True

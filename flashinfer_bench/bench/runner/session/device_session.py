@@ -7,6 +7,7 @@ expected outputs. No solution runs here. `workers/pool.py` starts and ends worke
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -311,11 +312,18 @@ class DeviceSession:
         return JobResult(outcome, "".join(self._printed), extra, ran_out)
 
     def _judge_in_workers(self, job: JobContext) -> JobOutcome:
-        """Judge the solution; once more if a context was slow, or if a signal from outside ended its worker."""
-        kills, killed, loads = count_memory_kills(), None, job.block.broken_loads
+        """Judge the solution; once more if a context was slow, a signal ended its worker, or memory did not do.
+
+        What the job before has held may have been there still.
+        """
+        kills, killed, loads, was_full = count_memory_kills(), None, job.block.broken_loads, False
         while True:
             try:
                 return self._judge(job)
+            except OUT_OF_MEMORY:
+                if was_full:
+                    raise
+                was_full = True
             except SlowContext:
                 self._pool.end_slow()
             except SlowReference:
@@ -331,6 +339,9 @@ class DeviceSession:
                         loads[job.solution.digest] = failure
                     raise failure from None
                 killed = latest
+            if was_full:  # the error, which holds the job's tensors, is gone by now
+                gc.collect()
+                self._give_memory_back()
 
     def _judge(self, job: JobContext) -> JobOutcome:
         block, evaluator = job.block, job.block.evaluator

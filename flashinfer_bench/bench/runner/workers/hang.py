@@ -76,10 +76,13 @@ class CallWatch:
         self._state, self._checked_s = state, now
         return now - self._quiet_since_s >= self.quiet_s
 
-    def find_stack(self) -> list[StackFrame]:
-        """Return the solution's frames, the innermost first; files as its sources name them."""
-        frames = [frame for frame in read_stack(self.worker) if frame.file.startswith(self._own)]
-        return [frame._replace(file=frame.file.removeprefix(self._own)) for frame in frames[:MOST_FRAMES]]
+    def find_stack(self) -> list[str]:
+        """Return where the worker is, the innermost first: whether it waits for the GPU, and the solution's frames."""
+        stack = read_stack(self.worker)
+        waits = ["waiting for the GPU"] if stack and WAITS_FOR_GPU.search(stack[0].file) else []
+        frames = [frame for frame in stack if frame.file.startswith(self._own)]
+        own = [frame._replace(file=frame.file.removeprefix(self._own)) for frame in frames[:MOST_FRAMES]]
+        return [*waits, *map(str, own)]
 
     @property
     def _own(self) -> str:

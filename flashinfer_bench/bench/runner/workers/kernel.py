@@ -383,11 +383,11 @@ class RemoteKernel:
             reason += " in which nothing was compiled"
         elif compiling_s:
             reason += f" ({compiling_s:g} s of compiling)"
-        lines = [", ".join([reason, *map(str, stack[:1])]), *(f"  {frame}" for frame in stack[1:])]
+        lines = [", ".join([reason, *stack[:1]]), *(f"  {frame}" for frame in stack[1:])]
         is_one = count <= 1 or not is_total  # of many calls none may be endless
         is_own = verb != "load" and (is_stuck or not is_total or took_s >= limit_s / 2)
         ran_out: RanOut = "call" if is_stuck or (self._has_called and is_one) else "first call"
-        found = {"part": part, "limit_s": limit_s, "compiling_s": compiling_s, "stack": list(map(str, stack))}
+        found = {"part": part, "limit_s": limit_s, "compiling_s": compiling_s, "stack": stack}
         return SolutionFailure("TIMEOUT", "\n".join(lines), ran_out=ran_out if is_own else None, timeout=found)
 
 
