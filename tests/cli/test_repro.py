@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ from safetensors.torch import load_file
 
 from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance
 from flashinfer_bench.cli.main import cli as main
+from flashinfer_bench.examine.repro import standalone
 from flashinfer_bench.examine.repro.capture import draw_map
-from flashinfer_bench.examine.repro.standalone import find_reasons
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
 
@@ -31,7 +32,7 @@ def test_what_is_named_is_a_recorded_job_or_a_solution_and_a_workload(what, caps
 
 
 @pytest.mark.cpu
-def test_the_script_needs_torch_alone_and_knows_the_check_of_samplers(tmp_path):
+def test_the_script_knows_the_check_of_samplers(tmp_path):
     source = "import torch\n\n\ndef run(probs):\n    return {}.int()\n"
     right, wrong = (source.format(draws) for draws in ("torch.multinomial(probs, 1)[:, 0]", "probs.argmax(1)"))
     sampler = make_definition(
@@ -54,8 +55,6 @@ def test_the_script_needs_torch_alone_and_knows_the_check_of_samplers(tmp_path):
     assert main(["repro", "draws", "w0", *words]) == 0
     assert load_file(folder / "inputs.safetensors")["probs"].shape == (4, 64)
     assert start_script(folder, right) == 0
-    imported = set(re.findall(r"^(?:import|from) (\w+)", (folder / "repro.py").read_text(), re.M))
-    assert imported - sys.stdlib_module_names == {"torch"}
     assert main(["repro", "draws", "w0", *words]) == 2  # the folder is not empty
 
 
@@ -73,10 +72,15 @@ def test_the_script_knows_the_rules(changes, wrong, reason):
     right = torch.tensor([1.0, 2.0, 3.0, 4.0]) if "atol" not in changes else torch.ones(64)
     right, got = (one.reshape(-1, 32) if one.numel() == 64 else one for one in (right, torch.tensor(wrong)))
     evidence = {"output": "y", "limit": 0.5, "row": 0} if "atol" in changes else {}
-    reasons = find_reasons(
+    reasons = standalone.find_reasons(
         "y", right, got, {"tolerance": {"rtol": 0.01, "atol": 0.01, **changes}, "evidence": evidence}
     )
     assert (reasons == []) if reason is None else reason in reasons[-1]
+
+
+def test_the_script_needs_torch_alone():
+    imported = set(re.findall(r"^(?:import|from) (\w+)", Path(standalone.__file__).read_text(), re.M))
+    assert imported - sys.stdlib_module_names == {"torch"}
 
 
 def test_a_map_of_one_long_row_shows_where_along_it_the_output_fails():
