@@ -35,8 +35,8 @@ from flashinfer_bench.bench.runner.environments import tell_withheld
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
 from flashinfer_bench.bench.scheduler import Rules
 from flashinfer_bench.data import Evaluation, Performance, Trace, TraceSet
-from flashinfer_bench.data.sets.latest import in_order_of_time
 from flashinfer_bench.data.sets.merge import reread_traces
+from flashinfer_bench.data.sets.results import in_order_of_time
 from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of, to_trace
 from flashinfer_bench.errors import ConfigError
 from flashinfer_bench.timing.between_workers import NOISY, told_of_workers

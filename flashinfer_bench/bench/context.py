@@ -37,8 +37,15 @@ from flashinfer_bench.compile import (
     why_not_buildable,
 )
 from flashinfer_bench.data import Definition, Solution, TraceSet
-from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SERVED, SOLUTIONS, TRACES, WORKLOADS
-from flashinfer_bench.data.store.loose import find_loose_folders
+from flashinfer_bench.data.store.layout import (
+    BLOB,
+    DEFINITIONS,
+    SERVED,
+    SOLUTIONS,
+    TRACES,
+    WORKLOADS,
+    find_loose_folders,
+)
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import ConfigError
 from flashinfer_bench.timing.settings import TimingSettings

@@ -45,7 +45,7 @@ from flashinfer_bench.bench.scheduler import POLL_S, Rules
 from flashinfer_bench.bench.task import Task
 from flashinfer_bench.data import Solution, Trace, TraceSet
 from flashinfer_bench.data.names import did_you_mean
-from flashinfer_bench.data.sets.latest import in_order_of_time
+from flashinfer_bench.data.sets.results import in_order_of_time
 from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of, to_trace
 from flashinfer_bench.errors import ConfigError, EngineClosed, FlashInferBenchError, QueueFull, TaskCancelled
 

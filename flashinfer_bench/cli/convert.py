@@ -11,7 +11,7 @@ from flashinfer_bench.cli.output import FAILED, RAN, write_err
 from flashinfer_bench.cli.parser import Parser, add_flags, add_format
 from flashinfer_bench.cli.tables import count, write_result
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.store.new_sets import convert_set
+from flashinfer_bench.data.sets.merge import convert_set
 from flashinfer_bench.errors import DataSetError
 
 NOUNS: Final = ("definition", "solution", "workload", "trace", "blob")

@@ -29,8 +29,7 @@ from flashinfer_bench.cli.parser import THRESHOLD_HELP, Parser, add_filters, add
 from flashinfer_bench.cli.tables import Cells, count, join_sections, lay_out, list_counts, show_rows
 from flashinfer_bench.cli.verdicts import head_of, render_best, render_summary, standing_mark, standing_notes
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.sets.latest import parse_time
-from flashinfer_bench.data.sets.results import list_results
+from flashinfer_bench.data.sets.results import list_results, parse_time
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
 from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
 from flashinfer_bench.errors import ConfigError, DataSetError, Fault, Misuse
@@ -408,7 +407,7 @@ def execute_export(args: Namespace) -> int:
 def execute_merge(args: Namespace) -> int:
     """Write the sets as one; return 1 if something of them could not be read."""
     from flashinfer_bench.bench.tolerances import merge_tolerances  # a tenth of a second, which no table needs
-    from flashinfer_bench.data.store.new_sets import merge_sets
+    from flashinfer_bench.data.sets.merge import merge_sets
 
     parts = [TraceSet.from_path(folder) for folder in named_folders(args)]
     errors = [issue for part in parts for issue in part.issues if issue.severity == "error"]

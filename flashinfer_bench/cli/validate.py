@@ -27,7 +27,7 @@ from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.data.check import Asked, find_entry_issues, find_input_issues, find_reference_issues, parts_below
 from flashinfer_bench.data.evaluation import as_time
 from flashinfer_bench.data.names import did_you_mean
-from flashinfer_bench.data.sets.latest import find_latest
+from flashinfer_bench.data.sets.results import find_latest
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.jsonl import MOST_JSON_BYTES
 from flashinfer_bench.data.store.trace_lines import kept_of

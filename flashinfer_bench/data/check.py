@@ -57,8 +57,7 @@ class Asked:
         parts = parts_below(issue.file, trace_set.roots)
         definitions = self.definitions
         if self.solutions and not definitions:
-            known = (item for group in trace_set.solutions.values() for item in group)
-            definitions = [item.definition for item in known if item.name in self.solutions]
+            definitions = [item.definition for item in trace_set.all_solutions() if item.name in self.solutions]
         is_solution = parts[:1] == (SOLUTIONS,)
         op_types = set(map(normalise_op_type, self.op_types or ()))
         return issue.file in trace_set.roots or (
@@ -220,7 +219,7 @@ def find_reference_issues(trace_set: TraceSet, definitions: Iterable[Definition]
 
 def find_entry_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
     """Yield a warning for each entry point whose text shows that it will end in COMPILE_ERROR."""
-    for solution in (item for group in trace_set.solutions.values() for item in group):
+    for solution in trace_set.all_solutions():
         file = trace_set.solution_files.get(solution.name)
         if file is None:
             continue

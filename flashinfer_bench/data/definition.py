@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from inspect import Parameter
-from itertools import chain, islice
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
+from inspect import Parameter, Signature
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from flashinfer_bench.base.named_call import NamedCall, split_names
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.data.dtypes import DType, check_dtype, torch_dtype
 from flashinfer_bench.data.expression import MAX_AXIS_VALUE, evaluate_axis, names_in, order_axes
-from flashinfer_bench.data.model import DataModel
+from flashinfer_bench.data.model import DataModel, NonEmpty
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.reference import BYTE_ORDER_MARK, ENTRY_NAME, read_module
 
 if TYPE_CHECKING:
     import torch
-
-Given = TypeVar("Given")
-NonEmpty = Annotated[str, StringConstraints(min_length=1)]
-"""A text of at least one character."""
 
 
 class Sizes(tuple[int, ...]):
@@ -42,8 +38,6 @@ class Sizes(tuple[int, ...]):
 
 Shape = Sizes | None
 """None for a Python scalar."""
-
-
 MOST_EXPRESSIONS: Final = 256
 """Axes, or constraints, of one definition: each is evaluated for every workload."""
 MOST_FAULTS: Final = 20
@@ -89,8 +83,7 @@ AxisSpec = AxisConst | AxisVar | AxisExpr
 
 
 def _dimension(value: object) -> object:
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    return str(value) if is_number else value
+    return str(value) if type(value) is int else value
 
 
 class TensorSpec(DataModel):
@@ -98,7 +91,7 @@ class TensorSpec(DataModel):
 
     shape: list[Annotated[NonEmpty, BeforeValidator(_dimension)]] | None
     """Axis names; digits are literal dimensions; [] is a 0-d tensor, null a Python scalar."""
-    dtype: Annotated[str, StringConstraints(min_length=1)]
+    dtype: str
     """A name of `DTYPES`."""
     description: str | None = None
     """For people."""
@@ -148,17 +141,14 @@ class Definition(DataModel):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Definition:
-        faults = list(islice(chain(_name_faults(self), _expression_faults(self)), MOST_FAULTS))
-        if faults:
-            raise ValidationError.from_exception_data(
-                type(self).__name__,
-                [
-                    InitErrorDetails(
-                        type=PydanticCustomError("disagrees", "{reason}", {"reason": reason}), loc=place, input=value
-                    )
-                    for place, value, reason in faults
-                ],
+        faults = [
+            InitErrorDetails(
+                type=PydanticCustomError("disagrees", "{reason}", {"reason": reason}), loc=place, input=value
             )
+            for place, value, reason in islice(_disagreements(self), MOST_FAULTS)
+        ]
+        if faults:
+            raise ValidationError.from_exception_data(type(self).__name__, faults)
         return self
 
     @property
@@ -224,20 +214,13 @@ class Definition(DataModel):
 
     def digest(self) -> str:
         """Digest what decides a verdict: not descriptions, not tags."""
-        return digest_of(
-            {
-                "name": self.name,
-                "op_type": self.op_type,
-                "axes": self.model_dump(include={"axes": {"__all__": {"type", "value", "expression"}}})["axes"],
-                **{
-                    side: [[name, spec.shape, spec.dtype, spec.optional] for name, spec in specs.items()]
-                    for side, specs in (("inputs", self.inputs), ("outputs", self.outputs))
-                },
-                "reference": self.reference,
-                "constraints": self.constraints,
-                **({"custom_inputs": self.custom_inputs_entrypoint} if self.custom_inputs_entrypoint else {}),
-            }
-        )
+        plain: dict[str, Any] = {key: getattr(self, key) for key in ("name", "op_type", "reference", "constraints")}
+        plain["axes"] = self.model_dump(include={"axes": {"__all__": {"type", "value", "expression"}}})["axes"]
+        for side, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
+            plain[side] = [[name, spec.shape, spec.dtype, spec.optional] for name, spec in specs.items()]
+        if self.custom_inputs_entrypoint:
+            plain["custom_inputs"] = self.custom_inputs_entrypoint
+        return digest_of(plain)
 
     def bind_axes(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Give the size of every axis; raise ValueError where one has none.
@@ -249,10 +232,13 @@ class Definition(DataModel):
         missing = [axis for axis in self.var_axes if axis not in bound]
         if missing:
             raise ValueError(f"{self.name}: no value for axis {', '.join(missing)}")
-        expressions = {name: axis.expression for name, axis in self.axes.items() if isinstance(axis, AxisExpr)}
-        for name in order_axes(expressions):
-            bound[name] = evaluate_axis(expressions[name], bound)
+        for name in order_axes(self._expressions):
+            bound[name] = evaluate_axis(self._expressions[name], bound)
         return bound
+
+    @property
+    def _expressions(self) -> dict[str, str]:
+        return {name: axis.expression for name, axis in self.axes.items() if isinstance(axis, AxisExpr)}
 
     def get_axes_values(self, input_shapes: Iterable[Sequence[int] | None]) -> dict[str, int]:
         """Bind the var axes from the shapes of the inputs, in order; raise ValueError where they disagree.
@@ -289,8 +275,7 @@ class Definition(DataModel):
             values: one for each input, in order.
             inputs: another name of it.
         """
-        shapes = [getattr(value, "shape", None) for value in only_one(values, inputs) or ()]
-        return self.get_axes_values([None if shape is None else tuple(shape) for shape in shapes])
+        return self.get_axes_values([getattr(value, "shape", None) for value in values or inputs or ()])
 
     def get_input_shapes(
         self, var_values: Mapping[str, int] | None = None, *, var_axes_values: Mapping[str, int] | None = None
@@ -301,13 +286,13 @@ class Definition(DataModel):
             var_values: var axis → its size.
             var_axes_values: another name of it.
         """
-        return self._shapes(self.inputs, only_one(var_values, var_axes_values) or {})
+        return self._shapes(self.inputs, var_values or var_axes_values or {})
 
     def get_output_shapes(
         self, var_values: Mapping[str, int] | None = None, *, var_axes_values: Mapping[str, int] | None = None
     ) -> list[Shape]:
         """Give the shape of each output, in order; see `get_input_shapes`."""
-        return self._shapes(self.outputs, only_one(var_values, var_axes_values) or {})
+        return self._shapes(self.outputs, var_values or var_axes_values or {})
 
     def merge_kwargs_to_args(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Put arguments that are given by name behind those that are given by position: inputs, then outputs, in order.
@@ -317,15 +302,8 @@ class Definition(DataModel):
                 missing, or some outputs are given and others are not.
         """
         names = [*self.inputs, *self.outputs]
-        if len(args) > len(names):
-            raise TypeError(f"{self.name} takes {len(names)} arguments ({', '.join(names)}), got {len(args)}")
-        given = dict(zip(names, args, strict=False))
-        for name, value in kwargs.items():
-            if name not in names:
-                raise TypeError(f"{self.name} has no argument {name!r}{did_you_mean(name, names)}")
-            if name in given:
-                raise TypeError(f"{self.name}: argument {name!r} is given twice")
-            given[name] = value
+        parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+        given = Signature(parameters).bind_partial(*args, **kwargs).arguments
         wanted = names if any(name in given for name in self.outputs) else list(self.inputs)
         missing = [name for name in wanted if name not in given]
         if missing:
@@ -343,18 +321,8 @@ def _size(axis: str, bound: Mapping[str, int]) -> int:
     return bound[axis] if axis in bound else int(axis)
 
 
-def only_one(usual: Given | None, other: Given | None) -> Given | None:
-    """Return what was given under one of two names; raise TypeError where both were used."""
-    if usual is not None and other is not None:
-        raise TypeError("two names of one argument were given: use one of them")
-    return usual if usual is not None else other
-
-
-Disagreement = tuple[tuple[str, ...], object, str]
-"""A place in a definition, its value, and what is wrong with it."""
-
-
-def _name_faults(definition: Definition) -> Iterable[Disagreement]:
+def _disagreements(definition: Definition) -> Iterable[tuple[tuple[str, ...], object, str]]:
+    """Yield places in a definition, their values, and what is wrong with each."""
     for side, specs in (("inputs", definition.inputs), ("outputs", definition.outputs)):
         for name, spec in specs.items():
             for axis in spec.shape or ():
@@ -364,10 +332,7 @@ def _name_faults(definition: Definition) -> Iterable[Disagreement]:
     for name in definition.outputs:
         if name in definition.inputs:
             yield ("outputs", name), name, f"{name!r} is an input as well; names of inputs and outputs are disjoint"
-
-
-def _expression_faults(definition: Definition) -> Iterable[Disagreement]:
-    axes = {name: axis.expression for name, axis in definition.axes.items() if isinstance(axis, AxisExpr)}
+    axes = definition._expressions
     places: dict[tuple[str, ...], str] = {("axes", name, "expression"): text for name, text in axes.items()}
     places |= {("constraints", str(index)): text for index, text in enumerate(definition.constraints)}
     for place, text in places.items():

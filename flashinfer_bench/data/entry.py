@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from inspect import Parameter, Signature
-from typing import Final
+from typing import Final, NamedTuple
 
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.names import did_you_mean
@@ -36,36 +35,33 @@ MOST_NAMED: Final = 20
 """A message names this many functions."""
 
 
-@dataclass(frozen=True)
-class FoundBinding:
+class FoundBinding(NamedTuple):
     """The binding of a compiled solution."""
 
     binding: SupportedBindings
-    told_by: str | None
-    """What in its sources tells it; None if its spec says it, or nothing does."""
-
-    @property
-    def note(self) -> str | None:
-        """A line for the build's log; None if the spec says it, or the format's default holds."""
-        return f"binding {self.binding.value}: the spec names none, and {self.told_by}" if self.told_by else None
+    note: str | None = None
+    """A line for the build's log; None if the spec says it, or the format's default holds."""
 
 
 def find_binding(solution: Solution) -> FoundBinding:
     """Return a C++ or CUDA solution's binding: from its spec, else from what its sources use, else tvm-ffi."""
     declared = solution.spec.binding
     if declared is not None or solution.spec.language not in COMPILED:
-        return FoundBinding(declared or SupportedBindings.TVM_FFI, None)
+        return FoundBinding(declared or SupportedBindings.TVM_FFI)
     texts = {source.path: COMMENT.sub(" ", source.content) for source in solution.sources}
-    for pattern, binding, what in (
-        (MODULE, SupportedBindings.TORCH, "PYBIND11_MODULE"),
-        (TVM_FFI_EXPORT, SupportedBindings.TVM_FFI, None),
-        (OPERATORS, SupportedBindings.TORCH, "TORCH_LIBRARY"),
-        (TORCH_HEADER, SupportedBindings.TORCH, "#include <{}>"),
+    for pattern, what in (
+        (MODULE, "PYBIND11_MODULE"),
+        (TVM_FFI_EXPORT, None),
+        (OPERATORS, "TORCH_LIBRARY"),
+        (TORCH_HEADER, "#include <{}>"),
     ):
         for path, text in texts.items():
             if found := pattern.search(text):
-                return FoundBinding(binding, f"{path} has {what.format(*found.groups())}" if what else None)
-    return FoundBinding(SupportedBindings.TVM_FFI, None)
+                if what is None:
+                    return FoundBinding(SupportedBindings.TVM_FFI)
+                told_by = f"{path} has {what.format(*found.groups())}"
+                return FoundBinding(SupportedBindings.TORCH, f"binding torch: the spec names none, and {told_by}")
+    return FoundBinding(SupportedBindings.TVM_FFI)
 
 
 def registers_operators(solution: Solution) -> bool:

@@ -12,9 +12,9 @@ from __future__ import annotations
 from enum import Enum
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from flashinfer_bench.data.model import DataModel
+from flashinfer_bench.data.model import DataModel, NonEmpty
 
 
 class EvaluationStatus(str, Enum):
@@ -87,7 +87,7 @@ class Environment(DataModel):
 
     always_written = ("libs",)
 
-    hardware: Annotated[str, StringConstraints(min_length=1)]
+    hardware: NonEmpty
     """Name of the device."""
     libs: dict[str, str] = Field(default_factory=dict)
     """Package or driver to its version."""

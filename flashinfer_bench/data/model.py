@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, StringConstraints
+
+NonEmpty = Annotated[str, StringConstraints(min_length=1)]
+"""A text of at least one character."""
 
 
 class DataModel(BaseModel):

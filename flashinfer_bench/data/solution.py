@@ -9,14 +9,13 @@ from enum import Enum
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Final
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.data.languages import SupportedLanguages as SupportedLanguages
-from flashinfer_bench.data.model import DataModel
+from flashinfer_bench.data.model import DataModel, NonEmpty
 from flashinfer_bench.data.names import did_you_mean
 
-NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 MAX_PATH_PART: Final = 200
 """A folder or file name of a source may have this many bytes."""
 MAX_PATH_PARTS: Final = 32

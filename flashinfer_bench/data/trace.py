@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import StringConstraints, model_validator
+from pydantic import model_validator
 
 from flashinfer_bench.data.evaluation import Correctness, Environment, Evaluation, EvaluationStatus, Performance
-from flashinfer_bench.data.model import DataModel
+from flashinfer_bench.data.model import DataModel, NonEmpty
 from flashinfer_bench.data.workload import Workload
 
 __all__ = ["Correctness", "Environment", "Evaluation", "EvaluationStatus", "Performance", "Trace"]
-
-NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 
 
 class Trace(DataModel):

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from operator import itemgetter
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from flashinfer_bench.data.definition import Definition, only_one
+from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.issue import LoadIssue
 from flashinfer_bench.data.sets import merge as adding
 from flashinfer_bench.data.sets import scores
 from flashinfer_bench.data.sets.columns import make_frame
-from flashinfer_bench.data.sets.latest import find_latest
-from flashinfer_bench.data.sets.results import Result, list_results
+from flashinfer_bench.data.sets.results import Result, find_latest, list_results
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SOLUTIONS, TRACES, WORKLOADS, own_folders
 from flashinfer_bench.data.store.read import read_files
@@ -71,35 +69,35 @@ class TraceSet:
 
     def __repr__(self) -> str:
         """Say in three lines where the set is, what it has, and what was wrong in its files."""
-        counts = {"definitions": len(self.definitions)}
-        counts |= {kind: sum(map(len, getattr(self, kind).values())) for kind in ("solutions", "workloads", "traces")}
         errors = sum(issue.severity == "error" for issue in self.issues)
-        where = ", ".join(map(str, self.roots)) or "in memory"
         return (
-            f"TraceSet({where})\n"
-            f"  {', '.join(f'{number:,} {noun}' for noun, number in counts.items())}\n"
+            f"TraceSet({', '.join(map(str, self.roots)) or 'in memory'})\n"
+            f"  {', '.join(f'{number:,} {noun}' for noun, number in self.counts.items())}\n"
             f"  issues: {errors} errors, {len(self.issues) - errors} warnings"
         )
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """The numbers of definitions, solutions, workloads and traces."""
+        groups = {kind: sum(map(len, getattr(self, kind).values())) for kind in ("solutions", "workloads", "traces")}
+        return {"definitions": len(self.definitions), **groups}
+
     @classmethod
-    def from_path(cls, path: Path | str | None = None, *, environment: Mapping[str, str] | None = None) -> TraceSet:
+    def from_path(cls, path: Path | str | None = None) -> TraceSet:
         """Load the set under a folder; what is wrong in it is in `issues`, and the rest is usable.
 
         Args:
             path: the folder; None for the one that $FIB_DATASET_PATH names, else ~/.cache/flashinfer_bench/dataset.
-            environment: where that variable is looked up; None for this process's own.
 
         Raises:
             DataSetError: the folder is not there; or none was given, and the default one is not there.
         """
-        if path is None:
-            given = os.environ if environment is None else environment
-            path = dataset_root(given)
-            if not given.get(DATASET_VARIABLE) and not path.exists():
-                raise DataSetError(
-                    f"no trace set was given, and there is none in {path}; give its folder, or set {DATASET_VARIABLE}"
-                )
-        found = cls(root=home_expanded(path))
+        usual = dataset_root(os.environ)
+        if path is None and not os.environ.get(DATASET_VARIABLE) and not usual.exists():
+            raise DataSetError(
+                f"no trace set was given, and there is none in {usual}; give its folder, or set {DATASET_VARIABLE}"
+            )
+        found = cls(root=home_expanded(usual if path is None else path))
         read_files(found)
         return found
 
@@ -135,12 +133,14 @@ class TraceSet:
 
     def to_dict(self) -> dict[str, Any]:
         """Give the set as plain JSON-able dicts and lists."""
-        plain: dict[str, Any] = {
-            kind: {name: [item.to_dict() for item in items] for name, items in getattr(self, kind).items()}
-            for kind in ("solutions", "workloads", "traces")
+        return {
+            "root": str(self.root) if self.root is not None else None,
+            "definitions": {name: definition.to_dict() for name, definition in self.definitions.items()},
+            **{
+                kind: {name: [item.to_dict() for item in items] for name, items in getattr(self, kind).items()}
+                for kind in ("solutions", "workloads", "traces")
+            },
         }
-        definitions = {name: definition.to_dict() for name, definition in self.definitions.items()}
-        return {"root": str(self.root) if self.root is not None else None, "definitions": definitions, **plain}
 
     def to_dataframe(self) -> pandas.DataFrame:
         """Return a data frame with a row for each trace; docs/export.md lists its columns.
@@ -148,11 +148,19 @@ class TraceSet:
         Raises:
             ConfigError: pandas is not installed.
         """
-        return make_frame(self, [trace for part in self.traces.values() for trace in kept_of(part)])
+        return make_frame(self, self.all_traces())
 
     def get_solution(self, name: str) -> Solution | None:
         """Return the solution of that name, or None."""
-        return next((item for group in self.solutions.values() for item in group if item.name == name), None)
+        return next((item for item in self.all_solutions() if item.name == name), None)
+
+    def all_solutions(self) -> Iterator[Solution]:
+        """Yield the solutions of all definitions."""
+        return chain.from_iterable(self.solutions.values())
+
+    def all_traces(self) -> Iterator[AnyTrace]:
+        """Yield what is kept of the traces of all definitions, for a reader that needs no more than lines have."""
+        return chain.from_iterable(map(kept_of, self.traces.values()))
 
     def blob_root(self, definition: str, uuid: str) -> Path | None:
         """Return the root that the blob paths of a workload are relative to; None for a set in memory."""
@@ -183,10 +191,6 @@ class TraceSet:
         holding = [root for root in self.roots if file.is_relative_to(root)]
         return max(holding, key=lambda root: len(root.parts), default=None)
 
-    def latest_traces(self, definition: str) -> list[Trace]:
-        """Return the traces of a definition that count: of each solution, workload and hardware the latest one."""
-        return [to_trace(trace) for trace in self._latest(definition)]
-
     def filter_traces(
         self,
         definition: str | None = None,
@@ -199,8 +203,7 @@ class TraceSet:
 
         Quick looks are not among them. `def_name` is another name of `definition`.
         """
-        latest = self._latest(_name_of(definition, def_name))
-        found = [item for item in list_results(None, latest) if item.is_passed and not item.told.run.quick]
+        found = [item for item in self._results(definition or def_name) if item.is_passed and not item.told.run.quick]
         return [to_trace(item.trace) for item in found if _is_within(item, atol, rtol)]
 
     def get_best_trace(
@@ -232,12 +235,13 @@ class TraceSet:
         atol = None if max_abs_error == DEFAULT_BOUND else max_abs_error
         rtol = None if max_rel_error == DEFAULT_BOUND else max_rel_error
         ranked = [
-            ((item.measurement.is_full, item.speedup_factor, -item.latency_ms), item.trace)
-            for item in list_results(None, self._latest(_name_of(definition, def_name)))
+            item
+            for item in self._results(definition or def_name)
             if item.is_passed and item.latency_ms is not None and item.may_be_best
             if (axes or {}).items() <= item.trace.workload.axes.items() and _is_within(item, atol, rtol)
         ]
-        return to_trace(max(ranked, key=itemgetter(0))[1]) if ranked else None
+        best = max(ranked, key=_merit, default=None)
+        return to_trace(best.trace) if best is not None else None
 
     summary = scores.summarise
     rank_authors = scores.rank_authors
@@ -264,19 +268,22 @@ class TraceSet:
             issues=list(self.issues),
         )
 
-    def backup_traces(self, *, now: datetime | None = None) -> list[Path]:
+    def backup_traces(self) -> list[Path]:
         """Move the traces/ folder of each root aside, under a name with the time, and forget the traces in memory."""
-        stamp = (now or datetime.now(timezone.utc)).strftime("%Y%m%d_%H%M%S")
-        moved = []
-        for root in self.roots:
-            if (root / TRACES).is_dir():
-                target = _free_name(root / f"{TRACES}_bak_{stamp}")
-                moved.append((root / TRACES).rename(target))
+        stamp = datetime.now(timezone.utc).strftime("%Y%m%d_%H%M%S")
+        found = [root / TRACES for root in self.roots if (root / TRACES).is_dir()]
+        moved = [folder.rename(_free_name(folder.with_name(f"{TRACES}_bak_{stamp}"))) for folder in found]
         self.traces = {}
         return moved
 
-    def _latest(self, definition: str) -> list[AnyTrace]:
-        return find_latest(kept_of(self.traces.get(definition, [])))
+    def _results(self, definition: str | None) -> list[Result]:
+        if definition is None:
+            raise TypeError("the name of a definition is missing")
+        return list_results(None, find_latest(kept_of(self.traces.get(definition, []))))
+
+
+def _merit(result: Result) -> tuple[bool, float, float]:
+    return result.measurement.is_full, result.speedup_factor, -(result.latency_ms or 0.0)
 
 
 def _is_within(result: Result, atol: float | None, rtol: float | None) -> bool:
@@ -288,13 +295,6 @@ def _is_within(result: Result, atol: float | None, rtol: float | None) -> bool:
     )
 
 
-def _name_of(definition: str | None, def_name: str | None) -> str:
-    name = only_one(definition, def_name)
-    if name is None:
-        raise TypeError("the name of a definition is missing")
-    return name
-
-
 def _free_name(path: Path) -> Path:
-    candidates = (path if index == 0 else path.with_name(f"{path.name}_{index}") for index in itertools.count())
+    candidates = chain([path], (path.with_name(f"{path.name}_{index}") for index in count(1)))
     return next(candidate for candidate in candidates if not os.path.lexists(candidate))

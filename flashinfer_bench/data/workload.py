@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import AliasChoices, Field, StrictBool, StrictInt, StringConstraints, field_validator, model_validator
+from pydantic import AliasChoices, Field, StrictBool, StrictInt, field_validator, model_validator
 
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.data.dtypes import Unit
 from flashinfer_bench.data.expression import MAX_AXIS_VALUE
-from flashinfer_bench.data.model import DataModel
+from flashinfer_bench.data.model import DataModel, NonEmpty
 from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
-
-NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 
 
 class RandomInput(DataModel):

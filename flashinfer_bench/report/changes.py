@@ -12,8 +12,7 @@ from math import log
 from operator import attrgetter
 from typing import Final
 
-from flashinfer_bench.data.sets.latest import parse_time
-from flashinfer_bench.data.sets.results import Result, group
+from flashinfer_bench.data.sets.results import Result, group, parse_time
 from flashinfer_bench.report.comparable import find_difference, marks_of
 from flashinfer_bench.report.decision import SAME, THRESHOLD, UNKNOWN, decide, join_halves
 from flashinfer_bench.report.intervals import MeanRatio, half_of, mean_of

@@ -37,7 +37,7 @@ def make_export(form: ExportFormat, trace_set: TraceSet, traces: Iterable[AnyTra
     text = io.StringIO(newline="")
     if form == "csv":
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([column.name for column in COLUMNS])
+        writer.writerow(COLUMNS)
         writer.writerows([TRUTHS[one] if isinstance(one, bool) else one for one in row.values()] for row in rows)
         written = text.getvalue().replace("\0", "\\0")  # no reader takes it
     else:

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed
 from flashinfer_bench.data.sets.results import Result, fastest_of, group
-from flashinfer_bench.data.sets.scores import author_score_of, score_of
+from flashinfer_bench.data.sets.scores import score_of
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.report.intervals import MeanRatio, mean_of, speedup_half_of
 from flashinfer_bench.report.summary import BestRow
@@ -207,7 +207,7 @@ def _author_row(items: Sequence[Result], baseline: _Baseline, fastest: _Times) -
     return AuthorRow(
         author=author,
         hardware=hardware,
-        score=author_score_of(known) if known else None,
+        score=fmean(known) if known else None,
         workloads=len(best),
         compared=len(ratios),
         win_rate=fmean(ratio > 1 for ratio in ratios) if ratios else None,

@@ -19,8 +19,7 @@ from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.evaluation import EvaluationStatus, as_time
 from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed
-from flashinfer_bench.data.sets.latest import find_latest
-from flashinfer_bench.data.sets.results import Result, group, list_results
+from flashinfer_bench.data.sets.results import Result, find_latest, group, list_results
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 from flashinfer_bench.report.intervals import MeanRatio, TimeInterval, half_of, interval_of, latency_of, mean_of
 from flashinfer_bench.report.timing import QUICK, Timing, count_timing

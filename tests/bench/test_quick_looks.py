@@ -8,7 +8,7 @@ from flashinfer_bench.bench import BenchmarkConfig
 from flashinfer_bench.bench.planning.resume import fingerprint
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.sets.latest import find_latest
+from flashinfer_bench.data.sets.results import find_latest
 from flashinfer_bench.report.summary import best_by_definition, best_by_workload, summarise
 from flashinfer_bench.timing.settings import PRECISION
 from tests.kit import make_definition, make_solution, make_trace, write_trace_set

@@ -6,7 +6,7 @@ import pytest
 
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.sets.latest import find_latest
+from flashinfer_bench.data.sets.results import find_latest
 from tests.bench.small_runs import HONEST, QUICKLY, write_set
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(180)]

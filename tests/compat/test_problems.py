@@ -9,7 +9,7 @@ import pytest
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.store.loose import find_loose_folders
+from flashinfer_bench.data.store.layout import find_loose_folders
 from tests.compat.problems import (
     HALF_A_PERCENT_OFF,
     INPUTS,

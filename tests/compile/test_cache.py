@@ -7,14 +7,13 @@ import time
 
 import pytest
 
-from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.compile import BuildFarm, BuildFault, build_solution
 from flashinfer_bench.compile import building as building_module
 from flashinfer_bench.compile.cache import ArtifactCache, Manifest, size_limit
 from flashinfer_bench.env import cache_root
 from tests.kit.make import make_solution
 from tests.kit.native import make_native, pretend_compiler
-from tests.kit.strange import STRANGE, deep_folder
+from tests.kit.strange import STRANGE
 
 
 def build(root, factor=2):
@@ -94,30 +93,6 @@ def test_root_and_size_follow_the_environment(tmp_path):
     assert cache_root({}).parts[-3:] == (".cache", "flashinfer_bench", "cache")
     assert size_limit({"FIB_CACHE_GB": "0.5"}) == 500_000_000
     assert size_limit({"FIB_CACHE_GB": "much"}) == size_limit({}) == 20_000_000_000
-
-
-def test_deep_folders_and_strange_files_hold_no_command_of_the_cache_up(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path))
-    with deep_folder(build(tmp_path) / "files" / "deep"):
-        for number, put in enumerate(STRANGE.values()):
-            for folder in ("locks", "staging", f"artifacts/0{number}"):
-                (tmp_path / folder).mkdir(exist_ok=True)
-                put(tmp_path / folder / f"strange{number}")
-        assert [main(["cache", command]) for command in ("show", "verify", "clear")] == [0, 1, 0]
-    assert f"removed {1 + len(STRANGE)} artifacts" in capsys.readouterr().out
-    assert not (tmp_path / "artifacts").exists()
-
-
-def test_what_a_jit_compiler_made_too_deep_to_be_counted_goes_first_and_not_while_a_run_lives(tmp_path):
-    deep = tmp_path / "jit" / "ab" / "abdeep"
-    (deep / "/".join("d" * 40)).mkdir(parents=True)
-    deep.with_name("abdeep.solution").write_text("")
-    cache = ArtifactCache(tmp_path)
-    with cache.used():
-        cache.evict(1 << 30)
-        assert deep.exists()  # a worker may write there
-    cache.evict(1 << 30)
-    assert list(deep.parent.iterdir()) == []
 
 
 def test_a_lock_that_is_held_for_ever_ends_in_a_fault(tmp_path, monkeypatch):

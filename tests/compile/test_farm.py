@@ -30,12 +30,6 @@ def build_all(folder, solutions, jobs=1, action=""):
     return built
 
 
-def test_the_shortest_build_starts_first_so_that_a_gpu_has_work_and_then_the_longest(tmp_path, runs):
-    sizes = (90_000, 10, 60_000, 40_000, 20_000)
-    build_all(tmp_path, map(make_sized, sizes))
-    assert runs.sources == ["s10", "s90000", "s60000", "s40000", "s20000"]
-
-
 def name_of(pid):
     with suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip()
@@ -74,14 +68,6 @@ def test_the_same_sources_under_several_names_are_compiled_once_in_this_run_and_
             assert farm.open_builds == 0
         assert {one.solution.name for one in built if one.error} == {"one", "two", "three"}
     assert len(runs.sources) == 2
-
-
-def test_a_function_that_a_library_lacks_is_held_against_nobody_else(tmp_path):
-    asks = [make_native("first", entry_point="main.cpp::absent"), make_native("second")]
-    with BuildFarm(tmp_path / "cache", jobs=1, toolchain=pretend_compiler(tmp_path)) as farm:
-        errors = {one.solution.name: one.error for one in farm.build_all(asks)}
-    assert "no function 'absent' is exported" in str(errors["first"])
-    assert errors["second"] is None
 
 
 BUILD = """
@@ -145,14 +131,3 @@ def test_a_farm_that_is_held_lets_compilers_end_and_starts_none(tmp_path):
             farm.wait()
             farm.poll()
         assert farm.built(make_native()).artifact
-
-
-def test_a_farm_that_is_closed_ends_its_compilers_also_while_it_is_held(tmp_path):
-    cache = tmp_path / "cache"
-    with BuildFarm(cache, jobs=2, toolchain=pretend_compiler(tmp_path, action="sleep 1000")) as farm:
-        farm.add([make_sized(size) for size in range(1, 5)])
-        assert wait_for(lambda: len(processes_in(cache)) >= 4)
-        farm.hold()
-    assert is_quiet(cache)
-    assert not ArtifactCache(cache).entries()
-    assert not (cache / "staging").exists()

@@ -76,7 +76,6 @@ ON_HEADER = 'case "$*" in *c++-header*) {};; esac'
 CROWDS = {
     "whole": ("", 2, [True] * 5),
     "broken": (ON_HEADER.format('echo "a.h:1: error: no"; exit 1'), 1, [False] * 5),
-    "endless": (ON_HEADER.format("sleep 1000"), 2, [False] * 5),
     "breaks compilers": (
         '[ -e ../headers ] && echo "x.gch: internal compiler error: no" && exit 1',
         1,

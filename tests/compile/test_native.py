@@ -52,14 +52,6 @@ def says(*words):
     return f"{'; '.join(f'echo {word!r}' for word in words)}; exit 1"
 
 
-def test_a_library_is_compiled_once_and_the_second_time_no_compiler_is_started(tmp_path, runs):
-    first, again = build(tmp_path), build(tmp_path, make_native("other_name", description="other words"))
-    assert (first.artifact.kind, first.artifact.entry, first.artifact.symbol) == ("tvm-ffi", "solution.so", "run")
-    assert [name for name, _ in runs.steps] == ["compile main.cpp", "link"]
-    assert (first.was_cached, again.was_cached) == (False, True)
-    assert again.artifact == first.artifact
-
-
 def digest(toolchain=TOOLCHAIN, target=None, **changes):
     solution = make_native(**{"headers": {"sub/a.h": "1"}, **changes})
     return make_recipe(solution, toolchain, target or BuildTarget()).digest
@@ -72,7 +64,6 @@ def test_whatever_decides_the_library_changes_its_digest_and_words_do_not():
         {"headers": {"sub/a.h": "2"}},
         {"compile_options": {"cflags": ["-O2"]}},
         {"toolchain": replace(TOOLCHAIN, cxx=replace(TOOLCHAIN.cxx, identity="another"))},
-        {"toolchain": replace(TOOLCHAIN, tvm_ffi=replace(TOOLCHAIN.tvm_ffi, version="0.0"))},
     )
     assert len({digest(**change) for change in changes}) == len(changes)
     hopper, ampere = (BuildTarget.of([one]) for one in ((9, 0), (8, 0)))
@@ -104,7 +95,6 @@ TWINS = {
         r"^error: no function 'run' is exported; export it with TVM_FFI_DLL_EXPORT_TYPED_FUNC\(run, ",
     ),
     "memory": (LARGE, r"^error: the compiler needed more than 0\.5 GiB of memory"),
-    "many errors": ("x;\n" * 1000, r"compilation terminated due to -fmax-errors"),
     "found binding": (
         "PYBIND11_MODULE(solution, m) {}\n",
         r"^main\.cpp:1: error: .*\n.*\nbinding torch: the spec names none, and main\.cpp has PYBIND11_MODULE",
@@ -143,13 +133,11 @@ def test_what_must_not_be_built_is_refused_before_anything_is_started(tmp_path, 
 INCLUDES = {"a macro": "#define PLACE <{}>\n#include PLACE", "up": '#include "{}"'}
 
 
-@pytest.mark.parametrize("has_landlock", [True, False], ids=["landlock", "no landlock"])
+@pytest.mark.parametrize("has_landlock", [True, False])
 @pytest.mark.parametrize("form", INCLUDES)
 def test_no_file_outside_the_sources_is_included(tmp_path, monkeypatch, form, has_landlock):
     if not has_landlock:
-        runner = tmp_path / "runner.py"
-        text = building.RUNNER.read_text()
-        assert "confine(order" in text
+        runner, text = tmp_path / "runner.py", building.RUNNER.read_text()
         runner.write_text(text.replace("    confine(order", "    (order"))
         monkeypatch.setattr(building, "RUNNER", runner)
     outside = tmp_path / "outside.h"
@@ -247,9 +235,8 @@ def test_sources_that_do_not_compile_are_remembered_by_whatever_name_until_somet
     failed = build(**site)
     again = build(solution=make_native("other", author="bob", definition="another"), **site)
     assert (failed.was_cached, again.was_cached) == (False, True)
-    log, _, remedy = str(again.error).rpartition("\n")
-    assert log == str(failed.error)
-    assert "cache clear --failed" in remedy
+    assert str(again.error).startswith(str(failed.error))
+    assert "cache clear --failed" in str(again.error)
     for other in (make_native(main="// other\n"), make_native(compile_options={"cflags": ["-O2"]})):
         assert not build(solution=other, **site).was_cached
     assert build(tmp_path, action="").error is None  # another compiler
@@ -258,23 +245,11 @@ def test_sources_that_do_not_compile_are_remembered_by_whatever_name_until_somet
     assert [entry.has_failed for entry in cache.entries()] == [False]
 
 
-FORMS = read_forms()
-
-
-def test_the_guide_has_each_language_with_each_binding():
-    assert {*FORMS} == {(one, other) for one in ("cpp", "cuda") for other in ("tvm-ffi", "torch")}
-
-
 @needs_nvcc
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.cpu
-def test_the_cuda_files_of_the_guide_compile(tmp_path):
-    solutions = []
-    for binding in ("tvm-ffi", "torch"):
-        sources = FORMS["cuda", binding]
-        parts = {"language": "cuda", "binding": binding, "entry_point": f"{next(iter(sources))}::run"}
-        parts["compile_options"] = {"cflags": ["-O0"]} if binding == "torch" else {}  # torch's headers take long
-        solutions.append(make_solution(f"cuda_{binding}", sources=sources, **parts))
-    with BuildFarm(tmp_path, jobs=2, target=BuildTarget.of([(9, 0)])) as farm:
-        assert [built.error for built in farm.build_all(solutions)] == [None, None]
+@pytest.mark.gpu  # only since they take a minute
+@pytest.mark.parametrize("binding", ["tvm-ffi", "torch"])
+def test_the_cuda_files_of_the_guide_compile(tmp_path, binding):
+    sources = read_forms()["cuda", binding]
+    parts = {"language": "cuda", "binding": binding, "entry_point": f"{next(iter(sources))}::run"}
+    solution = make_solution("cuda", sources=sources, **parts)
+    assert build(tmp_path, solution, target=BuildTarget.of([(9, 0)])).error is None

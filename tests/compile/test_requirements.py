@@ -15,7 +15,7 @@ from flashinfer_bench.compile.requirements import (
     find_missing,
     wants_cutlass,
 )
-from flashinfer_bench.compile.toolchain import Compiler, CudaToolkit, find_torch
+from flashinfer_bench.compile.toolchain import Compiler, CudaToolkit
 from tests.kit.scratch import copy_package, run_with
 
 NOTHING = Toolchain(None, None, None, None, None)
@@ -129,17 +129,6 @@ def test_a_missing_compiler_or_package_has_a_reason_and_a_remedy(monkeypatch):
         assert words in reasons[language]
     monkeypatch.setattr(requirements, "is_installed", lambda package: True)
     assert find_unavailable_languages(NOTHING)["triton"] is None
-
-
-def test_the_abi_of_an_old_torch_is_read_in_its_settings(tmp_path, monkeypatch):
-    for path, text in {
-        "include/torch/extension.h": "",
-        "share/cmake/Torch/TorchConfig.cmake": 'set(TORCH_CXX_FLAGS "-D_GLIBCXX_USE_CXX11_ABI=0")',
-    }.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
-    monkeypatch.setattr("flashinfer_bench.compile.toolchain.find_package", lambda name: tmp_path)
-    assert not find_torch().has_new_abi
 
 
 USE = """

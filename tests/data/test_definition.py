@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from pydantic import ValidationError
 
-from flashinfer_bench.data import Definition, TraceSet
+from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.check import find_reference_issues
 from flashinfer_bench.data.dtypes import DTYPES, check_dtype, torch_dtype, why_not_held
 from flashinfer_bench.data.names import did_you_mean, nearest_name
@@ -102,22 +100,6 @@ def test_a_run_that_cannot_be_called_with_the_inputs_is_told(parameters, words):
     assert (told == []) if words is None else (words in told[0])
 
 
-@pytest.mark.parametrize(
-    ("reference", "parameters"),
-    [
-        ('def run(a, b=1, *, c):\n    "\\ "\n', ["a", "b", "c"]),
-        ("def run(*inputs): pass", None),
-        ("def run(a, /): pass", None),
-        ("def f(a): pass\nrun = f", None),
-        ("if True:\n    def run(a): ...", ["a"]),
-    ],
-)
-def test_parameters_of_the_reference_are_read_off_its_source_without_a_warning(reference, parameters):
-    definition = make_definition(reference=reference)
-    assert definition.is_runnable
-    assert definition.reference_parameters == parameters
-
-
 def test_the_digest_covers_what_decides_a_verdict_and_no_more():
     first = make_definition(inputs={"x": "float32[n]", "w": "float32[n]"})
     changes = [
@@ -130,14 +112,6 @@ def test_the_digest_covers_what_decides_a_verdict_and_no_more():
     others = [make_definition(**{"inputs": first.to_dict()["inputs"], **change}) for change in changes]
     assert len({definition.digest() for definition in (first, *others)}) == 6
     assert first.digest() == first.model_copy(update={"description": "d", "tags": ["t"]}).digest()
-
-
-def test_what_is_written_reads_back_equal_and_invents_nothing():
-    definition = make_definition(axes={"n": None, "h": 4, "m": "n*h"}, vendor_key={"a": [1]})
-    assert Definition.model_validate_json(definition.to_json()) == definition
-    assert list(definition.to_dict()) == [
-        "name", "op_type", "axes", "inputs", "outputs", "reference", "tags", "constraints", "vendor_key",
-    ]  # fmt: skip
 
 
 @pytest.mark.cpu
@@ -156,8 +130,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_also_among_thousands():
         check_dtype("bfloat61")
     assert nearest_name("Gemm_N128", ["gemm_n128", "rope"]) == "gemm_n128"
     assert did_you_mean("zzz", ["gemm_n128", "rope"]) == ""
-    words = random.Random(1)
-    known = ["_".join(words.choices(["gemm", "cuda", "fused", "rms", "h4096", "decode"], k=12)) for _ in range(1_999)]
+    known = [f"{word}_{number}_h4096" for word in ("gemm", "fused_rms", "decode") for number in range(600)]
     assert nearest_name("Fused_rope_qukv_h4096", [*known, "fused_rope_qkv_h4096"]) == "fused_rope_qkv_h4096"
 
 

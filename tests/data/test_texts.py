@@ -6,17 +6,11 @@ import pytest
 import yaml
 
 from flashinfer_bench.data import Definition, Solution, Trace, load_json_file, load_jsonl_file
-from flashinfer_bench.data.issue import find_line
 from flashinfer_bench.data.yaml_text import parse_yaml
 from flashinfer_bench.errors import DataSetError
 from tests.kit import make_definition, make_trace
 
 WHOLE = make_definition().to_json()
-
-
-def test_a_file_in_another_dialect_is_read(tmp_path):
-    (tmp_path / "d.json").write_text(WHOLE.replace('"tags":[]', '"tags":null'))
-    assert load_json_file(Definition, tmp_path / "d.json") == make_definition()
 
 
 @pytest.mark.parametrize(
@@ -39,26 +33,6 @@ def test_everything_wrong_with_a_file_is_said_at_once(tmp_path, load, kind, text
     with pytest.raises(DataSetError) as caught:
         load(kind, tmp_path / "file")
     assert [word for word in words if str(caught.value).count(word) != 1] == []
-
-
-TEXT = """
-{ "a": {
-    "b": [1,
-          {"c": "\\"d\\": 1"},
-          {"c" :
-            2}],
-    "d": 3
-  }
-}
-"""
-
-
-@pytest.mark.parametrize(
-    ("place", "line"),
-    [("x", 1), ("a.b.1.c", 3), ("a.x", 2), ("a.d.deeper", 7)],
-)
-def test_the_deepest_part_that_is_there_has_its_line(place, line):
-    assert find_line(TEXT, tuple(place.split("."))) == line
 
 
 def unfold(level):

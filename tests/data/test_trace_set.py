@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from datetime import datetime, timezone
 
 import pytest
 
@@ -16,12 +15,6 @@ HERE = [make_definition()]
 
 def _set_of(*traces):
     return TraceSet(definitions={"double": make_definition()}, traces={"double": list(traces)})
-
-
-def test_an_empty_variable_names_no_set(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path / "nobody"))
-    with pytest.raises(DataSetError, match="FIB_DATASET_PATH"):
-        TraceSet.from_path(environment={"FIB_DATASET_PATH": ""})
 
 
 OLD, NEW = make_trace(speedup=9.0), make_trace(speedup=2.0)
@@ -56,70 +49,6 @@ def test_the_best_trace_is_of_the_last_that_passed(traces, best):
 def test_a_bound_that_is_given_limits_the_largest_error(bounds, is_found):
     trace_set = _set_of(make_trace(max_absolute_error=0.1, max_relative_error=1.0))
     assert (trace_set.get_best_trace("double", **bounds) is not None) == is_found
-
-
-def test_traces_are_filtered_by_both_errors_and_those_of_other_hardware_stay():
-    near = make_trace(solution="near", max_absolute_error=1e-3, max_relative_error=1e-3)
-    there = near.model_copy(update={"evaluation": make_trace(environment={"hardware": "other", "libs": {}}).evaluation})
-    absolute = make_trace(solution="absolute", max_absolute_error=1.0)
-    unknown = make_trace(solution="unknown", max_absolute_error=math.nan)
-    trace_set = _set_of(near, there, absolute, unknown, BROKEN, HUGE)
-    assert trace_set.filter_traces("double") == [near, there]
-    assert trace_set.filter_traces("double", atol=2.0, rtol=1e-2) == [near, there, absolute]
-    assert trace_set.latest_traces("double")[:2] == [near, there]
-
-
-def test_the_summary_counts_by_everything(tmp_path):
-    traces = [make_trace(), make_trace(solution="b", status="TIMEOUT"), make_trace(solution="gone", latency_ms=3.0)]
-    solutions = [make_solution(), make_solution("b", author="bob")]
-    root = write_trace_set(tmp_path, definitions=HERE, solutions=solutions, traces=[*traces, traces[0]])
-    wanted = {
-        "traces": 4,
-        "total": 3,
-        "avg_latency_ms": 2.0,
-        "by_status": {"PASSED": 2, "TIMEOUT": 1},
-        "by_author": {"alice": 1, "bob": 1, "unknown": 1},
-        "by_op_type": {"test": 3},
-    }
-    assert wanted.items() <= dict(TraceSet.from_path(root).summary()).items()
-    assert TraceSet().summary()["min_latency_ms"] is None
-
-
-def test_traces_are_added_all_or_none_and_only_with_an_evaluation(tmp_path):
-    trace_set = TraceSet(tmp_path, {"double": make_definition()}, {"double": [make_solution()]})
-    trace_set.keep_traces([make_trace(), make_trace()])
-    with pytest.raises(DataSetError, match="no evaluation"):
-        trace_set.add_traces([make_trace(), make_trace(solution=None)])
-    assert len(trace_set.traces["double"]) == 2
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_set_without_traces_shares_nothing_that_can_be_added_to():
-    first = _set_of(make_trace())
-    second = first.without_traces()
-    second.keep_traces([make_trace(), make_trace()])
-    second.definitions.clear()
-    assert (len(first.traces["double"]), len(first.definitions)) == (1, 1)
-
-
-def test_traces_are_moved_aside_and_never_over_older_ones(tmp_path):
-    now = datetime(2025, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
-    for ending in ("", "_1"):
-        write_trace_set(tmp_path, definitions=HERE, traces=[make_trace()])
-        trace_set = TraceSet.from_path(tmp_path)
-        assert trace_set.backup_traces(now=now) == [tmp_path / f"traces_bak_20250102_030405{ending}"]
-    assert trace_set.backup_traces() == []
-
-
-def test_a_set_turns_into_plain_json(tmp_path):
-    root = write_trace_set(tmp_path, definitions=HERE, solutions=[make_solution()])
-    assert TraceSet.from_path(root).to_dict() == {
-        "root": str(tmp_path),
-        "definitions": {"double": make_definition().to_dict()},
-        "solutions": {"double": [make_solution().to_dict()]},
-        "workloads": {},
-        "traces": {},
-    }
 
 
 def _workload(uuid, **parts):

@@ -1,6 +1,5 @@
 """Authors against a baseline, and rows by author, op type and hardware."""
 
-import json
 import math
 
 import pytest
@@ -70,23 +69,6 @@ def report(tmp_path, capsys, monkeypatch):
         return capsys.readouterr()
 
     return start
-
-
-@pytest.mark.parametrize("key", ["author", "op_type", "hardware"])
-@pytest.mark.parametrize("command", ["summary", "best"])
-def test_tables_and_json_have_rows_by(command, key, report):
-    assert json.loads(report(command, "--by", key, "--format", "json").out)["rows"]
-    for width in (60, 80):
-        lines = report(command, "--by", key, width=width).out.splitlines()
-        assert lines[0].lower().startswith(key.replace("_", " "))
-        assert max(map(len, lines)) <= width
-
-
-def test_the_table_of_authors_keeps_what_ranks_and_that_of_winners_counts_them(report):
-    head = report("summary", "--by", "author").out.splitlines()[0]
-    assert head.split()[:4] == ["Author", "Of", "fastest", "Score"]
-    assert "Roofline" not in head  # nobody has one
-    assert report("best", "--by", "author").out.splitlines()[2].split()[1:] == ["2/2", "5.66x"]
 
 
 def test_a_baseline_author_is_one_that_the_set_has(report):

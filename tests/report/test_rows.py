@@ -94,9 +94,7 @@ def test_a_ranking_keeps_everybody_else_and_hardware_apart():
     traces = [on("w0", name, ms, record=STANDARD) for name, ms in (("a", 1.0), ("b", 2.0), ("d", 8.0))]
     traces.append(on("w0", "c", 4.0))
     rows = rank_by_author(list_results(set_of(*traces), traces))
-    assert [row.author for row in rows] == ["by_c", "by_a", "by_b", "by_d"]
-    assert [row.fastest_share for row in rows] == [1.0, 1.0, 1.0, 0.5]
-    assert [row.solution for row in summarise(traces)] == ["c", "a", "b", "d"]
+    assert [(row.author, row.fastest_share) for row in rows] == [("by_c", 1), ("by_a", 1), ("by_b", 1), ("by_d", 0.5)]
     elsewhere = best_by_workload([*traces, on(record=CPU, hardware="CPU"), on(record=STANDARD, hardware="old")])
     assert [row.standing for row in elsewhere] == ["CPU: indicative", "confirmed", "not confirmed"]
 
@@ -115,17 +113,13 @@ TABLES = {"best": True, "best --by definition": False, "summary": True, "visuali
 @pytest.mark.parametrize(("words", "is_marked"), TABLES.items())
 def test_tables_mark_what_is_not_confirmed_and_name_a_set_of_cpus(words, is_marked, tmp_path, capsys):
     sets = {"cpu": beside(CPU, CPU), "gpu": [*beside(STANDARD), on("w1", "y", record=STANDARD)]}
-    out = {}
-    for name, traces in sets.items():
-        root = str(write_small_set(tmp_path / name, traces=traces))
+    for name, marks in {"cpu": (1, False), "gpu": (0, is_marked)}.items():
+        root = str(write_small_set(tmp_path / name, traces=sets[name]))
         assert main(["report", *words.split(), "--local", root]) == 0
-        out[name] = capsys.readouterr().out
-    assert ("† not confirmed: " in out["gpu"], "CPU: indicative" in out["gpu"]) == (is_marked, False)
-    assert (out["cpu"].count("CPU: indicative"), "†" in out["cpu"]) == (1, False)
+        out = capsys.readouterr().out
+        assert (out.count("CPU: indicative"), "† not confirmed: " in out) == marks
     assert main(["report", *words.split(), "--local", root, "--format", "json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert rows[0]["confirmed"] is True
-    assert all(isinstance(row["confirmed"], bool) for row in rows)
+    assert json.loads(capsys.readouterr().out)["rows"][0]["confirmed"] is True
 
 
 @pytest.mark.parametrize("latency", [math.inf, 0.0, 5e-324, 1e308])
@@ -135,10 +129,9 @@ def test_a_latency_that_no_call_has_is_never_best_and_in_no_average(tmp_path, ca
     assert {row.solution: row.latency_ms for row in summarise(traces)} == {"double_python": None, "other": 2.0}
     root = write_small_set(tmp_path / "set", traces=traces)
     trace_set = TraceSet.from_path(root)
-    summary = trace_set.summary(baseline_author="alice")
     assert trace_set.get_best_trace("double").solution == "other"
-    assert [summary[f"{what}_latency_ms"] for what in ("min", "max", "avg")] == [2.0] * 3
-    for words in ("summary", "summary --by author", "best", "history --definition double", "export -", "html"):
+    assert trace_set.summary()["avg_latency_ms"] == 2.0
+    for words in ("summary --by author", "history --definition double", "export -", "html"):
         command = ["report", *words.split(), *([str(tmp_path / "pages")] if words == "html" else [])]
         assert main([*command, "--local", str(root)]) == 0, words
         assert "Traceback" not in capsys.readouterr().err

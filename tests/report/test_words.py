@@ -5,7 +5,6 @@ from math import log
 import pytest
 
 from flashinfer_bench.bench.planning.resume import PROTOCOL
-from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data.measurement import ToldTrace, tell
 from flashinfer_bench.report.blind import find_blind
 from flashinfer_bench.report.comparable import find_difference, marks_of
@@ -13,7 +12,7 @@ from flashinfer_bench.report.decision import decide, join_halves, log_half_of
 from flashinfer_bench.report.timing import describe_bounds, describe_flag, describe_ways, read_timing
 from flashinfer_bench.report.verdict import first_reason, to_one_line
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
-from tests.kit import make_definition, make_evaluation, make_solution, make_trace, make_workload, write_trace_set
+from tests.kit import make_evaluation, make_trace, make_workload
 from tests.report.made import GPU
 
 TRACEBACK = """\
@@ -29,7 +28,6 @@ long
     ("log", "reason"),
     [
         ("\n  \n", ""),
-        ("output y is float32\nmore", "output y is float32"),
         (f"run raised:\n{TRACEBACK}", "run raised: ValueError: x is too"),
         (f"ValueError in the call: x is too\n{TRACEBACK}", "ValueError in the call: x is too"),
         (f"it said: {TRACEBACK}", "it said: ValueError: x is too"),
@@ -50,7 +48,6 @@ def timed(method="cupti", *, run=None, **record):
 @pytest.mark.parametrize(
     ("evaluations", "line"),
     [
-        ([timed(launch="graph")], "timed by CUPTI, cold L2, all as replays of CUDA graphs"),
         ([timed(launch="graph"), timed()], "timed by CUPTI, cold L2, 1 of them as replays of CUDA graphs"),
         ([timed("cuda_events", cache_state="warm", fallback=EVENTS_ASKED_FOR)], "timed by CUDA events, warm L2"),
         ([timed("wall", cache_state="warm", launch="")], "timed by the wall clock"),
@@ -130,22 +127,6 @@ def test_an_output_within_atol_is_told_once_with_its_largest_value():
     (found,) = find_blind([passed(uuid, largest) for uuid, largest in seen])
     assert "on 2 workloads: no expected value is above atol=0.01, the largest is 0.009" in str(found)
     assert find_blind([passed(error_norm=0.01)])
-
-
-def test_only_zeros_that_nothing_else_finds_are_told():
     others = [passed(largest=largest) for largest in (0.0, 0.0101, None, "large")]
     others += [passed(error_norm=0.01, norm_rule=True), passed(status="INCORRECT_NUMERICAL"), make_trace()]
-    assert find_blind(others) == []
-
-
-@pytest.mark.slow
-def test_a_run_warns_of_zeros_that_pass(tmp_path, capsys):
-    write_trace_set(
-        tmp_path,
-        definitions=[make_definition(reference="def run(x):\n    return x * 1e-4\n")],
-        solutions=[make_solution("zeros", source="def run(x):\n    return x * 0\n", destination_passing_style=False)],
-        workloads=[make_trace(workload=make_workload("w0"), solution=None)],
-    )
-    command = ["run", "--local", str(tmp_path), "--devices", "cpu", "--iterations", "2", "--warmup-runs", "1"]
-    assert main([*command, "--no-norm-rule", "--no-regimes-rule"]) == 0  # these would refuse the zeros
-    assert "warning: zeros would pass as output" in " ".join(capsys.readouterr().out.split())
+    assert find_blind(others) == []  # zeros that something else finds

@@ -44,12 +44,6 @@ REFUSED = {"EPERM", "EACCES"}
 MODE = read_calls(platform.machine())["fchmodat"][0] if HAS_SANDBOX else 0
 
 
-@pytest.fixture(scope="module", params=[TESTS_USER, ORDINARY_USER, OWN_USER])
-def cell(request):
-    with running_cell(**request.param) as found:
-        yield found
-
-
 def outcomes(cell, acts, before="", **changes):
     """Return what became of each expression that a solution tries at its import."""
     tries = "".join(f"attempt({name!r}, lambda: {act})\n" for name, act in acts.items())
@@ -68,28 +62,12 @@ OTHERS = {
     "times": "os.utime({file!r}, (0, 0))",
     "hard link": "os.link({file!r}, 'mine')",
     "move": "os.rename({file!r}, 'mine')",
-    "through a link": "(os.symlink({file!r}, 'soft'), open('soft').read())",
-    "mode through a link": "(os.symlink({file!r}, 'soft2'), os.chmod('soft2', 0))",
-    "times of what a link leads to": "(os.symlink({file!r}, 'soft3'), os.utime('soft3', (0, 0)))",
+    "through a link": "(os.symlink({file!r}, {name!r}), open({name!r}).read())",
+    "mode through a link": "(os.symlink({file!r}, {name!r} + '2'), os.chmod({name!r} + '2', 0))",
+    "times of what a link leads to": "(os.symlink({file!r}, {name!r} + '3'), os.utime({name!r} + '3', (0, 0)))",
     "attribute": "os.setxattr({file!r}, 'user.x', b'')",
+    "owner": "os.chown({file!r}, 12345, -1)",
 }
-
-
-@pytest.mark.parametrize("name", ["dataset", "others-jit"])
-def test_nothing_of_others_can_be_read_or_changed(cell, name):
-    """The session's user owns the file, as it owns a data set and another solution's folder."""
-    file = cell.make(name) / "file"
-    file.write_text("kept")
-    if IS_ROOT:
-        os.chown(file, cell.user, cell.user)
-    before = file.stat()
-    found = outcomes(cell, {what: act.format(file=str(file), folder=str(file.parent)) for what, act in OTHERS.items()})
-    assert set(found) == set(OTHERS)
-    assert set(found.values()) <= {*REFUSED, "EXDEV", "ENOTSUP", "EOPNOTSUPP"}
-    outcomes(cell, {"owner": f"os.chown({str(file)!r}, 12345, -1)"})
-    after = file.stat()
-    assert (file.read_text(), after.st_mode, after.st_uid) == ("kept", before.st_mode, before.st_uid)
-    assert after.st_mtime_ns == before.st_mtime_ns
 
 
 SYSTEM = {
@@ -116,16 +94,6 @@ SYSTEM = {
 }
 
 
-def test_the_system_is_out_of_reach(cell):
-    found = outcomes(cell, SYSTEM)
-    absent = {"ENOENT", "ENXIO"}  # not on this machine
-    assert set(found) == set(SYSTEM)
-    assert {name: code for name, code in found.items() if code not in REFUSED | absent} == {}
-    for name in ("shared memory", "core_pattern", "oom score", "engine", "artifact", "engine's mode", "flags"):
-        assert found[name] in REFUSED
-    assert (cell.artifact / "main.py").stat().st_mode & 0o600 == 0o600
-
-
 CONNECTIONS = {
     "TCP": "socket.create_connection(('127.0.0.1', PORT), 2)",
     "TCP over IPv6": "socket.socket(socket.AF_INET6)",
@@ -141,49 +109,6 @@ CONNECTIONS = {
     "netlink": "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
     "packets": "socket.socket(socket.AF_PACKET, socket.SOCK_RAW)",
 }
-
-
-@pytest.fixture
-def service(cell):
-    """The path of a socket on which somebody outside listens, and that socket."""
-    path = cell.root / "listens"
-    with socket.socket(socket.AF_UNIX) as local:
-        local.bind(str(path))
-        path.chmod(0o777)
-        local.listen()
-        local.settimeout(0)
-        yield str(path), local
-    path.unlink()
-
-
-def test_no_connection_can_be_made(cell, service):
-    path, local = service
-    with socket.create_server(("127.0.0.1", 0)) as tcp:
-        found = outcomes(cell, CONNECTIONS, f"PORT, PATH = {tcp.getsockname()[1]}, {path!r}\n")
-    with pytest.raises(BlockingIOError):
-        local.accept()
-    unconnected = {"EISCONN", "ENOTSUP", "ENOTCONN"}  # a stream goes to no address
-    assert (set(found), set(found.values()) - REFUSED - unconnected) == (set(CONNECTIONS), set())
-
-
-def test_calls_that_lead_out_are_refused(cell):
-    calls = read_calls(platform.machine())
-    acts = {name: f"call({number})" for name, (number, verdict) in calls.items() if verdict in ("sealed", "refuse")}
-    flags = {"user": 0x10000000, "mount": 0x20000, "net": 0x40000000, "pid": 0x20000000, "time": 0x80}
-    acts |= {f"unshare {name}": f"call({calls['unshare'][0]}, {flag})" for name, flag in flags.items()}
-    acts |= {"clone": f"call({calls['clone'][0]}, {0x10000000 | 17})"}
-    acts |= {"personality": f"call({calls['personality'][0]}, 0x400000)"}
-    found = outcomes(cell, acts | {"clone3": f"call({calls['clone3'][0]})"})
-    assert (found.pop("clone3"), len(found)) == ("ENOSYS", len(acts))
-    assert {name: code for name, code in found.items() if code != "EPERM"} == {}
-
-
-def test_a_worker_holds_no_right_of_roots(cell):
-    said = cell.run("print(open('/proc/self/status').read())")
-    fields = dict(line.split(":", 1) for line in said.splitlines() if ":" in line)
-    assert [int(fields[name], 16) for name in ("CapEff", "CapPrm")] == [0, 0]
-    assert set(fields["Uid"].split()) == {str(cell.worker or os.geteuid())}
-    assert fields["NoNewPrivs"].split() == ["1"]
 
 
 OWN_FILES = {
@@ -219,9 +144,85 @@ def named():
 """
 
 
-def test_a_worker_works_in_its_own_folders(cell):
-    found = outcomes(cell, {name: act for name, (act, _) in OWN_FILES.items()}, HELPERS)
-    assert found == {name: told.strip() for name, (_, told) in OWN_FILES.items()}
+RIGHTS = "[line for line in open('/proc/self/status') if line.startswith(('CapEff', 'CapPrm', 'Uid', 'NoNewPrivs'))]"
+
+
+def calls_that_lead_out():
+    calls = read_calls(platform.machine())
+    acts = {name: f"call({number})" for name, (number, verdict) in calls.items() if verdict in ("sealed", "refuse")}
+    flags = {"user": 0x10000000, "mount": 0x20000, "net": 0x40000000, "pid": 0x20000000, "time": 0x80}
+    acts |= {f"unshare {name}": f"call({calls['unshare'][0]}, {flag})" for name, flag in flags.items()}
+    acts |= {"clone": f"call({calls['clone'][0]}, {0x10000000 | 17})"}
+    return acts | {"personality": f"call({calls['personality'][0]}, 0x400000)", "clone3": f"call({calls['clone3'][0]})"}
+
+
+@pytest.fixture(scope="module", params=[TESTS_USER, ORDINARY_USER, OWN_USER])
+def cell(request):
+    with running_cell(**request.param) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def found(cell):
+    """What became of all that one worker tries, by kind; the files of others, as they were and as they are."""
+    files = [cell.make(name) / "file" for name in ("dataset", "others-jit")]  # as a data set, and another's folder
+    for file in files:
+        file.write_text("kept")
+        if IS_ROOT:
+            os.chown(file, cell.user, cell.user)
+    kinds = {}
+    for file in files:
+        place = {"file": str(file), "folder": str(file.parent), "name": file.parent.name}
+        kinds[str(file)] = {name: act.format(**place) for name, act in OTHERS.items()}
+    kinds |= {"system": SYSTEM, "connections": CONNECTIONS, "calls": calls_that_lead_out()}
+    kinds |= {"own": {name: act for name, (act, _) in OWN_FILES.items()}, "rights": {"rights": RIGHTS}}
+    acts = {f"{kind}: {name}": act for kind, one in kinds.items() for name, act in one.items()}
+    state = [[file.read_text(), *file.stat()[:6], file.stat().st_mtime_ns] for file in files]
+    path = str(cell.root / "listens")
+    with socket.socket(socket.AF_UNIX) as local, socket.create_server(("127.0.0.1", 0)) as tcp:
+        local.bind(path)
+        Path(path).chmod(0o777)
+        local.listen()
+        local.settimeout(0)
+        told = outcomes(cell, acts, f"PORT, PATH = {tcp.getsockname()[1]}, {path!r}\n" + HELPERS)
+        with pytest.raises(BlockingIOError):
+            local.accept()
+    assert set(told) == set(acts)
+    assert state == [[file.read_text(), *file.stat()[:6], file.stat().st_mtime_ns] for file in files]
+    return {kind: {name: told[f"{kind}: {name}"] for name in one} for kind, one in kinds.items()}
+
+
+def test_nothing_of_others_can_be_read_or_changed(found):
+    codes = {one[name] for kind, one in found.items() if kind.startswith("/") for name in one if name != "owner"}
+    assert codes <= {*REFUSED, "EXDEV", "ENOTSUP", "EOPNOTSUPP"}
+
+
+def test_the_system_is_out_of_reach(cell, found):
+    absent = {"ENOENT", "ENXIO"}  # not on this machine
+    assert {name: code for name, code in found["system"].items() if code not in REFUSED | absent} == {}
+    for name in ("shared memory", "core_pattern", "oom score", "engine", "artifact", "engine's mode", "flags"):
+        assert found["system"][name] in REFUSED
+    assert (cell.artifact / "main.py").stat().st_mode & 0o600 == 0o600
+
+
+def test_no_connection_can_be_made(found):
+    unconnected = {"EISCONN", "ENOTSUP", "ENOTCONN"}  # a stream goes to no address
+    assert set(found["connections"].values()) <= REFUSED | unconnected
+
+
+def test_calls_that_lead_out_are_refused(found):
+    wanted = {**dict.fromkeys(found["calls"], "EPERM"), "clone3": "ENOSYS"}
+    assert found["calls"] == wanted
+
+
+def test_a_worker_holds_no_right_of_roots(cell, found):
+    fields = dict(line.split(":\t", 1) for line in eval(found["rights"]["rights"]))
+    assert [int(fields[name], 16) for name in ("CapEff", "CapPrm", "NoNewPrivs")] == [0, 0, 1]
+    assert set(fields["Uid"].split()) == {str(cell.worker or os.geteuid())}
+
+
+def test_a_worker_works_in_its_own_folders(found):
+    assert found["own"] == {name: told.strip() for name, (_, told) in OWN_FILES.items()}
 
 
 COMPILES = r"""

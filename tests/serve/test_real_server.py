@@ -79,8 +79,6 @@ class Process:
 def submit_before_the_kill(server, root, token):
     """Have something judged, try what a solution reaches, and leave two tasks open. Return these."""
     with Client(server.url, token.read_text()) as client:
-        found = client.evaluate(make_solution("right"))
-        assert [trace.evaluation.status.value for trace in found] == ["PASSED", "PASSED"]
         source = PRYING.replace("PORT", server.url.rpartition(":")[2]).replace("TOKEN", str(token))
         source = source.replace("LEDGER", str(root / ".serve" / "tasks.sqlite"))
         log = client.evaluate(make_solution("prying", source=source), ["w0"])[0].evaluation.log

@@ -1,7 +1,6 @@
 """Tasks over the routes: from the submission to the end, also of the server."""
 
 import asyncio
-import json
 import sqlite3
 from collections import Counter
 
@@ -67,19 +66,6 @@ async def test_a_cancelled_task_stays_cancelled(site):
     async with site.serve() as client:
         assert ((await wait_for(client, task))["status"], client.engine.asked) == ("cancelled", [])
     assert site.lines() == []
-
-
-async def test_events_tell_each_verdict_and_the_end_also_afterwards(site):
-    async with site.serve(is_open=False) as client:
-        task = await submit(client)
-        stream = asyncio.create_task(client.get(f"/tasks/{task}/events"))
-        await asyncio.sleep(0)
-        PlayedSession.gate.set()
-        for answer in (await stream, await client.get(f"/tasks/{task}/events")):
-            assert answer.headers["content-type"].startswith("text/event-stream")
-            told = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
-            expected = [("verdict", "PASSED"), ("verdict", "PASSED"), ("end", "completed")]
-            assert [(event["event"], event["status"]) for event in told] == expected
 
 
 async def test_a_fault_is_told_as_the_error_of_its_task(site):

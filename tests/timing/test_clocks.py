@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flashinfer_bench.timing import clocks
-from flashinfer_bench.timing.clocks import Preamble, WallClock, make_clock
+from flashinfer_bench.timing.clocks import Preamble, make_clock
 from flashinfer_bench.timing.flush import (
     DELAY_KERNEL,
     FLUSH_KERNEL,
@@ -43,29 +43,11 @@ def test_nothing_but_the_call_lies_between_the_two_ends_of_a_sample(gpu, clock, 
     assert max(sample.span_ns for sample in samples) < 20_000  # to put away takes 70
 
 
-def test_a_wall_clock_counts_the_copy_of_a_result_with_another_layout_alone(gpu, monkeypatch):
-    monkeypatch.setattr(clocks, "perf_counter_ns", lambda: 1000 * len(gpu.log))
-    calls = [LeavingCall(gpu), LeavingCall(gpu, lies_otherwise=True), gpu.call()]
-    with WallClock() as clock:
-        samples = clock.sample(calls, [Preamble()] * 3)
-    assert [sample.span_ns for sample in samples] == [1000, 2000, 1000]  # a microsecond for each step
-
-
 @pytest.mark.parametrize("name", [FLUSH_KERNEL, DELAY_KERNEL])
 def test_no_kernel_hides_behind_a_name_of_ours(gpu, name):
     call = lambda: (gpu.kernel("small", 1_000), gpu.kernel(name, 50_000))  # noqa: E731
     trial = take_trial(lambda _: call, fake_cupti_clock(gpu)[0], USUAL, now=gpu.seconds)
     assert min(trial.spans_ns) > 50_000
-
-
-def test_the_device_queue_never_holds_more_than_it_takes(gpu):
-    clock, _ = fake_cupti_clock(gpu)
-    call = gpu.call(operations=300)
-    with clock:
-        clock.sample([call], [Preamble()])
-        gpu.log.clear()
-        samples = clock.sample([call] * 5, [DELAY] * 5)
-    assert ([one.operations for one in samples], gpu.log.count("take")) == ([300] * 5, 5)
 
 
 def test_kernels_of_known_cost_are_measured_behind_one_that_warms_up(gpu):

@@ -7,7 +7,6 @@ from flashinfer_bench.timing.timeline import Operation
 from tests.kit.fake_cupti import ActivityKind, FakeCupti, FakeCuptiError, describe
 
 pytestmark = pytest.mark.cpu
-ON = ["subscribe", "unsubscribe", "enable CONCURRENT_KERNEL", "enable MEMCPY", "enable MEMSET", "flush"]
 OFF = ["disable CONCURRENT_KERNEL", "disable MEMCPY", "disable MEMSET", "flush"]
 BROKEN = FakeCuptiError(999, "CUPTI_ERROR_UNKNOWN")
 KERNEL = ActivityKind.CONCURRENT_KERNEL

@@ -1,15 +1,13 @@
 """The procedure of a trial on a fake GPU: what is found of a call, how it is timed, how many samples it gets."""
 
-import random
 from dataclasses import replace
 from functools import partial
-from itertools import chain, repeat
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashinfer_bench.timing.clocks import CaptureRefused, WallClock
+from flashinfer_bench.timing.clocks import CaptureRefused
 from flashinfer_bench.timing.procedure import Procedure, take_trial
 from flashinfer_bench.timing.summary import summarise
 from tests.kit.fake_gpu import LAUNCH_NS, FakeGpu, fake_cupti_clock
@@ -73,24 +71,6 @@ def test_what_is_found_of_a_call(gpu, call, found, flags):
     assert flags is None or summarise([trial]).record.get("flags", []) == flags
 
 
-@pytest.mark.parametrize(("call_ms", "stop", "samples"), [(0, "count", 50), (20, "precision", 9)])
-def test_a_reference_of_which_the_first_requests_were_slow_is_timed_as_a_quick_one(gpu, call_ms, stop, samples):
-    """Contexts that are made beside it hold up some requests; inputs that take long to write hold up all calls."""
-    clock, request_ms = fake_cupti_clock(gpu)[0], chain([20, 20], repeat(7))
-
-    def prepare(_at):
-        gpu.now_ns += call_ms * MS
-        return gpu.call()
-
-    def ask(*given, sample=clock.sample):
-        gpu.now_ns += next(request_ms) * MS
-        return sample(*given)
-
-    clock.sample = ask
-    trial = take(gpu, procedure=REFERENCE, source=prepare, clock=clock)
-    assert (trial.stop, len(trial.samples)) == (stop, samples)
-
-
 @pytest.mark.parametrize(
     ("fault", "reason", "next_method"),
     [
@@ -104,31 +84,6 @@ def test_lost_records_fall_back_to_events_and_the_next_trial_tries_again(gpu, fa
     assert (trial.facts["method"], len(trial.samples), trial.stop) == ("cuda_events", 50, "count")
     assert (trial.facts["fallback"].startswith(reason), trial.facts["empty_pair_ns"]) == (True, 1_500)
     assert (recorder.is_on, take(gpu, gpu.call(), clock=clock).facts["method"]) == (False, next_method)
-
-
-def scattered(gpu, index, **traits):
-    """Return a call that is one of two lengths, as one that misses the caches is."""
-    return gpu.call(length_ns=random.Random(index).choice([1_120, 1_312]), **traits)
-
-
-COUNTS = {
-    "scattered": (scattered, Procedure(10, 10, 10.0), 110),
-    "waits": (partial(scattered, waits=True), USUAL, 50),
-    "auto": (lambda gpu, _: gpu.call(), replace(USUAL, fewest=20), 20),
-}
-
-
-@pytest.mark.parametrize(("call", "procedure", "count"), COUNTS.values(), ids=COUNTS)
-def test_how_many_samples_a_quick_call_gets(gpu, call, procedure, count):
-    trial = take(gpu, procedure=procedure, source=partial(call, gpu))
-    assert (len(trial.samples), trial.facts.get("extra_samples", 0)) == (count, max(0, count - procedure.iterations))
-
-
-def test_the_wall_clock_warms_up_and_reads_without_a_delay():
-    calls = []
-    trial = take_trial(lambda index: lambda: calls.append(index), WallClock(), USUAL)
-    assert calls == list(range(60))
-    assert (trial.facts, len(trial.samples)) == ({"method": "wall", "cache_state": "warm", "calls": 60}, 50)
 
 
 @pytest.mark.parametrize(
@@ -222,20 +177,6 @@ def test_a_graph_that_is_not_used_is_not_used_for_a_reason(gpu, call, changes, o
     trial = take(gpu, gpu.call(operations=3, **call), replace(USUAL, **changes), **options)
     assert (trial.facts["launch"], "replay" in gpu.log) == ("stream", False)
     assert trial.facts["launch_reason"].startswith(reason)
-
-
-def test_a_later_call_that_cannot_be_captured_has_all_of_them_launched_within_the_budget(gpu):
-    start, made = gpu.seconds(), []
-
-    def capture(launch):
-        made.append(launch)
-        gpu.now_ns += 100 * MS
-        return refuse(launch) if len(made) == 8 else gpu.capture(launch)
-
-    procedure = replace(USUAL, warmup_runs=5, budget_s=1.5)
-    trial = take(gpu, procedure=procedure, source=lambda _: gpu.call(operations=2, host_ns=200_000), capture=capture)
-    assert (trial.facts["launch"], "reads a result back" in trial.facts["launch_reason"]) == ("stream", True)
-    assert (len(made), gpu.seconds() - start < 1.6) == (8, True)
 
 
 def test_whatever_raises_comes_through_and_none_of_its_trial_reaches_the_next_one(gpu):

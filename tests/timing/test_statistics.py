@@ -7,15 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashinfer_bench.timing.measurement import Sample, Trial
 from flashinfer_bench.timing.statistics import (
     LONG_SAMPLE_NS,
     describe,
-    half_width,
     interval_of_trials,
     trimmed_mean,
 )
-from flashinfer_bench.timing.stopping import StoppingRule, reached_precision
+from flashinfer_bench.timing.stopping import StoppingRule
 
 series = st.lists(st.integers(1, 10**9), min_size=1, max_size=80)
 
@@ -36,8 +34,6 @@ def test_figures_that_can_be_worked_out_by_hand():
     assert (found["q25"], found["median"], found["q75"], found["mean"]) == (1.75, 2.5, 3.25, 2.5)
     assert found["std"] == pytest.approx(1.25**0.5)
     assert trimmed_mean([0, 32, 32, 64, 64, 64, 64, 10**9]) == pytest.approx(320 / 6)
-    kinds = [trimmed_mean([*[1_120] * 24, *[1_312] * 24, kind, kind]) for kind in (1_120, 1_312)]
-    assert kinds[1] - kinds[0] < 12  # a median is either kind
 
 
 @pytest.mark.parametrize(
@@ -52,18 +48,6 @@ def test_figures_that_can_be_worked_out_by_hand():
 )
 def test_an_interval_is_students_by_the_number_of_batches_or_trials(trials, middle, half):
     assert interval_of_trials(trials) == pytest.approx((middle - half, middle + half), rel=1e-4)
-
-
-def test_the_interval_covers_the_median_of_samples_that_depend_on_their_neighbours():
-    source, covered = random.Random(7), 0
-    for _ in range(300):
-        state, values = source.gauss(0, 2.3), []
-        for _ in range(200):
-            values.append(1_000 + state)
-            state = 0.9 * state + source.gauss(0, 1)
-        low, high = interval_of_trials([values])
-        covered += low <= 1_000 <= high
-    assert covered >= 0.85 * 300
 
 
 STEADY, NOISY = [1_000_000] * 20, [1_000_000, 3_000_000] * 10
@@ -94,20 +78,3 @@ NEXT = {
 def test_how_many_samples_come_next_or_why_sampling_stops(spans, spent_s, per_call_s, rule, found):
     rule = StoppingRule(**{"iterations": 50, "budget_s": 10.0, **rule})
     assert rule.next_batch(spans, spent_s=spent_s, per_call_s=per_call_s) == found
-
-
-def test_busy_time_is_to_be_known_too():
-    rule, busy = StoppingRule(50, 10.0, extra=100), ([5_000] * 8 + [7_000] * 2) * 5
-    assert rule.next_batch([9_000] * 50, busy, spent_s=0.1, per_call_s=0.005) == 17
-
-
-def test_the_precision_of_several_trials_is_that_of_their_mean():
-    def trial(spans_ns, busy_ns=None):
-        busy = busy_ns or [None] * len(spans_ns)
-        return Trial(tuple(Sample(span, 1_000, some) for span, some in zip(spans_ns, busy, strict=True)), "count")
-
-    half = half_width(SCATTERED) / median(SCATTERED)
-    assert reached_precision([trial(NOISY[:8])]) is None
-    assert reached_precision([trial(SCATTERED)] * 4) == pytest.approx(half / 2)
-    busy = half_width(SCATTERED, trimmed_mean) / trimmed_mean(SCATTERED)
-    assert reached_precision([trial([9_000] * 60, SCATTERED)]) == pytest.approx(busy)

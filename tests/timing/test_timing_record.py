@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flashinfer_bench.report.timing import MEANINGS
 from flashinfer_bench.timing import nvml
-from flashinfer_bench.timing.measurement import Sample, Trial, join_facts
+from flashinfer_bench.timing.measurement import Sample, Trial
 from flashinfer_bench.timing.nvml import GpuSettings, GpuState, read_gpu_settings, read_gpu_state
 from flashinfer_bench.timing.statistics import LONG_SAMPLE_NS
 from flashinfer_bench.timing.summary import summarise
@@ -22,7 +22,6 @@ COOL = GpuState(1980, 3201, 300.0, 50, (), 0)
 OTHERS = GpuState(1980, 3201, 300.0, 50, (), 1)
 UNKNOWN = GpuState(None, None, None, None, (), None)
 SLOWED = GpuState(1200, 3201, 700.0, 50, ("power_cap",), 0)
-UNSEEN = {"operations": None, "busy_ns": None}
 
 
 def trial(*spans_ns, stop="count", facts=(), **sample):
@@ -46,30 +45,6 @@ def test_latency_is_the_launch_overhead_and_the_mean_of_the_trials_medians(serie
     assert measured.latency_ms == pytest.approx(fmean([median(values) for values in series]) / 1e6 + gap_ns / 1e6)
     assert measured.latency_ms == pytest.approx(fmean(measured.trials))
     json.dumps(measured.record, allow_nan=False)
-
-
-@pytest.mark.parametrize(
-    ("trials", "latencies", "found"),
-    [
-        ([trial(0, 0, 0, operations=0, busy_ns=0, enqueue_ns=7_000)], [0.007], {"operations": 0}),
-        ([trial(busy_ns=8_000, operations=3)], [0.011], {"busy_ms": 0.008, "operations": 3, "launch_gap_ns": 1_000}),
-        (
-            [trial(), trial(*[12_000] * 20, facts={"method": "cuda_events"}, **UNSEEN)],
-            [0.011, 0.012],
-            {"operations": 1},
-        ),
-    ],
-)
-def test_what_a_record_says_of_its_trials(trials, latencies, found):
-    measured = summarise(trials, launch_gap_ns=1_000)
-    assert measured.trials == latencies
-    assert {name: measured.record.get(name) for name in found} == found
-
-
-def test_facts_of_several_trials_are_medians_and_the_rest_is_the_last_ones():
-    tables = [{**FACTS, "enqueue_ns": value, "calls": 60} for value in (1, 5, 90)]
-    tables[0]["fallback"], tables[1]["fallback"] = "first", "last"
-    assert join_facts(tables) == {**FACTS, "enqueue_ns": 5, "calls": 60, "fallback": "last"}
 
 
 def drifting(first, last):

@@ -9,8 +9,7 @@ import torch
 from flashinfer_bench.base.wire import FrameReader
 from flashinfer_bench.timing.clocks import make_clock
 from flashinfer_bench.worker import main
-from flashinfer_bench.worker.arena import Slot
-from flashinfer_bench.worker.calls import CallLaunch, LaidCall, Shelf, lay_out_calls, share_memory
+from flashinfer_bench.worker.calls import CallLaunch, LaidCall, Shelf, share_memory
 from flashinfer_bench.worker.load import LoadedEntry
 
 pytestmark = pytest.mark.cpu
@@ -85,22 +84,6 @@ def test_a_slot_holds_what_was_returned_however_that_lies(result, is_strided, is
         if is_plain is not None:
             assert call.is_plain(result, outputs["y0"]) is is_plain
     assert not call.is_plain(result, outputs["y0"].new_zeros(3))
-
-
-@pytest.mark.parametrize("shape", [(), (4, 0), (2, 3, 5)])
-def test_calls_lie_one_stride_behind_the_other(shape):
-    block, stride, dtype = torch.zeros(1 << 16, dtype=torch.uint8), 2048, torch.float8_e4m3fn
-    x_slot, y_slot = (Slot(offset, shape, dtype) for offset in (256, 1024))
-    request = {"style": "dps", "may_return_inputs": True, "outputs": ["y"], "count": 3, "stride": stride}
-    request |= {"arguments": {"x": x_slot.to_json(), "n": {"scalar": 7}}, "slots": [y_slot.to_json()]}
-    laid = lay_out_calls(LoadedEntry(lambda *given: given), block, request)
-    for at, call in enumerate(laid):
-        x, n, y = call.run()
-        assert (n, y, len(laid)) == (7, call.outputs[0], 3)
-        for found, slot in ((x, x_slot), (y, y_slot)):
-            assert (found.shape, found.dtype, found.is_contiguous()) == (torch.Size(shape), dtype, True)
-            place = block.data_ptr() + slot.offset + at * stride
-            assert found.data_ptr() == place or not found.numel()
 
 
 MEMORY = torch.zeros(64)

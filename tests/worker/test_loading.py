@@ -2,26 +2,20 @@
 
 import json
 import sys
-import types
-import warnings
 
 import pytest
 import torch
 
 from flashinfer_bench.worker import one_call
-from flashinfer_bench.worker.errors import describe_error, find_location, message_of
-from flashinfer_bench.worker.jit.start import leave_untuned
+from flashinfer_bench.worker.errors import find_location, message_of
 from flashinfer_bench.worker.load import (
     KeywordRequired,
     describe_signature,
     find_operator,
-    load_entry,
     load_python,
     read_pybind_signature,
     read_tvm_schema,
 )
-from flashinfer_bench.worker.main import describe_value
-from flashinfer_bench.worker.protocol import MAX_TEXT, Called, check_answer
 
 pytestmark = pytest.mark.cpu
 
@@ -63,49 +57,6 @@ def test_both_forms_of_tvm_ffis_metadata_are_read_and_odd_ones_tell_nothing():
         assert read_tvm_schema(odd) == (None, None)
 
 
-class Scale(torch.nn.Module):
-    """A module as an entry point."""
-
-    def forward(self, x: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-        return x * eps
-
-
-class Compiled(torch.nn.Module):
-    """A module as torch.compile wraps one."""
-
-    def __init__(self):
-        super().__init__()
-        self._orig_mod = Scale()
-
-    def forward(self, *args, **kwargs):
-        return self._orig_mod(*args, **kwargs)
-
-
-def multiply(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return x * y
-
-
-def script(thing):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls it deprecated
-        return torch.jit.script(thing)
-
-
-PLAIN_FUNCTIONS = {
-    "any": (lambda *args, a=1, **kwargs: None, (0, None)),
-    "scripted": (script(multiply), (2, 2)),
-    "module": (Scale(), (1, 2)),
-    "scripted module": (script(Scale()), (1, 2)),
-    "compiled module": (Compiled(), (1, 2)),
-}
-
-
-@pytest.mark.parametrize(("function", "counts"), PLAIN_FUNCTIONS.values(), ids=PLAIN_FUNCTIONS)
-def test_a_python_callable_tells_how_many_arguments(function, counts):
-    signature = describe_signature(function)
-    assert (signature.minimum, signature.maximum) == counts
-
-
 def test_a_required_keyword_is_refused_unless_setup_gives_it():
     with pytest.raises(KeywordRequired, match=r"needs a by keyword"):
         describe_signature(lambda x, *, a: None)
@@ -116,45 +67,6 @@ def test_a_required_keyword_is_refused_unless_setup_gives_it():
 
     with pytest.raises(KeywordRequired, match=r"^setup .* needs a by keyword"):
         describe_signature(setup)
-
-
-@pytest.mark.parametrize(
-    ("setup", "run", "least"),
-    [
-        (lambda x, y: {}, lambda x, y, a: None, 2),
-        (lambda x: {}, lambda x, y, *, a: None, 2),  # what setup gives are the keywords, so y is an output
-        (lambda *x: {}, lambda x, a: None, 0),
-    ],
-)
-def test_an_entry_function_needs_no_more_by_position_than_its_setup(setup, run, least):
-    signature = describe_signature(run, prepared_for=describe_signature(setup), is_prepared=True)
-    assert signature.minimum == least
-
-
-@pytest.mark.parametrize(
-    ("source", "has_setup"),
-    [
-        ("def setup(x): return {}\ndef run(x, *, plan): pass", True),
-        ("def run(x): pass", False),
-        ("setup = 'of the table'\ndef run(x): pass", False),
-        ("def setup(x): pass\nrun = setup", False),
-    ],
-    ids=["beside run", "none", "not callable", "run itself"],
-)
-def test_a_setup_beside_the_entry_function_is_found(tmp_path, monkeypatch, source, has_setup):
-    (tmp_path / "main.py").write_text(source)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "modules", {**sys.modules})
-    assert (load_entry(tmp_path, "main.py", "run", kind="python").setup is not None) is has_setup
-
-
-@pytest.mark.parametrize(("interprets", "timings"), [("1", [0.0, 0.0, 0.0]), ("0", None)])
-def test_autotuned_kernels_are_timed_by_nobody_under_the_interpreter(monkeypatch, interprets, timings):
-    tuner = type("Autotuner", (), {"_bench": lambda self, *args, config, **meta: None})
-    monkeypatch.setitem(sys.modules, "triton.runtime.autotuner", types.SimpleNamespace(Autotuner=tuner))
-    monkeypatch.setenv("TRITON_INTERPRET", interprets)
-    leave_untuned()
-    assert tuner()._bench(1, config="first", n=2) == timings
 
 
 # Where a solution raised, in the words of its own files.
@@ -229,13 +141,6 @@ def test_a_kernel_that_does_not_compile_is_told_in_one_line_with_the_line_that_l
     error = raised(KERNEL)
     assert "has no attribute 'nothing'" in message_of(error).partition("\n")[0]
     assert find_location(error) == "at main.py:15, in run"
-
-
-def test_an_error_and_the_type_of_a_result_are_told_whatever_characters_they_have():
-    error = describe_error(ValueError("\ud800 is half" + "\udc00" * MAX_TEXT))
-    assert check_answer({"id": 1, "error": error}, 1, Called).error.message.startswith("\\ud800 is half\\udc00")
-    value = describe_value(type("T", (), {"__module__": "\ud800"})())
-    assert check_answer({"id": 1, "returned": [[value]]}, 1, Called).returned[0][0].type.startswith("\\ud800")
 
 
 PROGRAMS = {

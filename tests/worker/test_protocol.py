@@ -6,9 +6,7 @@ from flashinfer_bench.base.wire import WireError
 from flashinfer_bench.timing.measurement import Sample
 from flashinfer_bench.worker.protocol import (
     MAX_CALLS,
-    MOST_WHERE,
     Called,
-    Failed,
     Loaded,
     Started,
     answer_readings,
@@ -64,6 +62,7 @@ def test_readings_out_of_bounds_are_refused(change):
         {"lost": "x" * 513},
         {"returned": [[]] * (MAX_CALLS + 1)},
         {"id": 4},
+        {"error": {"type": "ValueError", "message": "x" * 20_000, "traceback": ""}},
     ],
     ids=lambda change: str(change)[:40],
 )
@@ -75,13 +74,9 @@ def test_a_claim_out_of_bounds_is_refused(change):
 def test_a_missing_part_is_named_and_texts_are_bounded_and_move_no_cursor():
     with pytest.raises(WireError, match="signature"):
         check_answer({"id": 1}, 1, Loaded)
-    error = {"type": "ValueError", "message": "no", "traceback": ""}
-    assert isinstance(check_answer({"id": 1, "error": error}, 1, Called), Failed)
-    with pytest.raises(WireError, match=r"error\.message"):
-        check_answer({"id": 1, "error": {**error, "message": "x" * 20_000}}, 1, Called)
     with pytest.raises(WireError) as refused:
         check_answer({**CALLED, "\x1b[2J" + "x" * 10_000: 1}, 3, Called)
-    assert len(str(refused.value)) < 2 * MOST_WHERE
+    assert len(str(refused.value)) < 1000
     assert str(refused.value).isprintable()
     clock = {"method": "wall", "cache_state": "warm", "fills_queue": False, "sees_operations": False}
     assert check_answer({"id": 1, "clock": clock, "lost": "no\x1b[2J\nCUPTI"}, 1, Started).lost == "no [2J CUPTI"

@@ -72,7 +72,7 @@ def open_stream(path: Path | str, most_bytes: int) -> BinaryIO:
     Raises:
         OSError: it cannot be read, is no regular file, or holds more than `most_bytes`.
     """
-    handle = os.fdopen(open_to_read(path), "rb")
+    handle = os.fdopen(open_to_read(path), "rb", BLOCK_BYTES)
     try:
         check_size(os.fstat(handle.fileno()).st_size, path, most_bytes)
     except BaseException:

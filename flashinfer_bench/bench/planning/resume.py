@@ -23,7 +23,7 @@ import msgspec
 
 from flashinfer_bench.data.evaluation import EvaluationStatus
 from flashinfer_bench.data.measurement import read_extra
-from flashinfer_bench.data.sets.latest import JUDGED_KEYS, in_order_of_time
+from flashinfer_bench.data.sets.results import JUDGED_KEYS, in_order_of_time
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 
 if TYPE_CHECKING:

@@ -1,36 +1,39 @@
 """Adds to sets: whole sets to each other, traces that other processes have recorded, and what scripts add.
 
 What is the same in two sets counts once, what contradicts is refused or left out. What a script adds is checked before
-the first of it is written.
+the first of it is written. `merge_sets` and `convert_set` write a whole set into a new folder, in our layout and the
+form of the format: all of it or nothing. What should be there and is not is lost: a file that could not be read, or a
+blob that is not there.
 """
 
 from __future__ import annotations
 
+import filecmp
 import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
 
 from flashinfer_bench.base.files.reading import open_to_read
 from flashinfer_bench.data.check import check_workload
 from flashinfer_bench.data.definition import Definition
-from flashinfer_bench.data.issue import LoadIssue
+from flashinfer_bench.data.issue import USUAL_OP_TYPE, LoadIssue
 from flashinfer_bench.data.names import did_you_mean
-from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.blobs import BlobStore
-from flashinfer_bench.data.store.jsonl import append_lines, write_whole
-from flashinfer_bench.data.store.trace_lines import AnyTrace, TraceList, kept_of
+from flashinfer_bench.data.store.dialects import UNKNOWN_AUTHOR
+from flashinfer_bench.data.store.jsonl import append_lines, new_folder, write_whole
+from flashinfer_bench.data.store.trace_lines import AnyTrace, TraceLine, TraceList, kept_of
 from flashinfer_bench.data.store.trace_writer import TraceWriter
 from flashinfer_bench.data.trace import Trace
-from flashinfer_bench.errors import DataSetError
+from flashinfer_bench.errors import DataSetError, Fault, WorkloadFault
 
 if TYPE_CHECKING:
     import torch
 
     from flashinfer_bench.data.trace_set import TraceSet
-
-IN_MEMORY = "a set in memory"
 
 
 def merge_into(merged: TraceSet, parts: Sequence[TraceSet]) -> None:
@@ -39,55 +42,62 @@ def merge_into(merged: TraceSet, parts: Sequence[TraceSet]) -> None:
     Raises:
         DataSetError: two sets have different definitions or different solutions of one name.
     """
-    solutions: dict[str, Solution] = {}
-    clashes = []
+    clashes = list[str]()
+    known: dict[tuple[str, str], tuple[Any, Path | None]] = {}
     for part in parts:
-        for name, definition in part.definitions.items():
-            if merged.definitions.setdefault(name, definition).digest() != definition.digest():
-                clashes.append(_clash("definition", name, merged.definition_files, part.definition_files))
-        for solution in (item for group in part.solutions.values() for item in group):
-            name, root = solution.name, part.solution_root(solution.name)
-            if name not in solutions:
-                merged.solutions.setdefault(solution.definition, []).append(solution)
-                if root is not None and root != merged.root:
+        named: list[tuple[str, Any, Mapping[str, Path]]] = [
+            *(("definition", one, part.definition_files) for one in part.definitions.values()),
+            *(("solution", one, part.solution_files) for one in part.all_solutions()),
+        ]
+        for what, item, files in named:
+            name, place = item.name, files.get(item.name)
+            first, before = known.setdefault((what, name), (item, place))
+            if first.digest() != item.digest():
+                clashes.append(f"{what} {name!r} differs between {_shown(before)} and {_shown(place)}")
+            elif first is item and isinstance(item, Definition):
+                merged.definitions[name] = item
+            elif first is item:
+                merged.solutions.setdefault(item.definition, []).append(item)
+                if (root := part.solution_root(name)) not in (None, merged.root):
                     merged.solution_roots[name] = root
-            if solutions.setdefault(name, solution).digest() != solution.digest():
-                clashes.append(_clash("solution", name, merged.solution_files, part.solution_files))
         merged.definition_files = {**part.definition_files, **merged.definition_files}
         merged.solution_files = {**part.solution_files, **merged.solution_files}
-    if clashes:
-        raise DataSetError("the trace sets contradict each other:\n  " + "\n  ".join(clashes))
+    _refuse_clashes(clashes)
     for part in parts:
         fresh = [issue for issue in part.issues if issue not in merged.issues]
         merged.issues += [issue for issue in fresh if not _is_settled(issue, merged)]
-        _merge_workloads(merged, part)
+        for name, workloads in part.workloads.items():
+            _merge_workloads(merged, part, name, workloads)
         for name, traces in part.traces.items():
             merged.traces.setdefault(name, TraceList()).extend(TraceList(kept_of(traces)))
 
 
-def _clash(what: str, name: str, *files: Mapping[str, Path]) -> str:
-    return f"{what} {name!r} differs between {' and '.join(str(one.get(name, IN_MEMORY)) for one in files)}"
+def _shown(place: Path | None) -> str:
+    return str(place or "a set in memory")
 
 
-def _merge_workloads(merged: TraceSet, part: TraceSet) -> None:
-    """Put the workloads of a part into the merged set; what does not fit becomes an issue."""
-    for name, workloads in part.workloads.items():
-        known = {trace.workload.uuid: trace.workload for trace in merged.workloads.get(name, [])}
-        newly_found = merged.definitions[name] if name not in part.definitions and name in merged.definitions else None
-        for trace in workloads:
-            workload, root = trace.workload, part.blob_root(name, trace.workload.uuid)
-            same, reasons = known.get(workload.uuid), list[str]()
-            if same is not None and same.digest() != workload.digest():
-                reasons = ["its uuid belongs to another workload in another set; this one is left out"]
-            elif same is None and newly_found is not None:
-                reasons = [f"{'.'.join(steps)}: {reason}" for steps, reason in check_workload(newly_found, workload)]
-            file = (root or Path()) / layout.WORKLOADS
-            owner = f"workload {workload.uuid} of {name}"
-            merged.issues += [LoadIssue("error", file, None, None, f"{owner}: {reason}") for reason in reasons]
-            if same is None and not reasons:
-                merged.workloads.setdefault(name, []).append(trace)
-                if root is not None and root != merged.root:
-                    merged.blob_roots[name, workload.uuid] = root
+def _refuse_clashes(clashes: Sequence[str]) -> None:
+    if clashes:
+        raise DataSetError("the trace sets contradict each other:\n  " + "\n  ".join(clashes))
+
+
+def _merge_workloads(merged: TraceSet, part: TraceSet, name: str, workloads: Iterable[Trace]) -> None:
+    """Put the workloads of a definition into the merged set; what does not fit becomes an issue."""
+    known = {trace.workload.uuid: trace.workload for trace in merged.workloads.get(name, [])}
+    newly_found = merged.definitions.get(name) if name not in part.definitions else None
+    for trace in workloads:
+        workload, root = trace.workload, part.blob_root(name, trace.workload.uuid)
+        same, reasons = known.get(workload.uuid), list[str]()
+        if same is not None and same.digest() != workload.digest():
+            reasons = ["its uuid belongs to another workload in another set; this one is left out"]
+        elif same is None and newly_found is not None:
+            reasons = [f"{'.'.join(steps)}: {reason}" for steps, reason in check_workload(newly_found, workload)]
+        file, owner = (root or Path()) / layout.WORKLOADS, f"workload {workload.uuid} of {name}"
+        merged.issues += [LoadIssue("error", file, None, None, f"{owner}: {reason}") for reason in reasons]
+        if same is None and not reasons:
+            merged.workloads.setdefault(name, []).append(trace)
+            if root is not None and root != merged.root:
+                merged.blob_roots[name, workload.uuid] = root
 
 
 def _is_settled(issue: LoadIssue, merged: TraceSet) -> bool:
@@ -100,27 +110,115 @@ def _is_settled(issue: LoadIssue, merged: TraceSet) -> bool:
 def reread_traces(trace_set: TraceSet) -> None:
     """Put the traces on disk in the place of those in memory; traces that are in memory alone stay."""
     fresh: dict[str, list[AnyTrace]] = {}
-    for root in trace_set.roots:
-        try:
-            found = type(trace_set).from_path(root)
-        except DataSetError:
-            continue  # it is gone: what is in memory stays
-        for name, traces in found.traces.items():
+    for root in filter(Path.is_dir, trace_set.roots):  # of one that is gone, what is in memory stays
+        for name, traces in type(trace_set).from_path(root).traces.items():
             fresh.setdefault(name, []).extend(kept_of(traces))
     for name, known in trace_set.traces.items():
-        there = {_key(trace) for trace in fresh.get(name, ())}
-        fresh.setdefault(name, []).extend(trace for trace in kept_of(known) if _key(trace) not in there)
+        there = set(map(_text_of, fresh.get(name, ())))
+        fresh.setdefault(name, []).extend(trace for trace in kept_of(known) if _text_of(trace) not in there)
     trace_set.traces = {name: TraceList(traces) for name, traces in fresh.items()}
 
 
-def _key(trace: AnyTrace) -> tuple[object, ...]:
-    """Tell traces apart: by their times, too, since a job that is judged twice in a second has two traces of it."""
-    found = trace.evaluation
-    if found is None:
-        return trace.solution, trace.workload.uuid
-    times = found.performance
-    latency = (times.latency_ms, times.reference_latency_ms) if times is not None else ()
-    return trace.solution, trace.workload.uuid, found.timestamp, found.status, found.log, *latency
+def _text_of(trace: AnyTrace) -> bytes:
+    return trace.text if isinstance(trace, TraceLine) else trace.to_json().encode()
+
+
+@dataclass
+class WrittenSet:
+    """What was written."""
+
+    output: Path
+    definitions: int = 0
+    solutions: int = 0
+    workloads: int = 0
+    traces: int = 0
+    blobs: int = 0
+    lost: list[str] = field(default_factory=list)
+    """A line for each thing that should be there and is not."""
+
+
+def convert_set(trace_set: TraceSet, root: Path, output: Path) -> WrittenSet:
+    """Write a set that was read from a folder into another one, which is new or empty.
+
+    Raises:
+        DataSetError: the output is not empty, or lies in the root.
+        Fault: a file cannot be written.
+    """
+    if output.resolve().is_relative_to(root.resolve()):
+        raise DataSetError(f"{output} lies in {root}, which is read; write to another folder")
+    tolerances = root / layout.TOLERANCES_FILE
+    done = merge_sets([trace_set], output, {tolerances.name: tolerances.read_text()} if tolerances.is_file() else {})
+    done.lost += [str(issue) for issue in trace_set.issues if issue.severity == "error"]
+    return done
+
+
+def merge_sets(parts: Sequence[TraceSet], output: Path, further: Mapping[str, str]) -> WrittenSet:
+    """Write sets as one. Traces that agree to the byte are written once.
+
+    Args:
+        parts: read from folders.
+        output: the folder; it may be there if it is empty.
+        further: file name → text of what else belongs into the root.
+
+    Raises:
+        DataSetError: the sets contradict each other, or the output is there already.
+        Fault: the disk refuses.
+    """
+    merged, done, blobs = type(parts[0]).merge(parts), WrittenSet(output), dict[str, Path]()
+    known = [issue for part in parts for issue in part.issues]
+    clashes = [str(issue) for issue in merged.issues if issue not in known]  # workloads that the merge leaves out
+    for part in parts:
+        for path, file in _find_blobs(part, done.lost).items():
+            if not filecmp.cmp(blobs.setdefault(path, file), file, shallow=False):
+                clashes.append(f"blob {path} differs between {blobs[path]} and {file}")
+    _refuse_clashes(clashes)
+    authors = {item.name: item.author for item in merged.all_solutions()}
+    files = {Path(name): text.encode() for name, text in further.items()}
+    for name in dict.fromkeys([*merged.definitions, *merged.solutions, *merged.workloads, *merged.traces]):
+        definition = merged.definitions.get(name)
+        at = {"op_type": definition.op_type if definition is not None else USUAL_OP_TYPE, "definition": name}
+        if definition is not None:
+            files[layout.definition_path(Path(), **at)] = f"{definition.to_json(indent=2)}\n".encode()
+        for item in merged.solutions.get(name, ()):
+            file = layout.solution_path(Path(), author=item.author, solution=item.name, **at)
+            files[file] = f"{item.to_json(indent=2)}\n".encode()
+        if name in merged.traces:
+            merged.traces[name] = TraceList({_text_of(one): one for one in kept_of(merged.traces[name])}.values())
+        lines: dict[Path, list[bytes]] = {}
+        for trace in (*merged.workloads.get(name, ()), *kept_of(merged.traces.get(name, ()))):
+            file = layout.workloads_path(Path(), **at)
+            if trace.solution is not None:
+                file = layout.traces_path(Path(), author=authors.get(trace.solution, UNKNOWN_AUTHOR), **at)
+            lines.setdefault(file, []).append(_text_of(trace) + b"\n")
+        files |= {file: b"".join(found) for file, found in lines.items()}
+    vars(done).update(merged.counts, blobs=len(blobs))
+    try:
+        with new_folder(output) as folder:
+            for path in (*map(str, files), *blobs):
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            for file, content in files.items():
+                (folder / file).write_bytes(content)
+            for path, source in blobs.items():
+                shutil.copyfile(source, folder / path)
+    except OSError as error:
+        raise Fault(f"{output} cannot be written: {error.strerror or error}") from error
+    return done
+
+
+def _find_blobs(part: TraceSet, lost: list[str]) -> dict[str, Path]:
+    """Return the file of each blob path of a set, with a line more in `lost` for each that cannot be copied."""
+    found, store = dict[str, Path | None](), BlobStore(part.root or Path())
+    groups = (*part.workloads.values(), *part.traces.values())
+    for workload in (line.workload for lines in groups for line in kept_of(lines)):
+        for source in workload.stored_inputs.values():
+            path = str(PurePosixPath(source.path))
+            if path not in found:
+                found[path] = None
+                try:
+                    found[path] = store.locate(source.path, workload=workload.uuid)
+                except WorkloadFault as fault:
+                    lost.append(str(fault))
+    return {path: file for path, file in found.items() if file is not None}
 
 
 def add_traces(trace_set: TraceSet, traces: Iterable[Trace]) -> None:
@@ -140,10 +238,10 @@ def add_traces(trace_set: TraceSet, traces: Iterable[Trace]) -> None:
         if trace.solution not in solutions:
             hint = did_you_mean(trace.solution, solutions)
             raise ValueError(f"definition {trace.definition} has no solution {trace.solution!r}{hint}")
-        checked.append((trace, definition, solutions[trace.solution]))
-    for trace, definition, solution in checked:
+        checked.append((trace, definition.op_type, solutions[trace.solution]))
+    for trace, op_type, solution in checked:
         if (root := trace_set.solution_root(solution.name)) is not None:
-            TraceWriter(root).append(trace, author=solution.author, op_type=definition.op_type)
+            TraceWriter(root).append(trace, author=solution.author, op_type=op_type)
         trace_set.keep_traces([trace])
 
 
@@ -155,7 +253,7 @@ def add_workload_traces(trace_set: TraceSet, traces: Iterable[Trace]) -> None:
             added.
         Fault: a file cannot be written.
     """
-    uuids = {(name, trace.workload.uuid) for name, group in trace_set.workloads.items() for trace in group}
+    uuids = {(name, trace.workload.uuid) for name, items in trace_set.workloads.items() for trace in items}
     added: dict[str, list[Trace]] = {}
     for trace in traces:
         name, uuid = trace.definition, trace.workload.uuid
@@ -170,10 +268,9 @@ def add_workload_traces(trace_set: TraceSet, traces: Iterable[Trace]) -> None:
         uuids.add((name, uuid))
         added.setdefault(name, []).append(trace)
     for name, lines in added.items():
-        if trace_set.root is not None:
-            op_type = trace_set.definitions[name].op_type
-            file = layout.workloads_path(trace_set.root, op_type=op_type, definition=name)
-            append_lines(file, [trace.to_json() for trace in lines], root=trace_set.root)
+        if (root := trace_set.root) is not None:
+            file = layout.workloads_path(root, op_type=trace_set.definitions[name].op_type, definition=name)
+            append_lines(file, [trace.to_json() for trace in lines], root=root)
         trace_set.workloads.setdefault(name, []).extend(lines)
 
 
@@ -188,10 +285,11 @@ def add_tensors(trace_set: TraceSet, def_name: str, workload_uuid: str, tensors:
 
     op_type = _find(trace_set, def_name).op_type
     path = layout.blob_path(Path(), op_type=op_type, definition=def_name, uuid=workload_uuid)
-    if (trace_set.folder / path).exists():
-        raise ValueError(f"{trace_set.folder / path} is there already; recorded verdicts stand on it")
+    file = trace_set.folder / path
+    if file.exists():
+        raise ValueError(f"{file} is there already; recorded verdicts stand on it")
     content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-    write_whole(trace_set.folder / path, content, root=trace_set.folder)
+    write_whole(file, content, root=trace_set.folder)
     return str(path)
 
 
@@ -204,8 +302,7 @@ def read_tensors(trace_set: TraceSet, path: str | Path) -> dict[str, torch.Tenso
     """
     from safetensors.torch import load_file  # needs torch, which a set does not
 
-    given = Path(path)
-    inside = given.relative_to(trace_set.folder) if given.is_absolute() else given
+    inside = Path(path).relative_to(trace_set.folder) if Path(path).is_absolute() else path
     fd = open_to_read(BlobStore(trace_set.folder).locate(str(inside)))
     try:  # the file that was checked is read, whatever has its name by now
         return dict(load_file(f"/dev/fd/{fd}"))

@@ -2,6 +2,10 @@
 
 `list_results` makes it of traces. What a column needs of a trace is read here and nowhere else; reports group rows by
 these columns and sum them up.
+
+Of a job that was judged more than once the latest verdict counts, whatever file it is in (`find_latest`). A quick look
+(`--quick`) that passed does not displace a whole verdict on the same definition, solution and workload. Look-ups,
+reports and resumed runs use this rule. Equal times, and times that are no ISO 8601, keep the files' order.
 """
 
 from __future__ import annotations
@@ -9,20 +13,28 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from datetime import datetime, timezone
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import msgspec
 
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.data.evaluation import EvaluationStatus, as_time
 from flashinfer_bench.data.measurement import CONFIRMED, Measurement, ToldTrace, tell
-from flashinfer_bench.data.sets.latest import find_latest
-from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
+from flashinfer_bench.data.store.dialects import UNKNOWN_AUTHOR
+from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace, PerformanceLine
 
 if TYPE_CHECKING:
     from flashinfer_bench.data.trace_set import TraceSet
 
 _PASSED = EvaluationStatus.PASSED  # access to a member of an Enum takes ten times as long
+_UNMEASURED: Final = PerformanceLine()
+_UNKNOWN: Final = datetime.min.replace(tzinfo=timezone.utc)
+JUDGED_KEYS: Final = ("definition", "solution", "workload", "evaluator")
+"""The keys of a fingerprint that say what was judged, and by whom. The others say under which settings."""
+_JUDGED: Final = attrgetter(*JUDGED_KEYS)
 Item = TypeVar("Item")
-UNKNOWN_AUTHOR: Final = "unknown"
 
 
 class Result(NamedTuple):
@@ -77,20 +89,17 @@ class Result(NamedTuple):
     @property
     def latency_ms(self) -> float | None:
         """The latency; None without one, or if no call takes as long."""
-        performance = self.evaluation.performance
-        return as_time(performance.latency_ms) if performance is not None else None
+        return as_time((self.evaluation.performance or _UNMEASURED).latency_ms)
 
     @property
     def reference_ms(self) -> float | None:
         """The latency of the reference; None if it was not measured."""
-        performance = self.evaluation.performance
-        return as_time(performance.reference_latency_ms) if performance is not None else None
+        return as_time((self.evaluation.performance or _UNMEASURED).reference_latency_ms)
 
     @property
     def speedup_factor(self) -> float:
         """The speed-up over the reference that the trace tells; 0 without one."""
-        performance = self.evaluation.performance
-        factor = performance.speedup_factor if performance is not None else 0.0
+        factor = (self.evaluation.performance or _UNMEASURED).speedup_factor
         return factor if math.isfinite(factor) else 0.0
 
     @property
@@ -127,33 +136,70 @@ def list_results(trace_set: TraceSet | None, traces: Iterable[AnyTrace], *, late
     """
     given = list(traces)
     latest = {id(trace) for trace in find_latest(given)}
-    op_types, solutions = {}, {}
+    op_types: dict[str, str] = {}
+    authors: dict[str | None, tuple[str, str]] = {}
     if trace_set is not None:
         op_types = {name: definition.op_type for name, definition in trace_set.definitions.items()}
-        solutions = {item.name: item for group in trace_set.solutions.values() for item in group}
+        authors = {item.name: (item.author, item.spec.language.value) for item in trace_set.all_solutions()}
     found = []
     for trace in given:
         evaluation, is_latest = trace.evaluation, id(trace) in latest
-        if evaluation is None or (latest_only and not is_latest):
-            continue
-        solution = solutions.get(trace.solution or "")
-        author, language = UNKNOWN_AUTHOR, ""
-        if solution is not None:
-            author, language = solution.author, solution.spec.language.value
-        op_type = op_types.get(trace.definition, "")
-        found.append(Result(trace, evaluation, tell(evaluation), op_type, author, language, is_latest))
+        if evaluation is not None and (is_latest or not latest_only):
+            op_type, who = op_types.get(trace.definition, ""), authors.get(trace.solution, (UNKNOWN_AUTHOR, ""))
+            found.append(Result(trace, evaluation, tell(evaluation), op_type, *who, is_latest))
     return found
+
+
+def in_order_of_time(traces: Iterable[AnyTrace]) -> list[AnyTrace]:
+    """Return the traces that hold a verdict, the earliest first."""
+    judged = [(trace, trace.evaluation) for trace in traces if trace.evaluation is not None]
+    return [trace for trace, _ in sorted(judged, key=lambda item: parse_time(item[1].timestamp) or _UNKNOWN)]
+
+
+def find_latest(traces: Iterable[AnyTrace]) -> list[AnyTrace]:
+    """Return the trace that counts of each definition, solution, workload and hardware, the earliest first."""
+    latest: dict[tuple[str, str | None, str, str], AnyTrace] = {}
+    whole: dict[tuple[str, str | None, str, str], AnyTrace] = {}
+    for trace in in_order_of_time(traces):
+        assert trace.evaluation is not None  # as of all that are in order
+        key = (trace.definition, trace.solution, trace.workload.uuid, trace.evaluation.environment.hardware)
+        before = latest.pop(key, None)
+        if before is not None:
+            if not _is_quick(before):
+                whole[key] = before
+            if key in whole and _is_quick(trace) and trace.is_successful() and _may_be_alike(whole[key], trace):
+                trace = whole[key]
+        latest[key] = trace
+    return list(latest.values())
+
+
+def _is_quick(trace: AnyTrace) -> bool:
+    return trace.evaluation is not None and tell(trace.evaluation).run.quick
+
+
+def _may_be_alike(*traces: AnyTrace) -> bool:
+    """Tell whether two traces are of the same things by their fingerprints, or one has none."""
+    judged = {_JUDGED(tell(trace.evaluation).run.fingerprint) for trace in traces if trace.evaluation is not None}
+    return len(judged - {("", "", "", "")}) < 2
+
+
+def parse_time(text: str) -> datetime | None:
+    """Return the time of a verdict; None for a text that is no time. A time without a zone is UTC."""
+    try:
+        moment = msgspec.convert(text.strip(), datetime)
+        return moment.replace(tzinfo=timezone.utc) if moment.tzinfo is None else moment.astimezone(timezone.utc)
+    except (msgspec.ValidationError, OverflowError):
+        return None
 
 
 def fastest_of(results: Iterable[Result], key: Callable[[Result], Any]) -> dict[Any, tuple[float, Result]]:
     """Return the lowest latency by a key, with its result: of a confirmed one if there is one."""
-    best: dict[Any, tuple[bool, float, Result]] = {}
-    for item in results:
-        latency = item.latency_ms
-        if item.is_passed and latency is not None:
-            name, found = key(item), (item.standing != CONFIRMED, latency, item)
-            best[name] = min(found, best.get(name, found), key=lambda one: one[:2])
-    return {name: (latency, item) for name, (_, latency, item) in best.items()}
+    timed = (item for item in results if item.is_passed and item.latency_ms is not None)
+    best = {
+        name: min(items, key=lambda item: (item.standing != CONFIRMED, item.latency_ms))
+        for name, items in group(timed, key).items()
+    }
+    return {name: (item.latency_ms or 0.0, item) for name, item in best.items()}
 
 
 def group(items: Iterable[Item], key: Callable[[Item], Any]) -> dict[Any, list[Item]]:

@@ -3,7 +3,7 @@
 The speed-up on a workload is the baseline's latency over the solution's, on the same hardware. Of each, the lowest
 latency of a trace that passed counts, confirmed ones first, and only workloads that the baseline passed. All traces
 count, not only the latest: a solution with any failed trace scores 0, until its traces are moved aside. Quick looks
-(`--quick`) count for nothing. `report/ranking.py` makes its scores with the same two functions, of the latest verdicts.
+(`--quick`) count for nothing. `report/ranking.py` makes its scores by the same rule, of the latest verdicts.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed
 from flashinfer_bench.data.names import did_you_mean
-from flashinfer_bench.data.sets.results import Result, fastest_of, list_results
+from flashinfer_bench.data.sets.results import fastest_of, group, list_results
 from flashinfer_bench.data.solution import Solution
+from flashinfer_bench.data.store.dialects import UNKNOWN_AUTHOR
 from flashinfer_bench.data.store.trace_lines import kept_of
 
 if TYPE_CHECKING:
@@ -61,11 +62,6 @@ def score_of(speedups: Sequence[float], failed: int) -> float:
     return fmean(speedups) if speedups and not failed else 0.0
 
 
-def author_score_of(scores: Sequence[float]) -> float:
-    """Return the score of an author, by those of the best solution of each definition."""
-    return fmean(scores) if scores else 0.0
-
-
 def rank_authors(
     trace_set: TraceSet,
     baseline_author: str = BASELINE,
@@ -77,13 +73,12 @@ def rank_authors(
     Raises:
         ValueError: the baseline author has no solution, or several, of a definition that counts.
     """
-    asked = baseline_author, op_type, definition_name
     names = _choose_definitions(trace_set, op_type, definition_name)
-    authors = dict.fromkeys(item.author for name in names for item in trace_set.solutions.get(name, []))
-    authors.pop(baseline_author, None)
-    ranking = [(author, get_author_score(trace_set, author, *asked)) for author in authors]
-    ordered = sorted(ranking, key=lambda entry: entry[1].avg_speedup, reverse=True)
-    return lead_confirmed(ordered, lambda _: None, lambda entry: entry[1].standing)
+    best = _best_scores(trace_set, names, baseline_author, lambda author: author != baseline_author)
+    ranking = sorted(
+        ((author, _sum_up(scores)) for author, scores in best.items()), key=lambda one: -one[1].avg_speedup
+    )
+    return lead_confirmed(ranking, lambda _: None, lambda entry: entry[1].standing)
 
 
 def get_author_score(
@@ -98,18 +93,12 @@ def get_author_score(
     Raises:
         ValueError: the author has no solution that counts, or the baseline author not exactly one.
     """
-    best = []
-    for name in _choose_definitions(trace_set, op_type, definition_name):
-        scores = [
-            _score(trace_set, item, baseline_author)
-            for item in trace_set.solutions.get(name, [])
-            if item.author == author
-        ]
-        best += [max(scores, key=lambda score: (score.avg_speedup, score.passed))] if scores else []
+    names = _choose_definitions(trace_set, op_type, definition_name)
+    best = _best_scores(trace_set, names, baseline_author, author.__eq__)
     if not best:
-        known = {item.author for group in trace_set.solutions.values() for item in group}
+        known = {item.author for item in trace_set.all_solutions()}
         raise ValueError(f"author {author!r} has no solution of the chosen definitions{did_you_mean(author, known)}")
-    return _sum_up(best)
+    return _sum_up(best[author])
 
 
 def get_solution_score(trace_set: TraceSet, name: str, baseline_author: str = BASELINE) -> SpeedupMetrics:
@@ -120,9 +109,9 @@ def get_solution_score(trace_set: TraceSet, name: str, baseline_author: str = BA
     """
     solution = trace_set.get_solution(name)
     if solution is None:
-        known = [item.name for group in trace_set.solutions.values() for item in group]
+        known = [item.name for item in trace_set.all_solutions()]
         raise ValueError(f"no solution {name!r}{did_you_mean(name, known)}")
-    return _sum_up([_score(trace_set, solution, baseline_author)])
+    return _sum_up(_score(trace_set, solution.definition, [solution], baseline_author))
 
 
 def _choose_definitions(trace_set: TraceSet, op_type: str | None, definition: str | None) -> list[str]:
@@ -135,25 +124,49 @@ def _choose_definitions(trace_set: TraceSet, op_type: str | None, definition: st
 class _Score(NamedTuple):
     """One solution against the baseline."""
 
-    avg_speedup: float
-    speedups: Sequence[float]
-    """One for each workload that both passed."""
+    mean: float
     passed: int
     failed: int
+    speedups: Sequence[float]
+    """One for each workload that both passed."""
     standing: str
     """The best of its latencies."""
 
 
-def _score(trace_set: TraceSet, solution: Solution, baseline_author: str) -> _Score:
-    baseline = _baseline_of(trace_set, solution.definition, baseline_author)
-    own, theirs = (_results_of(trace_set, item) for item in (solution, baseline))
-    mine, base = (fastest_of(results, attrgetter("workload", "hardware")) for results in (own, theirs))
-    shared = [(base[place][0], *mine[place]) for place in base if place in mine]
-    speedups = [reference / latency for reference, latency, _ in shared]
-    passed = sum(item.is_passed for item in own)
-    standing = join_standings(item.standing for *_, item in shared)
-    failed = len(own) - passed
-    return _Score(score_of(speedups, failed), speedups, passed, failed, standing)
+def _best_scores(
+    trace_set: TraceSet, definitions: Iterable[str], baseline_author: str, is_asked: Callable[[str], bool]
+) -> dict[str, list[_Score]]:
+    """Return author → the score of the best solution of each definition that the author has solutions of."""
+    best: dict[str, list[_Score]] = {}
+    for name in definitions:
+        asked = (item for item in trace_set.solutions.get(name, []) if is_asked(item.author))
+        for author, solutions in group(asked, attrgetter("author")).items():
+            best.setdefault(author, []).append(max(_score(trace_set, name, solutions, baseline_author)))
+    return best
+
+
+def _score(trace_set: TraceSet, definition: str, solutions: Iterable[Solution], baseline_author: str) -> list[_Score]:
+    """Score solutions of a definition."""
+    baselines = [item.name for item in trace_set.solutions.get(definition, []) if item.author == baseline_author]
+    if len(baselines) != 1:
+        has = ", ".join(baselines) or "none"
+        raise ValueError(
+            f"baseline author {baseline_author!r} needs exactly one solution of {definition}, and has {has}"
+        )
+    results = list_results(None, kept_of(trace_set.traces.get(definition, [])), latest_only=False)
+    judged = group((item for item in results if not item.told.run.quick), attrgetter("solution"))
+    place = attrgetter("workload", "hardware")
+    base, found = fastest_of(judged.get(baselines[0], []), place), []
+    for solution in solutions:
+        own = judged.get(solution.name, [])
+        mine = fastest_of(own, place)
+        shared = [(base[at][0] / mine[at][0], mine[at][1].standing) for at in base if at in mine]
+        speedups = [speedup for speedup, _ in shared]
+        passed = sum(item.is_passed for item in own)
+        failed = len(own) - passed
+        standing = join_standings(standing for _, standing in shared)
+        found.append(_Score(score_of(speedups, failed), passed, failed, speedups, standing))
+    return found
 
 
 def _sum_up(best: Sequence[_Score]) -> SpeedupMetrics:
@@ -163,26 +176,13 @@ def _sum_up(best: Sequence[_Score]) -> SpeedupMetrics:
     speedups = [speedup for score in scores for speedup in score.speedups]
     passed = sum(score.passed for score in scores)
     return SpeedupMetrics(
-        avg_speedup=author_score_of([score.avg_speedup for score in scores]),
+        avg_speedup=fmean(score.mean for score in scores),
         definitions=len(scores),
         workloads=len(speedups),
         success_rate=passed / (passed + sum(score.failed for score in scores)),
-        win_rate=sum(speedup > 1 for speedup in speedups) / len(speedups) if speedups else 0.0,
+        win_rate=fmean(speedup > 1 for speedup in speedups) if speedups else 0.0,
         standing=join_standings(score.standing for score in scores),
     )
-
-
-def _baseline_of(trace_set: TraceSet, definition: str, author: str) -> Solution:
-    found = [item for item in trace_set.solutions.get(definition, []) if item.author == author]
-    if len(found) != 1:
-        has = ", ".join(item.name for item in found) or "none"
-        raise ValueError(f"baseline author {author!r} needs exactly one solution of {definition}, and has {has}")
-    return found[0]
-
-
-def _results_of(trace_set: TraceSet, solution: Solution) -> list[Result]:
-    kept = [one for one in kept_of(trace_set.traces.get(solution.definition, [])) if one.solution == solution.name]
-    return [item for item in list_results(None, kept, latest_only=False) if not item.told.run.quick]
 
 
 class TraceSetSummary(dict[str, Any]):
@@ -225,32 +225,23 @@ def summarise(
         ValueError: something else than the default ranking is asked for, and it cannot be made. The default one is
             made when it is looked at.
     """
-    results = list_results(trace_set, [trace for part in trace_set.traces.values() for trace in kept_of(part)])
+    results = list_results(trace_set, trace_set.all_traces())
     passed = [item for item in results if item.is_passed]
     latencies = [item.latency_ms for item in passed if not item.told.run.quick and item.latency_ms is not None]
-    counts = {
-        "definitions": len(trace_set.definitions),
-        "solutions": sum(map(len, trace_set.solutions.values())),
-        "workloads": sum(map(len, trace_set.workloads.values())),
-        "traces": sum(map(len, trace_set.traces.values())),
+    counts: dict[str, Any] = {
+        **trace_set.counts,
         "total": len(results),
         "passed": len(passed),
         "failed": len(results) - len(passed),
         "min_latency_ms": min(latencies, default=None),
         "max_latency_ms": max(latencies, default=None),
-        "avg_latency_ms": sum(latencies) / len(latencies) if latencies else None,
-        "by_status": _count(item.status for item in results),
-        "by_definition": _count(item.definition for item in results),
-        "by_solution": _count(item.solution for item in results),
-        "by_author": _count(item.author for item in results),
-        "by_op_type": _count(item.op_type or "unknown" for item in results),
+        "avg_latency_ms": fmean(latencies) if latencies else None,
     }
+    for key in ("status", "definition", "solution", "author", "op_type"):
+        words = Counter(getattr(item, key) or UNKNOWN_AUTHOR for item in results)
+        counts[f"by_{key}"] = dict(sorted(words.items()))
     asked = baseline_author, op_type, definition_name
     found = TraceSetSummary(counts, lambda: rank_authors(trace_set, *asked))
     if asked != (BASELINE, None, None):
         _ = found.rankings
     return found
-
-
-def _count(words: Iterable[str]) -> dict[str, int]:
-    return dict(sorted(Counter(words).items()))

@@ -14,11 +14,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import get_ident
-from typing import BinaryIO, Final
+from typing import Final
 
 from flashinfer_bench.base.files.locks import USUAL_LIMIT_S, locked_file
 from flashinfer_bench.base.files.reading import (
-    BLOCK_BYTES,
     POINTER_START,
     check_size,
     open_stream,
@@ -45,38 +44,19 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
     Raises:
         OSError: the file cannot be read, is no regular file, or it or a line of it is too large.
     """
-    number = 0
+    number = total = 0
     with open_stream(path, MOST_LINES_BYTES) as handle:
         refuse_pointer(os.pread(handle.fileno(), len(POINTER_START), 0), path)
-        for lines, is_ended in _split(handle, path):
-            for line in lines:
-                number += 1
-                if len(line) + is_ended > MOST_JSON_BYTES:
-                    raise OSError(errno.EFBIG, f"line {number} has more than {MOST_JSON_BYTES:,} bytes", str(path))
-                text = line.removeprefix(codecs.BOM_UTF8).strip()  # files with a mark may have been put together
-                if text:
-                    yield number, text, is_ended
+        while line := handle.readline(MOST_JSON_BYTES + 1):
+            number, total = number + 1, total + len(line)
+            check_size(total, path, MOST_LINES_BYTES)  # it may grow while it is read
+            if len(line) > MOST_JSON_BYTES:
+                raise OSError(errno.EFBIG, f"line {number} has more than {MOST_JSON_BYTES:,} bytes", str(path))
             if number > MOST_LINES:
                 raise OSError(errno.EFBIG, f"it has more than {MOST_LINES:,} lines", str(path))
-
-
-def _split(handle: BinaryIO, path: Path) -> Iterator[tuple[list[bytes], bool]]:
-    """Yield lines, and whether a newline ends each; of a line that is too long as much as shows it."""
-    rest = b""
-    total = 0
-    while block := handle.read(BLOCK_BYTES):
-        total += len(block)
-        check_size(total, path, MOST_LINES_BYTES)  # it may grow while it is read
-        lines, start = [], 0
-        while (end := block.find(b"\n", start)) >= 0:  # `split` looks at each byte, and takes ten times as long
-            lines.append(rest + block[start:end])
-            rest, start = b"", end + 1
-        yield lines, True
-        rest += block[start:]
-        if len(rest) > MOST_JSON_BYTES:
-            break
-    if rest:
-        yield [rest], False
+            text = line.removeprefix(codecs.BOM_UTF8).strip()  # files with a mark may have been put together
+            if text:
+                yield number, text, line.endswith(b"\n")
 
 
 def append_line(path: Path, line: str, *, root: Path | None = None) -> None:

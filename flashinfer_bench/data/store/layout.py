@@ -153,6 +153,12 @@ def own_folders(root: Path) -> Iterator[Path]:
             yield parent.parent.parent / "blobs"
 
 
+def find_loose_folders(files: Iterable[Path], roots: Iterable[Path]) -> set[Path]:
+    """Return the folders of those files of sets that lie in none of the folders of our layout."""
+    ours = [root / name for root in roots for name in FOLDERS]
+    return {file.parent for file in files if not any(file.is_relative_to(folder) for folder in ours)}
+
+
 def is_of_author(file: Path, folder: Path, *, author: str, name: str) -> bool:
     """Tell whether a solution's file has its name, and lies in the folder of its author.
 

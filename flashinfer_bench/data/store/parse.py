@@ -7,7 +7,7 @@ the form of the format (`dialects.py`) → the model; a `Place` says where the o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -26,11 +26,8 @@ from flashinfer_bench.data.trace import Trace
 
 Model = TypeVar("Model", bound=DataModel)
 Item = TypeVar("Item")
-MISSING: Final = "is missing"
-MOST_ISSUES: Final = 1000
-"""Issues of one file that are reported."""
 MOST_WRONG: Final = 1000
-"""Wrong objects after which the rest of a file is left out: each costs time, and memory for its issues."""
+"""Issues of one file that are reported, and wrong objects after which the rest of it is left out."""
 _SHOWN: Final = 80
 """A message shows this many characters of a wrong value."""
 
@@ -39,12 +36,10 @@ def bounded(objects: Iterable[Item | None], file: Path, issues: list[LoadIssue])
     """Yield the objects of a file that are not None, until too many are; bound the issues of the file."""
     start, wrong = len(issues), 0
     for one in objects:
-        del issues[start + MOST_ISSUES :]
+        del issues[start + MOST_WRONG :]
         if one is not None:
             yield one
-            continue
-        wrong += 1
-        if wrong == MOST_WRONG:
+        elif (wrong := wrong + 1) == MOST_WRONG:
             reason = f"{MOST_WRONG} objects of this file cannot be used; the rest of it is left out"
             issues.append(LoadIssue("error", file, None, None, reason))
             return
@@ -68,15 +63,12 @@ def parse_objects(model: type[Model], place: Place, issues: list[LoadIssue]) -> 
         line = re.search(r" at line (\d+) ", str(error))
         issues.append(place._replace(line=int(line[1]) if line else None).issue("error", f"not JSON: {error}"))
         return
-
-    def read() -> Iterator[tuple[Model, Place] | None]:
-        is_list = isinstance(parsed, list)
-        for index, raw in enumerate(parsed if is_list else [parsed]):
-            at = place._replace(line=None if is_list else 1, prefix=(str(index),) if is_list else ())
-            built = parse_raw(model, raw, at._replace(text=text), issues)
-            yield (built, at) if built is not None else None
-
-    yield from bounded(read(), place.file, issues)
+    objects = [(place._replace(line=1), parsed)]
+    if isinstance(parsed, list):
+        objects = [(place._replace(prefix=(str(index),)), raw) for index, raw in enumerate(parsed)]
+    models = (parse_raw(model, raw, at._replace(text=text), issues) for at, raw in objects)
+    pairs = ((built, at) if built is not None else None for built, (at, _) in zip(models, objects, strict=True))
+    yield from bounded(pairs, place.file, issues)
 
 
 def parse_line(model: type[Model], line: bytes, place: Place, issues: list[LoadIssue]) -> Model | None:
@@ -102,57 +94,50 @@ def parse_raw(model: type[Model], raw: object, place: Place, issues: list[LoadIs
     try:
         built = model.model_validate(raw)
     except ValidationError as error:
-        issues.extend(_issues_of(error, raw, place, dict(remarks)))
+        issues += [place.issue("error", reason, steps) for steps, reason in _faults_in(error, raw, dict(remarks))]
         return None
-    issues.extend(place.issue("warning", text, field.split(".")) for field, text in remarks[:MOST_ISSUES])
-    _warn_of_unknown_keys(built, place, issues)
+    issues += [place.issue("warning", text, field.split(".")) for field, text in remarks[:MOST_WRONG]]
+    issues += [place.issue("warning", text, steps) for steps, text in _unknown_keys(built)]
     return built
 
 
-def _warn_of_unknown_keys(built: DataModel, place: Place, issues: list[LoadIssue]) -> None:
-    """Warn of keys that have no effect here, and name the key that may be meant; of a trace, only of misspelt keys."""
+def _unknown_keys(built: DataModel) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the keys that have no effect, with the key that may be meant; of a recorded verdict only misspelt keys."""
     is_record = isinstance(built, Trace) and not built.is_workload_trace()
     ignored = set()
-    for steps, owner in islice(built.unknown_keys(), MOST_ISSUES):
+    for steps, owner in islice(built.unknown_keys(), MOST_WRONG):
         nearest = nearest_name(steps[-1], owner.fields_at_default(), cutoff=KEY_CUTOFF)
         if nearest is not None:
-            reason = f"unknown key, kept without effect; did you mean {nearest!r}?"
-            issues.append(place.issue("warning", reason, steps))
+            yield steps, f"unknown key, kept without effect; did you mean {nearest!r}?"
         elif not is_record and (owner.__pydantic_extra__ or {})[steps[-1]] is not None:
             ignored.add(steps[-1])
     if ignored:
-        issues.append(place.issue("warning", f"kept without effect: {', '.join(sorted(ignored))}"))
+        yield (), f"kept without effect: {', '.join(sorted(ignored))}"
 
 
-def _issues_of(
-    error: ValidationError, raw: dict[str, Any], place: Place, remarks: Mapping[str, str]
-) -> Iterator[LoadIssue]:
-    """Turn a ValidationError into one issue a field; a remark on a field that is missing says why it is."""
+def _faults_in(
+    error: ValidationError, raw: dict[str, Any], remarks: Mapping[str, str]
+) -> Iterable[tuple[tuple[str, ...], str]]:
+    """Return one reason for each wrong field; a remark on a field that is missing says why it is."""
     found: dict[tuple[str, ...], str] = {}
-    for detail in error.errors(include_url=False)[:MOST_ISSUES]:
-        steps, owner = _steps_in(raw, detail["loc"])
+    for detail in error.errors(include_url=False)[:MOST_WRONG]:
+        steps, owner = list[str](), dict[Any, Any]()
+        current: Any = raw
+        for depth, step in enumerate(detail["loc"], 1):  # it names members of unions, too, which no file has
+            if isinstance(current, dict) and (step in current or depth == len(detail["loc"])):
+                owner, current = current, current.get(step)
+            elif isinstance(current, list) and isinstance(step, int) and step < len(current):
+                owner, current = {}, current[step]
+            else:
+                continue
+            steps.append(str(step))
         shown = repr(detail["input"])
         reason = f"{detail['msg']}, got {shown[:_SHOWN]}{'…' * (len(shown) > _SHOWN)}"
         if detail["type"] == "missing":
-            nearest = nearest_name(steps[-1], owner if isinstance(owner, dict) else (), cutoff=KEY_CUTOFF)
-            usual = MISSING if nearest is None else f"{MISSING}; is {nearest!r} a misspelling of it?"
+            nearest = nearest_name(steps[-1], owner, cutoff=KEY_CUTOFF)
+            usual = "is missing" if nearest is None else f"is missing; is {nearest!r} a misspelling of it?"
             reason = remarks.get(".".join(steps), usual)
         elif detail["type"] in ("value_error", "disagrees"):
             reason = detail["msg"].removeprefix("Value error, ")
-        found[steps] = reason
-    return (place.issue("error", reason, steps) for steps, reason in found.items())
-
-
-def _steps_in(raw: object, location: Sequence[str | int]) -> tuple[tuple[str, ...], Any]:
-    """Drop from an error's location the names of union members, which no file has; return what holds the field."""
-    steps: list[str] = []
-    owner = current = raw
-    for depth, step in enumerate(location, 1):
-        if isinstance(current, dict) and (step in current or depth == len(location)):
-            owner, current = current, current.get(step)
-        elif isinstance(current, list) and isinstance(step, int) and step < len(current):
-            owner, current = current, current[step]
-        else:
-            continue
-        steps.append(str(step))
-    return tuple(steps), owner
+        found[tuple(steps)] = reason
+    return found.items()

@@ -1,33 +1,43 @@
 """Reading a whole set: walk the four folders, keep what is right, gather an issue for what is not.
 
-A root of another layout has loose files (`loose.py`), which are read beside those of the four folders. The fields
-inside the files count; the folders are only compared with them. What belongs to an unknown definition is kept with a
-warning, since another set that is given beside this one may have the definition.
+The fields inside the files count; the folders are only compared with them. What belongs to an unknown definition is
+kept with a warning, since another set that is given beside this one may have the definition.
 
-Several files may claim one name. A file that lies where its content says beats one that does not. Of solutions the only
-one counts that lies in its author's folder under its name, so that nobody displaces a rival; if several do, or none,
-none counts. Of definitions that differ none counts.
+Several files may claim one name. The one counts that lies where its content says: a solution in its author's folder
+under its name, so that nobody displaces a rival. If several do, or none, none counts.
+
+A root without `definitions/` may have loose files, which are read beside those of the other folders:
+
+    <name>/definition.json         SOL-ExecBench's problem; beside it workload.jsonl, reference.py and solutions with
+                                   their sources
+    <group>/<name>/…               several of them, which may stand in groups, down to DEEPEST folders
+    <name>.json                    a definition dumped from a library, alone; in the root or right below it
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from pydantic_core import from_json
+
+from flashinfer_bench.base.files.reading import read_whole
+from flashinfer_bench.base.files.trees import walk_files
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.data.check import check_workload
 from flashinfer_bench.data.definition import Definition
-from flashinfer_bench.data.issue import LoadIssue, Place
+from flashinfer_bench.data.issue import USUAL_OP_TYPE, LoadIssue, Place
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store import layout
-from flashinfer_bench.data.store.jsonl import read_lines
-from flashinfer_bench.data.store.loose import find_loose
+from flashinfer_bench.data.store.jsonl import MOST_JSON_BYTES, read_lines
+from flashinfer_bench.data.store.layout import DEFINITIONS, FOLDERS, SOLUTIONS, TRACES, WORKLOADS
 from flashinfer_bench.data.store.parse import bounded, parse_line, parse_objects
 from flashinfer_bench.data.store.trace_lines import AnyTrace, TraceList, read_trace_line, to_trace
 from flashinfer_bench.data.trace import Trace
@@ -40,6 +50,12 @@ if TYPE_CHECKING:
 Named = TypeVar("Named", Definition, Solution)
 FIELD_STEPS: Final = 2
 """Leading steps of a field that count: `workload.inputs.x` and `workload.inputs.y` are one kind of place."""
+DEFINITION_FILE: Final = "definition.json"
+WORKLOAD_FILES: Final = ("workload.jsonl", "workloads.jsonl", "workload.json", "workloads.json")
+DEEPEST: Final = 4
+"""Loose definitions are looked for in folders down to this depth below the root."""
+MOST_FILES: Final = 100_000
+"""The search ends after this many files: the root is no folder of definitions."""
 
 
 @collector_paused()
@@ -51,8 +67,7 @@ def read_files(trace_set: TraceSet) -> None:
     """
     root = trace_set.folder
     try:
-        with os.scandir(root):
-            pass
+        os.scandir(root).close()
     except OSError as error:
         known = {FileNotFoundError: "does not exist", NotADirectoryError: "is not a folder"}
         what = known.get(type(error), f"cannot be read: {error.strerror}")
@@ -60,184 +75,212 @@ def read_files(trace_set: TraceSet) -> None:
     _Reader(trace_set).read()
 
 
+def find_loose(root: Path) -> dict[str, list[Place]]:
+    """Return the loose files of a root by the folder of our layout that such files lie in."""
+    found: dict[str, list[Place]] = {DEFINITIONS: [], SOLUTIONS: [], WORKLOADS: []}
+    if (root / DEFINITIONS).is_dir() or root.absolute().name in FOLDERS:  # somebody named a folder of a set
+        return found
+    walk = walk_files(root, lambda *_: None, passes_over=lambda name: name.startswith(".") or name in FOLDERS)
+    folders: dict[Path, list[Path]] = {}
+    for file in islice(walk, MOST_FILES):
+        if len(file.relative_to(root).parts) <= DEEPEST + 1:
+            folders.setdefault(file.parent, []).append(file)
+    problems = {folder for folder, files in folders.items() if folder / DEFINITION_FILE in files}
+    for folder, files in folders.items():
+        below = folder.relative_to(root).parts
+        if folder in problems:
+            definition = folder / DEFINITION_FILE
+            name = str(_keys_of(definition).get("name") or folder.name)
+            op_type = below[-2] if len(below) > 1 else USUAL_OP_TYPE
+            found[DEFINITIONS].append(Place(definition, op_type=op_type))
+            lines = [file for file in files if file.name in WORKLOAD_FILES]
+            found[WORKLOADS] += [Place(file, definition=name, root=root) for file in lines]
+            others = [file for file in files if file != definition and file not in lines]
+            others += sorted((folder / SOLUTIONS).glob("*.json"))
+            packed = (file for file in others if _keys_of(file).keys() >= {"sources", "spec"})
+            found[SOLUTIONS] += [Place(file, definition=name) for file in packed]
+        elif len(below) < 2 and not problems.intersection(folder.parents):
+            dumps = (file for file in files if _keys_of(file).keys() >= {"axes", "inputs", "outputs"})
+            found[DEFINITIONS] += map(Place, dumps)
+    return found
+
+
+def _keys_of(file: Path) -> dict[str, Any]:
+    """Return what a JSON file holds; nothing if it is no JSON file, or holds no object."""
+    try:
+        held = from_json(read_whole(file, MOST_JSON_BYTES)) if file.suffix == ".json" else None
+    except (OSError, ValueError):
+        return {}
+    return held if isinstance(held, dict) else {}
+
+
 class _Reader:
     def __init__(self, trace_set: TraceSet) -> None:
-        self.found, self.root = trace_set, trace_set.folder
-        self._issues = trace_set.issues
-        self._loose = find_loose(self.root)
-        self._loose_files = {place.file for places in self._loose.values() for place in places}
-        self._broken: frozenset[str] = frozenset()
+        self.found, self.root, self.issues = trace_set, trace_set.folder, trace_set.issues
+        self.loose = find_loose(self.root)
+        self.loose_files = {place.file for places in self.loose.values() for place in places}
+        self.broken: frozenset[str] = frozenset()
         """Definitions whose files cannot be used: what needs one of them gets no issue of its own."""
-        self._authors: dict[str, str] = {}
-        self._meant = cache(lambda name: did_you_mean(name, trace_set.definitions))
+        self.authors: dict[str, str] = {}
+        self.meant = cache(lambda name: did_you_mean(name, trace_set.definitions))
 
     def read(self) -> None:
         """Read the four folders, and what lies loose."""
-        found, root = self.found, self.root
-        self._read_definitions()
-        self._broken = layout.definition_names(root, (one.file for one in self._issues if one.severity == "error"))
-        self._read_solutions()
-        self._read_workloads()
-        self._read_traces()
-        if not found.definitions and not self._broken:
-            reason = f"the set has no definitions ({layout.DEFINITIONS}/<op_type>/<definition>.json)"
-            found.issues.append(LoadIssue("warning", root, None, None, reason, missing_definition=""))
+        found = self.found
+        self.read_definitions()
+        wrong = (issue.file for issue in self.issues if issue.severity == "error")
+        self.broken = layout.definition_names(self.root, wrong)
+        self.read_solutions()
+        self.read_workloads()
+        self.read_traces()
+        if not found.definitions and not self.broken:
+            reason = f"the set has no definitions ({DEFINITIONS}/<op_type>/<definition>.json)"
+            self.issues.append(LoadIssue("warning", self.root, None, None, reason, missing_definition=""))
 
-    def _places(self, folder: str, *suffixes: str) -> list[Place]:
+    def places(self, folder: str, *suffixes: str) -> Iterator[Place]:
+        """Yield the files of a folder, then the loose ones."""
+
         def leave_out(path: Path, reason: str) -> None:
-            self._issues.append(LoadIssue("error", path, None, None, reason, is_about_place=True))
+            self.issues.append(LoadIssue("error", path, None, None, reason, is_about_place=True))
 
-        top, loose = self.root / folder, self._loose.get(folder, [])
-        files = (file for file in layout.find_files(top, suffixes, leave_out) if file not in self._loose_files)
-        return [Place(file, op_type=file.parent.name) if file.parent != top else Place(file) for file in files] + loose
+        top = self.root / folder
+        for file in layout.find_files(top, suffixes, leave_out):
+            if file not in self.loose_files:
+                yield Place(file) if file.parent == top else Place(file, op_type=file.parent.name)
+        yield from self.loose.get(folder, [])
 
-    def _compare_place(self, file: Path, folder: str, *names: str) -> None:
-        if file not in self._loose_files and (reason := layout.check_place(file, self.root / folder, names)):
-            self._issues.append(LoadIssue("warning", file, None, None, reason, is_about_place=True))
+    def objects(self, model: type[Named], folder: str) -> Iterator[tuple[Named, Place]]:
+        """Yield the objects of a folder's files."""
+        for place in self.places(folder, ".json"):
+            yield from parse_objects(model, place, self.issues)
 
-    def _settle(
-        self, read: Iterable[tuple[Named, Place]], is_in_place: Callable[[Named, Path], bool]
-    ) -> Iterator[tuple[Named, Place]]:
-        """Yield what counts of objects that may claim the same names, with an issue for each that does not."""
-        groups: dict[str, list[tuple[Named, Place]]] = {}
-        for model, place in read:
-            groups.setdefault(model.name, []).append((model, place))
+    def why_misplaced(self, file: Path, folder: str, *names: str) -> str | None:
+        """Say what a file's place says otherwise than its content; None if nothing."""
+        return None if file in self.loose_files else layout.check_place(file, self.root / folder, names)
+
+    def compare_place(self, file: Path, folder: str, *names: str) -> None:
+        """Warn of a file that does not lie where its content says."""
+        if reason := self.why_misplaced(file, folder, *names):
+            self.issues.append(LoadIssue("warning", file, None, None, reason, is_about_place=True))
+
+    def settle(self, read: Iterable[tuple[Named, Place, bool]]) -> Iterator[tuple[Named, Place]]:
+        """Yield the objects that count, with an issue for each that does not; each says whether it is in its place."""
+        groups: dict[str, list[tuple[Named, Place, bool]]] = {}
+        for one in read:
+            groups.setdefault(one[0].name, []).append(one)
         for name, group in groups.items():
-            kept = group
-            if len(group) > 1:
-                kept = [one for one in group if is_in_place(one[0], one[1].file)]
-            if isinstance(group[0][0], Definition):
-                kept = kept or group
-                kept = kept[:1] if all(model == kept[0][0] for model, _ in kept) else kept
+            kept = group if len(group) == 1 else [one for one in group if one[2]]
             what = f"{type(group[0][0]).__name__.lower()} {name!r} is in "
-            reason = f"{what}{' and '.join(str(place.file) for _, place in group)}; none is used until one is left"
+            reason = f"{what}{' and '.join(str(place.file) for _, place, _ in group)}; none is used until one is left"
             if len(kept) == 1:
-                yield kept[0]
+                yield kept[0][:2]
                 reason = f"{what}{kept[0][1].file} already; names are unique, this one is left out"
-            wrong = [one for one in group if len(kept) != 1 or one is not kept[0]]
-            self._issues += [place.issue("error", reason) for _, place in wrong]
+            self.issues += [one[1].issue("error", reason) for one in group if kept != [one]]
 
-    def _read_definitions(self) -> None:
-        found, folder = self.found, layout.DEFINITIONS
-        places = self._places(folder, ".json")
-        read = [one for place in places for one in parse_objects(Definition, place, self._issues)]
-        for definition, place in read:
+    def read_definitions(self) -> None:
+        """Read the definitions, and warn of those that nothing can be judged against."""
+        read = []
+        for definition, place in self.objects(Definition, DEFINITIONS):
+            names = definition.name, definition.op_type
+            read.append((definition, place, self.why_misplaced(place.file, DEFINITIONS, *names) is None))
             if definition.not_runnable_reason is not None:
                 reason = f"kept, but nothing is judged against it: {definition.not_runnable_reason}"
-                self._issues.append(place.issue("warning", reason, ("reference",)))
+                self.issues.append(place.issue("warning", reason, ("reference",)))
+        for definition, place in self.settle(read):
+            self.found.definitions[definition.name] = definition
+            self.found.definition_files[definition.name] = place.file
+            self.compare_place(place.file, DEFINITIONS, definition.name, definition.op_type)
 
-        def is_in_place(definition: Definition, file: Path) -> bool:
-            names = definition.name, definition.op_type
-            return file in self._loose_files or layout.check_place(file, self.root / folder, names) is None
-
-        for definition, place in self._settle(read, is_in_place):
-            found.definitions[definition.name] = definition
-            found.definition_files[definition.name] = place.file
-            self._compare_place(place.file, folder, definition.name, definition.op_type)
-
-    def _read_solutions(self) -> None:
-        found, folder = self.found, layout.SOLUTIONS
-        places = self._places(folder, ".json")
-        read = [one for place in places for one in parse_objects(Solution, place, self._issues)]
-
-        def is_in_place(solution: Solution, file: Path) -> bool:
-            names = {"author": solution.author, "name": solution.name}
-            return file in self._loose_files or layout.is_of_author(file, self.root / folder, **names)
-
-        for solution, place in self._settle(self._with_own_names(read), is_in_place):
+    def read_solutions(self) -> None:
+        """Read the solutions. Of loose definitions each may have one of the same name; these are told apart."""
+        found, top, read = self.found, self.root / SOLUTIONS, list[tuple[Solution, Place, bool]]()
+        parsed = list(self.objects(Solution, SOLUTIONS))
+        pairs = Counter(name for name, _ in {(solution.name, solution.definition) for solution, _ in parsed})
+        for solution, place in parsed:
+            name, is_loose = solution.name, place.file in self.loose_files
+            if is_loose and pairs[name] > 1:
+                own = f"{solution.definition}.{name}"
+                reason = f"others have the name {name!r}; this one counts as {own!r}"
+                self.issues.append(place.issue("warning", reason))
+                solution = solution.model_copy(update={"name": own})
+            is_own = is_loose or layout.is_of_author(place.file, top, author=solution.author, name=name)
+            read.append((solution, place, is_own))
+        for solution, place in self.settle(read):
             found.solutions.setdefault(solution.definition, []).append(solution)
             found.solution_files[solution.name] = place.file
-            self._authors[solution.name] = solution.author
+            self.authors[solution.name] = solution.author
             definition = found.definitions.get(solution.definition)
             if definition is None:
-                self._warn_of_missing(place, solution.definition, f"solution {solution.name!r}")
+                self.warn_of_missing(place, solution.definition, f"solution {solution.name!r}")
             else:
                 names = solution.name, definition.name, definition.op_type, solution.author
-                self._compare_place(place.file, folder, *names)
+                self.compare_place(place.file, SOLUTIONS, *names)
 
-    def _with_own_names(self, read: list[tuple[Solution, Place]]) -> Iterator[tuple[Solution, Place]]:
-        """Tell apart solutions of loose definitions: each folder may have one of the same name."""
-        definitions: dict[str, set[str]] = {}
-        for solution, _ in read:
-            definitions.setdefault(solution.name, set()).add(solution.definition)
-        for solution, place in read:
-            name = solution.name
-            if len(definitions[name]) > 1 and place.file in self._loose_files:
-                own = f"{solution.definition}.{name}"
-                self._issues.append(
-                    place.issue("warning", f"others have the name {name!r}; this one counts as {own!r}")
-                )
-                solution = solution.model_copy(update={"name": own})
-            yield solution, place
-
-    def _read_workloads(self) -> None:
+    def read_workloads(self) -> None:
+        """Read the workloads, each checked against its definition and those before it."""
         seen = dict[tuple[str, str], tuple[Workload, Path]]()
-        for file in self._places(layout.WORKLOADS, ".jsonl", ".json"):
-            for trace, place in self._read_lines(file, layout.WORKLOADS):
-                workload = self._accept_workload(to_trace(trace), place, seen)
-                if workload is not None:
-                    self.found.workloads.setdefault(workload.definition, []).append(workload)
+        for file in self.places(WORKLOADS, ".jsonl", ".json"):
+            for line, place in self.read_lines(file, WORKLOADS):
+                trace = to_trace(line)
+                name, workload = trace.definition, trace.workload
+                key, definition = (name, workload.uuid), self.found.definitions.get(name)
+                if not trace.is_workload_trace():
+                    reason = "has an evaluation, which a workload has not; it is dropped"
+                    self.issues.append(place.issue("warning", reason))
+                    trace = Trace(definition=name, workload=workload)
+                if key in seen:
+                    self.tell_repeated(place, name, workload, *seen[key])
+                elif findings := check_workload(definition, workload) if definition is not None else []:
+                    self.issues += [place.issue("error", reason, steps) for steps, reason in findings]
+                else:
+                    seen[key] = workload, place.file
+                    self.found.workloads.setdefault(name, []).append(trace)
 
-    def _accept_workload(
-        self, trace: Trace, place: Place, seen: dict[tuple[str, str], tuple[Workload, Path]]
-    ) -> Trace | None:
-        """Check a workload against its definition and those before it; None, with issues, if it is left out."""
-        name, workload = trace.definition, trace.workload
-        if not trace.is_workload_trace():
-            self._issues.append(place.issue("warning", "has an evaluation, which a workload has not; it is dropped"))
-            trace = Trace(definition=name, workload=workload)
-        if (name, workload.uuid) in seen:
-            known, first = seen[name, workload.uuid]
-            if workload.digest() == known.digest():
-                reason = f"workload {workload.uuid} stands twice, first in {first}; once is enough"
-                self._issues.append(place.issue("warning", reason, ("workload",)))
-            else:
-                reason = f"uuid {workload.uuid} belongs to another workload of {name}, in {first}; this one is left out"
-                self._issues.append(place.issue("error", reason, ("workload", "uuid")))
-            return None
-        definition = self.found.definitions.get(name)
-        findings = check_workload(definition, workload) if definition is not None else []
-        self._issues += [place.issue("error", reason, steps) for steps, reason in findings]
-        if findings:
-            return None
-        seen[name, workload.uuid] = workload, place.file
-        return trace
+    def tell_repeated(self, place: Place, name: str, workload: Workload, known: Workload, first: Path) -> None:
+        """Add the issue of a workload whose uuid stands twice."""
+        uuid = workload.uuid
+        if workload.digest() == known.digest():
+            reason = f"workload {uuid} stands twice, first in {first}; once is enough"
+            self.issues.append(place.issue("warning", reason, ("workload",)))
+        else:
+            reason = f"uuid {uuid} belongs to another workload of {name}, in {first}; this one is left out"
+            self.issues.append(place.issue("error", reason, ("workload", "uuid")))
 
-    def _read_traces(self) -> None:
+    def read_traces(self) -> None:
+        """Read the verdicts."""
         kept: dict[str, list[AnyTrace]] = {}
-        for file in self._places(layout.TRACES, ".jsonl", ".json"):
-            for trace, place in self._read_lines(file, layout.TRACES):
+        for file in self.places(TRACES, ".jsonl", ".json"):
+            for trace, place in self.read_lines(file, TRACES):
                 if trace.solution is None:
-                    reason = f"has no evaluation; workloads stand in {layout.WORKLOADS}/"
-                    self._issues.append(place.issue("error", reason))
+                    self.issues.append(place.issue("error", f"has no evaluation; workloads stand in {WORKLOADS}/"))
                 else:
                     kept.setdefault(trace.definition, []).append(trace)
         self.found.traces = {name: TraceList(traces) for name, traces in kept.items()}
 
-    def _read_lines(self, file: Place, folder: str) -> Iterator[tuple[AnyTrace, Place]]:
+    def read_lines(self, file: Place, folder: str) -> Iterator[tuple[AnyTrace, Place]]:
         """Yield what a file holds; look once at each definition that lines name, however many lines there are."""
-        start, first, count = len(self._issues), dict[str, tuple[Place, str]](), Counter[str]()
-        found: Iterator[tuple[AnyTrace, Place]] = parse_objects(Trace, file, self._issues)
+        start, first, count = len(self.issues), dict[str, tuple[Place, str]](), Counter[str]()
+        found: Iterator[tuple[AnyTrace, Place]] = parse_objects(Trace, file, self.issues)
         if file.file.suffix == ".jsonl":
-            found = bounded(self._parse_lines(file, keeps_lines=folder == layout.TRACES), file.file, self._issues)
+            found = bounded(self.parse_lines(file, folder == TRACES), file.file, self.issues)
         for trace, place in found:
-            name = trace.definition
-            count[name] += 1
-            if count[name] == 1:
-                first[name] = place, trace.solution or ""
+            if not count[trace.definition]:
+                first[trace.definition] = place, trace.solution or ""
+            count[trace.definition] += 1
             yield trace, place
-        self._issues[start:] = _join(self._issues[start:])
+        self.issues[start:] = _join(self.issues[start:])
         for name, (place, solution) in first.items():
-            definition, author = self.found.definitions.get(name), self._authors.get(solution)
+            definition = self.found.definitions.get(name)
             if definition is None:
                 what = folder if count[name] > 1 else folder[:-1]
-                self._warn_of_missing(place, name, f"{count[name]} {what} of this file")
+                self.warn_of_missing(place, name, f"{count[name]} {what} of this file")
             elif file.file.suffix == ".jsonl":
-                self._compare_place(file.file, folder, name, definition.op_type, *([author] if author else []))
+                author = [self.authors[solution]] if solution in self.authors else []
+                self.compare_place(file.file, folder, name, definition.op_type, *author)
 
-    def _parse_lines(self, file: Place, *, keeps_lines: bool) -> Iterator[tuple[AnyTrace, Place] | None]:
+    def parse_lines(self, file: Place, keeps_lines: bool) -> Iterator[tuple[AnyTrace, Place] | None]:
         """Yield each line of a file with its place, as it is if lines are kept; None for a wrong line."""
-        issues = self._issues
+        issues = self.issues
         try:
             for number, line, is_ended in read_lines(file.file):
                 place, before = file._replace(line=number), len(issues)
@@ -250,21 +293,22 @@ class _Reader:
         except OSError as error:
             issues.append(file.issue("error", f"cannot be read: {error.strerror}"))
 
-    def _warn_of_missing(self, place: Place, name: str, what: str) -> None:
-        if name not in self._broken:
-            issue = place.issue("warning", f"{what}: definition {name!r} is not there{self._meant(name)}")
-            self._issues.append(replace(issue, field="definition", missing_definition=name))
+    def warn_of_missing(self, place: Place, name: str, what: str) -> None:
+        """Warn that a definition is not there, unless its own file is wrong."""
+        if name not in self.broken:
+            issue = place.issue("warning", f"{what}: definition {name!r} is not there{self.meant(name)}")
+            self.issues.append(replace(issue, field="definition", missing_definition=name))
 
 
 def _join(issues: list[LoadIssue]) -> list[LoadIssue]:
     """Join issues of a file's lines if reason and kind of place are the same; the first place stays."""
     groups: dict[object, list[LoadIssue]] = {}
     for issue in issues:
-        place = issue.field.split(".")[:FIELD_STEPS] if issue.field else ()
-        groups.setdefault((issue.severity, issue.reason, *place), []).append(issue)
+        kind = (issue.field or "").split(".")[:FIELD_STEPS]
+        groups.setdefault((issue.severity, issue.reason, *kind), []).append(issue)
     joined = []
-    for group in groups.values():
-        lines = len({issue.line for issue in group})
+    for first, *others in groups.values():
+        lines = len({issue.line for issue in (first, *others)})
         more = f" (so in {lines} lines of this file)" if lines > 1 else ""
-        joined.append(replace(group[0], reason=group[0].reason + more))
+        joined.append(replace(first, reason=first.reason + more))
     return joined

@@ -73,7 +73,7 @@ def write_site(
     names = dict.fromkeys([*trace_set.definitions, *by_definition])
     for name in names:
         write(f"d_{id_of(name)}", describe_definition(trace_set, name, by_definition.get(name, [])))
-    solutions = {(item.definition, item.name): item for part in trace_set.solutions.values() for item in part}
+    solutions = {(item.definition, item.name): item for item in trace_set.all_solutions()}
     by_solution = group(results, attrgetter("definition", "solution"))
     for pair, items in by_solution.items():
         write(f"s_{id_of(*pair)}", describe_solution(solutions.get(pair), items))

@@ -1,39 +1,22 @@
 """The reference as a callable: how it is called, what of it is a fault, and that inputs stay what they were."""
 
-from __future__ import annotations
-
-import inspect
-
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators import reference as reference_module
+from flashinfer_bench.bench.evaluators.inputs import threads
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 from tests.kit.make import make_definition
 
 pytestmark = pytest.mark.cpu
-
 TWO = {"outputs": {"a": "float32[n]", "b": "int64[n]"}}
 PAIR = {"inputs": {"x": "float32[n]", "w": "float32[n]"}}
+INNER = {"axes": {"n": None, "k": None}, "outputs": {"y": "float32[n, k]", "z": "float32[k]"}}
 
 
-def reference(body: str, *, head: str = "def run(x):", before: str = "", **parts) -> Reference:
+def reference(body, *, head="def run(x):", before="", **parts):
     source = f"import torch\n{before}\n{head}\n    " + body.replace("\n", "\n    ") + "\n"
     return Reference.compile(make_definition(reference=source, **parts))
-
-
-@pytest.mark.parametrize(
-    ("parameters", "result"),
-    [
-        ("w, x, eps=1e-5, **others", "x - w"),
-        ("**others", "others['x'] - others['w']"),
-        ("w, *, x", "x - w"),
-    ],
-)
-def test_parameters_are_passed_by_name_and_those_of_other_names_by_position(parameters, result):
-    called = reference(f"return {result}", head=f"def run({parameters}):", **PAIR)
-    assert called([torch.tensor([3.0]), torch.tensor([1.0])])[0].tolist() == [2.0]
 
 
 NEEDS_ITS_MODULE = """
@@ -50,35 +33,42 @@ assert "k: int = 2" in inspect.getsource(Two)
 if __name__ == "__main__":
     raise SystemExit
 """
+GIVEN = [torch.tensor([3.0, 4.0]), torch.tensor([1.0, 1.0])]
+CALLED = [
+    # by name, and those of other names by position
+    *((result, f"def run({parameters}):", "", PAIR, [[2, 3]]) for parameters, result in (
+        ("w, x, eps=1e-5, **others", "x - w"), ("**others", "others['x'] - others['w']"), ("w, *, x", "x - w"),
+    )),
+    # classes find the module that they are of
+    ("x * Two().k", "def run(x):", NEEDS_ITS_MODULE, {}, [[6, 8]]),
+    # several outputs in the order of the definition
+    *((f"{made}", "def run(x):", "", TWO, [[3, 4], [3, 4]]) for made in ("(x, x.long())", "{'b': x.long(), 'a': x}")),
+    ("x.view(-1)", "def run(x):", "", {}, [[3, 4]]),
+]  # fmt: skip
 
 
-def test_classes_of_a_reference_find_the_module_that_they_are_of():
-    called = Reference.compile(make_definition(reference=f"{NEEDS_ITS_MODULE}\ndef run(x):\n    return x * 2\n"))
-    assert called([torch.ones(1)])[0].item() == 2
-    assert "return x * 2" in inspect.getsource(called.run)
-
-
-@pytest.mark.parametrize("returned", ["(x, x.long())", "[x, x.long()]", "{'b': x.long(), 'a': x}"])
-def test_several_outputs_come_in_the_order_of_the_definition(returned):
-    outputs = reference(f"return {returned}", **TWO)([torch.ones(3)])
-    assert [output.dtype for output in outputs] == [torch.float32, torch.int64]
+@pytest.mark.parametrize(("result", "head", "before", "parts", "outputs"), CALLED)
+def test_a_reference_is_called_as_it_is_written_and_its_outputs_are_its_own(result, head, before, parts, outputs):
+    called = reference(f"return {result}", head=head, before=before, **parts)
+    given = [one.clone() for one in GIVEN[: 2 if parts is PAIR else 1]]
+    for _ in range(2):
+        made = called(given)
+        assert [one.tolist() for one in made] == outputs
+        assert [one.dtype for one in made] == [torch.float32, torch.int64][: len(made)]
+        made[0].zero_()
+        assert all(map(torch.equal, given, GIVEN))
 
 
 @pytest.mark.parametrize(
     ("body", "parts", "words"),
     [
-        pytest.param("return x", TWO, ["2 outputs (a, b), got 1 values"], id="too few"),
-        pytest.param("return x[:-1]", {}, ["'y'", "[2]", "[3]"], id="shape"),
-        pytest.param("return x.half()", {}, ["'y'", "float16", "float32"], id="dtype"),
-        pytest.param("assert x.shape[0] == 7, 'seven'", {}, ["Error: seven", "line 4", "x.shape[0] == 7"], id="raises"),
-        pytest.param("import sys\nsys.exit(3)", {}, ["SystemExit"], id="exits"),
-        pytest.param("return x", {"head": "def norm(x):"}, ["norm"], id="no run"),
-        pytest.param(
-            "return x[:, None].expand(-1, 5), torch.zeros(4)",
-            {"axes": {"n": None, "k": None}, "outputs": {"y": "float32[n, k]", "z": "float32[k]"}},
-            ["'z'"],
-            id="an axis that only outputs have",
-        ),
+        ("return x", TWO, ["2 outputs (a, b), got 1 values"]),
+        ("return x[:-1]", {}, ["'y'", "[2]", "[3]"]),
+        ("return x.half()", {}, ["'y'", "float16", "float32"]),
+        ("assert x.shape[0] == 7, 'seven'", {}, ["Error: seven", "line 4", "x.shape[0] == 7"]),
+        ("import sys\nsys.exit(3)", {}, ["SystemExit"]),
+        ("return x", {"head": "def norm(x):"}, ["norm"]),
+        ("return x[:, None].expand(-1, 5), torch.zeros(4)", INNER, ["'z'"]),  # an axis that only outputs have
     ],
 )
 def test_a_reference_that_does_not_fit_is_a_fault_of_the_definition(body, parts, words):
@@ -93,43 +83,26 @@ def test_want_of_memory_is_the_workloads_fault_and_not_the_definitions():
     assert not isinstance(fault.value, DefinitionFault)
 
 
-@pytest.mark.parametrize(
-    ("body", "written", "result"),
-    [
-        ("y = x * w\nw.numpy()[0] = 7\nreturn y", {"w"}, 1.0),  # without torch's knowing
-        ("return x.view(-1)", set(), 1.0),
-    ],
-)
-def test_inputs_that_it_writes_to_or_returns_stay_as_they_were(body, written, result):
-    called = reference(body, head="def run(x, w):", **PAIR)
-    given = [torch.ones(2), torch.ones(2)]
+def test_writing_in_some_calls_only_is_a_fault_and_in_all_calls_is_undone():
+    called, given = reference("y = x * 2\nx.numpy()[0] = 7\nreturn y"), torch.ones(2)  # without torch's knowing
     for _ in range(2):
-        (output,) = called(given)
-        assert output.tolist() == [result] * 2
-        output.zero_()
-        assert [value.tolist() for value in given] == [[1.0, 1.0]] * 2
-    assert called.mutates == written
-    assert called.returns_inputs == ("view" in body)
-
-
-def test_writing_in_some_calls_only_is_a_fault():
+        assert (called([given])[0].tolist(), given.tolist()) == ([2.0] * 2, [1.0] * 2)
     called = reference("if x[0] > 1:\n    x += 1\nreturn x * 2")
     called([torch.ones(2)])
     with pytest.raises(DefinitionFault, match="writes to x"):
         called([torch.full((2,), 5.0)])
 
 
-def check(called: Reference, size: int) -> None:
-    def differs(first, second):
-        return None if torch.equal(first[0], second[0]) else "they differ"
-
+def check(called, size):
     inputs = [torch.ones(size)]
-    called.check_repeats(inputs, called(inputs), differs)
+    called.check_repeats(
+        inputs, called(inputs), lambda first, second: None if torch.equal(first[0], second[0]) else "odd"
+    )
 
 
 def test_a_reference_that_disagrees_with_itself_is_used_only_if_it_agreed_before():
     never = reference("calls.append(x)\nreturn x * len(calls)", before="calls = []")
-    with pytest.raises(DefinitionFault, match="second call with equal inputs gives something else; they differ"):
+    with pytest.raises(DefinitionFault, match="second call with equal inputs gives something else; odd"):
         check(never, 2)
     with pytest.raises(DefinitionFault, match="second call"):
         never([torch.ones(3)])
@@ -141,10 +114,10 @@ def test_a_reference_that_disagrees_with_itself_is_used_only_if_it_agreed_before
     check(once, 4)
 
 
-def test_second_calls_are_made_until_they_have_taken_too_long(monkeypatch):
-    clock = iter(range(0, 1000, 6))
-    monkeypatch.setattr(reference_module.time, "monotonic", lambda: next(clock))
-    called = reference("calls.append(len(x))\nreturn x", before="calls = []")
-    for size in (2, 3, 4, 5):
-        check(called, size)
-    assert called.run.__globals__["calls"] == [2, 2, 3, 3, 4, 5]
+def test_a_reference_has_the_usual_threads_and_they_are_taken_back_if_it_raises(monkeypatch):
+    monkeypatch.setattr(threads, "_usual", [3])
+    before = torch.get_num_threads()
+    assert reference("return x * 0 + torch.get_num_threads()")([torch.ones(1)])[0].tolist() == [3.0]
+    with pytest.raises(ZeroDivisionError), threads.usual_threads():
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == before != 3

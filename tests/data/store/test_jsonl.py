@@ -10,25 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store import jsonl
 from flashinfer_bench.data.store.jsonl import append_line, append_lines, read_lines, write_whole
-from flashinfer_bench.data.store.trace_writer import TraceWriter
 from flashinfer_bench.errors import Fault
-from tests.kit import make_definition, make_solution, make_trace, write_trace_set
 
-SPAWN = multiprocessing.get_context("spawn")
+FORK = multiprocessing.get_context("forkserver")
 
 
 def _append_many(path: Path, writer: int, size: int, barrier) -> None:
     barrier.wait()
-    for index in range(100):
+    for index in range(30):
         append_line(path, json.dumps({"writer": writer, "index": index, "filling": "x" * size}))
 
 
 def test_processes_that_append_at_once_leave_whole_lines_and_lose_none(tmp_path):
-    path, barrier = tmp_path / "new" / "a.jsonl", SPAWN.Barrier(3)
-    writers = [SPAWN.Process(target=_append_many, args=(path, n, 30_000, barrier)) for n in range(3)]
+    path, barrier = tmp_path / "new" / "a.jsonl", FORK.Barrier(3)
+    writers = [FORK.Process(target=_append_many, args=(path, n, 30_000, barrier)) for n in range(3)]
     for process in writers:
         process.start()
     for process in writers:
@@ -36,7 +33,7 @@ def test_processes_that_append_at_once_leave_whole_lines_and_lose_none(tmp_path)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [process.exitcode for process in writers] == [0, 0, 0]
     for writer in range(3):
-        assert [row["index"] for row in rows if row["writer"] == writer] == list(range(100))
+        assert [row["index"] for row in rows if row["writer"] == writer] == list(range(30))
 
 
 def _append_without_end(path: Path) -> None:
@@ -47,9 +44,9 @@ def _append_without_end(path: Path) -> None:
 def test_a_writer_that_is_killed_at_any_moment_leaves_whole_lines_to_the_next(tmp_path):
     path = tmp_path / "a.jsonl"
     path.touch()
-    for round_number in range(5):
+    for round_number in range(3):
         size = path.stat().st_size
-        writer = SPAWN.Process(target=_append_without_end, args=(path,))
+        writer = FORK.Process(target=_append_without_end, args=(path,))
         writer.start()
         while path.stat().st_size < size + 3_000_000 + round_number * 333_333:
             assert writer.is_alive()
@@ -57,8 +54,8 @@ def test_a_writer_that_is_killed_at_any_moment_leaves_whole_lines_to_the_next(tm
         writer.join()
         append_line(path, "{}")
     lines = path.read_text().splitlines()
-    assert lines.count("{}") == 5
-    assert sum(line.endswith("}") for line in lines) >= 5 * 3
+    assert lines.count("{}") == 3
+    assert sum(line.endswith("}") for line in lines) >= 3 * 3
 
 
 @pytest.mark.parametrize("last", ['{"a": 1', '{"whole": 1}'])
@@ -92,15 +89,3 @@ def test_lines_are_read_with_their_numbers_whatever_ends_them(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\xef\xbb\xbf{}\r\n\r\n \n[1]\n2")
     assert list(read_lines(path)) == [(1, b"{}", True), (4, b"[1]", True), (5, b"2", False)]
-
-
-def test_a_trace_whose_names_are_no_paths_is_one_line_in_the_set_and_loads_without_an_issue(tmp_path):
-    definition, solution = make_definition("../../x"), make_solution("a/b", definition="../../x", author="../bob")
-    write_trace_set(tmp_path, definitions=[definition], solutions=[solution])
-    log = "a\nb\r\n\u2028\x00\x1b[31m\ud7ff\U0001f600"
-    trace = make_trace(definition="../../x", solution="a/b", log=log)
-    path = TraceWriter(tmp_path).append(trace, author="../bob", op_type="test")
-    assert path.read_text() == trace.to_json() + "\n"
-    assert path.resolve().is_relative_to(tmp_path.resolve())
-    loaded = TraceSet.from_path(tmp_path)
-    assert (loaded.issues, loaded.traces) == ([], {"../../x": [trace]})

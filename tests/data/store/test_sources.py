@@ -1,6 +1,5 @@
 """Sources in folders and files: packed and unpacked without a loss; what a draft without a manifest does not say."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -52,22 +51,10 @@ def test_keys_of_its_own_and_odd_texts_survive_the_round_trip(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    ("listed", "sources"),
-    [({}, ["main.py", "sub/b.py"]), ({"sources": ["sub/b.py", "main.py"]}, ["sub/b.py", "main.py"])],
-)
-def test_listed_sources_or_all_that_are_not_hidden_are_packed(tmp_path, listed, sources):
-    files = {"main.py": "x\r\n", "sub/b.py": "", ".hidden": b"\xff", "__pycache__/a": b"\xff"}
-    solution = pack_folder(write(tmp_path, files, {**MANIFEST, **listed})).solution
-    assert [(source.path, source.content) for source in solution.sources] == [(path, files[path]) for path in sources]
-
-
-@pytest.mark.parametrize(
     ("manifest", "files", "complaint"),
     [
         ({"sources": ["gone.py"]}, {}, "'gone.py' cannot be read: .*No such file"),
-        ({"sources": ["../x.py"]}, {}, "has '..'"),
         ({}, {"main.py": "", "lib.so": b"\xff\xfe"}, "'lib.so' cannot be read: 'utf-8'"),
-        ({}, {"other.py": ""}, "entry point 'main.py' is none of the sources"),
         ({}, {}, "there is no source file"),
         ({"entry_point": None, "entry_points": "main.py::run"}, {"main.py": ""}, "is 'entry_points' a misspelling"),
         *(({}, {"solution.yaml": text}, r"solution\.yaml") for text in ("- a list", "a: [", "\ufffe: \x00")),
@@ -77,12 +64,6 @@ def test_what_is_wrong_in_a_folder_is_told(tmp_path, manifest, files, complaint)
     whole = {key: value for key, value in {**MANIFEST, **manifest}.items() if value is not None}
     with pytest.raises(DataSetError, match=complaint):
         pack_folder(write(tmp_path, files, whole))
-
-
-def test_a_misspelt_key_that_may_be_left_out_is_a_warning_in_a_json_manifest_too(tmp_path):
-    (tmp_path / "solution.json").write_text(json.dumps({**MANIFEST, "dependancies": []}))
-    (tmp_path / "main.py").touch()
-    assert "did you mean 'dependencies'" in str(pack_folder(tmp_path).warnings[0])
 
 
 def test_a_link_out_of_the_folder_is_no_source(tmp_path):

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 
-from flashinfer_bench.data import Definition, Trace, load_json_file, load_jsonl_file
 from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.store import jsonl
-from flashinfer_bench.data.store.blobs import BlobStore
-from flashinfer_bench.data.store.jsonl import append_line, write_whole
 from flashinfer_bench.data.store.pack import pack_folder
-from flashinfer_bench.errors import DataSetError, Fault, WorkloadFault
+from flashinfer_bench.errors import DataSetError
 from tests.kit import make_solution
 from tests.kit.strange import STRANGE
 
@@ -25,26 +21,6 @@ def test_a_line_and_a_file_of_lines_have_limits(tmp_path, monkeypatch):
         (tmp_path / "file").write_text(text)
         with pytest.raises(OSError, match=words):
             list(jsonl.read_lines(tmp_path / "file"))
-
-
-@pytest.mark.parametrize("words", ["a pipe", "a device", "a socket"])
-def test_nothing_waits_for_what_stands_in_place_of_a_file(tmp_path, words):
-    path = tmp_path / "x.jsonl"
-    STRANGE[words](path)
-    with pytest.raises(Fault, match=f"cannot append to .*({words}|No such device or address)"):
-        append_line(path, "{}")
-    for load, kind in ((load_jsonl_file, Trace), (load_json_file, Definition)):
-        with pytest.raises(DataSetError, match=words):
-            load(kind, path)
-    with pytest.raises(WorkloadFault, match="no regular file"):
-        BlobStore(tmp_path).locate(path.name)
-
-
-def test_a_file_is_written_whole_though_a_pipe_has_its_staging_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(jsonl, "get_ident", lambda: 1)
-    os.mkfifo(tmp_path / f".a.json.{os.getpid()}.1.tmp")
-    write_whole(tmp_path / "a.json", "{}")
-    assert (tmp_path / "a.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize("words", STRANGE)

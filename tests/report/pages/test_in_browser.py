@@ -121,12 +121,6 @@ def test_every_page_loads_and_fits_its_width_in_both_themes(usual, visit):
         assert page.evaluate("document.documentElement.dataset.theme") == scheme
 
 
-def test_a_link_to_what_is_not_there_says_so(usual, visit):
-    seen = visit(usual)
-    for place in ("#/no/such", "#/definition/../../x"):
-        assert seen.open(place).locator("h1").inner_text() == "Not found"
-
-
 def test_headings_sort_and_filters_are_in_the_address(usual, visit):
     page = visit(usual).open(f"#/?hw={HARDWARE[1].replace(' ', '%20')}")
     assert page.locator(".figures").inner_text().endswith(f"on {HARDWARE[1]}")
@@ -166,26 +160,10 @@ def test_any_two_solutions_are_compared_by_clicking(usual, visit):
     assert column(page, 4)[0].startswith("1.50\u00d7")
 
 
-def test_a_solution_tells_where_it_ran_if_that_was_in_several_places(usual, visit):
-    seen = visit(usual)
-    assert HARDWARE[1] in column(seen.open(PLACES["solution"]), 2)
-    assert column(seen.open(PLACES["failed"]), 2) == ["RUNTIME_ERROR\nboom"]
-
-
 def test_the_pages_decide_as_the_reports_do(usual, visit):
     page = visit(usual).open()
     for ratio, half, wanted in CASES:
         assert page.evaluate("given => fibReport.compare.decide(...given)", [log(ratio), half]) == wanted, ratio
-
-
-def test_charts_are_drawn_again_in_the_other_theme(usual, visit):
-    page = visit(usual, color_scheme="light").open(PLACES["definition"])
-    page.wait_for_selector("canvas")
-    assert page.locator("canvas").count() == 1  # the op type has no counted cost
-    before = page.evaluate("document.querySelector('canvas').toDataURL()")
-    page.click("#theme")
-    page.wait_for_function("before => document.querySelector('canvas')?.toDataURL() !== before", arg=before)
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 29)"
 
 
 def test_hostile_texts_are_text(hostile, visit):
@@ -259,13 +237,6 @@ def test_what_matters_is_in_sight_on_a_phone(long, visit, place, label):
     assert 0 < max(ends_of(page, label)) <= 390
 
 
-def test_the_best_of_an_author_is_that_of_one_kind_of_hardware(usual, visit):
-    chosen = f"#/?hw={HARDWARE[2].replace(' ', '%20')}"
-    for place, hardware in ((chosen, HARDWARE[2]), ("#/", HARDWARE[0]), ("#/leaderboard", HARDWARE[2])):
-        caption = visit(usual).open(place).locator("caption >> nth=0").inner_text()
-        assert caption.endswith(f"on {hardware}"), place  # by itself "#/" shows that of the most verdicts
-
-
 def test_a_set_that_only_cpus_judged_is_named_so(tmp_path, visit):
     seen = visit(write_pages(tmp_path, set_of(on(record=CPU))))
     for place in ("#/", "#/leaderboard", f"#/definition/{DOUBLE}"):
@@ -279,42 +250,7 @@ def test_times_that_do_not_count_are_told_as_such(long, visit):
     page = seen.open("#/leaderboard")
     assert page.get_by_text("Nothing to compare: interpreted").count() == 1
     assert sorted(texts(page, ".legend li")) == ["cuda", "plain"]
-
-
-def test_columns_without_a_value_are_left_out(long, usual, visit):
-    assert "Roofline" not in texts(visit(long).open(f"#/solution/{INTERPRETED}"), "th")
-    assert "Roofline" in texts(visit(usual).open(f"#/solution/{FAST}"), "th")
-
-
-def test_a_failed_solution_shows_its_log_before_its_sources(long, visit):
-    page = visit(long).open(f"#/solution/{PLAIN}")
-    assert page.locator("main > details[open] pre").inner_text().strip() == "AssertionError: no"
-    headings = texts(page, "h2")
-    assert headings.index("Logs") < headings.index("Sources")
-
-
-def test_each_kind_of_hardware_has_a_decision(usual, visit):
-    told = texts(visit(usual).open(f"#/compare/{FAST}/{SLOW}"), ".decision")
-    assert [line.split(":")[0] for line in told] == list(HARDWARE)
-    assert all("B is slower: it takes 1.50\u00d7 the time of A" in line for line in told)
-
-
-def test_a_solution_is_picked_once_however_many_rows_it_has(usual, visit):
-    page = visit(usual).open("#/")
-    boxes = page.get_by_label("Compare fast")
-    boxes.nth(1).check()
-    assert page.locator("input.compare:checked").count() == len(HARDWARE) + 1  # and on a warm device
-    boxes.nth(0).uncheck()
-    assert page.locator("input.compare:checked").count() == 0
-    assert page.locator("#picked").inner_text() == ""
-
-
-def test_what_was_measured_has_three_digits(usual, visit):
-    page = visit(usual).open()
-    told = page.evaluate("[1.2, 13, 0.0296, 1500].map((ms) => fibReport.time(ms))")
-    assert told == ["1.20\u00a0ms", "13.0\u00a0ms", "29.6\u00a0µs", "1.50\u00a0s"]
-    assert page.evaluate("[0, 0.48, 1].map(fibReport.percent)") == ["0\u00a0%", "48.0\u00a0%", "100\u00a0%"]
-    assert page.evaluate("fibReport.tick(1)") == "1\u00a0ms"
+    assert "Roofline" not in texts(seen.open(f"#/solution/{INTERPRETED}"), "th")
 
 
 def test_a_page_is_printed_light_and_whole(usual, visit):
@@ -330,8 +266,47 @@ def test_a_page_is_printed_light_and_whole(usual, visit):
     assert page.locator("canvas, table").evaluate_all("all => all.every((e) => e.getBoundingClientRect().right <= 700)")
 
 
-def test_another_theme_leaves_open_what_was_opened(usual, visit):
-    page = visit(usual).open(f"#/solution/{FAST}")
+def hardware_of(place):
+    return f"#/?hw={place.replace(' ', '%20')}"
+
+
+FACTS = [
+    ("usual", "#/no/such", "h1", ["Not found"]),
+    ("usual", "#/definition/../../x", "h1", ["Not found"]),
+    ("usual", PLACES["failed"], "main table >> nth=-1 >> tbody td:nth-child(2)", ["RUNTIME_ERROR\nboom"]),
+    # The best of an author is that of one kind of hardware: the chosen one, or the one of the most verdicts.
+    *(("usual", hardware_of(name), "caption >> nth=0", [f" on {name}"]) for name in HARDWARE[2:]),
+    ("usual", "#/", "caption >> nth=0", [f" on {HARDWARE[0]}"]),
+    ("usual", PLACES["compare"], ".decision", [f"{name}: B is slower: it takes 1.50\u00d7" for name in HARDWARE]),
+    ("long", f"#/solution/{PLAIN}", "main > details[open] pre", ["AssertionError: no"]),
+    ("long", f"#/solution/{PLAIN}", "h2", ["Verdicts", "Logs", "Sources"]),
+]
+"""Set, page, what to look at, and words of its texts, in their order."""
+
+
+@pytest.mark.parametrize(("name", "place", "selector", "words"), FACTS)
+def test_a_page_shows(request, visit, name, place, selector, words):
+    told = iter(texts(visit(request.getfixturevalue(name)).open(place), selector))
+    assert [word for word in words if not any(word in text for text in told)] == []
+
+
+def test_what_is_opened_or_picked_stays_so_and_charts_follow_the_theme(usual, visit):
+    seen = visit(usual, color_scheme="light")
+    page = seen.open(PLACES["definition"])
+    page.wait_for_selector("canvas")
+    assert page.locator("canvas").count() == 1  # the op type has no counted cost
+    before = page.evaluate("document.querySelector('canvas').toDataURL()")
+    page.click("#theme")
+    page.wait_for_function("before => document.querySelector('canvas')?.toDataURL() !== before", arg=before)
+    page = seen.open(PLACES["solution"])
+    assert "Roofline" in texts(page, "th")
     page.get_by_text("details", exact=True).first.click()
     page.click("#theme")
     assert page.locator("td details[open]").count() == 1
+    boxes = seen.open("#/").get_by_label("Compare fast")
+    boxes.nth(1).check()
+    assert page.locator("input.compare:checked").count() == len(HARDWARE) + 1  # each of its rows, on a warm device too
+    boxes.nth(0).uncheck()
+    assert page.locator("input.compare:checked").count() == 0
+    told = page.evaluate("[1.2, 13, 0.0296, 1500].map((ms) => fibReport.time(ms))")
+    assert told == ["1.20\u00a0ms", "13.0\u00a0ms", "29.6\u00a0µs", "1.50\u00a0s"]

@@ -1,40 +1,29 @@
 """What the inputs of single calls hold: content of their own, from a secret, and always the same for a number."""
 
-from __future__ import annotations
-
 import math
 
-import numpy as np
 import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.compare.packed import unpack
-from flashinfer_bench.bench.evaluators.inputs.contents import (
-    Contents,
-    DealtContents,
-    find_nudge,
-    find_varied,
-)
+from flashinfer_bench.bench.evaluators.inputs.contents import Contents, DealtContents, find_varied
 from flashinfer_bench.bench.evaluators.inputs.rules import VariedInput
-from flashinfer_bench.bench.evaluators.inputs.writer import Writer
-from tests.bench.evaluators.inputs.making import CPU, define, make
+from flashinfer_bench.errors import DefinitionFault
+from tests.bench.evaluators.judging import CPU, define, make
 from tests.kit.make import make_workload
 
 pytestmark = pytest.mark.cpu
-
-BASE_NUMBER = 3
-NUMBERS = [0, 1, 2, 4, 5, 6, 7, 8]
-FLOATS = ["float64", "float32", "float16", "bfloat16"]
+BASE_NUMBER, NUMBERS = 3, [0, 1, 2, 4, 5, 6, 7, 8]
+FLOATS = ["float32", "float16", "bfloat16"]
 NARROW = ["float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float4_e2m1", "int8", "uint8"]
 STORED = {"type": "safetensors", "path": "x.safetensors", "tensor_key": "x"}
-FLOAT4 = torch.float4_e2m1fn_x2
 
 
-def open_contents(inputs, *, op_type="test", seed=7, **axes):
-    """Return the contents of random inputs."""
-    definition = define(inputs, op_type=op_type)
-    varied = find_varied(definition, make_workload(axes=axes, inputs={}), CPU)
-    return Contents([*make(definition, **axes).values()], varied, seed, BASE_NUMBER)
+def open_contents(inputs, sources=None, *, seed=7, op_type="test", definition=None, **axes):
+    """Return the contents of a definition's inputs, random unless sources say otherwise."""
+    definition = definition or define(inputs, op_type=op_type)
+    varied = find_varied(definition, make_workload(axes=axes, inputs=sources or {}), CPU)
+    return Contents([*make(definition, sources, **axes).values()], varied, seed, BASE_NUMBER)
 
 
 def open_one(value, way="scaled", **varied):
@@ -49,72 +38,15 @@ def bytes_of(*values):
     return b"".join(value.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for value in values)
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, *NARROW])
+@pytest.mark.parametrize("dtype", ["float64", *FLOATS, *NARROW])
 def test_a_number_has_one_content_and_shares_no_row_with_the_base(dtype):
-    contents = open_contents({"x": f"{dtype}[n, m]"}, n=4, m=64)
+    contents, other = (open_contents({"x": f"{dtype}[n, m]"}, seed=seed, n=4, m=64) for seed in (7, 8))
     base, made = bytes_of(contents.base[0]), make_each(contents)
     assert [bytes_of(one) for one in made] == [bytes_of(contents.make(number)[0]) for number in NUMBERS]
     rows = {bytes_of(row) for one in (contents.base[0], *made) for row in one.view(torch.uint8)}
     assert len(rows) == 4 * (len(made) + 1)
     assert bytes_of(contents.make(BASE_NUMBER)[0]) == base == bytes_of(contents.base[0])  # it is never written
-    assert bytes_of(open_contents({"x": f"{dtype}[n, m]"}, n=4, m=64, seed=8).make(0)[0]) != bytes_of(made[0])
-
-
-@pytest.mark.parametrize("dtype", FLOATS[1:])
-def test_random_normal_inputs_are_drawn_anew(dtype):
-    base = torch.randn(4096).to(getattr(torch, dtype))
-    made = [one.float() for one in make_each(open_one(base, deviation=3.0))]
-    for one, other in zip(made, [*made[1:], base.float()], strict=True):
-        assert one.std() == pytest.approx(3.0, rel=0.1)
-        spectra = torch.fft.rfft(one.sign()) * torch.fft.rfft(other.sign()).conj()
-        assert torch.fft.irfft(spectra).abs().max() / 4096 < 0.2  # 1 if one is the other moved along
-
-
-@pytest.mark.parametrize("shape", [(256,), (3, 2), (2_000, 4), (3, 1_000), (70_001,)])
-def test_other_floats_are_shuffled_and_each_is_multiplied(shape):
-    """Of inputs that tell bit by bit where their elements stood."""
-    count = math.prod(shape)
-    places = torch.arange(count)
-    planes = [torch.ones(count)] + [(places >> bit & 1) + 1.0 for bit in range(count.bit_length())]
-    factors, *made = (open_one(one.view(shape).double()).make(1)[0].view(-1) for one in planes)
-    sources = sum((one / factors > 1.5).long() << bit for bit, one in enumerate(made))
-    assert torch.equal(sources.sort().values, places)
-    assert 0.79 < factors.min() <= factors.max() < 1.26
-    if count > 64:
-        assert len(factors.unique()) > count // 2
-        assert (sources.diff().abs() == 1).double().mean() < 0.1
-        assert (sources == places).double().mean() < 0.1
-
-
-def test_only_a_finite_input_of_both_signs_is_negated_and_only_in_some_calls():
-    for value, counts in (
-        (torch.randn(255), range(4, 29)),
-        (torch.rand(255), [0]),
-        (torch.tensor([-1, 2, math.inf]), [0]),
-    ):
-        largest = value.abs().argmax()
-        made = open_one(value).make_all(range(10, 42))
-        assert sum(bool(one[one.abs().argmax()] * value[largest] < 0) for (one,) in made) in counts
-
-
-FLIPPED = [
-    *(("x", f"{dtype}[n, m]", 0xFF) for dtype in ("float4_e2m1", "int8", "uint8")),
-    *(("x", f"{dtype}[n, m]", 0x80) for dtype in ("float8_e4m3fn", "float8_e5m2")),
-    *(("mask", "bool[n, m]", 0x01), ("mask", "bool[63]", 0)),
-    *(("scale", "float8_e4m3fn[n, m]", 0), ("x", "float8_e8m0fnu[n, m]", 0)),
-]
-
-
-@pytest.mark.parametrize(("name", "spec", "free"), FLIPPED)
-def test_random_bytes_are_moved_along_and_bits_flipped_that_may_be(name, spec, free):
-    contents = open_contents({name: spec}, n=4, m=64)
-    base = contents.base[0].view(torch.uint8).view(-1)
-    moved = torch.stack([base.roll(-by) for by in range(1, len(base))])
-    for one in make_each(contents):
-        changed = moved ^ one.view(torch.uint8).view(-1)
-        changed = changed[((changed & ~free & 0xFF) == 0).all(1)]
-        least = float((changed != 0).double().mean(1).min())
-        assert least > 0.9 if free == 0xFF else (least > 0.2) is (free > 0)
+    assert bytes_of(other.make(0)[0]) != bytes_of(made[0])
 
 
 def test_structure_and_numbers_stay_as_they_are_and_probabilities_sum_to_one():
@@ -127,64 +59,60 @@ def test_structure_and_numbers_stay_as_they_are_and_probabilities_sum_to_one():
         assert made.sum(dim=-1).tolist() == pytest.approx([1] * 4, abs=1e-5)
 
 
-@pytest.mark.parametrize("power", [1, 2])
-def test_stored_rows_with_a_form_keep_their_sum_or_length_and_nothing_else(power):
-    base = torch.rand(4, 512) - (power - 1) / 2
-    for made in make_each(open_one(base, "redrawn")):
-        assert base.norm(power, dim=-1).tolist() == pytest.approx(made.norm(power, dim=-1).tolist(), rel=1e-5)
-        assert len((made.sort().values / base.sort().values).unique()) > 100  # one temperature or scale is not enough
-    odd = torch.tensor([[0.0, 0.0, 0.0], [0.5, 0.25, 0.25], [1.0, 2.0, math.inf]])
-    (made,) = open_one(odd, "redrawn").make(1)
-    assert [made[0].tolist(), float(made[1].sum()), int(made[2].isfinite().sum())] == [[0, 0, 0], pytest.approx(1), 2]
+def test_floats_are_drawn_or_moved_and_multiplied_or_keep_the_form_of_their_rows():
+    for made in make_each(open_one(torch.randn(4096), deviation=3.0)):
+        assert made.std() == pytest.approx(3.0, rel=0.1)
+    base = torch.arange(1.0, 1001)
+    for made in make_each(open_one(base)):
+        factors = made.sort().values / base
+        assert 0.79 < factors.min() < factors.max() < 1.26
+        assert (made.argsort() == torch.arange(1000)).double().mean() < 0.1
+    for power in (1, 2):
+        base = torch.rand(4, 512) - (power - 1) / 2
+        for made in make_each(open_one(base, "redrawn")):
+            assert base.norm(power, dim=-1).tolist() == pytest.approx(made.norm(power, dim=-1).tolist(), rel=1e-5)
+            assert len((made.sort().values / base.sort().values).unique()) > 100  # one scale is not enough
 
 
 DIFFERING = [(torch.tensor(2.0), "scaled"), (torch.arange(8.0), "rolled"), (torch.full((4, 2), 0.5), "redrawn")]
-SAME = [
-    *((torch.zeros(8), "scaled"), (torch.ones(8), "rolled"), (torch.ones(4, 1), "redrawn"), (torch.arange(8), "fixed")),
-    *((torch.empty(0), "scaled"), (None, "scaled")),
-]
+SAME = [(torch.zeros(8), "scaled"), (torch.ones(8), "rolled"), (torch.ones(4, 1), "redrawn"), (None, "scaled")]
 
 
 def test_it_is_known_if_nothing_can_differ():
-    assert [open_one(*one).differs for one in (*DIFFERING, *SAME)] == [True] * 3 + [False] * 6
+    assert [open_one(*one).differs for one in (*DIFFERING, *SAME)] == [True] * 3 + [False] * 4
     for value, way in SAME:
-        both = [VariedInput("x", way), VariedInput("y", "scaled")]
-        assert Contents([value, torch.ones(3)], both, 7, 0).differs
+        assert Contents([value, torch.ones(3)], [VariedInput("x", way), VariedInput("y", "scaled")], 7, 0).differs
 
 
 def test_calls_get_the_sets_of_inputs_in_turn_and_no_two_the_same():
     bases = [torch.full((64,), 10.0**at) for at in range(3)]
     dealt = DealtContents([Contents([base], [VariedInput("x", "scaled")], at, 1) for at, base in enumerate(bases)])
     made = [values[0] for values in dealt.make_all(range(12))]
-    assert [dealt.set_of(number) for number in range(12)] == [0, 1, 2] * 4
-    assert [round(float(one.abs().log10().mean())) for one in made] == [0, 1, 2] * 4
+    assert [round(float(one.abs().log10().mean())) for one in made] == [dealt.set_of(at) for at in range(12)]
     assert [number for number in range(12) if dealt.is_base(number)] == [3, 4, 5]
     assert all(map(torch.equal, made[3:6], bases))
     assert len(set(map(bytes_of, made))) == 12
 
 
-VARIED = [  # name, dtype, where it comes from, is nudged, deviation
-    *(("x", dtype, {}, True, None) for dtype in ("float8_e4m3fn", "float4_e2m1fn_x2", "int8")),
-    ("x", "float8_e4m3fn", {"constraints": ["x.shape[0] == n", "len(x) == n"]}, True, None),
-    ("x", "float8_e4m3fn", {"sources": {}}, False, None),  # any of its bits are flipped
-    *(("x", dtype, {}, False, None) for dtype in ("float8_e8m0fnu", "uint8", "float16")),
-    *((name, "int8", {}, False, None) for name in ("block_table", "w_scales")),
-    ("x", "float8_e4m3fn", {"constraints": ["x.max() <= 1"]}, False, None),
-    ("k", "float8_e4m3fn", {"op_type": "gdn"}, False, None),
-    ("x", "bfloat16", {"sources": {}}, False, 1.0),
-    ("logits", "float32", {"sources": {}, "op_type": "sampling"}, False, 3.0),
-    ("gemm1_weights", "bfloat16", {"sources": {}, "op_type": "moe"}, False, 1 / 64),
-    ("x_scale", "float32", {"sources": {}}, False, None),
+BOUND = {"constraints": ["x.max() <= 1"]}
+VARIED = [  # name, dtype, whether it is stored, what else is said; whether it is nudged, deviation if it is drawn
+    *(("x", dtype, True, {}, True, None) for dtype in ("float8_e4m3fn", "float4_e2m1fn_x2", "int8")),
+    ("x", "float8_e4m3fn", False, {}, False, None),  # any of its bits are flipped
+    *(("x", dtype, True, {}, False, None) for dtype in ("float8_e8m0fnu", "uint8", "float16")),
+    *((name, "int8", True, {}, False, None) for name in ("block_table", "w_scales")),
+    ("x", "float8_e4m3fn", True, BOUND, False, None),
+    ("x", "bfloat16", False, {}, False, 1.0),
+    ("logits", "float32", False, {"op_type": "sampling"}, False, 3.0),
+    ("gemm1_weights", "bfloat16", False, {"op_type": "moe"}, False, 1 / 64),
 ]
 
 
-@pytest.mark.parametrize(("name", "dtype", "told", "is_nudged", "deviation"), VARIED)
+@pytest.mark.parametrize(("name", "dtype", "is_stored", "others", "is_nudged", "deviation"), VARIED)
 def test_quantised_numbers_of_files_are_changed_a_little_and_random_normal_ones_drawn(
-    name, dtype, told, is_nudged, deviation
+    name, dtype, is_stored, others, is_nudged, deviation
 ):
-    told = {"sources": {name: STORED}, **told}
-    workload = make_workload(axes={"n": 4096}, inputs=told.pop("sources"))
-    definition = define({name: f"{dtype}[n]"}, **told)
+    definition = define({name: f"{dtype}[n]"}, **others)
+    workload = make_workload(axes={"n": 4096}, inputs={name: STORED} if is_stored else {})
     (varied,) = find_varied(definition, workload, CPU)
     assert (varied.is_nudged, varied.deviation) == (is_nudged, deviation)
     if deviation is not None:
@@ -192,33 +120,122 @@ def test_quantised_numbers_of_files_are_changed_a_little_and_random_normal_ones_
         assert made.float().std() == pytest.approx(deviation, rel=0.05)
 
 
-EVERY_BYTE = torch.arange(256, dtype=torch.int16).to(torch.uint8).repeat(16)
-NORMAL = torch.randn(5_000, generator=torch.Generator().manual_seed(0)) * 7
+EVERY_BYTE = torch.arange(256, dtype=torch.int16).to(torch.uint8).repeat(4)
+NORMAL = torch.randn(1024, generator=torch.Generator().manual_seed(0)) * 7
 CODES = torch.cartesian_prod(*[torch.arange(3)] * 4) @ torch.tensor([1, 4, 16, 64])  # four codes of 0 to 2 in a byte
+INDICES, LABELS = (torch.tensor(one, dtype=torch.int8) for one in ([-1, 0, 1, 2, 77], [*range(10), -100]))
 
 
 @pytest.mark.parametrize(
     ("value", "least"),
     [
-        *((EVERY_BYTE.view(dtype), 0.3) for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, FLOAT4)),
+        *((EVERY_BYTE.view(one), 0.3) for one in (torch.float8_e4m3fn, torch.float8_e5m2, torch.float4_e2m1fn_x2)),
         *((NORMAL.to(dtype), 0.3) for dtype in (torch.float8_e4m3fn, torch.int8)),
-        (NORMAL.abs().to(torch.float8_e5m2), 0.3),
         (CODES.to(torch.uint8).view(torch.int8).repeat(9), 0.01),
-        (torch.tensor([-1, 0, 1, 2, 77], dtype=torch.int8), None),  # indices, -1 for none
-        (torch.tensor([*range(10), -100], dtype=torch.int8), None),  # labels
-        (torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan]).to(torch.float8_e5m2), None),
+        *((one, 0) for one in (INDICES, LABELS, torch.tensor([0.0, math.inf, math.nan]).to(torch.float8_e5m2))),
     ],
 )
 def test_quantised_numbers_become_others_that_are_there_and_special_ones_stay(value, least):
-    flips = find_nudge(value)
-    assert (flips is None) is (least is None)
-    if flips is not None:
-        made, writer = value.expand(24, -1).clone(), Writer(CPU)
-        writer.flip_rows(made, range(24), np.arange(24, dtype=np.uint64), flips)
-        writer.finish()
-        codes, before = made.view(torch.uint8), value.view(torch.uint8)
-        assert {*codes.unique().tolist()} <= {*before.tolist()}
-        assert least < (codes != before).double().mean() < 0.7
-        numbers = (unpack(value) if value.dtype is FLOAT4 else value.double()).view(len(value), -1)
-        is_special = (~numbers.isfinite() | (numbers == 0)).any(1)
-        assert not (codes != before)[:, is_special].any()
+    codes = value.view(torch.uint8)
+    numbers = (unpack(value) if value.dtype is torch.float4_e2m1fn_x2 else value.double()).view(len(value), -1)
+    is_special = (~numbers.isfinite() | (numbers == 0)).any(1)
+    for made in make_each(open_one(value, "rolled", is_nudged=True)):
+        held = made.view(torch.uint8)
+        assert {*held.tolist()} <= {*codes.tolist()}
+        changed = torch.stack([held != codes.roll(by) for by in range(len(codes))])
+        changed = changed[changed.double().mean(1).argmin()]
+        assert least < changed.double().mean() < 0.7 if least else not changed.any()
+        assert torch.equal(*(codes[is_special].sort().values, held[torch.isin(held, codes[is_special])].sort().values))
+
+
+# Inputs that a function of the definition makes.
+
+CUSTOM = {"type": "custom"}
+SOURCES = {"x": CUSTOM, "i": CUSTOM, "s": 2.0}
+DRAWN = "{'x': torch.rand(n, device=device), 'i': torch.arange(n, dtype=torch.int32)}"
+IN_ORDER = "[torch.rand(n, device=device), torch.arange(n, dtype=torch.int32), 5]"
+GIVEN = "axes_and_scalars, device", "n = axes_and_scalars['n']"
+
+
+def customised(made, signature=GIVEN[0], before=GIVEN[1], entry="make"):
+    function = f"import random\ndef make({signature}):\n    {before}\n    return {made}"
+    inputs = {"x": "float32[n]", "i": "int32[n]", "s": "float32"}
+    return define(inputs, "return x + i * s", before=function, custom_inputs_entrypoint=entry)
+
+
+def draw(definition, **others):
+    return [*make(definition, SOURCES, n=4, **others).values()]
+
+
+@pytest.mark.parametrize(
+    ("signature", "before"),
+    [
+        GIVEN,
+        ("values, where", "n, device = values['n'], where"),
+        ("values, device='cpu'", "n = int(values['n'] * values['s'] / 2)"),
+        ("n, device", "pass"),
+        ("*given", "n, device = given[0]['n'], given[1]"),
+        ("*, n, s, device='cuda', seed=0", "pass"),
+        ("device, **axes", "n = int(axes['n'] * axes['s'] / 2)"),
+        ("", "n, device = 4, 'cpu'"),
+    ],
+)
+def test_the_function_gets_axes_and_numbers_as_it_asks_for_them(signature, before):
+    for made in (DRAWN, IN_ORDER):
+        x, i, s = draw(customised(made, signature, before))
+        assert (x.shape, i.tolist(), s) == ((4,), [0, 1, 2, 3], 2.0)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_an_equal_seed_gives_equal_inputs_and_leaves_generators_alone(device):
+    drawn = customised(
+        DRAWN.replace("device)", "device=device) + random.random()").replace("device=device=", "device=")
+    )
+    torch.manual_seed(5)
+    expected = torch.rand(2, device=device)
+    torch.manual_seed(5)
+    first, again, other = (draw(drawn, seed=seed, device=torch.device(device))[0] for seed in (1, 1, 2))
+    assert (torch.equal(first, again), torch.equal(first, other), first.device.type) == (True, False, device)
+    assert torch.equal(torch.rand(2, device=device), expected)
+
+
+@pytest.mark.parametrize(
+    ("made", "entry", "words"),
+    [
+        ("{'x': torch.rand(n)}", "make", "x, i are wanted"),
+        ("torch.rand(n)", "make", "it gives 1 values; x, i are wanted"),
+        ("{'x': torch.rand(n + 1), 'i': 0}", "make", r"input 'x' is float32\[5\]; it should be float32\[4\]"),
+        ("{'x': torch.rand(n).half(), 'i': 0}", "make", r"input 'x' is float16\[4\]"),
+        ("{'x': 3, 'i': 0}", "make", "input 'x' is a int, not a tensor"),
+        ("1 / 0", "make", r"ZeroDivisionError: division by zero \(line 6: `return 1 / 0`\)"),
+        *((DRAWN, entry, f"has no function '{entry}'") for entry in ("absent", "torch")),
+    ],
+)
+def test_what_it_gives_is_checked_and_an_error_is_the_definitions(made, entry, words):
+    with pytest.raises(DefinitionFault, match=words):
+        draw(customised(made, entry=entry))
+
+
+def test_each_call_gets_inputs_that_the_function_made_together_in_one_draw():
+    made = "def make(n):\n    p = torch.softmax(torch.randn(n), 0)\n    return {'x': p, 'z': 1 - p}"
+    inputs = {"x": "float32[n]", "z": "float32[n]"}
+    definition = define(inputs, before=made, custom_inputs_entrypoint="make")
+    calls = open_contents({}, dict.fromkeys(inputs, CUSTOM), definition=definition, n=4).make_all([1, 2, 4])
+    assert len({tuple(x.tolist()) for x, _ in calls}) == 3
+    assert all(abs(float(x.sum()) - 1) < 1e-5 and torch.equal(z, 1 - x) for x, z in calls)
+
+
+@pytest.mark.parametrize(
+    ("made", "slow_s"),
+    [
+        (DRAWN, 0.0),  # it is too slow for each call
+        ("{'x': torch.ones(n) * 3, 'i': torch.arange(n, dtype=torch.int32)}", 60.0),  # no chance in it
+        ("{'x': torch.rand(n), 'i': torch.randperm(n).int()}", 60.0),  # structure changes
+    ],
+)
+def test_inputs_that_cannot_be_made_anew_are_varied_as_stored_ones(monkeypatch, made, slow_s):
+    monkeypatch.setattr("flashinfer_bench.bench.evaluators.inputs.contents.SLOW_S", slow_s)
+    contents = open_contents({}, SOURCES, definition=customised(made), n=4)
+    x, i, _ = contents.make(1)
+    assert (torch.equal(x, contents.base[0]), torch.equal(i, contents.base[1])) == (False, True)
+    assert bool(((x[:, None] / contents.base[0]).abs().log().abs() < 0.23).any())  # scaled

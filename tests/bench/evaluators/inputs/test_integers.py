@@ -1,12 +1,10 @@
 """Random integers: valid in all that the reference does with them, as far as that goes, and as their names say."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import find_varied
-from tests.bench.evaluators.inputs.making import CPU, define, make
+from tests.bench.evaluators.judging import CPU, define, make
 from tests.kit.make import make_workload
 
 pytestmark = pytest.mark.cpu
@@ -35,10 +33,8 @@ RANGES = [
     # what indexes a table, in whatever way
     ("table[tok]", 0, 29),
     ("table.index_select(0, tok.view(-1))", 0, 29),
-    ("F.embedding(tok, weight=table)", 0, 29),
     ("table.gather(1, tok[:30, None])", 0, 2),
     ("out = torch.zeros_like(table); out[tok] = 1.0; return out", 0, 29),
-    ("table.index_add(0, tok, torch.ones(len(tok), 3))", 0, 29),
     ("torch.zeros(len(tok), 12).scatter_(1, tok[:, None], 1.0)", 0, 11),
     ("F.one_hot(tok, table.shape[1])", 0, 2),
     ("F.cross_entropy(torch.ones(len(tok), 12), tok)", 0, 11),
@@ -46,7 +42,6 @@ RANGES = [
     # what is computed of it before
     ("table[tok // 4]", 0, 119),
     ("table[tok - 9]", 9, 38),
-    ("table[table.shape[0] - 1 - tok]", 0, 29),
     ("table[(tok[:, None] * 2 + torch.arange(2)).view(-1)]", 0, 14),
     ("torch.cat([torch.zeros(1, 3), table])[tok + 1]", 0, 29),
     ("table[tok // PAGE + SHIFT]", 0, 115),
@@ -55,19 +50,16 @@ RANGES = [
     # what the reference wraps or clamps itself
     ("table[tok % table.shape[0]]", 0, 59),
     ("table[(tok - 5).clamp(0, 29)]", 0, 59),
-    ("torch.stack([table, table])[tok % 2]", 0, 7),
     # what indexes nothing, or where runs see too little: small
     ("torch.stack([table[int(one)] for one in tok])", 0, 7),
     ("table[table.argmax(0)[tok % 3]]", 0, 7),
     ("assert table.data_ptr(); return table[tok % 40]", 0, 7),
     # references of all kinds are followed or left alone
-    ("f = torch.compile(lambda a: a + 1, backend='eager'); return table[f(tok)]", 0, 28),
     (f"{GRAD}; ~w[tok + 1].sum().backward(); return w.grad", 0, 28),
     ("tok += 1; return table[tok]", 0, 28),
     ("import sys; (tok > 20).any() and sys.exit(); return table[tok]", 0, 20),
     ("names = {'tok': tok}; exec('at = tok + 1', names); return table[names['at']]", 0, 28),
     ("if torch.isnan(table).any() or not torch.isfinite(table).all():; ~raise ValueError; return table[tok]", 0, 7),
-    ("if not torch.isfinite(table).all():; ~return table; return table[tok + 1]", 0, 28),
     ("if torch.isnan(table).any():; ~raise ValueError; return table[tok + 1]", 0, 28),
     ("keep = table[:, 0] > -9; return table[keep][tok + 1]", 0, 28),
 ]
@@ -83,20 +75,16 @@ def test_integers_are_valid_and_reach_what_they_index(body, least, most):
 OTHERS = [
     ("sizes", "x[sizes.cumsum(0) - sizes]", {"x": "float32[3333, 2]", "sizes": "int64[p]"}, 0, 222),
     ("tok", "table.view(-1)[tok * 3 + more]", {"more": "int64[t]"}, 0, 27),
-    ("more", "table.view(-1)[tok * 3 + more]", {"more": "int64[t]"}, 0, 8),
     ("positions", "table[positions + 2]", {"positions": "int64[t]"}, 0, 27),
     ("seq_lens", "x[torch.arange(x.shape[0]), seq_lens - 1]", {"x": "float32[t, 5]", "seq_lens": "int64[t]"}, 1, 5),
     ("seq_lens", "x[0, : seq_lens[0]]", {"x": "float32[t, 5]", "seq_lens": "int64[t]"}, 1, 16),
-    ("indptr", "table[indptr]", {"indptr": "int64[p]"}, 0, 29),
     ("indptr", "[table[a:b] for a, b in zip(indptr.tolist(), indptr.tolist()[1:])]", {"indptr": "int64[p]"}, 0, 60),
     ("pos", "cache[pages[0, pos // cache.shape[1]], pos % cache.shape[1]]",
      {"cache": "float32[v, 4, d]", "pages": "int32[t, 5]", "pos": "int64[t]"}, 0, 19),
     ("pages", "cache.view(-1, 3)[pages[:, :, None] * 4 + torch.arange(4)]",
      {"cache": "float32[v, 4, d]", "pages": "int32[t, 5]"}, 0, 29),
-    ("at", "table[at.long()]", {"table": "float32[100000, d]", "at": "int16[t]"}, 0, 32767),
     ("at", "table[(at * 40).long()]", {"table": "float32[100000, d]", "at": "int16[t]"}, 0, 819),
     ("labels", "F.nll_loss(x.log_softmax(-1), labels)", {"x": "float32[t, w]", "labels": "int64[t]"}, 0, 63),
-    ("labels", "labels * x[0, 0]", {"x": "float32[t, num_classes]", "labels": "int64[t]"}, 0, 8),
 ]  # fmt: skip
 
 
@@ -110,11 +98,8 @@ def test_other_inputs_and_names_count_as_well(name, body, inputs, least, most):
 
 @pytest.mark.gpu
 def test_a_gpu_gives_the_same_ranges():
-    definition = describe(
-        "table[tok + 1].to(tok.device) * (tok >= 0)[:, None] + torch.ones(3, device=tok.device)", **TABLE
-    )
-    made = make(definition, device=torch.device("cuda"), **SIZES)["tok"]
-    assert ends(made) == (0, 28)
+    body = "table[tok + 1].to(tok.device) * (tok >= 0)[:, None] + torch.ones(3, device=tok.device)"
+    assert ends(make(describe(body, **TABLE), device=torch.device("cuda"), **SIZES)["tok"]) == (0, 28)
 
 
 @pytest.mark.parametrize(
@@ -136,21 +121,16 @@ SKIP = "~if y == -100:; ~~continue;"
 PADDED = [
     # -1
     ("tok", "table[tok.clamp(min=0)] * (tok >= 0)[:, None]", -1),
-    ("tok", "F.embedding(tok.masked_fill(0 > tok, 0), table)", -1),
     ("tok", "table.index_select(0, torch.where((tok >= 0).flip(0), tok.flip(0), 0))", -1),
     ("tok", "i = int(tok[0]); if i < 0:; ~return table; return table[i]", -1),
     ("tok", "table[tok.clamp(min=0)]", None),
-    ("tok", "table.index_select(0, torch.where(tok >= 0, tok.flip(0), 0))", None),
     ("tok", "y = table.index_select(0, tok); y[tok < 0] = 0; return y", None),
     ("tok", "if (tok < 0).any():; ~raise ValueError; return table[tok]", None),
     ("tok", "table[tok * 2] * ((tok - 3) >= 0)[:, None]", None),
     # another negative number
-    ("labels", "x.gather(1, torch.where(labels != -100, labels, 0)[:, None])", -100),
     ("labels", "x.log_softmax(-1).gather(1, labels.masked_fill(labels == -100, 0)[:, None])", -100),
-    ("labels", "F.cross_entropy(x, labels, ignore_index=-100)", -100),
     ("labels", f"{EACH} {SKIP} ~total = total + x[i, y]; return total", -100),
     ("labels", "x.gather(1, labels[:, None])[:, 0] * (labels != -100)", None),
-    ("labels", "if (labels == -100).any():; ~raise ValueError; return x[0, labels]", None),
     ("labels", f"{EACH} ~if i > 5000:; ~{SKIP.replace(' ~', ' ~~')} ~total = total + x[i, y]; return total", None),
     ("labels", "x.gather(1, torch.where(labels != -100000, labels, 0).long()[:, None])", None),
 ]
@@ -180,7 +160,6 @@ def test_a_row_has_some_padding_and_never_all(name):
 WORDS = [
     ("int32", "(qweight // 16) % 16", True),
     ("int32", "qweight.view(torch.uint8)", True),
-    ("int32", "qweight >> 4", True),
     ("int32", "qweight.float()", False),
     ("int32", f"x @ {UNPACKED}.float()", True),
     ("uint32", f"x @ {UNPACKED.replace('q[:', 'q.long()[:')}.float()", True),
@@ -188,7 +167,6 @@ WORDS = [
     ("int32", "w = torch.empty(64, q.shape[1]); for i in range(8):; ~w[i::8] = (q >> 4 * i) & 15; return x @ w", True),
     ("int32", "x[0, (q >> 4) & 15]", False),
     ("int32", "if ((q >> 16) & 255).max() > 3:; ~raise ValueError; return x", False),
-    ("int32", "torch.zeros(int((q[0, 0] >> 4) & 15))", False),
     ("int32", "(q & -16 | (q >> 8 & 1)).view(torch.float32)", False),
     ("int32", "torch.exp2(((q >> 8) & 255).float())", False),
     ("int32", "(q // 16) % 16", False),

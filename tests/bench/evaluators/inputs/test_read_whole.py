@@ -3,7 +3,7 @@
 import pytest
 
 from flashinfer_bench.bench.evaluators.inputs.read_whole import find_read_whole
-from tests.bench.evaluators.inputs.making import define
+from tests.bench.evaluators.judging import define
 from tests.kit.make import make_workload
 
 pytestmark = pytest.mark.cpu
@@ -11,26 +11,19 @@ X, W, R = {"x": "bfloat16[n, d]"}, {"w": "bfloat16[d, k]"}, {"r": "bfloat16[n, d
 V, INDICES = {"v": "bfloat16[d]"}, {"i": "int32[n]"}
 WHOLE = {
     "matmul": (X | W, "x @ w", "x w"),
-    "linear": (X | {"w": "bfloat16[k, d]"}, "torch.nn.functional.linear(x, w)", "x w"),
     "norm": (X | V, "(x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6) * v).to(x.dtype)", "v x"),
     "two outputs": (X | R | V, "(x + r, x * v)", "r v x"),
     "transposed": (X | W, "(w.T @ x.T).T.contiguous()", "w x"),
     "in several shapes": (X | V, "(x.view(-1, 2, 4)[:, :, None] * v.view(2, 4)[None, :, None]).flatten(1)", "v x"),
-    "unused": (X | W | R, "x @ w", "w x"),
     "its shape is used": (X | R, "x * (2 + r.shape[1])", "x"),
 }
 NOT = {
     "sliced": (X | W, "x[:, :4] @ w[:4]"),
-    "one row": (X, "x[0] * 2"),
     "gathered": (X | INDICES, "x[i.long()] * 2"),
-    "embedding": (X | INDICES, "torch.nn.functional.embedding(i, x) * 2"),
     "masked by numbers": (X | INDICES, "x * i[:, None]"),
     "masked by itself": (X | R, "torch.where(r > 0, x, 0.0)"),
-    "gated": (X | R, "torch.nn.functional.silu(r) * x"),
     "attention": (X | R, "torch.softmax((x @ r.T).float(), -1).to(x.dtype) @ r"),
     "times nothing": (X | R, "x * 0.0"),
-    "over infinity": (X, "x / float('inf')"),
-    "cancelled": (X, "x - x"),
     "cancelled beside another": (X | R, "(x + r) - r"),
     "given back": (X, "x"),
     "a branch on values": (X, "x * 2 if x.sum() > 0 else x * 3"),
@@ -48,15 +41,10 @@ def find(inputs, expression, given=None, n=3):
     return find_read_whole(definition, make_workload(axes={"n": n}, inputs=given or {}))
 
 
-@pytest.mark.parametrize("case", WHOLE)
-def test_what_changes_an_output_with_each_element_is_read_whole(case):
-    inputs, expression, names = WHOLE[case]
-    assert sorted(find(inputs, expression)) == sorted(names.split())
-
-
-@pytest.mark.parametrize("case", NOT)
-def test_what_may_be_left_unread_counts_for_nothing(case):
-    assert find(*NOT[case]) == {}
+@pytest.mark.parametrize("case", [*WHOLE, *NOT])
+def test_what_changes_an_output_with_each_element_is_read_whole_and_nothing_else_counts(case):
+    inputs, expression, *names = (WHOLE | NOT)[case]
+    assert sorted(find(inputs, expression)) == sorted(" ".join(names).split())
 
 
 STORED = {"type": "safetensors", "path": "blob/w.safetensors", "tensor_key": "v"}
@@ -78,9 +66,3 @@ NUMBER = X | {"factor": "float32"}
 )
 def test_bytes_are_those_of_random_inputs_that_a_number_does_not_hide(inputs, expression, given, n, found):
     assert find(inputs, expression, given, n) == found
-
-
-def test_a_reference_that_keeps_tensors_keeps_none_of_these():
-    definition = define({"x": "float32[n]"}, "kept.append(x)\nreturn kept[0] * 2", before="kept = []")
-    workload = make_workload(axes={"n": 4}, inputs={})
-    assert [find_read_whole(definition, workload) for _ in range(2)] == [{"x": 16.0}] * 2

@@ -1,20 +1,80 @@
-"""The Sampling evaluator: perfect samplers pass, whatever the rounding and the ties; wrong ones do not."""
-
-from __future__ import annotations
+"""Sampling, rescaling and speculative sampling: what is right passes, whatever the rounding and the ties."""
 
 import pytest
 import torch
+from torch.nn.functional import pad
 
-from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected
-from flashinfer_bench.bench.evaluators.sampling import evaluator, statistics
+from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall
+from flashinfer_bench.bench.evaluators.sampling import evaluator
 from flashinfer_bench.bench.evaluators.sampling.evaluator import DrawJudge, SamplingLimits
 from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem
 from flashinfer_bench.errors import WorkloadFault
-from tests.bench.evaluators.judging import Judging
-from tests.bench.evaluators.sampling.samplers import WRONG, as_calls, draw, expected_shares, make_problem
-from tests.kit.make import make_definition, make_workload
+from flashinfer_bench.routines.case.lift import lift
+from flashinfer_bench.routines.code import sampling_torch
+from tests.bench.evaluators.judging import Judging, define, expect
+from tests.kit.make import make_definition
 
 pytestmark = pytest.mark.cpu
+CALLS = 100
+
+
+def make_problem(generator, *, rows=64, vocabulary=1000, filters="", sharpest=3.0):
+    """Make rows of mixed sharpness; `filters` has k, p and m for top-k, top-p and min-p."""
+    logits = torch.randn(rows, vocabulary, generator=generator)
+    sharpness = sharpest * (1 - 0.7 * torch.rand(rows, 1, generator=generator))
+    half = torch.full((rows,), 0.5, dtype=torch.float64)
+    known = {"k": ("top_k", half.long() + vocabulary // 4), "p": ("top_p", half + 0.3), "m": ("min_p", half / 10)}
+    return SamplingProblem((logits * sharpness).softmax(dim=-1), dict(known[letter] for letter in filters))
+
+
+def expected_shares(problem):
+    """Filter and rescale, the slow and plain way."""
+    shares = torch.zeros(problem.probabilities.shape, dtype=torch.float64)
+    for row, probabilities in enumerate(problem.probabilities.double()):
+        ordered, ids = probabilities.sort(descending=True)
+        filters = {name: value[row] for name, value in problem.filters.items()}
+        ordered[ordered < filters.get("min_p", 0) * ordered[0]] = 0
+        ordered[int(filters.get("top_k", len(ordered))) :] = 0
+        ordered /= ordered.sum()
+        ordered[ordered.cumsum(0) - ordered >= filters.get("top_p", 2)] = 0
+        shares[row, ids] = ordered / ordered.sum()
+    return shares
+
+
+def draw(shares, generator, calls=CALLS):
+    """Draw perfectly: [calls, rows]."""
+    return torch.multinomial(shares, calls, replacement=True, generator=generator).T.contiguous()
+
+
+def as_calls(problem, tokens):
+    """Return the definition that has a problem's filters, and calls that gave these tokens [calls, rows]."""
+    filters = {name: f"{'int64' if name == 'top_k' else 'float64'}[n]" for name in problem.filters}
+    definition = make_definition(
+        "joint" if problem.joint else "rows",
+        op_type="sampling",
+        axes={"n": None, "v": problem.probabilities.shape[1]},
+        inputs={"probs": "float32[n, v]", **filters},
+        outputs={"samples": "int64[n]"},
+    )
+    inputs = [problem.probabilities, *problem.filters.values()]
+    return definition, [JudgedCall(inputs, [drawn], [drawn]) for drawn in tokens]
+
+
+def moves_a_tenth(shares, generator):
+    """Move a tenth of each row's mass from odd tokens to even ones, in proportion; less if there is less."""
+    odd, even = (shares * (torch.arange(shares.shape[1]) % 2 == side) for side in (1, 0))
+    left, right = (part.sum(dim=1, keepdim=True).clamp(min=1e-9) for part in (odd, even))
+    moved = left.clamp(max=0.1) * (right > 1e-9)
+    return draw((odd * (1 - moved / left) + even * (1 + moved / right)).clamp(min=0), generator)
+
+
+WRONG = {
+    "argmax": lambda shares, _: shares.argmax(dim=1).expand(CALLS, -1).contiguous(),
+    "same twice": lambda shares, chance: draw(shares, chance, CALLS // 2).repeat_interleave(2, dim=0),
+    "same token in every row": lambda shares, chance: draw(shares, chance)[:, :1].expand(-1, len(shares)),
+    "a tenth moved": moves_a_tenth,
+}
+"""Takes the right shares [rows, vocabulary] and a generator; gives draws [calls, rows]."""
 
 
 def seeded(seed):
@@ -22,40 +82,34 @@ def seeded(seed):
 
 
 def judge(problem, tokens, *, seed=0, **limits):
-    generator = seeded(10_000 + seed)  # not what drew them
     definition, calls = as_calls(problem, tokens)
-    return DrawJudge(definition, SamplingLimits(**limits), generator).judge_first(calls)
+    return DrawJudge(definition, SamplingLimits(**limits), seeded(10_000 + seed)).judge_first(calls)
 
 
 @pytest.mark.parametrize("filters", ["", "kp", "m"])
 @pytest.mark.parametrize("count", [1, 64])
 def test_a_perfect_sampler_passes(filters, count):
-    generator, rejected = seeded(count), []
+    generator = seeded(count)
     for seed in range(20):
         problem = make_problem(generator, rows=count, vocabulary=300, filters=filters)
-        verdict = judge(problem, draw(expected_shares(problem), generator), seed=seed)
-        rejected += [verdict.message] if isinstance(verdict, Rejected) else []
-    assert rejected == []
+        expect(judge(problem, draw(expected_shares(problem), generator), seed=seed), None)
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_sampler_is_rejected(name):
+COARSE = [{"rows": 1, "sharpest": 2.0}, {"rows": 8, "vocabulary": 128_256, "filters": "kp"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [*((name, {"filters": one}) for name in WRONG for one in ("", "kp")), *(("argmax", one) for one in COARSE)],
+)
+def test_a_wrong_sampler_is_rejected(name, shape):
     generator = seeded(1)
-    for seed, filters in enumerate(("", "kp")):
-        problem = make_problem(generator, filters=filters)
-        verdict = judge(problem, WRONG[name](expected_shares(problem), generator), seed=seed)
-        assert verdict.status.value == "INCORRECT_NUMERICAL"
+    problem = make_problem(generator, **shape)
+    verdict = judge(problem, WRONG[name](expected_shares(problem), generator))
+    assert verdict.status.value == "INCORRECT_NUMERICAL"
 
 
-def test_a_coarse_fault_shows_in_a_single_row_and_in_a_large_vocabulary():
-    for shape in ({"rows": 1, "sharpest": 2.0}, {"rows": 8, "vocabulary": 128_256, "filters": "kp"}):
-        problem = make_problem(seeded(3), **shape)
-        shares = expected_shares(problem)
-        assert isinstance(judge(problem, draw(shares, seeded(3))), Accepted)
-        assert isinstance(judge(problem, WRONG["argmax"](shares, seeded(3))), Rejected)
-
-
-def rows(*probabilities, joint=False, **filters) -> SamplingProblem:
+def rows(*probabilities, joint=False, **filters):
     """Make a problem of a few rows, with one filter value for all."""
     values = {name: torch.tensor([value] * len(probabilities)) for name, value in filters.items()}
     filters = {name: one.double() if one.is_floating_point() else one for name, one in values.items()}
@@ -63,7 +117,6 @@ def rows(*probabilities, joint=False, **filters) -> SamplingProblem:
 
 
 FOUR = [0.4, 0.3, 0.2, 0.1]
-TIES = [0.4, 0.15, 0.15, 0.15, 0.1, 0.05]
 FIVE = [0.4, 0.25, 0.15, 0.1, 0.1]
 ON_P = rows([0.5, 0.25, 0.125, 0.125], top_p=0.75)
 
@@ -72,11 +125,8 @@ ON_P = rows([0.5, 0.25, 0.125, 0.125], top_p=0.75)
     ("problem", "kept", "accepted"),
     [
         (rows([0.5, 0.3, 0.15, 0.05], top_p=0.7), 1, False),  # without the token that crosses p
-        (ON_P, 2, True),  # a mass that falls on p may be reached
-        (ON_P, 3, True),  # or exceeded
-        (rows(TIES, top_k=2), 5, False),
+        *((ON_P, kept, True) for kept in (2, 3)),  # a mass that falls on p may be reached or exceeded
         *((rows(FOUR, top_k=k), 4, True) for k in (0, 99)),  # these keep all
-        (rows(FOUR, top_p=0.0), 2, False),
         (rows(FIVE, top_k=3, top_p=0.7), 2, True),  # top-p acts on what top-k left
         (rows(FIVE, top_k=3, top_p=0.7), 3, False),
         (rows(FIVE, top_k=3, top_p=0.7, joint=True), 3, True),
@@ -102,82 +152,71 @@ def test_what_the_filters_keep(problem, kept, accepted):
 def test_a_draw_that_is_not_allowed_is_told(problem, token, words):
     tokens = draw(expected_shares(problem), seeded(4))
     tokens[50] = token
-    assert words in judge(problem, tokens).message
+    expect(judge(problem, tokens), words)
 
 
-def test_the_threshold_is_honoured_on_top_of_the_noise():
-    problem = make_problem(seeded(7))
-    shares = expected_shares(problem)
-    tokens = draw(0.7 * shares + 0.3 / shares.shape[1], seeded(7))
-    for threshold, accepted in ((0.05, False), (0.5, True)):
-        verdict = judge(problem, tokens, tvd_threshold=threshold, false_alarm_rate=0.0)
-        assert isinstance(verdict, Accepted) == accepted
-    assert 0.1 < verdict.correctness.extra["tvd"] < 0.4
-
-
-REFERENCE = """
-import torch
-def run(probs, top_p):
-    ordered, ids = probs.sort(dim=-1, descending=True)
-    ordered[ordered.cumsum(-1) - ordered > top_p[:, None]] = 0
-    return ids.gather(1, torch.multinomial(ordered, 1))[:, 0]
-"""
-exec(REFERENCE, MODULE := {})
-right_sampler = MODULE["run"]
+TOP_P = """ordered, ids = probs.sort(dim=-1, descending=True)
+ordered[ordered.cumsum(-1) - ordered > top_p[:, None]] = 0
+return ids.gather(1, torch.multinomial(ordered, 1))[:, 0]"""
 PROBS = {"probs": "float32[n, v]", "top_p": "float32[n]"}
+LOGITS = {"logits": "float32[n, v]", "temperature": "float32[n]"}
 
 
-def sampling_job(reference=REFERENCE, n=16, v=200, inputs=PROBS, **settings):
+def sampling_job(body=TOP_P, n=16, v=200, inputs=PROBS, **settings):
     torch.manual_seed(0)
-    shape = {"axes": {"n": None, "v": v}, "inputs": inputs, "outputs": {"samples": "int64[n]"}}
-    definition = make_definition(op_type="sampling", reference=reference, **shape)
-    return Judging(definition, make_workload(axes={"n": n}, inputs={}), **settings)
+    definition = define(inputs, body, outputs={"samples": "int64[n]"}, axes={"v": v}, op_type="sampling")
+    return Judging(definition, {"n": n}, **settings)
 
 
-def test_what_cannot_be_judged_is_a_fault():
-    job = sampling_job("def run(probs, top_p):\n    return probs.argmin(dim=-1)\n")
-    with pytest.raises(WorkloadFault, match="do not fit this definition"):
-        job.check(lambda probs, top_p: probs.argmin(dim=-1))
-    job = sampling_job()
+right_sampler = sampling_job().context.reference.run
+
+
+def no_distribution(job):
     made = job.baseline()
     made.inputs[0][0][3] = 0
-    with pytest.raises(WorkloadFault, match="no distribution"):
-        job.check(right_sampler, made)
-    with pytest.raises(WorkloadFault, match="sampling_tvd_threshold"):
-        sampling_job(extra={"sampling_tvd_threshold": -1}).check(right_sampler)
+    return made
 
 
-def test_logits_are_divided_by_the_temperature():
-    def sampler(logits, temperature):
-        return torch.multinomial((logits / temperature[:, None]).softmax(-1), 1)[:, 0]
+@pytest.mark.parametrize(
+    ("body", "extra", "spoil", "words"),
+    [
+        ("return probs.argmin(dim=-1)", {}, Judging.baseline, "do not fit this definition"),
+        (TOP_P, {}, no_distribution, "no distribution"),
+        (TOP_P, {"sampling_tvd_threshold": -1}, Judging.baseline, "sampling_tvd_threshold"),
+    ],
+)
+def test_what_cannot_be_judged_is_a_fault(body, extra, spoil, words):
+    job = sampling_job(body, extra=extra)
+    with pytest.raises(WorkloadFault, match=words):
+        job.check(job.context.reference.run, spoil(job))
 
-    inputs = {"logits": "float32[n, v]", "temperature": "float32[n]"}
-    job = sampling_job("def run(logits, temperature):\n    return logits.argmax(dim=-1)\n", n=64, inputs=inputs)
-    assert isinstance(job.check(sampler), Accepted)
-    assert isinstance(job.check(lambda logits, temperature: sampler(logits, temperature * 1.3)), Rejected)
+
+@pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (1.3, False)])
+def test_logits_are_divided_by_the_temperature(factor, accepted):
+    job = sampling_job("return logits.argmax(dim=-1)", n=64, inputs=LOGITS)
+    sampler = lambda logits, by: torch.multinomial((logits / by[:, None] / factor).softmax(-1), 1)[:, 0]  # noqa: E731
+    assert isinstance(job.check(sampler), Accepted) is accepted
 
 
-def leave_out(share):
+def one_row(share, **settings):
+    """Judge a sampler of one row that leaves a share of the mass out; return the verdict and the number of calls."""
+    calls = []
+    job = sampling_job(
+        "return torch.multinomial(probs, 1)[:, 0]", n=1, v=1000, inputs={"probs": PROBS["probs"]}, **settings
+    )
+
     def solution(probs):
+        calls.append(1)
         ranked, tokens = probs.sort(dim=-1, descending=True)
         left = ranked.masked_fill(ranked.cumsum(dim=-1) <= share, 0.0)
         return tokens.gather(1, torch.multinomial(left, 1))[:, 0]
 
-    return solution
-
-
-def one_row(share, **settings):
-    """Judge a sampler of one row without a filter; return the verdict and the number of calls."""
-    calls = []
-    reference = "import torch\ndef run(probs):\n    return torch.multinomial(probs, 1)[:, 0]\n"
-    job = sampling_job(reference, n=1, v=1000, inputs={"probs": "float32[n, v]"}, **settings)
-    return job.check(lambda probs: [calls.append(1), leave_out(share)(probs)][1]), len(calls)
+    return job.check(solution), len(calls)
 
 
 def test_a_sampler_of_one_row_is_called_so_often_that_a_small_omission_shows(monkeypatch):
     verdict, _ = one_row(0.08)
-    assert verdict.integrity["rule"] == "power"
-    assert verdict.integrity["evidence"]["test"].startswith("left out")
+    assert (verdict.integrity["rule"], verdict.integrity["evidence"]["test"][:8]) == ("power", "left out")
     verdict, calls = one_row(0.0)
     assert (calls, verdict.correctness.extra["flattened"]["calls"]) == (380, 280)
     assert one_row(0.0, power_rule=False, extra={"sampling_validation_trials": 30})[1] == 30
@@ -186,50 +225,155 @@ def test_a_sampler_of_one_row_is_called_so_often_that_a_small_omission_shows(mon
     assert (isinstance(verdict, Accepted), calls) == (True, 100)
 
 
-def judge_timed(sampler, *, calls=200, seed=0, make=None):
-    """Judge calls on rows that never come twice."""
-    job, chance, made = sampling_job(), seeded(seed), []
-    torch.manual_seed(seed)
-    for call in range(calls):
-        scale = 1 + 4 * torch.rand(1, generator=chance)
-        probs = make(call, chance) if make else (torch.randn(1, 512, generator=chance) * scale).softmax(dim=-1)
-        inputs = [probs, torch.tensor([0.9])]
-        made.append(JudgedCall(inputs, [sampler(*inputs)], [torch.zeros(1, dtype=torch.int64)]))
-    return job.evaluator.judge_reads(job.definition, made, job.config, job.context)
+def never_twice(call, chance):
+    return (torch.randn(1, 512, generator=chance) * (1 + 4 * torch.rand(1, generator=chance))).softmax(dim=-1)
+
+
+def some_flat(call, chance):
+    return torch.randn(1, 8192, generator=chance).mul(0.5 if call % 8 == 0 else 5).softmax(dim=-1)
+
+
+def reads_less_of_flat_rows(probs, top_p):
+    if probs.max() > 0.01:
+        return right_sampler(probs, top_p)
+    return right_sampler(probs[:, ::8] / probs[:, ::8].sum(), torch.tensor([0.7])) * 8
 
 
 @pytest.mark.parametrize(
-    "sampler",
+    ("sampler", "rows_of", "seeds", "words"),
     [
-        pytest.param(lambda probs, top_p: right_sampler(probs[:, :32], top_p), id="first part"),
-        pytest.param(lambda probs, top_p: probs.argmax(dim=-1), id="likeliest"),
+        (right_sampler, never_twice, 10, None),
+        (lambda probs, top_p: right_sampler(probs[:, :32], top_p), never_twice, 3, "draws are not"),
+        (lambda probs, top_p: probs.argmax(dim=-1), never_twice, 3, "draws are not"),
+        (reads_less_of_flat_rows, some_flat, 8, "of the rows by flatness"),
     ],
 )
-def test_a_sampler_that_reads_less_of_rows_that_never_come_twice_is_rejected(sampler):
-    for seed in range(3):
-        assert "draws are not" in judge_timed(sampler, seed=seed).message
+def test_timed_calls_on_rows_that_never_come_twice(sampler, rows_of, seeds, words):
+    for seed in range(seeds):
+        job, chance, made = sampling_job(), seeded(seed), []
+        torch.manual_seed(seed)
+        for call in range(200):
+            inputs = [rows_of(call, chance), torch.tensor([0.9])]
+            made.append(JudgedCall(inputs, [sampler(*inputs)], [torch.zeros(1, dtype=torch.int64)]))
+        expect(job.evaluator.judge_reads(job.definition, made, job.config, job.context), words)
 
 
-def test_a_sampler_that_reads_less_of_flat_rows_alone_is_rejected():
-    def make(call, chance):
-        return torch.randn(1, 8192, generator=chance).mul(0.5 if call % 8 == 0 else 5).softmax(dim=-1)
+# Rescaling of what a filter keeps.
 
-    def sampler(probs, top_p):
-        if probs.max() > 0.01:
-            return right_sampler(probs, top_p)
-        return right_sampler(probs[:, ::8] / probs[:, ::8].sum(), torch.tensor([0.7])) * 8
-
-    assert all("of the rows by flatness" in judge_timed(sampler, seed=seed, make=make).message for seed in range(8))
+ROW = torch.tensor([[0.4, 0.3, 0.1, 0.1, 0.06, 0.04]])
+RESCALE = """ordered = probs.sort(dim=-1, descending=True)
+kept = ordered.values.cumsum(-1) - ordered.values < top_p
+out = torch.zeros_like(probs).scatter(-1, ordered.indices, ordered.values * kept)
+return out / out.sum(-1, keepdim=True)"""
 
 
-def test_a_right_sampler_is_accepted_on_rows_that_never_come_twice():
-    assert all(isinstance(judge_timed(right_sampler, seed=seed), Accepted) for seed in range(10))
+def rescaling(name="top_p", dtype="float32", body=RESCALE, rows=5):
+    inputs, outputs = {"probs": "float32[rows, n]", name: dtype}, {"out": "float32[rows, n]"}
+    return Judging(define(inputs, body, outputs=outputs, op_type="sampling"), {"rows": rows, "n": 4096}, rtol=1e-3)
 
 
-@pytest.mark.parametrize("shape", [(100, 1), (20, 64)])
-def test_odds_of_one_percent_come_up_once_in_a_hundred_times(shape):
-    rounds = 600
-    seen = [torch.rand(shape, dtype=torch.float64, generator=seeded(seed)) for seed in range(rounds)]
-    seen = [{**statistics.measure_chances(one), "left out": statistics.measure_omission(one, 0.06)} for one in seen]
-    for test in seen[0]:
-        assert sum(chances[test] < 0.01 for chances in seen) <= 0.01 * rounds + 4 * (0.01 * rounds) ** 0.5, test
+def kept(entries, scale=1.0, row=ROW):
+    filtered = torch.zeros_like(row).index_copy(1, torch.tensor(entries), row[:, entries])
+    return filtered / filtered.sum() * scale
+
+
+WEIGHTS = torch.linspace(2, 0.01, 100_000)[None]
+WEIGHTS /= WEIGHTS.sum()
+NUCLEUS = WEIGHTS[:, :60_000].sum()
+
+
+@pytest.mark.parametrize(
+    ("got", "name", "value", "words"),
+    [
+        (kept([0, 1, 2]), "top_k", 3, None),
+        (kept([0, 1, 3]), "top_k", 3, None),  # ties either way
+        (kept([0, 1, 2, 3]), "top_p", 0.75, None),
+        (kept([0, 1], scale=1.25), "top_k", 2, "2 of 2 kept values are off"),
+        (kept([0, 1], scale=-1.0), "top_k", 2, "values are no probabilities"),
+        (ROW.clone(), "top_k", 2, "keeps 6 entries, 2 to 2"),
+        (kept([0, 2]), "top_k", 2, "row 0 keeps 0.1 and drops 0.3, which is larger"),
+        (kept([0, 1, 2, 3, 4]), "top_p", 0.85, "keeps 5 entries, 4 to 4"),
+        # a nucleus may differ by what rounding of its sum explains
+        *((kept([*range(count)], row=WEIGHTS), "top_p", NUCLEUS, None) for count in (60_000, 59_990)),
+        *((kept([*range(count)], row=WEIGHTS), "top_p", NUCLEUS, "keeps") for count in (59_000, 61_000)),
+    ],
+)
+def test_rows_keep_the_largest_and_are_rescaled(got, name, value, words):
+    job = rescaling(name, "int32" if name == "top_k" else "float32")
+    expect(job.judge([WEIGHTS if value is NUCLEUS else ROW, value], [got]), words)
+
+
+def test_a_reference_that_rescales_is_judged_and_another_is_a_fault():
+    job = rescaling()
+    made, run = job.baseline(), job.context.reference.run
+    expect(job.check(run, made), None)
+    for wrong in (lambda probs, _: probs.clone(), lambda *given: run(*given).index_fill_(0, torch.tensor(3), 0)):
+        assert job.check(wrong, made).status.value == "INCORRECT_NUMERICAL"
+    expect(rescaling(rows=0).check(run), None)
+    with pytest.raises(WorkloadFault, match="does not rescale what it keeps"):
+        rescaling(body="return probs * 0.5").baseline()
+
+
+# Speculative sampling.
+
+DRAFTED, TOKENS = 3, 32
+PARTS = {
+    "draft_probs": "float32[rows, n, v]",
+    "draft_token_ids": "int32[rows, n]",
+    "target_probs": f"float32[rows, {DRAFTED + 1}, v]",
+}
+
+
+def speculative(rows=24):
+    source = lift("sampling_torch", "chain_speculative_sampling", {}, [*PARTS])[0]
+    outputs = {"output_token_ids": f"int32[rows, {DRAFTED + 1}]", "accepted": "int32[rows]", "emitted": "int32[rows]"}
+    axes = {"rows": rows, "n": DRAFTED, "v": TOKENS}
+    definition = define(PARTS, outputs=outputs, axes=axes, op_type="sampling")
+    return Judging(definition.model_copy(update={"reference": source}), num_trials=1)
+
+
+def right(*inputs):
+    return list(sampling_torch.chain_speculative_sampling(*inputs))
+
+
+def keeps_zeros(*inputs):
+    return [one.clamp(min=0) for one in right(*inputs)]
+
+
+def test_what_follows_the_last_token_is_minus_one():
+    torch.manual_seed(0)
+    expect(speculative().check(right), None)
+    expect(speculative().check(keeps_zeros), "what follows the last token is not -1")
+
+
+def draws_by_chance(draft, ids, target):
+    """Accept by a coin and draw any token that the outcome may have: probabilities are used for nothing else."""
+    accepted = torch.rand(ids.shape) < 0.5
+    emitted = accepted.long().cumprod(dim=1).sum(dim=1)
+    left = (target - pad(draft, (0, 0, 0, 1))).clamp(min=0)
+    last = sampling_torch.draw((left.gather(1, emitted[:, None, None].expand(-1, 1, TOKENS))[:, 0] > 0).float())
+    place = torch.arange(DRAFTED + 1)
+    tokens = torch.where(place < emitted[:, None], pad(ids, (0, 1)), -1)
+    tokens = torch.where(place == emitted[:, None], last[:, None], tokens)
+    return [one.to(torch.int32) for one in (tokens, accepted.sum(dim=1), emitted)]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "rows", "calls", "seeds", "words"),
+    [
+        (right, 1, 39, 10, None),
+        (right, 24, 39, 10, None),
+        (right, 24, 1, 1, None),
+        (draws_by_chance, 24, 39, 1, "not random"),
+    ],
+)
+def test_timed_calls_have_to_answer_at_random(sampler, rows, calls, seeds, words):
+    job = speculative(rows)
+    for seed in range(seeds):
+        torch.manual_seed(seed)
+        made, (draft, ids, target) = [], job.baseline().inputs[0]
+        for _ in range(calls):
+            inputs = [torch.randn(like.shape).mul(2).softmax(dim=-1) for like in (draft, target)]
+            inputs.insert(1, ids)
+            made.append(JudgedCall(inputs, sampler(*inputs), right(*inputs)))
+        expect(job.evaluator.judge_reads(job.definition, made, job.config, job.context), words)
