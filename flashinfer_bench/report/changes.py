@@ -12,7 +12,7 @@ from math import log
 from operator import attrgetter
 from typing import Final
 
-from flashinfer_bench.data.sets.results import Result, group, parse_time
+from flashinfer_bench.data.sets.results import Result, group, moment_of
 from flashinfer_bench.report.comparable import find_difference, marks_of
 from flashinfer_bench.report.decision import SAME, THRESHOLD, UNKNOWN, decide, join_halves
 from flashinfer_bench.report.intervals import MeanRatio, half_of, mean_of
@@ -90,18 +90,13 @@ def find_epochs(results: Iterable[Result], threshold: float = THRESHOLD) -> list
     for _, items in sorted(group(results, attrgetter("solution", "hardware")).items()):
         previous: dict[str, Result] = {}
         current: dict[str, Result] = {}
-        for item in sorted(items, key=_moment):
+        for item in sorted(items, key=lambda item: moment_of(item.evaluation)):
             if current and (item.workload in current or _differences(current, item)):
                 found.append(_epoch(current, previous, threshold))
                 previous, current = current, {}
             current[item.workload] = item
         found.append(_epoch(current, previous, threshold))
     return found
-
-
-def _moment(item: Result) -> float:
-    moment = parse_time(item.evaluation.timestamp)
-    return moment.timestamp() if moment is not None else 0.0
 
 
 def _decide_change(old: Result | None, new: Result | None, threshold: float) -> tuple[str, str, MeanRatio | None]:

@@ -13,7 +13,7 @@ from typing import Final
 
 from flashinfer_bench.data.evaluation import as_time
 from flashinfer_bench.data.measurement import Measurement, read_measurement
-from flashinfer_bench.data.sets.results import Result
+from flashinfer_bench.data.sets.results import UNMEASURED, Result
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation
 from flashinfer_bench.report.decision import join_halves, log_half_of
 from flashinfer_bench.timing.between_workers import default_spread, widened_interval
@@ -52,7 +52,7 @@ class MeanRatio:
 
 def latency_of(evaluation: AnyEvaluation) -> float | None:
     """Return the latency of a verdict in ms; None if it has none, or one that no call has."""
-    return as_time(evaluation.performance.latency_ms) if evaluation.performance is not None else None
+    return as_time((evaluation.performance or UNMEASURED).latency_ms)
 
 
 def read_interval(evaluation: AnyEvaluation) -> TimeInterval | None:

@@ -19,7 +19,7 @@ from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.evaluation import EvaluationStatus, as_time
 from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed
-from flashinfer_bench.data.sets.results import Result, find_latest, group, list_results
+from flashinfer_bench.data.sets.results import UNMEASURED, Result, find_latest, group, list_results
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 from flashinfer_bench.report.intervals import MeanRatio, TimeInterval, half_of, interval_of, latency_of, mean_of
 from flashinfer_bench.report.timing import QUICK, Timing, count_timing
@@ -166,9 +166,8 @@ def count_statuses(traces: Iterable[AnyTrace]) -> dict[str, int]:
 
 def measured_speedup(evaluation: AnyEvaluation) -> float | None:
     """Return the speed-up over the reference; None without a latency, or if the reference was not measured."""
-    performance, latency = evaluation.performance, latency_of(evaluation)
-    reference = as_time(performance.reference_latency_ms) if performance is not None else None
-    return reference / latency if reference is not None and latency is not None else None
+    latency, reference = latency_of(evaluation), as_time((evaluation.performance or UNMEASURED).reference_latency_ms)
+    return reference / latency if reference and latency else None
 
 
 def _row(

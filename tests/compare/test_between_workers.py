@@ -11,8 +11,6 @@ import pytest
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.spread_file import SpreadFile
 from flashinfer_bench.timing.between_workers import (
-    DEFAULT_SPREADS,
-    MOST_FREEDOM,
     default_spread,
     interval_of_workers,
     is_noisy,
@@ -51,7 +49,7 @@ def test_several_workers_have_students_interval():
     assert told["interval95_ms"] == pytest.approx([1.1 - 4.303 * 0.1 / 3**0.5, 1.1 + 4.303 * 0.1 / 3**0.5], rel=1e-3)
 
 
-@pytest.mark.parametrize("spread", [0.003, 0.02, 0.1, 0.25])
+@pytest.mark.parametrize("spread", [0.003, 0.1])
 def test_drawn_latencies_of_equal_code_have_intervals_that_meet(spread):
     random = Random(1)
     drawn = [[[exp(random.gauss(0, spread)) for _ in range(3)] for _ in range(12)] for _ in range(16)]
@@ -72,32 +70,21 @@ def test_blocks_of_one_trial_teach_intervals_that_hold_jobs_of_three():
         return exp(between + sum(random.gauss(0, 0.02) for _ in range(trials)) / trials)
 
     spread = learned_spread("cpu", *sum_squares([[time_of_worker(1) for _ in range(8)] for _ in range(20)]))
-    held = sum(abs(log(time_of_worker(3))) <= spread.half for _ in range(1000))
-    assert held >= 950
+    assert sum(abs(log(time_of_worker(3))) <= spread.half for _ in range(1000)) >= 950
+    assert CPU.share / 2 < learned_spread("cpu", 0.0, 1.0).share < CPU.share  # few workers were lucky
 
 
-def test_what_few_workers_tell_is_held_against_the_default():
-    lucky = learned_spread("cpu", 0.0, 1.0)
-    assert DEFAULT_SPREADS["cpu"] / 2 < lucky.share < DEFAULT_SPREADS["cpu"]
-    assert learned_spread("cpu", 100 * 0.01**2, 100.0).share == pytest.approx(0.01)
-
-
-def test_the_spread_is_kept_for_each_device_and_the_oldest_is_forgotten(tmp_path):
-    kept = SpreadFile(tmp_path, DEVICE)
+def test_the_spread_is_kept_for_each_device_the_oldest_is_forgotten_and_a_damaged_file_is_none(tmp_path):
+    kept, freedoms = SpreadFile(tmp_path, DEVICE), []
     assert kept.read() == GPU
     for _ in range(40):
         kept.add([[1.0, 1.002] * 10])
-    assert kept.read().is_measured
-    assert kept.read().share < 0.002
+        freedoms.append(json.loads(kept.path.read_text())["freedom"])
+    assert (kept.read().is_measured, kept.read().share < 0.002) == (True, True)
+    assert freedoms[-1] == pytest.approx(freedoms[-10])
     assert SpreadFile(tmp_path, Device("cuda", 0, "NVIDIA H200", "GPU-2")).read() == GPU
-    assert json.loads(kept.path.read_text())["freedom"] == pytest.approx(MOST_FREEDOM)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"squares": -1, "freedom": 3}', "0" * 5000])
-def test_a_damaged_file_counts_as_missing(tmp_path, text):
-    kept = SpreadFile(tmp_path, DEVICE)
-    kept.path.parent.mkdir()
-    kept.path.write_text(text)
-    assert kept.read() == GPU
+    for text in ("{", "[]", '{"squares": -1, "freedom": 3}', "0" * 5000):
+        kept.path.write_text(text)
+        assert kept.read() == GPU
     kept.add([[1.0, 1.1]])
     assert kept.read().is_measured

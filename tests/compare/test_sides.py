@@ -1,6 +1,7 @@
 """What the words of `compare` name: sources that somebody edits take what they do not say from the other side."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -45,23 +46,30 @@ def test_a_source_is_of_the_definition_of_the_other_side(root, mine, other):
         assert (draft.solution.sources[0].content, draft.found.endswith("(as given)")) == (SOURCE, True)
 
 
-@pytest.mark.parametrize("first", ["double_py.py", "double_python"])
-def test_a_source_of_another_definition_is_told_at_once(root, tmp_path, monkeypatch, first):
-    monkeypatch.chdir(tmp_path)
-    for name in ("double_py.py", "twice_py.py"):
-        (tmp_path / name).write_text(SOURCE)
-    told = rf"of twice \(by the name 'twice_py'\); {first} is of double: give two solutions of one definition"
-    with pytest.raises(DataSetError, match=told):
-        sides_of(root, first, "twice_py.py")
+TWO = "def run(left, right):\n    return left + right\n"
 
 
-def test_a_source_with_the_inputs_of_another_definition_is_told_at_once(root, tmp_path):
-    two = "def run(left, right):\n    return left + right\n"
-    other = make_definition("other", inputs={"left": "float32[n]", "right": "float32[n]"}, reference=two)
-    write_trace_set(root, definitions=[other])
-    (tmp_path / "mine.py").write_text(two)
-    with pytest.raises(DataSetError, match=r"of other \(by its parameters\); double_python is of double"):
-        sides_of(root, "double_python", tmp_path / "mine.py")
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("double_py.py", "twice_py.py"), "of twice (by the name 'twice_py'); double_py.py is of double: give two"),
+        (("double_python", "twice_py.py"), "of twice (by the name 'twice_py'); double_python is of double: give two"),
+        (("double_python", "two.py"), "of other (by its parameters); double_python is of double"),
+        (("mine.py", "mine.py"), "2 definitions take what run takes: double, twice; say which one is meant"),
+        (("double_python", "mne.py"), "mne.py: there is no such file; did you mean 'mine.py'?"),
+        (("double_python", "empty"), "empty: there is no source file in it"),
+        (("double_python", "notes.txt"), "no source file (.cc, .cpp, .cu, .cxx, .py) tells the language"),
+    ],
+)
+def test_what_is_wrong_with_a_source_is_one_line(root, mine, monkeypatch, words, told):
+    monkeypatch.chdir(mine.parent)
+    inputs = dict.fromkeys(("left", "right"), "float32[n]")
+    write_trace_set(root, definitions=[make_definition("other", inputs=inputs, reference=TWO)])
+    for name, text in {"double_py.py": SOURCE, "twice_py.py": SOURCE, "two.py": TWO, "notes.txt": "nothing"}.items():
+        Path(name).write_text(text)
+    Path("empty").mkdir()
+    with pytest.raises(DataSetError, match=rf"^.*{re.escape(told)}[^\n]*$"):
+        sides_of(root, *words)
 
 
 def test_versions_of_a_file_and_folders_of_sources_are_sides(root, mine, tmp_path):
@@ -77,35 +85,13 @@ def test_versions_of_a_file_and_folders_of_sources_are_sides(root, mine, tmp_pat
 
 def test_what_is_recorded_of_a_source_is_what_it_is_now(root, mine):
     plain = sides_of(root, "double_python", mine)[1].solutions[0]
-    digests = {"w1": plain.digest(), "w2": "of another source"}
-    runs = {uuid: {"run": {"fingerprint": {"solution": digest}}} for uuid, digest in digests.items()}
-    lines = [make_trace(solution="mine", workload=make_workload(uuid), extra=extra) for uuid, extra in runs.items()]
+    runs = {"w1": plain.digest(), "w2": "of another source"}
+    lines = [
+        make_trace(solution="mine", workload=make_workload(uuid), extra={"run": {"fingerprint": {"solution": digest}}})
+        for uuid, digest in runs.items()
+    ]
     write_trace_set(root, traces=lines)
-    found = sides_of(root, "double_python", mine)[1]
-    assert [one.workload for one in found.results] == ["w1"]
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("mine.py", "mine.py"), "2 definitions take what run takes: double, twice; say which one is meant"),
-        (("double_python", "mne.py"), "mne.py: there is no such file; did you mean 'mine.py'?"),
-        (("double_python", "empty"), "empty: there is no source file in it"),
-        (("double_python", "notes.txt"), "no source file (.cc, .cpp, .cu, .cxx, .py) tells the language"),
-    ],
-)
-def test_what_is_wrong_with_a_source_is_one_line(root, mine, monkeypatch, words, told):
-    monkeypatch.chdir(mine.parent)
-    (mine.parent / "empty").mkdir()
-    (mine.parent / "notes.txt").write_text("nothing")
-    with pytest.raises(DataSetError, match=rf"^.*{re.escape(told)}[^\n]*$"):
-        sides_of(root, *words)
-
-
-def test_the_command_tells_what_it_found_out(root, mine, capsys):
-    command = ["compare", str(mine), str(mine), "--local", str(root), "--definition", "twice", "--devices", "cpu"]
-    assert main([*command, "--workloads", "nowhere"]) == 2
-    assert f"{mine}: python, mine.py::run, of twice (as given)" in capsys.readouterr().err
+    assert [one.workload for one in sides_of(root, "double_python", mine)[1].results] == ["w1"]
 
 
 @pytest.mark.parametrize(
@@ -113,9 +99,13 @@ def test_the_command_tells_what_it_found_out(root, mine, capsys):
     [
         (["double_python", "mine.py"], "no trace set was named"),
         (["double_python", "twice_python", "--local", "set", "--entry", "run"], "--entry: neither side is a source"),
+        (
+            ["mine.py", "mine.py", "--local", "set", "--definition", "twice", "--devices", "cpu", "--workloads", "no"],
+            "mine.py: python, mine.py::run, of twice (as given)",
+        ),
     ],
 )
-def test_misuse_is_told(root, mine, monkeypatch, capsys, words, told):
+def test_the_command_tells_what_it_found_out_and_what_is_misuse(root, mine, monkeypatch, capsys, words, told):
     monkeypatch.chdir(root.parent)
     monkeypatch.delenv("FIB_DATASET_PATH", raising=False)
     assert main(["compare", *words]) == 2

@@ -311,6 +311,12 @@ def test_nonsense_is_refused_and_never_breaks_the_load(tmp_path, folder, raw):
     assert (list(loaded.definitions), {issue[0] for issue in issues}) == (["double"], {"error"})
 
 
+@pytest.mark.parametrize(("folder", "found"), [("a/b/c/d", ["double"]), ("a/b/c/d/e", [])])
+def test_problems_are_found_four_folders_deep(tmp_path, folder, found):
+    loaded, _ = load(tmp_path, {f"{folder}/definition.json": make_definition()}, [])
+    assert list(loaded.definitions) == found
+
+
 @pytest.mark.published
 def test_the_public_data_set_loads_whole_and_survives_a_round_trip(published):
     loaded = TraceSet.from_path(published)

@@ -35,15 +35,7 @@ def machine(device=GPU, *, gpus=1, torch_has_cuda=True):
 
 
 def readings(**parts):
-    found = Readings(
-        method="cupti",
-        cuda="13.0",
-        launch_gap_ns=1100,
-        warm_tb_per_sec=4.4,
-        cold_tb_per_sec=3.0,
-        memory_tb_per_sec=4.3,
-    )
-    return replace(found, **parts)
+    return replace(Readings(method="cupti", cuda="13.0", launch_gap_ns=1100), **parts)
 
 
 def agreement(*ratios, problem=""):
@@ -83,11 +75,6 @@ FINDINGS = {
     "no cupti": (clock(NOT_INSTALLED), "note", "a pair of them round nothing reads 2.0 us", "install cupti"),
     "forbidden": (clock(FORBIDDEN), "note", FORBIDDEN, "NVreg_RestrictProfilingToAdminUsers=0"),
     "cupti fails": (clock("CUPTI takes no buffers (error 1)"), "note", "(error 1)", "run this again"),
-    "cold": (of.find_cold(readings()), "ok", "3.00 TB/s after a flush, 4.40 TB/s warm", ""),
-    "as warm": (of.find_cold(readings(cold_tb_per_sec=4.3)), "broken", "4.30 TB/s after a flush", "MIG"),
-    "above memory": (
-        of.find_cold(readings(warm_tb_per_sec=9.0, cold_tb_per_sec=5.0)), "broken", "5.00 TB/s after", "MIG",
-    ),
     "nearly": (twins(1.03, 1.0), "note", "smaller differences", "quiet"),
     "differ": (twins(1.0, 0.95), "broken", "cannot be compared", "quiet"),
     "rough": (twins(1.0, 0.5, on_gpu=False), "note", "smaller differences", "quiet"),
@@ -134,13 +121,8 @@ def test_a_visit_of_a_healthy_machine_reads_like_this(examined):
     assert (document["exit_code"], document["twins"]["overall"]["ratio"]) == (0, 1.0)
     assert document["findings"][0].keys() == {"topic", "state", "text", "advice"}
     text = render_report(report)
-    squeezed = [" ".join(line.split()) for line in text.splitlines()]
-    for line in (
-        "compute capability 9.0",
-        "at rest 345 MHz, 3201 MHz of its memory, 76.0 W, 31 °C",
-        "ok cold L2 reads: 3.00 TB/s after a flush, 4.40 TB/s warm; memory gives 4.30 TB/s",
-    ):
-        assert line in squeezed
+    for line in ("at rest 345 MHz, 3201 MHz of its memory, 76.0 W, 31 °C", "launch in a full queue costs 1.10 us"):
+        assert line in " ".join(text.split())
     assert text.endswith("\nThis machine can measure, by CUPTI with a cold or a warm L2.\n")
 
 
@@ -173,11 +155,9 @@ def test_what_a_driver_does_not_tell_is_not_known():
     found = read_machine(GPU, nvml=nvml, environment={"PATH": ""})
     assert (found.gpus, found.at_rest, found.versions["driver"], found.compilers["C++"]) == (0, None, None, None)
     assert (bool(found.versions["torch"]), found.languages["python"]) == (True, None)
-    nvml = Mock(NVMLError=RuntimeError)
-    nvml.nvmlSystemGetCudaDriverVersion.return_value = 13000
-    nvml.nvmlSystemGetDriverVersion.return_value = "580.1"
-    nvml.nvmlDeviceGetCount.return_value = 8
-    found = read_machine(GPU, nvml=nvml)
+    told = {"CudaDriverVersion": 13000, "DriverVersion": "580.1"}
+    answers = {f"nvmlSystemGet{name}.return_value": value for name, value in told.items()}
+    found = read_machine(GPU, nvml=Mock(NVMLError=RuntimeError, **answers, **{"nvmlDeviceGetCount.return_value": 8}))
     assert (found.gpus, found.versions["driver"]) == (8, "580.1 (CUDA 13.0)")
 
 
@@ -228,8 +208,5 @@ def test_on_a_cpu_it_says_what_works_and_succeeds(capsys):
 def test_a_gpu_can_be_measured_on():
     report = visit.examine(discover_devices(None)[0])
     assert report.exit_code == 0, report.findings
-    readings = report.readings
-    assert readings.method == "cupti", readings.fallback
-    assert 300 < readings.launch_gap_ns < 5000
-    assert readings.cold_tb_per_sec < readings.memory_tb_per_sec < readings.warm_tb_per_sec * 1.1
+    assert (report.readings.method, 300 < report.readings.launch_gap_ns < 5000) == ("cupti", True)
     assert [abs(row.ratio.log_mean) < 0.04 for row in report.twins.rows] == [True] * 4

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from benchmarks.exploits.kit.attack import load_attacks
+from benchmarks.exploits.attack import load_attacks
 from tests.kit.documents import CHECKOUT, DOCS
 
 MOST_WORDS = 25

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import pairwise
 
 import pytest
 
-from flashinfer_bench.routines.table import ROUTINES
+from flashinfer_bench.routines.case.materials import make_material
+from flashinfer_bench.routines.table import ROUTINES, find_routine
 from tests.routines.judged import make_case
 
 ROWS = "--batch_size 2 --hidden_size 64"  # N = 128
@@ -118,10 +120,9 @@ def test_every_routine_is_counted():
 def test_cutlass_counts_the_pairs_and_experts_of_its_rank():
     case = make_case("cutlass_fused_moe", f"{MOE} --ep_size 2 --ep_rank 1 --tp_size 2")
     chosen = case.inputs["token_selected_experts"].value
-    here = chosen[chosen >= 4]
-    assert case.cost.flops == len(here) * 6 * 128 * 128
-    weights = len(set(here.tolist())) * 3 * 128 * 128 * 2
-    assert case.cost.bytes == 4 * (128 * (2 + 2) + 8 * 2) + weights
+    here = chosen[chosen >= 4].tolist()
+    weights = len(set(here)) * 3 * 128 * 128 * 2
+    assert (case.cost.flops, case.cost.bytes) == (len(here) * 6 * 128 * 128, 4 * (128 * 4 + 16) + weights)
 
 
 def test_tokens_that_stay_on_their_rank_do_not_travel():
@@ -149,3 +150,8 @@ def test_random_lengths_are_counted_as_they_are():
     lengths = [end - start for start, end in pairwise(bounds)]
     assert case.cost.flops == sum(2 * length * (length + 1) // 2 * 2 * 16 for length in lengths)
     assert 1 <= min(lengths) < max(lengths) <= 64
+
+
+def test_a_saved_case_has_its_cost():
+    case = make_case("mm_fp4", "--m 2 --n 64 --k 128 --use_nvfp4")
+    assert make_material(find_routine("mm_fp4"), case, ()).workload.cost.model_dump() == asdict(case.cost)

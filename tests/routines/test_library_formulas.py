@@ -9,43 +9,20 @@ import pytest
 import torch
 
 from flashinfer_bench.routines.case.materials import make_material
+from flashinfer_bench.routines.code import moe_torch
 from flashinfer_bench.routines.table import find_routine
-from tests.routines.judged import JudgedRoutine, make_case, run_of
+from tests.routines.judged import JudgedRoutine, load, make_case
 
 pytestmark = pytest.mark.cpu
 
-FP4_NORM = "--batch_size 32 --hidden_size 1024 --use_global_scale"
-LLAMA4 = "--num_tokens 64 --hidden_size 128 --intermediate_size 128 --num_experts 16 --top_k 1 --routing_method llama4"
-SIZES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+EXPERTS = "--num_tokens 4 --hidden_size 128 --intermediate_size 128 --num_experts 4"
 
 
-def fp4_kernel(total, weight, global_scale, power):
-    """rmsnorm_fp4quant of CuTe-DSL: block scales are global_scale ** power times the largest value over 6."""
-    factor = global_scale.double() ** power
-    wide = total.double()
-    values = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6) * weight.double()
-    blocks = values.view(len(values), -1, 16)
-    scale = (factor * blocks.abs().amax(-1) / 6).clamp(max=448).float().to(torch.float8_e4m3fn)
-    sized = (blocks * (factor / scale.double())[..., None]).view(values.shape)
-    codes = (sized.abs()[..., None] - SIZES).abs().argmin(-1) | (sized.signbit().long() << 3)
-    pairs = codes.to(torch.uint8).view(len(codes), -1, 2)
-    return [(pairs[..., 0] | (pairs[..., 1] << 4)).view(torch.float4_e2m1fn_x2), scale]
-
-
-@pytest.mark.parametrize("routine", ["rmsnorm_fp4quant", "add_rmsnorm_fp4quant"])
-def test_a_norm_multiplies_block_scales_by_the_global_one_and_uses_the_range_of_e4m3(routine, tmp_path):
-    job = JudgedRoutine(routine, tmp_path, FP4_NORM)
-
-    def status(power):
-        def run(x, *rest):
-            *residual, weight, global_scale = rest
-            total = x + residual[0] if residual else x
-            return [*fp4_kernel(total, weight, global_scale, power), *([total] if residual else [])]
-
-        return job.status(run)
-
-    assert [status(power) == "PASSED" for power in (1, 0, -1)] == [True, False, False]
-    scales = job.honest(*job.inputs)[1].float()
+def test_a_norm_multiplies_block_scales_by_the_global_one_and_uses_the_range_of_e4m3(tmp_path):
+    job = JudgedRoutine("rmsnorm_fp4quant", tmp_path, "--batch_size 32 --hidden_size 1024 --use_global_scale")
+    x, weight, factor = job.inputs
+    scales, plain = (job.honest(x, weight, one)[1].float() for one in (factor, factor**0))
+    assert torch.allclose(scales, plain * factor, rtol=0.13)  # both are rounded to e4m3
     assert 16 < float(scales.median()) < float(scales.max()) <= 448
 
 
@@ -54,19 +31,70 @@ def test_the_activation_scales_of_nvfp4_experts_are_scalars_as_the_library_asks(
     seen = []
     moe = SimpleNamespace(cutlass_fused_moe=lambda *given, **_: seen.extend(given[6]))
     monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(fused_moe=moe, ActivationType=int))
-    flags = "--num_tokens 4 --hidden_size 128 --intermediate_size 128 --num_experts 4 --top_k 2"
-    job = JudgedRoutine("cutlass_fused_moe", tmp_path, f"{flags} --cutlass_variant nvfp4 {more}")
+    job = JudgedRoutine("cutlass_fused_moe", tmp_path, f"{EXPERTS} --top_k 2 --cutlass_variant nvfp4 {more}")
     material = make_material(find_routine("cutlass_fused_moe"), job.case, ["cutlass"])
-    run_of(material.solutions["cutlass"])(*job.inputs, torch.empty(4, 128, dtype=torch.bfloat16))
+    load(material.solutions["cutlass"])["run"](*job.inputs, torch.empty(4, 128, dtype=torch.bfloat16))
     assert [scale.ndim for scale in seen] == [0, 3, 1, 0, 3, 1]
 
 
 @pytest.mark.parametrize(("method", "uses"), [("deepseek_v3", True), ("llama4", False), ("renormalize", False)])
 def test_only_deepseeks_routing_adds_the_bias_and_reads_its_bytes(method, uses, tmp_path):
-    flags = LLAMA4.replace("llama4", method)
+    flags = f"{EXPERTS} --top_k 1 --routing_method {method}"
     job = JudgedRoutine("trtllm_fp8_per_tensor_scale_moe", tmp_path, f"{flags} --use_routing_bias")
     logits, bias, *rest = job.inputs
     strong = torch.arange(len(bias), dtype=torch.float32) * 100
     assert torch.equal(job.honest(logits, bias, *rest)[0], job.honest(logits, strong, *rest)[0]) != uses
-    without = make_case("trtllm_fp8_per_tensor_scale_moe", flags).cost.bytes
-    assert (job.case.cost.bytes > without) == uses
+    assert (job.case.cost.bytes > make_case("trtllm_fp8_per_tensor_scale_moe", flags).cost.bytes) == uses
+
+
+def test_causal_attention_is_that_of_torch(tmp_path):
+    sizes = "--batch_size 2 --s_qo 4 --s_kv 9 --num_qo_heads 4 --num_kv_heads 2 --head_dim_qk 16 --causal"
+    job = JudgedRoutine("BatchPrefillWithRaggedKVCacheWrapper", tmp_path, sizes)
+
+    def run(*inputs):
+        q, k, v = (one.float().unflatten(0, (2, -1)).transpose(1, 2) for one in inputs[:3])
+        seen = torch.ones(4, 9, dtype=torch.bool).tril(5)
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, seen, enable_gqa=True)
+        return [out.transpose(1, 2).flatten(0, 1).to(torch.bfloat16)]
+
+    assert job.status(run) == "PASSED"
+
+
+@pytest.mark.parametrize("more", ["", "--interleave"])
+def test_rope_turns_pairs_like_complex_numbers(more, tmp_path):
+    sizes = "--batch_size 2 --seq_len 7 --num_qo_heads 4 --num_kv_heads 2 --head_dim 32"
+    job = JudgedRoutine("apply_rope_pos_ids", tmp_path, f"{sizes} {more}")
+
+    def turn(x, angle):
+        pairs = x.double().unflatten(-1, (-1, 2) if more else (2, -1))
+        turned = torch.view_as_complex((pairs if more else pairs.mT).contiguous()) * torch.polar(torch.ones(1), angle)
+        real = torch.view_as_real(turned)
+        return (real if more else real.mT).flatten(-2).to(x.dtype)
+
+    def run(q, k, pos_ids):
+        angle = pos_ids[:, None, None] * 1e4 ** (-torch.arange(16) / 16)
+        return [turn(q, angle), turn(k, angle)]
+
+    assert job.status(run) == "PASSED"
+
+
+def test_a_power_of_two_is_the_smallest_that_brings_its_block_within_the_limit(tmp_path):
+    job = JudgedRoutine("mxfp8_quantize", tmp_path, "--m 8 --k 128 --no_sf_swizzled_layout")
+    (x,) = job.inputs
+    codes, scales = job.honest(x)
+    factor = 2 ** (scales.view(8, 4, 1).double() - 127)
+    largest = (x.view(8, 4, 32) / factor).abs().amax(dim=-1)
+    assert bool(((largest > 224) & (largest <= 448)).all())
+    assert torch.allclose(codes.view(8, 4, 32).double() * factor, x.view(8, 4, 32).double(), rtol=2**-4, atol=1e-2)
+
+
+def test_deepseeks_experts_are_the_best_ones_of_the_best_groups(monkeypatch):
+    for name, value in {"N_GROUP": 4, "TOPK_GROUP": 2, "TOP_K": 3}.items():
+        monkeypatch.setattr(moe_torch, name, value)
+    scores, bias = torch.rand(20, 16), torch.rand(16)
+    found, weights = moe_torch.route_in_groups(scores, bias)
+    for row, chosen in zip((scores + bias).tolist(), found.tolist(), strict=True):
+        groups = sorted(range(4), key=lambda at: -sum(sorted(row[4 * at : 4 * at + 4])[-2:]))[:2]
+        experts = [one for one in range(16) if one // 4 in groups]
+        assert chosen == sorted(experts, key=lambda one: -row[one])[:3]
+    assert torch.allclose(weights, 2.5 * torch.nn.functional.normalize(scores.gather(1, found), p=1, dim=1))

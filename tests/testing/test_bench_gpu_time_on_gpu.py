@@ -35,3 +35,8 @@ def test_a_graph_replay_launches_what_the_call_does(data):
     timed = bench_gpu_time(chain, args=(data,), use_cuda_graph=True, num_iters=10)
     assert timed.measurement["launch"] == "graph"
     assert timed.measurement["operations"] >= 5
+
+
+def test_a_flush_leaves_nothing_of_the_data_in_the_l2(data):
+    warm, cold = (bench_gpu_time(torch.sum, args=(data,), cold_l2_cache=cold).median_ms for cold in (False, True))
+    assert cold > 1.1 * warm

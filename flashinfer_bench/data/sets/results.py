@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from flashinfer_bench.data.trace_set import TraceSet
 
 _PASSED = EvaluationStatus.PASSED  # access to a member of an Enum takes ten times as long
-_UNMEASURED: Final = PerformanceLine()
+UNMEASURED: Final = PerformanceLine()
 _UNKNOWN: Final = datetime.min.replace(tzinfo=timezone.utc)
 JUDGED_KEYS: Final = ("definition", "solution", "workload", "evaluator")
 """The keys of a fingerprint that say what was judged, and by whom. The others say under which settings."""
@@ -89,17 +89,17 @@ class Result(NamedTuple):
     @property
     def latency_ms(self) -> float | None:
         """The latency; None without one, or if no call takes as long."""
-        return as_time((self.evaluation.performance or _UNMEASURED).latency_ms)
+        return as_time((self.evaluation.performance or UNMEASURED).latency_ms)
 
     @property
     def reference_ms(self) -> float | None:
         """The latency of the reference; None if it was not measured."""
-        return as_time((self.evaluation.performance or _UNMEASURED).reference_latency_ms)
+        return as_time((self.evaluation.performance or UNMEASURED).reference_latency_ms)
 
     @property
     def speedup_factor(self) -> float:
         """The speed-up over the reference that the trace tells; 0 without one."""
-        factor = (self.evaluation.performance or _UNMEASURED).speedup_factor
+        factor = (self.evaluation.performance or UNMEASURED).speedup_factor
         return factor if math.isfinite(factor) else 0.0
 
     @property
@@ -153,7 +153,7 @@ def list_results(trace_set: TraceSet | None, traces: Iterable[AnyTrace], *, late
 def in_order_of_time(traces: Iterable[AnyTrace]) -> list[AnyTrace]:
     """Return the traces that hold a verdict, the earliest first."""
     judged = [(trace, trace.evaluation) for trace in traces if trace.evaluation is not None]
-    return [trace for trace, _ in sorted(judged, key=lambda item: parse_time(item[1].timestamp) or _UNKNOWN)]
+    return [trace for trace, _ in sorted(judged, key=lambda item: moment_of(item[1]))]
 
 
 def find_latest(traces: Iterable[AnyTrace]) -> list[AnyTrace]:
@@ -181,6 +181,11 @@ def _may_be_alike(*traces: AnyTrace) -> bool:
     """Tell whether two traces are of the same things by their fingerprints, or one has none."""
     judged = {_JUDGED(tell(trace.evaluation).run.fingerprint) for trace in traces if trace.evaluation is not None}
     return len(judged - {("", "", "", "")}) < 2
+
+
+def moment_of(evaluation: AnyEvaluation) -> datetime:
+    """Return the time of a verdict; one whose time is unknown is the earliest."""
+    return parse_time(evaluation.timestamp) or _UNKNOWN
 
 
 def parse_time(text: str) -> datetime | None:

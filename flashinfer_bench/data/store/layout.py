@@ -62,11 +62,6 @@ def definition_path(root: Path, *, op_type: str, definition: str) -> Path:
     return _file(root, DEFINITIONS, op_type, definition)
 
 
-def definition_names(root: Path, files: Iterable[Path]) -> frozenset[str]:
-    """Return the names of definitions by their files' places, of those files that lie where definitions do."""
-    return frozenset(file.stem for file in files if file.is_relative_to(root / DEFINITIONS))
-
-
 def solution_path(root: Path, *, author: str, op_type: str, definition: str, solution: str) -> Path:
     """Give the file of a solution."""
     return _file(root, SOLUTIONS, author, op_type, definition, solution)

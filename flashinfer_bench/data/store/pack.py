@@ -62,7 +62,7 @@ def pack_folder(folder: Path) -> Packed:
         raw["spec"] = moved | (dict(spec) if isinstance(spec, Mapping) else {})
     packed_before = f"{path_part(str(raw.get('name')))}.json"
     raw.setdefault("sources", [path for path in _list_sources(folder, problems) if path != packed_before])
-    issues = [LoadIssue("error", folder, None, "sources", problem) for problem in problems]
+    issues = [Place(folder).issue("error", problem, ("sources",)) for problem in problems]
     solution = parse_raw(Solution, raw, Place(file), issues)
     if solution is None or any(issue.severity == "error" for issue in issues):
         told = [f"  {replace(issue, field=(issue.field or '').removeprefix('spec.'))}" for issue in issues]
@@ -120,12 +120,8 @@ def split_solution(solution: Solution) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the manifest of a solution, and path → text of its sources."""
     plain = solution.to_dict()
     spec, sources = plain.pop("spec"), plain.pop("sources")
-    if any(key in SPEC_KEYS for key in plain):
-        plain["spec"] = spec  # a key of its own has the name of one of these: they are kept apart
-    else:
-        plain |= {key: spec[key] for key in SPEC_KEYS if key in spec}
-        own = {key: value for key, value in spec.items() if key not in SPEC_KEYS}
-        plain |= {"spec": own} if own else {}
+    is_flat = spec.keys() <= set(SPEC_KEYS) and plain.keys().isdisjoint(SPEC_KEYS)
+    plain |= spec if is_flat else {"spec": spec}  # a key of its own may have the name of another
     texts = {source["path"]: source.pop("content") for source in sources}
     listed = [source["path"] if len(source) == 1 else source for source in sources]
     if listed != _sort_sources(texts):

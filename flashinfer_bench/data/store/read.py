@@ -129,7 +129,7 @@ class _Reader:
         found = self.found
         self.read_definitions()
         wrong = (issue.file for issue in self.issues if issue.severity == "error")
-        self.broken = layout.definition_names(self.root, wrong)
+        self.broken = frozenset(file.stem for file in wrong if file.is_relative_to(self.root / DEFINITIONS))
         self.read_solutions()
         self.read_workloads()
         self.read_traces()

@@ -37,7 +37,7 @@ DEEPEST: Final = 200
 PLAIN_BYTES: Final = 4000
 """A longer line, in bytes, is parsed twice: Python refuses integers of more than 4,300 digits."""
 SHARED: Final = 1 << 16
-"""Workloads, and environments, that further lines share."""
+"""Workloads and environments that further lines share."""
 
 Named = Annotated[str, msgspec.Meta(min_length=1)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
@@ -158,8 +158,9 @@ def read_trace_line(text: bytes) -> TraceLine | None:
         if not is_plain:
             _ANY_TABLE.validate_json(text)
         found = _LINE.decode(text)
-        said, workload = found.evaluation, _read_workload(bytes(found.workload))
-        said.environment = _read_environment(bytes(cast("msgspec.Raw", said.environment)))
+        said, workload = found.evaluation, cast("Workload", _read_shared(Workload, bytes(found.workload)))
+        text_of_environment = bytes(cast("msgspec.Raw", said.environment))
+        said.environment = cast("Environment", _read_shared(Environment, text_of_environment))
     except (msgspec.MsgspecError, ValueError):
         return None
     is_whole = (
@@ -185,16 +186,9 @@ _ANY_TABLE: Final = SchemaValidator(core_schema.typed_dict_schema({}, extra_beha
 
 
 @lru_cache(SHARED)
-def _read_workload(text: bytes) -> Workload:
-    return cast("Workload", _without_warnings(Workload.model_validate_json(text)))
-
-
-@lru_cache(SHARED)
-def _read_environment(text: bytes) -> Environment:
-    return cast("Environment", _without_warnings(Environment.model_validate_json(text)))
-
-
-def _without_warnings(model: DataModel) -> DataModel:
-    if any(model.unknown_keys()):
+def _read_shared(model: type[DataModel], text: bytes) -> DataModel:
+    """Read a part that further lines have, too; raise ValueError if it deserves a warning."""
+    found = model.model_validate_json(text)
+    if any(found.unknown_keys()):
         raise ValueError("it has keys that may be misspelt")
-    return model
+    return found

@@ -15,9 +15,6 @@ from flashinfer_bench.timing.nvml import GpuState
 
 State = Literal["ok", "note", "broken"]
 
-COLD_OVER_WARM: Final = 0.9
-COLD_OVER_MEMORY: Final = 1.1
-"""The flush works if a read after it is at most these shares of the rate of a warm read and of the memory's rate."""
 TWINS_AGREE: Final = 0.015
 """Twins whose latencies differ by at most this share agree."""
 TWINS_DIFFER: Final = 0.04
@@ -31,7 +28,6 @@ TO_GET_CUPTI: Final = {
 }
 """Words in the reason of a fall-back, and what helps there. The first words that fit count."""
 AGAIN: Final = "run it again on a quiet machine"
-LOOK_FOR: Final = "look for other processes and for MIG, then run this again"
 
 
 @dataclass(frozen=True)
@@ -69,8 +65,8 @@ def find_languages(languages: Mapping[str, str | None]) -> Iterator[Finding]:
     works = [name for name, reason in languages.items() if reason is None]
     yield Finding("languages", "ok" if works else "broken", f"{', '.join(works) or 'none'} can be built")
     for name, reason in languages.items():
-        if reason is not None:
-            what, _, advice = reason.partition(";")
+        what, _, advice = (reason or "").partition(";")
+        if what:
             yield Finding(name, "note", f"cannot be built: {what}", advice.strip())
 
 
@@ -133,16 +129,6 @@ def find_clock(readings: Readings) -> Finding:
     advice = next(what for words, what in TO_GET_CUPTI.items() if words in reason)
     pair = f"a pair of them round nothing reads {readings.empty_ns / 1e3:.1f} us, which every time holds"
     return Finding("clock", "note", f"CUDA events ({reason}); {pair}", advice)
-
-
-def find_cold(readings: Readings) -> Iterator[Finding]:
-    """Say whether a flush leaves nothing in the L2."""
-    cold, warm, memory = readings.cold_tb_per_sec, readings.warm_tb_per_sec, readings.memory_tb_per_sec
-    text = f"reads: {cold:.2f} TB/s after a flush, {warm:.2f} TB/s warm; memory gives {memory:.2f} TB/s"
-    if warm and cold <= COLD_OVER_WARM * warm and cold <= COLD_OVER_MEMORY * memory:
-        yield Finding("cold L2", "ok", text)
-    elif warm:
-        yield Finding("cold L2", "broken", f"the flush leaves data in the L2. {text}", LOOK_FOR)
 
 
 def find_agreement(twins: Comparison, *, on_gpu: bool) -> Finding:

@@ -45,7 +45,7 @@ class MachineState:
 
 @dataclass(frozen=True)
 class Readings:
-    """What was measured on one device; rates are in 10^12 bytes a second."""
+    """What was measured on one device."""
 
     method: str
     """The clock that calls are timed by here: "cupti", "cuda_events" or "wall"."""
@@ -57,12 +57,6 @@ class Readings:
     """Time that one more launch costs in a full queue; 0 where the clock cannot tell."""
     empty_ns: int = 0
     """What the wall clock, or a pair of CUDA events, reads of nothing; 0 for CUPTI."""
-    warm_tb_per_sec: float = 0.0
-    """A kernel reads data that fits the L2, just after it was read; 0 where there is too little memory."""
-    cold_tb_per_sec: float = 0.0
-    """It reads the same data after a flush of the L2."""
-    memory_tb_per_sec: float = 0.0
-    """It reads many times the L2."""
 
 
 def read_machine(device: Device, *, nvml: Any = pynvml, environment: Mapping[str, str] = os.environ) -> MachineState:
@@ -73,9 +67,7 @@ def read_machine(device: Device, *, nvml: Any = pynvml, environment: Mapping[str
         nvml: the NVML binding.
         environment: where compilers are looked for.
     """
-    toolchain = find_toolchain(environment)
-    cuda = toolchain.cuda
-    gpus = 0
+    toolchain, gpus = find_toolchain(environment), 0
     versions: dict[str, str | None] = {"flashinfer_bench": __version__, "python": platform.python_version()}
     versions |= dict.fromkeys([*PACKAGES, "driver"])
     for package in PACKAGES:
@@ -83,10 +75,10 @@ def read_machine(device: Device, *, nvml: Any = pynvml, environment: Mapping[str
             versions[package] = metadata.version(package)
     with suppress(nvml.NVMLError):
         nvml.nvmlInit()
-        number = int(nvml.nvmlSystemGetCudaDriverVersion())
-        cuda_version = f"CUDA {number // 1000}.{number % 1000 // 10}"
-        versions["driver"] = f"{nvml.nvmlSystemGetDriverVersion()} ({cuda_version})"
+        number, driver = int(nvml.nvmlSystemGetCudaDriverVersion()), nvml.nvmlSystemGetDriverVersion()
+        versions["driver"] = f"{driver} (CUDA {number // 1000}.{number % 1000 // 10})"
         gpus = int(nvml.nvmlDeviceGetCount())
+    cuda, cxx = toolchain.cuda, toolchain.cxx
     return MachineState(
         device=device,
         gpus=gpus,
@@ -94,7 +86,7 @@ def read_machine(device: Device, *, nvml: Any = pynvml, environment: Mapping[str
         versions=versions,
         compilers={
             "nvcc": f"{cuda.nvcc.path} ({cuda.version[0]}.{cuda.version[1]})" if cuda else None,
-            "C++": str(toolchain.cxx.path) if toolchain.cxx else None,
+            "C++": str(cxx.path) if cxx else None,
         },
         languages=find_unavailable_languages(toolchain),
         at_rest=read_gpu_state(device.uuid) if device.kind == "cuda" else None,

@@ -7,7 +7,7 @@ this engine distort every comparison. *Programs* of ours show how solutions can 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
@@ -34,8 +34,8 @@ from flashinfer_bench.examine.doctor.findings import Finding
 from flashinfer_bench.examine.doctor.machine import MachineState, Readings, read_machine
 from flashinfer_bench.report.verdict import reason_of
 
-FORMAT_VERSION: Final = 3
-"""Version of the JSON document. History: 2 has `twins`, as `compare` has them; 3 has flat `readings`."""
+FORMAT_VERSION: Final = 4
+"""Version of the JSON document. History: 2 has `twins`, as `compare` has them; 3 has flat `readings`; 4 no rates."""
 PROBE: Final = "flashinfer_bench.examine.doctor.probe"
 PROBE_S: Final = 300.0
 """Seconds after which the probe is ended, and has measured nothing."""
@@ -98,26 +98,26 @@ def examine(
     found = report.findings = [*of.find_gpu(machine, named), *of.find_languages(machine.languages)]
     found += [*of.find_confinement(machine.sandbox, sandbox), *of.find_neighbours(machine.at_rest)]
 
-    def attempt(topic: str, step: str, work: Callable[[], None]) -> None:
-        tell(step)
-        try:
-            work()
-        except Fault as fault:
-            found.append(Finding(topic, "broken", str(fault), SEE_MESSAGE))
-
-    def probe() -> None:
+    def probe() -> Iterable[Finding]:
         report.readings = run_probe(device)
-        found.extend([of.find_clock(report.readings), *of.find_cold(report.readings)])
+        return [of.find_clock(report.readings)]
 
-    def compare() -> None:
+    def compare() -> Iterable[Finding]:
         report.twins = time_twins(device)
-        found.append(of.find_agreement(report.twins, on_gpu=device.kind == "cuda"))
+        return [of.find_agreement(report.twins, on_gpu=device.kind == "cuda")]
 
-    attempt("measuring", f"measuring {device.label}", probe)
-    if report.readings is not None and not quick:
-        attempt("A/A", "timing the same kernels as two solutions each", compare)
-        step = "building, loading and calling programs of ours"
-        attempt("programs", step, lambda: found.extend(of.find_programs(try_programs(device))))
+    steps: list[tuple[str, str, Callable[[], Iterable[Finding]]]] = [
+        ("measuring", f"measuring {device.label}", probe),
+        ("A/A", "timing the same kernels as two solutions each", compare),
+        ("programs", "building, loading and calling programs of ours", lambda: of.find_programs(try_programs(device))),
+    ]
+    for topic, step, work in steps:
+        if work is probe or (report.readings is not None and not quick):
+            tell(step)
+            try:
+                found += work()
+            except Fault as fault:
+                found.append(Finding(topic, "broken", str(fault), SEE_MESSAGE))
     report.summary = of.summarise_findings(found, report.readings)
     return report
 

@@ -1,9 +1,9 @@
 """Takes one function out of a module of `routines.code`, with all that it uses, and makes a source file of it.
 
 The module is read, never imported: code that needs torch or flashinfer runs in the judge's or a worker's process. A
-constant (a name in capitals) may get another value. The function becomes `run`. A function with `_setup` behind its
-name becomes `setup`, which prepares what `run` takes by keyword. Each names the inputs that it uses; `*rest` stands for
-all others, and `**outputs` for the outputs by name. The made functions get all inputs of the definition, in its order.
+constant (a name in capitals) may get another value. The source's `run` gets all inputs of the definition, in order, and
+calls the function with those that it names; `*rest` stands for all others, and `**outputs` for the outputs
+by name. A function with `_setup` behind its name is called by `setup`, which prepares what `run` takes by keyword.
 
 The text of a reference decides the name of its definition, comments apart. So a change to a docstring in `*_torch.py`
 gives every case of that function another name.
@@ -20,7 +20,6 @@ from typing import Any, Final
 CODE: Final = Path(__file__).parents[1] / "code"
 PACKAGE: Final = "flashinfer_bench.routines.code."
 ENTRY: Final = "run"
-SETUP: Final = "setup"
 
 
 def lift(
@@ -40,42 +39,36 @@ def lift(
 
     Raises:
         KeyError: the module has no such function.
-        ValueError: the function takes something else.
     """
     bodies = top_level(file)
-    main: Any = bodies[function]
-    is_dps = main.args.kwarg is not None or any(one.arg in outputs for one in main.args.args)
-    given = list(outputs) if is_dps else []
-    entries = {name: new for name, new in ((f"{function}_setup", SETUP), (function, ENTRY)) if name in bodies}
+    parameters: Any = bodies[function].args  # type: ignore[attr-defined]
+    is_dps = parameters.kwarg is not None or any(one.arg in outputs for one in parameters.args)
+    entries = {name: new for name, new in ((f"{function}_setup", "setup"), (function, ENTRY)) if name in bodies}
     wanted: set[str] = set()
-    waiting = set(entries)
+    waiting = {*entries}
     while waiting:
         wanted |= waiting
         used = {node.id for name in waiting for node in ast.walk(bodies[name]) if isinstance(node, ast.Name)}
         waiting = (used & bodies.keys()) - wanted
-    imports, parts = ["from __future__ import annotations\n"], []
-    for name, node in bodies.items():
-        if isinstance(node, (ast.Import, ast.ImportFrom)) and name in wanted:
-            imports.append(ast.unparse(node))
-        elif name in wanted - entries.keys():
-            parts.append(f"{name} = {constants[name]!r}" if name in constants else ast.unparse(node))
-    parts += [_as_entry(bodies[name], new, list(inputs), given) for name, new in entries.items()]
-    return "\n\n".join(["\n".join(imports), *parts]) + "\n", is_dps
+    parts = [
+        f"{name} = {constants[name]!r}" if name in constants else ast.unparse(node)
+        for name, node in bodies.items()
+        if name in wanted
+    ]
+    given = outputs if is_dps else ()
+    parts += [_call(new, name, bodies[name], inputs, given) for name, new in entries.items()]
+    return "\n\n".join(parts) + "\n", is_dps
 
 
-def _as_entry(function: ast.stmt, name: str, inputs: list[str], outputs: list[str]) -> str:
-    """Return the text of a function with another name, which takes all inputs and outputs."""
-    copy: Any = ast.parse(ast.unparse(function)).body[0]
-    taken = [argument.arg for argument in copy.args.args]
-    if not {*taken} <= {*inputs, *outputs}:
-        raise ValueError(f"{copy.name} takes {', '.join(taken)}; there are {', '.join([*inputs, *outputs])}")
-    rest, named = copy.args.vararg, copy.args.kwarg
-    bound = [f"{rest.arg} = [{', '.join(one for one in inputs if one not in taken)}]"] if rest else []
-    bound += [f"{named.arg} = {{{', '.join(f'{one!r}: {one}' for one in outputs)}}}"] if named else []
-    copy.name, copy.args.args = name, [ast.arg(parameter) for parameter in (*inputs, *outputs)]
-    copy.args.vararg = copy.args.kwarg = None
-    copy.body[1:1] = ast.parse("\n".join(bound)).body  # behind the docstring
-    return ast.unparse(copy)
+def _call(new: str, name: str, function: Any, inputs: Collection[str], outputs: Collection[str]) -> str:
+    """Return a function of all inputs and outputs that calls another with those that it takes."""
+    parameters = function.args
+    passed = [one.arg for one in parameters.args]
+    prepared = [one.arg for one in parameters.kwonlyargs]
+    passed += [one for one in inputs if parameters.vararg and one not in passed]
+    passed += [f"{one}={one}" for one in (*(outputs if parameters.kwarg else ()), *prepared)]
+    taken = [*inputs, *outputs, *(["*", *prepared] if prepared else [])]
+    return f"def {new}({', '.join(taken)}):\n    return {name}({', '.join(passed)})"
 
 
 @lru_cache(maxsize=64)
@@ -83,12 +76,12 @@ def top_level(file: str) -> Mapping[str, ast.stmt]:
     """Return the top-level names of a module with their statements; what it takes from its siblings stands in front."""
     found: dict[str, ast.stmt] = {}
     for node in ast.parse((CODE / f"{file}.py").read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef):
-            found[node.name] = node
-        elif isinstance(node, ast.Assign):
-            found |= {target.id: node for target in node.targets if isinstance(target, ast.Name)}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
             found |= top_level((node.module or "").removeprefix(PACKAGE))
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             found |= {alias.asname or alias.name.partition(".")[0]: node for alias in node.names}
+        elif isinstance(node, ast.Assign):
+            found |= {ast.unparse(target): node for target in node.targets}
+        elif isinstance(node, ast.FunctionDef):
+            found[node.name] = node
     return found

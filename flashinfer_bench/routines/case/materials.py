@@ -27,7 +27,7 @@ from flashinfer_bench.errors import DataSetError, Fault
 from flashinfer_bench.routines.case.lift import ENTRY, lift, top_level
 from flashinfer_bench.routines.case.spec import TORCH, Case, Routine, Tensor
 
-CALL: Final = "import flashinfer\n\n\ndef run({}):\n    return {}\n"
+CALL: Final = "import flashinfer\nimport torch\n\n\ndef run({}):\n    {}{}\n"
 ENTRY_FILE: Final = "main.py"
 NAMESPACE: Final = uuid.UUID("6f1c2f6e-55a4-4f0e-9d9e-0c7a6d0f3b52")
 """Namespace of the workloads' uuids: a uuid is made of it and of the definition's name."""
@@ -59,7 +59,7 @@ def make_material(routine: Routine, case: Case, backends: Iterable[str]) -> Mate
         "reference": lift(f"{routine.family}_torch", case.reference, case.constants, case.inputs)[0],
         "tags": [f"routine:{routine.name}"],
     }
-    values: dict[str, Any] = {name: tensor.value for name, tensor in case.inputs.items()}
+    values = {name: tensor.value for name, tensor in case.inputs.items()}
     values |= {name: sha256(value.tobytes()).hexdigest() for name, value in blobs.items()}
     # Equal names mean equal cases.
     label = NOT_PLAIN.sub("_", case.label).strip("_")
@@ -67,8 +67,8 @@ def make_material(routine: Routine, case: Case, backends: Iterable[str]) -> Mate
     definition = Definition.model_validate({"name": name, **fields})
     identity = str(uuid.uuid5(NAMESPACE, name))
     path = str(layout.blob_path(Path(), op_type=case.op_type, definition=name, uuid=identity))
-    inputs = {name: {"type": "scalar", "value": tensor.value} for name, tensor in case.inputs.items()}
-    inputs |= {name: {"type": "random"} for name, tensor in case.inputs.items() if tensor.value is None}
+    inputs: dict[str, Any] = {name: {"type": "random"} for name in case.inputs}
+    inputs |= {name: {"type": "scalar", "value": value} for name, value in values.items() if value is not None}
     inputs |= {name: {"type": "safetensors", "path": path, "tensor_key": name} for name in blobs}
     workload = Workload.model_validate({"uuid": identity, "axes": {}, "inputs": inputs, "cost": asdict(case.cost)})
     solutions = {backend: _solution(routine, case, definition, backend) for backend in backends}
@@ -83,18 +83,19 @@ def write_material(root: Path, material: Material) -> None:
     """
     definition, workload = material.definition, material.workload
     names = {"op_type": definition.op_type, "definition": definition.name}
+    files: dict[Path, str | bytes] = {layout.definition_path(root, **names): definition.to_json(indent=2) + "\n"}
+    for one in material.solutions.values():
+        path = layout.solution_path(root, author=one.author, solution=one.name, **names)
+        files[path] = one.to_json(indent=2) + "\n"
+    if material.blobs:
+        content = save({name: np.asarray(value, order="C") for name, value in material.blobs.items()})
+        files[layout.blob_path(root, uuid=workload.uuid, **names)] = content
+    workloads = layout.workloads_path(root, **names)
     try:
-        write_whole(layout.definition_path(root, **names), definition.to_json(indent=2) + "\n", root=root)
-        line = Trace(definition=definition.name, workload=workload)
-        workloads = layout.workloads_path(root, **names)
+        for path, text in files.items():
+            write_whole(path, text, root=root)
         if not workloads.exists() or workload.uuid not in workloads.read_text(encoding="utf-8", errors="replace"):
-            append_line(workloads, line.to_json(), root=root)
-        for solution in material.solutions.values():
-            place = layout.solution_path(root, author=solution.author, solution=solution.name, **names)
-            write_whole(place, solution.to_json(indent=2) + "\n", root=root)
-        if material.blobs:
-            content = save({name: np.asarray(value, order="C") for name, value in material.blobs.items()})
-            write_whole(layout.blob_path(root, uuid=workload.uuid, **names), content, root=root)
+            append_line(workloads, Trace(definition=definition.name, workload=workload).to_json(), root=root)
     except (OSError, Fault) as error:
         raise DataSetError(f"{root}: the trace set cannot be written: {error}") from error
 
@@ -104,15 +105,18 @@ def _spec(tensor: Tensor) -> dict[str, Any]:
 
 
 def _solution(routine: Routine, case: Case, definition: Definition, backend: str) -> Solution:
-    is_torch, is_dps, text = backend == TORCH, False, definition.reference
-    if not is_torch and case.call:
-        text = CALL.format(", ".join(case.inputs), case.call)
-    elif not is_torch:
-        file, own = f"{routine.family}_flashinfer", f"{case.reference}_{backend.replace('-', '_')}"
-        function = own if own in top_level(file) else case.reference
-        text, is_dps = lift(file, function, {**case.constants, "BACKEND": backend}, case.inputs, case.outputs)
-    # Flags such as --autotune change the source of a library's backend, so the solution gets another name.
-    mark = "" if is_torch else f"_{sha256(text.encode()).hexdigest()[:8]}"
+    is_torch, is_dps, text, mark = backend == TORCH, False, definition.reference, ""
+    if not is_torch:
+        if case.call:
+            is_dps = not case.outputs.keys().isdisjoint(re.findall(r"\w+", case.call))
+            taken = [*case.inputs, *(case.outputs if is_dps else ())]
+            text = CALL.format(", ".join(taken), "" if is_dps else "return ", case.call)
+        else:
+            file, own = f"{routine.family}_flashinfer", f"{case.reference}_{backend.replace('-', '_')}"
+            function = own if own in top_level(file) else case.reference
+            text, is_dps = lift(file, function, {**case.constants, "BACKEND": backend}, case.inputs, case.outputs)
+        # Flags such as --autotune change the source of a library's backend, so the solution gets another name.
+        mark = f"_{sha256(text.encode()).hexdigest()[:8]}"
     return Solution.model_validate(
         {
             "name": f"{definition.name}__{backend.replace('-', '_')}{mark}",
@@ -133,21 +137,21 @@ def _solution(routine: Routine, case: Case, definition: Definition, backend: str
 
 def describe_case(case: Case, reference: str) -> list[str]:
     """Return lines for each input and each number of the reference, in the forms of FlashInfer's documents."""
-    lines = [f"{name}.flatten() = {render_integers(np.asarray(item, np.int32))}" for name, item in case.shown.items()]
+    numbers: dict[str, Any] = {name: np.asarray(item, np.int32) for name, item in case.shown.items()}
+    lines = [f"{name}.flatten() = {render_integers(item)}" for name, item in numbers.items()]
     for name, tensor in case.inputs.items():
         value: Any = tensor.value
         if tensor.shape is None:
             lines.append(f"{name} = {json.dumps(value)}")
             continue
-        sizes = [case.axes[axis] if axis in case.axes else int(axis) for axis in tensor.shape.split()]
         prefix = "torch." if DTYPES[tensor.dtype].storage == tensor.dtype else ""
-        lines += [f"{name}.shape = torch.Size({sizes})", f"{name}.dtype = {prefix}{tensor.dtype}"]
+        lines += [f"{name}.shape = torch.Size({tensor.sizes(case.axes)})", f"{name}.dtype = {prefix}{tensor.dtype}"]
         if value is not None and value.dtype.kind == "i":
             lines.append(f"{name}.flatten() = {render_integers(value)}")
         elif value is not None and value.size == 1:
             lines.append(f"{name} = {value.reshape(-1)[0]}")
     for name, value in case.constants.items():
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and f"\n{name} = " in reference:
+        if type(value) in (int, float) and f"\n{name} = " in f"\n{reference}":
             lines.append(f"{name.lower().removeprefix('sm_')} = {value}")  # attention's SM_SCALE is `scale` there
     return lines
 

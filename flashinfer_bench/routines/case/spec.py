@@ -51,11 +51,6 @@ class Flag:
     most: float = 2**63 - 1
     """The smallest and the largest number that the flag takes."""
 
-    @property
-    def initials(self) -> str:
-        """What stands before a number in the name of a definition."""
-        return "".join(part[0] for part in self.name.split("_")) if self.kind == "int" else ""
-
     def why_not(self, value: Any) -> str | None:
         """Say why the flag does not take a number; None where it does, and for flags of text."""
         is_outside = self.kind in ("int", "float") and not self.least <= value <= self.most
@@ -73,7 +68,7 @@ PDL: Final = switch("enable_pdl", "programmatic dependent launch")
 
 
 def direct(function: str, *arguments: str, **options: object) -> str:
-    """Return the text of a call of the library's on inputs."""
+    """Return the text of a call of the library's on inputs, and outputs if they are named."""
     return f"{function}({', '.join([*arguments, *(f'{name}={value!r}' for name, value in options.items())])})"
 
 
@@ -90,22 +85,27 @@ class Tensor:
     """Elements that a call has to read or write; None for all."""
 
     @classmethod
-    def read(cls, text: str) -> Tensor:
-        """Return the tensor of a dtype and a shape, such as "float16[batch_size 2 hidden_size]"."""
-        dtype, _, shape = text.removesuffix("]").partition("[")
+    def read(cls, given: Any) -> Tensor:
+        """Return a tensor as it is, or that of a dtype and a shape, such as "float16[batch_size 2 hidden_size]"."""
+        if isinstance(given, Tensor):
+            return given
+        dtype, _, shape = given.removesuffix("]").partition("[")
         return cls(dtype, shape)
+
+    def sizes(self, axes: Mapping[str, int]) -> list[int]:
+        """Return the size of each dimension; none of a number."""
+        return [axes[axis] if axis in axes else int(axis) for axis in (self.shape or "").split()]
 
     def count_bytes(self, axes: Mapping[str, int]) -> float:
         """Return the bytes that a call has to read or write. A number costs none."""
         if self.shape is None:
             return 0
-        sizes = [axes[axis] if axis in axes else int(axis) for axis in self.shape.split()]
-        return (math.prod(sizes) if self.counted is None else self.counted) * size_of(self.dtype)
+        return (math.prod(self.sizes(axes)) if self.counted is None else self.counted) * size_of(self.dtype)
 
 
 def counted(tensor: Any, elements: float) -> Any:
     """Return a tensor, or that of a text, of which a call has to read or write this number of elements."""
-    return replace(Tensor.read(tensor) if isinstance(tensor, str) else tensor, counted=elements)
+    return replace(Tensor.read(tensor), counted=elements)
 
 
 def stored(values: Any, dtype: str = "int32") -> Any:
@@ -159,7 +159,8 @@ class Case:
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Values for constants of both modules. BACKEND is the backend's name, and each flag is a constant of its name."""
     call: str = ""
-    """What a backend of the library returns, where that is one expression and no module has a function for it."""
+    """One expression on inputs that a backend of the library is, if no module has a function for it. It writes into the
+    outputs if it names one, and returns them otherwise."""
     axes: Mapping[str, int] = field(default_factory=dict)
     """The sizes of shapes; those that are flags of the same name are filled in."""
     flops: float = 0
@@ -168,8 +169,8 @@ class Case:
     bytes: float | None = None
     """Bytes that a call moves; None for those of the tensors."""
     check: Check = Check()
-    refusals: Mapping[str, str] = field(default_factory=dict)
-    """Backend → why it cannot do this case on any GPU; empty where it can."""
+    refusals: Mapping[str, Any] = field(default_factory=dict)
+    """Backend → why it cannot do this case on any GPU; empty or False if it can."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Further columns of the table, such as the average sequence length."""
     notes: Sequence[str] = ()
@@ -178,13 +179,6 @@ class Case:
     """Whole numbers from which the inputs were made; -vv shows them."""
     label: str = ""
     """The sizes and words that were given; part of the definition's name."""
-
-    def __post_init__(self) -> None:
-        """Make tensors of texts."""
-        for field_name in ("inputs", "outputs"):
-            given = getattr(self, field_name).items()
-            read = {name: Tensor.read(one) if isinstance(one, str) else one for name, one in given}
-            object.__setattr__(self, field_name, read)
 
     @property
     def cost(self) -> Cost:
@@ -221,17 +215,24 @@ class Routine:
             Misuse: flags contradict each other.
         """
         case = self.build(args)
-        given = [(flag, getattr(args, flag.name)) for flag in self.flags if flag.kind in ("int", "text")]
-        label = "_".join(f"{flag.initials}{value}" for flag, value in given if value != flag.default)
-        shapes = " ".join(tensor.shape or "" for tensor in (*case.inputs.values(), *case.outputs.values()))
-        axes = {axis for axis in shapes.split() if not axis.isdigit()} - case.axes.keys()
-        filled = {axis: getattr(args, axis) for axis in sorted(axes)}
-        constants = {flag.name.upper(): getattr(args, flag.name) for flag in self.flags}
+        given = {flag: getattr(args, flag.name) for flag in self.flags}
+        words = [
+            f"{''.join(part[0] for part in flag.name.split('_')) if flag.kind == 'int' else ''}{value}"
+            for flag, value in given.items()
+            if flag.kind in ("int", "text") and value != flag.default
+        ]
+        inputs, outputs = (
+            {name: Tensor.read(one) for name, one in part.items()} for part in (case.inputs, case.outputs)
+        )
+        shapes = " ".join(tensor.shape or "" for tensor in (*inputs.values(), *outputs.values())).split()
+        filled = {axis: getattr(args, axis, 0) for axis in sorted(shapes) if not axis.isdigit()}
         return replace(
             case,
-            label=label,
+            inputs=inputs,
+            outputs=outputs,
+            label="_".join(words),
             axes={**filled, **case.axes},
-            constants={**constants, **case.constants},
+            constants={**{flag.name.upper(): value for flag, value in given.items()}, **case.constants},
             reference=case.reference or self.name,
             refusals={backend: why for backend, why in case.refusals.items() if why},
         )
@@ -254,6 +255,27 @@ def require(condition: object, message: str) -> None:
     """Raise Misuse unless a condition on flags holds."""
     if not condition:
         raise Misuse(message)
+
+
+def needed(args: Namespace, flag: str, why: str = "") -> int:
+    """Return the value of a flag without which there is no case, or raise Misuse."""
+    value = getattr(args, flag)
+    require(value, f"--{flag} is missing{why}")
+    return int(value)
+
+
+def at_most(args: Namespace, flag: str, limit: str) -> int:
+    """Return the value of a flag, or raise Misuse if it is above that of another one."""
+    value, most = getattr(args, flag), getattr(args, limit)
+    require(value <= most, f"--{flag} {value} is more than --{limit} {most}")
+    return int(value)
+
+
+def split(args: Namespace, flag: str, step: int) -> int:
+    """Return how often a step is in the value of a flag, or raise Misuse unless it divides it."""
+    value = getattr(args, flag)
+    require(value % step == 0, f"--{flag} {value} is no multiple of {step}")
+    return int(value // step)
 
 
 def round_up(value: int, step: int) -> int:

@@ -5,6 +5,8 @@ A plan depends on lengths and page tables only, and a case has one set of these.
 anew, as a server does for each step; calls that are set up together share it.
 """
 
+from functools import cache
+
 import flashinfer
 import torch
 
@@ -20,21 +22,19 @@ S_QO = 1
 S_KV = 1024
 """cuDNN wants a page table as wide as its longest sequence."""
 WORKSPACE_BYTES = 512 << 20
-STATE = {}
+LONGEST = {"max_token_per_sequence": S_QO, "max_sequence_kv": S_KV}
 
 
-def workspace(like):
+@cache
+def workspace(device):
     """Give the scratch memory, zeroed once."""
-    if "workspace" not in STATE:
-        STATE["workspace"] = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=like.device)
-    return STATE["workspace"]
+    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
 
-def wrapper_of(kind, like, *layout, **options):
+@cache
+def wrapper_of(kind, device, *layout, **options):
     """Give the wrapper, made once."""
-    if "wrapper" not in STATE:
-        STATE["wrapper"] = kind(workspace(like), *layout, **options)
-    return STATE["wrapper"]
+    return kind(workspace(device), *layout, **options)
 
 
 def plan(wrapper, q, kv, *lists, **options):
@@ -43,13 +43,17 @@ def plan(wrapper, q, kv, *lists, **options):
     return {"wrapper": wrapper}
 
 
+def sums_of(counts):
+    """Give where each sequence begins, and the total."""
+    return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
+
+
 def page_lists(block_tables, kv_lens):
     """Give the page table as offsets, indices and the tokens of each last page."""
     lengths = kv_lens.cpu()
     counts = (lengths + PAGE_SIZE - 1) // PAGE_SIZE
-    indptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
-    indices = torch.cat([block_tables[row, :count] for row, count in enumerate(counts.tolist())])
-    return indptr, indices, (lengths - (counts - 1) * PAGE_SIZE).to(torch.int32)
+    indices = torch.cat([row[:count] for row, count in zip(block_tables, counts.tolist(), strict=True)])
+    return sums_of(counts), indices, (lengths - (counts - 1) * PAGE_SIZE).int()
 
 
 def page_sizes(q, kv_cache):
@@ -74,8 +78,8 @@ def as_counts(lengths):
 
 def decode_setup(q, kv_cache, block_tables, kv_lens):
     """Plan the decoding wrapper."""
-    kind = flashinfer.BatchDecodeWithPagedKVCacheWrapper
-    wrapper = wrapper_of(kind, q, "NHD", use_tensor_cores=TENSOR_CORES, backend=BACKEND.removesuffix("_tc"))
+    options = {"use_tensor_cores": TENSOR_CORES, "backend": BACKEND.removesuffix("_tc")}
+    wrapper = wrapper_of(flashinfer.BatchDecodeWithPagedKVCacheWrapper, q.device, "NHD", **options)
     lists = (*page_lists(block_tables, kv_lens), *page_sizes(q, kv_cache))
     return plan(wrapper, q, kv_cache, *lists, block_tables=block_tables.clone())
 
@@ -91,7 +95,7 @@ def decode_cudnn(q, kv_cache, block_tables, kv_lens, out):
         q,
         *by_heads(kv_cache),
         SM_SCALE,
-        workspace(q),
+        workspace(q.device),
         max_sequence_kv=S_KV,
         actual_seq_lens_kv=as_counts(kv_lens),
         block_tables=block_tables,
@@ -102,16 +106,15 @@ def decode_cudnn(q, kv_cache, block_tables, kv_lens, out):
 
 def decode_trtllm_native(q, kv_cache, block_tables, kv_lens, out):
     """trtllm_batch_decode_with_kv_cache."""
-    lists = (block_tables, kv_lens, S_KV)
+    lists = (workspace(q.device), block_tables, kv_lens, S_KV)
     flashinfer.decode.trtllm_batch_decode_with_kv_cache(
-        q, kv_cache, workspace(q), *lists, bmm1_scale=SM_SCALE, bmm2_scale=1.0, out=out, kv_layout="NHD"
+        q, kv_cache, *lists, bmm1_scale=SM_SCALE, bmm2_scale=1.0, out=out, kv_layout="NHD"
     )
 
 
-def plan_paged(backend, tensors, qo_indptr, **options):
-    """Plan the prefill wrapper over pages; tensors: queries, cache, page table and lengths."""
-    q, kv_cache, block_tables, kv_lens = tensors
-    wrapper = wrapper_of(flashinfer.BatchPrefillWithPagedKVCacheWrapper, q, "NHD", backend=backend)
+def plan_paged(qo_indptr, q, kv_cache, block_tables, kv_lens, **options):
+    """Plan the prefill wrapper over pages."""
+    wrapper = wrapper_of(flashinfer.BatchPrefillWithPagedKVCacheWrapper, q.device, "NHD", backend=BACKEND)
     indptr, indices, last = page_lists(block_tables, kv_lens)
     lists = (qo_indptr, indptr.to(q.device), indices, last.to(q.device), *page_sizes(q, kv_cache))
     return plan(wrapper, q, kv_cache, *lists, causal=CAUSAL, block_tables=block_tables.clone(), **options)
@@ -119,7 +122,7 @@ def plan_paged(backend, tensors, qo_indptr, **options):
 
 def paged_setup(qo_indptr, *rest):
     """Plan the prefill wrapper."""
-    return plan_paged(BACKEND, rest, qo_indptr.clone())
+    return plan_paged(qo_indptr.clone(), *rest)
 
 
 def paged(q, kv_cache, out, *, wrapper):
@@ -129,15 +132,8 @@ def paged(q, kv_cache, out, *, wrapper):
 
 def paged_cudnn_setup(qo_indptr, *rest):
     """Plan the wrapper's cudnn backend, which counts offsets in elements."""
-    return plan_paged(
-        "cudnn",
-        rest,
-        in_elements(qo_indptr, rest[0]),
-        seq_lens=as_counts(rest[-1].clone()),
-        seq_lens_q=as_counts(torch.diff(qo_indptr)),
-        max_token_per_sequence=S_QO,
-        max_sequence_kv=S_KV,
-    )
+    lengths = {"seq_lens": as_counts(rest[-1].clone()), "seq_lens_q": as_counts(torch.diff(qo_indptr))}
+    return plan_paged(in_elements(qo_indptr, rest[0]), *rest, **lengths, **LONGEST)
 
 
 def paged_cudnn(q, kv_cache, out, *, wrapper):
@@ -147,65 +143,48 @@ def paged_cudnn(q, kv_cache, out, *, wrapper):
 
 def prefill_cudnn(q, k, v, out, **lists):
     """cudnn_batch_prefill_with_kv_cache."""
+    options = {"causal": CAUSAL, "return_lse": True, "out": out, "is_cuda_graph_compatible": True}
     flashinfer.prefill.cudnn_batch_prefill_with_kv_cache(
-        q,
-        k,
-        v,
-        SM_SCALE,
-        workspace(q),
-        max_token_per_sequence=S_QO,
-        max_sequence_kv=S_KV,
-        causal=CAUSAL,
-        return_lse=True,
-        out=out,
-        is_cuda_graph_compatible=True,
-        **lists,
+        q, k, v, SM_SCALE, workspace(q.device), **LONGEST, **options, **lists
     )
 
 
 def paged_cudnn_native_setup(q, qo_indptr):
     """Count lengths, and offsets in elements."""
-    return {"lens": as_counts(torch.diff(qo_indptr)), "offsets": in_elements(qo_indptr, q)}
+    offsets = in_elements(qo_indptr, q)
+    lens = as_counts(torch.diff(qo_indptr))
+    return {"lists": {"actual_seq_lens_q": lens, "batch_offsets_q": offsets, "batch_offsets_o": offsets}}
 
 
-def paged_cudnn_native(q, kv_cache, block_tables, kv_lens, out, *, lens, offsets):
+def paged_cudnn_native(q, kv_cache, block_tables, kv_lens, out, *, lists):
     """cudnn_batch_prefill_with_kv_cache over pages."""
-    prefill_cudnn(
-        q,
-        *by_heads(kv_cache),
-        out,
-        actual_seq_lens_q=lens,
-        actual_seq_lens_kv=as_counts(kv_lens),
-        block_tables=block_tables,
-        batch_offsets_q=offsets,
-        batch_offsets_o=offsets,
-    )
+    pages = {"actual_seq_lens_kv": as_counts(kv_lens), "block_tables": block_tables}
+    prefill_cudnn(q, *by_heads(kv_cache), out, **pages, **lists)
 
 
 def paged_trtllm_native_setup(kv_lens):
     """Count where the keys of each sequence begin."""
-    return {"kv_indptr": torch.nn.functional.pad(kv_lens.cumsum(0), (1, 0)).to(torch.int32)}
+    return {"kv_indptr": sums_of(kv_lens)}
 
 
 def paged_trtllm_native(q, kv_cache, qo_indptr, block_tables, kv_lens, out, *, kv_indptr):
     """trtllm_batch_context_with_kv_cache."""
-    lists = (block_tables, kv_lens, S_QO, S_KV, SM_SCALE, 1.0, kv_lens.shape[0], qo_indptr, kv_indptr)
+    lists = (block_tables, kv_lens, S_QO, S_KV, SM_SCALE, 1.0, len(kv_lens), qo_indptr, kv_indptr)
     flashinfer.prefill.trtllm_batch_context_with_kv_cache(
-        q, kv_cache, workspace(q), *lists, out=out, kv_layout="NHD", causal=CAUSAL
+        q, kv_cache, workspace(q.device), *lists, out=out, kv_layout="NHD", causal=CAUSAL
     )
 
 
-def plan_ragged(backend, tensors, *offsets, **options):
-    """Plan the prefill wrapper without pages; tensors: queries, keys and values."""
-    q, k, v = tensors
-    wrapper = wrapper_of(flashinfer.BatchPrefillWithRaggedKVCacheWrapper, q, "NHD", backend=backend)
+def plan_ragged(q, k, v, *offsets, **options):
+    """Plan the prefill wrapper without pages."""
+    wrapper = wrapper_of(flashinfer.BatchPrefillWithRaggedKVCacheWrapper, q.device, "NHD", backend=BACKEND)
     sizes = (q.shape[1], k.shape[1], q.shape[2])
     return plan(wrapper, q, k, *offsets, *sizes, head_dim_vo=v.shape[2], causal=CAUSAL, **options)
 
 
-def ragged_setup(qo_indptr, kv_indptr, *rest):
+def ragged_setup(q, k, v, qo_indptr, kv_indptr):
     """Plan the prefill wrapper."""
-    return plan_ragged(BACKEND, rest, qo_indptr.clone(), kv_indptr.clone())
+    return plan_ragged(q, k, v, qo_indptr.clone(), kv_indptr.clone())
 
 
 def ragged(q, k, v, out, *, wrapper):
@@ -228,18 +207,9 @@ def ragged_cudnn_native_setup(q, k, v, qo_indptr, kv_indptr):
 
 def ragged_cudnn_setup(q, k, v, *rest):
     """Plan the wrapper's cudnn backend, which counts offsets in elements."""
-    lens_q, lens_kv, *offsets = ragged_cudnn_native_setup(q, k, v, *rest)["lists"].values()
-    return plan_ragged(
-        "cudnn",
-        (q, k, v),
-        *offsets[:2],
-        seq_lens=lens_kv,
-        seq_lens_q=lens_q,
-        max_token_per_sequence=S_QO,
-        max_sequence_kv=S_KV,
-        v_indptr=offsets[2],
-        o_indptr=offsets[3],
-    )
+    lens_q, lens_kv, *first, of_v, of_o = ragged_cudnn_native_setup(q, k, v, *rest)["lists"].values()
+    lists = {"seq_lens": lens_kv, "seq_lens_q": lens_q, "v_indptr": of_v, "o_indptr": of_o}
+    return plan_ragged(q, k, v, *first, **lists, **LONGEST)
 
 
 def ragged_cudnn(q, k, v, out, *, wrapper):
@@ -259,29 +229,27 @@ def ragged_trtllm_native_setup(kv_indptr):
 
 def ragged_trtllm_native(q, k, v, qo_indptr, kv_indptr, out, *, lens):
     """trtllm_ragged_attention_deepseek."""
-    scales = (SM_SCALE, 1.0, -1.0)
-    options = (-1, qo_indptr, kv_indptr, False, CAUSAL, True)
+    numbers = (lens, S_QO, S_KV, SM_SCALE, 1.0, -1.0, len(lens), -1)
     flashinfer.prefill.trtllm_ragged_attention_deepseek(
-        q, k, v, workspace(q), lens, S_QO, S_KV, *scales, lens.shape[0], *options, out=out
+        q, k, v, workspace(q.device), *numbers, qo_indptr, kv_indptr, False, CAUSAL, True, out=out
     )
 
 
 def run_mla(wrapper, q, kv_cache, out, **options):
     """Run a wrapper on queries and cache, each in two parts."""
-    wholes = (q.view(-1, *q.shape[2:]), kv_cache)
+    wholes = (q.flatten(0, 1), kv_cache)
     parts = [part for whole in wholes for part in whole.tensor_split((HEAD_DIM_CKV,), dim=-1)]
-    wrapper.run(*parts, out=out.view(-1, q.shape[2], HEAD_DIM_CKV), **options)
+    wrapper.run(*parts, out=out.view(-1, *out.shape[2:]), **options)
 
 
 def mla_setup(q, kv_cache, block_tables, kv_lens):
     """Plan the MLA wrapper."""
     batch, queries, heads, _ = q.shape
-    wrapper = wrapper_of(flashinfer.mla.BatchMLAPagedAttentionWrapper, q, backend=BACKEND)
+    wrapper = wrapper_of(flashinfer.mla.BatchMLAPagedAttentionWrapper, q.device, backend=BACKEND)
     qo_indptr = torch.arange(0, batch * queries + 1, queries, dtype=torch.int32, device=q.device)
     indptr, indices, _ = page_lists(block_tables, kv_lens)
-    lists = (qo_indptr, indptr.to(q.device), indices, kv_lens.clone())
-    sizes = (heads, HEAD_DIM_CKV, HEAD_DIM_KPE, PAGE_SIZE)
-    wrapper.plan(*lists, *sizes, CAUSAL, SM_SCALE, q.dtype, kv_cache.dtype)
+    sizes = (heads, HEAD_DIM_CKV, HEAD_DIM_KPE, PAGE_SIZE, CAUSAL, SM_SCALE)
+    wrapper.plan(qo_indptr, indptr.to(q.device), indices, kv_lens.clone(), *sizes, q.dtype, kv_cache.dtype)
     return {"wrapper": wrapper}
 
 
@@ -292,23 +260,13 @@ def mla(q, kv_cache, out, *, wrapper):
 
 def mla_cutlass(q, kv_cache, block_tables, kv_lens, out):
     """The wrapper's cutlass backend, which plans nothing and takes queries and cache in one piece."""
-    wrapper = wrapper_of(flashinfer.mla.BatchMLAPagedAttentionWrapper, q, backend="cutlass")
+    wrapper = wrapper_of(flashinfer.mla.BatchMLAPagedAttentionWrapper, q.device, backend=BACKEND)
     run_mla(wrapper, q, kv_cache, out, kv_len=kv_lens, page_table=block_tables)
 
 
 def mla_trtllm_native(q, kv_cache, block_tables, kv_lens, out):
     """trtllm_batch_decode_with_kv_cache_mla."""
+    sizes = (NOPE_DIM, HEAD_DIM_CKV, HEAD_DIM_KPE, block_tables, kv_lens, S_KV)
     flashinfer.mla.trtllm_batch_decode_with_kv_cache_mla(
-        q,
-        kv_cache.unsqueeze(1),
-        workspace(q),
-        NOPE_DIM,
-        HEAD_DIM_CKV,
-        HEAD_DIM_KPE,
-        block_tables,
-        kv_lens,
-        S_KV,
-        out=out,
-        bmm1_scale=SM_SCALE,
-        bmm2_scale=1.0,
+        q, kv_cache.unsqueeze(1), workspace(q.device), *sizes, out=out, bmm1_scale=SM_SCALE, bmm2_scale=1.0
     )

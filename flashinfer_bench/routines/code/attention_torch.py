@@ -1,9 +1,12 @@
 """References of the attention family, in float32, a sequence and a stretch of queries at a time."""
 
+from itertools import pairwise
+
 import torch
 
 SM_SCALE = 0.125
 CAUSAL = False
+PAGE_SIZE = 16
 HEAD_DIM_CKV = 512
 STRETCH = 1 << 27
 """Number of scores that are held in memory at once."""
@@ -14,41 +17,33 @@ def attend(q, k, v):
 
     Causal: the last query sees all keys, the one before it one less.
     """
-    queries, heads, _ = q.shape
-    keys, kv_heads, _ = k.shape
-    group = heads // kv_heads
-    wide_k = k.float().permute(1, 2, 0)
-    wide_v = v.float().permute(1, 0, 2)
-    out = torch.empty(queries, heads, v.shape[-1], dtype=torch.float32, device=q.device)
-    step = max(1, STRETCH // max(1, keys * heads))
-    for start in range(0, queries, step):
-        part = q[start : start + step].float()
-        rows = part.shape[0]
-        grouped = part.view(rows, kv_heads, group, -1).permute(1, 0, 2, 3).reshape(kv_heads, rows * group, -1)
-        scores = (grouped @ wide_k).view(kv_heads, rows, group, keys) * SM_SCALE
+    parts, step = [], max(1, STRETCH // (len(k) * q.shape[1]))
+    for start in range(0, len(q), step):
+        grouped = q[start : start + step].float().unflatten(1, (k.shape[1], -1))
+        scores = torch.einsum("qhgd,khd->hgqk", grouped, k.float()) * SM_SCALE
         if CAUSAL:
-            last = torch.arange(start, start + rows, device=q.device) + keys - queries
-            hidden = torch.arange(keys, device=q.device) > last[:, None]
-            scores = scores.masked_fill(hidden[None, :, None, :], float("-inf"))
-        mixed = scores.softmax(dim=-1).view(kv_heads, rows * group, keys) @ wide_v
-        out[start : start + rows] = mixed.view(kv_heads, rows, group, -1).permute(1, 0, 2, 3).reshape(rows, heads, -1)
-    return out
+            hidden = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(start + len(k) - len(q) + 1)
+            scores = scores.masked_fill(hidden, float("-inf"))
+        parts.append(torch.einsum("hgqk,khd->qhgd", scores.softmax(dim=-1), v.float()).flatten(1, 2))
+    return torch.cat(parts)
 
 
-def gather(cache, pages, length):
-    """Bring the pages [pages, page_size, ...] of a sequence into one piece."""
-    count = -(-length // cache.shape[1])
-    return cache[pages[:count].long()].flatten(0, 1)[:length]
+def attend_each(q, bounds, caches):
+    """Attention of several sequences, one after the other; the bounds of each in `q`, and its keys and values."""
+    parts = [attend(q[start:end], *cache) for (start, end), cache in zip(pairwise(bounds), caches, strict=True)]
+    return torch.cat(parts).to(q.dtype)
 
 
-def over_pages(q, bounds, kv_cache, block_tables, kv_lens):
-    """Queries of several sequences, one after the other, over a paged cache [pages, 2, page_size, heads, dim]."""
-    out = torch.empty_like(q)
-    for row, length in enumerate(kv_lens.tolist()):
-        k, v = (gather(kv_cache[:, side], block_tables[row], length) for side in (0, 1))
-        own = slice(bounds[row], bounds[row + 1])
-        out[own] = attend(q[own], k, v).to(q.dtype)
-    return out
+def pages_of(cache, block_tables, kv_lens):
+    """Give the pages of each sequence, and its number of keys."""
+    for table, length in zip(block_tables.long(), kv_lens.tolist(), strict=True):
+        yield cache[table[: -(-length // PAGE_SIZE)]], length
+
+
+def over_pages(q, bounds, *paged):
+    """Attention over a paged cache [pages, 2, page_size, heads, dim]."""
+    caches = (pages.transpose(0, 1).flatten(1, 2)[:, :length] for pages, length in pages_of(*paged))
+    return attend_each(q, bounds, caches)
 
 
 def decode(q, kv_cache, block_tables, kv_lens):
@@ -63,21 +58,16 @@ def paged(q, kv_cache, qo_indptr, block_tables, kv_lens):
 
 def ragged(q, k, v, qo_indptr, kv_indptr):
     """Queries, keys and values of several sequences, one after the other."""
-    out = torch.empty(*q.shape[:2], v.shape[-1], dtype=q.dtype, device=q.device)
-    queries, keys = qo_indptr.tolist(), kv_indptr.tolist()
-    for row in range(len(queries) - 1):
-        own, seen = slice(queries[row], queries[row + 1]), slice(keys[row], keys[row + 1])
-        out[own] = attend(q[own], k[seen], v[seen]).to(q.dtype)
-    return out
+    caches = ((k[start:end], v[start:end]) for start, end in pairwise(kv_indptr.tolist()))
+    return attend_each(q, qo_indptr.tolist(), caches)
 
 
-def mla(q, kv_cache, block_tables, kv_lens):
+def mla(q, *paged):
     """MLA with absorbed weights: q [batch, queries, heads, ckv + kpe], cache [pages, page_size, ckv + kpe].
 
     Every head sees the whole of a cached token as its key, and the first part of it as its value.
     """
-    out = torch.empty(*q.shape[:3], HEAD_DIM_CKV, dtype=torch.bfloat16, device=q.device)
-    for row, length in enumerate(kv_lens.tolist()):
-        keys = gather(kv_cache, block_tables[row], length)[:, None, :]
-        out[row] = attend(q[row], keys, keys[..., :HEAD_DIM_CKV]).to(out.dtype)
-    return out
+    keys = (pages.flatten(0, 1)[:length, None] for pages, length in pages_of(*paged))
+    rows = q.flatten(0, 1)
+    out = attend_each(rows, range(0, len(rows) + 1, q.shape[1]), ((key, key[..., :HEAD_DIM_CKV]) for key in keys))
+    return out.unflatten(0, q.shape[:2])

@@ -3,30 +3,12 @@
 import flashinfer
 import torch
 
+from flashinfer_bench.routines.code.formats import BLOCK, from_tiles
 from flashinfer_bench.routines.code.tuning import call
 
 BACKEND = "cudnn"
-TILE_SIZE = 128
-SCALE_MAJOR_MODE = "MN"
-MMA_SM = 1
-BLOCK = 16
 USE_NVFP4 = True
 EPILOGUE_TILE = 128
-GROUPWISE = {
-    "scale_granularity_mnk": (1, TILE_SIZE, TILE_SIZE),
-    "scale_major_mode": SCALE_MAJOR_MODE,
-    "mma_sm": MMA_SM,
-}
-
-
-def gemm_fp8_nt_groupwise(a, b, a_scale, b_scale, out):
-    """gemm_fp8_nt_groupwise."""
-    flashinfer.gemm.gemm_fp8_nt_groupwise(a, b, a_scale, b_scale, out=out, backend=BACKEND, **GROUPWISE)
-
-
-def group_gemm_fp8_nt_groupwise(a, b, a_scale, b_scale, m_indptr, out):
-    """group_gemm_fp8_nt_groupwise."""
-    flashinfer.gemm.group_gemm_fp8_nt_groupwise(a, b, a_scale, b_scale, m_indptr, out=out, **GROUPWISE)
 
 
 def bmm_fp8(a, b, a_scale, b_scale, out):
@@ -42,12 +24,11 @@ def mm_fp4(a, b, a_scale, b_scale, alpha, out):
 def mm_fp4_trtllm_setup(b, b_scale):
     """Give weights and scales in the order of the trtllm backend."""
     weights, factors = b.view(torch.uint8), b_scale.view(torch.uint8)
-    rows, columns = weights.shape[0], weights.shape[1] * 2 // BLOCK
-    tiles = factors.reshape(-1)[: rows * columns].view(rows // 128, columns // 4, 32, 4, 4)
-    linear = tiles.permute(0, 3, 2, 1, 4).reshape(rows, columns)
+    linear = from_tiles(factors, weights.shape[0], weights.shape[1] * 2 // BLOCK)
+    shuffled = flashinfer.shuffle_matrix_sf_a(linear, EPILOGUE_TILE, num_elts_per_sf=BLOCK)
     return {
         "weights": flashinfer.shuffle_matrix_a(weights, EPILOGUE_TILE),
-        "factors": flashinfer.shuffle_matrix_sf_a(linear, EPILOGUE_TILE, num_elts_per_sf=BLOCK).view(factors.shape),
+        "factors": shuffled.view(factors.shape),
     }
 
 

@@ -32,10 +32,8 @@ def group_gemm_fp8_nt_groupwise(a, b, a_scale, b_scale, m_indptr):
 
 def bmm_fp8(a, b, a_scale, b_scale):
     """a [batch, m, k] times the transpose of b [batch, n, k], one factor each."""
-    out = torch.empty(a.shape[0], a.shape[1], b.shape[1], dtype=getattr(torch, OUT_DTYPE), device=a.device)
-    for index in range(a.shape[0]):
-        out[index] = ((a[index].float() @ b[index].float().T) * (a_scale * b_scale)).to(out.dtype)
-    return out
+    dtype, scale = getattr(torch, OUT_DTYPE), a_scale * b_scale
+    return torch.stack([(x.float() @ y.float().T * scale).to(dtype) for x, y in zip(a, b, strict=True)])
 
 
 def mm_fp4(a, b, a_scale, b_scale, alpha):

@@ -13,6 +13,7 @@ from flashinfer_bench.routines.code.formats import (
     by_rows,
     by_tiles,
     pack_e2m1,
+    scale_blocks,
 )
 from flashinfer_bench.routines.code.moe_torch import mix
 
@@ -25,15 +26,13 @@ def pack(x):
     """Bring tokens [tokens, hidden] into the format in which they are sent: the tokens, then their scales."""
     if QUANT_DTYPE is None:
         return [x]
-    blocks = x.float().view(len(x), -1, {"nvfp4": 16, "fp8_block_scale": 128, "fp8": x.shape[1]}[QUANT_DTYPE])
-    largest = blocks.abs().amax(dim=-1, keepdim=True)
     if QUANT_DTYPE == "nvfp4":
-        scale = (largest / E2M1_MAX).to(torch.float8_e4m3fn)
-        packed = pack_e2m1((blocks / scale.float().clamp(min=2**-9)).view(x.shape))
-        return [packed.view(torch.uint8), scale[..., 0].view(torch.uint8)]
-    scale = (largest.max().expand_as(largest) if QUANT_DTYPE == "fp8" else largest).clamp(min=1e-12) / E4M3_MAX
-    values = (blocks / scale).to(torch.float8_e4m3fn).view(x.shape)
-    return [values.view(torch.uint8), scale[..., 0].contiguous()]
+        values, scales = scale_blocks(x.float(), 16, E2M1_MAX)
+        return [pack_e2m1(values).view(torch.uint8), scales.view(torch.uint8)]
+    blocks = x.float().unflatten(1, (-1, 128 if QUANT_DTYPE == "fp8_block_scale" else x.shape[1]))
+    largest = blocks.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12)
+    scale = (largest if QUANT_DTYPE == "fp8_block_scale" else largest.max().expand_as(largest)) / E4M3_MAX
+    return [(blocks / scale).to(torch.float8_e4m3fn).view(x.shape).view(torch.uint8), scale[..., 0].contiguous()]
 
 
 def unpack(tokens, scales=None):
@@ -41,7 +40,7 @@ def unpack(tokens, scales=None):
     if QUANT_DTYPE is None:
         return tokens.float()
     if QUANT_DTYPE == "nvfp4":
-        return by_rows(tokens, scales.view(torch.float8_e4m3fn).float().clamp(min=2**-9))
+        return by_rows(tokens, scales.view(torch.float8_e4m3fn))
     return by_columns(tokens.view(torch.float8_e4m3fn), scales, tokens.shape[-1] // scales.shape[-1])
 
 

@@ -4,6 +4,8 @@ Weights in another order are made in `setup`: a server makes them once. Each suc
 behind its name; what that returns the call takes by keyword.
 """
 
+from functools import cache
+
 import flashinfer
 import torch
 from flashinfer.fused_moe import convert_to_block_layout
@@ -34,7 +36,6 @@ MOST_TOKENS = max(8192, NUM_TOKENS)
 EPILOGUE_TILE = 128
 SMALL_TILE = 64
 BLOCK_K = 128
-STATE = {}
 ROUTED = {
     "routing_method_type": METHODS[ROUTING_METHOD],
     "tune_max_num_tokens": MOST_TOKENS,
@@ -43,18 +44,17 @@ ROUTED = {
 RANKS = {"tp_size": TP_SIZE, "tp_rank": TP_RANK, "ep_size": EP_SIZE, "ep_rank": EP_RANK}
 
 
-def one_of(like):
+@cache
+def one_on(device):
     """Give the number 1 on a device, made once."""
-    if "one" not in STATE:
-        STATE["one"] = torch.ones((), dtype=torch.float32, device=like.device)
-    return STATE["one"]
+    return torch.ones((), dtype=torch.float32, device=device)
 
 
 def route(kernel, logits, bias, tokens, first, layers, *more, **options):
     """Call a kernel that routes tokens itself; `first` are the weights of the first product."""
     scaling = ROUTED_SCALING_FACTOR if ROUTING_METHOD in ("deepseek_v3", "llama4") else None
     numbers = (NUM_EXPERTS, TOP_K, N_GROUP, TOPK_GROUP, INTERMEDIATE_SIZE, LOCAL_EXPERT_OFFSET, len(first), scaling)
-    function = getattr(flashinfer.fused_moe, kernel)
+    function = getattr(flashinfer.fused_moe, f"trtllm_{kernel}_moe")
     return call(function, logits, bias, *tokens, first, *layers, *numbers, *more, **options, **ROUTED)
 
 
@@ -72,22 +72,16 @@ def shuffled(weights):
     return torch.stack(blocks).view(weights.dtype)
 
 
-def rows_of(matrices, is_gated):
-    """Give each matrix as bytes, with the rows of both halves mixed where a gate wants them so."""
-    plain = [matrix.view(torch.uint8) for matrix in matrices]
-    rows = [flashinfer.reorder_rows_for_gated_act_gemm(matrix) for matrix in plain] if is_gated else plain
-    return [matrix.contiguous() for matrix in rows]
-
-
-def ordered(weights, is_gated):
-    """Give weights whose rows are in the order of the kernels that always want one."""
-    return torch.stack([flashinfer.shuffle_matrix_a(matrix, EPILOGUE_TILE) for matrix in rows_of(weights, is_gated)])
+def ordered(matrices, is_gated, shuffle="shuffle_matrix_a"):
+    """Give weights whose rows are in the order of the kernels that always want one; a gate wants both halves mixed."""
+    rows = [matrix.view(torch.uint8) for matrix in matrices]
+    rows = [flashinfer.reorder_rows_for_gated_act_gemm(matrix) for matrix in rows] if is_gated else rows
+    return torch.stack([getattr(flashinfer, shuffle)(matrix.contiguous(), EPILOGUE_TILE) for matrix in rows])
 
 
 def ordered_scales(scales, is_gated):
     """Give the block scales of such weights."""
-    done = [flashinfer.shuffle_matrix_sf_a(matrix, EPILOGUE_TILE) for matrix in rows_of(scales, is_gated)]
-    return torch.stack([matrix.view(torch.float8_e4m3fn).view(scales.shape[1:]) for matrix in done])
+    return ordered(scales, is_gated, "shuffle_matrix_sf_a").view(torch.float8_e4m3fn).view(scales.shape)
 
 
 def fp8_block_scale_setup(routing_bias, gemm1_weights, gemm2_weights):
@@ -95,42 +89,23 @@ def fp8_block_scale_setup(routing_bias, gemm1_weights, gemm2_weights):
     return {"bias": bias_of(routing_bias), "first": shuffled(gemm1_weights), "second": shuffled(gemm2_weights)}
 
 
-def fp8_block_scale(
-    routing_logits,
-    hidden_states,
-    hidden_states_scale,
-    gemm1_weights_scale,
-    gemm2_weights_scale,
-    *,
-    bias,
-    first,
-    second,
-):
-    """trtllm_fp8_block_scale_moe."""
-    tokens, layers = (hidden_states, hidden_states_scale), (gemm1_weights_scale, second, gemm2_weights_scale)
+def fp8_block_scale(routing_logits, hidden_states, hidden_states_scale, *rest, bias, first, second):
+    """trtllm_fp8_block_scale_moe; the last inputs are weights, each with its scales."""
+    tokens, layers = (hidden_states, hidden_states_scale), (rest[-3], second, rest[-1])
     options = {"use_shuffled_weight": USE_SHUFFLED_WEIGHT, "weight_layout": WEIGHT_LAYOUT}
-    return route("trtllm_fp8_block_scale_moe", routing_logits, bias, tokens, first, layers, **options)
+    return route("fp8_block_scale", routing_logits, bias, tokens, first, layers, **options)
 
 
 def fp8_per_tensor_setup(routing_bias, gemm1_weights, gemm2_weights):
     """Weights in the order of the kernel, and the bias in its dtype."""
-    first, second = ordered(gemm1_weights, True), ordered(gemm2_weights, False)
-    kind = gemm1_weights.dtype
-    return {"bias": bias_of(routing_bias), "first": first.view(kind), "second": second.view(kind)}
+    first, second = (ordered(one, one is gemm1_weights).view(one.dtype) for one in (gemm1_weights, gemm2_weights))
+    return {"bias": bias_of(routing_bias), "first": first, "second": second}
 
 
 def fp8_per_tensor(routing_logits, hidden_states, *rest, bias, first, second):
     """trtllm_fp8_per_tensor_scale_moe; the last inputs are factors: two of the first product, one of the second."""
-    layers = (*rest[-3:-1], second, rest[-1])
-    return route(
-        "trtllm_fp8_per_tensor_scale_moe",
-        routing_logits,
-        bias,
-        [hidden_states],
-        first,
-        layers,
-        USE_ROUTING_SCALES_ON_INPUT,
-    )
+    layers, more = (*rest[-3:-1], second, rest[-1]), USE_ROUTING_SCALES_ON_INPUT
+    return route("fp8_per_tensor_scale", routing_logits, bias, [hidden_states], first, layers, more)
 
 
 def fp4_block_scale_setup(routing_bias, gemm1_weights, gemm1_weights_scale, gemm2_weights, gemm2_weights_scale):
@@ -151,7 +126,7 @@ def fp4_block_scale(
     absent = (None, None, None, None)  # bias, alpha, beta and clamp limit of the first product
     tokens = (hidden_states.view(torch.uint8), hidden_states_scale)
     layers = (first_scales, *absent, second, second_scales, None, *rest[-3:])
-    done = route("trtllm_fp4_block_scale_moe", routing_logits, bias, tokens, first, layers, do_finalize=True)
+    done = route("fp4_block_scale", routing_logits, bias, tokens, first, layers, do_finalize=True)
     return done[0] if isinstance(done, (list, tuple)) else done
 
 
@@ -173,7 +148,7 @@ def cutlass(tokens, layers, scales, out, input_scales=None):
 
 def cutlass_fp4(tokens, weights, out, input_scales=None):
     """Weights in nvfp4: codes, their scales and the factor of each expert, for both layers."""
-    one, first, second = one_of(weights[0]), weights[:3], weights[3:]
+    one, first, second = one_on(out.device), weights[:3], weights[3:]
     layers = [layer[0].view(torch.uint8).view(torch.int64) for layer in (first, second)]
     scales = [one, first[1].view(torch.int32), first[2], one, second[1].view(torch.int32), second[2]]
     cutlass(tokens, layers, scales, out, input_scales)

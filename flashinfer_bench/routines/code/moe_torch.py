@@ -22,20 +22,18 @@ def route(logits, bias):
     wide = logits.float()
     if ROUTING_METHOD == "deepseek_v3":
         return route_in_groups(wide.sigmoid(), bias.float())
-    found = wide.topk(TOP_K, dim=-1).indices
-    chosen = wide.gather(1, found)
-    return found, chosen.sigmoid() if ROUTING_METHOD == "llama4" else chosen.softmax(dim=-1)
+    chosen = wide.topk(TOP_K, dim=-1)
+    return chosen.indices, chosen.values.sigmoid() if ROUTING_METHOD == "llama4" else chosen.values.softmax(dim=-1)
 
 
 def route_in_groups(scores, bias):
     """DeepSeek V3: the groups whose two best experts are best, then the best experts of these."""
     biased = scores + bias
-    tokens, experts = scores.shape
     if (N_GROUP or 1) > 1:
-        grouped = biased.view(tokens, N_GROUP, experts // N_GROUP)
+        grouped = biased.unflatten(1, (N_GROUP, -1))
         best = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(dim=-1).topk(TOPK_GROUP or 1, dim=-1).indices
-        kept = torch.zeros(tokens, N_GROUP, dtype=torch.bool, device=scores.device).scatter(1, best, True)
-        biased = torch.where(kept[..., None], grouped, float("-inf")).view(tokens, experts)
+        kept = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter(1, best, True)
+        biased = grouped.where(kept[..., None], float("-inf")).flatten(1)
     found = biased.topk(TOP_K, dim=-1).indices
     weights = scores.gather(1, found)
     return found, weights / (weights.sum(dim=-1, keepdim=True) + 1e-20) * ROUTED_SCALING_FACTOR
@@ -61,7 +59,8 @@ def mix(x, experts, factors, weights, plain, scales=(), between=torch.Tensor.flo
     tensors of an expert. `scales` are factors of the first half of the first product, of its second half, and of the
     second product. `between` is done to what is between the products.
     """
-    out, half = torch.zeros(x.shape, dtype=torch.float32, device=x.device), len(weights) // 2
+    x, half = x.float(), len(weights) // 2
+    out = torch.zeros_like(x)
     for local in range(len(weights[0])):
         token, place = (experts == local + LOCAL_EXPERT_OFFSET).nonzero(as_tuple=True)
         if len(token):
@@ -75,49 +74,41 @@ def mix(x, experts, factors, weights, plain, scales=(), between=torch.Tensor.flo
 
 def fp8_block_scale(routing_logits, routing_bias, hidden_states, hidden_states_scale, *weights):
     """fp8 with a scale for 128 elements of a token and 128 by 128 of a weight."""
-    x, routed = by_columns(hidden_states, hidden_states_scale.T), route(routing_logits, routing_bias)
-    return mix(x, *routed, weights, by_blocks).to(torch.bfloat16)
+    x = by_columns(hidden_states, hidden_states_scale.T)
+    return mix(x, *route(routing_logits, routing_bias), weights, by_blocks).bfloat16()
 
 
 def fp8_per_tensor(routing_logits, routing_bias, hidden_states, gemm1_weights, gemm2_weights, *scales):
     """fp8 with factors for each expert; the scaled first product is rounded to fp8."""
     routed, weights = route(routing_logits, routing_bias), (gemm1_weights, gemm2_weights)
-    return mix(hidden_states.float(), *routed, weights, torch.Tensor.float, scales, round_to_fp8).to(torch.bfloat16)
+    return mix(hidden_states, *routed, weights, torch.Tensor.float, scales, round_to_fp8).bfloat16()
 
 
 def fp4_block_scale(routing_logits, routing_bias, hidden_states, hidden_states_scale, *weights):
     """4-bit floats with a scale for each block of a row, and factors for each expert."""
-    x, routed = by_rows(hidden_states, hidden_states_scale), route(routing_logits, routing_bias)
-    return mix(x, *routed, weights[:4], by_rows, weights[4:]).to(torch.bfloat16)
+    x = by_rows(hidden_states, hidden_states_scale)
+    return mix(x, *route(routing_logits, routing_bias), weights[:4], by_rows, weights[4:]).bfloat16()
 
 
 def cutlass_base(hidden_states, token_selected_experts, token_final_factors, *weights):
     """Weights as they are."""
-    routed = token_selected_experts, token_final_factors
-    return mix(hidden_states.float(), *routed, weights, torch.Tensor.float).to(hidden_states.dtype)
+    done = mix(hidden_states, token_selected_experts, token_final_factors, weights, torch.Tensor.float)
+    return done.to(hidden_states.dtype)
 
 
 def cutlass_fp8(hidden_states, token_selected_experts, token_final_factors, *weights):
     """fp8 with factors for each expert; what is between the products is rounded to fp8."""
-    first, second, fc1_dequant, fc2_quant, fc2_dequant, _ = weights
+    *layers, fc1_dequant, fc2_quant, fc2_dequant, _ = weights
     routed, scales = (token_selected_experts, token_final_factors), (fc1_dequant, fc1_dequant, fc2_dequant)
-    return mix(
-        hidden_states.float(),
-        *routed,
-        (first, second),
-        torch.Tensor.float,
-        scales,
-        lambda inner: round_to_fp8(inner * fc2_quant),
-    ).to(torch.bfloat16)
+    between = lambda inner: round_to_fp8(inner * fc2_quant)  # noqa: E731
+    return mix(hidden_states, *routed, layers, torch.Tensor.float, scales, between).bfloat16()
 
 
 def cutlass_nvfp4(hidden_states, token_selected_experts, token_final_factors, *weights):
     """nvfp4 weights; tokens come in bfloat16 and are quantised on the way, with a global factor of 1."""
-    routed = token_selected_experts, token_final_factors
-    return mix(hidden_states.float(), *routed, weights, by_tiles).to(torch.bfloat16)
+    return mix(hidden_states, token_selected_experts, token_final_factors, weights, by_tiles).bfloat16()
 
 
-def cutlass_nvfp4_quantised(hidden_states, hidden_states_scale, token_selected_experts, token_final_factors, *weights):
+def cutlass_nvfp4_quantised(hidden_states, hidden_states_scale, *rest):
     """The same with tokens that are nvfp4 already, their scales in tiles."""
-    x = by_tiles(hidden_states, hidden_states_scale)
-    return cutlass_nvfp4(x, token_selected_experts, token_final_factors, *weights)
+    return cutlass_nvfp4(by_tiles(hidden_states, hidden_states_scale), *rest)

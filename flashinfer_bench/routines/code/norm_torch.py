@@ -2,13 +2,12 @@
 
 import torch
 
-from flashinfer_bench.routines.code.formats import BLOCK, E2M1_MAX, E4M3_MAX, pack_e2m1, to_fp8, to_tiles
+from flashinfer_bench.routines.code.formats import BLOCK, E2M1_MAX, pack_e2m1, scale_blocks, to_fp8, to_tiles
 
 EPS = 1e-6
 OUT_DTYPE = "float8_e4m3fn"
 IS_SF_SWIZZLED_LAYOUT = False
 UNWRITTEN = 0xFF
-LEAST_EXPONENT = -127
 
 
 def normalise(x, weight):
@@ -22,20 +21,10 @@ def quantise_fp4(values, global_scale):
 
     In tiles of scales nobody writes the padding: it holds NaN, as outputs do before a call.
     """
-    scaled = values * global_scale
-    blocks = scaled.view(*scaled.shape[:-1], -1, BLOCK)
-    largest = blocks.abs().amax(dim=-1)
-    if BLOCK == 16:
-        stored = (largest / E2M1_MAX).clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
-        factor = stored.float()
-    else:
-        exponent = torch.ceil(torch.log2(largest / E2M1_MAX)).clamp(LEAST_EXPONENT, 127)
-        stored, factor = (exponent - LEAST_EXPONENT).to(torch.uint8), torch.exp2(exponent)
-    quotient = torch.where(factor[..., None] > 0, blocks / factor[..., None], 0.0)
-    packed = pack_e2m1(quotient.reshape(scaled.shape))
+    quotients, scales = scale_blocks(values * global_scale, BLOCK, E2M1_MAX, is_power=BLOCK == 32)
     if IS_SF_SWIZZLED_LAYOUT:
-        return packed, to_tiles(stored.reshape(-1, stored.shape[-1]), 128, UNWRITTEN).view(stored.dtype)
-    return packed, stored
+        scales = to_tiles(scales.flatten(0, -2), 128, UNWRITTEN).view(scales.dtype)
+    return pack_e2m1(quotients), scales
 
 
 def rmsnorm(x, weight):

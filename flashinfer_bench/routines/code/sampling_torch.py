@@ -94,17 +94,15 @@ def top_k_mask_logits(logits, top_k):
 def chain_speculative_sampling(draft_probs, draft_token_ids, target_probs):
     """Accept drafted tokens with min(1, p / q) until one is rejected, then draw from what the target has more."""
     rows, drafted = draft_token_ids.shape
-    ids = draft_token_ids.long()[..., None]
+    ids, row = draft_token_ids.long()[..., None], torch.arange(rows, device=draft_token_ids.device)
     ratio = (target_probs[:, :drafted].gather(-1, ids) / draft_probs.gather(-1, ids))[..., 0]
     accepted = torch.rand_like(ratio) < ratio
-    emitted = accepted.long().cumprod(dim=1).sum(dim=1)
-    padded = torch.nn.functional.pad(draft_probs, (0, 0, 0, 1))
-    left = (target_probs - padded).clamp(min=0)
-    last = draw(left.gather(1, emitted[:, None, None].expand(rows, 1, left.shape[-1]))[:, 0])
-    place = torch.arange(drafted + 1, device=ids.device)
-    tokens = torch.nn.functional.pad(draft_token_ids, (0, 1)).to(torch.int32)
-    tokens = torch.where(place < emitted[:, None], tokens, torch.where(place == emitted[:, None], last[:, None], -1))
-    return tokens.to(torch.int32), accepted.sum(dim=1).to(torch.int32), emitted.to(torch.int32)
+    emitted = accepted.int().cumprod(dim=1).sum(dim=1)
+    left = (target_probs - torch.nn.functional.pad(draft_probs, (0, 0, 0, 1))).clamp(min=0)
+    tokens = torch.nn.functional.pad(draft_token_ids, (0, 1)).int()
+    tokens = tokens.where(torch.arange(drafted + 1, device=row.device) < emitted[:, None], -1)
+    tokens[row, emitted] = draw(left[row, emitted])
+    return tokens, accepted.sum(dim=1).int(), emitted.int()
 
 
 def top_k(scores):
@@ -115,22 +113,20 @@ def top_k(scores):
 
 def choose(scores, lengths):
     """Give the columns of the k largest within the lengths; -1 where a row has fewer."""
-    column = torch.arange(scores.shape[1], device=scores.device)
-    inside = torch.where(column < lengths[:, None], scores.float(), float("-inf"))
     kept = min(TOP_K, scores.shape[1])
-    chosen = inside.topk(kept, dim=-1).indices
-    chosen = torch.where(torch.arange(kept, device=scores.device) < lengths[:, None], chosen, -1)
+    column = torch.arange(scores.shape[1], device=scores.device)
+    chosen = scores.float().where(column < lengths[:, None], float("-inf")).topk(kept, dim=-1).indices
+    chosen = chosen.where(column[:kept] < lengths[:, None], -1)
     return torch.nn.functional.pad(chosen, (0, TOP_K - kept), value=-1)
 
 
 def top_k_page_table_transform(scores, src_page_table, lengths, row_to_batch):
     """Look the k largest up in the page table of the row's sequence."""
     chosen = choose(scores, lengths)
-    pages = src_page_table[row_to_batch.long()].gather(1, chosen.clamp(min=0))
-    return torch.where(chosen >= 0, pages, -1).to(torch.int32)
+    return src_page_table[row_to_batch].gather(1, chosen.clamp(min=0)).where(chosen >= 0, -1)
 
 
 def top_k_ragged_transform(scores, offsets, lengths):
     """Add the row's offset to the k largest."""
     chosen = choose(scores, lengths)
-    return torch.where(chosen >= 0, chosen + offsets[:, None], -1).to(torch.int32)
+    return (chosen + offsets[:, None]).where(chosen >= 0, -1).int()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from flashinfer_bench.roofline.cost import size_of
 from flashinfer_bench.routines.case.spec import (
@@ -27,9 +27,11 @@ from flashinfer_bench.routines.case.spec import (
     counted,
     from_zero,
     generator,
+    needed,
     offsets,
     require,
     size,
+    split,
     stored,
     switch,
     whole,
@@ -61,8 +63,18 @@ PROBABILITY_ERROR: Final = 2**-7
 """Allowed error of the query that sees the fewest keys, as a share of the deviation of its output."""
 FP8_ERROR: Final = 0.1
 """Takes the place of `ERROR` where the cache is fp8: a kernel may convert the queries too."""
-OP_TYPES: Final = {"decode": "gqa_paged", "paged": "gqa_paged", "ragged": "gqa_ragged", "mla": "mla_paged"}
-"""The name of a reference → the op type."""
+SHAPES: Final = {
+    "decode": (
+        "gqa_paged",
+        "batch_size num_qo_heads head_dim_qk",
+        "head_dim_qk",
+        "2 page_size num_kv_heads head_dim_qk",
+    ),
+    "paged": ("gqa_paged", "queries num_qo_heads head_dim_qk", "head_dim_qk", "2 page_size num_kv_heads head_dim_qk"),
+    "ragged": ("gqa_ragged", "queries num_qo_heads head_dim_qk", "head_dim_vo", ""),
+    "mla": ("mla_paged", "batch_size s_qo num_qo_heads head_dim", "head_dim_ckv", "page_size head_dim"),
+}
+"""The name of a reference → the op type, the shape of queries, the last axis of outputs, and the shape of a page."""
 NO_FP8_CACHE: Final = ("fa3", "cudnn", "cudnn-native", "trtllm-gen", "trtllm-native")
 """Backends that take no fp8 cache together with wider queries."""
 FA3_DIMS: Final = ((64, 64), (128, 128), (256, 256), (192, 128))
@@ -82,19 +94,6 @@ def _draw_lengths(args: Namespace) -> tuple[list[int], list[int]]:
     return queries, queries if q_max == kv_max else [int(source.integers(least, kv_max + 1)) for least in queries]
 
 
-def _dimensions(args: Namespace, kind: str) -> tuple[int, int]:
-    """Return the dimensions of queries and of values."""
-    if kind == "mla":
-        require(args.head_dim_ckv is not None, "--head_dim_ckv is missing (512 in DeepSeek)")
-        require(args.head_dim_kpe is not None, "--head_dim_kpe is missing (64 in DeepSeek)")
-        return args.head_dim_ckv + args.head_dim_kpe, args.head_dim_ckv
-    require(args.head_dim_qk is not None, "--head_dim_qk is missing")
-    require(args.num_qo_heads % args.num_kv_heads == 0, "--num_qo_heads must be a multiple of --num_kv_heads")
-    qk, vo = args.head_dim_qk, args.head_dim_vo or args.head_dim_qk
-    require(qk == vo or kind == "ragged", "--head_dim_vo: a paged cache holds keys and values of one dimension")
-    return qk, vo
-
-
 def _check(fewest: int, most: int, kv_dtype: str, variance: float) -> Check:
     """Return a tolerance that follows the size of an output.
 
@@ -106,25 +105,30 @@ def _check(fewest: int, most: int, kv_dtype: str, variance: float) -> Check:
     return Check(2e-2, max(error * smallest, PROBABILITY_ERROR * largest))
 
 
-def _refuse(args: Namespace, kind: str, dimensions: tuple[int, int]) -> dict[str, str]:
+def _refuse(args: Namespace, kind: str, dims: tuple[int, int]) -> dict[str, Any]:
     """Return what backends cannot do on any GPU."""
-    refusals, heads = {}, f"head dimensions {dimensions[0]} and {dimensions[1]}"
-    if args.kv_dtype in FP8:
-        refusals = dict.fromkeys(NO_FP8_CACHE, "an fp8 cache with wider queries is not supported")
-    if kind in ("paged", "ragged") and dimensions not in FA3_DIMS:
-        refusals["fa3"] = f"{heads}: it has 64, 128 and 256 for both, and 192 with 128"
-    if kind == "ragged" and dimensions not in ((192, 128), (128, 128)):
+    heads, has_page = f"head dimensions {dims[0]} and {dims[1]}", args.page_size in PAGE_SIZES
+    is_decode = kind == "decode"
+    refusals: dict[str, Any] = {
+        "fa3": kind in ("paged", "ragged")
+        and dims not in FA3_DIMS
+        and f"{heads}: it has 64, 128 and 256 for both, and 192 with 128",
+        "fa2": is_decode
+        and args.num_qo_heads // args.num_kv_heads not in (1, 2, 3, 4, 8)
+        and "its kernels have 1, 2, 3, 4 or 8 query heads for a key head; fa2_tc takes any",
+        "cudnn": is_decode
+        and args.q_dtype != "bfloat16"
+        and f"--q_dtype {args.q_dtype}: the library builds its graph for bfloat16",
+        "cutlass": kind == "mla" and (args.s_qo > 1 or not has_page) and "one query a sequence, pages of 16 to 128",
+    }
+    if kind == "ragged" and dims not in ((192, 128), (128, 128)):
         refusals["trtllm-native"] = f"{heads}: it has 192 and 128, or 128 and 128"
-    if kind == "decode" and args.num_qo_heads // args.num_kv_heads not in (1, 2, 3, 4, 8):
-        refusals["fa2"] = "its kernels have 1, 2, 3, 4 or 8 query heads for a key head; fa2_tc takes any"
-    if kind == "decode" and args.q_dtype != "bfloat16":
-        refusals["cudnn"] = f"--q_dtype {args.q_dtype}: the library builds its graph for bfloat16"
-    if kind == "decode" and args.page_size not in PAGE_SIZES:
+    elif is_decode and not has_page:
         refusals["trtllm-native"] = f"--page_size {args.page_size}: it has pages of 16, 32, 64 and 128"
-    if kind == "mla" and (args.s_qo > 1 or args.page_size not in PAGE_SIZES):
-        refusals["cutlass"] = "one query a sequence, pages of 16 to 128"
-    if kind == "mla" and args.causal and args.s_qo > 1:
+    elif kind == "mla" and args.causal and args.s_qo > 1:
         refusals["trtllm-native"] = "its mask for several queries is its own"
+    if args.kv_dtype in FP8:
+        refusals |= dict.fromkeys(NO_FP8_CACHE, "an fp8 cache with wider queries is not supported")
     return refusals
 
 
@@ -137,66 +141,67 @@ def make_attention(args: Namespace, kind: str) -> Case:
         args: the flags.
         kind: the name of the reference. A query of `decode` sees all keys, with --causal too.
     """
-    is_mla, is_paged, page, kv_heads = kind == "mla", kind == "paged", args.page_size, args.num_kv_heads
-    require(page > 0 or kind == "ragged", "--page_size is missing")
+    is_mla, is_ragged, batch, kv_heads = kind == "mla", kind == "ragged", args.batch_size, args.num_kv_heads
     require(args.s_qo == 1 or kind != "decode", f"--s_qo {args.s_qo}: decoding takes one query a sequence")
     alike = args.s_qo == 1 or not is_mla or not args.random_actual_seq_len
     require(alike, "--random_actual_seq_len goes with --s_qo 1 here")
     q, kv = args.q_dtype, DTYPES[args.kv_dtype]
     require(not is_mla or q == kv == "bfloat16", "--q_dtype and --kv_dtype: this routine takes bfloat16")
-    alike = q == kv or (size_of(kv) == 1 and kind != "ragged")
+    alike = q == kv or (size_of(kv) == 1 and not is_ragged)
     require(alike, f"--kv_dtype {args.kv_dtype}: as --q_dtype; in a cache fp8, too")
-    qk, vo = dimensions = _dimensions(args, kind)
+    if is_mla:
+        vo = needed(args, "head_dim_ckv", " (512 in DeepSeek)")
+        rotated = needed(args, "head_dim_kpe", " (64 in DeepSeek)")
+        qk, scale = vo + rotated, 1 / math.sqrt(MLA_NOPE_DIM + rotated)
+    else:
+        qk = needed(args, "head_dim_qk")
+        split(args, "num_qo_heads", kv_heads)
+        vo, scale = args.head_dim_vo or qk, 1 / math.sqrt(qk)
+        require(qk == vo or is_ragged, "--head_dim_vo: a paged cache holds keys and values of one dimension")
     queries, keys = _draw_lengths(args)
-    scale = 1 / math.sqrt(MLA_NOPE_DIM + args.head_dim_kpe if is_mla else qk)
-    lists, axes = {"qo_indptr": offsets(queries)}, {"queries": sum(queries)}
-    if kind == "ragged":
-        lists, axes = {**lists, "kv_indptr": offsets(keys)}, {**axes, "keys": sum(keys), "head_dim_vo": vo}
-        rows, out = "queries num_qo_heads head_dim_qk", "queries num_qo_heads head_dim_vo"
+    op_type, rows, last, page = SHAPES[kind]
+    lists = {} if kind in ("decode", "mla") else {"qo_indptr": offsets(queries)}
+    if is_ragged:
+        lists["kv_indptr"] = offsets(keys)
         caches = {"k": f"{kv}[keys num_kv_heads head_dim_qk]", "v": f"{kv}[keys num_kv_heads head_dim_vo]"}
     else:
-        width, shape = kv_heads * (qk + vo), f"2 {page} {kv_heads} head_dim"
-        rows = out = f"{'queries' if is_paged else 'batch_size'} num_qo_heads head_dim"
-        axes = {**(axes if is_paged else {}), **({} if is_mla else {"head_dim": qk})}
-        if is_mla:
-            width, shape = qk, f"{page} {qk}"
-            rows, out = (f"batch_size {args.s_qo} num_qo_heads {name}" for name in (qk, "head_dim_ckv"))
-        pages = args.batch_size * -(-args.s_kv // page)
-        caches = {"kv_cache": counted(f"{kv}[{pages} {shape}]", sum(keys) * width)}
-        table = stored(generator(args, 1).permutation(pages).reshape(args.batch_size, -1))
-        used = sum(-(-length // page) for length in keys)
-        lists = {**(lists if is_paged else {}), "block_tables": counted(table, used), "kv_lens": stored(keys)}
-    lengths, average = [*zip(queries, keys, strict=True)], sum(keys) // len(keys)
+        tokens = needed(args, "page_size")
+        pages, used = batch * -(-args.s_kv // tokens), sum(-(-length // tokens) for length in keys)
+        width = qk if is_mla else kv_heads * (qk + vo)
+        caches = {"kv_cache": counted(f"{kv}[{pages} {page}]", sum(keys) * width)}
+        table = stored(generator(args, 1).permutation(pages).reshape(batch, -1))
+        lists |= {"block_tables": counted(table, used), "kv_lens": stored(keys)}
+    lengths, average = [*zip(queries, keys, strict=True)], sum(keys) // batch
     pairs = sum(q * (2 * kv - q + 1) // 2 if args.causal else q * kv for q, kv in lengths)
     fewest = min(kv - q + 1 if args.causal else kv for q, kv in lengths)
     return Case(
-        op_type=OP_TYPES[kind],
-        axes=axes,
+        op_type=op_type,
+        axes={"queries": sum(queries), "keys": sum(keys), "head_dim": qk, "head_dim_vo": vo},
         inputs={"q": f"{q}[{rows}]", **caches, **lists},
-        outputs={"out": f"{q}[{out}]"},
+        outputs={"out": f"{q}[{rows.rpartition(' ')[0]} {last}]"},
         reference=kind,
         constants={"SM_SCALE": scale, "CAUSAL": bool(args.causal) and kind != "decode"},
         flops=2 * pairs * args.num_qo_heads * (qk + vo),
         unit="fp16",
         check=_check(fewest, max(keys), kv, qk * scale**2),
-        refusals=_refuse(args, kind, dimensions),
+        refusals=_refuse(args, kind, (qk, vo)),
         columns={"avg_actual_seq_len": average},
-        notes=(
-            f"Average actual qo seq len: {sum(queries) // len(queries)}",
-            f"Average actual kv seq len: {average}",
-        ),
+        notes=(f"Average actual qo seq len: {sum(queries) // batch}", f"Average actual kv seq len: {average}"),
         shown={"actual_seq_lens_q": queries, "actual_seq_lens_kv": keys},
     )
 
 
-_routine = partial(Routine, "attention", FLAGS)
+def _routine(kind: str, *rest: Any) -> Routine:
+    return Routine("attention", FLAGS, partial(make_attention, kind=kind), *rest)
+
+
 NATIVE: Final = {"trtllm-gen-native": "trtllm-native"}
 GEN: Final = {"trtllm": "trtllm-gen", **NATIVE}
 DIRECT: Final = {"trtllm": "trtllm-native", **NATIVE}
 """Older spelling of a backend to its name, of the routines that have trtllm-gen and of the others."""
 ROUTINES: Final = (
     _routine(
-        partial(make_attention, kind="decode"),
+        "decode",
         "BatchDecodeWithPagedKVCacheWrapper",
         "decode over a paged cache",
         {
@@ -210,7 +215,7 @@ ROUTINES: Final = (
         GEN,
     ),
     _routine(
-        partial(make_attention, kind="paged"),
+        "paged",
         "BatchPrefillWithPagedKVCacheWrapper",
         "prefill over a paged cache",
         {
@@ -225,7 +230,7 @@ ROUTINES: Final = (
         GEN,
     ),
     _routine(
-        partial(make_attention, kind="ragged"),
+        "ragged",
         "BatchPrefillWithRaggedKVCacheWrapper",
         "prefill over keys and values in one piece",
         {
@@ -239,7 +244,7 @@ ROUTINES: Final = (
         DIRECT,
     ),
     _routine(
-        partial(make_attention, kind="mla"),
+        "mla",
         "BatchMLAPagedAttentionWrapper",
         "MLA over a paged cache",
         {"fa2": AMPERE_ON, "fa3": HOPPER, "cutlass": BLACKWELL, "trtllm-native": BLACKWELL},

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from typing import Final
+from typing import Any, Final
 
 from flashinfer_bench.routines.case.spec import (
     ADA_ON,
@@ -22,11 +22,12 @@ from flashinfer_bench.routines.case.spec import (
     Check,
     Routine,
     counted,
+    direct,
     floats,
     offsets,
-    require,
     round_up,
     size,
+    split,
     switch,
     whole,
     word,
@@ -63,27 +64,32 @@ def _check(args: Namespace, deviation: float, ratio: float | None = None) -> Che
 
 def make_groupwise(args: Namespace) -> Case:
     """Make a case of fp8 with a scale for `--tile_size` elements; in groups with weights of their own."""
-    m, n, k, tile, is_k = args.m, args.n, args.k, args.tile_size, args.scale_major_mode == "K"
-    grouped = args.routine.startswith("group")
-    require(k % tile == 0 and n % tile == 0, f"--n {n} and --k {k} must be multiples of --tile_size {tile}")
-    require(m % 4 == 0, f"--m {m}: the kernel wants a multiple of 4")
-    first, second, out = DTYPES[args.input_dtype], DTYPES[args.mat2_dtype], args.out_dtype
-    count = args.group_size if grouped else 1
-    rows, tall, long = m * count, n // tile, k // tile
-    groups, factors = "groups " if grouped else "", f"{tall} {long}" if is_k else f"{long} {tall}"
+    is_k, first, second = args.scale_major_mode == "K", DTYPES[args.input_dtype], DTYPES[args.mat2_dtype]
+    tall, long = split(args, "n", args.tile_size), split(args, "k", args.tile_size)
+    split(args, "m", 4)
+    is_grouped = args.routine.startswith("group")
+    count = args.group_size if is_grouped else 1
+    rows, groups = args.m * count, "groups " if is_grouped else ""
     inputs = {
         "a": f"{first}[rows k]",
         "b": f"{second}[{groups}n k]",
         "a_scale": f"float32[rows {long}]" if is_k else f"float32[{long} rows]",
-        "b_scale": f"float32[{groups}{factors}]",
-        **({"m_indptr": offsets([m] * count)} if grouped else {}),
+        "b_scale": f"float32[{groups}{tall} {long}]" if is_k else f"float32[{groups}{long} {tall}]",
+        **({"m_indptr": offsets([args.m] * count)} if is_grouped else {}),
+    }
+    options = {
+        "scale_granularity_mnk": (1, args.tile_size, args.tile_size),
+        "scale_major_mode": args.scale_major_mode,
+        "mma_sm": args.mma_sm,
+        **({} if is_grouped else {"backend": "cutlass"}),
     }
     return Case(
         op_type="gemm",
-        axes={"rows": rows, **({"groups": count} if grouped else {})},
+        axes={"rows": rows, **({"groups": count} if is_grouped else {})},
         inputs=inputs,
-        outputs={"out": f"{out}[rows n]"},
-        flops=2 * rows * n * k,
+        call=direct(f"flashinfer.gemm.{args.routine}", *inputs, "out=out", **options),
+        outputs={"out": f"{args.out_dtype}[rows n]"},
+        flops=2 * rows * args.n * args.k,
         unit="fp8",
         check=_check(args, 1.1),
     )
@@ -91,18 +97,19 @@ def make_groupwise(args: Namespace) -> Case:
 
 def make_bmm_fp8(args: Namespace) -> Case:
     """Make a case of a batch of fp8 products, with one scale for each matrix stack."""
-    first, second, out = DTYPES[args.input_dtype], DTYPES[args.mat2_dtype], args.out_dtype
-    refusals = {}
+    first, second = DTYPES[args.input_dtype], DTYPES[args.mat2_dtype]
+    refusals: dict[str, Any] = {"cutlass": "float8_e5m2" in (first, second) and "e5m2 is not supported"}
     if first == second == "float8_e5m2":
         refusals = dict.fromkeys(BMM, "e5m2 times e5m2 is not supported")
-    if "float8_e5m2" in (first, second):
-        refusals["cutlass"] = "e5m2 is not supported"
-    scale = "float32[]"
     return Case(
         op_type="gemm",
-        inputs={"a": f"{first}[batch_size m k]", "b": f"{second}[batch_size n k]"}
-        | {"a_scale": scale, "b_scale": scale},
-        outputs={"out": f"{out}[batch_size m n]"},
+        inputs={
+            "a": f"{first}[batch_size m k]",
+            "b": f"{second}[batch_size n k]",
+            "a_scale": "float32[]",
+            "b_scale": "float32[]",
+        },
+        outputs={"out": f"{args.out_dtype}[batch_size m n]"},
         flops=2 * args.batch_size * args.m * args.n * args.k,
         unit="fp8",
         check=_check(args, 1.0),
@@ -112,32 +119,26 @@ def make_bmm_fp8(args: Namespace) -> Case:
 
 def make_mm_fp4(args: Namespace) -> Case:
     """Make a case of 4-bit floats with scales in tiles: nvfp4 with blocks of 16, or mxfp4 with blocks of 32."""
-    m, n, k, block = args.m, args.n, args.k, 16 if args.use_nvfp4 else 32
-    require(k % (2 * block) == 0, f"--k {k}: a multiple of {2 * block}")
-    out, scale = args.out_dtype, "float8_e4m3fn" if args.use_nvfp4 else "float8_e8m0fnu"
-    columns = round_up(k // block, 4)
-    refusals = {}
-    if out == "float16":
-        refusals["trtllm"] = "it writes bfloat16 only"
-    elif not args.use_nvfp4:
-        refusals["trtllm"] = "mxfp4 is not supported"
-    elif n % 128:
-        refusals["trtllm"] = f"--n {n} is not a multiple of 128, which its order of weights needs"
+    block, scale = (16, "float8_e4m3fn") if args.use_nvfp4 else (32, "float8_e8m0fnu")
+    columns = round_up(2 * split(args, "k", 2 * block), 4)
+    refusal = "" if args.use_nvfp4 else "mxfp4 is not supported"
+    if args.out_dtype == "float16":
+        refusal = "it writes bfloat16 only"
+    elif args.n % 128:
+        refusal = refusal or f"--n {args.n} is not a multiple of 128, which its order of weights needs"
+    factors = {
+        f"{side}_scale": counted(f"{scale}[{round_up(rows, 128)} {columns}]", rows * args.k / block)
+        for side, rows in (("a", args.m), ("b", args.n))
+    }
     return Case(
         op_type="lowbit",
-        inputs={
-            "a": "float4_e2m1[m k]",
-            "b": "float4_e2m1[n k]",
-            "a_scale": counted(f"{scale}[{round_up(m, 128)} {columns}]", m * k / block),
-            "b_scale": counted(f"{scale}[{round_up(n, 128)} {columns}]", n * k / block),
-            "alpha": floats([ALPHA]),
-        },
-        outputs={"out": f"{out}[m n]"},
+        inputs={"a": "float4_e2m1[m k]", "b": "float4_e2m1[n k]", **factors, "alpha": floats([ALPHA])},
+        outputs={"out": f"{args.out_dtype}[m n]"},
         constants={"BLOCK": block},
-        flops=2 * m * n * k,
+        flops=2 * args.m * args.n * args.k,
         unit="fp4",
         check=_check(args, ALPHA * E2M1_VARIANCE, 1.0),
-        refusals=refusals,
+        refusals={"trtllm": refusal},
     )
 
 

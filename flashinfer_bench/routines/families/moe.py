@@ -23,6 +23,7 @@ from flashinfer_bench.routines.case.spec import (
     Case,
     Check,
     Routine,
+    at_most,
     counted,
     floats,
     from_zero,
@@ -31,6 +32,7 @@ from flashinfer_bench.routines.case.spec import (
     require,
     round_up,
     size,
+    split,
     stored,
     switch,
     whole,
@@ -75,6 +77,8 @@ ERRORS: Final[Mapping[Unit, float]] = {"fp16": 0.03, "fp8": 0.1, "fp4": 0.25}
 Kernels quantise the values between the two products, and the reference does not."""
 E2M1_DEVIATION: Final = math.sqrt(8.5625 * 13 / 12)
 """Deviation of a random 4-bit code with a random scale between 0.5 and 1.5."""
+EVENNESS: Final = 8.0
+"""Concentration of the Dirichlet distribution of a token's weights: none of them is near 0 or 1."""
 BIASES: Final = 140
 """The routing's bias is a whole number up to this, divided by 2^13: bfloat16 holds it, and it deviates by 0.01."""
 
@@ -85,31 +89,26 @@ def check_experts(unit: Unit, top_k: int, scaling: float = 1.0) -> Check:
 
 
 def choose_experts(args: Namespace, tokens: int) -> tuple[Any, Any]:
-    """Return the distinct experts of each token (int32) and their weights (float32): softmax over the chosen."""
-    import numpy as np  # not for --help
-
-    logits = generator(args, 3).standard_normal((tokens, args.num_experts))
-    chosen = np.argsort(-logits, axis=1)[:, : args.top_k]
-    weights = np.exp(np.take_along_axis(logits, chosen, axis=1))
-    return chosen.astype(np.int32), (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    """Return the distinct experts of each token (int32) and their weights (float32), which sum to 1."""
+    source, top_k = generator(args, 3), at_most(args, "top_k", "num_experts")
+    chosen = source.random((tokens, args.num_experts)).argsort(axis=1)[:, :top_k]
+    return chosen.astype("int32"), source.dirichlet([EVENNESS] * top_k, tokens).astype("float32")
 
 
 def _check_routing(args: Namespace) -> int:
     """Return the number of experts that are here, or raise Misuse."""
     experts, top_k, groups, kept = args.num_experts, args.top_k, args.n_group or 1, args.topk_group or 1
+    method, local = args.routing_method, args.local_num_experts or experts
+    at_most(args, "top_k", "num_experts")
     in_groups = args.n_group is not None or args.topk_group is not None
-    require(top_k <= experts, f"--top_k {top_k} is more than --num_experts {experts}")
-    require(
-        not in_groups or args.routing_method == "deepseek_v3",
-        "Routing kernel with groups implies DeepSeekV3 routing method.",
-    )
-    require(args.routing_method != "llama4" or top_k == 1, "--routing_method llama4 takes --top_k 1")
-    require(experts % groups == 0, f"--n_group {groups} does not divide --num_experts {experts}")
+    implied = "Routing kernel with groups implies DeepSeekV3 routing method."
+    require(not in_groups or method == "deepseek_v3", implied)
+    require(method != "llama4" or top_k == 1, "--routing_method llama4 takes --top_k 1")
+    each = split(args, "num_experts", groups)
     require(kept <= groups, f"--topk_group {kept} is more than --n_group {groups}")
-    require(top_k <= kept * experts // groups, "--top_k is more than the experts of --topk_group groups")
-    local, first = args.local_num_experts or experts, args.local_expert_offset
+    require(top_k <= kept * each, "--top_k is more than the experts of --topk_group groups")
     beyond = "--local_expert_offset and --local_num_experts go beyond --num_experts"
-    require(0 <= first <= experts - local, beyond)
+    require(args.local_expert_offset <= experts - local, beyond)
     return int(local)
 
 
@@ -135,18 +134,17 @@ def make_layers(
         factors: a factor of each expert, for each product.
     """
     h, i = sizes
-    made = {}
+    made: dict[str, Any] = {}
     dtype = {"nvfp4": "float4_e2m1", "fp8_block_scale": "float8_e4m3fn"}.get(kind, kind)
     for layer, rows, columns, shape in (1, 2 * i, h, f"{2 * i} hidden_size"), (2, h, i, f"hidden_size {inner}"):
-        name, scales = f"gemm{layer}_weights", (rows, columns // 16)
-        count = active * rows * columns
+        name, count = f"gemm{layer}_weights", active * rows * columns
         made[name] = counted(f"{dtype}[{experts} {shape}]", count)
         if kind == "nvfp4":
-            tall, wide = (round_up(rows, 128), round_up(columns // 16, 4)) if is_tiled else scales
+            tile = (128, 4) if is_tiled else (1, 1)
+            tall, wide = round_up(rows, tile[0]), round_up(columns // 16, tile[1])
             made[f"{name}_scale"] = counted(f"float8_e4m3fn[{experts} {tall} {wide}]", count / 16)
         elif kind == "fp8_block_scale":
-            shape = f"{experts} {rows // 128} {columns // 128}"
-            made[f"{name}_scale"] = counted(f"float32[{shape}]", count / 128**2)
+            made[f"{name}_scale"] = counted(f"float32[{experts} {rows // 128} {columns // 128}]", count / 128**2)
         if factors:
             made[f"fc{layer}_global"] = counted(factors[layer - 1], active)
     return made
@@ -171,33 +169,31 @@ def make_routed(args: Namespace, name: str) -> Case:
     h, i, tokens, experts = args.hidden_size, args.intermediate_size, args.num_tokens, args.num_experts
     kind, step, unit = FORMATS[name]
     local, is_grouped = _check_routing(args), args.routing_method == "deepseek_v3"
-    whole_blocks = f"--hidden_size and --intermediate_size must be multiples of {step}"
-    require(h % step == 0 and i % step == 0, whole_blocks)
+    split(args, "hidden_size", step)
+    split(args, "intermediate_size", step)
     active = local * (1 - (1 - args.top_k / experts) ** tokens)
     layers = make_layers(kind, "local_experts", "intermediate_size", (h, i), active=active)
-    inputs = {"hidden_states": f"{layers['gemm1_weights'].dtype}[num_tokens hidden_size]"}
-    if name == "fp8_block_scale":
-        inputs["hidden_states_scale"] = f"float32[{h // 128} num_tokens]"
-    elif name == "fp4_block_scale":
-        inputs["hidden_states_scale"] = f"float8_e4m3fn[num_tokens {h // 16}]"
-    inputs |= layers
+    scales = {
+        "fp8_block_scale": {"hidden_states_scale": f"float32[{h // 128} num_tokens]"},
+        "fp4_block_scale": {"hidden_states_scale": f"float8_e4m3fn[num_tokens {h // 16}]"},
+    }
     factors = (1 / math.sqrt(h), 1 / math.sqrt(i))
     if name == "fp4_block_scale":
         factors = (1 / E2M1_DEVIATION**2, 1 / E2M1_DEVIATION)
-    if name != "fp8_block_scale":
-        first, second = (counted(floats([factor] * local), active) for factor in factors)
-        inputs |= {"output1_scales_scalar": first, "output1_scales_gate_scalar": first, "output2_scales_scalar": second}
+    first, second = (counted(floats([factor] * local), active) for factor in factors)
+    outer = {"output1_scales_scalar": first, "output1_scales_gate_scalar": first, "output2_scales_scalar": second}
     # DeepSeek's routing takes float32 logits, the others bfloat16. It alone reads the bias, which is bfloat16 there.
     biases = generator(args, 2).integers(-BIASES, BIASES + 1, experts) * args.use_routing_bias / 2**13
-    bias = counted(floats(biases), experts / 2 if args.use_routing_bias and is_grouped else 0)
-    refusal = _why_not_routed(args, name)
     return Case(
         op_type="moe",
         axes={"local_experts": local},
         inputs={
             "routing_logits": f"{'float32' if is_grouped else 'bfloat16'}[num_tokens num_experts]",
-            "routing_bias": bias,
-            **inputs,
+            "routing_bias": counted(floats(biases), experts / 2 if args.use_routing_bias and is_grouped else 0),
+            "hidden_states": f"{layers['gemm1_weights'].dtype}[num_tokens hidden_size]",
+            **scales.get(name, {}),
+            **layers,
+            **({} if name == "fp8_block_scale" else outer),
         },
         outputs={"out": "bfloat16[num_tokens hidden_size]"},
         reference=name,
@@ -205,7 +201,7 @@ def make_routed(args: Namespace, name: str) -> Case:
         flops=6 * h * i * tokens * args.top_k * local / experts,
         unit=unit,
         check=check_experts(unit, args.top_k, args.routed_scaling_factor if is_grouped else 1.0),
-        refusals={"trtllm": refusal},
+        refusals={"trtllm": _why_not_routed(args, name)},
     )
 
 
@@ -221,53 +217,44 @@ def _why_not_routed(args: Namespace, name: str) -> str:
 
 def make_cutlass(args: Namespace) -> Case:
     """Make a case of the layer after the routing, of one rank of several. Ranks of tp share the intermediate size."""
-    variant, h, tp, ep = args.cutlass_variant, args.hidden_size, args.tp_size, args.ep_size
-    require(args.intermediate_size % tp == 0, "--tp_size does not divide --intermediate_size")
-    require(args.num_experts % ep == 0, "--ep_size does not divide --num_experts")
-    require(0 <= args.ep_rank < ep and 0 <= args.tp_rank < tp, "--ep_rank or --tp_rank: too large")
-    require(not args.quantized_input or variant == "nvfp4", "--quantized_input goes with --cutlass_variant nvfp4")
-    require(args.top_k <= args.num_experts, f"--top_k {args.top_k} is more than --num_experts {args.num_experts}")
-    i, local, dtype = args.intermediate_size // tp, args.num_experts // ep, args.input_dtype
+    variant, h, is_quantised, top_k = args.cutlass_variant, args.hidden_size, args.quantized_input, args.top_k
+    i, local = split(args, "intermediate_size", args.tp_size), split(args, "num_experts", args.ep_size)
+    require(args.ep_rank < args.ep_size and args.tp_rank < args.tp_size, "--ep_rank or --tp_rank: too large")
+    require(not is_quantised or variant == "nvfp4", "--quantized_input goes with --cutlass_variant nvfp4")
     whole_blocks = "nvfp4: --hidden_size and the rank's --intermediate_size: multiples of 64"
     require(variant != "nvfp4" or (h % 64 == 0 and i % 64 == 0), whole_blocks)
-    first = args.ep_rank * local
+    first, unit = args.ep_rank * local, UNITS[variant]
     chosen, weights = choose_experts(args, args.num_tokens)
     here = chosen[(chosen >= first) & (chosen < first + local)]
-    active = len({*here.tolist()})
-    function, token, kind, out, unit = f"cutlass_{variant}", dtype, dtype, "bfloat16", UNITS[variant]
+    token = kind = out = args.input_dtype
+    inputs: dict[str, Any] = {}
     factors: list[Any] = []
     scales: dict[str, Any] = {}
     if variant == "nvfp4":
-        kind, deviation = "nvfp4", E2M1_DEVIATION if args.quantized_input else 1.0
-        factors = [floats([1 / (E2M1_DEVIATION * size)] * local) for size in (deviation, 1.0)]
-        if args.quantized_input:
-            function, token = "cutlass_nvfp4_quantised", "float4_e2m1"
+        kind, token = "nvfp4", "float4_e2m1" if is_quantised else token
+        deviations = (E2M1_DEVIATION if is_quantised else 1.0, 1.0)
+        factors = [floats([1 / (E2M1_DEVIATION * deviation)] * local) for deviation in deviations]
     elif variant == "fp8":
         token, kind, one = "float8_e4m3fn", "float8_e4m3fn", floats(1.0)
         fc1, fc2 = (floats([1 / math.sqrt(size)] * local) for size in (h, i))
         scales = {"fc1_dequant": fc1, "fc2_quant": one, "fc2_dequant": fc2, "fc1_input_dequant": one}
-    else:
-        out = dtype
-    inputs = {"hidden_states": f"{token}[num_tokens hidden_size]"}
-    if args.quantized_input:
+    if is_quantised:
         shape = f"{round_up(args.num_tokens, 128)} {round_up(h // 16, 4)}"
         inputs["hidden_states_scale"] = counted(f"float8_e4m3fn[{shape}]", args.num_tokens * h / 16)
+    layers = make_layers(
+        kind, "local_experts", "shard", (h, i), active=len({*here.tolist()}), is_tiled=True, factors=factors
+    )
+    routed = {"token_selected_experts": stored(chosen), "token_final_factors": floats(weights)}
     return Case(
         op_type="moe",
         axes={"local_experts": local, "shard": i},
-        inputs={
-            **inputs,
-            "token_selected_experts": stored(chosen),
-            "token_final_factors": floats(weights),
-            **make_layers(kind, "local_experts", "shard", (h, i), active=active, is_tiled=True, factors=factors),
-            **scales,
-        },
-        outputs={"out": f"{out}[num_tokens hidden_size]"},
-        reference=function,
+        inputs={"hidden_states": f"{token}[num_tokens hidden_size]", **inputs, **routed, **layers, **scales},
+        outputs={"out": f"{out if variant == 'base' else 'bfloat16'}[num_tokens hidden_size]"},
+        reference=f"cutlass_{variant}{'_quantised' if is_quantised else ''}",
         constants={"LOCAL_EXPERT_OFFSET": first, "USE_ROUTING_SCALES_ON_INPUT": False},
         flops=6 * len(here) * h * i,
         unit=unit,
-        check=check_experts(unit, args.top_k),
+        check=check_experts(unit, top_k),
     )
 
 

@@ -28,6 +28,7 @@ from flashinfer_bench.routines.case.spec import (
     floats,
     require,
     size,
+    split,
     stored,
     switch,
     whole,
@@ -61,7 +62,7 @@ SENT_BYTES: Final[Mapping[str | None, float]] = {"fp8": 1.0, "nvfp4": 9 / 16, "f
 """Format of sent tokens → bytes of one element, with its share of the scales."""
 WEIGHT_BYTES: Final[Mapping[str, float]] = {"nvfp4": 9 / 16, "fp8_block_scale": 1 + 4 / 128**2}
 """Format of tokens → bytes of one element of an expert's weights, with its share of the scales."""
-UNITS: Final[Mapping[str, Unit]] = {"nvfp4": "fp4", "fp8_block_scale": "fp8"}
+UNITS: Final[Mapping[str, Unit]] = {"fp32": "fp32", "nvfp4": "fp4", "fp8_block_scale": "fp8"}
 EXCHANGE: Final = Check(2e-2, 5e-3)
 """Allowed error without real experts: each rank rounds its partial sums."""
 
@@ -100,31 +101,29 @@ def count_phases(args: Namespace, chosen: Any) -> dict[str, Cost]:
 
 def make_moe_a2a_dispatch_combine(args: Namespace) -> Case:
     """Make a case of all ranks."""
-    experts, hidden, inner, quant = args.num_experts, args.hidden_size, args.intermediate_size, args.quant_dtype
+    experts, inner, quant = args.num_experts, args.intermediate_size, args.quant_dtype
+    ranks = count_ranks() or RANKS_IN_ONE_PROCESS
+    split(args, "num_experts", ranks)
     if args.real_math:
         require(inner, "--real_math needs --intermediate_size")
         require(quant in WEIGHT_BYTES, "--real_math needs --quant_dtype nvfp4 or fp8_block_scale")
-        require(inner % 128 == 0, f"--intermediate_size {inner}: a multiple of 128 to be quantised")
-    ranks = count_ranks() or RANKS_IN_ONE_PROCESS
-    require(experts % ranks == 0, f"--num_experts {experts} is not a multiple of {ranks} ranks")
-    require(args.top_k <= experts, f"--top_k {args.top_k} is more than --num_experts {experts}")
+        split(args, "intermediate_size", 128)
+    if quant is not None:
+        split(args, "hidden_size", 128)
     require((args.max_num_tokens or args.num_tokens) >= args.num_tokens, "--max_num_tokens is below --num_tokens")
-    require(hidden % 128 == 0 or quant is None, f"--hidden_size {hidden}: a multiple of 128 to be quantised")
-    chosen, factors = (
-        part.reshape(ranks, args.num_tokens, args.top_k) for part in choose_experts(args, ranks * args.num_tokens)
-    )
-    missing = why_not_here()
-    if missing is None and args.real_math and quant == "fp8_block_scale" and (experts % 4 or args.top_k >= experts):
-        missing = "its fp8 experts want a multiple of 4 of them, and --top_k below that"
+    routed = choose_experts(args, ranks * args.num_tokens)
+    chosen, factors = (part.reshape(ranks, args.num_tokens, args.top_k) for part in routed)
+    missing = why_not_here() or ""
+    if args.real_math and quant == "fp8_block_scale" and (experts % 4 or args.top_k >= experts):
+        missing = missing or "its fp8 experts want a multiple of 4 of them, and --top_k below that"
     costs = count_phases(args, chosen)
-    op_type, layers, check, unit = "moe_comm", {}, EXCHANGE, None
+    op_type, layers, check, unit = "moe_comm", {}, EXCHANGE, UNITS["fp32"]
     if args.real_math:
         # Rules that draw weights of experts, and that allow for their rounding, look for "moe".
         op_type, unit = "moe", UNITS[quant]
         check = check_experts(unit, args.top_k)
-        factor = floats([1 / E2M1_DEVIATION] * experts)
-        each = [factor, factor] if quant == "nvfp4" else []
-        sizes = (hidden, inner)
+        each = [floats([1 / E2M1_DEVIATION] * experts)] * 2 if quant == "nvfp4" else []
+        sizes = (args.hidden_size, inner)
         layers = make_layers(quant, "num_experts", "intermediate_size", sizes, active=0, is_tiled=True, factors=each)
     tokens = f"{args.input_dtype}[ranks num_tokens hidden_size]"
     kernel, moved = costs["moe_kernel"], costs["a2a_total"].bytes
@@ -141,10 +140,10 @@ def make_moe_a2a_dispatch_combine(args: Namespace) -> Case:
         reference="dispatch_combine",
         constants={"RANKS": ranks},
         flops=kernel.flops,
-        unit=unit or "fp32",
+        unit=unit,
         bytes=moved + kernel.bytes,
         check=check,
-        refusals={"moe_a2a": missing or ""},
+        refusals={"moe_a2a": missing},
         columns={"ep_size": ranks},
     )
 

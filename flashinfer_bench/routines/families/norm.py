@@ -24,11 +24,13 @@ from flashinfer_bench.routines.case.spec import (
     Check,
     Routine,
     counted,
+    direct,
     floats,
     real,
     require,
     round_up,
     size,
+    split,
     switch,
     whole,
     word,
@@ -49,6 +51,17 @@ FLAGS: Final = (
 FP8_MATCH: Final = 0.98
 """Share of fp8 codes that must agree: a value near the middle of two codes may be rounded either way."""
 FP4_MATCH: Final = 0.97
+CALLS: Final = {
+    "rmsnorm": ("x", "weight", "out=out"),
+    "rmsnorm_quant": ("out", "x", "weight", "scale"),
+    "fused_add_rmsnorm_quant": ("out", "x", "residual_out.copy_(residual)", "weight", "scale"),
+    "rmsnorm_fp4quant": ("x", "weight", "out", "block_scale", "global_scale=global_scale"),
+    "add_rmsnorm_fp4quant": (
+        *("x", "residual_out.copy_(residual)", "weight", "out", "block_scale"),
+        "global_scale=global_scale",
+    ),
+}
+"""Routine → the arguments of its kernel. What works in place gets a copy of the residual."""
 IN_PLACE: Final = ("cuda, cute-dsl: the kernel works in place; the timed call copies the residual first",)
 LARGEST: Final = 24.0
 """Outputs are products of two normal numbers, and hardly any exceeds this."""
@@ -66,45 +79,42 @@ def _choose(args: Namespace, kinds: Sequence[str]) -> str:
 def make_norm(args: Namespace) -> Case:
     """Make a case of any norm: what its name says is added to RMSNorm."""
     name, hidden, count = args.routine, args.hidden_size, args.batch_size * (args.num_heads or 1)
-    adds, elements = "add" in name, count * hidden
-    rows = f"batch_size {'num_heads ' if args.num_heads else ''}hidden_size"
-    constants: dict[str, Any] = {}
-    x = f"{args.input_dtype}[{rows}]"
+    adds, elements, rows = "add" in name, count * hidden, "batch_size num_heads" if args.num_heads else "batch_size"
+    x, constants = f"{args.input_dtype}[{rows} hidden_size]", dict[str, Any]()
     inputs = {"x": x, **({"residual": x} if adds else {}), "weight": f"{args.input_dtype}[hidden_size]"}
-    outputs, check = {"out": x}, Check(1e-2, 1e-3)
+    outputs, match = {"out": x}, None
     if name.endswith("rmsnorm_quant"):
         require(args.num_heads is None, "--num_heads: the quantising norms take two dimensions")
         constants["OUT_DTYPE"] = out = DTYPES[_choose(args, FP8)]
-        inputs["scale"], outputs = floats([args.scale]), {"out": f"{out}[{rows}]"}
-        check = Check(1e-2, 1e-3, FP8_MATCH)
+        inputs["scale"], outputs["out"], match = floats([args.scale]), f"{out}[{rows} hidden_size]", FP8_MATCH
     elif name.endswith("fp4quant"):
-        kind, swizzled = _choose(args, ("nvfp4", "mxfp4")), args.is_sf_swizzled_layout
-        block = 16 if kind == "nvfp4" else 32
-        columns = hidden // block
-        require(hidden % block == 0 and hidden >= 64, f"--hidden_size {hidden}: at least 64, a multiple of {block}")
+        block, swizzled = 16 if _choose(args, ("nvfp4", "mxfp4")) == "nvfp4" else 32, args.is_sf_swizzled_layout
+        columns = split(args, "hidden_size", block)
+        require(hidden >= 64, f"--hidden_size {hidden}: at least 64")
         require(not args.use_global_scale or block == 16, "--use_global_scale goes with --out_dtype nvfp4")
         require(
             not swizzled or block == 16 or (count % 128 == 0 and columns % 4 == 0),
             "--is_sf_swizzled_layout with mxfp4: rows must be a multiple of 128 and hidden_size of 128, for the "
             "padding of byte scales has no defined content",
         )
-        constants["BLOCK"] = block
+        constants["BLOCK"], match = block, FP4_MATCH
         inputs["global_scale"] = floats([GLOBAL_SCALE if args.use_global_scale else 1.0])
-        scales = f"{rows.rpartition(' ')[0]} {columns}"
-        if swizzled:
-            scales = str(round_up(count, 128) * round_up(columns, 4))
+        scales = round_up(count, 128) * round_up(columns, 4) if swizzled else f"{rows} {columns}"
         scale = counted(f"{'float8_e4m3fn' if block == 16 else 'uint8'}[{scales}]", elements // block)
-        outputs = {"out": f"float4_e2m1[{rows}]", "block_scale": scale}
-        check = Check(1e-2, 1e-3, FP4_MATCH)
+        outputs = {"out": f"float4_e2m1[{rows} hidden_size]", "block_scale": scale}
     if adds:
         outputs["residual_out"] = x
+    options = {"eps": args.eps, "enable_pdl": args.enable_pdl}
+    if name.endswith("fp4quant"):
+        options |= {"block_size": constants["BLOCK"], "is_sf_swizzled_layout": args.is_sf_swizzled_layout}
     return Case(
         op_type="rmsnorm" if name == "rmsnorm" else "lowbit",
         inputs=inputs,
         outputs=outputs,
         constants=constants,
+        call=direct(f"flashinfer.{name}", *CALLS[name], **options),
         flops=(5 + adds) * elements,
-        check=check,
+        check=Check(1e-2, 1e-3, match),
         notes=IN_PLACE if adds else (),
     )
 

@@ -20,10 +20,12 @@ from flashinfer_bench.routines.case.spec import (
     Routine,
     counted,
     floats,
+    needed,
     real,
     require,
     round_up,
     size,
+    split,
     switch,
     whole,
     word,
@@ -49,33 +51,28 @@ MATCH: Final = {"float4_e2m1": 0.97, "float8_e4m3fn": 0.98}
 
 def make_quantisation(args: Namespace) -> Case:
     """Make a case of any routine of the family. Scales are rows of a matrix, or tiles of 128 or 8 rows by 4 columns."""
-    name, m, k = args.routine, args.m, args.k
-    require(k % 32 == 0, f"--k {k}: a multiple of 32")
-    batch, block, layout, values = 1, 32, "128x4", "float4_e2m1"
-    constants: dict[str, Any] = {}
-    refusals = {}
+    name, batch, layout, values, block = args.routine, 1, "128x4", "float4_e2m1", 32
+    is_batched, refusal, swizzled = "batched" in name, "", args.is_sf_swizzled_layout and not args.no_sf_swizzled_layout
+    split(args, "k", 32)
     if name == "mxfp8_quantize":
-        require(args.alignment == 32 or k % args.alignment == 0, f"--alignment {args.alignment} does not divide --k")
-        values, swizzled = "float8_e4m3fn", args.is_sf_swizzled_layout and not args.no_sf_swizzled_layout
-        layout = layout if swizzled else "linear"
-        constants = {"SWIZZLED": swizzled}
+        values, layout = "float8_e4m3fn", "128x4" if swizzled else "linear"
+        if args.alignment != 32:
+            split(args, "k", args.alignment)
     elif name != "mxfp4_quantize":
-        require(args.batch_size or "batched" not in name, "--batch_size is missing")
         block = args.sf_vec_size
-        require(block in (16, 32) and k % block == 0, f"--sf_vec_size {block}: 16 or 32, a divisor of --k")
+        require(block in (16, 32), f"--sf_vec_size {block}: 16 or 32")
         if block != 16:
-            refusals["cuda"] = f"--sf_vec_size {block}: its kernel takes 16 where scales are not powers of two"
+            refusal = f"--sf_vec_size {block}: its kernel takes 16 where scales are not powers of two"
         elif args.do_shuffle:
-            refusals["cuda"] = "--do_shuffle reorders rows in a way that the reference does not know"
-        constants = {"BLOCK": block}
-        if "batched" in name:
-            batch = args.batch_size
+            refusal = "--do_shuffle reorders rows in a way that the reference does not know"
+        if is_batched:
+            batch = needed(args, "batch_size")
         else:
             layout = args.sf_layout
-    high = 1 if layout == "linear" else int(layout.partition("x")[0])
-    scales = str(round_up(m, high) * round_up(k // block, 1 if layout == "linear" else 4))
-    matrices = "batch_size " if "batched" in name else ""
-    inputs, count = {"x": f"{args.input_dtype}[{matrices}m k]"}, batch * m * k
+    high, wide = (1, 1) if layout == "linear" else (int(layout.partition("x")[0]), 4)
+    scales = round_up(args.m, high) * round_up(args.k // block, wide)
+    matrices, count = "batch_size " if is_batched else "", batch * args.m * args.k
+    inputs: dict[str, Any] = {"x": f"{args.input_dtype}[{matrices}m k]"}
     if name.startswith("nvfp4"):
         inputs["global_scale"] = floats([args.global_scale])
     return Case(
@@ -85,10 +82,10 @@ def make_quantisation(args: Namespace) -> Case:
             "values": f"{values}[{matrices}m k]",
             "block_scales": counted(f"uint8[{matrices}{scales}]", count / block),
         },
-        constants={**constants, "LAYOUT": layout},
+        constants={"SWIZZLED": swizzled, "BLOCK": block, "LAYOUT": layout},
         flops=3 * count,
         check=Check(1e-2, 1e-3, MATCH[values]),
-        refusals=refusals,
+        refusals={"cuda": refusal},
     )
 
 

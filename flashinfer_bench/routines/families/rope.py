@@ -20,6 +20,7 @@ from flashinfer_bench.routines.case.spec import (
     ALL,
     DTYPES,
     FP8,
+    HALF,
     PDL,
     Case,
     Check,
@@ -28,6 +29,7 @@ from flashinfer_bench.routines.case.spec import (
     direct,
     from_zero,
     generator,
+    needed,
     offsets,
     real,
     require,
@@ -38,7 +40,6 @@ from flashinfer_bench.routines.case.spec import (
     word,
 )
 
-HALF: Final = ("float16", "bfloat16")
 FLAGS: Final = (
     size("batch_size", "number of sequences"),
     size("seq_len", "tokens of a sequence"),
@@ -82,49 +83,50 @@ def _positions(args: Namespace) -> Any:
     return stored([*range(args.seq_len)] * args.batch_size)
 
 
+def _rotary(args: Namespace) -> int:
+    """Return the number of dimensions that are rotated."""
+    rotary = args.rotary_dim or args.head_dim
+    require(rotary % 2 == 0, f"--rotary_dim {rotary}: pairs are rotated, so it has to be even")
+    return int(rotary)
+
+
 def make_plain(args: Namespace) -> Case:
     """Make a case of RoPE by offsets, positions or a cache of angles, as the name says.
 
     The cache is float32, which the library asks for whatever the dtype of queries and keys.
     """
-    name, head, rotary = args.routine, args.head_dim, args.rotary_dim or args.head_dim
-    llama31, low, high = "llama31" in name, args.low_freq_factor, args.high_freq_factor
+    name, head, rotary, dtype = args.routine, args.head_dim, _rotary(args), args.input_dtype
+    is_llama, has_cache, is_usual = "llama31" in name, name.endswith("cache"), head in HEAD_DIMS
     require(rotary <= head, f"--rotary_dim {rotary} is more than --head_dim {head}")
-    require(rotary % 2 == 0, f"--rotary_dim {rotary}: pairs are rotated, so it has to be even")
-    require(not llama31 or high > low, f"--high_freq_factor {high}: must be above --low_freq_factor {low}")
-    dtype, tokens = args.input_dtype, args.batch_size * args.seq_len
-    heads = {"q": args.num_qo_heads, "k": args.num_kv_heads}
-    options = {"rotary_dim": rotary, **{name: getattr(args, name) for name in OPTIONS}}
-    stretch = {name: getattr(args, name) for name in STRETCH}
+    low, high = args.low_freq_factor, args.high_freq_factor
+    require(not is_llama or high > low, f"--high_freq_factor {high}: must be above --low_freq_factor {low}")
+    tokens, heads = args.batch_size * args.seq_len, {"q": args.num_qo_heads, "k": args.num_kv_heads}
+    rows = {"q": "num_qo_heads head_dim", "k": "num_kv_heads head_dim"}
     where, reference = {"pos_ids": _positions(args)}, "rope_by_positions"
-    refusal = _why_not_rotary(args, rotary, max(8, head // 32))
-    if head not in HEAD_DIMS:
-        refusal = f"--head_dim {head}: its kernels have 64, 128, 256, 512"
-    rows = {"q": "tokens num_qo_heads head_dim", "k": "tokens num_kv_heads head_dim"}
-    if name.endswith("cache"):
-        rows = {side: f"tokens {count * head}" for side, count in heads.items()}
+    flags = (*OPTIONS, *(STRETCH if is_llama else ()))
+    options = {"rotary_dim": rotary, **{flag: getattr(args, flag) for flag in flags}}
+    refusal = _why_not_rotary(args, rotary, max(8, head // 32) if is_usual else LANE)
+    if has_cache:
+        rows, reference = {side: str(count * head) for side, count in heads.items()}, "rope_with_cache"
         where["cos_sin_cache"] = f"float32[{args.seq_len} {rotary}]"
-        call = direct(
-            f"flashinfer.{name}", "pos_ids", "q", "k", str(head), "cos_sin_cache", is_neox=not args.interleave
-        )
-        reference = "rope_with_cache"
-        if head not in HEAD_DIMS:
-            refusal = _why_not_rotary(args, rotary, LANE)
+        arguments, options = ["pos_ids", "q", "k", str(head), "cos_sin_cache"], {"is_neox": not args.interleave}
     else:
+        if not is_usual:
+            refusal = f"--head_dim {head}: its kernels have 64, 128, 256, 512"
         if not name.endswith("pos_ids"):
             starts = generator(args).integers(0, MAX_OFFSET, args.batch_size, "int32")
             where = {"indptr": offsets([args.seq_len] * args.batch_size), "offsets": stored(starts)}
             reference = "rope_by_offsets"
-        call = direct(f"flashinfer.{name}", "q", "k", *where, **options, **(stretch if llama31 else {}))
-    sides = {side: f"{dtype}[{shape}]" for side, shape in rows.items()}
+        arguments = ["q", "k", *where]
+    sides = {side: f"{dtype}[tokens {shape}]" for side, shape in rows.items()}
     return Case(
         op_type="rope",
         axes={"tokens": tokens},
         inputs={**sides, **where},
         outputs={f"{side}_out": tensor for side, tensor in sides.items()},
         reference=reference,
-        constants={"LLAMA31": llama31, "ROTARY_DIM": rotary},
-        call=call,
+        constants={"LLAMA31": is_llama, "ROTARY_DIM": rotary},
+        call=direct(f"flashinfer.{name}", *arguments, **options),
         flops=3 * tokens * sum(heads.values()) * rotary,
         check=Check(1e-2, 1e-2 if dtype == "float16" else 2e-2),
         refusals={"cuda": refusal},
@@ -133,53 +135,55 @@ def make_plain(args: Namespace) -> Case:
 
 def make_quantising(args: Namespace) -> Case:
     """Make a case of RoPE to fp8, of MLA or of heads of keys, and appended to pages or not, as the name says."""
-    name, head, rope, nope = args.routine, args.head_dim, args.rotary_dim or args.head_dim, args.no_rope_dim
-    is_mla, appends, width = name.startswith("mla"), "append" in name, rope + nope
-    require(
-        head in (rope, width),
-        f"--head_dim {head}: heads are as wide as --rotary_dim {rope} and --no_rope_dim {nope}: "
-        f"it has to be {rope}{f' or {width}' if nope else ''}",
-    )
-    require(rope % 2 == 0, f"--rotary_dim {rope}: pairs are rotated, so it has to be even")
-    require(nope > 0 or not is_mla, "--no_rope_dim is missing: MLA has dimensions without RoPE (512 in DeepSeek)")
-    dtype, out = args.input_dtype, DTYPES[args.quant_dtype]
-    tokens, kv_heads = args.batch_size * args.seq_len, 1 if is_mla else args.num_kv_heads
+    name, head, rope, nope = args.routine, args.head_dim, _rotary(args), args.no_rope_dim
+    is_mla, appends, width, page = name.startswith("mla"), "append" in name, rope + nope, args.page_size
+    fits = f"it has to be {rope}{f' or {width}' if nope else ''}"
+    wide = f"heads are as wide as --rotary_dim {rope} and --no_rope_dim {nope}"
+    require(head in (rope, width), f"--head_dim {head}: {wide}: {fits}")
+    if is_mla:
+        needed(args, "no_rope_dim", ": MLA has dimensions without RoPE (512 in DeepSeek)")
+    dtype, out, batch, length = args.input_dtype, DTYPES[args.quant_dtype], args.batch_size, args.seq_len
+    tokens, kv_heads, positions = batch * length, 1 if is_mla else args.num_kv_heads, _positions(args)
     rows = {"q": "tokens num_qo_heads", "k": "tokens" if is_mla else "tokens num_kv_heads"}
-    parts = {"rope": rope, "nope": nope} if nope else {"rope": rope}
-    inputs = {f"{side}_{part}": f"{dtype}[{rows[side]} {n}]" for part, n in parts.items() for side in "qk"}
-    written = "q" if appends else "qk"
-    outputs = {f"{side}_{part}_out": f"{out}[{rows[side]} {n}]" for part, n in parts.items() for side in written}
-    if appends:
-        inputs["v"] = f"{dtype}[{rows['k']} {width}]"
-    positions, refusal = _positions(args), _why_not_rotary(args, rope, LANE)
-    inputs |= {"pos_ids": positions, "cos_sin_cache": f"float32[{args.seq_len} {rope}]"}
-    if appends:  # each sequence has pages of its own, in random order
-        count = -(-args.seq_len // args.page_size)
-        total = args.batch_size * count
-        slots = f"{args.page_size} {kv_heads}" if args.kv_layout == "NHD" else f"{kv_heads} {args.page_size}"
-        cache = counted(f"{out}[{total} {slots} {width}]", tokens * kv_heads * width)
-        outputs |= {"k_cache": cache, "v_cache": cache}
-        inputs |= {
-            "kv_indices": stored(generator(args).permutation(total)),
-            "kv_indptr": offsets([count] * args.batch_size),
-            "batch_indices": stored([row for row in range(args.batch_size) for _ in range(args.seq_len)]),
-            "positions": positions,
-        }
+    parts = {"rope": rope, **({"nope": nope} if nope else {})}
+    shapes = {f"{side}_{part}": f"[{rows[side]} {n}]" for part, n in parts.items() for side in "qk"}
+    inputs = {part: f"{dtype}{shape}" for part, shape in shapes.items()}
+    outputs = {f"{part}_out": f"{out}{shape}" for part, shape in shapes.items() if part[0] == "q" or not appends}
+    refusal = _why_not_rotary(args, rope, LANE)
     if nope % LANE:
         refusal = f"--no_rope_dim {nope}: its kernel wants a multiple of {LANE}"
-    elif appends and nope % rope:  # its last stretch would reach into the next head
-        refusal = f"--no_rope_dim {nope}: its kernel wants a multiple of the {rope} dimensions that are rotated"
+    pages: dict[str, Any] = {}
+    options = {"is_neox": not args.interleave, "enable_pdl": args.enable_pdl}
+    if appends:  # each sequence has pages of its own, in random order
+        inputs["v"] = f"{dtype}[{rows['k']} {width}]"
+        count = -(-length // page)
+        slots = f"{page} {kv_heads}" if args.kv_layout == "NHD" else f"{kv_heads} {page}"
+        cache = counted(f"{out}[{batch * count} {slots} {width}]", tokens * kv_heads * width)
+        outputs |= {"k_cache": cache, "v_cache": cache}
+        pages = {
+            "kv_indices": stored(generator(args).permutation(batch * count)),
+            "kv_indptr": offsets([count] * batch),
+            "batch_indices": stored([row for row in range(batch) for _ in range(length)]),
+            "positions": positions,
+        }
+        options |= {"page_size": page, "kv_layout": args.kv_layout}
+        if not nope % LANE and nope % rope:  # its last stretch would reach into the next head
+            refusal = f"--no_rope_dim {nope}: its kernel wants a multiple of the {rope} dimensions that are rotated"
+    inputs |= {"pos_ids": positions, "cos_sin_cache": f"float32[{length} {rope}]", **pages}
+    sides = [f"{side}_{part}" if nope or part == "rope" else "None" for part in ("rope", "nope") for side in "qk"]
+    rows_of = (
+        ["v", "cos_sin_cache", "pos_ids", "(k_cache, v_cache)", *pages] if appends else ["cos_sin_cache", "pos_ids"]
+    )
+    written = [f"{one}={one}" for one in outputs if one.endswith("_out")]
+    arguments = [*sides, *rows_of, *written, f"quantize_dtype=torch.{out}"]
     return Case(
         op_type="lowbit",
         axes={"tokens": tokens},
         inputs=inputs,
         outputs=outputs,
-        reference=f"rope_quantize{'_append' if appends else ''}{'' if nope else '_all'}",
-        constants={
-            "OUT_DTYPE": out,
-            "ROTARY_DIM": rope,
-            "QUANTISER": "mla_rope_quantize_fp8" if is_mla else "rope_quantize_fp8",
-        },
+        reference=f"rope_quantize{'_append' if appends else ''}",
+        constants={"OUT_DTYPE": out, "ROTARY_DIM": rope},
+        call=direct(f"flashinfer.rope.{name}", *arguments, **options),
         flops=3 * tokens * (args.num_qo_heads + kv_heads) * rope,
         check=Check(1e-2, 1e-3, FP8_MATCH),
         refusals={"cuda": refusal},

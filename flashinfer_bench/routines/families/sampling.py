@@ -25,8 +25,10 @@ from flashinfer_bench.routines.case.spec import (
     Check,
     Routine,
     Tensor,
+    at_most,
     direct,
     generator,
+    needed,
     real,
     require,
     size,
@@ -56,11 +58,6 @@ NUMBERS: Final = {"top_k": "int32", "top_p": "float32", "min_p": "float32", "tem
 FILTERED: Final = {"probs": Check(1e-3, 1e-12), "logits": Check(1e-6, 1e-6)}
 
 
-def _vocabulary(args: Namespace) -> int:
-    require(args.vocab_size is not None, "--vocab_size is missing")
-    return int(args.vocab_size)
-
-
 def _make_of_rows(args: Namespace, source: str, numbers: Sequence[str]) -> Case:
     """Make a case of softmax, a sampler or a filter.
 
@@ -69,15 +66,14 @@ def _make_of_rows(args: Namespace, source: str, numbers: Sequence[str]) -> Case:
         source: what the rows hold, probs or logits.
         numbers: the flags that the kernel takes after the rows.
     """
-    name, vocabulary = args.routine, _vocabulary(args)
-    dtype, rows = args.input_dtype, f"{args.input_dtype}[batch_size vocab_size]"
+    name, dtype, vocabulary = args.routine, args.input_dtype, needed(args, "vocab_size")
     require(dtype == "float32" or source == "logits", f"--input_dtype {dtype}: this routine takes float32")
-    arguments, options, flops = [source, *numbers], {}, 0
+    rows, arguments, options, flops = f"{dtype}[batch_size vocab_size]", [source, *numbers], {}, 0
     outputs, check = {f"{source}_out": rows}, FILTERED[source]
     if name == "softmax":
-        outputs, flops = {"probs_out": "float32[batch_size vocab_size]"}, 5 * args.batch_size * vocabulary
-        check = Check(1e-3, 1e-3 / vocabulary)
-        arguments, options = ["logits", "temperature=temperature"], {"enable_pdl": args.enable_pdl}
+        outputs, check = {"probs_out": "float32[batch_size vocab_size]"}, Check(1e-3, 1e-3 / vocabulary)
+        flops, options = 5 * args.batch_size * vocabulary, {"enable_pdl": args.enable_pdl}
+        arguments = ["logits", "temperature=temperature"]
     elif "sampling" in name:
         outputs, check = {"samples": "int32[batch_size]"}, Check()
     if len(numbers) > 1:
@@ -94,30 +90,26 @@ def _make_of_rows(args: Namespace, source: str, numbers: Sequence[str]) -> Case:
 
 def make_chain_speculative_sampling(args: Namespace) -> Case:
     """Make a case of a chain of drafted tokens, which are accepted or rejected."""
-    count, vocabulary, rows = args.num_speculate_tokens, _vocabulary(args), args.batch_size
+    count, rows, vocabulary = args.num_speculate_tokens, args.batch_size, needed(args, "vocab_size")
+    drafted = generator(args).integers(0, vocabulary, (rows, count), "int32")
     inputs = {
-        "draft_probs": "float32[batch_size drafted vocab_size]",
-        "draft_token_ids": stored(generator(args).integers(0, vocabulary, (rows, count), "int32")),
+        "draft_probs": f"float32[batch_size {count} vocab_size]",
+        "draft_token_ids": stored(drafted),
         "target_probs": f"float32[batch_size {count + 1} vocab_size]",
     }
-    each = "int32[batch_size]"
+    counts = dict.fromkeys(("accepted", "emitted"), "int32[batch_size]")
     return Case(
         op_type="sampling",
-        axes={"drafted": count},
         inputs=inputs,
-        outputs={
-            "output_token_ids": f"int32[batch_size {count + 1}]",
-            "accepted": each,
-            "emitted": each,
-        },
+        outputs={"output_token_ids": f"int32[batch_size {count + 1}]", **counts},
         call=direct("flashinfer.sampling.chain_speculative_sampling", *inputs),
     )
 
 
 def make_top_k(args: Namespace) -> Case:
     """Make a case of the selection of the k largest of a row."""
-    dtype, vocabulary, kept = args.input_dtype, _vocabulary(args), args.top_k
-    require(kept <= vocabulary, f"--top_k {kept} is more than --vocab_size {vocabulary}")
+    needed(args, "vocab_size")
+    kept, dtype = at_most(args, "top_k", "vocab_size"), args.input_dtype
     return Case(
         op_type="top_k",
         inputs={"scores": f"{dtype}[batch_size vocab_size]"},
@@ -131,24 +123,22 @@ def make_transform(args: Namespace) -> Case:
 
     Every row is as long as `--max_len`; the entries of a page table are distinct.
     """
-    name, dtype = args.routine, args.input_dtype
-    batch, length, kept, rows = args.batch_size, args.max_len, args.top_k, args.num_rows or args.batch_size
-    axes = {"rows": rows}
-    scores, lengths = f"{dtype}[rows max_len]", stored([length] * rows)
+    name, batch, length, rows = args.routine, args.batch_size, args.max_len, args.num_rows or args.batch_size
+    axes, options, more = {"rows": rows}, [str(args.top_k)], {}
     if name == "top_k_page_table_transform":
         axes["num_pages"] = batch * length
-        inputs = {"scores": scores, "src_page_table": "int32[batch_size max_len]", "lengths": lengths}
-        arguments = [*inputs, str(kept), f"row_to_batch={None if rows == batch else 'row_to_batch'}"]
-        inputs["row_to_batch"] = stored([row % batch for row in range(rows)])
+        second = {"src_page_table": "int32[batch_size max_len]"}
+        more = {"row_to_batch": stored([row % batch for row in range(rows)])}
+        options.append(f"row_to_batch={None if rows == batch else 'row_to_batch'}")
     else:
-        inputs = {"scores": scores, "offsets": stored([row * length for row in range(rows)]), "lengths": lengths}
-        arguments = [*inputs, str(kept)]
+        second = {"offsets": stored([row * length for row in range(rows)])}
+    given = {"scores": f"{args.input_dtype}[rows max_len]", **second, "lengths": stored([length] * rows)}
     return Case(
         op_type="top_k",
         axes=axes,
-        inputs=inputs,
+        inputs={**given, **more},
         outputs={"indices": "int32[rows top_k]"},
-        call=direct(f"flashinfer.{name}", *arguments),
+        call=direct(f"flashinfer.{name}", *given, *options),
     )
 
 
@@ -171,10 +161,7 @@ ROUTINES: Final = (
     _of_rows("top_p_renorm_probs", "rescale the nucleus", "probs", "top_p"),
     _of_rows("top_k_mask_logits", "mask all but the k largest", "logits", "top_k"),
     _routine(
-        make_chain_speculative_sampling,
-        "chain_speculative_sampling",
-        "accept or reject drafted tokens",
-        module="sampling",
+        make_chain_speculative_sampling, "chain_speculative_sampling", "accept or reject drafts", module="sampling"
     ),
     _routine(make_top_k, "top_k", "select the k largest", module="topk"),
     _routine(make_transform, "top_k_page_table_transform", "select, then look pages up", module="topk"),
