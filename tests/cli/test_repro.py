@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -55,6 +54,8 @@ def test_the_script_knows_the_check_of_samplers(tmp_path):
     assert main(["repro", "draws", "w0", *words]) == 0
     assert load_file(folder / "inputs.safetensors")["probs"].shape == (4, 64)
     assert start_script(folder, right) == 0
+    imported = set(re.findall(r"^(?:import|from) (\w+)", (folder / "repro.py").read_text(), re.M))
+    assert imported - sys.stdlib_module_names <= {"torch", "judge"}  # the latter is of samplers, and in the folder
     assert main(["repro", "draws", "w0", *words]) == 2  # the folder is not empty
 
 
@@ -76,11 +77,6 @@ def test_the_script_knows_the_rules(changes, wrong, reason):
         "y", right, got, {"tolerance": {"rtol": 0.01, "atol": 0.01, **changes}, "evidence": evidence}
     )
     assert (reasons == []) if reason is None else reason in reasons[-1]
-
-
-def test_the_script_needs_torch_alone():
-    imported = set(re.findall(r"^(?:import|from) (\w+)", Path(standalone.__file__).read_text(), re.M))
-    assert imported - sys.stdlib_module_names == {"torch"}
 
 
 def test_a_map_of_one_long_row_shows_where_along_it_the_output_fails():
