@@ -23,7 +23,7 @@ from flashinfer_bench.bench.runner import baseline_cache
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.runner.lookup import EvaluatorLookup, look_up_evaluators
 from flashinfer_bench.bench.runner.orders import OrderMaker
-from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.protocol import SessionConfig
 from flashinfer_bench.bench.runner.sandbox import Sandbox, find_sandbox
 from flashinfer_bench.bench.scheduler import Rules, Scheduler
 from flashinfer_bench.bench.spread_file import SPREAD_FOLDER, SpreadFile
@@ -98,7 +98,7 @@ class HarnessContext:
             )
         self._plug_ins = list_plug_ins(self.config.evaluator_modules)
         self.tool: tuple[str, str] | None = None
-        """What takes the place of sessions (`Hello.tool`)."""
+        """What takes the place of sessions (`SessionConfig.tool`)."""
         self._lookup = EvaluatorLookup()
 
     def fingerprint_evaluators(
@@ -154,7 +154,7 @@ class HarnessContext:
         farm = self._make_farm() if self._cluster is None else self._cluster.no_builds(self.cache)
         return Scheduler(
             self.machine.devices if self._cluster is None else self._cluster,
-            hello_for=lambda device: self.greet(device, rules, needs_triton=needs_triton),
+            session_config_for=lambda device: self.greet(device, rules, needs_triton=needs_triton),
             orders=makes(farm, blob_root_for=self.blob_root_for, seed_of=seeds.of),
             rules=rules,
         )
@@ -167,12 +167,12 @@ class HarnessContext:
         """Return the folder of the set that a solution's traces go to; None if it lives in memory."""
         return self.trace_set.solution_root(solution.name)
 
-    def greet(self, device: Device, rules: Rules, *, needs_triton: bool) -> Hello:
+    def greet(self, device: Device, rules: Rules, *, needs_triton: bool) -> SessionConfig:
         """Return the settings of a session."""
         config = self.config
         isolated = config.use_isolated_runner or rules.one_worker_a_job
         share = QUICK_SHARE if config.quick else 1.0
-        return Hello(
+        return SessionConfig(
             device=device.kind,
             hardware=device.name,
             isolated=isolated,

@@ -29,7 +29,7 @@ from flashinfer_bench.bench.runner.client import LocalPlaces, SessionClient, Ses
 from flashinfer_bench.bench.runner.device_lock import POLL_S as LOCK_POLL_S
 from flashinfer_bench.bench.runner.known_failures import KnownFailures
 from flashinfer_bench.bench.runner.orders import OrderMaker
-from flashinfer_bench.bench.runner.protocol import REFERENCE_PHASE, Hello, JobFault, JobVerdict
+from flashinfer_bench.bench.runner.protocol import REFERENCE_PHASE, JobFault, JobVerdict, SessionConfig
 from flashinfer_bench.data import Evaluation
 from flashinfer_bench.errors import DeviceFault, RanOut
 
@@ -125,7 +125,7 @@ class Scheduler:
 
     Args:
         places: where sessions run; devices are places of this machine.
-        hello_for: returns the settings of a device's session.
+        session_config_for: returns the settings of a device's session.
         orders: makes the orders of batches; the scheduler ends its farm.
         rules: of a run, or of a loop whose sessions stay.
     """
@@ -134,13 +134,13 @@ class Scheduler:
         self,
         places: Cluster | LocalPlaces | Iterable[Device],
         *,
-        hello_for: Callable[[Device], Hello],
+        session_config_for: Callable[[Device], SessionConfig],
         orders: OrderMaker | BatchMaker,
         rules: Rules = Rules(),
     ) -> None:
         self._places = LocalPlaces(places) if isinstance(places, Iterable) else places
         self.slots = [DeviceSlot(device) for device in self._places.devices]
-        self._hello_for = hello_for
+        self._session_config_for = session_config_for
         self._orders = orders
         self._farm = orders.farm
         self._rules = rules
@@ -276,7 +276,7 @@ class Scheduler:
                 raise
             yield self._drop_device(slot, str(fault))
             return
-        slot.session = self._places.open(slot.device, self._hello_for(slot.device))
+        slot.session = self._places.open(slot.device, self._session_config_for(slot.device))
 
     def _drop_device(self, slot: DeviceSlot, reason: str, last_words: str = "") -> Notice:
         slot.given_up_at, slot.asking = time.monotonic(), None

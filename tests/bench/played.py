@@ -33,9 +33,9 @@ class PlayedSession:
     loss, chance = 0.0, random.Random(0)
     """Share of the jobs that end their session, and what decides it."""
 
-    def __init__(self, device, hello):
+    def __init__(self, device, session_config):
         self._ours, self._theirs = socket.socketpair()
-        self.hello, self.sent, self.todo, self.is_ready, self.has_ended = hello, None, 0, False, False
+        self.session_config, self.sent, self.todo, self.is_ready, self.has_ended = session_config, None, 0, False, False
         self.begun = []
         self.all.append(self)
         if type(self).fails_to_start > 0:
@@ -85,7 +85,7 @@ class PlayedSession:
         if found is not None and "fault" in found:
             self._say({"fault": {"job": job.index, "message": "", "retry": False, **found["fault"]}})
         elif found is not None:
-            environment = {"hardware": getattr(self.hello, "hardware", ""), "libs": {}}
+            environment = {"hardware": getattr(self.session_config, "hardware", ""), "libs": {}}
             ran_out = found.pop("ran_out", None)
             evaluation = make_evaluation(**{"environment": environment, **found}).model_dump(mode="json")
             self._say({"verdict": {"job": job.index, "evaluation": evaluation, "seconds": 0.6, "ran_out": ran_out}})

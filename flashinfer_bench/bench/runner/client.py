@@ -12,7 +12,7 @@ machine (`LocalPlaces`), or one of a cluster's node (`cluster.Cluster`). Its dev
     look()          which places have come since the last look; it is called often, and waits for nothing
     has(device)     whether a place is still there
     lock(device, held)     keeps other runs off a device until `held` is closed; see `device_lock.ask_for_device`
-    open(device, hello)    starts a session: a `SessionClient` or a `FarSession`. Only its `end` waits for anything
+    open(device, session_config)     starts a session: a `SessionClient` or a `FarSession`. Only its `end` waits
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.device_lock import ask_for_device
 from flashinfer_bench.bench.runner.environments import session_environment
 from flashinfer_bench.bench.runner.launcher import launcher_for, read_tail
-from flashinfer_bench.bench.runner.protocol import BlockOrder, Hello
+from flashinfer_bench.bench.runner.protocol import BlockOrder, SessionConfig
 from flashinfer_bench.sandbox.process_tree import end_tree, hide_memory, session_members
 
 START_LIMIT_S: Final = 180.0
@@ -56,10 +56,10 @@ class SessionClient:
 
     Args:
         device: the device that it gets; it sees no other.
-        hello: its settings.
+        session_config: its settings.
     """
 
-    def __init__(self, device: Device, hello: Hello) -> None:
+    def __init__(self, device: Device, session_config: SessionConfig) -> None:
         hide_memory()  # a worker is a process of the same user
         self.device = device
         self.libs: dict[str, str] = {}
@@ -71,7 +71,7 @@ class SessionClient:
         self._sock, theirs = socket.socketpair()
         self._lifeline, lifeline_write = os.pipe()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
-        environment = session_environment(os.environ, device, interpret_triton=hello.needs_triton)
+        environment = session_environment(os.environ, device, interpret_triton=session_config.needs_triton)
         try:
             launcher = launcher_for(environment)
             self._process = launcher.start(environment, theirs.fileno(), lifeline_write, self._stderr.fileno())
@@ -80,7 +80,7 @@ class SessionClient:
             os.close(lifeline_write)
         self._reader = FrameReader(self._sock, max_bytes=1 << 28)
         self._unsent = bytearray()
-        self._send({"hello": hello.model_dump()})
+        self._send({"hello": session_config.model_dump()})
 
     def fileno(self) -> int:
         """Return the descriptor to wait on."""
@@ -216,6 +216,6 @@ class LocalPlaces:
         """Take a GPU's lock."""
         return ask_for_device(device, held)
 
-    def open(self, device: Device, hello: Hello) -> SessionClient:
+    def open(self, device: Device, session_config: SessionConfig) -> SessionClient:
         """Start a session on a device."""
-        return SessionClient(device, hello)
+        return SessionClient(device, session_config)

@@ -1,6 +1,6 @@
 """The frames between the host and a device session. Both are ours, so the frames are trusted. They are JSON.
 
-host → session      {"hello": Hello}        once, first
+host → session      {"hello": SessionConfig}        once, first
                     {"block": BlockOrder}   jobs of one definition, all of one solution together; one at a time is
                                             sent ahead of its beginning
                     {"begin": true}         run the block that was sent
@@ -41,7 +41,7 @@ class Frame(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Hello(Frame):
+class SessionConfig(Frame):
     """What a session must know before its first block."""
 
     device: str

@@ -64,8 +64,8 @@ class Session(DeviceSession):
         job = block.open_job(order)
         self._say(job, "inspect")
         problem = "inspected"
-        assert self._hello.tool is not None
-        folder = Path(self._hello.tool[1])
+        assert self._session_config.tool is not None
+        folder = Path(self._session_config.tool[1])
         try:
             found = self._inspect(job, folder)
             (folder / DONE).write_text(json.dumps([asdict(done) for done in found]), encoding="utf-8")
@@ -82,7 +82,7 @@ class Session(DeviceSession):
         solution = job.solution
         if solution.build_error is not None:
             raise FlashInferBenchError(f"it cannot be built: {solution.build_error}")
-        if self._hello.has_walls and not has_own_network():
+        if self._session_config.has_walls and not has_own_network():
             raise FlashInferBenchError(NO_NETWORK)
         steps = [ToolStep(**one) for one in json.loads((folder / STEPS).read_text(encoding="utf-8"))]
         policies = self._pool.policies

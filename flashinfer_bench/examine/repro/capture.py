@@ -1,4 +1,4 @@
-"""Writes down the call that decides a verdict: a session that keeps it (`Hello.tool`).
+"""Writes down the call that decides a verdict: a session that keeps it (`SessionConfig.tool`).
 
 The folder gets `inputs`, `expected` and `got` as safetensors, `call.json` and `map.txt`. If no single call decided, the
 inputs are those of the first trial, and nothing is got.
@@ -50,8 +50,8 @@ class Session(DeviceSession):
 
     def _write(self, job: JobContext, call: JudgedCall, evidence: Any) -> None:
         """Write a call, and the facts that the script needs."""
-        assert self._hello.tool is not None
-        folder = Path(self._hello.tool[1])
+        assert self._session_config.tool is not None
+        folder = Path(self._session_config.tool[1])
         definition = job.block.definition
         judge = job.block.evaluator
         compares = judge.judges_calls_alone and getattr(judge, "compares_elements", lambda _: False)(definition)
@@ -62,7 +62,7 @@ class Session(DeviceSession):
             "compares": compares,
             "tolerance": asdict(tolerance),
             "evidence": evidence,
-            "device": self._hello.device,
+            "device": self._session_config.device,
             **save_call(folder, definition, call),
         }
         (folder / "call.json").write_text(json.dumps(facts, indent=2, default=str) + "\n", encoding="utf-8")

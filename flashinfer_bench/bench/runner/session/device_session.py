@@ -34,9 +34,9 @@ from flashinfer_bench.bench.runner.protocol import (
     BlockJob,
     BlockOrder,
     BlockSolution,
-    Hello,
     JobFault,
     Phase,
+    SessionConfig,
 )
 from flashinfer_bench.bench.runner.session.job import (
     BaselineKey,
@@ -99,7 +99,7 @@ class DeviceSession:
     """Judges jobs on one device.
 
     Args:
-        hello: the session's settings.
+        session_config: the session's settings.
         pool: the source of workers.
         tools: tools of every kernel.
         tell: sends a phase to the host.
@@ -108,19 +108,19 @@ class DeviceSession:
 
     def __init__(
         self,
-        hello: Hello,
+        session_config: SessionConfig,
         pool: WorkerPool,
         tools: SessionTools,
         tell: Callable[[Phase], None],
         kept: KeptTimes | None = None,
     ) -> None:
-        self._hello, self._pool, self._tell = hello, pool, tell
+        self._session_config, self._pool, self._tell = session_config, pool, tell
         self._arena, self._device = tools.arena, tools.arena.device
         self._is_gpu = self._device.type == "cuda"
         self._tools = replace(tools, settle=self._settle)
-        self._precompiler = Precompiler(pool, has_modules=hello.compiles_ahead)
-        self._timer = ReferenceTimer(hello, pool, self._tools, kept)
-        self._machine = MachineCheck(hello, pool, self._tools, self.end_workers)
+        self._precompiler = Precompiler(pool, has_modules=session_config.compiles_ahead)
+        self._timer = ReferenceTimer(session_config, pool, self._tools, kept)
+        self._machine = MachineCheck(session_config, pool, self._tools, self.end_workers)
         self._block: BlockContext | None = None
         self._ahead: BlockContext | None = None
         self._holder: WorkerProcess | None = None
@@ -188,7 +188,7 @@ class DeviceSession:
 
     def _find_new(self, coming: Sequence[tuple[BlockContext, BlockJob]]) -> SolutionFiles | None:
         """Return the first job's solution if nobody expected it, and what it compiles need not be kept."""
-        for shared, order in coming[:1] if self._hello.expects_new else ():
+        for shared, order in coming[:1] if self._session_config.expects_new else ():
             solution = shared.solutions[order.solution]
             if solution.sources and not what_compiles(solution).is_long:
                 return files_of(solution)
@@ -203,12 +203,12 @@ class DeviceSession:
         for at, (shared, order) in enumerate(coming):
             solution = shared.solutions[order.solution]
             is_looked_at = at < 2 or coming[at - 1][0] is not shared  # a look at each would take long
-            if is_looked_at and self._hello.profile_baseline and self.lacks_baseline(shared, order):
+            if is_looked_at and self._session_config.profile_baseline and self.lacks_baseline(shared, order):
                 before = ""
                 if at == 0 or shared.digest != block.digest:
                     wanted.append(reference_files(shared.digest))
             mark = mark_worker(solution, order)
-            is_next = self._hello.isolated or mark != before
+            is_next = self._session_config.isolated or mark != before
             before = mark
             if is_next and self._find_broken(shared, solution) is None:
                 wanted.append(files_of(solution))
@@ -234,7 +234,7 @@ class DeviceSession:
         """Return why a solution was not built or loaded, if a worker for each job would not try again."""
         if solution.build_error is not None:
             return SolutionFailure("COMPILE_ERROR", solution.build_error)
-        return None if self._hello.isolated else block.broken_loads.get(solution.digest)
+        return None if self._session_config.isolated else block.broken_loads.get(solution.digest)
 
     def end_workers(self) -> None:
         """End every worker that holds a solution, and give back the memory that it knows."""
@@ -296,7 +296,7 @@ class DeviceSession:
         if isinstance(outcome, str):
             return JobFault(job=order.index, message=outcome, retry=False)
         self._take_output()
-        is_kept, ran_out = not self._hello.isolated, None
+        is_kept, ran_out = not self._session_config.isolated, None
         if isinstance(outcome, SolutionFailure):
             is_kept = outcome.is_answer and self._pool.recover() and is_kept
             ran_out = outcome.ran_out
@@ -392,16 +392,16 @@ class DeviceSession:
         task = KernelTask(
             input_names=list(definition.inputs),
             outputs=job.output_specs(),
-            timeout_seconds=self._hello.timeout_seconds,
-            call_timeout_seconds=self._hello.call_timeout_seconds,
+            timeout_seconds=self._session_config.timeout_seconds,
+            call_timeout_seconds=self._session_config.call_timeout_seconds,
             reference_s=(baseline.mean_latency_ms or 0.0) / 1e3,
-            plan=plan_solution(self._hello, job),
+            plan=plan_solution(self._session_config, job),
             vary=job.vary_secretly(derive_seed(job.order.seed, "contents")),
             in_out_inputs=written,
             may_return_inputs=block.reference.returns_inputs is not False,
             stress=plan_stress(job, baseline),
             expect=find_expect(job, baseline),
-            floor_ms=plan_floor(definition, job.workload, self._device, self._hello.timing),
+            floor_ms=plan_floor(definition, job.workload, self._device, self._session_config.timing),
         )
         kernel = RemoteKernel(worker, self._tools, task, KernelMetadata(solution.name, definition.name, True))
         if is_fresh:
@@ -421,7 +421,7 @@ class DeviceSession:
     def _import(self, job: JobContext, kernel: RemoteKernel) -> None:
         """Have the worker import the solution, and find out how it is called."""
         solution, definition = job.solution, job.block.definition
-        wait_s = self._hello.timeout_seconds
+        wait_s = self._session_config.timeout_seconds
         if self._precompiler.finish(solution.digest, wait_s, partial(self._say, job, "precompile")):
             self._say(job, "load")
         try:
@@ -469,14 +469,14 @@ class DeviceSession:
             seed=job.order.seed,
             blob_root=Path(job.order.blob_root),
             reference=job.block.reference,
-            profile_baseline=self._hello.profile_baseline,
+            profile_baseline=self._session_config.profile_baseline,
             measure_reference=measure_reference,
             notes=job.notes,
         )
 
     def _let_go(self) -> None:
         """Begin to end the worker on a GPU if no job is left for it: its end takes as long as the rest of the job."""
-        if self._is_gpu and (self._hello.isolated or self._comes_next not in ("", self._serves)):
+        if self._is_gpu and (self._session_config.isolated or self._comes_next not in ("", self._serves)):
             self._take_output()
             self._pool.discard()
 
@@ -548,7 +548,7 @@ class DeviceSession:
         self._tell(Phase(job=job.order.index, name="a program of ours", limit_s=BUILD_LIMIT_S + PROGRAM_S))
 
     def _say(self, job: JobContext, phase: str) -> None:
-        self._tell(Phase(job=job.order.index, name=phase, limit_s=self._hello.timeout_seconds))
+        self._tell(Phase(job=job.order.index, name=phase, limit_s=self._session_config.timeout_seconds))
 
 
 def mark_worker(solution: BlockSolution, order: BlockJob) -> str:

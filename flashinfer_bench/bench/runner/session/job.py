@@ -25,7 +25,7 @@ from flashinfer_bench.bench.evaluators.inputs.rules import VariedInput
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
 from flashinfer_bench.bench.runner.known_failures import HungSolutions
-from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, Hello, JobFault
+from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, JobFault, SessionConfig
 from flashinfer_bench.bench.runner.session.outcome import JobOutcome
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.kernel_task import READS, MeasurePlan, Vary
@@ -189,28 +189,28 @@ def bytes_held(job: JobContext) -> int:
     return bytes_of({id(value): value for values in sets for value in values}.values())
 
 
-def plan_solution(hello: Hello, job: JobContext) -> MeasurePlan:
+def plan_solution(session_config: SessionConfig, job: JobContext) -> MeasurePlan:
     """Return how a job's solution is measured."""
-    if job.solution.language == "triton" and hello.device == "cpu":
+    if job.solution.language == "triton" and session_config.device == "cpu":
         return MeasurePlan(0, 1, 0.0, trials=1, facts=INTERPRETED)
     wanted = job.block.evaluator.count_reads(next((math.prod(one.shape) for one in job.output_specs()), 0))
-    plan = _plan(job.config, hello.time_budget_s)
-    timing = replace(hello.timing, assurance=job.order.assurance or hello.timing.assurance)
-    return replace(plan, timing=timing, reads=max(READS[hello.device], wanted), makes_up=wanted > 0)
+    plan = _plan(job.config, session_config.time_budget_s)
+    timing = replace(session_config.timing, assurance=job.order.assurance or session_config.timing.assurance)
+    return replace(plan, timing=timing, reads=max(READS[session_config.device], wanted), makes_up=wanted > 0)
 
 
-def plan_reference(hello: Hello, config: ResolvedEvalConfig) -> MeasurePlan:
+def plan_reference(session_config: SessionConfig, config: ResolvedEvalConfig) -> MeasurePlan:
     """Return how a reference is measured.
 
     Its time is the same at each assurance, and so is one that is kept for later runs. On a CPU as many of its calls are
     copied as of a solution, since copies disturb the caches; nobody compares them.
     """
-    plan = _plan(config, hello.baseline_budget_s)
+    plan = _plan(config, session_config.baseline_budget_s)
     return replace(
         plan,
         precision=min(config.precision, REFERENCE_PRECISION),
-        timing=replace(hello.timing, assurance=USUAL.assurance),
-        reads=READS["cpu"] if hello.device == "cpu" else 0,
+        timing=replace(session_config.timing, assurance=USUAL.assurance),
+        reads=READS["cpu"] if session_config.device == "cpu" else 0,
         stops_early=True,
     )
 

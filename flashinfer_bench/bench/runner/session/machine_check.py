@@ -19,7 +19,7 @@ import torch
 from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
 from flashinfer_bench.bench.runner.orders import describe_solution
-from flashinfer_bench.bench.runner.protocol import BlockSolution, Hello
+from flashinfer_bench.bench.runner.protocol import BlockSolution, SessionConfig
 from flashinfer_bench.bench.runner.session.opening import files_of
 from flashinfer_bench.bench.runner.workers.artifacts import load_solution
 from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle
@@ -74,13 +74,13 @@ class MachineCheck:
     """Tries programs of ours on one device, each once as long as it works.
 
     Args:
-        hello: the session's settings.
+        session_config: the session's settings.
         pool: the source of workers.
         tools: the session's, for every kernel.
         end_workers: ends every worker that holds a solution.
     """
 
-    hello: Hello
+    session_config: SessionConfig
     pool: WorkerPool
     tools: SessionTools
     end_workers: Callable[[], object]
@@ -105,13 +105,13 @@ class MachineCheck:
             self.end_workers()
             self._remove_folder(solution)
         for program in programs_like(solution.language, solution.kind, solution.sources.values()):
-            if program.needs_gpu and self.hello.device != "cuda":
+            if program.needs_gpu and self.session_config.device != "cuda":
                 continue
             tried, why = self._found.get(program.what, (-math.inf, "not tried"))
             if (why or is_full) and time.monotonic() - tried >= BELIEVED_S:
                 tell()
                 failed = self._try(program)
-                why = "" if failed is None else describe(program.what, failed, self.hello.cache_root)
+                why = "" if failed is None else describe(program.what, failed, self.session_config.cache_root)
                 self._found[program.what] = time.monotonic(), why
             if why:
                 return why
@@ -120,8 +120,8 @@ class MachineCheck:
     def _try(self, program: KnownGood) -> str | None:
         """Build, load and call a program; return why that failed, None if the machine is not to blame."""
         solution = program.solution("" if program.binding else secrets.token_hex(8))
-        target = BuildTarget.of([self.hello.gpu_capability] if self.hello.gpu_capability else [])
-        with BuildFarm(Path(self.hello.cache_root), target=target) as farm:
+        target = BuildTarget.of([self.session_config.gpu_capability] if self.session_config.gpu_capability else [])
+        with BuildFarm(Path(self.session_config.cache_root), target=target) as farm:
             built = next(farm.build_all([solution]))
             if isinstance(built.error, BuildFault):
                 return str(built.error)

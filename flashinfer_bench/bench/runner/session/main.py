@@ -51,33 +51,37 @@ solution's and the reference's, so there have to be few of them."""
 
 def serve(opened: OpenedSession) -> None:
     """Serve the host until it closes its end."""
-    hello, host, pool, readout = opened.hello, opened.host, opened.pool, opened.readout
+    session_config, host, pool, readout = opened.session_config, opened.host, opened.pool, opened.readout
     sys.dont_write_bytecode = True  # of plug-ins, wherever they lie
-    register(hello.plug_ins)
+    register(session_config.plug_ins)
     device = torch.device("cuda", 0) if opened.context is not None else torch.device("cpu")
     if opened.context is not None:
         import_cupti()  # while the driver makes the context
-        if hello.needs_triton:
+        if session_config.needs_triton:
             with contextlib.suppress(ImportError):  # comparisons will do without
                 importlib.import_module("triton.runtime.driver")
         opened.context.join()
         torch.zeros(1, device=device)
         pool.timing_image = kernel_image()
-    clock = make_clock(device, l2_cache=hello.timing.l2_cache, clock=hello.timing.clock)
+    clock = make_clock(device, l2_cache=session_config.timing.l2_cache, clock=session_config.timing.clock)
     pool.sees_streams = clock.sees_operations
     readout.add_launch_gap(clock.launch_gap_ns())
     readout.least_span_ns = clock.least_span_ns()
     pool.see_context(clock.chain_gap_ns())
     capture_first(device)
-    if hello.needs_triton and opened.context is not None:
+    if session_config.needs_triton and opened.context is not None:
         build_helpers()
     libs = library_versions()
     send_frame(host, {"ready": SessionReady(pid=os.getpid(), libs=libs).model_dump()})
     tools = SessionTools(SharedArena(device), readout, pool.quiesce, pool.is_slowed, pool.is_starting)
-    kept = KeptTimes.open(hello, libs, os.environ)
-    make_session = DeviceSession if hello.tool is None else importlib.import_module(hello.tool[0]).Session
-    session = make_session(hello, pool, tools, lambda phase: send_frame(host, {"phase": phase.model_dump()}), kept)
-    environment, portion_s = Environment(hardware=hello.hardware, libs=libs), FIRST_PORTION_S
+    kept = KeptTimes.open(session_config, libs, os.environ)
+    make_session = (
+        DeviceSession if session_config.tool is None else importlib.import_module(session_config.tool[0]).Session
+    )
+    session = make_session(
+        session_config, pool, tools, lambda phase: send_frame(host, {"phase": phase.model_dump()}), kept
+    )
+    environment, portion_s = Environment(hardware=session_config.hardware, libs=libs), FIRST_PORTION_S
     try:
         while True:
             run_block(host, session, opened.orders, environment, portion_s)

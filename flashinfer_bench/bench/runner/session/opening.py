@@ -26,7 +26,7 @@ from flashinfer_bench.base.host import spare_cores
 from flashinfer_bench.base.wire import FrameReader, WireClosed
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER, share_kernels
 from flashinfer_bench.bench.evaluators.inputs.threads import keep_to_one_thread
-from flashinfer_bench.bench.runner.protocol import Announced, BlockOrder, BlockSolution, Hello
+from flashinfer_bench.bench.runner.protocol import Announced, BlockOrder, BlockSolution, SessionConfig
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool, reference_files
 from flashinfer_bench.bench.runner.workers.sandbox_policy import PolicyMaker
@@ -106,7 +106,7 @@ def files_of(solution: BlockSolution) -> SolutionFiles:
 class OpenedSession:
     """A session whose first workers are starting."""
 
-    hello: Hello
+    session_config: SessionConfig
     host: socket.socket
     orders: Orders
     pool: WorkerPool
@@ -134,46 +134,50 @@ def open_session(fd: int) -> Iterator[OpenedSession]:
     """
     host = socket.socket(fileno=fd)
     reader = FrameReader(host, max_bytes=MOST_BYTES)
-    hello = Hello.model_validate(reader.read()["hello"])
+    session_config = SessionConfig.model_validate(reader.read()["hello"])
     run_directory, _ = hold_folder("run")  # until this process and its forks have ended
-    template, precompiling = fork_templates(hello, host, run_directory)
-    context = start_context(hello)
-    policies = PolicyMaker(hello, os.environ)
+    template, precompiling = fork_templates(session_config, host, run_directory)
+    context = start_context(session_config)
+    policies = PolicyMaker(session_config, os.environ)
     policies.open_to_workers(run_directory)
-    if hello.has_walls:
-        share_kernels(Path(hello.cache_root))
-    readout = Readout(hello.gpu_uuid, our_processes=lambda: pool.process_ids(), keep_samples=hello.keep_samples)
+    if session_config.has_walls:
+        share_kernels(Path(session_config.cache_root))
+    readout = Readout(
+        session_config.gpu_uuid, our_processes=lambda: pool.process_ids(), keep_samples=session_config.keep_samples
+    )
     told = lambda worker: readout.add_launch_gap(worker.ready.launch_gap_ns)  # noqa: E731 - one line, used once
-    with WorkerPool(template, run_directory, hello, policies, on_ready=told) as pool:
+    with WorkerPool(template, run_directory, session_config, policies, on_ready=told) as pool:
         pool.precompiling = precompiling
         orders = Orders(host, reader)
         orders.look()
-        prepares_beside = hello.device == "cuda" and bool(spare_cores())
+        prepares_beside = session_config.device == "cuda" and bool(spare_cores())
         if not prepares_beside:
             let_prepare(template)
         if orders.ahead is not None:
-            pool.expect(list_first_files(hello, orders.ahead))
+            pool.expect(list_first_files(session_config, orders.ahead))
         if prepares_beside:
             let_prepare(template)
-        yield OpenedSession(hello, host, orders, pool, readout, context)
+        yield OpenedSession(session_config, host, orders, pool, readout, context)
 
 
-def list_first_files(hello: Hello, block: BlockOrder) -> list[SolutionFiles]:
+def list_first_files(session_config: SessionConfig, block: BlockOrder) -> list[SolutionFiles]:
     """Return what the first two workers of a session are for."""
     solutions = [block.solutions[job.solution] for job in block.jobs]
     found = [files_of(solution) for solution in solutions if solution.build_error is None][:1]
-    if found and hello.profile_baseline:
+    if found and session_config.profile_baseline:
         found.insert(0, reference_files(Definition.model_validate(block.definition).digest()))
     return found
 
 
 def fork_templates(
-    hello: Hello, host: socket.socket, run_directory: Path
+    session_config: SessionConfig, host: socket.socket, run_directory: Path
 ) -> tuple[socket.socket, socket.socket | None]:
     """Fork the template of workers, and that of workers which precompile if there are any."""
-    preparation = Preparation(hello.device == "cuda", hello.needs_triton, hello.gpu_capability)
-    compiles = hello.needs_triton or hello.compiles_ahead
-    has_precompiled = preparation.is_for_gpu and compiles and hello.has_walls and bool(spare_cores())
+    preparation = Preparation(
+        session_config.device == "cuda", session_config.needs_triton, session_config.gpu_capability
+    )
+    compiles = session_config.needs_triton or session_config.compiles_ahead
+    has_precompiled = preparation.is_for_gpu and compiles and session_config.has_walls and bool(spare_cores())
     before = sys.dont_write_bytecode
     sys.dont_write_bytecode = True  # workers must not write into each other's artifacts
     try:
@@ -185,15 +189,15 @@ def fork_templates(
         sys.dont_write_bytecode = before
 
 
-def start_context(hello: Hello) -> threading.Thread | None:
+def start_context(session_config: SessionConfig) -> threading.Thread | None:
     """Have this process's context on its GPU made in the background; return the thread that waits for it.
 
     This process computes in one thread from here on.
     """
-    if hello.device != "cuda":
+    if session_config.device != "cuda":
         return None
     keep_to_one_thread()
-    os.environ["CUDA_CACHE_PATH"] = str(Path(hello.cache_root, JUDGE_FOLDER, "cuda"))  # not in the user's HOME
+    os.environ["CUDA_CACHE_PATH"] = str(Path(session_config.cache_root, JUDGE_FOLDER, "cuda"))  # not in the user's HOME
     context = threading.Thread(target=make_context, daemon=True)
     context.start()
     return context

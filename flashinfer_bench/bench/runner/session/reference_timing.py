@@ -22,7 +22,7 @@ from flashinfer_bench.base.stamp import utc_now
 from flashinfer_bench.bench.planning.resume import PROTOCOL
 from flashinfer_bench.bench.runner.baseline_cache import TIMES_MS, BaselineCache, KeptBaseline
 from flashinfer_bench.bench.runner.environments import is_passed_on
-from flashinfer_bench.bench.runner.protocol import BlockSolution, Hello
+from flashinfer_bench.bench.runner.protocol import BlockSolution, SessionConfig
 from flashinfer_bench.bench.runner.session.job import BaselineKey, JobContext, plan_reference
 from flashinfer_bench.bench.runner.workers.artifacts import load_solution
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel, WorkerKilled
@@ -51,7 +51,7 @@ OF_NO_DEVICE: Final = frozenset({"PATH", "LANG", "LC_ALL", "TZ", "MAX_JOBS"})
 class KeptTimes:
     """The times of references that one session reads from the cache and keeps there."""
 
-    hello: Hello
+    session_config: SessionConfig
     """The session's settings."""
     machine: Mapping[str, str]
     """Keys that all baselines of this session share."""
@@ -59,37 +59,39 @@ class KeptTimes:
     """Clock of the GPU's processors before the first job."""
 
     @classmethod
-    def open(cls, hello: Hello, libraries: Mapping[str, str], environment: Mapping[str, str]) -> KeptTimes | None:
+    def open(
+        cls, session_config: SessionConfig, libraries: Mapping[str, str], environment: Mapping[str, str]
+    ) -> KeptTimes | None:
         """Return them; None if the host wants none, or the GPU does not tell its settings.
 
         Call it when the GPU has just worked, so that its clock is that of a GPU at work.
         """
-        if hello.baselines == "off" or hello.gpu_uuid is None:
+        if session_config.baselines == "off" or session_config.gpu_uuid is None:
             return None
-        settings, state = read_gpu_settings(hello.gpu_uuid), read_gpu_state(hello.gpu_uuid)
+        settings, state = read_gpu_settings(session_config.gpu_uuid), read_gpu_state(session_config.gpu_uuid)
         if settings is None or settings.power_limit_w is None or state is None or state.sm_mhz is None:
             return None
         variables = {
             name: value for name, value in environment.items() if is_passed_on(name) and name not in OF_NO_DEVICE
         }
         machine = {
-            "device": hello.gpu_uuid,
-            "hardware": hello.hardware,
+            "device": session_config.gpu_uuid,
+            "hardware": session_config.hardware,
             "protocol": str(PROTOCOL),
             "libraries": json.dumps(dict(libraries), sort_keys=True),
             "environment": digest_of(variables),
             "gpu": json.dumps(asdict(settings), sort_keys=True),
         }
-        return cls(hello, machine, state.sm_mhz)
+        return cls(session_config, machine, state.sm_mhz)
 
     @property
     def cache(self) -> BaselineCache:
         """The folder."""
-        return BaselineCache(Path(self.hello.cache_root))
+        return BaselineCache(Path(self.session_config.cache_root))
 
     def find(self, job: JobContext, plan: MeasurePlan) -> Measured | None:
         """Return the time of a job's reference in an earlier run under the same conditions."""
-        marks = self._marks(job, plan) if self.hello.baselines == "use" else None
+        marks = self._marks(job, plan) if self.session_config.baselines == "use" else None
         kept = self.cache.read(marks) if marks is not None else None
         if kept is None or abs((kept.sm_mhz or 0) - self.sm_mhz) > SAME_CLOCK * self.sm_mhz:
             return None
@@ -110,7 +112,7 @@ class KeptTimes:
                 sm_mhz=self.sm_mhz,
                 definition=job.block.definition.name,
                 workload=job.workload.uuid,
-                hardware=self.hello.hardware,
+                hardware=self.session_config.hardware,
                 taken=utc_now(),
                 latency_ms=measured.latency_ms,
                 trials_ms=list(measured.trials),
@@ -165,7 +167,7 @@ def move_to_gap(measured: Measured, gap_ns: int) -> Measured:
 class ReferenceTimer:
     """Times references on one device and keeps their times."""
 
-    hello: Hello
+    session_config: SessionConfig
     pool: WorkerPool
     tools: SessionTools
     kept: KeptTimes | None = None
@@ -178,7 +180,7 @@ class ReferenceTimer:
         """Return the reference's time on a job's workload in this run or an earlier one; None if there is none."""
         key = job.key
         if key not in self._known and self.kept is not None and key not in self._forgotten:
-            found = self.kept.find(job, plan_reference(self.hello, job.block.config))
+            found = self.kept.find(job, plan_reference(self.session_config, job.block.config))
             if found is not None:
                 self._known[key] = found
         return self._known.get(key)
@@ -216,7 +218,7 @@ class ReferenceTimer:
             if self.forget_slow(job.key):
                 known = self._known[job.key] = self._take(job, input_sets)
             if self.kept is not None and is_alone:
-                self.kept.keep(job, plan_reference(self.hello, job.block.config), known)
+                self.kept.keep(job, plan_reference(self.session_config, job.block.config), known)
         return move_to_gap(known, self.tools.readout.launch_gap_ns)
 
     def _take(self, job: JobContext, input_sets: list[list[Any]], *, is_retried: bool = False) -> Measured:
@@ -241,8 +243,8 @@ class ReferenceTimer:
         task = KernelTask(
             input_names=list(definition.inputs),
             outputs=job.output_specs(),
-            timeout_seconds=self.hello.timeout_seconds,
-            plan=plan_reference(self.hello, job.block.config),
+            timeout_seconds=self.session_config.timeout_seconds,
+            plan=plan_reference(self.session_config, job.block.config),
             vary=job.vary_secretly(),
             may_return_inputs=True,
             is_reference=True,

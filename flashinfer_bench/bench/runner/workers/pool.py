@@ -36,7 +36,7 @@ from flashinfer_bench.base.host import usable_cores, usable_memory
 from flashinfer_bench.base.wire import WireError
 from flashinfer_bench.bench.evaluators.inputs.memory import recently_free_bytes, total_bytes
 from flashinfer_bench.bench.runner.environments import worker_environment
-from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.protocol import SessionConfig
 from flashinfer_bench.bench.runner.workers.artifacts import place_of
 from flashinfer_bench.bench.runner.workers.process import READY_LIMIT_S, WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.bench.runner.workers.sandbox_policy import PolicyMaker
@@ -129,7 +129,7 @@ class WorkerPool:
     Args:
         server: the fork server's socket.
         run_directory: each worker gets a folder in it.
-        hello: the session's settings.
+        session_config: the session's settings.
         policies: makes the folders and sandbox policies of workers.
         on_ready: told of each worker once it can take work.
 
@@ -141,12 +141,12 @@ class WorkerPool:
         self,
         server: socket.socket,
         run_directory: Path,
-        hello: Hello,
+        session_config: SessionConfig,
         policies: PolicyMaker,
         *,
         on_ready: Callable[[WorkerProcess], object],
     ) -> None:
-        self.server, self._run_directory, self._hello = server, run_directory, hello
+        self.server, self._run_directory, self._session_config = server, run_directory, session_config
         self.policies, self._on_ready = policies, on_ready
         self.timing_image: bytes | None = None
         self.sees_streams = False
@@ -154,8 +154,8 @@ class WorkerPool:
         self.precompiling: socket.socket | None = None
         self._precompiles: bool | None = None
         """What `hear_ready` told of that server."""
-        self._is_gpu = hello.device == "cuda"
-        self._gpu_index = hello.gpu_index
+        self._is_gpu = session_config.device == "cuda"
+        self._gpu_index = session_config.gpu_index
         self._numbers = itertools.count(1)
         self._warm: list[Made] = []
         self._wanted: list[SolutionFiles] = []
@@ -208,7 +208,7 @@ class WorkerPool:
         sandbox, or does not answer, is ended.
         """
         if True in self._held and not self._has_rested:
-            may_rest = self._hello.has_walls and self._is_gpu
+            may_rest = self._session_config.has_walls and self._is_gpu
             self._has_rested = may_rest and self._held[True].worker.does("unbind")
             if not self._has_rested:
                 self.end_reference()
@@ -264,7 +264,7 @@ class WorkerPool:
 
     def await_writers(self) -> None:
         """Wait for earlier workers if they could change files of others: those that have no sandbox."""
-        if not self._hello.has_walls:
+        if not self._session_config.has_walls:
             self.finish_ending()
 
     @property
@@ -311,7 +311,7 @@ class WorkerPool:
             held.remove(self._wanted.pop(0).digest)
         if adopts in self._wanted:
             self._adopt(adopts)
-        self._wanted += [NEW] * (MOST_NEW[self._hello.device] if self._hello.expects_new else 0)
+        self._wanted += [NEW] * (MOST_NEW[self._session_config.device] if self._session_config.expects_new else 0)
         self.tend()
         self._reap()
 
@@ -341,10 +341,10 @@ class WorkerPool:
         if not self._is_gpu:
             return room
         most = MOST_STARTING if self._has_started else FIRST_STARTING
-        return max(1, min(most // self._hello.sessions, usable_cores() // CORES_PER_START))
+        return max(1, min(most // self._session_config.sessions, usable_cores() // CORES_PER_START))
 
     def _most_warm(self) -> int:
-        kind = self._hello.device
+        kind = self._session_config.device
         if self._is_gpu and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return FIRST_STARTING  # a look at the memory would make the session's own context first
         device, size = torch.device(kind), WARM_BYTES[kind]
@@ -486,7 +486,7 @@ class WorkerPool:
         try:
             order = self.order_for(files, home, given, precompiled, own)
             order["environment"] |= {CONNECTIONS: "1"} if is_narrow else {}
-            return WorkerProcess(server, order, home, given=given if self._hello.has_walls else None, own=own)
+            return WorkerProcess(server, order, home, given=given if self._session_config.has_walls else None, own=own)
         except OSError as error:
             message = f"the fork server of workers is gone, or a worker's folders cannot be made: {error}"
             raise DeviceFault(message) from None
@@ -501,7 +501,9 @@ class WorkerPool:
     ) -> dict[str, Any]:
         """Return the spawn order of a worker. One that precompiles has no GPU, and ends then."""
         index, image = (self._gpu_index, self.timing_image) if precompiled is None else (None, None)
-        order = make_order(self._hello, home, gpu_index=index, image=image) | {"is_reference": files.is_reference}
+        order = make_order(self._session_config, home, gpu_index=index, image=image) | {
+            "is_reference": files.is_reference
+        }
         policy = self.policies.make_policy(files.digest, files.artifact, given, own)
         if policy is None:
             return order
@@ -548,27 +550,33 @@ class WorkerPool:
             self.precompiling = None
 
 
-def make_order(hello: Hello, home: Path, *, gpu_index: int | None = None, image: bytes | None = None) -> dict[str, Any]:
+def make_order(
+    session_config: SessionConfig, home: Path, *, gpu_index: int | None = None, image: bytes | None = None
+) -> dict[str, Any]:
     """Return the spawn order of a worker without a sandbox.
 
     Args:
-        hello: the session's settings.
+        session_config: the session's settings.
         home: the worker's folder.
         gpu_index: its GPU's number as CUDA counts; None to go by what the session sees.
         image: machine code of the timing kernels, which it then need not assemble.
     """
-    environment = worker_environment(os.environ, Path(hello.cache_root)) | {"HOME": str(home), "TMPDIR": str(home)}
+    environment = worker_environment(os.environ, Path(session_config.cache_root)) | {
+        "HOME": str(home),
+        "TMPDIR": str(home),
+    }
     if gpu_index is not None:
         environment["CUDA_VISIBLE_DEVICES"] = str(gpu_index)
     return {
         "environment": environment,
-        "gpu_uuid": hello.gpu_uuid if gpu_index is not None else None,
-        "device": "cuda:0" if hello.device == "cuda" else "cpu",
+        "gpu_uuid": session_config.gpu_uuid if gpu_index is not None else None,
+        "device": "cuda:0" if session_config.device == "cuda" else "cpu",
         "threads": usable_cores(),
-        "memory_limit_bytes": hello.worker_memory_bytes or int(usable_memory() * MEMORY_SHARE / hello.sessions),
+        "memory_limit_bytes": session_config.worker_memory_bytes
+        or int(usable_memory() * MEMORY_SHARE / session_config.sessions),
         "timing": {
-            "l2_cache": hello.timing.l2_cache,
-            "clock": hello.timing.clock,
+            "l2_cache": session_config.timing.l2_cache,
+            "clock": session_config.timing.clock,
             "image": "" if image is None else base64.b64encode(image).decode(),
         },
     }

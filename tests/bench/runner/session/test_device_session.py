@@ -53,7 +53,7 @@ def open_session():
     """Return a function that gives a session without workers; `judge` stands for all that is done in these."""
     with SharedArena(torch.device("cpu")) as arena:
 
-        def opened(judge=None, **hello):
+        def opened(judge=None, **session_config):
             usual = {"compiles_ahead": False, "isolated": False, "profile_baseline": True, "device": "cpu"}
             usual |= {
                 "baseline_budget_s": 2.0,
@@ -62,7 +62,7 @@ def open_session():
                 "expects_new": False,
             }
             tools = SessionTools(arena, Readout(None), lambda: None)
-            session = DeviceSession(SimpleNamespace(**usual | hello), FakePool(), tools, lambda _phase: None)
+            session = DeviceSession(SimpleNamespace(**usual | session_config), FakePool(), tools, lambda _phase: None)
             session.log, session.arena = session._pool.log, arena
             if judge is not None:
                 session._judge = judge

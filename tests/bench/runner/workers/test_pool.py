@@ -56,9 +56,11 @@ class FakeWorker:
 
 
 def open_pool(device, index=None, on_ready=lambda _: None, has_walls=False, is_resident=False):
-    hello = SimpleNamespace(device=device, gpu_index=index, sessions=1, has_walls=has_walls, expects_new=is_resident)
+    session_config = SimpleNamespace(
+        device=device, gpu_index=index, sessions=1, has_walls=has_walls, expects_new=is_resident
+    )
     compiled = SimpleNamespace(folder=lambda digest: SimpleNamespace(exists=lambda: digest == "two"))
-    return WorkerPool(None, None, hello, compiled, on_ready=on_ready)
+    return WorkerPool(None, None, session_config, compiled, on_ready=on_ready)
 
 
 @pytest.fixture
@@ -68,7 +70,7 @@ def play(monkeypatch):
     It returns all workers: `?` is not up yet, `-` told to end, `=` known to be gone.
     """
 
-    def played(script, kinds="", *, room=1, device="cpu", sandboxed=True, best=0, sees_streams=False, **hello):
+    def played(script, kinds="", *, room=1, device="cpu", sandboxed=True, best=0, sees_streams=False, **session_config):
         made, heard, rooms, coming = [], [], [room], iter(kinds.split())
 
         def spawn(_pool, files, *, is_narrow):
@@ -80,7 +82,7 @@ def play(monkeypatch):
         monkeypatch.setattr(WorkerPool, "_most_warm", lambda _: rooms[-1])
         monkeypatch.setattr(WorkerPool, "_most_starting", lambda _, room: room)
         monkeypatch.setattr(worker_pool.select, "select", lambda waited, *_: [one.fileno() for one in waited])
-        pool = open_pool(device, index=1, on_ready=heard.append, has_walls=sandboxed, **hello)
+        pool = open_pool(device, index=1, on_ready=heard.append, has_walls=sandboxed, **session_config)
         pool.see_context(best)
         pool.sees_streams = sees_streams
         for verb, *words in map(str.split, script.split(",")):
