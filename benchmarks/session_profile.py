@@ -40,7 +40,7 @@ STEPS: Final = (
     ),
     ("session.device_session", "DeviceSession", "_let_go _give_arena"),
     ("session.device_session", None, "judge_reads judge_stress"),
-    ("session.main", None, "run_block judge make_evaluation"),
+    ("session.main", None, "run_request judge make_evaluation"),
     ("session.precompiling", "Precompiler", "finish expect"),
     ("session.reference_timing", "ReferenceTimer", "measure"),
     ("workers.pool", "WorkerPool", "worker_for quiesce settle discard await_readers take_output _take tend"),

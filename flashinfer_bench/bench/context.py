@@ -22,8 +22,8 @@ from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner import baseline_cache
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.runner.lookup import EvaluatorLookup, look_up_evaluators
-from flashinfer_bench.bench.runner.orders import OrderMaker
 from flashinfer_bench.bench.runner.protocol import SessionConfig
+from flashinfer_bench.bench.runner.requests import RequestMaker
 from flashinfer_bench.bench.runner.sandbox import Sandbox, find_sandbox
 from flashinfer_bench.bench.scheduler import Rules, Scheduler
 from flashinfer_bench.bench.spread_file import SPREAD_FOLDER, SpreadFile
@@ -150,12 +150,12 @@ class HarnessContext:
 
     def make_scheduler(self, seeds: JobSeeds, rules: Rules, *, needs_triton: bool) -> Scheduler:
         """Make the loop over the devices; nothing is started."""
-        makes = OrderMaker if self._cluster is None else self._cluster.batch_maker
+        makes = RequestMaker if self._cluster is None else self._cluster.batch_maker
         farm = self._make_farm() if self._cluster is None else self._cluster.no_builds(self.cache)
         return Scheduler(
             self.machine.devices if self._cluster is None else self._cluster,
             session_config_for=lambda device: self.greet(device, rules, needs_triton=needs_triton),
-            orders=makes(farm, blob_root_for=self.blob_root_for, seed_of=seeds.of),
+            requests=makes(farm, blob_root_for=self.blob_root_for, seed_of=seeds.of),
             rules=rules,
         )
 

@@ -24,8 +24,8 @@ from flashinfer_bench.base.files.held_folders import sweep_folders, temporary_fo
 from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.planning.plan import Job
-from flashinfer_bench.bench.runner.orders import OrderMaker
 from flashinfer_bench.bench.runner.protocol import SessionConfig
+from flashinfer_bench.bench.runner.requests import RequestMaker
 from flashinfer_bench.bench.runner.sandbox import Sandbox, find_sandbox
 from flashinfer_bench.bench.scheduler import Happening, Scheduler
 from flashinfer_bench.cluster.settings import ClusterSettings
@@ -215,12 +215,12 @@ class PlaceActor:
             target=BuildTarget.of(self._capabilities),
             toolchain=self._toolchain,
         )
-        orders = OrderMaker(
+        requests = RequestMaker(
             self._farm,
             blob_root_for=lambda job: Path(self._batch.roots[job.index]),
             seed_of=lambda job: self._batch.seeds[job.index],
         )
-        self._scheduler = Scheduler([self._facts.device], session_config_for=lambda _: fitted, orders=orders)
+        self._scheduler = Scheduler([self._facts.device], session_config_for=lambda _: fitted, requests=requests)
         return self._scheduler, self._farm
 
     def _end_session(self) -> None:

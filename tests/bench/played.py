@@ -47,9 +47,9 @@ class PlayedSession:
     def fileno(self):
         return self._ours.fileno()
 
-    def send(self, block):
+    def send(self, request):
         assert self.sent is None
-        self.sent = block
+        self.sent = request
 
     def drop(self):
         assert self.sent is not None
@@ -58,13 +58,13 @@ class PlayedSession:
     def begin(self):
         assert self.is_ready
         assert self.todo == 0
-        block, self.sent, self.todo = self.sent, None, len(self.sent.jobs)
-        self.begun.append(block)
-        threading.Thread(target=self._judge, args=(block,), daemon=True).start()
+        request, self.sent, self.todo = self.sent, None, len(self.sent.jobs)
+        self.begun.append(request)
+        threading.Thread(target=self._judge, args=(request,), daemon=True).start()
 
-    def _judge(self, block):
-        for job in block.jobs:
-            if not self._judge_one(job, block.solutions[job.solution].name):
+    def _judge(self, request):
+        for job in request.jobs:
+            if not self._judge_one(job, request.solutions[job.solution].name):
                 with contextlib.suppress(OSError):
                     self._theirs.shutdown(socket.SHUT_RDWR)
                 return

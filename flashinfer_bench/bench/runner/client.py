@@ -1,4 +1,4 @@
-"""The sessions of this machine's devices, seen from the host: start one, send it blocks, hear its verdicts, end it.
+"""The sessions of this machine's devices, seen from the host: start one, send it requests, hear its verdicts, end it.
 
 The session and everything below it hold the write end of a pipe (the lifeline) that nobody writes to: when its read
 end reports the end of the stream, no process of the session is left.
@@ -33,7 +33,7 @@ from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.device_lock import ask_for_device
 from flashinfer_bench.bench.runner.environments import session_environment
 from flashinfer_bench.bench.runner.launcher import launcher_for, read_tail
-from flashinfer_bench.bench.runner.protocol import BlockOrder, SessionConfig
+from flashinfer_bench.bench.runner.protocol import SessionConfig, SessionRequest
 from flashinfer_bench.sandbox.process_tree import end_tree, hide_memory, session_members
 
 START_LIMIT_S: Final = 180.0
@@ -91,19 +91,19 @@ class SessionClient:
         """Seconds until the session is taken for lost."""
         return self._deadline - time.monotonic()
 
-    def send(self, block: BlockOrder) -> None:
-        """Send the next block; `begin` has the session run it, `drop` takes it back."""
-        self._send({"block": block.model_dump()})
+    def send(self, request: SessionRequest) -> None:
+        """Send the next request; `begin` has the session run it, `drop` takes it back."""
+        self._send({"request": request.model_dump()})
 
     def drop(self) -> None:
-        """Take back the block that was sent and not begun."""
+        """Take back the request that was sent and not begun."""
         self._send({"drop": True})
 
     def begin(self) -> None:
-        """Have the block run that was sent; the one before has all its answers."""
+        """Have the request run that was sent; the one before has all its answers."""
         self._limit_s = START_LIMIT_S
         self._deadline = time.monotonic() + self._limit_s
-        self.phase = "beginning a block"
+        self.phase = "beginning a request"
         self._send({"begin": True})
 
     def wait_forever(self) -> None:

@@ -1,7 +1,7 @@
 """What is known to fail: solutions and references that run out of time, references that end every session.
 
 A solution of which a call ran out of time has its other jobs left out, since each would take as long again. The session
-knows that for the jobs of a block that it has begun, and the host for all others. Nothing is started here.
+knows that for the jobs of a request that it has begun, and the host for all others. Nothing is started here.
 """
 
 from __future__ import annotations

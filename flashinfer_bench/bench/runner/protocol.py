@@ -1,17 +1,17 @@
 """The frames between the host and a device session. Both are ours, so the frames are trusted. They are JSON.
 
 host → session      {"hello": SessionConfig}        once, first
-                    {"block": BlockOrder}   jobs of one definition, all of one solution together; one at a time is
+                    {"request": SessionRequest}   jobs of one definition, all of one solution together; one at a time is
                                             sent ahead of its beginning
-                    {"begin": true}         run the block that was sent
-                    {"drop": true}          forget the block that was sent and not begun
+                    {"begin": true}         run the request that was sent
+                    {"drop": true}          forget the request that was sent and not begun
                     {"close": true}
 session → host      {"ready": SessionReady}
                     {"phase": Phase}        what it does now, and how long that may take
                     {"verdict": JobVerdict}
                     {"fault": JobFault}
                     {"notice": str}
-                    {"done": true}          the block is finished
+                    {"done": true}          the request is finished
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Frame(BaseModel):
 
 
 class SessionConfig(Frame):
-    """What a session must know before its first block."""
+    """What a session must know before its first request."""
 
     device: str
     """"cuda" or "cpu"; the host shows a session one GPU only."""
@@ -83,8 +83,8 @@ class SessionConfig(Frame):
     """A module whose `Session` takes the place of `DeviceSession`, and its folder; None for a session that judges."""
 
 
-class BlockSolution(Frame):
-    """One solution of a block, built."""
+class RequestedSolution(Frame):
+    """One solution of a request, built."""
 
     name: str
     language: str
@@ -102,17 +102,17 @@ class BlockSolution(Frame):
     """Set where the build failed; then there is no directory."""
 
 
-class BlockJob(Frame):
-    """One job of a block."""
+class RequestedJob(Frame):
+    """One job of a request."""
 
     index: int
     solution: str
-    """Its key in the block's solutions."""
+    """Its key in the request's solutions."""
     workload: dict[str, Any]
     blob_root: str
     seed: int
     settings: dict[str, Any] = {}
-    """Eval settings in which the job differs from its block: those of its workload's own tolerance."""
+    """Eval settings in which the job differs from its request: those of its workload's own tolerance."""
     assurance: Assurance | None = None
     """That of a confirmation, which has a worker of its own; None for the session's."""
 
@@ -120,25 +120,25 @@ class BlockJob(Frame):
 class Announced(Frame):
     """A solution whose turn comes some time, on this device or on another."""
 
-    solution: BlockSolution
+    solution: RequestedSolution
     definition: dict[str, Any]
     workloads: list[dict[str, Any]]
 
 
-class BlockOrder(Frame):
+class SessionRequest(Frame):
     """Jobs of one definition, in the order in which they are to run."""
 
     definition: dict[str, Any]
     config: dict[str, Any]
-    solutions: dict[str, BlockSolution]
+    solutions: dict[str, RequestedSolution]
     """By key (`Job.solution_key`): two solutions may have one name."""
-    jobs: list[BlockJob]
+    jobs: list[RequestedJob]
     announced: list[Announced] = []
     """Solutions with modules, for this session to compile ahead."""
 
 
 class SessionReady(Frame):
-    """The session can take blocks."""
+    """The session can take requests."""
 
     pid: int
     libs: dict[str, str]

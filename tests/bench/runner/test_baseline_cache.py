@@ -115,9 +115,9 @@ def session(tmp_path, monkeypatch):
         definition, workload = make_definition(reference=reference), make_workload(axes={"n": n}, inputs=stored)
         config = BenchmarkConfig(num_trials=num_trials).resolve_eval_config(definition)
         job = SimpleNamespace(
-            block=SimpleNamespace(definition=definition, evaluator=evaluator, config=config),
+            request=SimpleNamespace(definition=definition, evaluator=evaluator, config=config),
             workload=workload,
-            order=SimpleNamespace(blob_root=str(tmp_path)),
+            requested=SimpleNamespace(blob_root=str(tmp_path)),
             key=(definition.digest(), workload.digest()),
         )
         taken = replace(MeasurePlan(10, 50, 2.0), **plan)

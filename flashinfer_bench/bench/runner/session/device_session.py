@@ -1,4 +1,4 @@
-"""One device's judge: it judges the jobs of a block one after the other, each solution in a worker.
+"""One device's judge: it judges the jobs of a request one after the other, each solution in a worker.
 
 A job runs from top to bottom through `DeviceSession._judge`: inputs, the reference's outputs and its time; load; call
 and compare; time; compare timed calls; stress cases. The reference runs in this process, which holds the inputs and the
@@ -31,18 +31,18 @@ from flashinfer_bench.bench.runner.protocol import (
     EXPECTED_PHASE,
     REFERENCE_PHASE,
     Announced,
-    BlockJob,
-    BlockOrder,
-    BlockSolution,
     JobFault,
     Phase,
+    RequestedJob,
+    RequestedSolution,
     SessionConfig,
+    SessionRequest,
 )
 from flashinfer_bench.bench.runner.session.job import (
     BaselineKey,
-    BlockContext,
     JobContext,
     JobResult,
+    RequestContext,
     bytes_held,
     find_expect,
     plan_floor,
@@ -80,7 +80,7 @@ KEPT_SHARE: Final = 16
 """Prepared baselines hold at most KEPT_BYTES, and at most the device's memory divided by KEPT_SHARE. Others are made
 again for their jobs."""
 LARGE_ARENA_BYTES: Final = 1 << 30
-"""An arena above this is freed before a block of another definition, whose reference may need its memory."""
+"""An arena above this is freed before a request of another definition, whose reference may need its memory."""
 ROOMY_SHARE: Final = 0.75
 """Free share of the GPU's memory above which a solution is called before the worker before it has ended."""
 EXPECTED_WORKERS: Final = max(MOST_WARM.values()) + 2
@@ -121,8 +121,8 @@ class DeviceSession:
         self._precompiler = Precompiler(pool, has_modules=session_config.compiles_ahead)
         self._timer = ReferenceTimer(session_config, pool, self._tools, kept)
         self._machine = MachineCheck(session_config, pool, self._tools, self.end_workers)
-        self._block: BlockContext | None = None
-        self._ahead: BlockContext | None = None
+        self._request: RequestContext | None = None
+        self._ahead: RequestContext | None = None
         self._holder: WorkerProcess | None = None
         """The worker that may have written to the arena."""
         self._sound: set[BaselineKey] = set()
@@ -140,74 +140,74 @@ class DeviceSession:
         self._precompiler.close()
         self._arena.release()
 
-    def open_block(self, order: BlockOrder) -> BlockContext:
-        """Compile the reference of a block.
+    def open_request(self, sent: SessionRequest) -> RequestContext:
+        """Compile the reference of a request.
 
         Raises:
             WorkloadFault: it cannot be used.
         """
-        before, block = self._block, self._context_of(order)
-        is_other = before is None or before.digest != block.digest
+        before, request = self._request, self._context_of(sent)
+        is_other = before is None or before.digest != request.digest
         if is_other and self._arena.largest > LARGE_ARENA_BYTES:
             self._pool.discard()  # the worker maps the arena
             self._release_arena()
-        self._block = block
-        _ = block.reference
-        return block
+        self._request = request
+        _ = request.reference
+        return request
 
-    def _context_of(self, order: BlockOrder) -> BlockContext:
-        if self._ahead is None or self._ahead.order is not order:
-            self._ahead = BlockContext(order)
+    def _context_of(self, sent: SessionRequest) -> RequestContext:
+        if self._ahead is None or self._ahead.sent is not sent:
+            self._ahead = RequestContext(sent)
         return self._ahead
 
     # Ahead of jobs: workers, kernels, baselines.
 
     def expect(
         self,
-        block: BlockContext,
-        orders: Sequence[BlockJob],
-        ahead: BlockOrder | None = None,
+        request: RequestContext,
+        left: Sequence[RequestedJob],
+        ahead: SessionRequest | None = None,
         announced: Sequence[Announced] = (),
     ) -> None:
         """Have workers started and kernels compiled for jobs that come, beginning with the first.
 
         Args:
-            block: the block that runs.
-            orders: its jobs that are left.
-            ahead: the block after it, as far as that is known.
-            announced: solutions of later blocks that are to be compiled.
+            request: the request that runs.
+            left: its jobs that are left.
+            ahead: the request after it, as far as that is known.
+            announced: solutions of later requests that are to be compiled.
         """
-        coming = [(block, order) for order in orders]
+        coming = [(request, requested) for requested in left]
         if ahead is not None:
             later = self._context_of(ahead)
-            coming += [(later, order) for order in ahead.jobs]
+            coming += [(later, requested) for requested in ahead.jobs]
         self._precompiler.expect(coming, announced)
-        self._pool.expect(self._list_workers(block, coming), adopts=self._find_new(coming))
-        marks = [mark_worker(shared.solutions[order.solution], order) for shared, order in coming[:2]]
+        self._pool.expect(self._list_workers(request, coming), adopts=self._find_new(coming))
+        marks = [mark_worker(shared.solutions[requested.solution], requested) for shared, requested in coming[:2]]
         self._comes_next = marks[1] if len(marks) == 2 else ""
 
-    def _find_new(self, coming: Sequence[tuple[BlockContext, BlockJob]]) -> SolutionFiles | None:
+    def _find_new(self, coming: Sequence[tuple[RequestContext, RequestedJob]]) -> SolutionFiles | None:
         """Return the first job's solution if nobody expected it, and what it compiles need not be kept."""
-        for shared, order in coming[:1] if self._session_config.expects_new else ():
-            solution = shared.solutions[order.solution]
+        for shared, requested in coming[:1] if self._session_config.expects_new else ():
+            solution = shared.solutions[requested.solution]
             if solution.sources and not what_compiles(solution).is_long:
                 return files_of(solution)
         return None
 
     def _list_workers(
-        self, block: BlockContext, coming: Sequence[tuple[BlockContext, BlockJob]]
+        self, request: RequestContext, coming: Sequence[tuple[RequestContext, RequestedJob]]
     ) -> list[SolutionFiles]:
         """Return what the next workers are for. No worker holds a solution while a baseline is made."""
         wanted: list[SolutionFiles] = []
         before = ""
-        for at, (shared, order) in enumerate(coming):
-            solution = shared.solutions[order.solution]
+        for at, (shared, requested) in enumerate(coming):
+            solution = shared.solutions[requested.solution]
             is_looked_at = at < 2 or coming[at - 1][0] is not shared  # a look at each would take long
-            if is_looked_at and self._session_config.profile_baseline and self.lacks_baseline(shared, order):
+            if is_looked_at and self._session_config.profile_baseline and self.lacks_baseline(shared, requested):
                 before = ""
-                if at == 0 or shared.digest != block.digest:
+                if at == 0 or shared.digest != request.digest:
                     wanted.append(reference_files(shared.digest))
-            mark = mark_worker(solution, order)
+            mark = mark_worker(solution, requested)
             is_next = self._session_config.isolated or mark != before
             before = mark
             if is_next and self._find_broken(shared, solution) is None:
@@ -216,10 +216,10 @@ class DeviceSession:
                 break
         return wanted
 
-    def lacks_baseline(self, block: BlockContext, order: BlockJob) -> bool:
+    def lacks_baseline(self, request: RequestContext, requested: RequestedJob) -> bool:
         """Tell whether a job's baseline has to be made before any worker holds a solution."""
-        job = block.open_job(order)
-        if self._find_broken(block, job.solution) is not None or block.find_fault(job) is not None:
+        job = request.open_job(requested)
+        if self._find_broken(request, job.solution) is not None or request.find_fault(job) is not None:
             return False
         if self._timer.forget_slow(job.key):
             self._forget_baseline(job)
@@ -230,11 +230,11 @@ class DeviceSession:
         self._sound.discard(job.key)
         job.baseline = None
 
-    def _find_broken(self, block: BlockContext, solution: BlockSolution) -> SolutionFailure | None:
+    def _find_broken(self, request: RequestContext, solution: RequestedSolution) -> SolutionFailure | None:
         """Return why a solution was not built or loaded, if a worker for each job would not try again."""
         if solution.build_error is not None:
             return SolutionFailure("COMPILE_ERROR", solution.build_error)
-        return None if self._session_config.isolated else block.broken_loads.get(solution.digest)
+        return None if self._session_config.isolated else request.broken_loads.get(solution.digest)
 
     def end_workers(self) -> None:
         """End every worker that holds a solution, and give back the memory that it knows."""
@@ -242,38 +242,38 @@ class DeviceSession:
         self._pool.finish_ending()
         self._release_arena()
 
-    def prepare(self, block: BlockContext, order: BlockJob) -> None:
+    def prepare(self, request: RequestContext, requested: RequestedJob) -> None:
         """Make a job's baseline and time the reference; no worker may hold a solution, which could disturb it.
 
         A failure is kept, and reported when the job itself runs.
         """
-        job = block.open_job(order)
+        job = request.open_job(requested)
         try:
             self._make_baseline(job, REFERENCE_PHASE)
         except OUT_OF_MEMORY:
-            block.jobs.clear()
+            request.jobs.clear()
             self._give_memory_back()
             return
         except WorkloadFault as fault:
             self._note_fault(job, fault)
             return
         self._sound.add(job.key)
-        if sum(map(bytes_held, block.jobs.values())) > min(KEPT_BYTES, total_bytes(self._device) // KEPT_SHARE):
+        if sum(map(bytes_held, request.jobs.values())) > min(KEPT_BYTES, total_bytes(self._device) // KEPT_SHARE):
             job.baseline = None
 
     # One job.
 
-    def run_job(self, block: BlockContext, order: BlockJob) -> JobResult | JobFault:
+    def run_job(self, request: RequestContext, requested: RequestedJob) -> JobResult | JobFault:
         """Judge one job, and say what became of it."""
-        job = block.open_job(order)
+        job = request.open_job(requested)
         self._printed = ["", ""]
-        mark, digest = mark_worker(job.solution, order), job.solution.digest
-        if self._serves != mark and (order.assurance is not None or self._serves.startswith(digest)):
+        mark, digest = mark_worker(job.solution, requested), job.solution.digest
+        if self._serves != mark and (requested.assurance is not None or self._serves.startswith(digest)):
             self._pool.discard()  # a winner is confirmed in a worker of its own
         self._serves = mark
-        known = block.find_fault(job)
+        known = request.find_fault(job)
         if known is not None:
-            block.jobs.pop(order.index)
+            request.jobs.pop(requested.index)
             return known
         outcome: JobOutcome | str
         try:
@@ -291,10 +291,10 @@ class DeviceSession:
         except (BuildFault, KilledFault) as error:
             outcome = str(error)
         finally:
-            block.jobs.pop(order.index, None)
+            request.jobs.pop(requested.index, None)
             self._precompiler.resume()
         if isinstance(outcome, str):
-            return JobFault(job=order.index, message=outcome, retry=False)
+            return JobFault(job=requested.index, message=outcome, retry=False)
         self._take_output()
         is_kept, ran_out = not self._session_config.isolated, None
         if isinstance(outcome, SolutionFailure):
@@ -307,8 +307,8 @@ class DeviceSession:
             self._pool.discard()
         if ran_out is not None:
             ran_out = "call" if what_compiles(job.solution) is FirstCall.NOTHING else ran_out
-            block.hung.note(order.solution, job.solution.name, job.workload.uuid, ran_out)
-        extra = {"evaluator": block.evaluator.__name__, **job.notes}
+            request.hung.note(requested.solution, job.solution.name, job.workload.uuid, ran_out)
+        extra = {"evaluator": request.evaluator.__name__, **job.notes}
         return JobResult(outcome, "".join(self._printed), extra, ran_out)
 
     def _judge_in_workers(self, job: JobContext) -> JobOutcome:
@@ -316,7 +316,7 @@ class DeviceSession:
 
         What the job before has held may have been there still.
         """
-        kills, killed, loads, was_full = count_memory_kills(), None, job.block.broken_loads, False
+        kills, killed, loads, was_full = count_memory_kills(), None, job.request.broken_loads, False
         while True:
             try:
                 return self._judge(job)
@@ -329,7 +329,7 @@ class DeviceSession:
             except SlowReference:
                 self._forget_baseline(job)
                 self.end_workers()
-                self.prepare(job.block, job.order)
+                self.prepare(job.request, job.requested)
             except WorkerKilled as latest:
                 self._pool.discard()
                 was_loading = loads.pop(job.solution.digest, None) is not None
@@ -344,8 +344,8 @@ class DeviceSession:
                 self._give_memory_back()
 
     def _judge(self, job: JobContext) -> JobOutcome:
-        block, evaluator = job.block, job.block.evaluator
-        broken = self._find_broken(block, job.solution)
+        request, evaluator = job.request, job.request.evaluator
+        broken = self._find_broken(request, job.solution)
         if broken is not None:
             raise broken
         baseline = job.baseline or self._make_baseline(job, EXPECTED_PHASE)
@@ -354,7 +354,7 @@ class DeviceSession:
             raise SlowReference
         is_each_checked = not kernel.is_meaningful or not evaluator.judges_calls_alone
         verdict = self._check(job, kernel, baseline, slice(None if is_each_checked else 1))
-        measure = partial(evaluator.eval_performance, block.definition, kernel, baseline.inputs)
+        measure = partial(evaluator.eval_performance, request.definition, kernel, baseline.inputs)
         if isinstance(verdict, Rejected):
             if job.config.extra.get(MEASURE_REJECTED) and verdict.status is EvaluationStatus.INCORRECT_NUMERICAL:
                 measure(None, job.config, context=self._context(job))  # for the notes
@@ -380,15 +380,15 @@ class DeviceSession:
 
     def _load(self, job: JobContext, baseline: Baseline) -> RemoteKernel:
         """Return the job's solution, loaded in a worker of its own, as a callable for the job's workload."""
-        solution, block = job.solution, job.block
-        definition, digest = block.definition, solution.digest
+        solution, request = job.solution, job.request
+        definition, digest = request.definition, solution.digest
         if self._is_gpu and cached_bytes(self._device) > LARGE_CACHE_BYTES:
             torch.cuda.empty_cache()
         self._say(job, "load")
         self._pool.rest_reference()
         worker, is_fresh = self._pool.worker_for(files_of(solution))
         self._pool.make_room()
-        written = block.reference.mutates or frozenset()
+        written = request.reference.mutates or frozenset()
         task = KernelTask(
             input_names=list(definition.inputs),
             outputs=job.output_specs(),
@@ -396,9 +396,9 @@ class DeviceSession:
             call_timeout_seconds=self._session_config.call_timeout_seconds,
             reference_s=(baseline.mean_latency_ms or 0.0) / 1e3,
             plan=plan_solution(self._session_config, job),
-            vary=job.vary_secretly(derive_seed(job.order.seed, "contents")),
+            vary=job.vary_secretly(derive_seed(job.requested.seed, "contents")),
             in_out_inputs=written,
-            may_return_inputs=block.reference.returns_inputs is not False,
+            may_return_inputs=request.reference.returns_inputs is not False,
             stress=plan_stress(job, baseline),
             expect=find_expect(job, baseline),
             floor_ms=plan_floor(definition, job.workload, self._device, self._session_config.timing),
@@ -420,7 +420,7 @@ class DeviceSession:
 
     def _import(self, job: JobContext, kernel: RemoteKernel) -> None:
         """Have the worker import the solution, and find out how it is called."""
-        solution, definition = job.solution, job.block.definition
+        solution, definition = job.solution, job.request.definition
         wait_s = self._session_config.timeout_seconds
         if self._precompiler.finish(solution.digest, wait_s, partial(self._say, job, "precompile")):
             self._say(job, "load")
@@ -434,7 +434,7 @@ class DeviceSession:
                 is_python=solution.kind == "python",
             )
         except SolutionFailure as failure:
-            job.block.broken_loads[solution.digest] = failure
+            job.request.broken_loads[solution.digest] = failure
             raise
         self._printed[0] = self._pool.take_output()
         if style.is_settled or solution.digest not in self._styles:
@@ -443,15 +443,15 @@ class DeviceSession:
     def _check(self, job: JobContext, kernel: RemoteKernel, expected: Baseline, trials: slice) -> Verdict:
         """Call the solution on the inputs of some trials and compare its outputs with the expected ones."""
         inputs, outputs = expected.inputs[trials], expected.outputs[trials]
-        return job.block.evaluator.check_correctness(
-            job.block.definition, kernel, inputs, outputs, job.config, context=self._context(job)
+        return job.request.evaluator.check_correctness(
+            job.request.definition, kernel, inputs, outputs, job.config, context=self._context(job)
         )
 
     def _make_baseline(self, job: JobContext, phase: str) -> Baseline:
         """Make a job's inputs and expected outputs, and time the reference if its time is not known."""
         self._say(job, phase)
-        job.baseline = job.block.evaluator.build_baseline(
-            job.block.definition, job.workload, job.config, self._device, context=self._context(job, phase)
+        job.baseline = job.request.evaluator.build_baseline(
+            job.request.definition, job.workload, job.config, self._device, context=self._context(job, phase)
         )
         return job.baseline
 
@@ -466,9 +466,9 @@ class DeviceSession:
                 self._precompiler.resume()
 
         return JudgeContext(
-            seed=job.order.seed,
-            blob_root=Path(job.order.blob_root),
-            reference=job.block.reference,
+            seed=job.requested.seed,
+            blob_root=Path(job.requested.blob_root),
+            reference=job.request.reference,
             profile_baseline=self._session_config.profile_baseline,
             measure_reference=measure_reference,
             notes=job.notes,
@@ -531,7 +531,7 @@ class DeviceSession:
         """
         # A fault of the definition has the same text for all workloads, so that it is told once.
         message = str(fault) if isinstance(fault, DefinitionFault) else f"{job.place}: {fault}"
-        job.block.broken_workloads[job.workload.uuid] = message
+        job.request.broken_workloads[job.workload.uuid] = message
         if self._is_gpu:
             try:
                 torch.cuda.synchronize()
@@ -545,15 +545,15 @@ class DeviceSession:
     def _begin_check(self, job: JobContext) -> None:
         """Keep the solution's output: its worker ends before the machine is looked at."""
         self._take_output()
-        self._tell(Phase(job=job.order.index, name="a program of ours", limit_s=BUILD_LIMIT_S + PROGRAM_S))
+        self._tell(Phase(job=job.requested.index, name="a program of ours", limit_s=BUILD_LIMIT_S + PROGRAM_S))
 
     def _say(self, job: JobContext, phase: str) -> None:
-        self._tell(Phase(job=job.order.index, name=phase, limit_s=self._session_config.timeout_seconds))
+        self._tell(Phase(job=job.requested.index, name=phase, limit_s=self._session_config.timeout_seconds))
 
 
-def mark_worker(solution: BlockSolution, order: BlockJob) -> str:
+def mark_worker(solution: RequestedSolution, requested: RequestedJob) -> str:
     """Return what jobs that follow one another share if one worker serves them."""
-    return f"{solution.digest} {order.assurance or ''}"
+    return f"{solution.digest} {requested.assurance or ''}"
 
 
 def describe_kills(place: str, first: WorkerKilled, second: WorkerKilled, memory_kills: int) -> SolutionFailure:

@@ -1,4 +1,4 @@
-"""A block of jobs and one job of it: what is judged, how its calls are made, and how long they may take.
+"""A request of jobs and one job of it: what is judged, how its calls are made, and how long they may take.
 
 Nothing is called or timed here. `device_session.py` judges a job; what it finds goes into the job's notes.
 """
@@ -25,7 +25,7 @@ from flashinfer_bench.bench.evaluators.inputs.rules import VariedInput
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
 from flashinfer_bench.bench.runner.known_failures import HungSolutions
-from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, JobFault, SessionConfig
+from flashinfer_bench.bench.runner.protocol import JobFault, RequestedJob, SessionConfig, SessionRequest
 from flashinfer_bench.bench.runner.session.outcome import JobOutcome
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.kernel_task import READS, MeasurePlan, Vary
@@ -55,10 +55,10 @@ FIRST_CALLS: Final = 8
 
 
 @dataclass
-class BlockContext:
-    """The parts that all jobs of a block share. Nothing of the definition is executed before `reference` is read."""
+class RequestContext:
+    """The parts that all jobs of a request share. Nothing of the definition is executed before `reference` is read."""
 
-    order: BlockOrder
+    sent: SessionRequest
     jobs: dict[int, JobContext] = field(default_factory=dict)
     """Index of a job → the job, from its first use until it is judged."""
     broken_loads: dict[str, SolutionFailure] = field(default_factory=dict)
@@ -69,13 +69,13 @@ class BlockContext:
 
     def __post_init__(self) -> None:
         """Take over the solutions by key, and the settings of all jobs but those that a job has of its own."""
-        self.solutions = self.order.solutions
-        self.config = ResolvedEvalConfig.model_validate(self.order.config)
+        self.solutions = self.sent.solutions
+        self.config = ResolvedEvalConfig.model_validate(self.sent.config)
 
     @cached_property
     def definition(self) -> Definition:
         """The definition that is computed."""
-        return Definition.model_validate(self.order.definition)
+        return Definition.model_validate(self.sent.definition)
 
     @cached_property
     def digest(self) -> str:
@@ -100,25 +100,27 @@ class BlockContext:
         """Return why a job has no verdict, as far as that is known before it runs. Executes nothing."""
         reference: Reference | None = vars(self).get("reference")
         broken = self.broken_workloads.get(job.workload.uuid, reference and reference.broken)
-        left_out = self.hung.reason(job.order.solution)
+        left_out = self.hung.reason(job.requested.solution)
         if not broken and left_out is None:
             return None
-        return JobFault(job=job.order.index, message=broken or left_out or "", retry=False, is_left_out=not broken)
+        return JobFault(job=job.requested.index, message=broken or left_out or "", retry=False, is_left_out=not broken)
 
-    def open_job(self, order: BlockJob) -> JobContext:
-        """Return one job of the block, the same one until it is judged."""
-        if order.index not in self.jobs:
-            config = self.config.model_copy(update=order.settings) if order.settings else self.config
-            self.jobs[order.index] = JobContext(self, order, Workload.model_validate(order.workload), config)
-        return self.jobs[order.index]
+    def open_job(self, requested: RequestedJob) -> JobContext:
+        """Return one job of the request, the same one until it is judged."""
+        if requested.index not in self.jobs:
+            config = self.config.model_copy(update=requested.settings) if requested.settings else self.config
+            self.jobs[requested.index] = JobContext(
+                self, requested, Workload.model_validate(requested.workload), config
+            )
+        return self.jobs[requested.index]
 
 
 @dataclass
 class JobContext:
     """One job."""
 
-    block: BlockContext
-    order: BlockJob
+    request: RequestContext
+    requested: RequestedJob
     workload: Workload
     config: ResolvedEvalConfig
     notes: dict[str, Any] = field(default_factory=dict)
@@ -128,13 +130,13 @@ class JobContext:
 
     def __post_init__(self) -> None:
         """Name its solution; definition and workload, for messages."""
-        self.solution = self.block.solutions[self.order.solution]
-        self.place = f"{self.block.definition.name}, workload {self.workload.uuid}"
+        self.solution = self.request.solutions[self.requested.solution]
+        self.place = f"{self.request.definition.name}, workload {self.workload.uuid}"
 
     @cached_property
     def key(self) -> BaselineKey:
         """Key of its baseline."""
-        return self.block.digest, self.workload.digest()
+        return self.request.digest, self.workload.digest()
 
     def output_specs(self) -> list[OutputSpec]:
         """Return shape and dtype of every output, the axes bound by the workload.
@@ -142,7 +144,7 @@ class JobContext:
         Raises:
             WorkloadFault: the workload does not bind every axis that an output needs.
         """
-        definition = self.block.definition
+        definition = self.request.definition
         try:
             shapes = definition.get_output_shapes(self.workload.axes)
         except (KeyError, ValueError) as error:
@@ -162,7 +164,7 @@ class JobContext:
 
         @cache
         def find(device: torch.device) -> list[VariedInput]:
-            return find_varied(self.block.definition, self.workload, device)
+            return find_varied(self.request.definition, self.workload, device)
 
         def vary(trial: int, inputs: Sequence[Any]) -> Contents:
             devices = (value.device for value in inputs if isinstance(value, torch.Tensor))
@@ -193,9 +195,9 @@ def plan_solution(session_config: SessionConfig, job: JobContext) -> MeasurePlan
     """Return how a job's solution is measured."""
     if job.solution.language == "triton" and session_config.device == "cpu":
         return MeasurePlan(0, 1, 0.0, trials=1, facts=INTERPRETED)
-    wanted = job.block.evaluator.count_reads(next((math.prod(one.shape) for one in job.output_specs()), 0))
+    wanted = job.request.evaluator.count_reads(next((math.prod(one.shape) for one in job.output_specs()), 0))
     plan = _plan(job.config, session_config.time_budget_s)
-    timing = replace(session_config.timing, assurance=job.order.assurance or session_config.timing.assurance)
+    timing = replace(session_config.timing, assurance=job.requested.assurance or session_config.timing.assurance)
     return replace(plan, timing=timing, reads=max(READS[session_config.device], wanted), makes_up=wanted > 0)
 
 
@@ -224,7 +226,7 @@ def find_expect(job: JobContext, baseline: Baseline) -> Callable[[Sequence[Any]]
     """Return the reference if it is so quick that its calls for a job may be made beside the worker; else None."""
     is_quick = baseline.mean_latency_ms is not None and baseline.mean_latency_ms < AHEAD_MS
     is_small = bytes_of(baseline.outputs[0]) < AHEAD_BYTES
-    return job.block.reference if is_quick and is_small and job.block.evaluator.needs_expected else None
+    return job.request.reference if is_quick and is_small and job.request.evaluator.needs_expected else None
 
 
 def plan_floor(

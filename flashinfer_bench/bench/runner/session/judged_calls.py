@@ -71,7 +71,7 @@ def judge_reads(
         baseline: expected outputs of the evaluator's own inputs.
         context: the evaluator's, with notes of its own.
     """
-    block, evaluator = job.block, job.block.evaluator
+    request, evaluator = job.request, job.request.evaluator
     needed, others = sort_reads(reads)
     least_s = (baseline.mean_latency_ms or 0.0) / 1e3  # also if a GPU has not done it when the host goes on
     spent_s, longest_s, compared, missed = 0.0, 0.0, 0, 0
@@ -85,7 +85,7 @@ def judge_reads(
             most_s = LONG_S if compared >= ENOUGH_READS else SLOW_S * len(reads)
             if spent_s + longest_s <= MOST_S if is_needed else spent_s <= most_s:  # always at first
                 start = time.monotonic()
-                expected = read.expected or block.reference(read.inputs)
+                expected = read.expected or request.reference(read.inputs)
                 took_s = max(time.monotonic() - start, least_s)
                 spent_s, longest_s = spent_s + took_s, max(longest_s, took_s)
             else:
@@ -96,7 +96,7 @@ def judge_reads(
             compared += 1
         is_last = at + 1 == len(left)
         if calls and (is_last or sum(bytes_of(call.expected) for call in calls) > MOST_BYTES):
-            verdict, calls = evaluator.judge_reads(block.definition, calls, job.config, context), []
+            verdict, calls = evaluator.judge_reads(request.definition, calls, job.config, context), []
             if isinstance(verdict, Rejected):
                 break
     if verdict is not None:
@@ -140,7 +140,7 @@ def plan_stress(job: JobContext, baseline: Baseline | None = None) -> StressPlan
         job: the job.
         baseline: what the reference gives for usual inputs, and its latency.
     """
-    definition, evaluator = job.block.definition, job.block.evaluator
+    definition, evaluator = job.request.definition, job.request.evaluator
     outputs = baseline.outputs if baseline is not None else ()
     checks = evaluator.stress_checks(definition, job.config)
     has_constants = checks is not None and bool(find_constants(outputs))
@@ -152,7 +152,7 @@ def plan_stress(job: JobContext, baseline: Baseline | None = None) -> StressPlan
     latency_ms = baseline.mean_latency_ms if baseline is not None else None
     device_type = next((value.device.type for value in (*outputs[0],)), "cpu") if outputs else "cpu"
     most = count_affordable(latency_ms, device_type)
-    return StressPlan(definition, job.workload, job.order.seed, has_constants=has_constants, most=most)
+    return StressPlan(definition, job.workload, job.requested.seed, has_constants=has_constants, most=most)
 
 
 def judge_stress(
@@ -202,8 +202,8 @@ class _Judging:
 
     def __init__(self, job: JobContext, baseline: Baseline, context: JudgeContext) -> None:
         self._baseline, self._context = baseline, context
-        self._reference = job.block.reference
-        self._checks = job.block.evaluator.stress_checks(job.block.definition, job.config)
+        self._reference = job.request.reference
+        self._checks = job.request.evaluator.stress_checks(job.request.definition, job.config)
         self.constants = find_constants(baseline.outputs)
         """The outputs that are the same on usual inputs."""
         self.changed: set[int] = set()

@@ -18,8 +18,8 @@ import torch
 
 from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
-from flashinfer_bench.bench.runner.orders import describe_solution
-from flashinfer_bench.bench.runner.protocol import BlockSolution, SessionConfig
+from flashinfer_bench.bench.runner.protocol import RequestedSolution, SessionConfig
+from flashinfer_bench.bench.runner.requests import describe_solution
 from flashinfer_bench.bench.runner.session.opening import files_of
 from flashinfer_bench.bench.runner.workers.artifacts import load_solution
 from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle
@@ -87,7 +87,7 @@ class MachineCheck:
     _found: dict[str, tuple[float, str]] = field(default_factory=dict)
     """Program → time of its latest try, and why it failed; empty if it works."""
 
-    def why(self, solution: BlockSolution, failure: SolutionFailure, tell: Callable[[], object]) -> str | None:
+    def why(self, solution: RequestedSolution, failure: SolutionFailure, tell: Callable[[], object]) -> str | None:
         """Return why the machine is to blame for a failure; None if the solution is.
 
         Args:
@@ -140,7 +140,7 @@ class MachineCheck:
                 self.end_workers()
         return None
 
-    def _call(self, solution: BlockSolution) -> None:
+    def _call(self, solution: RequestedSolution) -> None:
         """Load one of our programs in a worker like a solution's, and call it."""
         worker, _ = self.pool.worker_for(files_of(solution))
         task = KernelTask(
@@ -158,7 +158,7 @@ class MachineCheck:
         finally:
             self._remove_folder(solution)
 
-    def _remove_folder(self, solution: BlockSolution) -> None:
+    def _remove_folder(self, solution: RequestedSolution) -> None:
         """Remove what compilers have made at run time for a solution."""
         remove_tree(Path(self.pool.policies.environment(solution.digest)["TRITON_CACHE_DIR"]).parent)
 

@@ -25,10 +25,10 @@ from flashinfer_bench.base.stamp import utc_now
 from flashinfer_bench.base.wire import WireClosed, send_frame
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import build_helpers
 from flashinfer_bench.bench.evaluators.registry import register
-from flashinfer_bench.bench.runner.protocol import BlockJob, JobFault, JobVerdict, SessionReady
+from flashinfer_bench.bench.runner.protocol import JobFault, JobVerdict, RequestedJob, SessionReady
 from flashinfer_bench.bench.runner.session.device_session import DeviceSession
-from flashinfer_bench.bench.runner.session.job import BlockContext
-from flashinfer_bench.bench.runner.session.opening import OpenedSession, Orders
+from flashinfer_bench.bench.runner.session.job import RequestContext
+from flashinfer_bench.bench.runner.session.opening import OpenedSession, Requests
 from flashinfer_bench.bench.runner.session.outcome import NotPlain, make_evaluation
 from flashinfer_bench.bench.runner.session.reference_timing import KeptTimes
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
@@ -43,9 +43,9 @@ FIRST_PORTION_S: Final = 0.5
 """Seconds after which the first portion of a session takes no further baseline. It has one at least, so that the first
 verdict waits for one workload's baseline and little else."""
 LATER_PORTION_S: Final = 4.0
-"""The same for the first portion of each later block, since nobody waits for a first verdict then."""
+"""The same for the first portion of each later request, since nobody waits for a first verdict then."""
 PORTION_GROWTH: Final = 4
-"""Each further portion of a block may last this many times as long as the one before. A portion costs two workers, the
+"""Each further portion of a request may last this many times as long as the one before. A portion costs two workers, the
 solution's and the reference's, so there have to be few of them."""
 
 
@@ -84,7 +84,7 @@ def serve(opened: OpenedSession) -> None:
     environment, portion_s = Environment(hardware=session_config.hardware, libs=libs), FIRST_PORTION_S
     try:
         while True:
-            run_block(host, session, opened.orders, environment, portion_s)
+            run_request(host, session, opened.requests, environment, portion_s)
             portion_s = LATER_PORTION_S
             send_frame(host, {"done": True})
     except (WireClosed, BrokenPipeError):
@@ -93,45 +93,45 @@ def serve(opened: OpenedSession) -> None:
         session.close()
 
 
-def run_block(
-    host: socket.socket, session: DeviceSession, orders: Orders, environment: Environment, portion_s: float
+def run_request(
+    host: socket.socket, session: DeviceSession, requests: Requests, environment: Environment, portion_s: float
 ) -> None:
-    """Wait for the next block, judge its jobs in order, and send each result.
+    """Wait for the next request, judge its jobs in order, and send each result.
 
     Baselines are made in portions, while no worker holds a solution: those that did are gone with all that they
     started. The first portion takes no further baseline after `portion_s` seconds.
     """
-    order = orders.next_block()
+    sent = requests.next_request()
     try:
-        block = session.open_block(order)
+        request = session.open_request(sent)
     except WorkloadFault as fault:
-        for job in order.jobs:
+        for job in sent.jobs:
             send_fault(host, job, str(fault))
         return
 
     def expect(at: int) -> None:
-        orders.look()
-        session.expect(block, order.jobs[at:], orders.ahead, orders.announced)
+        requests.look()
+        session.expect(request, sent.jobs[at:], requests.ahead, requests.announced)
 
-    for at, job in enumerate(order.jobs):
+    for at, job in enumerate(sent.jobs):
         expect(at)
-        if session.lacks_baseline(block, job):
+        if session.lacks_baseline(request, job):
             session.end_workers()
             expect(at)  # the first one's worker starts beside the reference
             deadline = time.monotonic() + portion_s
-            for one in order.jobs[at:]:
+            for one in sent.jobs[at:]:
                 if one is not job and time.monotonic() > deadline:
                     break
-                if session.lacks_baseline(block, one):
+                if session.lacks_baseline(request, one):
                     with held_against(host, one):
-                        session.prepare(block, one)
+                        session.prepare(request, one)
             portion_s *= PORTION_GROWTH
         with held_against(host, job):
-            judge(host, session, block, job, environment)
+            judge(host, session, request, job, environment)
 
 
 @contextlib.contextmanager
-def held_against(host: socket.socket, job: BlockJob) -> Iterator[None]:
+def held_against(host: socket.socket, job: RequestedJob) -> Iterator[None]:
     """Tell the host on which job an error that we do not know has ended the session."""
     try:
         yield
@@ -143,17 +143,17 @@ def held_against(host: socket.socket, job: BlockJob) -> Iterator[None]:
         raise
 
 
-def send_fault(host: socket.socket, job: BlockJob, message: str, *, retry: bool = False) -> None:
+def send_fault(host: socket.socket, job: RequestedJob, message: str, *, retry: bool = False) -> None:
     """Tell the host that a job has no verdict."""
     send_frame(host, {"fault": JobFault(job=job.index, message=message, retry=retry).model_dump()})
 
 
 def judge(
-    host: socket.socket, session: DeviceSession, block: BlockContext, job: BlockJob, environment: Environment
+    host: socket.socket, session: DeviceSession, request: RequestContext, job: RequestedJob, environment: Environment
 ) -> None:
     """Judge one job, make its evaluation, and send it."""
     start = time.monotonic()
-    result = session.run_job(block, job)
+    result = session.run_job(request, job)
     if isinstance(result, JobFault):
         send_frame(host, {"fault": result.model_dump()})
         return
@@ -162,7 +162,7 @@ def judge(
             result.outcome, printed=result.printed, timestamp=utc_now(), environment=environment, extra=result.extra
         )
     except NotPlain as error:
-        send_fault(host, job, f"evaluator {block.evaluator.__name__} left a value that no trace can hold: {error}")
+        send_fault(host, job, f"evaluator {request.evaluator.__name__} left a value that no trace can hold: {error}")
         return
     verdict = JobVerdict(
         job=job.index,

@@ -26,7 +26,7 @@ from flashinfer_bench.base.host import spare_cores
 from flashinfer_bench.base.wire import FrameReader, WireClosed
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER, share_kernels
 from flashinfer_bench.bench.evaluators.inputs.threads import keep_to_one_thread
-from flashinfer_bench.bench.runner.protocol import Announced, BlockOrder, BlockSolution, SessionConfig
+from flashinfer_bench.bench.runner.protocol import Announced, RequestedSolution, SessionConfig, SessionRequest
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool, reference_files
 from flashinfer_bench.bench.runner.workers.sandbox_policy import PolicyMaker
@@ -40,10 +40,10 @@ MOST_BYTES: Final = 1 << 28
 """Most bytes of one frame of the host."""
 
 
-class Orders:
-    """The host's orders: the block that runs, and the one that was sent ahead.
+class Requests:
+    """The host's requests: the request that runs, and the one that was sent ahead.
 
-    A block that was sent is begun when the host says so. Until then the host may take it back without asking, and give
+    A request that was sent is begun when the host says so. Until then the host may take it back without asking, and give
     it to another device. So no job is done twice. The session knows meanwhile for which solutions to have workers.
 
     Args:
@@ -54,10 +54,10 @@ class Orders:
     def __init__(self, host: socket.socket, reader: FrameReader) -> None:
         self._host, self._reader = host, reader
         self._is_begun = False
-        self.ahead: BlockOrder | None = None
-        """The block that was sent and not begun."""
+        self.ahead: SessionRequest | None = None
+        """The request that was sent and not begun."""
         self.announced: list[Announced] = []
-        """Solutions announced with all blocks so far, those that were taken back included."""
+        """Solutions announced with all requests so far, those that were taken back included."""
 
     def look(self) -> None:
         """Take the frames that have come.
@@ -70,8 +70,8 @@ class Orders:
             self._reader.pump()
             self._take()
 
-    def next_block(self) -> BlockOrder:
-        """Wait until the next block is begun, and return it.
+    def next_request(self) -> SessionRequest:
+        """Wait until the next request is begun, and return it.
 
         Raises:
             WireClosed: the host is gone, or wants no more.
@@ -80,15 +80,15 @@ class Orders:
         while not self._is_begun or self.ahead is None:
             self._reader.pump()
             self._take()
-        block, self.ahead, self._is_begun = self.ahead, None, False
-        return block
+        request, self.ahead, self._is_begun = self.ahead, None, False
+        return request
 
     def _take(self) -> None:
         while not self._is_begun and (message := self._reader.pop()) is not None:
             if "close" in message:
                 raise WireClosed
-            if "block" in message:
-                self.ahead = BlockOrder.model_validate(message["block"])
+            if "request" in message:
+                self.ahead = SessionRequest.model_validate(message["request"])
                 self.announced += self.ahead.announced
             elif "drop" in message:
                 self.ahead = None
@@ -96,7 +96,7 @@ class Orders:
                 self._is_begun = self.ahead is not None
 
 
-def files_of(solution: BlockSolution) -> SolutionFiles:
+def files_of(solution: RequestedSolution) -> SolutionFiles:
     """Return what a worker for a solution is made for. Python that calls torch mostly launches several operations."""
     directory = Path(solution.directory) if solution.directory else None
     return SolutionFiles(solution.digest, directory, wants_fast=solution.language == "python")
@@ -108,7 +108,7 @@ class OpenedSession:
 
     session_config: SessionConfig
     host: socket.socket
-    orders: Orders
+    requests: Requests
     pool: WorkerPool
     readout: Readout
     context: threading.Thread | None
@@ -148,24 +148,24 @@ def open_session(fd: int) -> Iterator[OpenedSession]:
     told = lambda worker: readout.add_launch_gap(worker.ready.launch_gap_ns)  # noqa: E731 - one line, used once
     with WorkerPool(template, run_directory, session_config, policies, on_ready=told) as pool:
         pool.precompiling = precompiling
-        orders = Orders(host, reader)
-        orders.look()
+        requests = Requests(host, reader)
+        requests.look()
         prepares_beside = session_config.device == "cuda" and bool(spare_cores())
         if not prepares_beside:
             let_prepare(template)
-        if orders.ahead is not None:
-            pool.expect(list_first_files(session_config, orders.ahead))
+        if requests.ahead is not None:
+            pool.expect(list_first_files(session_config, requests.ahead))
         if prepares_beside:
             let_prepare(template)
-        yield OpenedSession(session_config, host, orders, pool, readout, context)
+        yield OpenedSession(session_config, host, requests, pool, readout, context)
 
 
-def list_first_files(session_config: SessionConfig, block: BlockOrder) -> list[SolutionFiles]:
+def list_first_files(session_config: SessionConfig, request: SessionRequest) -> list[SolutionFiles]:
     """Return what the first two workers of a session are for."""
-    solutions = [block.solutions[job.solution] for job in block.jobs]
+    solutions = [request.solutions[job.solution] for job in request.jobs]
     found = [files_of(solution) for solution in solutions if solution.build_error is None][:1]
     if found and session_config.profile_baseline:
-        found.insert(0, reference_files(Definition.model_validate(block.definition).digest()))
+        found.insert(0, reference_files(Definition.model_validate(request.definition).digest()))
     return found
 
 

@@ -21,8 +21,8 @@ import torch
 from flashinfer_bench.base.host import cores_for_compilers, spare_cores, usable_memory
 from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
 from flashinfer_bench.bench.planning.first_call import FirstCall, look_at_first_call
-from flashinfer_bench.bench.runner.protocol import Announced, BlockJob, BlockSolution
-from flashinfer_bench.bench.runner.session.job import BlockContext
+from flashinfer_bench.bench.runner.protocol import Announced, RequestedJob, RequestedSolution
+from flashinfer_bench.bench.runner.session.job import RequestContext
 from flashinfer_bench.bench.runner.session.opening import files_of
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool
@@ -65,7 +65,7 @@ class Terms(NamedTuple):
 TERMS: Final = {FirstCall.TRITON: Terms(60.0, 10.0), FirstCall.MODULES: Terms(400.0, 240.0, most_compilers=8)}
 """Other compilers want a GPU."""
 
-Wanted = tuple[BlockSolution, Any, list[Any]]
+Wanted = tuple[RequestedSolution, Any, list[Any]]
 """A solution to precompile, its definition and its workloads; the last two as objects or as JSON-able values."""
 
 
@@ -93,17 +93,22 @@ class Precompiler:
         """Digests of solutions that need nothing any more."""
         self._running: dict[str, UnderWay] = {}
 
-    def expect(self, coming: Sequence[tuple[BlockContext, BlockJob]], announced: Sequence[Announced] = ()) -> None:
+    def expect(
+        self, coming: Sequence[tuple[RequestContext, RequestedJob]], announced: Sequence[Announced] = ()
+    ) -> None:
         """Precompile for jobs that come, as far as there is room; wait for nothing.
 
         Args:
             coming: the jobs; the solution of the first one has its turn now.
-            announced: solutions of later blocks, if the jobs leave room.
+            announced: solutions of later requests, if the jobs leave room.
         """
-        for block, order in coming[:1]:
-            self._settled.add(block.solutions[order.solution].digest)
-        found: list[tuple[BlockSolution, Any, Sequence[Any]]] = []
-        found += [(block.solutions[order.solution], block.definition, [order.workload]) for block, order in coming]
+        for request, requested in coming[:1]:
+            self._settled.add(request.solutions[requested.solution].digest)
+        found: list[tuple[RequestedSolution, Any, Sequence[Any]]] = []
+        found += [
+            (request.solutions[requested.solution], request.definition, [requested.workload])
+            for request, requested in coming
+        ]
         found += [(one.solution, one.definition, one.workloads) for one in announced]
         self._wanted = {}
         for solution, definition, workloads in found:
@@ -140,7 +145,7 @@ class Precompiler:
                 if is_needed:
                     self._start(*wanted, TERMS[kind])
 
-    def _start(self, solution: BlockSolution, definition: Any, workloads: list[Any], terms: Terms) -> None:
+    def _start(self, solution: RequestedSolution, definition: Any, workloads: list[Any], terms: Terms) -> None:
         definition = Definition.model_validate(definition)
         calls = [describe_call(definition, Workload.model_validate(one)) for one in workloads[:MOST_CALLS]]
         try:
@@ -204,7 +209,7 @@ def _refuse() -> NoReturn:
     raise BuildFault("its artifact was changed")
 
 
-def what_compiles(solution: BlockSolution) -> FirstCall:
+def what_compiles(solution: RequestedSolution) -> FirstCall:
     """Return what compiles at a solution's first call, by its language and its texts."""
     if solution.build_error is not None or solution.kind != "python":
         return FirstCall.NOTHING

@@ -22,7 +22,7 @@ from flashinfer_bench.base.stamp import utc_now
 from flashinfer_bench.bench.planning.resume import PROTOCOL
 from flashinfer_bench.bench.runner.baseline_cache import TIMES_MS, BaselineCache, KeptBaseline
 from flashinfer_bench.bench.runner.environments import is_passed_on
-from flashinfer_bench.bench.runner.protocol import BlockSolution, SessionConfig
+from flashinfer_bench.bench.runner.protocol import RequestedSolution, SessionConfig
 from flashinfer_bench.bench.runner.session.job import BaselineKey, JobContext, plan_reference
 from flashinfer_bench.bench.runner.workers.artifacts import load_solution
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel, WorkerKilled
@@ -110,7 +110,7 @@ class KeptTimes:
             kept = KeptBaseline(
                 marks=marks,
                 sm_mhz=self.sm_mhz,
-                definition=job.block.definition.name,
+                definition=job.request.definition.name,
                 workload=job.workload.uuid,
                 hardware=self.session_config.hardware,
                 taken=utc_now(),
@@ -122,12 +122,12 @@ class KeptTimes:
 
     def _marks(self, job: JobContext, plan: MeasurePlan) -> dict[str, str] | None:
         """Return the keys of a job's baseline; None if they cannot be told."""
-        evaluator = job.block.evaluator
+        evaluator = job.request.evaluator
         if not evaluator.__module__.startswith(OWN_EVALUATORS):
             return None  # its author alone knows its inputs
         stored = [source.path for source in job.workload.inputs.values() if isinstance(source, SafetensorsInput)]
         try:
-            states = {path: Path(job.order.blob_root, path).stat() for path in stored}
+            states = {path: Path(job.requested.blob_root, path).stat() for path in stored}
         except (OSError, ValueError):
             return None
         # A file that was written anew is another one. A gigabyte is not read for that.
@@ -139,7 +139,7 @@ class KeptTimes:
             "workload": workload,
             "blobs": digest_of(blobs) if blobs else "",
             "evaluator": f"{evaluator.__name__} {evaluator.revision}",
-            "settings": json.dumps({**asdict(plan), "num_trials": job.block.config.num_trials}, sort_keys=True),
+            "settings": json.dumps({**asdict(plan), "num_trials": job.request.config.num_trials}, sort_keys=True),
         }
 
 
@@ -180,7 +180,7 @@ class ReferenceTimer:
         """Return the reference's time on a job's workload in this run or an earlier one; None if there is none."""
         key = job.key
         if key not in self._known and self.kept is not None and key not in self._forgotten:
-            found = self.kept.find(job, plan_reference(self.session_config, job.block.config))
+            found = self.kept.find(job, plan_reference(self.session_config, job.request.config))
             if found is not None:
                 self._known[key] = found
         return self._known.get(key)
@@ -218,7 +218,7 @@ class ReferenceTimer:
             if self.forget_slow(job.key):
                 known = self._known[job.key] = self._take(job, input_sets)
             if self.kept is not None and is_alone:
-                self.kept.keep(job, plan_reference(self.session_config, job.block.config), known)
+                self.kept.keep(job, plan_reference(self.session_config, job.request.config), known)
         return move_to_gap(known, self.tools.readout.launch_gap_ns)
 
     def _take(self, job: JobContext, input_sets: list[list[Any]], *, is_retried: bool = False) -> Measured:
@@ -231,27 +231,27 @@ class ReferenceTimer:
             self.pool.end_reference()
             if isinstance(failure, WorkerKilled) and not is_retried:
                 return self._take(job, input_sets, is_retried=True)
-            message = f"reference of {job.block.definition.name}, while it was timed: {failure.message}"
+            message = f"reference of {job.request.definition.name}, while it was timed: {failure.message}"
             raise DefinitionFault(message) from None
         finally:
             self.pool.tend()
 
     def _open(self, job: JobContext) -> RemoteKernel:
         """Return the reference, loaded in its worker, as a callable for a job's workload."""
-        definition, files = job.block.definition, reference_files(job.block.digest)
+        definition, files = job.request.definition, reference_files(job.request.digest)
         worker, is_fresh = self.pool.worker_for(files)
         task = KernelTask(
             input_names=list(definition.inputs),
             outputs=job.output_specs(),
             timeout_seconds=self.session_config.timeout_seconds,
-            plan=plan_reference(self.session_config, job.block.config),
+            plan=plan_reference(self.session_config, job.request.config),
             vary=job.vary_secretly(),
             may_return_inputs=True,
             is_reference=True,
         )
         kernel = RemoteKernel(worker, self.tools, task, KernelMetadata("run", definition.name, False))
         if is_fresh:
-            solution = BlockSolution(
+            solution = RequestedSolution(
                 name=f"reference of {definition.name}",
                 language="python",
                 declared_style=False,

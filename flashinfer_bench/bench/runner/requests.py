@@ -9,7 +9,7 @@ from typing import Final
 
 from flashinfer_bench.bench.planning.first_call import FirstCall, find_first_call
 from flashinfer_bench.bench.planning.plan import Job
-from flashinfer_bench.bench.runner.protocol import Announced, BlockJob, BlockOrder, BlockSolution
+from flashinfer_bench.bench.runner.protocol import Announced, RequestedJob, RequestedSolution, SessionRequest
 from flashinfer_bench.compile import BuildFarm, BuildFault, Built
 
 ANNOUNCED_WORKLOADS: Final = 8
@@ -17,8 +17,8 @@ ANNOUNCED_WORKLOADS: Final = 8
 
 
 @dataclass
-class OrderMaker:
-    """Makes the orders of batches.
+class RequestMaker:
+    """Makes the requests of batches.
 
     A solution whose first call compiles modules for minutes may be announced before its turn: the session of a run's
     only device compiles it beside its measurements.
@@ -32,14 +32,14 @@ class OrderMaker:
     _later: dict[str, list[Job]] = field(default_factory=dict)
     """Key of a solution that may have to be announced → its jobs."""
 
-    def make(self, jobs: Sequence[Job]) -> tuple[BlockOrder, list[tuple[Job, str]]]:
-        """Return the order, and the jobs whose solution this machine could not build, with the reason."""
+    def make(self, jobs: Sequence[Job]) -> tuple[SessionRequest, list[tuple[Job, str]]]:
+        """Return the request, and the jobs whose solution this machine could not build, with the reason."""
         unique = {job.solution_key: job.solution for job in jobs}
         built = {key: self.farm.built(solution) for key, solution in unique.items()}
         broken = {key: str(one.error) for key, one in built.items() if isinstance(one.error, BuildFault)}
         first = jobs[0]
         sent = [
-            BlockJob(
+            RequestedJob(
                 index=job.index,
                 solution=job.solution_key,
                 workload=job.workload.model_dump(mode="json"),
@@ -51,14 +51,14 @@ class OrderMaker:
             for job in jobs
             if job.solution_key not in broken
         ]
-        order = BlockOrder(
+        request = SessionRequest(
             definition=first.definition.model_dump(mode="json"),
             config=first.config.to_order(),
             solutions={key: describe_solution(one) for key, one in built.items() if key not in broken},
             jobs=sent,
             announced=self.announce() if sent else [],
         )
-        return order, [(job, broken[job.solution_key]) for job in jobs if job.solution_key in broken]
+        return request, [(job, broken[job.solution_key]) for job in jobs if job.solution_key in broken]
 
     def expect(self, jobs: Iterable[Job]) -> None:
         """Note further jobs, whose solutions are announced if they have modules."""
@@ -80,11 +80,11 @@ class OrderMaker:
         ]
 
 
-def describe_solution(built: Built) -> BlockSolution:
+def describe_solution(built: Built) -> RequestedSolution:
     """Return what a session is told of a solution's build."""
     solution, artifact = built.solution, built.artifact
     keeps = artifact is not None and artifact.kind == "python"
-    return BlockSolution(
+    return RequestedSolution(
         name=solution.name,
         language=solution.spec.language.value,
         declared_style=solution.spec.declared_style,
