@@ -41,7 +41,7 @@ from flashinfer_bench.worker.calls import (
     CallLaunch,
     GraphLaunch,
     LaidCall,
-    Shelf,
+    OutputCache,
     address_of,
     lay_out_calls,
     share_memory,
@@ -129,7 +129,7 @@ class Worker:
         self._returns_same = self._is_looked_at = False
         """The solution returns the same memory each time, as far as was seen; the calls that are laid out were looked
         at for that."""
-        self._shelf = Shelf(0)
+        self._output_cache = OutputCache(0)
         self._graphs: dict[tuple[Any, ...], GraphLaunch] = {}
         """What is captured, the part of its calls, their places → the graph."""
         self._gated_chains = GatedChains(device)
@@ -189,11 +189,13 @@ class Worker:
         self._forget_calls()
         self._laid = lay_out_calls(self.loaded, self.arena.block, request)
         if self._laid and self.device.type == "cuda" and self.clock.cache_state == "cold":
-            self._shelf = Shelf.for_gpu(sum(output.nbytes for output in self._laid[0].outputs), self.device)
+            self._output_cache = OutputCache.for_gpu(
+                sum(output.nbytes for output in self._laid[0].outputs), self.device
+            )
 
     def _forget_calls(self) -> None:
         self._returns_same = self._returns_same or share_memory(self._laid)
-        self._laid, self._shelf, self._is_looked_at = [], Shelf(0), False
+        self._laid, self._output_cache, self._is_looked_at = [], OutputCache(0), False
         has_graphs = self._gated_chains.forget() or bool(self._graphs)
         self._graphs.clear()
         if has_graphs:
@@ -304,7 +306,7 @@ class Worker:
     def _launches(self, request: dict[str, Any]) -> list[CallLaunch]:
         part = request["part"]
         calls = [self._no_call if part == "nothing" else self._laid[index] for index in request["indices"]]
-        return [CallLaunch(call, self._shelf, part) for call in calls]
+        return [CallLaunch(call, self._output_cache, part) for call in calls]
 
     def _replay(self, index: int, launch: CallLaunch) -> GraphLaunch:
         """Return a call's launch as a replay, which is captured once for each place."""
