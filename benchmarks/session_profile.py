@@ -54,7 +54,7 @@ STEPS: Final = (
     ("workers.timed.chain", "ChainTools", "mask digests find_empty_ns"),
     ("workers.timed.call_places", "CallPlaces", "poison synchronize read_spots find_unwritten"),
     ("workers.timed.batches", "BatchTimer", "_run _time_one"),
-    ("readout", "Readout", "look measured"),
+    ("run_metadata", "RunMetadata", "read_gpu measured"),
 )
 """Module below `bench.runner`, class or None, and its functions."""
 OTHERS: Final = (

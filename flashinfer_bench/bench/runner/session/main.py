@@ -51,7 +51,7 @@ solution's and the reference's, so there have to be few of them."""
 
 def serve(opened: OpenedSession) -> None:
     """Serve the host until it closes its end."""
-    session_config, host, pool, readout = opened.session_config, opened.host, opened.pool, opened.readout
+    session_config, host, pool, run_metadata = opened.session_config, opened.host, opened.pool, opened.run_metadata
     sys.dont_write_bytecode = True  # of plug-ins, wherever they lie
     register(session_config.plug_ins)
     device = torch.device("cuda", 0) if opened.context is not None else torch.device("cpu")
@@ -65,15 +65,15 @@ def serve(opened: OpenedSession) -> None:
         pool.timing_image = kernel_image()
     clock = make_clock(device, l2_cache=session_config.timing.l2_cache, clock=session_config.timing.clock)
     pool.sees_streams = clock.sees_operations
-    readout.add_launch_gap(clock.launch_gap_ns())
-    readout.least_span_ns = clock.least_span_ns()
+    run_metadata.add_launch_gap(clock.launch_gap_ns())
+    run_metadata.least_span_ns = clock.least_span_ns()
     pool.see_context(clock.chain_gap_ns())
     capture_first(device)
     if session_config.needs_triton and opened.context is not None:
         build_helpers()
     libs = library_versions()
     send_frame(host, {"ready": SessionReady(pid=os.getpid(), libs=libs).model_dump()})
-    tools = SessionTools(SharedArena(device), readout, pool.quiesce, pool.is_slowed, pool.is_starting)
+    tools = SessionTools(SharedArena(device), run_metadata, pool.quiesce, pool.is_slowed, pool.is_starting)
     kept = KeptTimes.open(session_config, libs, os.environ)
     make_session = (
         DeviceSession if session_config.tool is None else importlib.import_module(session_config.tool[0]).Session

@@ -27,7 +27,7 @@ from flashinfer_bench.base.wire import FrameReader, WireClosed
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER, share_kernels
 from flashinfer_bench.bench.evaluators.inputs.threads import keep_to_one_thread
 from flashinfer_bench.bench.runner.protocol import Announced, RequestedSolution, SessionConfig, SessionRequest
-from flashinfer_bench.bench.runner.readout import Readout
+from flashinfer_bench.bench.runner.run_metadata import RunMetadata
 from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool, reference_files
 from flashinfer_bench.bench.runner.workers.sandbox_policy import PolicyMaker
 from flashinfer_bench.data import Definition
@@ -110,7 +110,7 @@ class OpenedSession:
     host: socket.socket
     requests: Requests
     pool: WorkerPool
-    readout: Readout
+    run_metadata: RunMetadata
     context: threading.Thread | None
     """Makes the context on a GPU."""
 
@@ -142,10 +142,10 @@ def open_session(fd: int) -> Iterator[OpenedSession]:
     policies.open_to_workers(run_directory)
     if session_config.has_walls:
         share_kernels(Path(session_config.cache_root))
-    readout = Readout(
+    run_metadata = RunMetadata(
         session_config.gpu_uuid, our_processes=lambda: pool.process_ids(), keep_samples=session_config.keep_samples
     )
-    told = lambda worker: readout.add_launch_gap(worker.ready.launch_gap_ns)  # noqa: E731 - one line, used once
+    told = lambda worker: run_metadata.add_launch_gap(worker.ready.launch_gap_ns)  # noqa: E731 - one line, used once
     with WorkerPool(template, run_directory, session_config, policies, on_ready=told) as pool:
         pool.precompiling = precompiling
         requests = Requests(host, reader)
@@ -157,7 +157,7 @@ def open_session(fd: int) -> Iterator[OpenedSession]:
             pool.expect(list_first_files(session_config, requests.ahead))
         if prepares_beside:
             let_prepare(template)
-        yield OpenedSession(session_config, host, requests, pool, readout, context)
+        yield OpenedSession(session_config, host, requests, pool, run_metadata, context)
 
 
 def list_first_files(session_config: SessionConfig, request: SessionRequest) -> list[SolutionFiles]:

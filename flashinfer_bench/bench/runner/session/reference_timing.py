@@ -219,7 +219,7 @@ class ReferenceTimer:
                 known = self._known[job.key] = self._take(job, input_sets)
             if self.kept is not None and is_alone:
                 self.kept.keep(job, plan_reference(self.session_config, job.request.config), known)
-        return move_to_gap(known, self.tools.readout.launch_gap_ns)
+        return move_to_gap(known, self.tools.run_metadata.launch_gap_ns)
 
     def _take(self, job: JobContext, input_sets: list[list[Any]], *, is_retried: bool = False) -> Measured:
         """Time the reference; once more if a signal from outside may have ended its worker."""

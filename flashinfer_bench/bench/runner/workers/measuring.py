@@ -121,7 +121,7 @@ class Measuring:
 
     def _run_once(self) -> Measured:
         kernel, plan, worker = self.kernel, self.plan, self.kernel.worker
-        before, was_starting = self.tools.readout.look_before(), self.tools.is_starting()
+        before, was_starting = self.tools.run_metadata.read_gpu_before(), self.tools.is_starting()
         calls = self._open_calls()
         taken = self._take_samples(calls)
         low_ns, high_ns = SWITCH_NS
@@ -143,7 +143,7 @@ class Measuring:
         while len(kernel.reads) > len(trials) and not kernel.reads[-1]:
             kernel.reads.pop()
         kernel.stress_calls = self._finish_stress()
-        measured = self.tools.readout.measured(trials, before, plan.precision)
+        measured = self.tools.run_metadata.measured(trials, before, plan.precision)
         record = measured.record | (plan.facts or {})
         if plan.fewest is not None:
             record["iterations_taken"] = min(len(trial.samples) for trial in trials)
@@ -255,7 +255,7 @@ class Measuring:
         # Work that a setup leaves to the GPU is not seen to the end, so its reading has no floor.
         read_ms = 0.0 if calls.has_setup else self.kernel.task.floor_ms(claimed_ms)
         record["assurance"] = self.plan.timing.assurance
-        return raise_claim(claimed_ms, record, found, max(read_ms, self.tools.readout.least_call_ns / 1e6))
+        return raise_claim(claimed_ms, record, found, max(read_ms, self.tools.run_metadata.least_call_ns / 1e6))
 
     def _take_chain(self, calls: TimedCalls, claimed: Claimed) -> Confirmation | None:
         """Hold a latency against chains; None if none is run.
@@ -272,7 +272,7 @@ class Measuring:
         if count < FEWEST_CALLS:
             check_room(size, self.device, self.tools.arena.size)
             return None
-        chained, gap_ns = calls.moved_to(places, count_chain_reads(count, size)), self.tools.readout.launch_gap_ns
+        chained, gap_ns = calls.moved_to(places, count_chain_reads(count, size)), self.tools.run_metadata.launch_gap_ns
         timer = ChainTimer(self.kernel.ask, chained, chain_tools, claimed, calls=count, gap_ns=gap_ns)
         found = timer.confirm(claimed.latency_ns)
         self._take_reads(chained, "chain")

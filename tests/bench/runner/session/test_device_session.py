@@ -10,7 +10,7 @@ import torch
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.evaluator import Rejected
 from flashinfer_bench.bench.runner.protocol import JobFault, RequestedJob, RequestedSolution, SessionRequest
-from flashinfer_bench.bench.runner.readout import Readout
+from flashinfer_bench.bench.runner.run_metadata import RunMetadata
 from flashinfer_bench.bench.runner.session import device_session
 from flashinfer_bench.bench.runner.session.device_session import DeviceSession
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
@@ -61,7 +61,7 @@ def open_session():
                 "timeout_seconds": 9.0,
                 "expects_new": False,
             }
-            tools = SessionTools(arena, Readout(None), lambda: None)
+            tools = SessionTools(arena, RunMetadata(None), lambda: None)
             session = DeviceSession(SimpleNamespace(**usual | session_config), FakePool(), tools, lambda _phase: None)
             session.log, session.arena = session._pool.log, arena
             if judge is not None:

@@ -23,7 +23,7 @@ RECENT_S: Final = 0.2
 """A look takes 0.5 ms, and several if other sessions look too: one of the last so many seconds will do."""
 
 
-class Readout:
+class RunMetadata:
     """Turns trials into measurements.
 
     Args:
@@ -64,7 +64,7 @@ class Readout:
         """The latency of the least call that can be right; 0 where it is not known."""
         return self.least_span_ns and self.least_span_ns + self.launch_gap_ns
 
-    def look(self) -> GpuState | None:
+    def read_gpu(self) -> GpuState | None:
         """Look at the GPU."""
         if self._uuid is None:
             return None
@@ -72,11 +72,11 @@ class Readout:
         self._latest = time.monotonic(), state
         return state
 
-    def look_before(self) -> GpuState | None:
+    def read_gpu_before(self) -> GpuState | None:
         """Return the latest look if it is recent and found nothing that disturbs; else look at the GPU."""
         seen_s, state = self._latest
         is_calm = state is not None and not state.slowed_by and not state.other_processes
-        return state if is_calm and time.monotonic() - seen_s < RECENT_S else self.look()
+        return state if is_calm and time.monotonic() - seen_s < RECENT_S else self.read_gpu()
 
     def measured(self, trials: Sequence[Trial], before: GpuState | None, precision: float) -> Measured:
         """Summarise trials that have just been taken.
@@ -86,7 +86,7 @@ class Readout:
             before: the look at the GPU before the first.
             precision: the share of its time to which the call was to be known after all trials.
         """
-        gap_ns, after, reached = self.launch_gap_ns, self.look(), reached_precision(trials)
+        gap_ns, after, reached = self.launch_gap_ns, self.read_gpu(), reached_precision(trials)
         summary = summarise(trials, launch_gap_ns=gap_ns, before=before, after=after, keep_samples=self._keep_samples)
         told = {"precision": precision, "precision_reached": None if reached is None else round(reached, 6)}
         return replace(summary, record={**summary.record, **told})
