@@ -52,7 +52,7 @@ STEPS: Final = (
     ("workers.timed.timed_calls", "TimedCalls", "write prepare finish look check_unchanged reads"),
     ("workers.timed.chain", "ChainTimer", "confirm _run_one"),
     ("workers.timed.chain", "ChainTools", "mask digests find_empty_ns"),
-    ("workers.timed.call_places", "CallPlaces", "poison synchronize read_spots find_unwritten"),
+    ("workers.timed.call_buffers", "CallBuffers", "poison synchronize read_spots find_unwritten"),
     ("workers.timed.batches", "BatchTimer", "_run _time_one"),
     ("run_metadata", "RunMetadata", "read_gpu measured"),
 )

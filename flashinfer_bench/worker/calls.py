@@ -1,6 +1,6 @@
 """The calls of a solution in its worker: each with a place of its own in the arena.
 
-A place is a set of inputs and output slots. The session lays the places out, writes inputs into them, and reads the
+A place is a set of inputs and output slots. The session lays the buffers out, writes inputs into them, and reads the
 output slots after the calls. A launch is what a clock times; the results of a value-returning solution are brought into
 the slots after the sample, and before the next call: honest code may return the same buffer each time.
 """
@@ -144,14 +144,14 @@ class OutputCache:
 
     Args:
         size: bytes of all outputs of one call.
-        places: number of places in memory that outputs take in turn, the next call's among them.
+        buffers: number of buffers in memory that outputs take in turn, the next call's among them.
     """
 
-    def __init__(self, size: int, places: int = 1) -> None:
-        self.has_room = places > 1
+    def __init__(self, size: int, buffers: int = 1) -> None:
+        self.has_room = buffers > 1
         """It keeps any result at all: on a CPU it keeps none."""
         self._size = size
-        self._results: deque[Any] = deque(maxlen=max(places - 1, 0))
+        self._results: deque[Any] = deque(maxlen=max(buffers - 1, 0))
         self._keeps: bool | None = None
 
     @classmethod

@@ -131,7 +131,7 @@ class Worker:
         at for that."""
         self._output_cache = OutputCache(0)
         self._graphs: dict[tuple[Any, ...], GraphLaunch] = {}
-        """What is captured, the part of its calls, their places → the graph."""
+        """What is captured, the part of its calls, their buffers → the graph."""
         self._gated_chains = GatedChains(device)
         self._running = ExitStack()
 
@@ -183,7 +183,7 @@ class Worker:
             self.arena = None
 
     def lay_out(self, request: dict[str, Any]) -> None:
-        """Take the places of a job's calls."""
+        """Take the buffers of a job's calls."""
         if self.loaded is None or self.arena is None:
             raise RuntimeError("the worker was asked to lay out calls before load and bind")
         self._forget_calls()
@@ -235,7 +235,7 @@ class Worker:
     # Calls.
 
     def calls(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Make the calls of some places, each once, in order; read the clock where there is a lead."""
+        """Make the calls of some buffers, each once, in order; read the clock where there is a lead."""
         launches: list[Any] = self._launches(request)
         try:
             if request["replay"]:
@@ -282,7 +282,7 @@ class Worker:
         return {"copied": copied, "strided": copied and self._has_strided(request)}
 
     def collect(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Bring the latest results of the calls of some places into their output slots."""
+        """Bring the latest results of the calls of some buffers into their output slots."""
 
         def put_all_away(launches: Sequence[CallLaunch]) -> None:
             for launch in launches:

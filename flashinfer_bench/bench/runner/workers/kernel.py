@@ -26,7 +26,7 @@ from flashinfer_bench.bench.runner.workers.hang import CallWatch
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, SessionTools
 from flashinfer_bench.bench.runner.workers.measuring import Measuring
 from flashinfer_bench.bench.runner.workers.process import Meanwhile, WorkerExit, WorkerGone, WorkerLate, WorkerProcess
-from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, describe_inputs
+from flashinfer_bench.bench.runner.workers.timed.call_buffers import CallBuffers, describe_inputs
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall
 from flashinfer_bench.bench.runner.workers.timed.timed_calls import Inspected, ReadCall
 from flashinfer_bench.compile import Artifact
@@ -98,10 +98,10 @@ class RemoteKernel:
         self._first_s = self._slowest_s = 0.0
         """Seconds of the first call, without compiling, and of the slowest one after it."""
         self._watch = CallWatch(worker, task.call_timeout_seconds or inf)
-        self._places: CallPlaces | None = None
+        self._buffers: CallBuffers | None = None
         self._measuring: Measuring | None = None
         self._laid_out = False
-        """The worker knows the places."""
+        """The worker knows the buffers."""
 
     @property
     def calling_style(self) -> CallingStyle:
@@ -219,36 +219,36 @@ class RemoteKernel:
                 self.tools.quiesce()
                 self._arena.come_back()
 
-    def _make_calls(self, inputs: Sequence[Any], count: int = 1) -> tuple[CallPlaces, list[list[Returned]]]:
-        """Make calls on copies of the same inputs, at most one in each place; return their places and claims."""
+    def _make_calls(self, inputs: Sequence[Any], count: int = 1) -> tuple[CallBuffers, list[list[Returned]]]:
+        """Make calls on copies of the same inputs, at most one in each place; return their buffers and claims."""
         measuring = self._measuring if self._arena.device.type == "cuda" else None
         ahead = None if measuring is None else measuring.make_ahead
-        places = self.lay_out(inputs, 1 if self._arena.is_aside else None, ahead)
-        indices, writer = list(range(min(count, len(places)))), open_writer(self._arena.device)
+        buffers = self.lay_out(inputs, 1 if self._arena.is_aside else None, ahead)
+        indices, writer = list(range(min(count, len(buffers)))), open_writer(self._arena.device)
         for index in indices:
-            for value, slot in zip(inputs, places.inputs(index), strict=True):
+            for value, slot in zip(inputs, buffers.inputs(index), strict=True):
                 if slot is not None:
                     as_bytes(slot).copy_(as_bytes(value))
-        places.poison(indices, writer)
+        buffers.poison(indices, writer)
         writer.finish()
-        places.synchronize()
+        buffers.synchronize()
         fields: dict[str, Any] = {"indices": indices, "lead": None, "replay": False}
         if self.worker.has_setup:
             self.ask("calls", Called, "setup", part="setup", **fields)
         told = self.ask("calls", Called, "the call", part="run", meanwhile=ahead, **fields).returned or []
-        return places, told if len(told) == len(indices) else [[] for _ in indices]
+        return buffers, told if len(told) == len(indices) else [[] for _ in indices]
 
     def _take_calls(self, inputs: Sequence[Any], count: int) -> list[list[torch.Tensor]]:
         """Make calls on copies of the same inputs in one request; check what they left, and return their outputs."""
-        places, told = self._make_calls(inputs, count)
-        outputs = [[copy_of(output) for output in places.outputs(index)] for index in range(len(told))]
+        buffers, told = self._make_calls(inputs, count)
+        outputs = [[copy_of(output) for output in buffers.outputs(index)] for index in range(len(told))]
         if self.style == "value" and self.task.outputs:
             for returned in told:
                 try:
                     check_returned(returned, self.task.outputs, self._arena.device.type)
                 except SolutionFailure as failure:
                     raise SolutionFailure(failure.status, failure.message, is_answer=True) from None
-        self.check_inputs([(inputs, places.inputs(index)) for index in range(len(told))])
+        self.check_inputs([(inputs, buffers.inputs(index)) for index in range(len(told))])
         for returned in told:
             check_memory(returned, self.task.outputs)
         return outputs
@@ -274,20 +274,22 @@ class RemoteKernel:
                     "(clone what the kernel works on in place)",
                 )
 
-    def lay_out(self, inputs: Sequence[Any], most: int | None = None, meanwhile: Meanwhile | None = None) -> CallPlaces:
-        """Return the places of calls with inputs of these shapes; the worker knows them.
+    def lay_out(
+        self, inputs: Sequence[Any], most: int | None = None, meanwhile: Meanwhile | None = None
+    ) -> CallBuffers:
+        """Return the buffers of calls with inputs of these shapes; the worker knows them.
 
         Args:
             inputs: those of a call.
-            most: most places; None for as many as timed calls take.
+            most: most buffers; None for as many as timed calls take.
             meanwhile: called while the worker lays them out.
         """
-        places, arena = self._places, self._arena
-        if places is None or (places.signature, places.generation) != (
+        buffers, arena = self._buffers, self._arena
+        if buffers is None or (buffers.signature, buffers.generation) != (
             (most, *describe_inputs(inputs)),
             arena.generation,
         ):
-            places = self._places = CallPlaces(arena, inputs, self.task.outputs, most)
+            buffers = self._buffers = CallBuffers(arena, inputs, self.task.outputs, most)
             self._laid_out = False
         memory = arena, arena.generation
         if self.worker.mapped != memory:
@@ -296,14 +298,14 @@ class RemoteKernel:
             arena.drop_retired()
             self.worker.mapped, self._laid_out = memory, False
         if not self._laid_out:
-            where = places.describe(self.task.input_names, inputs)
+            where = buffers.describe(self.task.input_names, inputs)
             names = [output.name for output in self.task.outputs]
             fields = {"style": self.style, "may_return_inputs": self.task.may_return_inputs, "outputs": names, **where}
             self.ask("lay_out", Claim, "mapping its memory", meanwhile=meanwhile, **fields)
             self._laid_out = True
-        return places
+        return buffers
 
-    def forget_places(self) -> None:
+    def forget_buffers(self) -> None:
         """Have calls laid out anew: a worker keeps a chain's board until then."""
         self._laid_out = False
 

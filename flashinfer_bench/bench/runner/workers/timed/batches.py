@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from flashinfer_bench.bench.runner.workers.timed.call_places import FEW_READS, FEWEST_CALLS, GPU_BYTES
+from flashinfer_bench.bench.runner.workers.timed.call_buffers import FEW_READS, FEWEST_CALLS, GPU_BYTES
 from flashinfer_bench.bench.runner.workers.timed.reported_time import (
     CHAIN_REFUSED_SHARE,
     CREDITED_SHARE,
@@ -205,7 +205,7 @@ class BatchTimer:
     ) -> None:
         self._ask = ask
         self._trial = trial
-        self._places = trial.places
+        self._buffers = trial.buffers
         self._overhead = overhead
         self._chain = chain
         self._most_ns = math.inf if chain is None else chain.most_ns
@@ -217,7 +217,7 @@ class BatchTimer:
         self._operations = 0 if claimed.waits_inside else claimed.operations
         self._spoils = trial.returns and not trial.may_return_inputs
         """Results are fetched once the inputs are gone, unless each is copied at once."""
-        self._outputs = self._places.outputs(0)
+        self._outputs = self._buffers.outputs(0)
         self._written = sum(output.nbytes for output in self._outputs)
         """Bytes of the outputs of one call."""
         self._calls = 0
@@ -237,8 +237,8 @@ class BatchTimer:
             ClaimContradicted: RUNTIME_ERROR; batches take longer than the report allows, each time.
             SolutionFailure: the same, and far longer.
         """
-        resolution_ns = RESOLVED_NS / len(self._places)
-        if len(self._places) > 1:
+        resolution_ns = RESOLVED_NS / len(self._buffers)
+        if len(self._buffers) > 1:
             self._run(self._meanwhile)  # it tells the worker whether results share memory; nobody reads it
             if self._was_copied and self._together:
                 self._run()  # the graph that has the copies is made
@@ -268,7 +268,7 @@ class BatchTimer:
 
     def _time_one(self) -> float:
         """Return what one call of a batch costs; if it is the least so far, calls of this batch are compared."""
-        trial, calls, outputs = self._trial, len(self._places), len(self._outputs)
+        trial, calls, outputs = self._trial, len(self._buffers), len(self._outputs)
         numbers, spent_ns = self._run()
         copies = trial.returns and self._was_copied
         if copies:
@@ -290,13 +290,13 @@ class BatchTimer:
         return cost_ns
 
     def _request(self, verb: str, **more: Any) -> Called:
-        fields = {"first": len(self._places), "part": self._trial.part, "together": self._together, **more}
+        fields = {"first": len(self._buffers), "part": self._trial.part, "together": self._together, **more}
         done: Called = self._ask(verb, Called, "the measurement", **fields)
         return done
 
     def _run(self, meanwhile: Meanwhile | None = None) -> tuple[list[int], float]:
         """Make one batch; return the numbers of its calls, and the time that it took."""
-        numbers = self._trial.write(range(len(self._places)))
+        numbers = self._trial.write(range(len(self._buffers)))
         self._calls += len(numbers)
         start = self._now_ns()
         done = self._request("burst", meanwhile=meanwhile, operations=self._operations)
@@ -309,12 +309,12 @@ class BatchTimer:
     def _fetch(self) -> float:
         """Have the worker bring what the calls of a batch gave into their slots; return what of it counts as theirs."""
         if self._spoils:
-            self._places.spoil_inputs()
+            self._buffers.spoil_inputs()
         once_ns, result_ns = FETCH_NS[self._together]
         start = self._now_ns()
         self._collect()
         spent_ns = self._now_ns() - start + self._wait_for_gpu()
-        results = len(self._places) * len(self._outputs)
+        results = len(self._buffers) * len(self._outputs)
         return max(0.0, spent_ns - once_ns - result_ns * results - self._copies_ns())
 
     def _collect(self) -> None:
@@ -326,7 +326,7 @@ class BatchTimer:
         counts_ns, hidden_ns = 0.0, 0.0
         for _ in range(200):  # a worker may keep its GPU busy for ever
             start = self._now_ns()
-            touch(self._places.arena.device)
+            touch(self._buffers.arena.device)
             late_ns = max(0.0, self._now_ns() - start - self._overhead.touch)
             counts_ns += late_ns
             if late_ns <= SLACK_NS:
@@ -336,8 +336,8 @@ class BatchTimer:
 
     def _copies_ns(self) -> float:
         """Return what may be taken off for copies of the outputs of all calls."""
-        copied = 2 * len(self._places) * self._written
-        return 0.0 if self._is_strided else MARGIN * copied * byte_ns(self._places.arena.device)
+        copied = 2 * len(self._buffers) * self._written
+        return 0.0 if self._is_strided else MARGIN * copied * byte_ns(self._buffers.arena.device)
 
     def _held_ns(self, cost_ns: float) -> float:
         """Return how much longer a call takes in a batch than alone, since it waits for what the one before wrote.
@@ -345,11 +345,11 @@ class BatchTimer:
         A call alone leaves its last writes in the cache, and is over before they are in memory. In a batch the next one
         waits for them if memory is what it waits for anyway.
         """
-        device = self._places.arena.device
+        device = self._buffers.arena.device
         if device.type != "cuda" or cost_ns <= 0:
             return 0.0
         cached = CACHE_SHARE * float(torch.cuda.get_device_properties(device).L2_cache_size)
-        return held_up_ns(cost_ns, self._places.stride, min(float(self._written), cached), byte_ns(device))
+        return held_up_ns(cost_ns, self._buffers.stride, min(float(self._written), cached), byte_ns(device))
 
 
 def held_up_ns(cost_ns: float, moved_bytes: int, held_bytes: float, per_byte_ns: float) -> float:

@@ -7,7 +7,7 @@ comes when the call before has committed to its outputs, by a digest that takes 
     one call = median(from its key to its digest) - an empty call - START_NS + launch overhead
 
 A latency is reported as no less than CHAIN_SHARE of that. If the host launches each call, it is HOST_CHAIN_SHARE of
-as much without START_NS taken off. The session measures an empty call in a chain of its own, in the same places: no
+as much without START_NS taken off. The session measures an empty call in a chain of its own, in the same buffers: no
 worker has a hand in it.
 """
 
@@ -26,7 +26,7 @@ import torch
 
 from flashinfer_bench.base.host import usable_cores
 from flashinfer_bench.bench.runner.workers.arena import open_memory_file
-from flashinfer_bench.bench.runner.workers.timed.call_places import FEW_READS, FEWEST_CALLS, FEWEST_PLACES, GPU_BYTES
+from flashinfer_bench.bench.runner.workers.timed.call_buffers import FEW_READS, FEWEST_BUFFERS, FEWEST_CALLS, GPU_BYTES
 from flashinfer_bench.bench.runner.workers.timed.reported_time import (
     CHAIN_REFUSED_SHARE,
     CHAIN_SHARE,
@@ -59,8 +59,8 @@ LONGEST_NS: Final = 1_000_000_000
 """Longer calls are in no chain: each is timed by itself. An empty chain that takes longer is given up."""
 CHAIN_NS: Final = 20_000_000
 CHAIN_BYTES: Final = 2 << 30
-"""Most nanoseconds and bytes of a chain's calls beyond FEWEST_PLACES. If FEWEST_PLACES exceed CHAIN_BYTES, it has as
-many calls as there are places for."""
+"""Most nanoseconds and bytes of a chain's calls beyond FEWEST_BUFFERS. If FEWEST_BUFFERS exceed CHAIN_BYTES, it has as
+many calls as there are buffers for."""
 MOST_CHAINS: Final = 4
 """Most chains; a further one is run only while the best so far would raise the latency. Empty chains: as many."""
 LAUNCH_NS: Final = {False: 50_000_000, True: 300_000}
@@ -91,7 +91,7 @@ def count_chain_calls(claimed_ns: float, size: int, outputs: int) -> int:
         size: bytes of the inputs and outputs of one call.
         outputs: of one call.
     """
-    fewest = min(FEWEST_PLACES, GPU_BYTES // max(size, 1))
+    fewest = min(FEWEST_BUFFERS, GPU_BYTES // max(size, 1))
     if claimed_ns > LONGEST_NS or fewest < FEWEST_CALLS or not 0 < outputs <= MOST_OUTPUTS:
         return 0
     return max(fewest, int(min(MOST_CALLS, CHAIN_NS / max(claimed_ns, 1.0), CHAIN_BYTES // max(size, 1))))
@@ -104,7 +104,7 @@ def count_chain_reads(calls: int, size: int) -> int:
         calls: of the chain.
         size: bytes of the inputs and outputs of one call.
     """
-    return FEW_READS if size * FEWEST_PLACES <= CHAIN_BYTES else calls // 2 + 1
+    return FEW_READS if size * FEWEST_BUFFERS <= CHAIN_BYTES else calls // 2 + 1
 
 
 class Committed(NamedTuple):
@@ -263,7 +263,7 @@ class ChainTimer:
         trial: where the calls lie and what they are given.
         tools: the session's kernels.
         claimed: what the worker says of a call. No graph can hold one that waits for the GPU.
-        calls: of a chain. They lie in the first places.
+        calls: of a chain. They lie in the first buffers.
         gap_ns: the launch overhead, which is a part of each sample.
     """
 
@@ -276,18 +276,18 @@ class ChainTimer:
         self._gap_ns = gap_ns
         operations = None if claimed.waits_inside or trial.has_setup else claimed.operations
         self._launch_ns = LAUNCH_NS[operations is None]
-        places = trial.places
+        buffers = trial.buffers
         self._count = calls
-        self._held = places.held_inputs()[:calls]
-        self._given, self._own = places.own_inputs(calls)
-        outputs = [places.outputs(at) for at in range(calls)]
+        self._held = buffers.held_inputs()[:calls]
+        self._given, self._own = buffers.own_inputs(calls)
+        outputs = [buffers.outputs(at) for at in range(calls)]
         self._empty_ns = tools.find_empty_ns(rows_of(self._held), outputs)
         self._cost_ns, self._share, self._is_joined = math.inf, 1.0, False
         """Of the best chain so far: the cost of a call, the share of it that a latency is no less than, and whether the
         worker says that all calls were one graph."""
         self._fields: dict[str, Any] = {"operations": operations, "settles": claimed.uses_side_stream}
         self._fields |= {"part": trial.part, "indices": [*range(calls)]}
-        self._fields |= {"stride": places.stride, "inputs": places.inputs_end}
+        self._fields |= {"stride": buffers.stride, "inputs": buffers.inputs_end}
 
     def confirm(self, claimed_ns: float) -> Confirmation:
         """Hold a reported latency against chains.
@@ -323,15 +323,15 @@ class ChainTimer:
         Raises:
             SolutionFailure: RUNTIME_ERROR; outputs are not those that the calls committed to.
         """
-        places = self._trial.places
-        # A worker's GPU may run at any time: inputs are masked before they come into its places.
+        buffers = self._trial.buffers
+        # A worker's GPU may run at any time: inputs are masked before they come into its buffers.
         numbers, keys = self._trial.write(range(self._count), self._own), draw_keys(self._count)
         self._tools.mask(rows_of(self._given), keys)
         self._held.copy_(self._given)
-        places.synchronize()
+        buffers.synchronize()
         block.clear()
         found: list[Committed] = []
-        groups, launch_ns = count_groups(len(places.outputs(0))), self._launch_ns
+        groups, launch_ns = count_groups(len(buffers.outputs(0))), self._launch_ns
 
         def give_keys(is_over: Callable[[], bool]) -> None:
             found.extend(hand_out(block, keys, groups, is_over, launch_ns))
@@ -339,18 +339,18 @@ class ChainTimer:
         given = {"fds": [fd], "meanwhile": give_keys, "size": size}
         done = self._ask("relay", Called, "the measurement", **given, **self._fields)
         # Outputs are judged as they were committed to: a worker may exchange them behind a check.
-        rows = places.held_outputs()[: self._count].clone(memory_format=torch.contiguous_format)
+        rows = buffers.held_outputs()[: self._count].clone(memory_format=torch.contiguous_format)
         if len(found) < self._count or [one.digest for one in found] != self._tools.digests(
-            [places.outputs_in(row) for row in rows]
+            [buffers.outputs_in(row) for row in rows]
         ):
             raise written_late()
         # To bring results to where outputs lie is a part of the work, but not of samples.
         share = CHAIN_SHARE if done.joined and not done.strided else HOST_CHAIN_SHARE
         cost_ns = median(one.span_ns for one in found) - self._empty_ns - (START_NS if done.joined else 0.0)
-        if places.stride > CACHED_BYTES:
+        if buffers.stride > CACHED_BYTES:
             most_bytes, bytes_per_ns = WRITTEN_BACK
             share = min(share, UNCACHED_SHARE)
-            cost_ns -= min(places.inputs_end, most_bytes) / bytes_per_ns
+            cost_ns -= min(buffers.inputs_end, most_bytes) / bytes_per_ns
         cost_ns = max(0.0, cost_ns) + self._gap_ns
         is_best = cost_ns <= self._cost_ns
         if is_best:

@@ -1,6 +1,6 @@
 """The session's side of sampling: the procedure runs here, and the worker makes the calls.
 
-Before the calls of a request are made, new content is written into their places. So each timed call has inputs that no
+Before the calls of a request are made, new content is written into their buffers. So each timed call has inputs that no
 call had before, and any of them may be compared afterwards. Calls on inputs of stress cases hide among them.
 """
 
@@ -29,7 +29,7 @@ class RemoteClock(Clock):
     Args:
         ask: asks the worker.
         traits: the worker's clock, as it was before a solution was loaded.
-        trial: the places of the calls, their content, and the reader of their outputs.
+        trial: the buffers of the calls, their content, and the reader of their outputs.
         reason: why the worker is to use another clock than its own; None for its own.
     """
 
@@ -50,7 +50,7 @@ class RemoteClock(Clock):
     def fresh_graphs(self) -> int:  # type: ignore[override]
         """Graphs that replays take in turn, if one of them was not replayed since the calls were laid out; else 0."""
         graphs = self._trial.count_in_turn(replay=True)
-        return graphs if len(self._trial.places.replayed) < graphs else 0
+        return graphs if len(self._trial.buffers.replayed) < graphs else 0
 
     def __enter__(self) -> RemoteClock:
         started = self._ask("start", Started, "the measurement", fall_back=self._reason)
@@ -78,7 +78,7 @@ class RemoteClock(Clock):
             fields = {"indices": request.indices, "lead": lead, "replay": replay}
             setups, setup_ns = self._call("setup", fields) if trial.has_setup else ([], 0.0)
             made, run_ns = self._call("run", fields)
-            trial.places.replayed.update(request.indices if replay else ())
+            trial.buffers.replayed.update(request.indices if replay else ())
             trial.finish(request, setups, setup_ns + run_ns)
             samples += [made[at] for at in request.usual]
         return samples

@@ -1,6 +1,6 @@
 """The timed calls of a job: what they are given, what they leave, and which of them are compared. It judges nothing.
 
-`write` puts new content into the places of some calls; the worker makes them; `look` checks what they left. So each
+`write` puts new content into the buffers of some calls; the worker makes them; `look` checks what they left. So each
 timed call has inputs that no call had before, and any of them may be compared. Some are kept by chance, those on the
 evaluator's own inputs always, and a few that look odd: an output was not written, or repeats another call's. They are
 chosen after they were made. `session/judged_calls.py` judges them when all are over.
@@ -23,7 +23,7 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs.contents import DealtContents
 from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
 from flashinfer_bench.bench.runner.workers.arena import copy_of
-from flashinfer_bench.bench.runner.workers.timed.call_places import GRAPH_PLACES, CallPlaces, Seen, copy_rows
+from flashinfer_bench.bench.runner.workers.timed.call_buffers import GRAPH_BUFFERS, CallBuffers, Seen, copy_rows
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall, StressSchedule
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Sample
@@ -83,7 +83,7 @@ class Request(NamedTuple):
     """The calls of one request: usual ones, and those on inputs of stress cases, hidden among them."""
 
     indices: list[int]
-    """Their places."""
+    """Their buffers."""
     numbers: list[int]
     usual: list[int]
     """Positions of the usual ones."""
@@ -102,13 +102,13 @@ class TimedCalls:
     """The timed calls of one job.
 
     Args:
-        places: where their inputs and outputs lie.
+        buffers: where their inputs and outputs lie.
         contents: the inputs of each call.
         wanted: calls to keep, beside those on a base and those that look odd.
         check_inputs: raises if one of some calls has changed its inputs.
     """
 
-    places: CallPlaces
+    buffers: CallBuffers
     contents: DealtContents
     wanted: int
     check_inputs: Callable[[Sequence[Inspected]], None]
@@ -143,16 +143,16 @@ class TimedCalls:
     """Of the words that were read of each call's outputs."""
     _secret: int = field(default_factory=lambda: random.SystemRandom().getrandbits(32), init=False)
     _latest: tuple[list[int], Seen] | None = field(default=None, init=False)
-    """The places of the latest calls, and the words that were read there when they were over."""
+    """The buffers of the latest calls, and the words that were read there when they were over."""
 
     def __post_init__(self) -> None:
         """Number the calls, unless they are moved."""
         sets = len(self.contents)
         self._numbers = self._numbers or [count(at, sets) for at in range(sets)]
 
-    def moved_to(self, places: CallPlaces, wanted: int) -> TimedCalls:
-        """Return the calls in other places, of which this many are kept; no content comes again."""
-        return replace(self, places=places, wanted=wanted)
+    def moved_to(self, buffers: CallBuffers, wanted: int) -> TimedCalls:
+        """Return the calls in other buffers, of which this many are kept; no content comes again."""
+        return replace(self, buffers=buffers, wanted=wanted)
 
     # What calls are given.
 
@@ -162,21 +162,21 @@ class TimedCalls:
         into: Sequence[torch.Tensor | None] | None = None,
         numbers: Sequence[int] | None = None,
     ) -> list[int]:
-        """Write new content into some places, and poison their outputs; return the numbers of the calls.
+        """Write new content into some buffers, and poison their outputs; return the numbers of the calls.
 
         Args:
-            indices: the places.
-            into: each input's memory, [places, *shape]; None for the places themselves.
+            indices: the buffers.
+            into: each input's memory, [buffers, *shape]; None for the buffers themselves.
             numbers: the calls'; None for the next ones on all sets of inputs in turn.
         """
         self.check_unchanged()
         sets = len(self._numbers)
         taken = list(numbers or (next(self._numbers[at % sets]) for at in range(len(indices))))
-        writer = open_writer(self.places.arena.device)
-        self.contents.write_all(taken, into or self.places.input_rows, indices, writer)
-        self.places.poison(indices, writer)
+        writer = open_writer(self.buffers.arena.device)
+        self.contents.write_all(taken, into or self.buffers.input_rows, indices, writer)
+        self.buffers.poison(indices, writer)
         writer.finish()
-        self.places.synchronize()
+        self.buffers.synchronize()
         return taken
 
     def prepare(self, launches: Sequence[PlaceLaunch]) -> Request:
@@ -192,23 +192,23 @@ class TimedCalls:
             calls.insert(at, (next(free), number))
         indices, numbers = [index for index, _ in calls], [number for _, number in calls]
         self.write(indices, numbers=numbers)
-        slots = [self.places.inputs(indices[at]) for at in at_hidden]
+        slots = [self.buffers.inputs(indices[at]) for at in at_hidden]
         for at, can_change in enumerate([] if schedule is None else schedule.plan.free):
             targets = [slot for own in slots if (slot := own[at]) is not None]
             if can_change is not None and targets:
                 torch._foreach_copy_(targets, [inputs[at] for _, inputs in made])
         if slots:
-            self.places.synchronize()
+            self.buffers.synchronize()
         hidden = [(at, case, own) for at, case, (_, own) in zip(at_hidden, cases, made, strict=True)]
         return Request(indices, numbers, [at for at in range(len(calls)) if at not in at_hidden], hidden)
 
     def supply(self, index: int, *, replay: bool = False) -> PlaceLaunch:
-        """Give the launch of the i-th call: in the places in turn, on the sets of inputs in turn."""
+        """Give the launch of the i-th call: in the buffers in turn, on the sets of inputs in turn."""
         return PlaceLaunch(index % self.count_in_turn(replay=replay), replay, index % len(self.contents))
 
     def count_in_turn(self, *, replay: bool) -> int:
-        """Return how many of the places calls take in turn."""
-        return min(len(self.places), GRAPH_PLACES) if replay else len(self.places)
+        """Return how many of the buffers calls take in turn."""
+        return min(len(self.buffers), GRAPH_BUFFERS) if replay else len(self.buffers)
 
     @property
     def part(self) -> str:
@@ -223,15 +223,15 @@ class TimedCalls:
         Raises:
             SolutionFailure: INCORRECT_NUMERICAL; a hidden call has changed its inputs.
         """
-        calls, usual, places = len(request.indices), request.usual, self.places
+        calls, usual, buffers = len(request.indices), request.usual, self.buffers
         self.costs_ns += [spent_ns / calls] * calls
         if self.schedule is not None:
             self.schedule.pass_by(calls, len(request.hidden))
             hidden = [(request.indices[at], case, inputs) for at, case, inputs in request.hidden]
             # Outputs are copied first: a thread may still be at work.
-            gave = [[copy_of(output) for output in places.outputs(index)] for index, *_ in hidden]
+            gave = [[copy_of(output) for output in buffers.outputs(index)] for index, *_ in hidden]
             self.schedule.made += [StressCall(*call[1:], own) for call, own in zip(hidden, gave, strict=True)]
-            self.check_inputs([(inputs, places.inputs(index)) for index, _, inputs in hidden])
+            self.check_inputs([(inputs, buffers.inputs(index)) for index, _, inputs in hidden])
         self.setup_samples += [setups[at] for at in usual if setups]
         self.look([request.indices[at] for at in usual], [request.numbers[at] for at in usual])
 
@@ -250,26 +250,26 @@ class TimedCalls:
         outputs: torch.Tensor | None = None,
         has_inputs: bool = True,
     ) -> None:
-        """Check the outputs of the calls that some places just had; copy calls that are to be compared.
+        """Check the outputs of the calls that some buffers just had; copy calls that are to be compared.
 
         Calls that are kept by chance are copied before anything else: a call is over when the worker answers, and a
         thread of the solution may still be at work.
 
         Args:
-            indices: the places.
+            indices: the buffers.
             numbers: the number of each place's call.
             chooses: False keeps none of them by chance, only those that look odd.
-            outputs: copies of all places' outputs that were made already, as rows of bytes; None to make them now.
-            has_inputs: the places hold the calls' inputs still.
+            outputs: copies of all buffers' outputs that were made already, as rows of bytes; None to make them now.
+            has_inputs: the buffers hold the calls' inputs still.
         """
         if self.is_idle:
             return
         calls, bases = list(zip(indices, numbers, strict=True)), {*filter(self.contents.is_base, numbers)}
         chosen = bases | self._choose([number for number in numbers if number not in bases]) if chooses else set()
         left = self._copy([call for call in calls if call[1] in chosen], outputs, has_inputs=has_inputs)
-        seen, odd = self.places.read_spots(indices, self._secret), set[int]()
+        seen, odd = self.buffers.read_spots(indices, self._secret), set[int]()
         self._latest = ([*indices], seen)
-        for number, words, is_unwritten in zip(numbers, seen, self.places.find_unwritten(seen), strict=True):
+        for number, words, is_unwritten in zip(numbers, seen, self.buffers.find_unwritten(seen), strict=True):
             digest = hash((self._secret, words.tobytes()))
             # Outputs repeat that other inputs gave. To find out whether inputs differ may take a second.
             is_odd = is_unwritten or (digest in self._digests and self.contents.differs)
@@ -298,7 +298,7 @@ class TimedCalls:
             SolutionFailure: RUNTIME_ERROR; an output has changed since.
         """
         latest, self._latest = self._latest, None
-        if latest is not None and not np.array_equal(self.places.read_spots(latest[0], self._secret), latest[1]):
+        if latest is not None and not np.array_equal(self.buffers.read_spots(latest[0], self._secret), latest[1]):
             raise written_late()
 
     def reads(self, way: Way | None = None) -> list[ReadCall]:
@@ -316,11 +316,11 @@ class TimedCalls:
         for numbers in self._portions([*left], MADE_TOGETHER_BYTES):
             given = self.contents.make_all(numbers)
             calls = [(number, own, *left.pop(number)) for number, own in zip(numbers, given, strict=True)]
-            self.check_inputs([(own, self.places.inputs_in(row)) for _, own, _, row in calls if row is not None])
+            self.check_inputs([(own, self.buffers.inputs_in(row)) for _, own, _, row in calls if row is not None])
             for number, own, outputs, _ in calls:
                 is_base, chosen = self.contents.is_base(number), way if number in kept else None
                 of_set = self.contents.set_of(number)
-                found.append(ReadCall(own, self.places.outputs_in(outputs), is_base, chosen, of_set))
+                found.append(ReadCall(own, self.buffers.outputs_in(outputs), is_base, chosen, of_set))
         self.chance.shuffle(found)
         return found
 
@@ -343,17 +343,17 @@ class TimedCalls:
     def _copy(
         self, calls: Sequence[tuple[int, int]], outputs: torch.Tensor | None, *, has_inputs: bool
     ) -> dict[int, LeftCall]:
-        """Copy the calls of some places and numbers; return them by number. Inputs and outputs are freed apart."""
+        """Copy the calls of some buffers and numbers; return them by number. Inputs and outputs are freed apart."""
         copied: dict[int, LeftCall] = {}
-        held = self.places.held_outputs() if outputs is None else outputs
+        held = self.buffers.held_outputs() if outputs is None else outputs
         for some in self._portions(calls, TOGETHER_BYTES):
             indices = [index for index, _ in some]
-            given = copy_rows(self.places.held_inputs(), indices) if has_inputs else [None] * len(some)
+            given = copy_rows(self.buffers.held_inputs(), indices) if has_inputs else [None] * len(some)
             rows = zip(copy_rows(held, indices), given, strict=True)
             copied |= {number: row for (_, number), row in zip(some, rows, strict=True)}
         return copied
 
     def _portions(self, calls: Sequence[Any], most_bytes: int) -> list[Sequence[Any]]:
         """Return calls in portions that are copied or made again together."""
-        most = max(1, most_bytes // max(self.places.stride, 1))
+        most = max(1, most_bytes // max(self.buffers.stride, 1))
         return [calls[start : start + most] for start in range(0, len(calls), most)]

@@ -1,7 +1,7 @@
-"""The places of a job's calls in the arena: inputs and output slots, several sets of them side by side.
+"""The buffers of a job's calls in the arena: inputs and output slots, several sets of them side by side.
 
 The session writes the inputs of a call into a place, poisons its outputs, and reads what lies there after the call.
-Calls take the places in turn. Their number is bounded by memory; solutions see few addresses, all of them in warm-up.
+Calls take the buffers in turn. Their number is bounded by memory; solutions see few addresses, all of them in warm-up.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from flashinfer_bench.bench.runner.workers.arena import SharedArena, lay_out
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.errors import SolutionFailure
 
-MOST_PLACES: Final = 8
-GPU_PLACES: Final = 16
+MOST_BUFFERS: Final = 8
+GPU_BUFFERS: Final = 16
 """Places that timed calls take in turn on a CPU and on a GPU, at least if there is memory for them."""
-GRAPH_PLACES: Final = 32
-"""Most places of calls that are timed as replays: each has a graph of its own, which has to be captured."""
-MORE_PLACES: Final = 88
-"""Most places of small calls: two requests hold the usual number. With yet more a kernel would meet most addresses for
+GRAPH_BUFFERS: Final = 32
+"""Most buffers of calls that are timed as replays: each has a graph of its own, which has to be captured."""
+MORE_BUFFERS: Final = 88
+"""Most buffers of small calls: two requests hold the usual number. With yet more a kernel would meet most addresses for
 the first time while it is timed; some prepare data by address."""
 SMALL_BYTES: Final = {"cpu": 8 << 20, "cuda": 1 << 30}
-"""Most bytes of all places together, if there are more than the fewest."""
+"""Most bytes of all buffers together, if there are more than the fewest."""
 CPU_BYTES: Final = 32 << 20
 GPU_BYTES: Final = 8 << 30
-"""Most bytes of all places: on a CPU they should stay in its last cache; on a GPU batches of large calls need many
+"""Most bytes of all buffers: on a CPU they should stay in its last cache; on a GPU batches of large calls need many
 calls to be told from an empty batch."""
 FREE_SHARE: Final = 8
-"""All places take no more than the free memory of a GPU divided by this."""
-FEWEST_PLACES: Final = 5
+"""All buffers take no more than the free memory of a GPU divided by this."""
+FEWEST_BUFFERS: Final = 5
 FEWEST_CALLS: Final = 2
-"""Least places of chains and batches, and least calls of a chain if memory is scarcer than that. If only one call has
+"""Least buffers of chains and batches, and least calls of a chain if memory is scarcer than that. If only one call has
 room, a solution cannot compute several at once."""
 SCARCE_SHARE: Final = 3
-"""If memory is scarce, FEWEST_PLACES may take the free memory divided by this: the session needs as much again for
+"""If memory is scarce, FEWEST_BUFFERS may take the free memory divided by this: the session needs as much again for
 memory of its own, and for calls that it compares."""
 LARGE_SHARE: Final = 64
 """A call is large if it takes more than all memory of the device divided by this."""
@@ -61,26 +61,26 @@ SPOTS: Final = 512
 """Words of an output, evenly spaced from a secret start, by which an unwritten or repeated output is found."""
 
 Seen: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
-"""Words of the outputs, on the host: a row for each of some places."""
+"""Words of the outputs, on the host: a row for each of some buffers."""
 
 
-def count_places(size: int, device: torch.device, most: int | None = None, *, held: int = 0) -> int:
-    """Return how many places there are on this device, at least one.
+def count_buffers(size: int, device: torch.device, most: int | None = None, *, held: int = 0) -> int:
+    """Return how many buffers there are on this device, at least one.
 
     Args:
         size: bytes of the inputs and outputs of one call.
         device: where they lie.
-        most: places that chains or batches want, of which FEWEST_PLACES may take more of a GPU; None for as many as
+        most: buffers that chains or batches want, of which FEWEST_BUFFERS may take more of a GPU; None for as many as
             timed calls take in turn.
         held: bytes of memory that they may lie in, and that is not free.
     """
     size, is_gpu = max(size, 1), device.type == "cuda"
-    fewest, room = (GPU_PLACES, GPU_BYTES) if is_gpu else (MOST_PLACES, CPU_BYTES)
+    fewest, room = (GPU_BUFFERS, GPU_BYTES) if is_gpu else (MOST_BUFFERS, CPU_BYTES)
     if is_gpu:
         free = recently_free_bytes(device)
-        scarce = 0 if most is None else min((free + held) // SCARCE_SHARE, FEWEST_PLACES * size)
+        scarce = 0 if most is None else min((free + held) // SCARCE_SHARE, FEWEST_BUFFERS * size)
         room = min(room, max(free // FREE_SHARE, scarce))
-    usual = min(MORE_PLACES, max(fewest, SMALL_BYTES[device.type] // size))
+    usual = min(MORE_BUFFERS, max(fewest, SMALL_BYTES[device.type] // size))
     return max(1, min(usual if most is None else most, room // size))
 
 
@@ -107,14 +107,14 @@ def check_room(size: int, device: torch.device, held: int) -> None:
         )
 
 
-class CallPlaces:
-    """The places of one job, laid out for inputs of some shapes.
+class CallBuffers:
+    """The buffers of one job, laid out for inputs of some shapes.
 
     Args:
         arena: the session's shared memory; what it held is lost.
         inputs: one call's inputs, for their shapes and dtypes.
         outputs: the definition's outputs.
-        most: most places; None for as many as timed calls take.
+        most: most buffers; None for as many as timed calls take.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class CallPlaces:
         """Bytes from one place to the next. The outputs lie behind the inputs."""
         self.replayed: set[int] = set()
         """Places whose graph was replayed."""
-        self._count = count_places(size, arena.device, most, held=arena.size)
+        self._count = count_buffers(size, arena.device, most, held=arena.size)
         arena.reserve(size * self._count)
         self.generation = arena.generation
         self._chance = random.SystemRandom()
@@ -138,7 +138,7 @@ class CallPlaces:
         self._output_slots = list(own)
         self.inputs_end = self._output_slots[0].offset if self._output_slots else size
         self.input_rows = self._rows_of_inputs(arena.block, self._count, size)
-        """Each input in all places: [places, *shape]; None for a value that is no tensor."""
+        """Each input in all buffers: [buffers, *shape]; None for a value that is no tensor."""
         self._output_rows = [slot.rows(arena.block, self._count, size) for slot in self._output_slots]
         self._written = [slot for slot in self._output_slots if slot.nbytes]
         """Slots of the outputs that have elements."""
@@ -173,7 +173,7 @@ class CallPlaces:
         return [held[index] for held in self._output_rows]
 
     def _rows_of_inputs(self, block: torch.Tensor, count: int, step: int) -> list[torch.Tensor | None]:
-        """Return each input in `count` places of a uint8 block, `step` bytes apart."""
+        """Return each input in `count` buffers of a uint8 block, `step` bytes apart."""
         return [None if slot is None else slot.rows(block, count, step) for slot in self.input_slots]
 
     def own_inputs(self, count: int) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
@@ -204,7 +204,7 @@ class CallPlaces:
         return self.arena.block.as_strided((self._count, end - begin), (self.stride, 1), begin)
 
     def poison(self, indices: Sequence[int], writer: Writer) -> None:
-        """Have a writer fill the output slots of some places with words that no honest kernel leaves there."""
+        """Have a writer fill the output slots of some buffers with words that no honest kernel leaves there."""
         for slot in self._written:
             usual, *others = fill_words(slot.dtype)
             held = self._rows_of(slot.offset, slot.offset + slot.nbytes)
@@ -214,7 +214,7 @@ class CallPlaces:
                 writer.fill_rows(held, [*second], other)
 
     def spoil_inputs(self) -> None:
-        """Overwrite the inputs of all places: results that are not computed yet cannot be computed any more."""
+        """Overwrite the inputs of all buffers: results that are not computed yet cannot be computed any more."""
         writer = open_writer(self.arena.device)
         writer.fill_rows(self.held_inputs(), range(self._count), 0)
         writer.finish()
@@ -226,7 +226,7 @@ class CallPlaces:
             torch.cuda.synchronize(self.arena.device)
 
     def read_spots(self, indices: Sequence[int], secret: int) -> Seen:
-        """Return words at secret spots of the outputs: a row for each of some places.
+        """Return words at secret spots of the outputs: a row for each of some buffers.
 
         They come to the host together, since each wait for a GPU takes as long as several copies.
         """
@@ -251,7 +251,7 @@ class CallPlaces:
 def copy_rows(held: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
     """Return a copy of some rows of bytes or words, in the order of the indices, without a wait for the device."""
     chosen = torch.tensor(indices, dtype=torch.int64).to(held.device, non_blocking=True)
-    words = held.view(torch.int64) if held.dtype is torch.uint8 else held  # rows of places have whole words
+    words = held.view(torch.int64) if held.dtype is torch.uint8 else held  # rows of buffers have whole words
     return words.index_select(0, chosen).view(held.dtype)
 
 
