@@ -79,7 +79,7 @@ class Log:
         self._depth = 0
 
     def wrap(self, step: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """Return a function that does a step and notes it; a request to a worker is named by its verb."""
+        """Return a function that does a step and notes it; a request to a worker is named by its method."""
 
         @functools.wraps(step)
         def noted(*args: Any, **fields: Any) -> Any:

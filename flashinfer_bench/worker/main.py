@@ -1,4 +1,4 @@
-"""A worker: our loop and one solution. It answers the verbs of `protocol.py` until it is told to exit.
+"""A worker: our loop and one solution. It answers the methods of `protocol.py` until it is told to exit.
 
 It holds the solution's artifact, its inputs and the output slots that the session laid out. It decides nothing.
 """
@@ -53,7 +53,7 @@ from flashinfer_bench.worker.jit.precompile import precompile
 from flashinfer_bench.worker.load import LoadedEntry, load_entry
 from flashinfer_bench.worker.protocol import MOST_WORDS, STACK_FILE, STACK_SIGNAL, answer_readings
 
-VERBS: Final = ("load", "bind", "lay_out", "start", "calls", "burst", "relay", "collect", "stop", "recover", "unbind")
+METHODS: Final = ("load", "bind", "lay_out", "start", "calls", "burst", "relay", "collect", "stop", "recover", "unbind")
 """What a session may ask for, beside the end."""
 
 
@@ -137,7 +137,7 @@ class Worker:
 
     def serve(self) -> None:
         """Answer one request after the other; returns when told to exit or when the session is gone."""
-        verbs = {name: getattr(self, name) for name in VERBS}
+        methods = {name: getattr(self, name) for name in METHODS}
         gaps = {"launch_gap_ns": self.clock.launch_gap_ns(), "chain_gap_ns": self.clock.chain_gap_ns()}
         capture_first(self.device)
         found = {"clock": describe_clock(self.clock), "gpu_uuid": read_gpu_uuid(self.device)}
@@ -152,7 +152,7 @@ class Worker:
             if "first" in request:
                 request["indices"] = range(request["first"])
             try:
-                answer = verbs[request["verb"]](request) or {}
+                answer = methods[request["verb"]](request) or {}
             except BaseException as error:
                 answer = {"error": describe_error(error)}
             flush_output()
@@ -315,7 +315,7 @@ class Worker:
             self._graphs[key] = GraphLaunch([launch], self.clock.replays(lambda _index: launch)(0))
         return self._graphs[key]
 
-    def _make(self, verb: str, request: dict[str, Any], launch_all: Callable[[Sequence[CallLaunch]], None]) -> None:
+    def _make(self, method: str, request: dict[str, Any], launch_all: Callable[[Sequence[CallLaunch]], None]) -> None:
         """Launch the calls of a request; `together` as one graph, which is captured once and replayed without Python.
 
         A burst drops the graphs of the burst before, and of its results: they hold memory. Those of empty calls stay.
@@ -326,9 +326,9 @@ class Worker:
         if not request["together"]:
             launch_all(self._launches(request))
             return
-        key = verb, request["part"], request["first"]
+        key = method, request["part"], request["first"]
         if key not in self._graphs:
-            if verb == "burst":
+            if method == "burst":
                 self._graphs = {key: graph for key, graph in self._graphs.items() if key[1] == "nothing"}
             launches = self._launches(request)
             self._graphs[key] = GraphLaunch(launches, capture(partial(launch_all, launches)))

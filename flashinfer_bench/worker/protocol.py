@@ -1,4 +1,4 @@
-"""The protocol of a worker: a closed list of verbs, and the checks on its answers.
+"""The protocol of a worker: a closed list of methods, and the checks on its answers.
 
 The session asks, one frame at a time; the worker answers each with one frame that repeats the request's `id`.
 
@@ -221,7 +221,7 @@ class WorkerError(Part):
 
 
 class Failed(Claim):
-    """The verb did not come to its end."""
+    """The method did not come to its end."""
 
     error: WorkerError
 

@@ -236,8 +236,8 @@ class PlayedWorker:
             with pytest.raises(OSError, match="Bad file descriptor"):
                 os.fstat(copy)
 
-    def __call__(self, verb, expected, what, *, fds, meanwhile, **fields):
-        self.asked.append((verb, fields))
+    def __call__(self, method, expected, what, *, fds, meanwhile, **fields):
+        self.asked.append((method, fields))
         self.gpu.meanwhile = meanwhile
         answer = {"joined": self.run_chain(fds[0], **fields)}
         self.then()

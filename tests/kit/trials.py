@@ -70,7 +70,7 @@ def run_calls(trial, indices, function=lambda x: x * 2):
 
 @dataclass
 class ScriptedWorker:
-    """Answers what a session asks of a worker; `asked` has every verb with its fields.
+    """Answers what a session asks of a worker; `asked` has every method with its fields.
 
     A call takes `call_ns`, a request `request_ns` on top, on a clock that stands still meanwhile (`now_ns`). Calls
     compute y = 2 x. Those of a batch bring it into the slots when it is collected; a lazy worker computes it then.
@@ -109,21 +109,21 @@ class ScriptedWorker:
         """Use the GPU in the session's place."""
         self.now += self.touch_ns + (self.left.pop() if self.left else 0)
 
-    def verbs(self):
-        return [verb for verb, _ in self.asked]
+    def methods(self):
+        return [method for method, _ in self.asked]
 
-    def fields_of(self, verb):
-        return [fields for asked, fields in self.asked if asked == verb]
+    def fields_of(self, method):
+        return [fields for asked, fields in self.asked if asked == method]
 
-    def __call__(self, verb, expected, what, **fields):
+    def __call__(self, method, expected, what, **fields):
         meanwhile = fields.pop("meanwhile", None)
-        self.asked.append((verb, fields))
+        self.asked.append((method, fields))
         fields = {"indices": range(fields.get("first", 0)), **fields}
         self.now += self.request_ns
-        self.left = [*self.late.get(verb, ())]
+        self.left = [*self.late.get(method, ())]
         if meanwhile is not None:
             meanwhile(lambda: False)
-        answer = {"id": 1, **getattr(self, f"_{verb}")(fields), **self.answers.get(verb, {})}
+        answer = {"id": 1, **getattr(self, f"_{method}")(fields), **self.answers.get(method, {})}
         return expected.model_validate(answer)
 
     def _start(self, fields):

@@ -45,8 +45,7 @@ verdict waits for one workload's baseline and little else."""
 LATER_PORTION_S: Final = 4.0
 """The same for the first portion of each later request, since nobody waits for a first verdict then."""
 PORTION_GROWTH: Final = 4
-"""Each further portion of a request may last this many times as long as the one before. A portion costs two workers, the
-solution's and the reference's, so there have to be few of them."""
+"""Growth of the duration of each further portion of a request. A portion costs two workers, so portions must be few."""
 
 
 def serve(opened: OpenedSession) -> None:

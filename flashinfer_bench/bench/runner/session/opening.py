@@ -43,8 +43,8 @@ MOST_BYTES: Final = 1 << 28
 class Requests:
     """The host's requests: the request that runs, and the one that was sent ahead.
 
-    A request that was sent is begun when the host says so. Until then the host may take it back without asking, and give
-    it to another device. So no job is done twice. The session knows meanwhile for which solutions to have workers.
+    A request begins when the host says so. Until then the host can take it back and give it to another device. So no
+    job is done twice. The session starts workers for its solutions ahead.
 
     Args:
         host: the socket.

@@ -333,17 +333,17 @@ class RemoteKernel:
         stress = self.task.stress
         return stress.names if stress is not None and self.is_meaningful else []
 
-    def ask(self, verb: str, expected: type[Answer], what: str, **fields: Any) -> Answer:
+    def ask(self, method: str, expected: type[Answer], what: str, **fields: Any) -> Answer:
         """Ask the worker within what is left of the solution's time; translate what goes wrong."""
         count = fields.get("first", len(fields.get("indices", ())))
-        limit_s, is_first, start = self._limit_s(verb, count), not self._has_called, time.monotonic()
-        if is_first and self.task.call_timeout_seconds is not None and verb in (*CALLING, "load"):
+        limit_s, is_first, start = self._limit_s(method, count), not self._has_called, time.monotonic()
+        if is_first and self.task.call_timeout_seconds is not None and method in (*CALLING, "load"):
             self._watch.begin()
             fields["is_stuck"] = self._watch.is_stuck
         try:
-            answer = self.worker.ask(verb, expected, limit_s, **fields)
+            answer = self.worker.ask(method, expected, limit_s, **fields)
         except WorkerLate:
-            raise self._describe_hang(verb, what, count, time.monotonic() - start, limit_s) from None
+            raise self._describe_hang(method, what, count, time.monotonic() - start, limit_s) from None
         except WorkerGone as gone:
             if gone.ended is not None and self.worker.was_killed(gone.ended):
                 raise WorkerKilled(what, gone.ended) from None
@@ -356,8 +356,8 @@ class RemoteKernel:
         if isinstance(answer, Failed):
             said = answer.error
             message = lead_with_error(f"{_describe(said, what)}\n{said.traceback}".rstrip())
-            raise SolutionFailure("RUNTIME_ERROR", message, is_answer=verb in CALLING)
-        if verb in CALLING and fields.get("part") != "setup":
+            raise SolutionFailure("RUNTIME_ERROR", message, is_answer=method in CALLING)
+        if method in CALLING and fields.get("part") != "setup":
             took_s = (time.monotonic() - start) / max(1, count)
             if is_first:
                 self._first_s = max(0.0, took_s - self._watch.compiling_s)
@@ -366,19 +366,19 @@ class RemoteKernel:
             self._has_called = True
         return answer
 
-    def _limit_s(self, verb: str, count: int) -> float:
+    def _limit_s(self, method: str, count: int) -> float:
         """Return the seconds that a request of some calls may take."""
         left_s, limit_s = max(0.0, self.left_s), self.task.call_timeout_seconds
-        if limit_s is None or verb not in CALLING or not self._has_called:
+        if limit_s is None or method not in CALLING or not self._has_called:
             return left_s
         call_s = max(TIMES_REFERENCE * self.task.reference_s, self._first_s, TIMES_SLOWEST * self._slowest_s)
         return min(left_s, max(limit_s, count * call_s))
 
-    def _describe_hang(self, verb: str, what: str, count: int, took_s: float, limit_s: float) -> SolutionFailure:
+    def _describe_hang(self, method: str, what: str, count: int, took_s: float, limit_s: float) -> SolutionFailure:
         """Return the failure of a request that ran out of time, with its limit and the solution's stack."""
         is_stuck, is_total = took_s < limit_s, limit_s >= self.left_s
         limit_s = self._watch.quiet_s if is_stuck else self.task.timeout_seconds if is_total else limit_s
-        part = "later call" if self._has_called else "import" if verb == "load" else "first call"
+        part = "later call" if self._has_called else "import" if method == "load" else "first call"
         stack, compiling_s = self._watch.find_stack(), round(self._watch.compiling_s, 1)
         reason = f"{what} was still running after {limit_s:g} s"
         if is_stuck:
@@ -387,7 +387,7 @@ class RemoteKernel:
             reason += f" ({compiling_s:g} s of compiling)"
         lines = [", ".join([reason, *stack[:1]]), *(f"  {frame}" for frame in stack[1:])]
         is_one = count <= 1 or not is_total  # of many calls none may be endless
-        is_own = verb != "load" and (is_stuck or not is_total or took_s >= limit_s / 2)
+        is_own = method != "load" and (is_stuck or not is_total or took_s >= limit_s / 2)
         ran_out: RanOut = "call" if is_stuck or (self._has_called and is_one) else "first call"
         found = {"part": part, "limit_s": limit_s, "compiling_s": compiling_s, "stack": stack}
         return SolutionFailure("TIMEOUT", "\n".join(lines), ran_out=ran_out if is_own else None, timeout=found)

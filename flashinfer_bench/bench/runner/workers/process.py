@@ -258,7 +258,7 @@ class WorkerProcess:
 
     def ask(
         self,
-        verb: str,
+        method: str,
         expected: type[Answer],
         limit_s: float,
         *,
@@ -270,7 +270,7 @@ class WorkerProcess:
         """Send a request and wait for its answer.
 
         Args:
-            verb: names the request.
+            method: names the request.
             expected: the answer is checked as this.
             limit_s: seconds that it may take.
             fds: descriptors for the worker.
@@ -288,7 +288,7 @@ class WorkerProcess:
         self._request_id += 1
         self.resume()
         try:
-            is_sent = send_frame_by(deadline, self._sock, {"verb": verb, "id": self._request_id, **fields}, fds)
+            is_sent = send_frame_by(deadline, self._sock, {"verb": method, "id": self._request_id, **fields}, fds)
         except OSError:
             self._await_exit(min(deadline, time.monotonic() + END_LIMIT_S))
             raise WorkerGone(self.exit) from None
@@ -305,11 +305,11 @@ class WorkerProcess:
             self._watch_machine()
         return check_answer(message, self._request_id, expected)
 
-    def does(self, verb: str) -> bool:
+    def does(self, method: str) -> bool:
         """Ask for `recover` or `unbind`; say whether the worker has done it."""
-        self.mapped = None if verb == "unbind" else self.mapped
+        self.mapped = None if method == "unbind" else self.mapped
         try:
-            return not isinstance(self.ask(verb, Claim, RECOVER_LIMIT_S), Failed)
+            return not isinstance(self.ask(method, Claim, RECOVER_LIMIT_S), Failed)
         except (WorkerGone, WorkerLate, WireError):
             return False
 

@@ -45,7 +45,7 @@ class FakeWorker:
     def time_empty_bursts(self, touch_device, least):
         assert self.is_ready
 
-    def does(self, verb):
+    def does(self, method):
         return not self.is_deaf
 
     def begin_end(self):
@@ -85,18 +85,18 @@ def play(monkeypatch):
         pool = open_pool(device, index=1, on_ready=heard.append, has_walls=sandboxed, **session_config)
         pool.see_context(best)
         pool.sees_streams = sees_streams
-        for verb, *words in map(str.split, script.split(",")):
-            if verb in ("expect", "adopt"):
-                adopts = {"adopts": FILES[words[0]]} if verb == "adopt" else {}
+        for method, *words in map(str.split, script.split(",")):
+            if method in ("expect", "adopt"):
+                adopts = {"adopts": FILES[words[0]]} if method == "adopt" else {}
                 pool.expect([FILES[word] for word in words], **adopts)
-            elif verb == "take":
+            elif method == "take":
                 pool.worker_for(FILES.get(words[0]) or reference_files(words[0]))
-            elif verb in ("is_deaf", "has_ended"):
-                setattr(made[int(words[0])], verb, True)
-            elif verb == "room":
+            elif method in ("is_deaf", "has_ended"):
+                setattr(made[int(words[0])], method, True)
+            elif method == "room":
                 rooms.append(int(words[0]))
             else:
-                getattr(pool, verb)(*map(int, words))
+                getattr(pool, method)(*map(int, words))
         assert set(heard) == {one for one in made if one.is_ready and one.kind != "elsewhere"}
         return " ".join(map(str, made))
 

@@ -289,9 +289,9 @@ class BatchTimer:
         trial.look(range(calls), numbers, chooses=is_best, has_inputs=has_inputs)
         return cost_ns
 
-    def _request(self, verb: str, **more: Any) -> Called:
+    def _request(self, method: str, **more: Any) -> Called:
         fields = {"first": len(self._buffers), "part": self._trial.part, "together": self._together, **more}
-        done: Called = self._ask(verb, Called, "the measurement", **fields)
+        done: Called = self._ask(method, Called, "the measurement", **fields)
         return done
 
     def _run(self, meanwhile: Meanwhile | None = None) -> tuple[list[int], float]:

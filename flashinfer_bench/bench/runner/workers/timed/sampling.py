@@ -19,7 +19,7 @@ from flashinfer_bench.timing.measurement import Facts, Sample
 from flashinfer_bench.worker.protocol import Called, Claim, ClockTraits, Started
 
 Ask: TypeAlias = Callable[..., Any]
-"""Asks the worker within the solution's time: verb, expected answer, what for, **fields → the checked answer. The
+"""Asks the worker within the solution's time: method, expected answer, what for, **fields → the checked answer. The
 worker's errors become a SolutionFailure."""
 
 
