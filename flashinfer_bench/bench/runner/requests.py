@@ -1,4 +1,4 @@
-"""What a session is ordered: batches whose solutions are built, and solutions that it compiles ahead of their turn."""
+"""The requests for a session: batches whose solutions are built, and solutions to compile ahead."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from flashinfer_bench.bench.runner.protocol import Announced, RequestedJob, Requ
 from flashinfer_bench.compile import BuildFarm, BuildFault, Built
 
 ANNOUNCED_WORKLOADS: Final = 8
-"""Workloads that are sent of an announced solution, at most: others hardly need another module."""
+"""Most workloads that are sent of an announced solution. Further workloads rarely need another module."""
 
 
 @dataclass
 class RequestMaker:
-    """Makes the requests of batches.
+    """Makes the requests for batches.
 
-    A solution whose first call compiles modules for minutes may be announced before its turn: the session of a run's
-    only device compiles it beside its measurements.
+    A solution whose first call compiles modules for minutes can be announced ahead. The session of a run's only device
+    then compiles it during its measurements.
     """
 
     farm: BuildFarm
-    """Has built the solutions of a batch."""
+    """The farm that has built the solutions of a batch."""
     blob_root_for: Callable[[Job], Path]
     """Returns the folder with the stored inputs of a job."""
     seed_of: Callable[[Job], int]
     _later: dict[str, list[Job]] = field(default_factory=dict)
-    """Key of a solution that may have to be announced → its jobs."""
+    """Key of a solution that may be announced → its jobs."""
 
     def make(self, jobs: Sequence[Job]) -> tuple[SessionRequest, list[tuple[Job, str]]]:
         """Return the request, and the jobs whose solution this machine could not build, with the reason."""
@@ -61,12 +61,12 @@ class RequestMaker:
         return request, [(job, broken[job.solution_key]) for job in jobs if job.solution_key in broken]
 
     def expect(self, jobs: Iterable[Job]) -> None:
-        """Note further jobs, whose solutions are announced if they have modules."""
+        """Add later jobs. Their solutions are announced if they have modules."""
         for job in jobs:
             self._later.setdefault(job.solution_key, []).append(job)
 
     def announce(self) -> list[Announced]:
-        """Return solutions that are built and were not announced yet."""
+        """Return the built solutions that were not announced yet."""
         ready = [key for key, jobs in self._later.items() if self.farm.is_ready(jobs[0].solution)]
         found = [self._later.pop(key) for key in ready]
         return [
@@ -81,7 +81,7 @@ class RequestMaker:
 
 
 def describe_solution(built: Built) -> RequestedSolution:
-    """Return what a session is told of a solution's build."""
+    """Return the description of a built solution for a session."""
     solution, artifact = built.solution, built.artifact
     keeps = artifact is not None and artifact.kind == "python"
     return RequestedSolution(

@@ -1,8 +1,8 @@
-"""One device's judge: it judges the jobs of a request one after the other, each solution in a worker.
+"""One device's session: it judges the jobs of a request in order, each solution in a worker.
 
-A job runs from top to bottom through `DeviceSession._judge`: inputs, the reference's outputs and its time; load; call
-and compare; time; compare timed calls; stress cases. The reference runs in this process, which holds the inputs and the
-expected outputs. No solution runs here. `workers/pool.py` starts and ends workers, `outcome.py` makes the evaluation.
+`DeviceSession._judge` runs a job from top to bottom: inputs, the reference's outputs and time; load; call and compare;
+time; compare timed calls; stress cases. The reference runs in this process, which holds the inputs and the expected
+outputs. Solutions run only in workers, which `workers/pool.py` starts and ends. `outcome.py` makes the evaluation.
 """
 
 from __future__ import annotations
@@ -74,17 +74,17 @@ from flashinfer_bench.worker.arena import CudaMemoryError
 
 OUT_OF_MEMORY: Final = (torch.OutOfMemoryError, MemoryError, CudaMemoryError)
 LARGE_CACHE_BYTES: Final = 8 << 30
-"""Above this torch's unused memory is freed before a solution runs, which may need it."""
+"""Bytes of torch's unused memory above which it is freed before a solution runs, which may need it."""
 KEPT_BYTES: Final = 4 << 30
 KEPT_SHARE: Final = 16
-"""Prepared baselines hold at most KEPT_BYTES, and at most the device's memory divided by KEPT_SHARE. Others are made
-again for their jobs."""
+"""Prepared baselines hold at most KEPT_BYTES, and at most the device's memory divided by KEPT_SHARE. Further baselines
+are made again for their jobs."""
 LARGE_ARENA_BYTES: Final = 1 << 30
-"""An arena above this is freed before a request of another definition, whose reference may need its memory."""
+"""Bytes of an arena above which it is freed before a request of another definition, whose reference may need memory."""
 ROOMY_SHARE: Final = 0.75
-"""Free share of the GPU's memory above which a solution is called before the worker before it has ended."""
+"""Free share of the GPU's memory above which a solution is called while the previous worker still ends."""
 EXPECTED_WORKERS: Final = max(MOST_WARM.values()) + 2
-"""Workers that the pool is told of: the reference's, the current job's, and the spares."""
+"""Workers announced to the pool: the reference's, the current job's, and the warm workers."""
 
 
 class KilledFault(Fault):
@@ -92,7 +92,7 @@ class KilledFault(Fault):
 
 
 class SlowReference(Exception):
-    """The reference was timed in a context that turns out to be slow."""
+    """The reference was timed in a context that was found to be slow."""
 
 
 class DeviceSession:
@@ -100,10 +100,10 @@ class DeviceSession:
 
     Args:
         session_config: the session's settings.
-        pool: the source of workers.
+        pool: source of workers.
         tools: tools of every kernel.
         tell: sends a phase to the host.
-        kept: times of references from earlier runs; None if none are taken over.
+        kept: cached times of references from earlier runs; None if the cache is off.
     """
 
     def __init__(
@@ -124,16 +124,16 @@ class DeviceSession:
         self._request: RequestContext | None = None
         self._ahead: RequestContext | None = None
         self._holder: WorkerProcess | None = None
-        """The worker that may have written to the arena."""
+        """The worker that can have written to the arena."""
         self._sound: set[BaselineKey] = set()
         """Workloads whose baseline was made while no worker held a solution."""
         self._serves = ""
-        """Mark of the latest job's worker."""
+        """Key of the latest job's worker."""
         self._styles: dict[str, CallingStyle] = {}
         self._printed = ["", ""]
-        """Output of the job's solution at its import, and in its calls."""
+        """Output of the job's solution during its import, and during its calls."""
         self._comes_next = ""
-        """Digest of the solution of the job after this one; empty if it is not known yet."""
+        """Key of the next job's worker; empty if it is unknown."""
 
     def close(self) -> None:
         """Give the shared memory back."""
@@ -160,7 +160,7 @@ class DeviceSession:
             self._ahead = RequestContext(sent)
         return self._ahead
 
-    # Ahead of jobs: workers, kernels, baselines.
+    # Preparation of later jobs: workers, kernels, baselines.
 
     def expect(
         self,
@@ -169,13 +169,13 @@ class DeviceSession:
         ahead: SessionRequest | None = None,
         announced: Sequence[Announced] = (),
     ) -> None:
-        """Have workers started and kernels compiled for jobs that come, beginning with the first.
+        """Start workers and compile kernels for the coming jobs, beginning with the first.
 
         Args:
-            request: the request that runs.
-            left: its jobs that are left.
-            ahead: the request after it, as far as that is known.
-            announced: solutions of later requests that are to be compiled.
+            request: the running request.
+            left: its remaining jobs.
+            ahead: the next request, if it is known.
+            announced: solutions of later requests to compile.
         """
         coming = [(request, requested) for requested in left]
         if ahead is not None:
@@ -187,7 +187,7 @@ class DeviceSession:
         self._comes_next = marks[1] if len(marks) == 2 else ""
 
     def _find_new(self, coming: Sequence[tuple[RequestContext, RequestedJob]]) -> SolutionFiles | None:
-        """Return the first job's solution if nobody expected it, and what it compiles need not be kept."""
+        """Return the first job's solution if it was not announced, and its compiled kernels need not be kept."""
         for shared, requested in coming[:1] if self._session_config.expects_new else ():
             solution = shared.solutions[requested.solution]
             if solution.sources and not what_compiles(solution).is_long:
@@ -197,12 +197,12 @@ class DeviceSession:
     def _list_workers(
         self, request: RequestContext, coming: Sequence[tuple[RequestContext, RequestedJob]]
     ) -> list[SolutionFiles]:
-        """Return what the next workers are for. No worker holds a solution while a baseline is made."""
+        """Return the files for the next workers. While a baseline is made, no worker holds a solution."""
         wanted: list[SolutionFiles] = []
         before = ""
         for at, (shared, requested) in enumerate(coming):
             solution = shared.solutions[requested.solution]
-            is_looked_at = at < 2 or coming[at - 1][0] is not shared  # a look at each would take long
+            is_looked_at = at < 2 or coming[at - 1][0] is not shared  # checking each job would take long
             if is_looked_at and self._session_config.profile_baseline and self.lacks_baseline(shared, requested):
                 before = ""
                 if at == 0 or shared.digest != request.digest:
@@ -217,13 +217,13 @@ class DeviceSession:
         return wanted
 
     def lacks_baseline(self, request: RequestContext, requested: RequestedJob) -> bool:
-        """Tell whether a job's baseline has to be made before any worker holds a solution."""
+        """Return whether a job's baseline must be made before any worker holds a solution."""
         job = request.open_job(requested)
         if self._find_broken(request, job.solution) is not None or request.find_fault(job) is not None:
             return False
         if self._timer.forget_slow(job.key):
             self._forget_baseline(job)
-        # If the time is known, nothing is left that a solution could disturb.
+        # If the reference's time is known, a solution cannot disturb the rest of the baseline.
         return job.key not in self._sound and self._timer.recall(job) is None
 
     def _forget_baseline(self, job: JobContext) -> None:
@@ -237,15 +237,16 @@ class DeviceSession:
         return None if self._session_config.isolated else request.broken_loads.get(solution.digest)
 
     def end_workers(self) -> None:
-        """End every worker that holds a solution, and give back the memory that it knows."""
+        """End every worker that holds a solution, and free the memory that it maps."""
         self._pool.discard()
         self._pool.finish_ending()
         self._release_arena()
 
     def prepare(self, request: RequestContext, requested: RequestedJob) -> None:
-        """Make a job's baseline and time the reference; no worker may hold a solution, which could disturb it.
+        """Make a job's baseline and time the reference. No worker may hold a solution, because it could disturb the
+        timing.
 
-        A failure is kept, and reported when the job itself runs.
+        A failure is stored, and reported when the job itself runs.
         """
         job = request.open_job(requested)
         try:
@@ -312,9 +313,9 @@ class DeviceSession:
         return JobResult(outcome, "".join(self._printed), extra, ran_out)
 
     def _judge_in_workers(self, job: JobContext) -> JobOutcome:
-        """Judge the solution; once more if a context was slow, a signal ended its worker, or memory did not do.
+        """Judge the solution. Repeat once after a slow context, a signal that ended the worker, or too little memory.
 
-        What the job before has held may have been there still.
+        The memory of the previous job may not have been free yet.
         """
         kills, killed, loads, was_full = count_memory_kills(), None, job.request.broken_loads, False
         while True:
@@ -339,7 +340,7 @@ class DeviceSession:
                         loads[job.solution.digest] = failure
                     raise failure from None
                 killed = latest
-            if was_full:  # the error, which holds the job's tensors, is gone by now
+            if was_full:  # the error held the job's tensors; it is gone now
                 gc.collect()
                 self._give_memory_back()
 
@@ -350,16 +351,16 @@ class DeviceSession:
             raise broken
         baseline = job.baseline or self._make_baseline(job, EXPECTED_PHASE)
         kernel = self._load(job, baseline)
-        if self._timer.forget_slow(job.key):  # the context of its worker is the first fast one
+        if self._timer.forget_slow(job.key):  # its worker has the first fast context
             raise SlowReference
         is_each_checked = not kernel.is_meaningful or not evaluator.judges_calls_alone
         verdict = self._check(job, kernel, baseline, slice(None if is_each_checked else 1))
         measure = partial(evaluator.eval_performance, request.definition, kernel, baseline.inputs)
         if isinstance(verdict, Rejected):
             if job.config.extra.get(MEASURE_REJECTED) and verdict.status is EvaluationStatus.INCORRECT_NUMERICAL:
-                measure(None, job.config, context=self._context(job))  # for the notes
+                measure(None, job.config, context=self._context(job))  # only for the notes
             return verdict
-        is_empty = all(0 in output.shape for output in kernel.task.outputs)  # then no speed-up says anything
+        is_empty = all(0 in output.shape for output in kernel.task.outputs)  # a speed-up would have no meaning
         reference_ms = None if is_empty else baseline.mean_latency_ms
         performance = measure(reference_ms, job.config, context=self._context(job))
         if not is_each_checked and len(kernel.reads) < len(baseline.inputs):  # the other trials were not timed
@@ -372,14 +373,14 @@ class DeviceSession:
         wrong: Rejected | None = None
         if kernel.is_meaningful:
             self._say(job, EXPECTED_PHASE)
-            kernel.worker.pause()  # on a CPU nothing that it has started slows the reference down
+            kernel.worker.pause()  # on a CPU its processes must not slow the reference down
             wrong = judge_reads(job, kernel.reads, baseline, replace(self._context(job), notes={}))
         planned = kernel.planned_stress()
         wrong = wrong or judge_stress(job, kernel.stress_calls, baseline, self._context(job), planned)
         return wrong or Passed(verdict.correctness, performance)
 
     def _load(self, job: JobContext, baseline: Baseline) -> RemoteKernel:
-        """Return the job's solution, loaded in a worker of its own, as a callable for the job's workload."""
+        """Load the job's solution in its own worker; return it as a callable for the job's workload."""
         solution, request = job.solution, job.request
         definition, digest = request.definition, solution.digest
         if self._is_gpu and cached_bytes(self._device) > LARGE_CACHE_BYTES:
@@ -448,7 +449,7 @@ class DeviceSession:
         )
 
     def _make_baseline(self, job: JobContext, phase: str) -> Baseline:
-        """Make a job's inputs and expected outputs, and time the reference if its time is not known."""
+        """Make a job's inputs and expected outputs, and time the reference if its time is unknown."""
         self._say(job, phase)
         job.baseline = job.request.evaluator.build_baseline(
             job.request.definition, job.workload, job.config, self._device, context=self._context(job, phase)
@@ -475,29 +476,29 @@ class DeviceSession:
         )
 
     def _let_go(self) -> None:
-        """Begin to end the worker on a GPU if no job is left for it: its end takes as long as the rest of the job."""
+        """On a GPU, begin to end the worker if no later job needs it. Its end takes as long as the rest of the job."""
         if self._is_gpu and (self._session_config.isolated or self._comes_next not in ("", self._serves)):
             self._take_output()
             self._pool.discard()
 
-    # Small parts.
+    # Helpers.
 
     def _settle(self, host_counts: bool) -> bool:
-        """Wait until nothing disturbs a call on a GPU that is timed; say whether anything did.
+        """Wait until no process disturbs a timed call on a GPU; return whether one did.
 
         Args:
-            host_counts: the host's time is part of the call: nothing is compiled until the job is over.
+            host_counts: the host's time is part of the call, so compilation pauses until the job is over.
         """
         was_compiling = host_counts and self._precompiler.pause()
         return self._pool.settle() or was_compiling
 
     def _give_arena(self, worker: WorkerProcess | None, size: int = 0) -> None:
-        """Give the arena to a worker, which must not see what another worker or the session has left there.
+        """Give the arena to a worker, without data of another worker or of the session in it.
 
         Args:
-            worker: the next one to write there; None for a reference's.
-            size: bytes of its calls. They get other memory until they are timed, if the last worker has not ended and
-                there is room for both.
+            worker: the worker that writes there next; None for a reference's worker.
+            size: bytes of its calls. If the last worker has not ended and both fit, the calls get separate memory until
+                they are timed.
         """
         if worker is self._holder:
             return
@@ -511,7 +512,7 @@ class DeviceSession:
         self._holder = worker
 
     def _release_arena(self) -> None:
-        """Give the shared memory back; no worker maps it any more."""
+        """Free the shared memory, after all workers that map it have ended."""
         self._arena.release()
         self._holder = None
 
@@ -524,12 +525,12 @@ class DeviceSession:
             torch.cuda.empty_cache()
 
     def _note_fault(self, job: JobContext, fault: WorkloadFault) -> str:
-        """Remember why a workload cannot be judged.
+        """Store why a workload cannot be judged.
 
         Raises:
             DeviceFault: the failed reference has left the device unusable.
         """
-        # A fault of the definition has the same text for all workloads, so that it is told once.
+        # A fault of the definition has the same text for all workloads, so that it is reported once.
         message = str(fault) if isinstance(fault, DefinitionFault) else f"{job.place}: {fault}"
         job.request.broken_workloads[job.workload.uuid] = message
         if self._is_gpu:
@@ -543,7 +544,7 @@ class DeviceSession:
         self._printed[1] += self._pool.take_output()
 
     def _begin_check(self, job: JobContext) -> None:
-        """Keep the solution's output: its worker ends before the machine is looked at."""
+        """Keep the solution's output. Its worker ends before the machine is checked."""
         self._take_output()
         self._tell(Phase(job=job.requested.index, name="a program of ours", limit_s=BUILD_LIMIT_S + PROGRAM_S))
 
@@ -552,7 +553,7 @@ class DeviceSession:
 
 
 def mark_worker(solution: RequestedSolution, requested: RequestedJob) -> str:
-    """Return what jobs that follow one another share if one worker serves them."""
+    """Return the key of the worker. One worker serves successive jobs with the same key."""
     return f"{solution.digest} {requested.assurance or ''}"
 
 
@@ -560,10 +561,10 @@ def describe_kills(place: str, first: WorkerKilled, second: WorkerKilled, memory
     """Return the failure of a solution whose worker was ended by a signal twice.
 
     Args:
-        place: names the job.
+        place: name of the job.
         first: the first end.
-        second: the second one, in a fresh worker.
-        memory_kills: processes that the kernel has ended for want of memory since the job began.
+        second: the second end, in a fresh worker.
+        memory_kills: number of processes that the kernel has ended for want of memory since the job began.
 
     Raises:
         KilledFault: the machine may have ended them.

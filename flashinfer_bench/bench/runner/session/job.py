@@ -1,6 +1,6 @@
-"""A request of jobs and one job of it: what is judged, how its calls are made, and how long they may take.
+"""The jobs of a request: settings, contents of calls, and limits of time.
 
-Nothing is called or timed here. `device_session.py` judges a job; what it finds goes into the job's notes.
+No call is made or timed here. `device_session.py` judges a job, and writes its results into the job's notes.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ INTERPRETED: Final = {
 AUTO_SAMPLES: Final = 50, 20
 """Most and fewest samples of a trial if `iterations` is "auto"."""
 REFERENCE_PRECISION: Final = 0.01
-"""Largest relative half-width of a reference's interval: all speed-ups of its workload stand on it."""
+"""Largest relative half-width of a reference's interval. All speed-ups of its workload depend on it."""
 AHEAD_MS: Final = 0.5
 AHEAD_BYTES: Final = 1 << 25
-"""Expected outputs are computed beside a worker if the reference is quicker and a call's outputs are smaller: a worker
-that is done should not wait for it, and the outputs of all compared calls are held."""
+"""Milliseconds of the reference and bytes of a call's outputs below which expected outputs are computed while a worker
+runs. A worker should not wait for the reference, and the outputs of all compared calls stay in memory."""
 FIRST_CALLS: Final = 8
-"""The evaluator's own inputs go to one of this many calls, at random: no solution can know which."""
+"""The evaluator's own inputs go to one of this many calls, chosen at random, so that no solution knows the call."""
 
 
 @dataclass
 class RequestContext:
-    """The parts that all jobs of a request share. Nothing of the definition is executed before `reference` is read."""
+    """The common part of a request's jobs. Code of the definition runs only after the first use of `reference`."""
 
     sent: SessionRequest
     jobs: dict[int, JobContext] = field(default_factory=dict)
@@ -68,13 +68,13 @@ class RequestContext:
     hung: HungSolutions = field(default_factory=HungSolutions)
 
     def __post_init__(self) -> None:
-        """Take over the solutions by key, and the settings of all jobs but those that a job has of its own."""
+        """Set the solutions by key, and the settings of all jobs without their own settings."""
         self.solutions = self.sent.solutions
         self.config = ResolvedEvalConfig.model_validate(self.sent.config)
 
     @cached_property
     def definition(self) -> Definition:
-        """The definition that is computed."""
+        """The definition of the jobs."""
         return Definition.model_validate(self.sent.definition)
 
     @cached_property
@@ -97,7 +97,7 @@ class RequestContext:
         return Reference.compile(self.definition)
 
     def find_fault(self, job: JobContext) -> JobFault | None:
-        """Return why a job has no verdict, as far as that is known before it runs. Executes nothing."""
+        """Return why a job can have no verdict, as far as this is known before it runs. No code is executed."""
         reference: Reference | None = vars(self).get("reference")
         broken = self.broken_workloads.get(job.workload.uuid, reference and reference.broken)
         left_out = self.hung.reason(job.requested.solution)
@@ -106,7 +106,7 @@ class RequestContext:
         return JobFault(job=job.requested.index, message=broken or left_out or "", retry=False, is_left_out=not broken)
 
     def open_job(self, requested: RequestedJob) -> JobContext:
-        """Return one job of the request, the same one until it is judged."""
+        """Return a job of the request: the same object until it is judged."""
         if requested.index not in self.jobs:
             config = self.config.model_copy(update=requested.settings) if requested.settings else self.config
             self.jobs[requested.index] = JobContext(
@@ -124,12 +124,12 @@ class JobContext:
     workload: Workload
     config: ResolvedEvalConfig
     notes: dict[str, Any] = field(default_factory=dict)
-    """Entries of the trace by evaluators and measurements; they grow while the job is judged."""
+    """Entries of evaluators and measurements for the trace."""
     baseline: Baseline | None = None
-    """Inputs, expected outputs and the reference's time, once they are made."""
+    """Inputs, expected outputs and the reference's time; None until they are made."""
 
     def __post_init__(self) -> None:
-        """Name its solution; definition and workload, for messages."""
+        """Set its solution, and its name for messages: definition and workload."""
         self.solution = self.request.solutions[self.requested.solution]
         self.place = f"{self.request.definition.name}, workload {self.workload.uuid}"
 
@@ -139,7 +139,7 @@ class JobContext:
         return self.request.digest, self.workload.digest()
 
     def output_specs(self) -> list[OutputSpec]:
-        """Return shape and dtype of every output, the axes bound by the workload.
+        """Return shape and dtype of every output, with the workload's axes.
 
         Raises:
             WorkloadFault: the workload does not bind every axis that an output needs.
@@ -158,7 +158,7 @@ class JobContext:
         """Return a maker of contents for the calls of each trial.
 
         Args:
-            seed: decides the contents, so that a run can be repeated; None draws a secret.
+            seed: decides the contents, so that a run can be repeated; None draws a secret seed.
         """
         secret = secrets.randbits(62) if seed is None else seed
 
@@ -176,23 +176,23 @@ class JobContext:
 
 @dataclass(frozen=True)
 class JobResult:
-    """Result of a job, before it is made into an evaluation."""
+    """Result of a job, before its evaluation is made."""
 
     outcome: JobOutcome
     printed: str
     extra: dict[str, Any]
     ran_out: RanOut | None = None
-    """As in `JobVerdict`."""
+    """See `JobVerdict`."""
 
 
 def bytes_held(job: JobContext) -> int:
-    """Return the bytes of a job's inputs and expected outputs, as far as they are made."""
+    """Return the bytes of a job's inputs and expected outputs, as far as they exist."""
     sets = [*job.baseline.inputs, *job.baseline.outputs] if job.baseline is not None else []
     return bytes_of({id(value): value for values in sets for value in values}.values())
 
 
 def plan_solution(session_config: SessionConfig, job: JobContext) -> MeasurePlan:
-    """Return how a job's solution is measured."""
+    """Return the measurement plan of a job's solution."""
     if job.solution.language == "triton" and session_config.device == "cpu":
         return MeasurePlan(0, 1, 0.0, trials=1, facts=INTERPRETED)
     wanted = job.request.evaluator.count_reads(next((math.prod(one.shape) for one in job.output_specs()), 0))
@@ -202,10 +202,10 @@ def plan_solution(session_config: SessionConfig, job: JobContext) -> MeasurePlan
 
 
 def plan_reference(session_config: SessionConfig, config: ResolvedEvalConfig) -> MeasurePlan:
-    """Return how a reference is measured.
+    """Return the measurement plan of a reference.
 
-    Its time is the same at each assurance, and so is one that is kept for later runs. On a CPU as many of its calls are
-    copied as of a solution, since copies disturb the caches; nobody compares them.
+    Its time does not depend on the assurance, and can be cached for later runs. On a CPU its calls are copied like
+    those of a solution, since copies disturb the caches. The copies are not compared.
     """
     plan = _plan(config, session_config.baseline_budget_s)
     return replace(
@@ -223,7 +223,7 @@ def _plan(config: ResolvedEvalConfig, budget_s: float) -> MeasurePlan:
 
 
 def find_expect(job: JobContext, baseline: Baseline) -> Callable[[Sequence[Any]], list[torch.Tensor]] | None:
-    """Return the reference if it is so quick that its calls for a job may be made beside the worker; else None."""
+    """Return the reference if it is quick enough to run while the worker runs; else None."""
     is_quick = baseline.mean_latency_ms is not None and baseline.mean_latency_ms < AHEAD_MS
     is_small = bytes_of(baseline.outputs[0]) < AHEAD_BYTES
     return job.request.reference if is_quick and is_small and job.request.evaluator.needs_expected else None
@@ -232,28 +232,28 @@ def find_expect(job: JobContext, baseline: Baseline) -> Callable[[Sequence[Any]]
 def plan_floor(
     definition: Definition, workload: Workload, device: torch.device, timing: TimingSettings
 ) -> Callable[[float], float]:
-    """Return a function from a claimed latency to its floor, both in ms; 0 on a CPU and if the L2 is kept warm."""
+    """Return a function from a reported latency to its floor, both in ms; 0 on a CPU and if the L2 is kept warm."""
     if device.type != "cuda" or timing.l2_cache != "cold":
         return lambda _claimed_ms: 0.0
     return partial(find_floor_ms, definition, workload, torch.cuda.get_device_properties(device))
 
 
 def find_floor_ms(definition: Definition, workload: Workload, device: Any, claimed_ms: float) -> float:
-    """Return the least time in ms of a right call; 0 if none is known, or if it cannot exceed the claim.
+    """Return the least time in ms of a right call; 0 if it is unknown, or if it cannot exceed the reported latency.
 
-    Only inputs that are proven to be read whole (`read_whole.py`) count, beyond the size of the L2: that much of them
-    may lie there before a call, whatever a flush does. Outputs may stay in the L2.
+    Only inputs that are proven to be read whole (`read_whole.py`) count, minus the size of the L2: that many bytes may
+    be cached before a call, in spite of a flush. Outputs may stay in the L2.
 
     Args:
         definition: the definition.
-        workload: its sizes.
-        device: the GPU's properties, by torch.
-        claimed_ms: latency of one call. The reference is followed only if all inputs together would take longer.
+        workload: sizes of the axes.
+        device: the GPU's properties in torch.
+        claimed_ms: latency of one call. The reference is analysed only if all inputs together would take longer.
     """
     peak = find_peak(device.name)
     if peak is None:
         return 0.0
-    # Kilohertz and bits: a card with faster memory than its name says, or with raised clocks, reads faster.
+    # Units are kHz and bits. A card with faster memory than its name says, or with raised clocks, reads faster.
     by_clock = 2e3 * getattr(device, "memory_clock_rate", 0) * getattr(device, "memory_bus_width", 0) / 8 / 1e12
     bytes_per_ms = max(peak.tb_per_sec, by_clock) * TERA * SLACK / 1e3
     l2_bytes = float(max(peak.l2_bytes, device.L2_cache_size))

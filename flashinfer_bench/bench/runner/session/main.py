@@ -1,6 +1,6 @@
-"""The process of a device session, from where its templates are forked (`opening.py`) to its end.
+"""The process of a device session, from the fork of its fork servers (`opening.py`) to its end.
 
-The kernel ends this process when the host ends; then the template ends every worker.
+The kernel ends this process when the host ends. Then the fork server ends every worker.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from flashinfer_bench.timing.flush import kernel_image
 
 REPORTED_PACKAGES: Final = ("triton", "flashinfer-python", "cupti-python", "numpy", "apache-tvm-ffi")
 FIRST_PORTION_S: Final = 0.5
-"""Seconds after which the first portion of a session takes no further baseline. It has one at least, so that the first
-verdict waits for one workload's baseline and little else."""
+"""Seconds after which the first batch of baselines takes no further baseline. It has at least one, so that the first
+verdict waits for little else."""
 LATER_PORTION_S: Final = 4.0
-"""The same for the first portion of each later request, since nobody waits for a first verdict then."""
+"""The same for the first batch of each later request. The first verdict is not urgent there."""
 PORTION_GROWTH: Final = 4
-"""Growth of the duration of each further portion of a request. A portion costs two workers, so portions must be few."""
+"""Growth of the duration of each further batch. A batch costs two workers, so batches must be few."""
 
 
 def serve(opened: OpenedSession) -> None:
     """Serve the host until it closes its end."""
     session_config, host, pool, run_metadata = opened.session_config, opened.host, opened.pool, opened.run_metadata
-    sys.dont_write_bytecode = True  # of plug-ins, wherever they lie
+    sys.dont_write_bytecode = True  # plug-ins can lie in any folder
     register(session_config.plug_ins)
     device = torch.device("cuda", 0) if opened.context is not None else torch.device("cpu")
     if opened.context is not None:
         import_cupti()  # while the driver makes the context
         if session_config.needs_triton:
-            with contextlib.suppress(ImportError):  # comparisons will do without
+            with contextlib.suppress(ImportError):  # comparisons work without it
                 importlib.import_module("triton.runtime.driver")
         opened.context.join()
         torch.zeros(1, device=device)
@@ -87,7 +87,7 @@ def serve(opened: OpenedSession) -> None:
             portion_s = LATER_PORTION_S
             send_frame(host, {"done": True})
     except (WireClosed, BrokenPipeError):
-        return  # the host is gone
+        return  # the host has ended
     finally:
         session.close()
 
@@ -97,8 +97,8 @@ def run_request(
 ) -> None:
     """Wait for the next request, judge its jobs in order, and send each result.
 
-    Baselines are made in portions, while no worker holds a solution: those that did are gone with all that they
-    started. The first portion takes no further baseline after `portion_s` seconds.
+    Baselines are made in batches while no worker holds a solution. Earlier workers and their processes have ended by
+    then. The first batch takes no further baseline after `portion_s` seconds.
     """
     sent = requests.next_request()
     try:
@@ -116,7 +116,7 @@ def run_request(
         expect(at)
         if session.lacks_baseline(request, job):
             session.end_workers()
-            expect(at)  # the first one's worker starts beside the reference
+            expect(at)  # the first job's worker starts while the reference runs
             deadline = time.monotonic() + portion_s
             for one in sent.jobs[at:]:
                 if one is not job and time.monotonic() > deadline:
@@ -131,19 +131,19 @@ def run_request(
 
 @contextlib.contextmanager
 def held_against(host: socket.socket, job: RequestedJob) -> Iterator[None]:
-    """Tell the host on which job an error that we do not know has ended the session."""
+    """Report to the host the job during which an unknown error ended the session."""
     try:
         yield
     except (WireClosed, BrokenPipeError):
         raise
     except Exception:
-        # Round one device: an error we do not know leaves a state we do not know. The host starts another.
+        # After an unknown error the state is unknown, too. The host starts another session.
         send_fault(host, job, f"the session failed on this job:\n{traceback.format_exc(limit=-12)}", retry=True)
         raise
 
 
 def send_fault(host: socket.socket, job: RequestedJob, message: str, *, retry: bool = False) -> None:
-    """Tell the host that a job has no verdict."""
+    """Report to the host that a job has no verdict."""
     send_frame(host, {"fault": JobFault(job=job.index, message=message, retry=retry).model_dump()})
 
 
@@ -173,7 +173,7 @@ def judge(
 
 
 def library_versions() -> dict[str, str]:
-    """Return name → version of what the numbers depend on."""
+    """Return name → version of all packages that affect the times."""
     libs = {"flashinfer_bench": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
     if torch.version.cuda and torch.cuda.is_available():
         libs |= {"cuda": str(torch.version.cuda), "driver": "unknown"}

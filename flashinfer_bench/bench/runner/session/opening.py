@@ -1,9 +1,9 @@
-"""The first steps of a session, until its first workers start, and the mailbox of its host.
+"""The first steps of a session, until its first workers start, and its queue of requests from the host.
 
-The order matters. torch is imported, the templates are forked, and only then are the judge and plug-ins imported and
-the device touched, so that no worker has any of them. Each takes some tenths of a second, and so they overlap:
-templates import what their workers need, the driver makes the session's context and those of workers, and this process
-imports the judge.
+The order matters. First torch is imported, then the fork servers are forked. Only then are the judge and plug-ins
+imported and the device used, so that workers inherit none of them. The steps overlap, since each takes some tenths of a
+second: the fork servers import modules for their workers, the driver makes contexts, and this process imports the
+judge.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ from flashinfer_bench.timing.driver import make_context
 from flashinfer_bench.worker.fork_server import Preparation, let_prepare, start_fork_server
 
 JUDGE: Final = "flashinfer_bench.bench.runner.session.main"
-"""The module that goes on from here: `serve`."""
+"""The module that continues with `serve`."""
 MOST_BYTES: Final = 1 << 28
-"""Most bytes of one frame of the host."""
+"""Most bytes of one frame from the host."""
 
 
 class Requests:
-    """The host's requests: the request that runs, and the one that was sent ahead.
+    """The host's requests: the running request, and the request that was sent ahead.
 
     A request begins when the host says so. Until then the host can take it back and give it to another device. So no
     job is done twice. The session starts workers for its solutions ahead.
 
     Args:
         host: the socket.
-        reader: reads it; nothing else does.
+        reader: the only reader of the socket.
     """
 
     def __init__(self, host: socket.socket, reader: FrameReader) -> None:
         self._host, self._reader = host, reader
         self._is_begun = False
         self.ahead: SessionRequest | None = None
-        """The request that was sent and not begun."""
+        """The request that was sent and has not begun."""
         self.announced: list[Announced] = []
-        """Solutions announced with all requests so far, those that were taken back included."""
+        """Solutions announced with all requests so far, including requests that were taken back."""
 
     def look(self) -> None:
-        """Take the frames that have come.
+        """Read the frames that have arrived.
 
         Raises:
-            WireClosed: the host is gone, or wants no more.
+            WireClosed: the host has ended, or closed the session.
         """
         self._take()
         while select.select([self._host], [], [], 0)[0]:
@@ -71,10 +71,10 @@ class Requests:
             self._take()
 
     def next_request(self) -> SessionRequest:
-        """Wait until the next request is begun, and return it.
+        """Wait until the next request begins, and return it.
 
         Raises:
-            WireClosed: the host is gone, or wants no more.
+            WireClosed: the host has ended, or closed the session.
         """
         self._take()
         while not self._is_begun or self.ahead is None:
@@ -97,7 +97,7 @@ class Requests:
 
 
 def files_of(solution: RequestedSolution) -> SolutionFiles:
-    """Return what a worker for a solution is made for. Python that calls torch mostly launches several operations."""
+    """Return the files for a solution's worker. Python solutions with torch mostly launch several operations."""
     directory = Path(solution.directory) if solution.directory else None
     return SolutionFiles(solution.digest, directory, wants_fast=solution.language == "python")
 
@@ -112,7 +112,7 @@ class OpenedSession:
     pool: WorkerPool
     run_metadata: RunMetadata
     context: threading.Thread | None
-    """Makes the context on a GPU."""
+    """The thread that makes the context on a GPU; None on a CPU."""
 
 
 def serve_host(fd: int) -> None:
@@ -122,15 +122,15 @@ def serve_host(fd: int) -> None:
 
 
 def import_judge() -> ModuleType:
-    """Import the judge; a module is imported once."""
+    """Import the judge. Later calls return the same module."""
     return importlib.import_module(JUDGE)
 
 
 @contextmanager
 def open_session(fd: int) -> Iterator[OpenedSession]:
-    """Open the session of the host at the other end of a socket; in the end its workers are ended.
+    """Open the session of the host at the other end of a socket. At the exit its workers end.
 
-    Call it before anything has touched the device or started threads.
+    Call it before the device is used or threads are started.
     """
     host = socket.socket(fileno=fd)
     reader = FrameReader(host, max_bytes=MOST_BYTES)
@@ -161,7 +161,7 @@ def open_session(fd: int) -> Iterator[OpenedSession]:
 
 
 def list_first_files(session_config: SessionConfig, request: SessionRequest) -> list[SolutionFiles]:
-    """Return what the first two workers of a session are for."""
+    """Return the files for the first two workers of a session."""
     solutions = [request.solutions[job.solution] for job in request.jobs]
     found = [files_of(solution) for solution in solutions if solution.build_error is None][:1]
     if found and session_config.profile_baseline:
@@ -172,7 +172,7 @@ def list_first_files(session_config: SessionConfig, request: SessionRequest) -> 
 def fork_templates(
     session_config: SessionConfig, host: socket.socket, run_directory: Path
 ) -> tuple[socket.socket, socket.socket | None]:
-    """Fork the template of workers, and that of workers which precompile if there are any."""
+    """Fork the fork server of workers, and, if needed, the fork server of workers that precompile."""
     preparation = Preparation(
         session_config.device == "cuda", session_config.needs_triton, session_config.gpu_capability
     )
@@ -190,9 +190,9 @@ def fork_templates(
 
 
 def start_context(session_config: SessionConfig) -> threading.Thread | None:
-    """Have this process's context on its GPU made in the background; return the thread that waits for it.
+    """Start to make this process's context on its GPU in the background; return the thread that waits for it.
 
-    This process computes in one thread from here on.
+    Afterwards this process computes in one thread.
     """
     if session_config.device != "cuda":
         return None

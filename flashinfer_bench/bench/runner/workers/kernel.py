@@ -1,8 +1,8 @@
-"""The solution as the judge sees it: a callable whose code runs in another process. `measuring.py` times it.
+"""The solution as the judge calls it: a callable whose code runs in another process. `measuring.py` times it.
 
-A call writes the inputs into a place of the arena, poisons its output slots, has the worker make the call, checks its
-claims of what it returned against the definition, and returns the content of the slots, which the session owns.
-Whatever goes wrong on the other side becomes a SolutionFailure that carries its status.
+A call writes the inputs into buffers of the arena, fills the output slots with a sentinel, and has the worker make the
+call. It checks the reported outputs against the definition, and returns copies of the output slots. Each error in the
+worker becomes a SolutionFailure with its status.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ from flashinfer_bench.worker.protocol import (
 )
 
 CALLING: Final = ("calls", "burst", "relay")
-"""Requests that run the solution: if one raises, its worker may do the solution's next job."""
+"""Requests that run the solution. If the solution raises, its worker can serve its next job."""
 REASON_CHARS: Final = 200
-"""Most characters of an exception's message in the first line of an error: tables show no longer line."""
+"""Most characters of an exception's message in the first line of an error. Tables do not show a longer line."""
 TIMES_REFERENCE, TIMES_SLOWEST = 50, 10
-"""A call may take this many times the reference's, and this many times the slowest before, whatever its limit is."""
+"""Allowed multiples of the reference's time and of the slowest call so far, if they exceed the call's limit."""
 QUICK_REQUEST_S: Final = 0.1
-"""If a request of some calls takes less, the next one may have twice as many."""
+"""If a request of some calls takes fewer seconds, the next request may have twice as many calls."""
 
 Answer = TypeVar("Answer", bound=Claim)
 
 
 class WorkerKilled(SolutionFailure):
-    """A signal ended the solution's worker that may have come from outside; another worker may tell.
+    """A signal, possibly from outside, ended the solution's worker. Another worker can show whether it was.
 
     Attributes:
-        what: what the worker was asked for.
+        what: what the worker was doing.
         ended: how the worker ended.
     """
 
@@ -75,9 +75,9 @@ class RemoteKernel:
 
     Args:
         worker: a worker that is ready.
-        tools: the session's.
+        tools: the session's tools.
         task: the work.
-        metadata: the solution's names; its style is set when it is loaded.
+        metadata: the solution's names. Its style is set when the solution is loaded.
     """
 
     def __init__(self, worker: WorkerProcess, tools: SessionTools, task: KernelTask, metadata: KernelMetadata) -> None:
@@ -86,17 +86,17 @@ class RemoteKernel:
         self.tools = tools
         self.task = task
         self.left_s = task.timeout_seconds
-        """Seconds of the solution's time that are left."""
+        """Remaining seconds of the solution's time."""
         self.reads: list[list[ReadCall]] = []
-        """The timed calls that are to be compared, a list for each trial."""
+        """The timed calls to compare: a list for each trial."""
         self.stress_calls: list[StressCall] = []
         """Calls on inputs of stress cases."""
         self._style = CallingStyle("dps" if metadata.destination_passing_style else "value", FORMAT_DEFAULT)
         self._arena = tools.arena
         self._has_called = False
-        """A call of this job has ended: the first one may compile."""
+        """A call of this job has ended. Only the first call may compile."""
         self._first_s = self._slowest_s = 0.0
-        """Seconds of the first call, without compiling, and of the slowest one after it."""
+        """Seconds of the first call without compilation, and of the slowest later call."""
         self._watch = CallWatch(worker, task.call_timeout_seconds or inf)
         self._buffers: CallBuffers | None = None
         self._measuring: Measuring | None = None
@@ -105,7 +105,7 @@ class RemoteKernel:
 
     @property
     def calling_style(self) -> CallingStyle:
-        """How the solution is called, and how that was found out."""
+        """How the solution is called, and how this was found."""
         return self._style
 
     @calling_style.setter
@@ -120,7 +120,7 @@ class RemoteKernel:
 
     @property
     def is_meaningful(self) -> bool:
-        """Whether its times say anything."""
+        """Whether its times have a meaning."""
         return self.task.plan.facts is None
 
     def load(
@@ -129,13 +129,13 @@ class RemoteKernel:
         """Have the worker import the solution; return its entry function's signature.
 
         Args:
-            artifact: what the build left.
-            environment: variables that the worker sets first.
-            meanwhile: called while it imports.
+            artifact: the artifact of the build.
+            environment: variables that the worker sets before the import.
+            meanwhile: called during the import.
 
         Raises:
             SolutionFailure: COMPILE_ERROR if the import fails, TIMEOUT if it does not end.
-            WorkerKilled: a signal ended the worker that may have come from outside.
+            WorkerKilled: a signal, possibly from outside, ended the worker.
         """
         self.worker.solution_folder = artifact.directory
         try:
@@ -151,12 +151,12 @@ class RemoteKernel:
         return loaded.signature
 
     def settle_style(self, inputs: Sequence[Any]) -> None:
-        """Find out how the solution is called, if nothing has told it yet: by a call with its inputs alone.
+        """Find out how the solution is called, if it is still unknown: call it with its inputs alone.
 
-        If that call raises, outputs are passed in as well.
+        If that call raises, call it with outputs as well.
 
         Raises:
-            SolutionFailure: both calls failed, or the first one did otherwise than by raising.
+            SolutionFailure: both calls failed, or the first call failed without an exception.
         """
         if self._style.is_settled:
             return
@@ -179,13 +179,13 @@ class RemoteKernel:
         """Call the solution once on copies of the inputs.
 
         Args:
-            *args: the definition's inputs in order; outputs to be filled may follow.
+            *args: the definition's inputs in order; outputs to fill can follow.
 
         Returns:
             One tensor per output of the definition, in its order.
 
         Raises:
-            SolutionFailure: it failed, or what it returned has the wrong count, shape or dtype.
+            SolutionFailure: it failed, or its outputs have the wrong count, shape or dtype.
         """
         count = len(self.task.input_names)
         inputs, given = list(args[:count]), list(args[count:])
@@ -203,9 +203,9 @@ class RemoteKernel:
         return self._take_calls(inputs, 1)[0]
 
     def call_repeatedly(self, inputs: Sequence[Any], count: int) -> Iterator[list[torch.Tensor]]:
-        """Make so many calls, each on a copy of the same inputs, and yield the outputs of each.
+        """Make `count` calls, each on a copy of the same inputs, and yield the outputs of each.
 
-        The first one is made alone, so that a fault shows at once. Quick ones share a request then, since a request
+        The first call is made alone, so that a fault shows at once. Later quick calls share a request, since a request
         takes a millisecond.
         """
         at_once = 1
@@ -215,12 +215,12 @@ class RemoteKernel:
             at_once = 2 * len(made) if time.monotonic() - start < QUICK_REQUEST_S else 1
             count -= len(made)
             yield from made
-            if at_once > 1 and count and self._arena.is_aside:  # there is room for one call only
+            if at_once > 1 and count and self._arena.is_aside:  # only one call fits
                 self.tools.quiesce()
                 self._arena.come_back()
 
     def _make_calls(self, inputs: Sequence[Any], count: int = 1) -> tuple[CallBuffers, list[list[Returned]]]:
-        """Make calls on copies of the same inputs, at most one in each place; return their buffers and claims."""
+        """Make calls on copies of the same inputs, at most one in each buffer; return the buffers and the reports."""
         measuring = self._measuring if self._arena.device.type == "cuda" else None
         ahead = None if measuring is None else measuring.make_ahead
         buffers = self.lay_out(inputs, 1 if self._arena.is_aside else None, ahead)
@@ -239,7 +239,7 @@ class RemoteKernel:
         return buffers, told if len(told) == len(indices) else [[] for _ in indices]
 
     def _take_calls(self, inputs: Sequence[Any], count: int) -> list[list[torch.Tensor]]:
-        """Make calls on copies of the same inputs in one request; check what they left, and return their outputs."""
+        """Make calls on copies of the same inputs in one request; check the reports, and return the outputs."""
         buffers, told = self._make_calls(inputs, count)
         outputs = [[copy_of(output) for output in buffers.outputs(index)] for index in range(len(told))]
         if self.style == "value" and self.task.outputs:
@@ -254,7 +254,8 @@ class RemoteKernel:
         return outputs
 
     def check_inputs(self, calls: Sequence[Inspected]) -> None:
-        """Raise SolutionFailure if one of some calls has changed its inputs; all are compared with one wait."""
+        """Raise SolutionFailure if one of several calls has changed its inputs. It waits for the device once.
+        once."""
         if self.task.is_reference:
             return
         checked = [
@@ -277,12 +278,12 @@ class RemoteKernel:
     def lay_out(
         self, inputs: Sequence[Any], most: int | None = None, meanwhile: Meanwhile | None = None
     ) -> CallBuffers:
-        """Return the buffers of calls with inputs of these shapes; the worker knows them.
+        """Return the buffers for calls with inputs of these shapes, after the worker has mapped them.
 
         Args:
-            inputs: those of a call.
-            most: most buffers; None for as many as timed calls take.
-            meanwhile: called while the worker lays them out.
+            inputs: the inputs of a call.
+            most: most buffers; None for the number of buffers of timed calls.
+            meanwhile: called while the worker maps them.
         """
         buffers, arena = self._buffers, self._arena
         if buffers is None or (buffers.signature, buffers.generation) != (
@@ -306,16 +307,16 @@ class RemoteKernel:
         return buffers
 
     def forget_buffers(self) -> None:
-        """Have calls laid out anew: a worker keeps a chain's board until then."""
+        """Have the calls laid out again. A worker keeps the control block of a chain until then."""
         self._laid_out = False
 
     def measure(self, input_sets: list[list[Any]]) -> Measured:
-        """Time the solution, one trial per set of inputs; each call gets content of its own.
+        """Time the solution, one trial per set of inputs. Each call gets its own content.
 
-        Trials end at the first set whose shapes or single values are not those of the first one.
+        Trials end at the first set whose shapes or scalars differ from the first set.
 
         Raises:
-            SolutionFailure: it failed, or its worker claims readings that the session's own clock rules out.
+            SolutionFailure: it failed, or the session's own clock contradicts the samples of its worker.
         """
         self.tools.quiesce()
         self._arena.come_back()
@@ -325,16 +326,16 @@ class RemoteKernel:
         return measuring.run()
 
     def expect(self, input_sets: list[list[Any]]) -> None:
-        """Prepare the measurement on these inputs, beside the calls that come before it."""
+        """Prepare the measurement on these inputs, while earlier calls run."""
         self._measuring = Measuring(self, input_sets)
 
     def planned_stress(self) -> list[str]:
-        """Return the stress cases that the job would have if its calls and the reference were quick."""
+        """Return the stress cases of the job, assuming that its calls and the reference are quick."""
         stress = self.task.stress
         return stress.names if stress is not None and self.is_meaningful else []
 
     def ask(self, method: str, expected: type[Answer], what: str, **fields: Any) -> Answer:
-        """Ask the worker within what is left of the solution's time; translate what goes wrong."""
+        """Ask the worker within the remaining time of the solution; turn errors into solution failures."""
         count = fields.get("first", len(fields.get("indices", ())))
         limit_s, is_first, start = self._limit_s(method, count), not self._has_called, time.monotonic()
         if is_first and self.task.call_timeout_seconds is not None and method in (*CALLING, "load"):
@@ -367,7 +368,7 @@ class RemoteKernel:
         return answer
 
     def _limit_s(self, method: str, count: int) -> float:
-        """Return the seconds that a request of some calls may take."""
+        """Return the limit in seconds of a request with this many calls."""
         left_s, limit_s = max(0.0, self.left_s), self.task.call_timeout_seconds
         if limit_s is None or method not in CALLING or not self._has_called:
             return left_s
@@ -386,7 +387,7 @@ class RemoteKernel:
         elif compiling_s:
             reason += f" ({compiling_s:g} s of compiling)"
         lines = [", ".join([reason, *stack[:1]]), *(f"  {frame}" for frame in stack[1:])]
-        is_one = count <= 1 or not is_total  # of many calls none may be endless
+        is_one = count <= 1 or not is_total  # in a request of many calls no single call may be endless
         is_own = method != "load" and (is_stuck or not is_total or took_s >= limit_s / 2)
         ran_out: RanOut = "call" if is_stuck or (self._has_called and is_one) else "first call"
         found = {"part": part, "limit_s": limit_s, "compiling_s": compiling_s, "stack": stack}
@@ -394,14 +395,14 @@ class RemoteKernel:
 
 
 def do_differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return whether bytes differ, without a wait for the device; they are compared in words if they are such."""
+    """Return whether bytes differ, without waiting for the device. Aligned bytes are compared as words."""
     if not any(number % WORD for value in (one, other) for number in (value.numel(), value.storage_offset())):
         one, other = one.view(torch.int64), other.view(torch.int64)
     return (one != other).any()
 
 
 def _describe(said: WorkerError, what: str) -> str:
-    """Return what was raised: the first line has the location as well, and is short enough to be shown whole."""
+    """Return the exception's message. Its first line also has the location, and is short enough for tables."""
     first, _, rest = said.message.strip().partition("\n")
     if len(first) > REASON_CHARS:
         first, rest = f"{first[:REASON_CHARS]}…", said.message
