@@ -90,7 +90,9 @@ def compare(
         wanted, given = (int(_bytes_of_bool(side[at]).item()) for side in (left, right))
     off = float(abs(given - wanted))
     off = off if off == off else math.inf if worst.score > 1 else 0.0
-    blank = next((at * size * width + int(one.unwritten) for at, one in enumerate(found) if one.unwritten >= 0), None)
+    unwritten = next(
+        (at * size * width + int(one.unwritten) for at, one in enumerate(found) if one.unwritten >= 0), None
+    )
     shape = (*expected.shape[:-1], expected.shape[-1] * width) if width > 1 else tuple(expected.shape)
     nonfinite = sum(one.nonfinite for one in found)
     return Comparison(
@@ -103,7 +105,7 @@ def compare(
         max_rel_error=math.inf if nonfinite else max(one.relative for one in found),
         max_expected=max(one.largest for one in found),
         worst=Element(_unravel(at, shape), wanted, given, off),
-        unwritten_at=None if blank is None else _unravel(blank, shape),
+        unwritten_at=None if unwritten is None else _unravel(unwritten, shape),
         shared_zeros=int(sum(one.shared for one in found)),
         is_exact=is_exact,
     )

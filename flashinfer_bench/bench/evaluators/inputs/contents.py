@@ -30,7 +30,7 @@ import torch
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
 from flashinfer_bench.bench.evaluators.inputs.custom import SLOW_S, CustomInputs, is_same, list_custom
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
-from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
+from flashinfer_bench.bench.evaluators.inputs.random_values import ValueSpec
 from flashinfer_bench.bench.evaluators.inputs.rules import VariedInput, find_varied_input
 from flashinfer_bench.bench.evaluators.inputs.writer import DRAWN, MULTIPLIED, NEGATED, Unsigned, Writer, open_writer
 from flashinfer_bench.data import Definition, RandomInput, Workload
@@ -73,9 +73,9 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
         if shape is None:
             found[name] = VariedInput(name, "fixed")
         else:
-            blank = Blank(name, definition, shape, axes, device=device)
+            value_spec = ValueSpec(name, definition, shape, axes, device=device)
             is_random = isinstance(workload.inputs.get(name), RandomInput | None)
-            found[name] = find_varied_input(blank, is_random=is_random)
+            found[name] = find_varied_input(value_spec, is_random=is_random)
     if list_custom(workload):
         custom = CustomInputs(definition, workload, axes, shapes, device)
         differing, seconds = custom.compare_draws()

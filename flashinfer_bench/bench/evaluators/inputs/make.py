@@ -22,7 +22,7 @@ from flashinfer_bench.bench.evaluators.compare.packed import is_packed, storage_
 from flashinfer_bench.bench.evaluators.inputs.constraints import check_constraints, find_broken_by_axes
 from flashinfer_bench.bench.evaluators.inputs.custom import CustomInputs, list_custom
 from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
-from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
+from flashinfer_bench.bench.evaluators.inputs.random_values import ValueSpec
 from flashinfer_bench.bench.evaluators.inputs.rules import make_number, make_tensor
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.data import Definition, RandomInput, SafetensorsInput, ScalarInput, TensorSpec, Workload
@@ -82,8 +82,8 @@ class InputMaker:
         # Numbers first: what an integer may be can depend on them.
         for name, shape in sorted(shapes.items(), key=lambda item: item[1] is not None):
             if name not in made:
-                blank = Blank(name, definition, shape or (), axes, made, seed, device, given)
-                made[name] = make_number(blank) if shape is None else make_tensor(blank)
+                value_spec = ValueSpec(name, definition, shape or (), axes, made, seed, device, given)
+                made[name] = make_number(value_spec) if shape is None else make_tensor(value_spec)
         broken = find_broken_by_axes(definition, self.workload)
         if broken:
             self.notes["broken_constraints"] = list(broken.values())

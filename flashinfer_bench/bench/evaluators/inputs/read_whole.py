@@ -16,7 +16,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.integers import find_plain_values
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
-from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
+from flashinfer_bench.bench.evaluators.inputs.random_values import ValueSpec
 from flashinfer_bench.bench.evaluators.inputs.rules import find_varied_input
 from flashinfer_bench.bench.evaluators.inputs.stand_ins import DONE, Traced, Watch, read_operation, run
 from flashinfer_bench.bench.evaluators.reference import Reference
@@ -83,7 +83,7 @@ def find_read_whole(definition: Definition, workload: Workload) -> dict[str, flo
                 given[name] = source.value if isinstance(source, ScalarInput) else None
                 continue
             is_random = isinstance(source, RandomInput | None)
-            if is_random and find_varied_input(Blank(name, definition, shape, axes)).deviation is not None:
+            if is_random and find_varied_input(ValueSpec(name, definition, shape, axes)).deviation is not None:
                 normal[name] = math.prod(shape) * DTYPES[spec.dtype].bits / 8
         follower = _Follower(torch.device("cpu"), truth=True)
         values = find_plain_values(definition, axes, given, has_integers=False)

@@ -25,7 +25,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.looks import look_at
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes, count_bytes
-from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
+from flashinfer_bench.bench.evaluators.inputs.random_values import ValueSpec
 from flashinfer_bench.bench.evaluators.inputs.rules import Kind, find_varied_input
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.data import Definition, RandomInput, Workload
@@ -385,12 +385,12 @@ def _float_outputs(definition: Definition) -> dict[str, tuple[str, ...]]:
     return {name: tuple(spec.shape or ()) for name, spec in specs if DTYPES[spec.dtype].kind == "float"}
 
 
-def _find_free(blank: Blank) -> Free | None:
+def _find_free(value_spec: ValueSpec) -> Free | None:
     """Return how a random input is changed; None if it stays: a rule, or its name, says what its range is."""
-    name, definition, shape = blank.name, blank.definition, blank.shape
+    name, definition, shape = value_spec.name, value_spec.definition, value_spec.shape
     count = math.prod(shape)
-    kind = find_varied_input(blank).kind
-    is_large = blank.dtype.bits == 8 and count > MANY_ELEMENTS
+    kind = find_varied_input(value_spec).kind
+    is_large = value_spec.dtype.bits == 8 and count > MANY_ELEMENTS
     if kind is None or is_large or RATES.fullmatch(name.lower()) or not shape or not count:
         return None
     axes = tuple(definition.inputs[name].shape or ())
@@ -445,7 +445,7 @@ class StressPlan:
         """Calls of each case that were changed."""
         axes, shapes = bind_axes(definition, workload)
         self.free = [
-            _find_free(Blank(name, definition, shape, axes))
+            _find_free(ValueSpec(name, definition, shape, axes))
             if shape and isinstance(workload.inputs.get(name), RandomInput | None)
             else None
             for name, shape in shapes.items()
