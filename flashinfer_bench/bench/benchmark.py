@@ -24,7 +24,7 @@ from flashinfer_bench.bench.confirm import Winners, may_confirm
 from flashinfer_bench.bench.context import HarnessContext
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobsAdded, Notice, RunStarted
 from flashinfer_bench.bench.harness import Harness, Result, Submission
-from flashinfer_bench.bench.job_queue import Lane
+from flashinfer_bench.bench.job_queue import QueueClass
 from flashinfer_bench.bench.planning.first_call import FirstCall, find_first_call
 from flashinfer_bench.bench.planning.plan import Job, Plan, Skip, describe_nothing, make_plan
 from flashinfer_bench.bench.planning.resume import RecordedJobs, names_of
@@ -358,7 +358,7 @@ class PlanRun(Submission):
         self._harness = harness
         self._jobs = tuple(jobs)
         self._times = times
-        self.lane = Lane(in_order=times > 1)
+        self.queue_class = QueueClass(in_order=times > 1)
         self.is_saved = is_saved
         self.open = len(jobs)
         """Jobs without a result."""

@@ -35,7 +35,7 @@ from flashinfer_bench.bench.context import HarnessContext
 from flashinfer_bench.bench.engine_state import EngineLimits, EngineState, describe_device
 from flashinfer_bench.bench.events import Event
 from flashinfer_bench.bench.harness import Harness
-from flashinfer_bench.bench.job_queue import Lane
+from flashinfer_bench.bench.job_queue import QueueClass
 from flashinfer_bench.bench.planning.plan import Job, JobMaker, check_extras, prepare, why_not_here
 from flashinfer_bench.bench.planning.resume import decide, read_fingerprint
 from flashinfer_bench.bench.planning.selection import Selected
@@ -164,7 +164,7 @@ class Engine:
             [job.workload.uuid for job in jobs],
             cancel=self._cancel,
             on_trace=self._note,
-            lane=Lane(priority, submitter),
+            queue_class=QueueClass(priority, submitter),
             is_saved=save_results,
             confirms_best=may and confirm == "if_best",
         )
@@ -236,7 +236,7 @@ class Engine:
         """Raise if a task cannot be taken."""
         if self._is_closed:
             raise EngineClosed("the engine was closed: it takes no more tasks")
-        count, most, submitter = self._harness.open_jobs, self.limits.queue, task.lane.submitter
+        count, most, submitter = self._harness.open_jobs, self.limits.queue, task.queue_class.submitter
         if count + len(jobs) > most:
             raise QueueFull(f"{count} jobs are open, and this task has {len(jobs)}; {most} may be open")
         if self._count_tasks().get(submitter, 0) >= self.limits.tasks_per_submitter:
@@ -246,7 +246,7 @@ class Engine:
 
     def _count_tasks(self) -> dict[str, int]:
         """Return how many tasks each submitter has open."""
-        return dict(Counter(task.lane.submitter for task in list(self._tasks.values()) if not task.is_done))
+        return dict(Counter(task.queue_class.submitter for task in list(self._tasks.values()) if not task.is_done))
 
     def _cancel(self, task: Task) -> None:
         task.end(TaskCancelled(f"task {task.id} was cancelled"))

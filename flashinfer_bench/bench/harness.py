@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from flashinfer_bench.bench.context import HarnessContext
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobStarted, Notice
-from flashinfer_bench.bench.job_queue import Lane
+from flashinfer_bench.bench.job_queue import QueueClass
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.environments import recorded_variables
@@ -48,7 +48,7 @@ Result = Evaluation | JobFaulted
 class Submission:
     """Jobs that somebody wants judged. A subclass hears what becomes of them; it may submit further jobs then."""
 
-    lane: Lane = Lane()
+    queue_class: QueueClass = QueueClass()
     is_shared = False
     """Its jobs may be those of other submissions, too. A trace that cannot be saved is then a fault of its job, and
     otherwise an error."""
@@ -75,7 +75,7 @@ class OpenJob:
 
     job: Job
     """With the number that the harness gave it: no other of its jobs ever has it."""
-    lane: Lane
+    queue_class: QueueClass
     waiting: list[tuple[Submission, Job]] = field(default_factory=list)
     """Submissions, each with the job as it is to them: with their own solution."""
 
@@ -125,23 +125,23 @@ class Harness:
         """Take jobs of a submission."""
         new: list[Job] = []
         raised: list[int] = []
-        lane, shares = submission.lane, submission.is_shared
+        queue_class, shares = submission.queue_class, submission.is_shared
         with self.lock:
             for job in jobs:
                 entry = self._equal.get(_identity(job)) if shares else None
                 if entry is None:
-                    entry = OpenJob(replace(job, index=next(self._numbers)), lane)
+                    entry = OpenJob(replace(job, index=next(self._numbers)), queue_class)
                     self._open[entry.job.index] = entry
                     self._of_solution[_mark(job)] += 1
                     if shares:
                         self._equal[_identity(job)] = entry
                     new.append(entry.job)
-                elif lane.priority > entry.lane.priority:
-                    entry.lane = lane
+                elif queue_class.priority > entry.queue_class.priority:
+                    entry.queue_class = queue_class
                     raised.append(entry.job.index)
                 entry.waiting.append((submission, replace(job, index=entry.job.index) if shares else job))
             if new or raised:
-                self._notes.append(lambda scheduler: _deal(scheduler, lane, new, raised))
+                self._notes.append(lambda scheduler: _deal(scheduler, queue_class, new, raised))
 
     def withdraw(self, submission: Submission, job: Job | None = None) -> None:
         """Take out a job of a submission, or all of them. One that runs may end; its verdict is told to nobody."""
@@ -259,10 +259,10 @@ class Harness:
             del self._equal[_identity(entry.job)]
 
 
-def _deal(scheduler: Scheduler, lane: Lane, new: list[Job], raised: list[int]) -> None:
+def _deal(scheduler: Scheduler, queue_class: QueueClass, new: list[Job], raised: list[int]) -> None:
     """Give jobs to the loop, in place of what it would have begun next."""
     scheduler.recall()
-    scheduler.add([*new, *scheduler.remove(raised)], lane)
+    scheduler.add([*new, *scheduler.remove(raised)], queue_class)
 
 
 def _identity(job: Job) -> object:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from flashinfer_bench.base.files.held_folders import sweep_folders
 from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice
-from flashinfer_bench.bench.job_queue import TURN_S, JobQueue, Lane
+from flashinfer_bench.bench.job_queue import TURN_S, JobQueue, QueueClass
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.first_call import find_first_call
 from flashinfer_bench.bench.planning.plan import Job
@@ -165,7 +165,7 @@ class Scheduler:
         """Whether any job has no answer yet."""
         return bool(self._queue.remaining or any(slot.jobs for slot in self.slots))
 
-    def add(self, jobs: list[Job], lane: Lane = Lane()) -> None:  # noqa: B008 - a constant
+    def add(self, jobs: list[Job], queue_class: QueueClass = QueueClass()) -> None:  # noqa: B008 - a constant
         """Take further jobs. Where solutions keep coming, one that ran out of time is tried again; so is each device if
         none is left.
         """
@@ -179,7 +179,7 @@ class Scheduler:
             self._orders.expect(jobs)
             slow = {key for key, solution in solutions.items() if find_first_call(solution).is_long}
             jobs = sorted(jobs, key=lambda job: job.solution_key in slow)
-        self._queue.add(jobs, lane)
+        self._queue.add(jobs, queue_class)
         count = self._farm.open_builds
         if count > before:
             solutions_of = "solution" if count == 1 else "solutions"

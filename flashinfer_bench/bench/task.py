@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 from flashinfer_bench.bench.events import JobFaulted
 from flashinfer_bench.bench.harness import Submission
-from flashinfer_bench.bench.job_queue import Lane
+from flashinfer_bench.bench.job_queue import QueueClass
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.data import Solution, Trace
 from flashinfer_bench.errors import EngineRefusal, TaskCancelled, TaskFailed
@@ -33,7 +33,7 @@ class Task(Submission):
         workloads: uuids, in the order of the definition's workloads.
         cancel: takes the task out of the engine.
         on_trace: told of each trace; says whether another one will come in its place, of a confirmation.
-        lane: who asks, and how urgently.
+        queue_class: who asks, and how urgently.
         is_saved: traces are saved before the task has them.
         confirms_best: the solution is judged again on each workload of which it would be the best.
     """
@@ -47,14 +47,14 @@ class Task(Submission):
         *,
         cancel: Callable[[Task], object],
         on_trace: Callable[[Task, Job, Trace], bool] = lambda *_: False,
-        lane: Lane = Lane(),  # noqa: B008 - a constant
+        queue_class: QueueClass = QueueClass(),  # noqa: B008 - a constant
         is_saved: bool = True,
         confirms_best: bool = False,
     ) -> None:
         self.id = uuid.uuid4().hex
         self.solution = solution
         self.workloads = tuple(workloads)
-        self.lane = lane
+        self.queue_class = queue_class
         self.is_saved = is_saved
         self.confirms_best = confirms_best
         self._cancel = cancel

@@ -18,7 +18,7 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.context import HarnessContext
 from flashinfer_bench.bench.engine import SolutionJobs
 from flashinfer_bench.bench.events import JobFaulted, Notice
-from flashinfer_bench.bench.job_queue import Lane
+from flashinfer_bench.bench.job_queue import QueueClass
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
@@ -191,7 +191,7 @@ def _run(
         turns = [block for at in range(0, longest, 2) for planned in blocks for block in planned[at : at + 2]]
         jobs = [replace(one.jobs[side], index=len(meant) + at) for at, (one, _, side) in enumerate(turns)]
         meant += turns
-        scheduler.add(jobs, Lane(in_order=True))
+        scheduler.add(jobs, QueueClass(in_order=True))
         while scheduler.has_open_jobs:
             for happening in scheduler.step(limit_s=TURN_S):
                 if isinstance(happening, Notice):
