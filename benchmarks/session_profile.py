@@ -163,9 +163,9 @@ def sum_up(notes: Sequence[Note], skip: int) -> tuple[dict[tuple[str, ...], list
         while open_steps and open_steps[-1][3] <= start:
             open_steps.pop()
         path = (*(step[0] for step in open_steps), name)
-        told = sums.setdefault(path, [0, 0.0, 0.0])
-        told[0] += 1
-        told[1] += end - start
+        reported = sums.setdefault(path, [0, 0.0, 0.0])
+        reported[0] += 1
+        reported[1] += end - start
         if path[:-1] in sums:
             sums[path[:-1]][2] += end - start
         open_steps.append(note)

@@ -39,7 +39,7 @@ from flashinfer_bench.data.sets.merge import reread_traces
 from flashinfer_bench.data.sets.results import in_order_of_time
 from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of, to_trace
 from flashinfer_bench.errors import ConfigError
-from flashinfer_bench.timing.between_workers import NOISY, told_of_workers
+from flashinfer_bench.timing.between_workers import NOISY, report_of_workers
 
 MOST_WORKERS: Final = 1000
 """Workers of one job, at most: a higher number is a slip."""
@@ -203,15 +203,15 @@ class Benchmark:
             yield RunStarted(self.machine.devices, run.open)
             yield from map(Notice, tell_withheld(os.environ))
             run.begin()
-            told: dict[tuple[str, str | None, str], JobFinished] = {}
+            reported: dict[tuple[str, str | None, str], JobFinished] = {}
             while run.open:
-                for event in chain(harness.step(), run.tell_changes(told)):
+                for event in chain(harness.step(), run.tell_changes(reported)):
                     if isinstance(event, JobFinished):
                         if not save_results:
                             self._unsaved[id(event.trace)] = event.trace
                         self._trace_set.keep_traces([event.trace])
                         if winners is not None:
-                            told[names_of(event.trace)] = event
+                            reported[names_of(event.trace)] = event
                     elif isinstance(event, JobFaulted):
                         self.faults.append(event)
                     yield event
@@ -402,11 +402,11 @@ class PlanRun(Submission):
             self.added += len(jobs)
             self._harness.submit(self, jobs)
 
-    def tell_changes(self, told: Mapping[tuple[str, str | None, str], JobFinished]) -> Iterator[Event]:
+    def tell_changes(self, reported: Mapping[tuple[str, str | None, str], JobFinished]) -> Iterator[Event]:
         """Yield which jobs were added, and verdicts that are taken back, which are saved before.
 
         Args:
-            told: the latest verdict of each job.
+            reported: the latest verdict of each job.
         """
         voided = self._winners.voided if self._winners is not None else []
         if self.added or voided:
@@ -414,7 +414,7 @@ class PlanRun(Submission):
         self.added = 0
         while voided:
             trace = voided.pop(0)
-            event = replace(told[names_of(trace)], trace=trace)
+            event = replace(reported[names_of(trace)], trace=trace)
             if self.is_saved:
                 self._harness.recorder.save(event.job, trace)
             yield event
@@ -431,7 +431,7 @@ def join_workers(evaluations: Sequence[Evaluation]) -> Evaluation:
     references = [one.performance.reference_latency_ms for one in evaluations if one.performance is not None]
     latency, reference = fmean(latencies), fmean(references) if min(references) > 0 else 0.0
     records = [dict((one.extra or {}).get("measurement", {})) for one in evaluations]
-    record = told_of_workers(records[-1], latencies)
+    record = report_of_workers(records[-1], latencies)
     raised = dict.fromkeys(flag for one in records for flag in one.get("flags", []))
     flags = [flag for flag in raised if flag != NOISY]  # how far workers differ stands in the interval
     record = {key: value for key, value in record.items() if key != "flags"} | ({"flags": flags} if flags else {})

@@ -96,8 +96,8 @@ def list_problems(
             hint = did_you_mean(str(location[-1]), known) or f"; known keys: {', '.join(known)}"
             kind, what = "unknown_key", f"unknown key{hint}"
         place = _place(source, location, lines or {}) if source is not None else context.get("place")
-        told = {"what": what} if place is None else {"place": place, "what": what}
-        fault = PydanticCustomError(kind, ": ".join(f"{{{name}}}" for name in told), told)
+        reported = {"what": what} if place is None else {"place": place, "what": what}
+        fault = PydanticCustomError(kind, ": ".join(f"{{{name}}}" for name in reported), reported)
         problems.append(InitErrorDetails(type=fault, loc=location, input=item["input"]))
     return problems
 

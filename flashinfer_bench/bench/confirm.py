@@ -25,7 +25,7 @@ from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.planning.resume import FULL
 from flashinfer_bench.data import Evaluation, EvaluationStatus, Trace
-from flashinfer_bench.data.measurement import read_measurement, tell
+from flashinfer_bench.data.measurement import read_measurement, read_reported
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 
 MOST_CONFIRMED: Final = 3
@@ -77,11 +77,11 @@ def next_to_confirm(standings: Iterable[Standing], tried: Collection[str]) -> st
 
 def stand(solution: str, evaluation: AnyEvaluation) -> Standing | None:
     """Return how a solution stands by a verdict; None if it can never be the best."""
-    performance, told = evaluation.performance, tell(evaluation)
-    record = told.measurement
+    performance, reported = evaluation.performance, read_reported(evaluation)
+    record = reported.measurement
     if evaluation.status is not EvaluationStatus.PASSED or performance is None or not record.meaningful:
         return None
-    if not told.may_be_best(performance.latency_ms):
+    if not reported.may_be_best(performance.latency_ms):
         return None
     low_ms, high_ms = record.bounds or (performance.latency_ms, performance.latency_ms)
     return Standing(solution, performance.latency_ms, low_ms, high_ms, record.is_full)
@@ -276,12 +276,12 @@ def void(trace: Trace, broken: Sequence[Trace]) -> Trace:
     assert latest is not None
     uuids = list(dict.fromkeys(one.workload.uuid for one in broken))
     integrity = {**(latest.extra or {})["integrity"], "voided_by": uuids}
-    told = f"the solution broke rule {integrity['rule']!r} on {' and '.join(uuids)}, once as it was confirmed"
+    reported = f"the solution broke rule {integrity['rule']!r} on {' and '.join(uuids)}, once as it was confirmed"
     changes = {
         "status": latest.status,
         "correctness": latest.correctness,
         "performance": None,
-        "log": f"it passed here, and is taken back: {told}",
+        "log": f"it passed here, and is taken back: {reported}",
         "timestamp": max(before.timestamp, latest.timestamp),
         "extra": {**{key: (before.extra or {}).get(key) for key in ("run", "evaluator")}, "integrity": integrity},
     }

@@ -37,7 +37,7 @@ from flashinfer_bench.data.store.trace_writer import TraceWriter
 from flashinfer_bench.errors import DataSetError, Fault, FlashInferBenchError
 from flashinfer_bench.roofline.peaks import describe_time
 from flashinfer_bench.roofline.workloads import cost_of_workload
-from flashinfer_bench.timing.between_workers import WORKERS, told_with_spread
+from flashinfer_bench.timing.between_workers import WORKERS, report_with_spread
 
 CANCELLED: Final = "CANCELLED"
 MOST_TIMES: Final = 100_000
@@ -176,8 +176,8 @@ class Harness:
             elif isinstance(happening, JobStarted):
                 with self.lock:
                     waiting = list(self._open[happening.job.index].waiting)
-                told = [job for submission, job in waiting if submission.note_start(job)]
-                yield from (replace(happening, job=job) for job in told[:1])
+                reported = [job for submission, job in waiting if submission.note_start(job)]
+                yield from (replace(happening, job=job) for job in reported[:1])
             else:
                 yield from self._settle(happening)
 
@@ -224,8 +224,8 @@ class Harness:
                 elif isinstance(result, JobFaulted):
                     made[name] = replace(result, job=job)
                 yield made[name]
-            told = made[name]
-            submission.note(job, told.trace if isinstance(told, JobFinished) else replace(told, job=job))
+            reported = made[name]
+            submission.note(job, reported.trace if isinstance(reported, JobFinished) else replace(reported, job=job))
 
     def _finish(self, submission: Submission, judged: Judged, seed: dict[str, Any]) -> JobFinished | JobFaulted:
         """Return the event of a verdict, whose trace is saved if that is wanted."""
@@ -358,7 +358,7 @@ class TraceRecorder:
         for name, latency_ms in times.items():
             record = extra.get(name)
             if isinstance(record, dict) and record.get("interval") != WORKERS:
-                found[name] = told_with_spread(record, latency_ms, spread)
+                found[name] = report_with_spread(record, latency_ms, spread)
         cost = None
         if device.kind != "cpu":
             cost = cost_of_workload(job.definition, job.workload, self._context.blob_root_for(job))

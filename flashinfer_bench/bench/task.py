@@ -19,7 +19,7 @@ from flashinfer_bench.data import Solution, Trace
 from flashinfer_bench.errors import EngineRefusal, TaskCancelled, TaskFailed
 
 TaskState = Literal["pending", "running", "completed", "failed", "cancelled"]
-MOST_TOLD: Final = 5
+MOST_REPORTED: Final = 5
 """The message of a failed task tells this many of its faults."""
 
 
@@ -203,5 +203,5 @@ class Task(Submission):
 def describe_faults(faults: list[JobFaulted]) -> str:
     """Say why a task failed."""
     lines = [f"{fault.job.solution.name}, workload {fault.job.workload.uuid}: {fault.message}" for fault in faults]
-    more = [f"and {len(lines) - MOST_TOLD} more"] if len(lines) > MOST_TOLD else []
-    return "\n".join([*lines[:MOST_TOLD], *more])
+    more = [f"and {len(lines) - MOST_REPORTED} more"] if len(lines) > MOST_REPORTED else []
+    return "\n".join([*lines[:MOST_REPORTED], *more])

@@ -96,8 +96,8 @@ def execute_show(args: Namespace) -> int:
         "artifacts": entries,
         "compiled_at_run": folders,
     }
-    told = f"{_bytes(size - judge_bytes)} of {_bytes(size_limit())}; kernels that judge: {_bytes(judge_bytes)}"
-    total = f"{count(len(entries), 'artifact')} and what ran solutions compiled, {told}; in {cache.root}"
+    reported = f"{_bytes(size - judge_bytes)} of {_bytes(size_limit())}; kernels that judge: {_bytes(judge_bytes)}"
+    total = f"{count(len(entries), 'artifact')} and what ran solutions compiled, {reported}; in {cache.root}"
     write_result(args, document, lay_out(TABLE, [*entries, *folders]), [total])
     return 0
 

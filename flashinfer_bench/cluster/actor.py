@@ -250,8 +250,8 @@ def _to_frame(happening: Happening) -> dict[str, Any]:
         case Notice(message):
             return {"notice": message}
         case JobFaulted():
-            told = {"message": happening.message, "is_left_out": happening.is_left_out}
-            return {"fault": {"job": happening.job.index, "retry": False, **told}}
+            reported = {"message": happening.message, "is_left_out": happening.is_left_out}
+            return {"fault": {"job": happening.job.index, "retry": False, **reported}}
         case _:
-            told = {"evaluation": happening.evaluation.model_dump(mode="json"), "ran_out": happening.ran_out}
-            return {"verdict": {"job": happening.job.index, "seconds": happening.seconds, **told}}
+            reported = {"evaluation": happening.evaluation.model_dump(mode="json"), "ran_out": happening.ran_out}
+            return {"verdict": {"job": happening.job.index, "seconds": happening.seconds, **reported}}

@@ -99,28 +99,28 @@ def is_noisy(latency_ns: float, samples_ns: Interval | None, spread: WorkerSprea
     return half_ns > STEP_NS and half_ns > spread.half * latency_ns > 0
 
 
-def told_with_spread(record: Mapping[str, Any], latency_ms: float, spread: WorkerSpread) -> dict[str, Any]:
+def report_with_spread(record: Mapping[str, Any], latency_ms: float, spread: WorkerSpread) -> dict[str, Any]:
     """Return one worker's record with an interval that holds for the next worker; that of its samples is renamed."""
-    told = dict(record)
-    bounds, flags = told.pop("interval95_ms", None), [flag for flag in told.pop("flags", []) if flag != NOISY]
+    reported = dict(record)
+    bounds, flags = reported.pop("interval95_ms", None), [flag for flag in reported.pop("flags", []) if flag != NOISY]
     samples = (float(bounds[0]), float(bounds[1])) if isinstance(bounds, (list, tuple)) and len(bounds) == 2 else None
     if samples is not None:
-        told["readings95_ms"] = [*samples]
+        reported["readings95_ms"] = [*samples]
         if is_noisy(latency_ms * 1e6, (samples[0] * 1e6, samples[1] * 1e6), spread):
             flags.append(NOISY)
-    told |= {"flags": flags} if flags else {}
+    reported |= {"flags": flags} if flags else {}
     interval = widened_interval(latency_ms, samples, spread)
     if latency_ms <= 0 or not all(map(isfinite, interval)):
-        return told
-    told |= {"interval95_ms": _rounded(interval), "interval": ONE_WORKER, "worker_spread": round(spread.share, 6)}
-    return told | {"worker_spread_from": "this machine" if spread.is_measured else "default"}
+        return reported
+    reported |= {"interval95_ms": _rounded(interval), "interval": ONE_WORKER, "worker_spread": round(spread.share, 6)}
+    return reported | {"worker_spread_from": "this machine" if spread.is_measured else "default"}
 
 
-def told_of_workers(record: Mapping[str, Any], latencies_ms: Sequence[float]) -> dict[str, Any]:
+def report_of_workers(record: Mapping[str, Any], latencies_ms: Sequence[float]) -> dict[str, Any]:
     """Return the record of one of several workers with all their latencies and the interval of the mean."""
-    told = {"readings95_ms" if key == "interval95_ms" else key: value for key, value in record.items()}
-    told |= {"interval95_ms": _rounded(interval_of_workers(latencies_ms)), "interval": WORKERS}
-    return told | {"workers_ms": _rounded(latencies_ms)}
+    reported = {"readings95_ms" if key == "interval95_ms" else key: value for key, value in record.items()}
+    reported |= {"interval95_ms": _rounded(interval_of_workers(latencies_ms)), "interval": WORKERS}
+    return reported | {"workers_ms": _rounded(latencies_ms)}
 
 
 def _rounded(values: Sequence[float]) -> list[float]:

@@ -128,21 +128,21 @@ def _find(definition: Definition) -> type[Evaluator]:
 
 def _import_evaluators(plug_in: PlugIn) -> list[type[Evaluator]]:
     name, _, attribute = plug_in.reference.partition(":")
-    before, told = list(_EVALUATORS), f"{plug_in.origin}: {plug_in.reference}"
+    before, reported = list(_EVALUATORS), f"{plug_in.origin}: {plug_in.reference}"
     if plug_in.folder is not None and plug_in.folder not in sys.path:
         sys.path.append(plug_in.folder)  # last, so that nothing in it hides an installed module
-    with Blame(partial(_explain, f"{told} cannot be imported", missing=name)):
+    with Blame(partial(_explain, f"{reported} cannot be imported", missing=name)):
         module = importlib.import_module(name)
         offered = operator.attrgetter(attribute)(module) if attribute else getattr(module, OFFER, None)
     if offered is None:
         offered = [evaluator for evaluator in _EVALUATORS if evaluator not in before or evaluator.__module__ == name]
     evaluators = list(offered) if isinstance(offered, (list, tuple)) else [offered]
     if not evaluators:
-        raise ConfigError(f"{told} offers no evaluator; give the module a list {OFFER} = [...]")
+        raise ConfigError(f"{reported} offers no evaluator; give the module a list {OFFER} = [...]")
     for evaluator in evaluators:
         reason = _why_unusable(evaluator)
         if reason is not None:
-            raise ConfigError(f"{told} offers {evaluator!r}, {reason}")
+            raise ConfigError(f"{reported} offers {evaluator!r}, {reason}")
     return evaluators
 
 

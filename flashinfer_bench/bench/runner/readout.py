@@ -88,5 +88,5 @@ class Readout:
         """
         gap_ns, after, reached = self.launch_gap_ns, self.look(), reached_precision(trials)
         summary = summarise(trials, launch_gap_ns=gap_ns, before=before, after=after, keep_samples=self._keep_samples)
-        told = {"precision": precision, "precision_reached": None if reached is None else round(reached, 6)}
-        return replace(summary, record={**summary.record, **told})
+        reported = {"precision": precision, "precision_reached": None if reached is None else round(reached, 6)}
+        return replace(summary, record={**summary.record, **reported})

@@ -153,8 +153,8 @@ def _make(path: Path, sources: dict[str, str], definitions: Mapping[str, Definit
     problems = check_entry(solution) if hints.entry else []
     if problems:
         raise DataSetError(f"--entry: {problems[0]}")
-    told = f"{path}: {language.value}, {solution.spec.entry_point}, of {definition} ({told_by})"
-    return Draft(solution, path, told, False)
+    reported = f"{path}: {language.value}, {solution.spec.entry_point}, of {definition} ({told_by})"
+    return Draft(solution, path, reported, False)
 
 
 def _choose_language(path: Path, sources: Mapping[str, str], given: str | None) -> SupportedLanguages:

@@ -190,7 +190,7 @@ def run_program(server: socket.socket, name: str, order: dict[str, Any], home: P
 def read_error(file: Path) -> str:
     """Return the solution's exception, as its process wrote it; that may have written anything."""
     try:
-        told = json.loads(read_whole(file, MOST_OUTCOME_BYTES))
+        reported = json.loads(read_whole(file, MOST_OUTCOME_BYTES))
     except (OSError, ValueError, RecursionError):
         return ""
-    return str(told.get("error", "")) if isinstance(told, dict) else ""
+    return str(reported.get("error", "")) if isinstance(reported, dict) else ""

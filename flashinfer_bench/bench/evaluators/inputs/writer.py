@@ -168,9 +168,9 @@ class Writer:
             pieces = np.concatenate(self._pieces)
             ends = np.cumsum(-(-pieces[:, COUNT].astype(np.int64) // TILE))
             pieces[1:, 0] = ends[:-1]
-            told = torch.from_numpy(pieces.view(np.int64)).to(self._device)
+            reported = torch.from_numpy(pieces.view(np.int64)).to(self._device)
             stream = torch.cuda.current_stream(self._device).cuda_stream
-            self._launch(stream, told.data_ptr(), len(pieces), int(ends[-1]), TILE)
+            self._launch(stream, reported.data_ptr(), len(pieces), int(ends[-1]), TILE)
         for target, key, flips in self._flips:
             _flip(target, key, flips)
         self._pieces.clear()

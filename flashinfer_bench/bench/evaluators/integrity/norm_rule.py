@@ -181,12 +181,12 @@ def surely_pass(calls: Sequence[JudgedCall], rule: NormRule, tolerance: Toleranc
         for start in range(0, len(pairs) if count else 0, most):
             _look(pairs[start : start + most], rule, tolerance, holds, totals)
     brought = [torch.stack(holds).double()] if holds else []
-    told = torch.cat([*brought, *totals]).tolist() if holds or totals else []
-    squares = told[len(holds) :]
+    reported = torch.cat([*brought, *totals]).tolist() if holds or totals else []
+    squares = reported[len(holds) :]
     errors, sizes = squares[::2], squares[1::2]
     bound = (rule.limit * SURE) ** 2
     surely = all(off <= size * bound and size < math.inf for off, size in zip(errors, sizes, strict=True))
-    if not (surely and all(told[: len(holds)])):
+    if not (surely and all(reported[: len(holds)])):
         return None
     return [any(sizes[at :: len(calls)]) for at in range(len(calls))]
 

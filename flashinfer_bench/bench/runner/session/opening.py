@@ -143,8 +143,8 @@ def open_session(fd: int) -> Iterator[OpenedSession]:
     if hello.has_walls:
         share_kernels(Path(hello.cache_root))
     readout = Readout(hello.gpu_uuid, our_processes=lambda: pool.process_ids(), keep_samples=hello.keep_samples)
-    told = lambda worker: readout.add_launch_gap(worker.ready.launch_gap_ns)  # noqa: E731 - one line, used once
-    with WorkerPool(template, run_directory, hello, policies, on_ready=told) as pool:
+    reported = lambda worker: readout.add_launch_gap(worker.ready.launch_gap_ns)  # noqa: E731 - one line, used once
+    with WorkerPool(template, run_directory, hello, policies, on_ready=reported) as pool:
         pool.precompiling = precompiling
         orders = Orders(host, reader)
         orders.look()

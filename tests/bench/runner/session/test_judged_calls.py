@@ -197,7 +197,7 @@ LOG = run(LOGARITHMS)
 
 
 @pytest.mark.parametrize(
-    ("reference", "solutions", "xs", "told", "is_rejected"),
+    ("reference", "solutions", "xs", "reported", "is_rejected"),
     [
         (SUMS, [right], [SMALL], ["judged"], False),
         (SUMS, [right], [NEGATIVE], [ZEROS], False),
@@ -208,24 +208,24 @@ LOG = run(LOGARITHMS)
         (LOGARITHMS, [lambda x: x / 8 * torch.log(x[:, :1] + 8)], None, [IN_PART], True),
     ],
 )
-def test_what_is_told_of_stress_cases_and_which_solution_is_rejected(reference, solutions, xs, told, is_rejected):
+def test_what_is_told_of_stress_cases_and_which_solution_is_rejected(reference, solutions, xs, reported, is_rejected):
     rejected, notes = judge_calls(reference, *solutions, xs=xs)
     assert isinstance(rejected, Rejected) is is_rejected
-    assert notes["regimes"] == {f"r{at}": one for at, one in enumerate(told)}
+    assert notes["regimes"] == {f"r{at}": one for at, one in enumerate(reported)}
     if is_rejected:
-        assert ("rows that are not finite are left out" in rejected.message) is (told == [IN_PART])
+        assert ("rows that are not finite are left out" in rejected.message) is (reported == [IN_PART])
 
 
 @pytest.mark.parametrize(
-    ("patience_s", "planned", "told"),
+    ("patience_s", "planned", "reported"),
     [(1e9, "ab", {"a": "judged", "b": "judged"}), (-1.0, "ab", {"a": SLOW, "b": SLOW}), (1e9, "abc", {"c": SLOW})],
     ids=["all", "slow reference", "slow calls"],
 )
-def test_a_job_of_which_calls_were_left_out_is_flagged(monkeypatch, patience_s, planned, told):
+def test_a_job_of_which_calls_were_left_out_is_flagged(monkeypatch, patience_s, planned, reported):
     monkeypatch.setattr(judged_calls, "PATIENCE_S", patience_s)
     rejected, notes = judge_calls(DOUBLES, run(DOUBLES), run(DOUBLES), names="ab", planned=planned)
-    assert (rejected, told.items() <= notes["regimes"].items()) == (None, True)
-    assert notes["measurement"]["flags"] == ["noisy", *(["regimes_left_out"] if SLOW in told.values() else [])]
+    assert (rejected, reported.items() <= notes["regimes"].items()) == (None, True)
+    assert notes["measurement"]["flags"] == ["noisy", *(["regimes_left_out"] if SLOW in reported.values() else [])]
 
 
 def judge_constants(reference, solution, **settings):

@@ -57,8 +57,8 @@ def test_a_solution_that_holds_the_memory_that_its_calls_need_is_refused(monkeyp
     for free in (before, now):
         set_free(monkeypatch, free * MIB)
         memory.look_at_free_bytes(GPU)
-    told = r"0\.10 GiB of the GPU's memory are left beside what the solution holds; 0\.10 are needed"
-    with pytest.raises(SolutionFailure, match=told) if is_refused else nullcontext():
+    reported = r"0\.10 GiB of the GPU's memory are left beside what the solution holds; 0\.10 are needed"
+    with pytest.raises(SolutionFailure, match=reported) if is_refused else nullcontext():
         check_room(100 * MIB // 6, GPU, held * MIB)
 
 

@@ -102,8 +102,8 @@ TAKES = "a call in a chain takes 0.07475 ms"
 def test_what_becomes_of_a_claim(gpu, arena, claimed_ns, how, ends):
     timer, _ = open_timer(gpu, arena, **how)
     if isinstance(ends, type):
-        told = r"RUNTIME_ERROR.* claims 0\.\d+ ms a call; .*takes 0\.0.* \(4 chains\)"
-        with pytest.raises(SolutionFailure, match=told) as failed:
+        reported = r"RUNTIME_ERROR.* claims 0\.\d+ ms a call; .*takes 0\.0.* \(4 chains\)"
+        with pytest.raises(SolutionFailure, match=reported) as failed:
             timer.confirm(claimed_ns)
         assert failed.type is ends
     else:
