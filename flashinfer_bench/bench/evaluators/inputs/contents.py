@@ -1,7 +1,7 @@
 """What the inputs of single calls hold: each timed call of a job gets content of its own, made from a secret.
 
 A solution that has seen an input before could answer from memory, so no call gets what another had. The content comes
-from a set of inputs that the evaluator made, in one of four ways, chosen by the input's rule (`rules.py`):
+from a set of inputs that the evaluator made, in one of four modes, chosen by the input's rule (`rules.py`):
 
     scaled   random normal values are drawn anew. Other floats are moved along by a secret number of elements, shuffled
              in rows and multiplied by factors of 0.8 to 1.25; half of the calls negate an input that has both signs
@@ -79,7 +79,7 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
     if list_custom(workload):
         custom = CustomInputs(definition, workload, axes, shapes, device)
         differing, seconds = custom.compare_draws()
-        is_redrawn = seconds <= SLOW_S and not any(found[name].way == "fixed" for name in differing)
+        is_redrawn = seconds <= SLOW_S and not any(found[name].mode == "fixed" for name in differing)
         for name in custom.names if differing else ():
             if name not in differing:
                 found[name] = VariedInput(name, "fixed")
@@ -161,7 +161,7 @@ class Contents(_Calls):
         for index, (value, targets) in enumerate(zip(self.base, into, strict=True)):
             if not isinstance(value, torch.Tensor) or targets is None or not value.numel():
                 continue
-            is_fixed = self._varied[index].way == "fixed"
+            is_fixed = self._varied[index].mode == "fixed"
             same = rows if is_fixed else as_base
             if same:
                 writer.move_rows(value, targets, same, np.zeros(len(same), np.uint64))
@@ -199,12 +199,12 @@ class Contents(_Calls):
         """Have one input of some calls written, given the secrets of each."""
         value, varied = self.base[index], self._varied[index]
         keys = secrets[:, -1 if varied.is_joint else index]
-        if varied.way == "redrawn":
+        if varied.mode == "redrawn":
             for key, row in zip(keys.tolist(), rows, strict=True):
                 into[row].copy_(self._redraw(index, key))
         elif varied.deviation is not None and self._is_drawn(index):
             writer.draw_rows(into, rows, keys, varied.deviation)
-        elif varied.way == "scaled" and value.dtype in MULTIPLIED:
+        elif varied.mode == "scaled" and value.dtype in MULTIPLIED:
             is_negated = (keys >> np.uint64(60) & np.uint64(1)) * np.uint64(NEGATED if self._has_signs(index) else 0)
             moves, columns = choose_moves(value, keys), choose_columns(value)
             writer.vary_rows(value, into, rows, moves, keys | is_negated, columns)
@@ -347,9 +347,9 @@ def find_nudge(value: torch.Tensor) -> torch.Tensor | None:
     may_be = (counts.cpu() > 0) & (numbers.isfinite() & (numbers != 0)).all(1)
     is_int = value.dtype is torch.int8
     masks = (0x99, 0x11, 0x88) if is_packed(value.dtype) else (0x81, 0x01, 0x80)
-    ways = [codes ^ typed.neg().view(torch.uint8)] if is_int else [torch.full_like(codes, mask) for mask in masks]
+    flips = [codes ^ typed.neg().view(torch.uint8)] if is_int else [torch.full_like(codes, mask) for mask in masks]
     bits = torch.zeros_like(codes)
-    for way in ways:
-        bits = torch.where((bits == 0) & may_be & may_be[(codes ^ way).int()], way, bits)
+    for flip in flips:
+        bits = torch.where((bits == 0) & may_be & may_be[(codes ^ flip).int()], flip, bits)
     sizes = numbers[bits != 0].abs()
     return bits.to(value.device) if sizes.numel() and sizes.amax() >= (LEAST_REACH if is_int else 0) else None

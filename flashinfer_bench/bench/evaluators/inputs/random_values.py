@@ -73,7 +73,7 @@ class ValueSpec:
         return values.reshape(self.shape).to(self.device, torch_dtype(self.dtype_name))
 
 
-Way = Literal["scaled", "rolled", "redrawn", "fixed"]
+Mode = Literal["scaled", "rolled", "redrawn", "fixed"]
 """How an input differs from call to call; `contents.py` says what each means."""
 Make = Callable[[ValueSpec], Any]
 ANY: Final = ".*"
@@ -91,7 +91,7 @@ class Rule(NamedTuple):
     make: Make
     what: str
     """What the values are, in words: the site's page of random values lists them."""
-    way: Way | None = None
+    mode: Mode | None = None
     """How the input differs from call to call; None leaves it to the dtype."""
     when: Callable[[ValueSpec], bool] | None = None
     """What else has to hold of the input; `what` says it."""

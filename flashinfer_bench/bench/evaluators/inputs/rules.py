@@ -22,9 +22,9 @@ from flashinfer_bench.bench.evaluators.inputs.constraints import asking_for
 from flashinfer_bench.bench.evaluators.inputs.random_values import (
     ANY,
     Make,
+    Mode,
     Rule,
     ValueSpec,
-    Way,
     find_rule,
     normal,
     uniform,
@@ -63,7 +63,7 @@ class VariedInput:
     """How an input differs from call to call, as far as no rule gives its values a meaning."""
 
     name: str
-    way: Way
+    mode: Mode
     remake: Callable[[int], torch.Tensor] | None = None
     """Makes a random or custom input from a seed; None if it is stored."""
     is_joint: bool = False
@@ -82,17 +82,17 @@ def find_varied_input(value_spec: ValueSpec, *, is_random: bool = True) -> Varie
     """Return how an input differs from call to call."""
     rule, dtype = find_rule(TENSOR_RULES, value_spec), value_spec.dtype
     is_float, is_wide, is_any = dtype.kind == "float", dtype.bits > 8, rule.name == ANY
-    way: Way = "fixed"
-    if rule.way is not None:
-        way = rule.way
+    mode: Mode = "fixed"
+    if rule.mode is not None:
+        mode = rule.mode
     elif is_float or (dtype.bits == 8 and dtype.kind != "bool"):
-        way = "scaled" if is_float and is_wide else "rolled"
+        mode = "scaled" if is_float and is_wide else "rolled"
     has_codes = is_float and not is_wide and rule.deviation is not None and value_spec.dtype_name != POWERS_OF_TWO
     if not is_random:
         is_int8 = value_spec.dtype_name == "int8" and is_any and not re.search(NO_NUMBERS, value_spec.name.lower())
         is_quantised = (has_codes or is_int8) and not asking_for(value_spec.definition.constraints, value_spec.name)
-        way = "fixed" if dtype.kind == "bool" else way
-        return VariedInput(value_spec.name, way, is_nudged=is_quantised and way == "rolled")
+        mode = "fixed" if dtype.kind == "bool" else mode
+        return VariedInput(value_spec.name, mode, is_nudged=is_quantised and mode == "rolled")
     flips = 0
     kind: Kind | None = None
     if dtype.kind == "bool":
@@ -107,8 +107,8 @@ def find_varied_input(value_spec: ValueSpec, *, is_random: bool = True) -> Varie
     elif is_float and is_wide and is_any:
         kind = "float"
     deviation = rule.deviation(value_spec) if rule.deviation is not None and is_wide else None
-    flips = flips if way == "rolled" else 0
-    return VariedInput(value_spec.name, way, partial(_remake, value_spec), deviation=deviation, flips=flips, kind=kind)
+    flips = flips if mode == "rolled" else 0
+    return VariedInput(value_spec.name, mode, partial(_remake, value_spec), deviation=deviation, flips=flips, kind=kind)
 
 
 def _remake(value_spec: ValueSpec, seed: int) -> torch.Tensor:

@@ -119,14 +119,14 @@ def sort_reads(reads: Sequence[Sequence[ReadCall]]) -> tuple[list[ReadOf], list[
     """
     found = [(trial, read) for trial, of_trial in enumerate(reads) for read in of_trial]
     random.SystemRandom().shuffle(found)
-    ways = {read.way for _, read in found} & {"chain", "batch"} or {"reading"}
-    left = dict.fromkeys(ways, ENOUGH_READS)
+    modes = {read.mode for _, read in found} & {"chain", "batch"} or {"reading"}
+    left = dict.fromkeys(modes, ENOUGH_READS)
     needed: list[ReadOf] = []
     others: list[ReadOf] = []
     for trial, read in found:
-        is_needed = left.get(read.way, 0) > 0 and not read.is_base
+        is_needed = left.get(read.mode, 0) > 0 and not read.is_base
         if is_needed:
-            left[read.way] -= 1
+            left[read.mode] -= 1
         (needed if is_needed else others).append((trial, read))
     return needed, others
 

@@ -48,7 +48,7 @@ from flashinfer_bench.bench.runner.workers.timed.reported_time import (
 )
 from flashinfer_bench.bench.runner.workers.timed.sampling import RemoteClock
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import UNTOUCHED, StressCall, StressSchedule
-from flashinfer_bench.bench.runner.workers.timed.timed_calls import ReadCall, TimedCalls, Way
+from flashinfer_bench.bench.runner.workers.timed.timed_calls import Mode, ReadCall, TimedCalls
 from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 from flashinfer_bench.timing.clocks import ClockLost, Preamble
 from flashinfer_bench.timing.measurement import Measured, Trial
@@ -212,9 +212,9 @@ class Measuring:
                 count = counts.pop(0) if counts else min(calls.missing, len(calls.places))
                 clock.sample([calls.supply(index) for index in range(count)], [Preamble()] * count)
 
-    def _take_reads(self, calls: TimedCalls, way: Way) -> None:
+    def _take_reads(self, calls: TimedCalls, mode: Mode) -> None:
         """Take the calls that are to be compared, each to those of its trial."""
-        for read in calls.reads(way):
+        for read in calls.reads(mode):
             self.kernel.reads[read.trial].append(read)
 
     def _finish_stress(self) -> list[StressCall]:

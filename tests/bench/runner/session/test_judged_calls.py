@@ -25,14 +25,14 @@ CONFIRMED = {"bound": "chain", "flags": ["noisy"]}
 
 
 def reads_of(bases=1, readings=6, **counts):
-    """Return the reads of three trials: bases and readings of each, and in the last one this many of each other way."""
-    ways = [None] * bases + ["reading"] * readings
+    """Return the reads of three trials: bases and readings of each; the last trial has `counts` of each other mode."""
+    modes = [None] * bases + ["reading"] * readings
     found = [
-        [ReadCall([trial, at], [torch.zeros(1)], way is None, way) for at, way in enumerate(ways)]
+        [ReadCall([trial, at], [torch.zeros(1)], mode is None, mode) for at, mode in enumerate(modes)]
         for trial in range(TRIALS)
     ]
-    for way, count in counts.items():
-        found[-1] += [ReadCall([way, at], [torch.zeros(1)], False, way) for at in range(count)]
+    for mode, count in counts.items():
+        found[-1] += [ReadCall([mode, at], [torch.zeros(1)], False, mode) for at in range(count)]
     return found
 
 
@@ -40,7 +40,7 @@ def reads_of(bases=1, readings=6, **counts):
 def judge(monkeypatch):
     """Return a function that judges reads with a reference that takes `call_s`, or `latency_ms` on a GPU.
 
-    It gives the verdict, the calls that were compared, how many of each way, the record, and the seconds that passed.
+    It gives the verdict, the calls that were compared, how many of each mode, the record, and the seconds that passed.
     """
 
     def judged(found, call_s=0.0, *, is_right=lambda call: True, latency_ms=None, needs_expected=True, **record):
@@ -63,10 +63,10 @@ def judge(monkeypatch):
         expected = [[torch.full((1,), trial)] for trial in range(TRIALS)]
         rejected = judge_reads(job, found, Baseline([], expected, latency_ms, None), None)
         assert job.notes["reads"] == len(compared)
-        ways = {id(read.inputs): read.way for of_trial in found for read in of_trial}
-        counted = Counter(ways[id(call.inputs)] for call in compared)
+        modes = {id(read.inputs): read.mode for of_trial in found for read in of_trial}
+        counted = Counter(modes[id(call.inputs)] for call in compared)
         return SimpleNamespace(
-            rejected=rejected, ways=counted, record=job.notes["measurement"], compared=compared, spent_s=clock[0]
+            rejected=rejected, modes=counted, record=job.notes["measurement"], compared=compared, spent_s=clock[0]
         )
 
     return judged
@@ -114,7 +114,7 @@ def test_of_a_slow_reference_enough_are_compared_or_the_latency_is_not_confirmed
 ):
     found = judge(reads_of(**given), call_s, **how)
     assert found.rejected is None
-    assert {way: found.ways[way] for way in compared} == compared
+    assert {mode: found.modes[mode] for mode in compared} == compared
     assert found.spent_s <= max(60.0, call_s)
     before = {name: value for name, value in how.items() if name == "why_unconfirmed"}
     changed = {"flags": ["noisy", "unconfirmed"], "why_unconfirmed": found.record.get("why_unconfirmed")}

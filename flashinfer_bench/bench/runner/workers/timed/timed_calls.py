@@ -39,7 +39,7 @@ their calls is dropped."""
 
 Inspected = tuple[Sequence[Any], Sequence[torch.Tensor | None]]
 """The inputs that a call was given, and those in its place since."""
-Way = Literal["reading", "chain", "batch"]
+Mode = Literal["reading", "chain", "batch"]
 """How a call that is compared was timed."""
 
 
@@ -51,8 +51,8 @@ class ReadCall:
     outputs: list[torch.Tensor]
     is_base: bool
     """Its inputs are the evaluator's own, whose expected outputs are known."""
-    way: Way | None = None
-    """Chance chose it among all calls that were timed in this way. None for the base, which a solution may recognise,
+    mode: Mode | None = None
+    """Chance chose it among all calls that were timed in this mode. None for the base, which a solution may recognise,
     and for a call that merely looks odd, which a solution may make."""
     trial: int = 0
     """Number of the evaluator's set of inputs that its own were made of."""
@@ -301,11 +301,11 @@ class TimedCalls:
         if latest is not None and not np.array_equal(self.places.read_spots(latest[0], self._secret), latest[1]):
             raise written_late()
 
-    def reads(self, way: Way | None = None) -> list[ReadCall]:
+    def reads(self, mode: Mode | None = None) -> list[ReadCall]:
         """Return the calls to compare, in a random order, and forget them: they may hold gigabytes.
 
         Args:
-            way: how the calls were timed.
+            mode: how the calls were timed.
 
         Raises:
             SolutionFailure: an output has changed since its call was over, or a call has changed its inputs.
@@ -318,7 +318,7 @@ class TimedCalls:
             calls = [(number, own, *left.pop(number)) for number, own in zip(numbers, given, strict=True)]
             self.check_inputs([(own, self.places.inputs_in(row)) for _, own, _, row in calls if row is not None])
             for number, own, outputs, _ in calls:
-                is_base, chosen = self.contents.is_base(number), way if number in kept else None
+                is_base, chosen = self.contents.is_base(number), mode if number in kept else None
                 of_set = self.contents.set_of(number)
                 found.append(ReadCall(own, self.places.outputs_in(outputs), is_base, chosen, of_set))
         self.chance.shuffle(found)

@@ -29,7 +29,7 @@ def gpu(monkeypatch):
 def check_reads(worker, count):
     reads = worker.trial.reads("chain")
     assert len(reads) >= count
-    assert all(torch.equal(one.outputs[0], one.inputs[0] * 2) and one.way == "chain" for one in reads)
+    assert all(torch.equal(one.outputs[0], one.inputs[0] * 2) and one.mode == "chain" for one in reads)
     return sorted(float(one.inputs[0].sum()) for one in reads)
 
 

@@ -48,7 +48,7 @@ def kinds_of(reads):
         ({"wanted": 3}, [right] * 50, {"right": 3}),
         ({"wanted": 0}, [zeros] * 12, {"wrong": 4}),
         ({"wanted": 0}, [*[right] * 17, unwritten, *[right] * 12], {"wrong": 1}),
-        ({"wanted": 0, "way": "fixed"}, [right] * 5, {}),  # outputs repeat where inputs do
+        ({"wanted": 0, "mode": "fixed"}, [right] * 5, {}),  # outputs repeat where inputs do
         ({"wanted": 2}, [unwritten] * 2, {"wrong": 2}),  # each of them once
     ],
 )
