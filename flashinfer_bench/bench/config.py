@@ -79,7 +79,7 @@ SandboxLevel = Annotated[  # YAML reads a bare `off` as false
 
 
 class NamedDefinition(Protocol):
-    """Facts of a definition that the cascade needs."""
+    """The fields of a definition that the cascade needs."""
 
     @property
     def name(self) -> str:

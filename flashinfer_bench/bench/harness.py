@@ -362,5 +362,5 @@ class TraceRecorder:
         cost = None
         if device.kind != "cpu":
             cost = cost_of_workload(job.definition, job.workload, self._context.blob_root_for(job))
-        facts = None if cost is None else describe_time(cost, device.name, performance.latency_ms)
-        return found if facts is None else {**found, "roofline": facts}
+        roofline = None if cost is None else describe_time(cost, device.name, performance.latency_ms)
+        return found if roofline is None else {**found, "roofline": roofline}

@@ -158,9 +158,9 @@ class Built:
 
 
 def mark_of(path: Path) -> tuple[int, ...]:
-    """Return facts of a file that change whenever somebody writes to it; empty for a missing file."""
+    """Return the fields of a file's `stat` that change with each write; empty for a missing file."""
     try:
-        facts = path.stat()
+        stat = path.stat()
     except OSError:
         return ()
-    return (facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+    return (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)

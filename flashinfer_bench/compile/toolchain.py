@@ -143,8 +143,8 @@ def _cuda_homes(environment: Mapping[str, str]) -> Iterator[Path]:
 
 def _compiler(path: Path) -> Compiler:
     real = path.resolve()
-    facts = real.stat()
-    text = f"{real}|{facts.st_size}|{facts.st_mtime_ns}"
+    stat = real.stat()
+    text = f"{real}|{stat.st_size}|{stat.st_mtime_ns}"
     return Compiler(path, hashlib.sha256(text.encode()).hexdigest()[:16])
 
 

@@ -1,7 +1,7 @@
 """What a trace tells beside its verdict, in `evaluation.extra`: how it was timed, its roofline, and what it is of.
 
-`timing.summary` makes the record of a measurement, of facts that `timing.measurement` names. Traces come from foreign
-files too, so nothing in them is trusted: each entry of another form than expected counts as not given.
+`timing.summary` makes the record of a measurement from metadata that `timing.measurement` names. Traces come from
+foreign files too, so nothing in them is trusted: each entry of another form than expected counts as not given.
 """
 
 from __future__ import annotations

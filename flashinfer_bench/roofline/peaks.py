@@ -91,20 +91,20 @@ def describe_time(cost: Cost, device_name: str, milliseconds: float) -> dict[str
     """
     if milliseconds <= 0:
         return None
-    facts: dict[str, Any] = {"flops": cost.flops, "bytes": cost.bytes, "unit": cost.unit}
-    facts |= {"tflops": cost.tflops(milliseconds), "tb_per_sec": cost.tb_per_sec(milliseconds)}
+    record: dict[str, Any] = {"flops": cost.flops, "bytes": cost.bytes, "unit": cost.unit}
+    record |= {"tflops": cost.tflops(milliseconds), "tb_per_sec": cost.tb_per_sec(milliseconds)}
     peak = find_peak(device_name)
     if peak is None:
-        return facts
+        return record
     compute_ms = cost.flops / TERA / peak.operations(cost.unit) * 1e3
     floor_ms = max(compute_ms, cost.bytes / TERA / peak.tb_per_sec * 1e3)
     bound = "compute" if compute_ms == floor_ms else "memory"
-    facts |= {"share": floor_ms / milliseconds, "bound": bound, "floor_ms": floor_ms, "peak": peak.label}
+    record |= {"share": floor_ms / milliseconds, "bound": bound, "floor_ms": floor_ms, "peak": peak.label}
     if cost.bytes <= peak.l2_bytes:  # data that fit into the cache need not come from memory
         floor_ms, bound = compute_ms, "compute"
     if milliseconds * SLACK < floor_ms:
-        facts["too_fast"] = (
+        record["too_fast"] = (
             f"{milliseconds:.6f} ms is faster than the device allows ({floor_ms:.6f} ms, bound by "
             f"{bound}): work was skipped, the clock is wrong, or the cost is counted too high"
         )
-    return facts
+    return record

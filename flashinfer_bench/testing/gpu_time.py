@@ -233,7 +233,7 @@ def _count(number: int | None, usual: int, time_ms: float | None, per_call_ms: C
 def _estimate_call_ms(call: partial[object], device: TimingDevice, l2_cache: L2Cache) -> float:
     """Return the wall time of one more sample: flush, delay kernel and call, or the host's time if that is longer."""
     trial = take_trial(lambda _: call, device.clock(l2_cache), ESTIMATE, now=device.now)
-    delay_ns = int(trial.facts.get("spin_ns", 0)) + (FLUSH_NS if trial.facts["cache_state"] == "cold" else 0)
+    delay_ns = int(trial.metadata.get("spin_ns", 0)) + (FLUSH_NS if trial.metadata["cache_state"] == "cold" else 0)
     return max(1, median(max(delay_ns + one.span_ns, one.enqueue_ns) for one in trial.samples)) / 1e6
 
 

@@ -19,7 +19,7 @@ import torch
 from flashinfer_bench.timing.cupti import CuptiRecorder, RecordsLost, import_cupti
 from flashinfer_bench.timing.flush import CHAIN, GpuQueue, Preamble
 from flashinfer_bench.timing.graphs import CaptureRefused, capture, capture_first, see_operations
-from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, FALLING_BACK, WALL, Facts, Sample
+from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, FALLING_BACK, WALL, Metadata, Sample
 from flashinfer_bench.timing.settings import ClockChoice, L2Cache
 from flashinfer_bench.timing.timeline import HostCall, TimelineBroken, read_samples
 
@@ -98,7 +98,7 @@ class Clock:
         return source
 
     def fall_back(self, reason: str) -> Clock | None:
-        """Return the clock to use instead, which says why in its facts; None if there is none."""
+        """Return the clock to use instead; its metadata has the reason. None if there is no other clock."""
         del reason
         return None
 
@@ -114,7 +114,7 @@ class Clock:
         """Return the GPU time of the least call that can be right, which moves one word; 0 if unknown."""
         return 0
 
-    def facts(self) -> Facts:
+    def metadata(self) -> Metadata:
         """Return what the clock knows of its own samples."""
         return {}
 
@@ -201,7 +201,7 @@ class CudaEventClock(Clock):
             _put_away(launch)
         return samples
 
-    def facts(self) -> Facts:
+    def metadata(self) -> Metadata:
         """Return the constant of an empty pair, and why this clock is used."""
         return {"empty_pair_ns": self._empty_ns or 0} | ({"fallback": self._reason} if self._reason else {})
 
@@ -329,7 +329,7 @@ class CuptiClock(Clock):
         """Return a clock of CUDA events."""
         return CudaEventClock(self._queue, reason)
 
-    def facts(self) -> Facts:
+    def metadata(self) -> Metadata:
         """Return the usual time from the end of the delay to the call's first operation."""
         return {"lead_ns": int(median(self._leads_ns))} if self._leads_ns else {}
 

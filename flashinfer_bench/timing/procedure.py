@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch
 from flashinfer_bench.timing.flush import Preamble
-from flashinfer_bench.timing.measurement import Facts, Sample, Trial
+from flashinfer_bench.timing.measurement import Metadata, Sample, Trial
 from flashinfer_bench.timing.settings import PRECISION
 from flashinfer_bench.timing.statistics import LONG_SAMPLE_NS, quantile
 from flashinfer_bench.timing.stopping import QUICK_S, StoppingRule
@@ -105,7 +105,7 @@ def take_trial(
 
     Args:
         source: gives the launch for the i-th call.
-        clock: takes samples. One that loses samples is replaced by its fall-back, and the facts say so.
+        clock: takes samples. A clock that loses samples is replaced by its fall-back; the metadata has the reason.
         procedure: counts and budget.
         now: the host's clock, in seconds.
     """
@@ -151,7 +151,7 @@ class TrialInProgress:
         procedure, start = self.procedure, self.now()
         latest = self.check()
         if self.now() - start > procedure.budget_s:
-            return Trial((latest,), "budget", self.facts("the budget holds no more calls", []))
+            return Trial((latest,), "budget", self.metadata("the budget holds no more calls", []))
         if not procedure.stops_early or self.per_call_s <= SPARED_S:
             self.warm_up(self.now() + procedure.budget_s / SLOW_SHARE - CHECKS * self.per_call_s)
         elif self.waits_inside:
@@ -376,7 +376,7 @@ class TrialInProgress:
             seen, spent_s = Trial(tuple(samples), "count"), self.now() - begin
             more = rule.next_batch(seen.spans_ns, seen.busy_ns, spent_s=spent_s, per_call_s=self.per_call_s)
             if isinstance(more, str):
-                return replace(seen, stop=more, facts=self.facts(reason, samples))
+                return replace(seen, stop=more, metadata=self.metadata(reason, samples))
             samples += self.take_batch(source, more, first=len(samples), deadline=begin + rule.budget_s)
 
     def take_batch(self, source: LaunchSource, count: int, *, deadline: float, first: int = 0) -> list[Sample]:
@@ -401,17 +401,17 @@ class TrialInProgress:
             self.preamble = replace(self.preamble, delay_ns=longer_ns)
             retakes, self.retaken = retakes + 1, self.retaken + count
 
-    def facts(self, reason: str, samples: Sequence[Sample]) -> Facts:
-        """Return how the samples came about; facts that do not hold are left out.
+    def metadata(self, reason: str, samples: Sequence[Sample]) -> Metadata:
+        """Return how the samples were taken, without the conditions that do not hold.
 
         Args:
             reason: why the calls are no replays of graphs; nothing if they are.
             samples: that count.
         """
-        facts: Facts = {"method": self.clock.method, "cache_state": self.clock.cache_state, "calls": self.calls}
+        metadata: Metadata = {"method": self.clock.method, "cache_state": self.clock.cache_state, "calls": self.calls}
         if self.clock.fills_queue:
-            facts |= {"launch": "stream" if reason else "graph", "spin_ns": self.preamble.delay_ns}
-            facts |= {"enqueue_ns": self.enqueue_ns}
+            metadata |= {"launch": "stream" if reason else "graph", "spin_ns": self.preamble.delay_ns}
+            metadata |= {"enqueue_ns": self.enqueue_ns}
         seen = [*samples, *([] if self.looked_at is None else [self.looked_at])]
         streams, sets = max((sample.streams for sample in seen), default=0), self.procedure.sets
         holding: dict[str, Any] = {
@@ -424,7 +424,7 @@ class TrialInProgress:
             "operations_vary": any(len({one.launched for one in samples[at::sets]}) > 1 for at in range(sets)),
             "streams": streams if streams > 1 else 0,
         }
-        return {**facts, **{name: value for name, value in holding.items() if value}, **self.clock.facts()}
+        return {**metadata, **{name: value for name, value in holding.items() if value}, **self.clock.metadata()}
 
 
 def _skipping(source: LaunchSource, skipped: int, index: int) -> Launch:

@@ -106,7 +106,7 @@ def reached_precision(trials: Sequence[Trial]) -> float | None:
     None if no trial tells. Trials that do not tell count as known like the others.
     """
     found: list[float] = []
-    widths = [half_widths(trial.spans_ns, trial.busy_ns, trial.facts.get("method", WALL)) for trial in trials]
+    widths = [half_widths(trial.spans_ns, trial.busy_ns, trial.metadata.get("method", WALL)) for trial in trials]
     for kind in zip(*widths, strict=False):
         known = [half_ns / time_ns for half_ns, time_ns in kind if half_ns is not None and time_ns > 0]
         if known:

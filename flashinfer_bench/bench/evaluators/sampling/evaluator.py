@@ -241,8 +241,8 @@ class DrawJudge:
         problem = self.limits.find_odd(chances)
         if tvd > threshold + noise:
             problem = f"too far from the expected distribution, threshold {threshold:g} on top of the noise"
-        facts = f"{len(calls)} calls; total variation distance {tvd:.4g}, noise of a perfect sampler {noise:.4g}"
-        return decide(problem and f"the draws are {problem} ({facts})", correctness)
+        counts = f"{len(calls)} calls; total variation distance {tvd:.4g}, noise of a perfect sampler {noise:.4g}"
+        return decide(problem and f"the draws are {problem} ({counts})", correctness)
 
     def judge_timed(self, calls: Sequence[JudgedCall]) -> Verdict:
         """Judge timed calls.

@@ -118,8 +118,8 @@ def judge_calls(
         for test, chance in measure_chances(part).items()
     }
     odd = limits.find_odd(chances, alarm_share=alarm_share)
-    facts = {"calls": len(places), "smallest_p_value": min(chances.values()), "p_values": chances}
-    return decide(odd and f"the results are {odd}", Correctness(extra=facts))
+    extra = {"calls": len(places), "smallest_p_value": min(chances.values()), "p_values": chances}
+    return decide(odd and f"the results are {odd}", Correctness(extra=extra))
 
 
 class Chain:

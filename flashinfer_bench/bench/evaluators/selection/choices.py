@@ -104,5 +104,5 @@ def judge_choice(offer: Offer, chosen: torch.Tensor, *, name: str) -> Verdict:
         )
         least = f"the {wanted[row]}th best of {offered} scores {float(threshold[row]):.6g}"
         what = f"{which} scores {float(scores[row, at]):.6g}; {least}"
-    facts = f"{sum(wrong)} of {sum(made)} indices are wrong, {sum(left_out)} are missing"
-    return decide(f"output {name!r}: {what} ({facts})", correctness)
+    summary = f"{sum(wrong)} of {sum(made)} indices are wrong, {sum(left_out)} are missing"
+    return decide(f"output {name!r}: {what} ({summary})", correctness)

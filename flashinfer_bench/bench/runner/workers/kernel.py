@@ -121,7 +121,7 @@ class RemoteKernel:
     @property
     def is_meaningful(self) -> bool:
         """Whether its times say anything."""
-        return self.task.plan.facts is None
+        return self.task.plan.metadata is None
 
     def load(
         self, artifact: Artifact, environment: Mapping[str, str], meanwhile: Meanwhile | None = None

@@ -125,7 +125,7 @@ class Measuring:
         calls = self._open_calls()
         taken = self._take_samples(calls)
         low_ns, high_ns = SWITCH_NS
-        waits = bool(taken.facts.get("waits_inside"))
+        waits = bool(taken.metadata.get("waits_inside"))
         is_moved = waits or low_ns < median(taken.spans_ns) < high_ns
         if is_moved and (self.tools.settle(waits) or was_starting):
             calls.begin()  # nothing of it counts, except for calls on stress cases: these are judged
@@ -133,7 +133,7 @@ class Measuring:
             calls.setup_samples.clear()
             taken = self._take_samples(calls)
         call_ns, operations = median(taken.spans_ns), max(sample.operations or 1 for sample in taken.samples)
-        if self.tools.is_slowed(worker, operations, call_ns, bool(taken.facts.get("streams"))):
+        if self.tools.is_slowed(worker, operations, call_ns, bool(taken.metadata.get("streams"))):
             raise SlowContext
         costs_ns, setup_ns = [*calls.costs_ns], calls.setup_ns
         self._make_up(calls, is_quick=call_ns <= QUICK_CALL_NS)
@@ -144,7 +144,7 @@ class Measuring:
             kernel.reads.pop()
         kernel.stress_calls = self._finish_stress()
         measured = self.tools.readout.measured(trials, before, plan.precision)
-        record = measured.record | (plan.facts or {})
+        record = measured.record | (plan.metadata or {})
         if plan.fewest is not None:
             record["iterations_taken"] = min(len(trial.samples) for trial in trials)
         if worker.ready.chain_gap_ns:
