@@ -181,17 +181,17 @@ def find_misspelt_extras(configs: Iterable[ResolvedEvalConfig], declared: Contai
     """Return a line for each key that is unknown here and nearly a known one, unless a plug-in declares it."""
     known = known_keys()
 
-    def look(key: str, _value: Any) -> str | None:
+    def check(key: str, _value: Any) -> str | None:
         meant = None if key in known or key in declared else nearest_name(key, known, cutoff=KEY_CUTOFF)
         return meant and f"extra.{key} is no key of a built-in evaluator; did you mean {meant!r}?"
 
-    return _lines(configs, look)
+    return _lines(configs, check)
 
 
-def _lines(configs: Iterable[ResolvedEvalConfig], look: Callable[[str, Any], str | None]) -> list[str]:
+def _lines(configs: Iterable[ResolvedEvalConfig], check: Callable[[str, Any], str | None]) -> list[str]:
     lines: dict[str, None] = {}
     for config in configs:
         for key, value in config.extra.items():
-            if reason := look(key, value):
+            if reason := check(key, value):
                 lines[f"{config.origins.get(f'extra.{key}', 'the configuration')}: {reason}"] = None
     return list(lines)

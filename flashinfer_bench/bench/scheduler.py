@@ -220,7 +220,7 @@ class Scheduler:
         """
         notices, self._notices = self._notices, []
         yield from notices
-        news = self._places.look()
+        news = self._places.poll()
         yield from map(Notice, news.notices)
         for device in news.joined:
             if device not in {slot.device for slot in self.slots}:  # else its actor was lost, and nobody has told yet

@@ -1,6 +1,6 @@
 """The host's side of a Ray cluster: its places, and the sessions that stand for them in the host's scheduler.
 
-A place is an actor: one for each GPU of each node or, where no node has one, one for each node's CPU. `Cluster.look`
+A place is an actor: one for each GPU of each node or, where no node has one, one for each node's CPU. `Cluster.poll`
 reads Ray's list of nodes every few seconds and starts what is missing; an actor is a place as soon as it has told its
 metadata. Ray restarts an actor that is lost, twice. What does not fit the run is left out, with a notice.
 
@@ -46,8 +46,8 @@ from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.errors import ConfigError, WorkloadFault
 
 LOG: Final = logging.getLogger(__name__)
-LOOK_S: Final = 2.0
-"""Seconds between two looks at Ray's list of nodes."""
+POLL_S: Final = 2.0
+"""Seconds between two polls of Ray's list of nodes."""
 FIRST_LIMIT_S: Final = 60.0
 """Seconds in which the first place has to come, and another one where the last is lost."""
 OTHERS_LIMIT_S: Final = 20.0
@@ -132,7 +132,7 @@ class Cluster:
         self._names: dict[str, str] = {}
         self._sandboxes: dict[Device, Sandbox] = {}
         """Also of places that are lost: their last verdicts may still be on their way into traces."""
-        self._next_look_s = 0.0
+        self._next_poll_s = 0.0
         self._last_place_s = time.monotonic()
         """When there was a place that could be used."""
         self._notices: list[str] = []
@@ -198,12 +198,12 @@ class Cluster:
         self.survey([solution])
         return self._lacks.get(solution.digest())
 
-    def look(self) -> News:
-        """Say which places have come since the last look."""
+    def poll(self) -> News:
+        """Return the places that have come since the last poll."""
         now = time.monotonic()
-        if now < self._next_look_s:
+        if now < self._next_poll_s:
             return News()
-        self._next_look_s = now + LOOK_S
+        self._next_poll_s = now + POLL_S
         if self.devices:
             self._last_place_s = now
         self._start_actors()
@@ -283,8 +283,8 @@ class Cluster:
         """Wait for the first place, and a little for the others that the cluster could have."""
         start = time.monotonic()
         while True:
-            self._next_look_s = 0.0
-            notices = self.look().notices
+            self._next_poll_s = 0.0
+            notices = self.poll().notices
             self._notices += notices
             waited_s = time.monotonic() - start
             pending = [place.asked for place in self._places if place.asked is not None]
@@ -293,7 +293,7 @@ class Cluster:
             if not pending or waited_s > FIRST_LIMIT_S:
                 reasons = "; ".join(self._notices) or "its actors do not start: is everything in use by others?"
                 raise ConfigError(f"cluster: no place for a {self._kind} session: {reasons}")
-            ray.wait(pending, num_returns=1, timeout=LOOK_S)
+            ray.wait(pending, num_returns=1, timeout=POLL_S)
 
     def _start_actors(self) -> None:
         """Start the actors that are missing: one for each GPU of each node, or one for its CPU."""

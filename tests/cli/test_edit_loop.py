@@ -107,18 +107,18 @@ def test_watching_judges_again_when_the_file_is_saved(run, tmp_path, monkeypatch
 def test_a_change_of_what_decides_counts_once_the_file_is_there_and_has_settled(tmp_path):
     file, other = tmp_path / "a.py", tmp_path / "tolerances.yaml"
     file.write_text("1")
-    before, looks = (run_jobs.take_stamp([file]), run_jobs.take_stamp([other])), []
+    before, polls = (run_jobs.take_stamp([file]), run_jobs.take_stamp([other])), []
 
     def sleep(_):
-        looks.append(1)
-        if len(looks) == 1:
+        polls.append(1)
+        if len(polls) == 1:
             file.unlink()  # some editors do, before they write
             other.write_text("{}")
-        if len(looks) == 4:
+        if len(polls) == 4:
             file.write_text("1")
 
     run_jobs.wait_for_change([file], [other], before, sleep)
-    assert len(looks) == 5
+    assert len(polls) == 5
 
 
 @pytest.mark.parametrize(

@@ -125,8 +125,8 @@ class PlayedGpu:
     def synchronize(self, device):
         meanwhile, self.meanwhile = self.meanwhile, None
         if meanwhile is not None:
-            looks = iter([False])
-            meanwhile(lambda: next(looks, True) and not self.on_answer())
+            polls = iter([False])
+            meanwhile(lambda: next(polls, True) and not self.on_answer())
             self.gives_up = True
         self.go_on(to_the_end=True)
         self.call = None

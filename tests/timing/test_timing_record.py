@@ -98,7 +98,7 @@ SAYS |= {"EnforcedPowerLimit": 700_000, "ApplicationsClock": 1980, "ClockInfo": 
 
 
 @pytest.fixture
-def look(monkeypatch):
+def query(monkeypatch):
     """Return the state and the settings of a GPU whose driver says something; an error is raised."""
 
     def looked(uuid="GPU-1", ours=(7,), **changes):
@@ -132,17 +132,19 @@ def look(monkeypatch):
         ({"ComputeRunningProcesses": []}, (), None),  # ours are not seen: ids are of another namespace
     ],
 )
-def test_what_slows_a_gpu_has_a_name_and_other_processes_are_counted_if_ours_are_seen(look, changes, slowed_by, others):
-    state, settings = look(**changes)
+def test_what_slows_a_gpu_has_a_name_and_other_processes_are_counted_if_ours_are_seen(
+    query, changes, slowed_by, others
+):
+    state, settings = query(**changes)
     assert state == GpuState(1980, 1980, 512.3, 41, slowed_by, others)
     assert settings == GpuSettings(700.0, 1980, 1980, 3201, 3201)
 
 
-def test_what_the_driver_does_not_say_is_none(look):
-    state, settings = look(**dict.fromkeys(SAYS, UNSUPPORTED))
+def test_what_the_driver_does_not_say_is_none(query):
+    state, settings = query(**dict.fromkeys(SAYS, UNSUPPORTED))
     assert state == GpuState(None, None, None, None, (), None)
     assert settings == GpuSettings(None, None, None, None, None)
-    assert look("GPU-2") == (None, None)
+    assert query("GPU-2") == (None, None)
 
 
 def test_facts_of_several_trials_are_medians_and_the_rest_is_the_last_ones():

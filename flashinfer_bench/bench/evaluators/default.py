@@ -228,8 +228,8 @@ class DefaultEvaluator(Evaluator):
         cls, definition: Definition, calls: Sequence[JudgedCall], cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> Verdict:
         """Judge calls that were made while the solution was timed; all together first, as far as that is the same."""
-        can_look = cls.judges_calls_alone and cls.compares_elements(definition)
-        if can_look and surely_pass(calls, cls.norm_rule(definition, cfg), cls.tolerance(cfg)) is not None:
+        can_check = cls.judges_calls_alone and cls.compares_elements(definition)
+        if can_check and surely_pass(calls, cls.norm_rule(definition, cfg), cls.tolerance(cfg)) is not None:
             return Accepted(Correctness())
         return super().judge_reads(definition, calls, cfg, context)
 

@@ -33,7 +33,7 @@ class FirstCall(Enum):
         return self in (FirstCall.MODULES, FirstCall.OTHERS)
 
 
-def look_at_first_call(language: str, texts: Iterable[str]) -> FirstCall:
+def classify_first_call(language: str, texts: Iterable[str]) -> FirstCall:
     """Return what a solution's first call compiles."""
     if SupportedLanguages(language).record.is_compiled:
         return FirstCall.NOTHING
@@ -47,4 +47,4 @@ def look_at_first_call(language: str, texts: Iterable[str]) -> FirstCall:
 
 def find_first_call(solution: Solution) -> FirstCall:
     """Return what a solution compiles at its first call, by its language and its texts."""
-    return look_at_first_call(solution.spec.language, (source.content for source in solution.sources))
+    return classify_first_call(solution.spec.language, (source.content for source in solution.sources))

@@ -26,7 +26,7 @@ from flashinfer_bench.bench.scheduler import Judged, Rules, Scheduler
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.measurement import read_reported
 from flashinfer_bench.examine.compare.result import (
-    LOOKS,
+    INTERIM_LEVELS,
     MOST_PAIRS,
     Comparison,
     Ratio,
@@ -75,13 +75,13 @@ class PairSeries:
     def is_open(self, threshold: float) -> bool:
         """Say whether more pairs are wanted."""
         done = len(self.times())
-        is_decided = done >= min(LOOKS) and self.ratio().decide(threshold) != UNKNOWN
+        is_decided = done >= min(INTERIM_LEVELS) and self.ratio().decide(threshold) != UNKNOWN
         return not self.stopped and not is_decided and done < MOST_PAIRS
 
     def plan(self) -> list[tuple[int, int]]:
         """Return the blocks up to the next look: numbers of a pair and of a side."""
         done = len(self.times())
-        pairs = range(done, next(look for look in LOOKS if look > done))
+        pairs = range(done, next(analysis for analysis in INTERIM_LEVELS if analysis > done))
         return [(pair, side) for pair in pairs for side in ((0, 1) if pair % 2 == 0 else (1, 0))]
 
     def hear(self, pair: int, side: int, found: Judged | JobFaulted) -> None:

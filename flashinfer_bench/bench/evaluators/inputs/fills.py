@@ -23,7 +23,7 @@ NANS: Final = {
 NAN_BYTE: Final = 0xFF
 """NaN in every float of 8 bits."""
 OTHER_BYTE: Final = 0xA5
-LOOKED_AT_TOGETHER: Final = 1 << 26
+CHECKED_TOGETHER: Final = 1 << 26
 """Elements that are looked at together; it bounds the memory that this takes."""
 
 
@@ -55,7 +55,7 @@ def count_unwritten(expected: torch.Tensor, got: torch.Tensor) -> int:
         return 0
     bits, value = NANS[expected.dtype]
     count = 0
-    sides = [torch.split(side.contiguous().view(-1), LOOKED_AT_TOGETHER) for side in (expected, got)]
+    sides = [torch.split(side.contiguous().view(-1), CHECKED_TOGETHER) for side in (expected, got)]
     for wanted, found in zip(*sides, strict=True):
         is_fill = found.view(bits) == value
         if bool(is_fill.any()):

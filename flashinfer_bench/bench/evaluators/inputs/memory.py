@@ -19,7 +19,7 @@ free. While the driver ends another process's context, a reading waits for it, a
 one."""
 SMALL_SHARE: Final = 1024
 """An allocation of at most a device's memory divided by this is made without asking how much is free."""
-_looks: dict[torch.device, tuple[float, int]] = {}
+_queries: dict[torch.device, tuple[float, int]] = {}
 """GPU → until when the latest reading counts, and the free bytes."""
 _most_free: dict[torch.device, int] = {}
 """GPU → the most that was read."""
@@ -40,14 +40,14 @@ def has_room(device: torch.device, size: int, share: int) -> bool:
 
 def recently_free_bytes(device: torch.device) -> int:
     """Return the memory of a GPU that no process held a moment ago: for a use that needs a share of it."""
-    until_s, free = _looks.get(device, (0.0, 0))
-    return free if time.monotonic() < until_s else look_at_free_bytes(device)
+    until_s, free = _queries.get(device, (0.0, 0))
+    return free if time.monotonic() < until_s else query_free_bytes(device)
 
 
-def look_at_free_bytes(device: torch.device) -> int:
+def query_free_bytes(device: torch.device) -> int:
     """Return the memory of a GPU that no process holds now."""
     free, total = map(int, torch.cuda.mem_get_info(device))
-    _looks[device] = time.monotonic() + (ROOMY_S if 2 * free > total else RECENT_S), free
+    _queries[device] = time.monotonic() + (ROOMY_S if 2 * free > total else RECENT_S), free
     _most_free[device] = max(free, most_free_bytes(device))
     return free
 
@@ -71,7 +71,7 @@ def cached_bytes(device: torch.device) -> int:
 def free_bytes(device: torch.device) -> int:
     """Return the memory that can be allocated on the device now."""
     if device.type == "cuda":
-        return look_at_free_bytes(device) + cached_bytes(device)
+        return query_free_bytes(device) + cached_bytes(device)
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)

@@ -23,11 +23,11 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.looks import look_at
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes, count_bytes
 from flashinfer_bench.bench.evaluators.inputs.random_values import ValueSpec
 from flashinfer_bench.bench.evaluators.inputs.rules import Kind, find_varied_input
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
+from flashinfer_bench.bench.evaluators.inputs.source_checks import find_source_checks
 from flashinfer_bench.data import Definition, RandomInput, Workload
 from flashinfer_bench.data.dtypes import DTYPES
 
@@ -440,7 +440,7 @@ class StressPlan:
         most: int | None = None,
     ) -> None:
         self._seed = derive_seed(seed, "stress")
-        self._looks = look_at(definition.reference or "")
+        self._source_checks = find_source_checks(definition.reference or "")
         self._changed: Counter[str] = Counter()
         """Calls of each case that were changed."""
         axes, shapes = bind_axes(definition, workload)
@@ -452,8 +452,8 @@ class StressPlan:
         ]
         """Which inputs are changed, in the order of the definition."""
         found = [one for one in self.free if one is not None]
-        self._guarded = self._looks.guarded & {one.name for one in found}
-        self._gates = self._looks.gates & {one.name for one in found if one.kind == "float"}
+        self._guarded = self._source_checks.guarded & {one.name for one in found}
+        self._gates = self._source_checks.gates & {one.name for one in found if one.kind == "float"}
         traits = self._find_traits(definition, workload, found)
         traits |= {"any": bool(found), "constants": has_constants and bool(found)}
         counts = {
@@ -485,8 +485,8 @@ class StressPlan:
             "gates": not has_rules and self._gates,
             "few numbers": free and any(0 < math.prod(shapes[name] or ()) < FEW_NUMBERS for name in outputs),
             "groups": any(one.groups >= FEW_NUMBERS for one in free),
-            "zeros": free and self._looks.zeros,
-            "not finite": free and self._looks.not_finite,
+            "zeros": free and self._source_checks.zeros,
+            "not finite": free and self._source_checks.not_finite,
         }
 
     def change(self, name: str, number: int, values: Sequence[torch.Tensor | None]) -> None:
@@ -517,7 +517,7 @@ class StressPlan:
                     field.rows[places] = transform(field.rows[places], field)
             if free.kind == "bools":
                 _keep_some(value, usual)
-                if self._looks.empty_rows and name in (SHIFTED_ROWS, CUBED) and len(field.rows) > 1:
+                if self._source_checks.empty_rows and name in (SHIFTED_ROWS, CUBED) and len(field.rows) > 1:
                     field.rows[field.of_rows.host.randrange(len(field.rows))] = False
             if free.kind == "float8":
                 largest = torch.finfo(value.dtype).max
@@ -538,7 +538,7 @@ class StressPlan:
         part = derive_seed(self._seed, "part", name, free.name) % 4 ^ (self._changed[name] - 1) % 4
         of_columns, of_rows = draw("places", *free.axes[-1:]), draw("places", *free.axes[:-1])
         rows = values.view(-1, values.shape[-1])
-        return Field(values, rows, draw(index), of_columns, of_rows, free.groups, part, self._looks.not_finite)
+        return Field(values, rows, draw(index), of_columns, of_rows, free.groups, part, self._source_checks.not_finite)
 
 
 def _keep_some(values: torch.Tensor, usual: torch.Tensor) -> None:

@@ -59,7 +59,7 @@ class Orders:
         self.announced: list[Announced] = []
         """Solutions announced with all blocks so far, those that were taken back included."""
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Take the frames that have come.
 
         Raises:
@@ -147,7 +147,7 @@ def open_session(fd: int) -> Iterator[OpenedSession]:
     with WorkerPool(template, run_directory, hello, policies, on_ready=reported) as pool:
         pool.precompiling = precompiling
         orders = Orders(host, reader)
-        orders.look()
+        orders.poll()
         prepares_beside = hello.device == "cuda" and bool(spare_cores())
         if not prepares_beside:
             let_prepare(template)

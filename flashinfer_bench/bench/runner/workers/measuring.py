@@ -121,7 +121,7 @@ class Measuring:
 
     def _run_once(self) -> Measured:
         kernel, plan, worker = self.kernel, self.plan, self.kernel.worker
-        before, was_starting = self.tools.readout.look_before(), self.tools.is_starting()
+        before, was_starting = self.tools.readout.query_before(), self.tools.is_starting()
         calls = self._open_calls()
         taken = self._take_samples(calls)
         low_ns, high_ns = SWITCH_NS

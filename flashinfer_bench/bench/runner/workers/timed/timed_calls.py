@@ -1,9 +1,9 @@
 """The timed calls of a job: what they are given, what they leave, and which of them are compared. It judges nothing.
 
-`write` puts new content into the places of some calls; the worker makes them; `look` checks what they left. So each
-timed call has inputs that no call had before, and any of them may be compared. Some are kept by chance, those on the
-evaluator's own inputs always, and a few that look odd: an output was not written, or repeats another call's. They are
-chosen after they were made. `session/judged_calls.py` judges them when all are over.
+`write` puts new content into the places of some calls; the worker makes them; `check_calls` checks their outputs. So
+each timed call has inputs that no call had before, and any of them may be compared. Some are kept by chance, those on
+the evaluator's own inputs always, and a few that look odd: an output was not written, or repeats another call's. They
+are chosen after they were made. `session/judged_calls.py` judges them when all are over.
 
 A request has calls on inputs of stress cases beside its usual calls (`prepare`, `finish`).
 """
@@ -233,7 +233,7 @@ class TimedCalls:
             self.schedule.made += [StressCall(*call[1:], own) for call, own in zip(hidden, gave, strict=True)]
             self.check_inputs([(inputs, places.inputs(index)) for index, _, inputs in hidden])
         self.setup_samples += [setups[at] for at in usual if setups]
-        self.look([request.indices[at] for at in usual], [request.numbers[at] for at in usual])
+        self.check_calls([request.indices[at] for at in usual], [request.numbers[at] for at in usual])
 
     @property
     def setup_ns(self) -> float | None:
@@ -241,7 +241,7 @@ class TimedCalls:
         spans = [sample.span_ns for sample in self.setup_samples]
         return median(spans[len(spans) // 4 :]) if spans else None
 
-    def look(
+    def check_calls(
         self,
         indices: Sequence[int],
         numbers: Sequence[int],

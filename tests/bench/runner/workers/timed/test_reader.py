@@ -65,7 +65,7 @@ def test_every_call_is_kept_as_often_as_any_other(arena):
     for _ in range(400):
         reader = trial.moved_to(trial.places, 2)
         reader.chance = chance
-        reader.look(range(8), numbers)
+        reader.check_calls(range(8), numbers)
         kept.update(read.inputs[0].sum().item() for read in reader.reads())
     assert len(kept) == 8
     assert 60 < min(kept.values()) <= max(kept.values()) < 140  # 100 each

@@ -37,7 +37,7 @@ CARRIED: Final = re.compile(
 """A statement that multiplies or mixes a value and keeps it under its name. A sum over heads does not."""
 
 
-class Looks(NamedTuple):
+class SourceChecks(NamedTuple):
     """What a source looks for."""
 
     not_finite: tuple[float, ...] = ()
@@ -53,15 +53,15 @@ class Looks(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def look_at(source: str) -> Looks:
+def find_source_checks(source: str) -> SourceChecks:
     """Return what a source looks for; nothing if it cannot be parsed."""
     try:
         text = TEXTS.sub("''", ast.unparse(ast.parse(source))) + "\n"
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return Looks()
+        return SourceChecks()
     has = [bool(re.search(rf"\b(?:{names})\b", text)) for names in (NANS, INFINITE)]
     is_carried = re.search(SCANS, text) or any(CARRIED.search(body) for _, body in LOOP.findall(text))
-    return Looks(
+    return SourceChecks(
         (math.nan,) * has[0] + (math.inf, -math.inf) * has[1],
         _subjects(f"{NANS}|{INFINITE}", text),
         re.search(ZEROS, text) is not None,
