@@ -1,7 +1,7 @@
 """Random integers with a meaning: offsets, lengths, pages, positions, slots, words. All fit the axes around them.
 
-A table says by an input's name what its values are. `integer_probe` says what the reference indexes with them, and so
-which of them are valid; it also finds padding and packed words. It runs once for the sizes of a workload.
+A table maps an input's name to its values. `integer_probe` finds what the reference indexes with them, and so the valid
+values; it also finds padding and packed words. It runs once for the sizes of a workload.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _CLASS_AXES: Final = (
     *("vocab_size", "vocabulary_size", "n_vocab", "vocab"),
 )
 SMALL: Final = 8
-"""Integers of which nothing is said stay below it."""
+"""Exclusive bound of integers without a rule."""
 PADDED_SHARE: Final = 1 / 8
 """Share of the indices that are -1 if the reference tests for that."""
 IGNORED_SHARE: Final = 1 / 4
 """Share of the values that are another negative number, as -100 for labels, if the reference tests for that."""
 SURELY_PADDED: Final = 8
-"""Of this many indices at least one is padding."""
+"""From this many indices on, at least one is padding."""
 FREE_LENGTH: Final = 4
-"""Mean length of a sequence if nothing says the total."""
+"""Mean length of a sequence if the total is not given."""
 MOST_PROBES: Final = 64
 _probes: dict[tuple[Any, ...], IntegerProbe | None] = {}
 """Reference, inputs, sizes and numbers → the runs on them; None if the reference cannot be called."""
@@ -59,7 +59,7 @@ _probes: dict[tuple[Any, ...], IntegerProbe | None] = {}
 def row_offsets(value_spec: ValueSpec) -> torch.Tensor:
     """Make offsets that begin at 0, never fall, and end at the total that a constraint or an axis gives.
 
-    Of keys each sequence has enough for causal attention to have an answer for every query.
+    Each sequence gets enough keys for causal attention to have an answer for every query.
     """
     parts = max(value_spec.shape[0] - 1, 0)
     total = _total(value_spec)
@@ -78,7 +78,7 @@ def row_offsets(value_spec: ValueSpec) -> torch.Tensor:
 
 
 def _total(value_spec: ValueSpec) -> int | None:
-    """Return the number that the last offset must have; None if nothing says it."""
+    """Return the required last offset; None if no rule gives it."""
     for constraint in value_spec.definition.constraints:
         match = _TOTAL.fullmatch(constraint.strip())
         if match is not None and match[2] == value_spec.name and (match[1] or match[3]) in value_spec.axes:
@@ -93,7 +93,7 @@ def _lengths_of(offsets: Any) -> torch.Tensor | None:
 
 
 def last_page_lengths(value_spec: ValueSpec) -> torch.Tensor:
-    """Make numbers of tokens in the last page; if queries are given, no fewer than causal attention needs."""
+    """Make numbers of tokens in the last page; with given queries, no fewer than causal attention needs."""
     page_size = value_spec.size("page_size") or 1
     least = torch.ones(value_spec.shape[0], dtype=torch.long)
     queries, pages = _lengths_of(value_spec.made.get("qo_indptr")), _lengths_of(value_spec.made.get("kv_indptr"))
@@ -114,7 +114,7 @@ def _capacity(value_spec: ValueSpec) -> int | None:
 
 
 def sparse_tokens(value_spec: ValueSpec) -> torch.Tensor:
-    """Make the cached tokens that each query looks at: distinct tokens, and -1 if the cache has too few."""
+    """Make the cached tokens that each query attends to: distinct tokens, and -1 if the cache has too few."""
     tokens = (value_spec.size("num_pages") or 1) * (value_spec.size("page_size") or 1)
     chosen = min(value_spec.shape[-1], tokens)
     indices = torch.full(value_spec.shape, -1, dtype=torch.long)
@@ -133,11 +133,11 @@ def below(
     """Make valid values below a size.
 
     Args:
-        find_size: gives the size; None if nothing says it.
-        usual: the end if nothing is known of the values either; None for the least leading size.
+        find_size: returns the size; None if it is unknown.
+        usual: the end if nothing is known of the values either; None for the smallest leading size.
         least: the least value; the size itself is a value then.
-        is_distinct: whether no value comes twice, as far as there are enough. There is no right answer if two
-            sequences write to one slot.
+        is_distinct: whether values are distinct, if there are enough. If two sequences write to one slot, there is no
+            right answer.
     """
 
     def make(value_spec: ValueSpec) -> torch.Tensor:
@@ -185,7 +185,7 @@ def experts(value_spec: ValueSpec) -> torch.Tensor:
 
 
 def small_or_bytes(value_spec: ValueSpec) -> torch.Tensor:
-    """Make integers of which nothing is said: valid in what the reference indexes, else small; bytes of any value."""
+    """Make integers without a rule: valid indices if the reference indexes by them, else small; bytes of any value."""
     made: torch.Tensor = within()(value_spec) if _is_wide(value_spec) else words(value_spec)
     return made
 
@@ -246,7 +246,7 @@ def _is_wide(value_spec: ValueSpec) -> bool:
 
 
 def _has_words(value_spec: ValueSpec, *, is_masked: bool) -> bool:
-    """Tell whether any bits may stand in an input of more than 8 bits, of which the reference takes parts."""
+    """Return whether any bits are valid in an input of more than 8 bits that the reference takes apart."""
     may_be = not is_masked or re.search(r">>|shift", value_spec.definition.reference) is not None
     if not may_be or not _is_wide(value_spec) or asking_for(value_spec.definition.constraints, value_spec.name):
         return False
@@ -280,7 +280,7 @@ def _is_integer(value: Any) -> TypeGuard[torch.Tensor]:
 def find_plain_values(
     definition: Definition, axes: Mapping[str, int], given: Mapping[str, Any], *, has_integers: bool = True
 ) -> dict[str, Any]:
-    """Return all inputs as runs on stand-ins begin with them: numbers, values on the CPU, or shapes on "meta".
+    """Return all inputs in the initial form of runs on stand-ins: numbers, values on the CPU, or shapes on "meta".
 
     Args:
         definition: names the inputs.
@@ -306,7 +306,7 @@ def find_plain_values(
 
 
 PACKED: Final = r"(.*_)?(q_?(weights?|zeros?)|packed_?(weights?|w|zeros?)|(weights?|w|zeros?|zero_points?)_packed)"
-"""Names of whole numbers that hold several quantised ones each."""
+"""Names of whole numbers that hold several quantised numbers each."""
 LABELS: Final = r"(.*_)?(labels?|targets?|class(es)?)"
 INDEX_TEXT: Final = "below the sizes of what the reference indexes; where that is unclear, below all leading sizes"
 LABELS_TEXT: Final = "more than 8 bits: below what the reference indexes, else below `num_classes`, else 0 to 7"

@@ -1,4 +1,4 @@
-"""Random tensors of any dtype. Large tensors are filled in place or in chunks; none is copied whole.
+"""Random tensors of any dtype. Large tensors are filled in place or in chunks, never copied whole.
 
 A `ValueSpec` is an input that has no values yet. The functions here make its values; `rules` picks the function.
 Small integer tensors are made on the CPU and moved, so that every device gets the same values.
@@ -20,7 +20,7 @@ from flashinfer_bench.data import Definition
 from flashinfer_bench.data.dtypes import DTYPES, POWERS_OF_TWO, Dtype, torch_dtype
 
 CHUNK_ELEMENTS: Final = 1 << 22
-"""Number of elements that are made at once if torch cannot fill the dtype in place."""
+"""Elements that are made at once if torch cannot fill the dtype in place."""
 EXPONENTS: Final = (125, 130)
 """Codes of exponents: 2 ** -2 to 2 ** 2."""
 _CPU: Final = torch.device("cpu")
@@ -43,7 +43,7 @@ class ValueSpec:
     given: Mapping[str, Any] = field(default_factory=dict)
     """The inputs that are the same for each seed, by name: numbers of the workload, and tensors of files."""
     is_plain: bool = False
-    """Its values are usual ones, whatever the reference does with them: trial runs begin with such."""
+    """Whether its values ignore the reference's use of them: trial runs begin with such values."""
 
     @property
     def dtype_name(self) -> str:
@@ -56,7 +56,7 @@ class ValueSpec:
         return DTYPES[self.dtype_name]
 
     def size(self, *names: str) -> int | None:
-        """Return the size of the first of these axes that exists; None if none does."""
+        """Return the size of the first existing axis of these names; None if none exists."""
         return next((self.axes[name] for name in names if name in self.axes), None)
 
     def generator(self, device: torch.device = _CPU, *names: str) -> torch.Generator:
@@ -74,7 +74,7 @@ class ValueSpec:
 
 
 Mode = Literal["scaled", "rolled", "redrawn", "fixed"]
-"""How an input differs from call to call; `contents.py` says what each means."""
+"""How an input differs from call to call; `contents.py` explains each mode."""
 Make = Callable[[ValueSpec], Any]
 ANY: Final = ".*"
 
@@ -90,11 +90,11 @@ class Rule(NamedTuple):
     """Regular expression that the name matches."""
     make: Make
     what: str
-    """What the values are, in words: the site's page of random values lists them."""
+    """The values, in words: the site's page of random values lists them."""
     mode: Mode | None = None
     """How the input differs from call to call; None leaves it to the dtype."""
     when: Callable[[ValueSpec], bool] | None = None
-    """What else has to hold of the input; `what` says it."""
+    """A further condition on the input; `what` states it."""
     deviation: Callable[[ValueSpec], float] | None = None
     """Standard deviation of values that are normal around zero; None for others."""
 
@@ -115,7 +115,7 @@ def find_rule(rules: tuple[Rule, ...], value_spec: ValueSpec) -> Rule:
 def fill_floats(value_spec: ValueSpec, fill: Callable[[torch.Tensor, torch.Generator], object]) -> torch.Tensor:
     """Make a float input; if torch cannot fill the dtype in place, float32 chunks are made and rounded.
 
-    Packed 4-bit floats get every code equally often, exponents those of 2 ** -2 to 2 ** 2.
+    Packed 4-bit floats get every code equally often, exponents the codes of 2 ** -2 to 2 ** 2.
     """
     tensor = value_spec.empty()
     if is_packed(tensor.dtype):
@@ -177,7 +177,7 @@ def distinct_rows(value_spec: ValueSpec, limit: int) -> torch.Tensor:
 
 
 def split_total(total: int, parts: int, generator: torch.Generator) -> torch.Tensor:
-    """Split a number into random parts; no part is zero if the number is large enough for that."""
+    """Split a number into random parts; no part is zero if the number is large enough."""
     least = 1 if total >= parts else 0
     weights = torch.empty(parts, dtype=torch.float64).exponential_(generator=generator)
     edges = (weights.cumsum(0) / weights.sum() * (total - least * parts)).round().long()

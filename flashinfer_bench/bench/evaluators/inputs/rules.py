@@ -1,9 +1,9 @@
 """Which random values an input gets: two tables of rules. The first rule that fits decides.
 
-A rule fits if the op type, the kind of dtype and the input's whole name in lower case match. Definitions say only by
-its name what an integer means. The rules at the end of each table fit all names. The last column says in words what
-the values are. `find_varied_input` says what of an input's values no rule gives a meaning, so that calls and stress
-cases may change it.
+A rule fits if the op type, the kind of dtype and the input's whole name in lower case match. Definitions express the
+meaning of an integer only by its name. The rules at the end of each table fit all names. The last column describes the
+values in words. `find_varied_input` finds inputs whose values have no meaning by a rule, so calls and stress cases may
+change them.
 """
 
 from __future__ import annotations
@@ -35,24 +35,26 @@ from flashinfer_bench.data.dtypes import POWERS_OF_TWO
 SCALE_RANGE: Final = (0.5, 1.5)
 """Range of quantisation scales. They are near 1, so a product of normal values keeps their magnitude."""
 STEP_RANGE: Final = (0.001, 0.1)
-"""Range of the steps of a state, to which a bias is added before the softplus that makes them. A step times the rate of
-a channel says how much the channel forgets in it. Models begin with such biases: with steps near one all channels would
+"""Range of the steps of a state. A bias is added before the softplus that makes the steps. A step times the rate of a
+channel is how much the channel forgets in it. Models begin with such biases: with steps near one, all channels would
 forget within 20 steps."""
 DELTA_STEP_RANGE: Final = (0.01, 1.0)
-"""The same of a gated delta net, whose outputs grow with what it remembers: with smaller steps code that rounds to
-bfloat16 would be refused. It forgets by itself, too, since new keys overwrite old ones."""
+"""Range of the steps of a gated delta net. With smaller steps its outputs grow with its memory, and code that rounds to
+bfloat16 would be refused. It also forgets by itself, since new keys overwrite old keys."""
 RATE_RANGE: Final = (1.0, 16.0)
 """Range of these rates if steps have a bias: channels forget within a step, within hundreds, or in between."""
 LONE_RATE_RANGE: Final = (0.001, 16.0)
-"""The same if they have none: then steps are near one, and the rates alone say how long a channel remembers."""
+"""Range of these rates if steps have no bias: steps are near one, and the rates alone decide how long a channel
+remembers."""
 LOGIT_DEVIATION: Final = 3.0
 ABSORBED_HEAD_DIM: Final = 128
-"""Elements of a DeepSeek query without its rotary part, before the projection is absorbed; no axis of mla says it."""
+"""Elements of a DeepSeek query without its rotary part, before the projection is absorbed; no axis of mla gives it."""
 FEW_BOOLS: Final = 64
-"""Of fewer all could become false, and what they mask might leave nothing: they are moved along, and not flipped."""
+"""Elements of a bool input, at least, whose bits are flipped. In a shorter input all could become false, and a mask
+could select nothing; it is only moved along."""
 STEP_BIAS: Final = "dt_bias"
 NO_NUMBERS: Final = r"scale|zero|mask|flag|sign|type|code|bits"
-"""What a name of stored int8 says if its values are no quantised numbers."""
+"""Parts of a name of stored int8 whose values are no quantised numbers."""
 PROBABILITIES: Final = r"((draft|target)_)?prob(s|abilities)"
 
 Kind = Literal["float", "float8", "bytes", "bools"]
@@ -75,7 +77,7 @@ class VariedInput:
     is_nudged: bool = False
     """Whether a "rolled" input that is not random holds quantised numbers, which may change a little."""
     kind: Kind | None = None
-    """What stress cases take it for if it is random; None if a rule says what its range is."""
+    """Its kind for stress cases if it is random; None if a rule fixes its range."""
 
 
 def find_varied_input(value_spec: ValueSpec, *, is_random: bool = True) -> VariedInput:
@@ -133,7 +135,7 @@ def make_number(value_spec: ValueSpec) -> bool | int | float:
 
 
 def _softmax_rows(value_spec: ValueSpec) -> torch.Tensor:
-    """Make rows of probabilities, from nearly flat to nearly certain, as those of language models are."""
+    """Make rows of probabilities, from nearly flat to nearly certain, like those of language models."""
     generator = value_spec.generator(value_spec.device)
     logits = torch.empty(value_spec.shape, dtype=torch.float32, device=value_spec.device).normal_(generator=generator)
     sharpness = torch.empty((*value_spec.shape[:-1], 1), dtype=torch.float32, device=value_spec.device)
@@ -195,7 +197,7 @@ def _even(value_spec: ValueSpec) -> torch.Tensor:
 
 
 def _softmax_scale(value_spec: ValueSpec) -> float:
-    """Return 1 / sqrt(d), where d is the head dimension of queries and keys; for mla, d before absorption."""
+    """Return 1 / sqrt(d) with the head dimension d of queries and keys; for mla, d before absorption."""
     rope = value_spec.size("head_dim_kpe", "qk_rope_head_dim")
     if value_spec.size("head_dim_ckv") is not None and rope is not None:
         return math.sqrt(1 / (ABSORBED_HEAD_DIM + rope))
@@ -216,7 +218,7 @@ def _number(low: float, high: float) -> Callable[[ValueSpec], float]:
 
 TENSOR_RULES: Final[tuple[Rule, ...]] = (
     *integers.INTEGER_RULES,
-    # op types whose inputs have to fit each other
+    # op types whose inputs must fit each other
     Rule("sampling", "float", PROBABILITIES, _softmax_rows, "softmax rows of mixed sharpness", "redrawn"),
     Rule("sampling", "float", r".*logits", normal, "normal, deviation 3", deviation=lambda _: LOGIT_DEVIATION),
     Rule("gdn", "float", r"k", _unit_rows, "normal rows of unit length: longer keys make the state explode", "redrawn"),
