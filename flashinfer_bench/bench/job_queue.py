@@ -1,4 +1,4 @@
-"""The one queue of open jobs: which jobs a device takes next. It decides on jobs alone, and starts nothing.
+"""The queue of open jobs: the jobs that a device takes next. It decides on jobs alone, and starts nothing.
 
 Each submitter has a queue class for each priority. The highest priority goes first. Within a priority, the class with
 the fewest device seconds goes first. A new or returning class starts level with the others.
@@ -29,11 +29,11 @@ TURN_S: Final = 1.0
 BATCHES_PER_DEVICE: Final = 2
 """A batch of several solutions has at most the remaining jobs, divided by the devices and by this."""
 MOST_PACKED: Final = 4096
-"""Jobs in a batch of several solutions, at most: its order is one message."""
+"""Jobs in a batch of several solutions, at most, since its order is one message."""
 MOST_IN_ORDER: Final = 16
 """Jobs in a batch of a class with `in_order`, at most. A device prepares workers for two batches."""
 UNKNOWN_S: Final = 1.0
-"""Estimate of a job while none of its definition has ended."""
+"""Estimated seconds of a job while no job of its definition has ended."""
 LEAST_S: Final = 0.001
 """Least estimate of a job."""
 
@@ -55,7 +55,7 @@ class Waiting:
     used_s: float
     """Device seconds of this class, from a start that all classes of its priority share."""
     groups: dict[object, list[Job]] = field(default_factory=dict)
-    """The next first; none is empty."""
+    """The next group first; every group has jobs."""
     out: int = 0
     """Jobs that devices have."""
 
@@ -75,7 +75,7 @@ class JobQueue:
         self._taken: dict[int, tuple[QueueClass, float]] = {}
         """Index of each job on a device → its queue class, and the seconds charged to that class."""
         self._at: dict[str, str] = {}
-        """Device → definition of what it took last."""
+        """Device → definition of its latest batch."""
         self._level: defaultdict[int, float] = defaultdict(float)
         """Priority → seconds that a new class begins with."""
         self._means: dict[str, tuple[float, int]] = {}
@@ -89,7 +89,7 @@ class JobQueue:
         self._put(queue_class, jobs)
 
     def remove(self, indices: Iterable[int]) -> list[Job]:
-        """Take out those of these jobs that no device has, and return them."""
+        """Remove those of these jobs that no device has, and return them."""
         wanted = set(indices)
         return [
             job
@@ -106,13 +106,13 @@ class JobQueue:
         is_ready: Callable[[Job], bool] = lambda _job: True,
         idle: int = 1,
     ) -> list[Job]:
-        """Take the next batch for a device: jobs of one definition, none if nothing can be taken.
+        """Take the next batch for a device: jobs of one definition; empty if no job can be taken.
 
         Args:
             device: the device's name.
             devices: devices that share the work.
             is_ready: whether a job may be taken: its solution is built, and the device is of its hardware.
-            idle: devices that have nothing to do, this one among them; 0 if it asks ahead. Then it splits no solution.
+            idle: idle devices, including this one; 0 if it asks ahead. Then it splits no solution.
         """
         queue_classes = [queue_class for queue_class, one in self._queue_classes.items() if one.groups]
         for queue_class in sorted(
@@ -159,7 +159,7 @@ class JobQueue:
 
         Args:
             job: the job.
-            seconds: its duration, from which others are estimated; None if it was not judged.
+            seconds: its duration, for estimates of others; None if it was not judged.
         """
         if seconds is not None:
             mean_s, count = self._means.get(job.definition.name, (0.0, 0))
@@ -171,7 +171,7 @@ class JobQueue:
         waiting = {queue_class.priority for queue_class, one in self._queue_classes.items() if one.groups}
         for queue_class, one in list(self._queue_classes.items()):
             is_level = queue_class.priority not in waiting or one.used_s <= self._level[queue_class.priority]
-            if not one.groups and not one.out and is_level:  # it would begin level with the others if it came again
+            if not one.groups and not one.out and is_level:  # it would start level with the others if it returned
                 del self._queue_classes[queue_class]
 
     def _pack(self, groups: list[list[Job]], device: str, devices: int, idle: int) -> list[Job]:
@@ -213,7 +213,7 @@ class JobQueue:
 
 
 def _prefix(batch: list[Job], groups: Iterable[list[Job]], most: int) -> list[Job]:
-    """Return a batch with the next groups, as far as they are of one definition and there is room."""
+    """Return a batch with the next groups of the same definition, while there is room."""
     for group in groups:
         if len(batch) + len(group) > most or (batch and group[0].definition.name != batch[0].definition.name):
             break

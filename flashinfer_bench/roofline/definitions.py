@@ -178,7 +178,7 @@ def _mla_dims(sized: Sized) -> int:
 
 
 def find_causal(definition: Definition) -> bool | None:
-    """Tell whether a definition is causal, by its name, else by its tags; None if neither has the word.
+    """Return whether a definition is causal, by its name, else by its tags; None if neither has the word.
 
     Published definitions are named ..._prefill_causal_...
     """
@@ -192,7 +192,7 @@ def find_causal(definition: Definition) -> bool | None:
 def count_pairs(queries: Sequence[int], keys: Sequence[int], *, causal: bool) -> int:
     """Count the pairs of a query and a key that this query sees.
 
-    With a causal mask the last query sees all keys, and each query before it sees one key less, down to none.
+    With a causal mask the last query sees all keys, and each query before it sees one key less, down to zero.
     """
     pairs = list(zip(queries, keys, strict=True))
     if not causal:

@@ -1,7 +1,7 @@
-"""The clocks, and which one a device gets: CUPTI on a GPU, else CUDA events; the wall clock on a CPU.
+"""The clocks, and the choice for a device: CUPTI on a GPU, else CUDA events; the wall clock on a CPU.
 
-A clock takes samples between `with clock:` and its end. Nothing but the call lies between the two ends of a sample.
-A launch may have `puts_away`: then its `put_away()` brings what its call returned into place, after the sample.
+A clock takes samples between `with clock:` and its end. Only the call lies between the two ends of a sample. A launch
+may have `puts_away`: then its `put_away()` moves its call's result into the outputs, after the sample.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ ASIDE_NS: Final = 50_000
 """If the device is busy for longer after a call's second event, the call has left work on other streams."""
 CALLS_IN_FLIGHT: Final = 64
 OPERATIONS_IN_FLIGHT: Final = 512
-"""Most calls, and about the most operations, that the host enqueues before it waits: in a full queue it would wait
-inside a call, and its time would be misread."""
+"""Calls, and about the operations, that the host enqueues before it waits. In a full queue it would wait inside a call,
+and its time would be wrong."""
 EMPTY_LAUNCHES: Final = 12
 """Samples of a kernel of known cost."""
 EMPTY_LAUNCH: Final = Preamble(delay_ns=15_000)
@@ -58,11 +58,11 @@ Launch = Callable[[], object]
 
 
 class ClockLost(Exception):
-    """The clock cannot give the samples that were asked for; the reason is its text."""
+    """The clock cannot take the requested samples; the reason is its text."""
 
 
 class Clock:
-    """What a clock is. The defaults are those of a clock that sees whole calls only, and has no fall-back."""
+    """The interface of a clock. The defaults are those of a clock that sees whole calls only, and has no fall-back."""
 
     method: str
     """"cupti", "cuda_events" or "wall"."""
@@ -73,8 +73,8 @@ class Clock:
     sees_operations: bool = False
     """Samples hold the single operations of a call."""
     fresh_graphs: int | None = None
-    """Graphs that replays of distinct calls take in turn, if one was not replayed yet; else 0. None if each distinct
-    call is captured when it is first asked for."""
+    """Graphs that replays of distinct calls use in rotation, if one was not replayed yet; else 0. None if each distinct
+    call is captured at its first use."""
 
     def __enter__(self) -> Clock:
         return self
@@ -91,7 +91,7 @@ class Clock:
         raise NotImplementedError
 
     def replays(self, source: Callable[[int], Launch]) -> Callable[[int], Launch]:
-        """Return a source of replays of the launches that `source` gives; each distinct launch is captured once.
+        """Return a source of replays of the launches of `source`; each distinct launch is captured once.
 
         It raises CaptureRefused if a call cannot be captured.
         """
@@ -103,7 +103,7 @@ class Clock:
         return None
 
     def launch_gap_ns(self) -> int:
-        """Return what one more launch in a full queue costs before it runs; 0 if GPU times hold it already."""
+        """Return the cost of one more launch in a full queue before it runs; 0 if GPU times include it."""
         return 0
 
     def chain_gap_ns(self) -> int:
@@ -115,12 +115,12 @@ class Clock:
         return 0
 
     def metadata(self) -> Metadata:
-        """Return what the clock knows of its own samples."""
+        """Return the clock's metadata of its own samples."""
         return {}
 
 
 def _put_away(launch: Any) -> bool:
-    """Have a launch bring what its call returned into place; tell whether that is part of the work."""
+    """Have a launch move its call's result into the outputs; return whether that is part of the work."""
     return bool(getattr(launch, "puts_away", False) and launch.put_away())
 
 
@@ -134,7 +134,7 @@ class WallClock(Clock):
     cache_state = "warm"
 
     def sample(self, launches: Sequence[Launch], preambles: Sequence[Preamble]) -> list[Sample]:
-        """Time each call; there is no queue to fill."""
+        """Time each call. A CPU has no queue to fill."""
         del preambles
         samples = []
         for launch in launches:
@@ -150,8 +150,9 @@ class WallClock(Clock):
 class CudaEventClock(Clock):
     """CUDA events around each call on the current stream: the fall-back if CUPTI cannot be used.
 
-    A pair of events with nothing between them reads a constant, which is reported and not subtracted. Events do not
-    hold work on streams that nobody waits for: such a call leaves the device busy, and is timed until it is idle.
+    A pair of events with nothing between them has a constant time, which is reported and not subtracted. Events do not
+    cover work on streams that the current stream does not wait for. Such a call leaves the device busy, and is timed
+    until it is idle.
 
     Args:
         queue: of the GPU.
@@ -175,7 +176,7 @@ class CudaEventClock(Clock):
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        """Leave the device idle; an error of the device itself is the one that is under way already."""
+        """Leave the device idle; an error of the device is raised already."""
         if raised[1] is None:
             self._queue.synchronize()
 
@@ -242,7 +243,7 @@ class CuptiClock(Clock):
         self._leads_ns: list[int] = []
 
     def __enter__(self) -> Clock:
-        self._queue.synchronize()  # records of earlier work come when it is done
+        self._queue.synchronize()  # records of earlier work arrive at its end
         try:
             self._recorder.start()
         except RecordsLost as lost:
@@ -281,7 +282,7 @@ class CuptiClock(Clock):
             end_ns, puts_away = now(), bool(getattr(launch, "puts_away", False))
             calls.append(HostCall(begin_ns, end_ns, puts_away, bool(getattr(launch, "is_replay", False))))
             if puts_away:
-                self._queue.launch_empty()  # the mark: what follows is no part of the call
+                self._queue.launch_empty()  # the mark: later work is no part of the call
                 _put_away(launch)
         self._queue.synchronize()
         flushes = self._queue.l2_cache == "cold" and preambles[0].flushes
@@ -340,10 +341,10 @@ def make_clock(
     """Return the best clock for a device.
 
     Args:
-        device: where the calls run; on a GPU there must be a context.
-        l2_cache: "cold" flushes a GPU's L2 before each call. A CPU's caches are left as they are.
+        device: the device of the calls; a GPU must have a context.
+        l2_cache: "cold" flushes a GPU's L2 before each call. A CPU's caches are never flushed.
         clock: "cuda_events" takes CUDA events.
-        image: machine code of the timing kernels, if it is known already.
+        image: machine code of the timing kernels, if it exists already.
     """
     if device.type != "cuda":
         return WallClock()

@@ -1,4 +1,4 @@
-"""The flags of a measurement: what a reader should know before acting on its number.
+"""The flags of a measurement: warnings to read before acting on its number.
 
 To add a flag, add its text to FLAGS, its condition to `find_flags`, and a row to the table in `docs/numbers.md`. A flag
 without a condition there is raised where it becomes known, in the session.
@@ -47,9 +47,9 @@ def find_flags(
 
     Args:
         trials: its trials, at least one.
-        is_noisy: its samples leave more open than the run-to-run spread.
+        is_noisy: whether the sample noise exceeds the run-to-run spread.
         before: the GPU before the first trial.
-        after: the GPU after the last one.
+        after: the GPU after the last trial.
     """
     metadata = join_metadata([trial.metadata for trial in trials])
     samples = [sample for trial in trials for sample in trial.samples]

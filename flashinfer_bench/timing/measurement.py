@@ -1,13 +1,14 @@
 """Values of a measurement: samples, trials, the metadata of trials, and the one number with its record. Pure.
 
-`timing.procedure` takes trials where the code runs; `timing.summary` turns them into a number where they are judged.
+`timing.procedure` takes trials in the process with the clock; `timing.summary` turns them into a number in the judge.
 
 Metadata of a trial, by name:
 
 * method ("wall", "cupti", "cuda_events"), cache_state ("cold", "warm"), calls (in all, timed or not).
 * launch ("stream", "graph"), launch_reason (why it is no graph).
 * spin_ns (delay kernel before each call), enqueue_ns (host time of a launch), lead_ns (from the end of the delay to the
-  first operation), empty_pair_ns (two CUDA events with nothing between), fallback (why no better clock was used).
+  first operation), empty_pair_ns (two CUDA events with nothing between), fallback (reason why no better clock was
+  used).
 * waits_inside, side_stream, operations_vary, lines_reset, streams, retaken (samples taken again behind a longer delay),
   extra_samples (beyond the number wanted).
 """
@@ -93,7 +94,7 @@ def latency_ns(sample: Sample, launch_gap_ns: int) -> int:
 
 @dataclass(frozen=True)
 class Trial:
-    """Samples of one set of inputs, or of several sets by turns."""
+    """Samples of one set of inputs, or of several interleaved sets."""
 
     samples: tuple[Sample, ...]
     stop: Stop
@@ -123,7 +124,7 @@ class Measured:
     trials: list[float]
     """Median of each trial, in milliseconds."""
     record: dict[str, Any]
-    """JSON-able: method, cache state, counts, spread, why sampling stopped, flags."""
+    """JSON-able: method, cache state, counts, spread, reason why sampling stopped, flags."""
 
 
 def join_metadata(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
