@@ -145,6 +145,7 @@ def run(faults: list[Fault], asked: argparse.Namespace) -> None:
                 if left_s < 10:
                     return
                 words = asked.tests or fault.get("tests") or DOCUMENT["rooms"][fault["room"]]
+                words = [word for word in words if word[:6] != "tests/" or (copy / word.split("::")[0]).exists()]
                 result = ask(copy, fault, words, left_s) | {"commit": commit}
             finally:
                 copies.put(copy)

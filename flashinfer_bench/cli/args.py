@@ -6,17 +6,13 @@ A name that a set does not have is refused, with the nearest one that it has. Se
 
 from __future__ import annotations
 
-import errno
-import fnmatch
 import os
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from itertools import chain
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from flashinfer_bench.base.files.writing import WriteRefused, check_place, open_to_append
+from flashinfer_bench.base.files.writing import WriteRefused, check_place
 from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.data import Definition, LoadIssue, Trace, TraceSet, load_jsonl_file
 from flashinfer_bench.data.definition import normalise_op_type
@@ -28,12 +24,7 @@ from flashinfer_bench.data.workload import MIN_PREFIX
 from flashinfer_bench.env import DATASET_VARIABLE, get_fib_dataset_path
 from flashinfer_bench.errors import DataSetError, Fault, Misuse
 
-if TYPE_CHECKING:
-    from flashinfer_bench.bench.config import BenchmarkConfig
-    from flashinfer_bench.bench.planning.plan import Plan
-
 SHOWN_WARNINGS: Final = 20
-WILDCARDS: Final = frozenset("*?[")
 
 
 def open_trace_set(args: Namespace) -> TraceSet:
@@ -56,9 +47,7 @@ def load_trace_set(args: Namespace) -> TraceSet:
         except DataSetError as error:
             beside = map(str, folder.parent.glob("*")) if not folder.exists() else ()
             raise DataSetError(f"{error}{did_you_mean(str(folder), beside)}") from error
-    trace_set = loaded[0] if len(loaded) == 1 else TraceSet.merge(loaded)
-    _expand_wildcards(args, trace_set)
-    return trace_set
+    return loaded[0] if len(loaded) == 1 else TraceSet.merge(loaded)
 
 
 def named_folders(args: Namespace) -> list[Path]:
@@ -90,48 +79,47 @@ def describe_issues(issues: Sequence[LoadIssue], shown_warnings: int = SHOWN_WAR
 
 def choose_definitions(trace_set: TraceSet, args: Namespace) -> list[Definition]:
     """Return the definitions that --definitions and --op-types leave, by op type and name."""
-    definitions = trace_set.definitions.values()
-    names = getattr(args, "definitions", None)
-    op_types = list(map(normalise_op_type, getattr(args, "op_types", [])))
-    refuse_unknown(
-        ("definition", names, trace_set.definitions),
-        ("op type", op_types, {normalise_op_type(item.op_type) for item in definitions}),
-    )
+    kinds = {item.name: normalise_op_type(item.op_type) for item in trace_set.definitions.values()}
+    names, op_types = _names_in(args, "definitions"), list(map(normalise_op_type, _names_in(args, "op_types")))
+    refuse_unknown(("definition", names, kinds), ("op type", op_types, kinds.values()))
     kept = [
         item
-        for item in definitions
-        if item.name in (names or [item.name]) and (not op_types or normalise_op_type(item.op_type) in op_types)
+        for item in trace_set.definitions.values()
+        if (not names or item.name in names) and (not op_types or kinds[item.name] in op_types)
     ]
     return sorted(kept, key=lambda item: (item.op_type, item.name))
 
 
 def choose_traces(trace_set: TraceSet, args: Namespace) -> list[AnyTrace]:
     """Return the traces that the name flags leave, in the order of the files. Names of workloads may be cut."""
-    chosen = [trace_set.traces.get(item.name, []) for item in choose_definitions(trace_set, args)]
-    traces = [trace for part in chosen for trace in kept_of(part)]
-    solutions, wanted, starts = (getattr(args, flag, None) for flag in ("solutions", "authors", "workloads"))
+    groups = [trace_set.traces.get(item.name, []) for item in choose_definitions(trace_set, args)]
+    traces = [trace for group in groups for trace in kept_of(group)]
+    solutions, wanted = _names_in(args, "solutions"), _names_in(args, "authors")
     authors = {item.name: item.author for group in trace_set.solutions.values() for item in group}
-    judged = {trace.workload.uuid for trace in traces} if starts else set()
-    begun = {
-        one: {uuid for uuid in judged if uuid == one or (len(one) >= MIN_PREFIX and uuid.startswith(one))}
-        for one in starts or ()
-    }
-    uuids = set().union(*begun.values())
+    workloads: list[str] = []
+    uuids = {trace.workload.uuid for trace in traces}
+    for start in _names_in(args, "workloads"):
+        longer = [uuid for uuid in uuids if len(start) >= MIN_PREFIX and uuid.startswith(start)]
+        workloads += [start] if start in uuids else longer or [start]
     refuse_unknown(
-        ("solution", solutions, {*authors, *(trace.solution for trace in traces)} if solutions else ()),
+        ("solution", solutions, {*authors, *(trace.solution for trace in traces)}),
         ("author", wanted, authors.values()),
-        ("workload with a trace", [one for one, found in begun.items() if not found], judged),
+        ("workload with a trace", workloads, uuids),
     )
-    for names, key in (
-        (solutions, lambda trace: trace.solution),
-        (wanted, lambda trace: authors.get(trace.solution)),
-        (uuids, lambda trace: trace.workload.uuid),
-    ):
-        traces = [trace for trace in traces if key(trace) in names] if names else traces
-    return traces
+    return [
+        trace
+        for trace in traces
+        if (not solutions or trace.solution in solutions)
+        and (not wanted or authors.get(trace.solution or "") in wanted)
+        and (not workloads or trace.workload.uuid in workloads)
+    ]
 
 
-def refuse_unknown(*asked: tuple[str, Iterable[str] | None, Iterable[str | None]]) -> None:
+def _names_in(args: Namespace, flag: str) -> Sequence[str]:
+    return getattr(args, flag, None) or ()
+
+
+def refuse_unknown(*asked: tuple[str, Iterable[str], Collection[str | None]]) -> None:
     """Refuse names that a set does not have.
 
     Args:
@@ -142,19 +130,12 @@ def refuse_unknown(*asked: tuple[str, Iterable[str] | None, Iterable[str | None]
     """
     problems = []
     for kind, names, known in asked:
-        there = [name for name in known if name is not None]
         flag = f"--{kind.partition(' with')[0].replace(' ', '-')}s"
-        for name in names or ():
-            if name not in there:
-                hint = did_you_mean(name, there) or "; `flashinfer-bench list` shows what there is"
-                problems.append(f"{flag}: the trace set has no {kind} {name!r}{hint}")
+        for name in (name for name in names if name not in known):
+            hint = did_you_mean(name, filter(None, known)) or "; `flashinfer-bench list` shows what there is"
+            problems.append(f"{flag}: the trace set has no {kind} {name!r}{hint}")
     if problems:
         raise DataSetError("\n".join(problems))
-
-
-def is_wildcard(name: str) -> bool:
-    """Tell whether a name stands for all names of a pattern, as a shell has them."""
-    return bool(WILDCARDS & set(name))
 
 
 def read_recorded(text: str) -> list[Trace]:
@@ -178,23 +159,6 @@ def read_recorded(text: str) -> list[Trace]:
     return judged
 
 
-def choose_recorded(config: BenchmarkConfig, traces: Sequence[Trace]) -> BenchmarkConfig:
-    """Return the configuration that chooses what the traces name."""
-    definitions, solutions, workloads = (sorted(set(names)) for names in zip(*map(_names_of, traces), strict=True))
-    return config.with_overrides(definitions=definitions, solutions=solutions, workloads=workloads)
-
-
-def keep_recorded(plan: Plan, traces: Sequence[Trace]) -> Plan:
-    """Return the plan with the recorded jobs alone."""
-    wanted = set(map(_names_of, traces))
-    jobs = [job for job in plan.jobs if (job.definition.name, job.solution.name, job.workload.uuid) in wanted]
-    return plan.with_jobs(jobs)
-
-
-def _names_of(trace: Trace) -> tuple[str, str, str]:
-    return trace.definition, trace.solution or "", trace.workload.uuid
-
-
 class Output(NamedTuple):
     """A file or a folder that a command writes, since the user names it."""
 
@@ -202,23 +166,6 @@ class Output(NamedTuple):
     """Absolute, and without `..`."""
     root: Path | None
     """The folder of the trace set that it lies in, for the writers; None outside of sets, where links are followed."""
-
-    def append(self, data: bytes) -> None:
-        """Append to the file, all of it or nothing. Outside of sets, it may be a device or a pipe.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        fd = os.open(self.path, flags, 0o666) if self.root is None else open_to_append(self.path, root=self.root)
-        try:
-            size = os.fstat(fd).st_size
-            if os.write(fd, data) != len(data):
-                with suppress(OSError):  # a device has no size
-                    os.ftruncate(fd, size)
-                raise OSError(errno.ENOSPC, "the disk took only part of it", str(self.path))
-        finally:
-            os.close(fd)
 
     def write(self, text: str, hint: str = "") -> None:
         """Write the file, whole or not at all.
@@ -256,24 +203,3 @@ def find_output(path: Path | str, args: Namespace | None = None) -> Output:
         except OSError:
             pass  # the writer reports it
     return Output(whole, root)
-
-
-def _expand_wildcards(args: Namespace, trace_set: TraceSet) -> None:
-    """Put the names of the set in the place of the wildcards of a command's flags. One that fits no name stays."""
-    solutions = [item for group in trace_set.solutions.values() for item in group]
-    known: dict[str, Iterable[str | None]] = {
-        "definitions": trace_set.definitions,
-        "op_types": (item.op_type for item in trace_set.definitions.values()),
-        "authors": (item.author for item in solutions),
-        "workloads": (line.workload.uuid for group in trace_set.workloads.values() for line in group),
-        "solutions": chain(
-            (item.name for item in solutions),
-            (trace.solution for group in trace_set.traces.values() for trace in group),
-        ),
-    }
-    for flag, there in known.items():
-        given = getattr(args, flag, None)
-        if isinstance(given, list) and any(map(is_wildcard, given)):
-            names = list(filter(None, there))
-            found = (fnmatch.filter(names, one) or [one] for one in given)
-            setattr(args, flag, list(dict.fromkeys(chain(*found))))

@@ -6,20 +6,20 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Final
 
-from flashinfer_bench.cli.exit_codes import FAILED, RAN
-from flashinfer_bench.cli.output import write_err, write_json, write_out
+from flashinfer_bench.cli.output import FAILED, RAN, write_err, write_json, write_out
 from flashinfer_bench.cli.parser import (
     EXIT_CODES,
-    PROGRAM,
-    NameList,
+    QUIET_FLAG,
+    SOURCE_FLAGS,
+    THRESHOLD_HELP,
     Parser,
+    add_flags,
+    add_format,
     add_local,
     add_names,
     add_sandbox,
-    number,
-    share,
 )
-from flashinfer_bench.cli.settings import add_setting
+from flashinfer_bench.cli.settings import CONFIG_FLAG, add_setting
 from flashinfer_bench.errors import Misuse
 
 if TYPE_CHECKING:
@@ -42,22 +42,22 @@ def declare_compare(parser: Parser) -> None:
         "is spent.\n"
         f"{EXIT_CODES} A solution that does not pass is a failure.",
         usage="%(prog)s A B [--local PATH] [flags]",
-        example=f"{PROGRAM} compare plain_rmsnorm_h4096 torch_rmsnorm_h4096 --local flashinfer-trace",
-        execute="compare:execute",
+        example="compare plain_rmsnorm_h4096 torch_rmsnorm_h4096 --local flashinfer-trace",
+        execute=execute,
     )
-    parser.add_argument("first", metavar="A", help="baseline: the present version, for example")
-    parser.add_argument("second", metavar="B", help="candidate: the new version, for example")
+    add_flags(parser, {"A": "baseline: the present version, for example"})
+    add_flags(parser, {"B": "candidate: the new version, for example"})
     add_local(parser)
     how = parser.add_argument_group("how")
-    how.add_argument("--recorded", action="store_true", help="compare recorded traces; measure nothing")
-    text = "the smallest difference of interest: 2%% or 0.02 (default: 2%%)"
-    how.add_argument("--threshold", type=share, metavar="X", help=text)
-    text = "seconds of measuring, besides the start (default: 60)"
-    how.add_argument("--budget", type=number, metavar="S", help=text)
-    text = "only these workloads: uuids, or their beginnings"
-    how.add_argument("--workloads", "--workload", nargs="+", action=NameList, metavar="UUID", help=text)
+    flags = {
+        "--recorded": "compare recorded traces; measure nothing",
+        "--threshold X": THRESHOLD_HELP,
+        "--budget F": "seconds of measuring, besides the start (default: 60)",
+        "--workloads --workload UUID...": "only these workloads: uuids, or their beginnings",
+    }
+    add_flags(how, flags)
     add_names(how, "--devices", "use the first of these devices: 0, cuda:1, a GPU's uuid, or cpu")
-    how.add_argument("--config", metavar="FILE", help="a YAML file instead of the bundled eval_config.yaml")
+    add_flags(how, CONFIG_FLAG)
     add_setting(how, "iterations")
     add_setting(how, "num_trials", "trials of a block, each with inputs of its own (default: 1)")
     add_sandbox(how, default=argparse.SUPPRESS)
@@ -65,29 +65,25 @@ def declare_compare(parser: Parser) -> None:
     drafts = parser.add_argument_group("sources that you edit", text)
     text = "its definition (default: that of the other side, or told by its parameters or name)"
     add_names(drafts, "--definitions", text)
-    drafts.add_argument("--entry", metavar="NAME", help="its entry function, or FILE::FUNCTION (default: run)")
-    drafts.add_argument("--language", metavar="L", help="its language (default: told by its ending and imports)")
+    add_flags(drafts, SOURCE_FLAGS)
     out = parser.add_argument_group("result")
     text = "exit with 1 where B is slower by more: on a workload, or over all; also the default of --threshold"
-    out.add_argument("--fail-if-slower", type=share, metavar="X", help=text)
-    text = "what goes to stdout (default: %(default)s)"
-    out.add_argument("--format", choices=("table", "json", "md"), default="table", help=text)
-    out.add_argument("--junit", metavar="FILE", help="write JUnit XML, too: a case for each workload")
-    out.add_argument("--quiet", action="store_true", help="no progress; only errors and the result")
+    add_flags(out, {"--fail-if-slower X": text})
+    add_format(out, "md")
+    add_flags(out, {"--junit FILE": "write JUnit XML, too: a case for each workload"} | QUIET_FLAG)
 
 
 def execute(args: argparse.Namespace) -> int:
     """Compare, and print the result."""
     from flashinfer_bench.cli.args import find_output, is_set_named, open_trace_set
     from flashinfer_bench.cli.drafts import describe_draft, read_hints
-    from flashinfer_bench.cli.render import available_width
     from flashinfer_bench.examine.compare.recorded import compare_recorded
     from flashinfer_bench.examine.compare.sides import find_sides
     from flashinfer_bench.report.decision import THRESHOLD
 
     if args.budget is not None and args.budget <= 0:
         raise Misuse("--budget: needs seconds above 0")
-    words = (args.first, args.second)
+    words = (args.a, args.b)
     named = open_trace_set(args) if is_set_named(args) else None
     junit = find_output(args.junit, args) if args.junit else None  # refuses links in a set before anything is measured
     sides = find_sides(words, named, read_hints(args))
@@ -111,7 +107,7 @@ def execute(args: argparse.Namespace) -> int:
     elif args.format == "md":
         write_out(comparison.markdown(words, slower))
     else:
-        write_out(render_comparison(comparison, words, available_width(sys.stdout)))
+        write_out(render_comparison(comparison, words))
         write_err(*(f"slower than allowed: {where}" for where in slower))
     return FAILED if slower or comparison.is_failed else RAN
 
@@ -144,12 +140,10 @@ def _measure(
         return measure(trace_set, pairings, config, **how)
 
 
-def render_comparison(comparison: Comparison, sides: tuple[str, str], width: int) -> str:
+def render_comparison(comparison: Comparison, sides: tuple[str, str]) -> str:
     """Lay the comparison out as a table with notes."""
-    from flashinfer_bench.cli import render as tables
+    from flashinfer_bench.cli import tables
 
-    titles = ("Workload", "A", "B", "B/A", "B is")
-    columns = [tables.Column(title, title in ("A", "B", "B/A")) for title in titles]
     rows = [
         [
             f"{row.solutions or ''} {tables.shorten_uuid(row.workload)}".strip(),
@@ -165,5 +159,6 @@ def render_comparison(comparison: Comparison, sides: tuple[str, str], width: int
         "B/A: latency of B over that of A, with its 95 % interval; over all: geometric mean",
         *(f"{row.workload}: {row.problem}" for row in comparison.rows if row.problem),
     ]
-    lines = "".join(f"{tables.wrap_line(note, width)}\n" for note in notes)
-    return f"{tables.render_table(columns, rows, width)}\n{lines}"
+    table = tables.render_table(("Workload", "#A", "#B", "#B/A", "B is"), rows)
+    width = tables.available_width(sys.stdout)
+    return tables.join_sections(table, [tables.wrap_line(note, width) for note in notes])

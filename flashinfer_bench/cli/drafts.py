@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from pathlib import Path
 
-from flashinfer_bench.cli.args import Output, is_wildcard
+from flashinfer_bench.cli.args import Output
 from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.data import Solution, TraceSet
 from flashinfer_bench.data.entry import check_entry
@@ -14,12 +14,12 @@ from flashinfer_bench.data.store.layout import solution_path
 from flashinfer_bench.errors import DataSetError, Misuse
 
 
-def list_draft_paths(args: argparse.Namespace) -> list[Path]:
+def list_draft_paths(args: Namespace) -> list[Path]:
     """Return what `--solutions` names by a path."""
     return [Path(name) for name in getattr(args, "solutions", ()) if is_draft_path(name)]
 
 
-def take_drafts(args: argparse.Namespace, trace_set: TraceSet) -> list[Draft]:
+def take_drafts(args: Namespace, trace_set: TraceSet) -> list[Draft]:
     """Put the sources that a command names into the set, in memory, and their names in the place of their paths.
 
     Raises:
@@ -49,11 +49,9 @@ def take_drafts(args: argparse.Namespace, trace_set: TraceSet) -> list[Draft]:
     return list(drafts.values())
 
 
-def read_hints(args: argparse.Namespace) -> DraftHints:
+def read_hints(args: Namespace) -> DraftHints:
     """Return what the flags of a command say of a source."""
-    definitions, authors = (
-        [name for name in getattr(args, flag, ()) if not is_wildcard(name)] for flag in ("definitions", "authors")
-    )
+    definitions, authors = getattr(args, "definitions", []), getattr(args, "authors", [])
     return DraftHints(
         definition=definitions[0] if len(definitions) == 1 else None,
         entry=args.entry,

@@ -7,20 +7,18 @@ asked for. Documents have a version; the tables of verdicts are in `verdicts.py`
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunStarted
 from flashinfer_bench.bench.machine import Device, Machine
 from flashinfer_bench.bench.planning.plan import Job, Plan, Skip
 from flashinfer_bench.bench.planning.resume import names_of
-from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
-from flashinfer_bench.cli.progress import describe_job
-from flashinfer_bench.cli.render import count, format_duration, join_sections, render_rows, shorten, some
-from flashinfer_bench.cli.verdicts import render_summary
-from flashinfer_bench.data import Evaluation, Trace, TraceSet
+from flashinfer_bench.cli.output import FAILED, INTERRUPTED, RAN
+from flashinfer_bench.cli.tables import count, format_duration, indent_text, join_sections, lay_out, list_counts, some
+from flashinfer_bench.cli.verdicts import describe_job, render_summary
+from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.measurement import CONFIRMED, NOT_CONFIRMED, read_measurement, tell
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.report.blind import find_blind
@@ -31,7 +29,6 @@ from flashinfer_bench.report.verdict import caveat_of, reason_of
 
 FORMAT_VERSION: Final = 1
 """Version of the JSON document. 1: the first."""
-CACHED: Final = "cached"
 LOST: Final = {
     "faults": "No verdict (nothing that a solution did)",
     "left_out": "Left out (--resume judges them)",
@@ -39,12 +36,12 @@ LOST: Final = {
 }
 """Kind of jobs without a verdict, as the document has it → its title in the text."""
 BROKEN: Final = "Broken in what was asked for (exit code 1; --allow-broken lets it pass)"
-PLAN_COLUMNS: Final = {
-    "Definition": "definition",
-    "Op type": "op_type",
-    "Solution": "solution",
-    "Author": "author",
-    "Workloads": "workloads",
+PLAN_TABLE: Final = {
+    "Definition": "{definition}",
+    "Op type": "{op_type}",
+    "Solution": "{solution}",
+    "Author": "{author}",
+    "#Workloads": "{workloads}",
 }
 JobNames = tuple[str, str | None, str]
 NAMES: Final = ("definition", "solution", "workload")
@@ -101,16 +98,15 @@ class RunOutcome:
 
     def lost(self) -> dict[str, list[JobFaulted]]:
         """Return the jobs without a verdict, by the kinds of `LOST`."""
-        faults: dict[bool, list[JobFaulted]] = {False: [], True: []}
-        for fault in self.faults:
-            faults[fault.is_left_out].append(fault)
-        return dict(zip(LOST, (*faults.values(), self.unconfirmed), strict=True))
+        left_out = [one for one in self.faults if one.is_left_out]
+        faults = [one for one in self.faults if not one.is_left_out]
+        return {"faults": faults, "left_out": left_out, "not_confirmed": self.unconfirmed}
 
     def exit_code(self, *, require_passed: bool, allow_broken: bool = False) -> int:
         """Return 130 if interrupted, 1 if a job has no verdict or what was asked for is broken in part, else 0.
 
-        Where passing is required, return 1 also if a job did not pass, or if there is no verdict at all. Where broken
-        data is allowed, it makes no failure, nor do the jobs that have no verdict beside it.
+        If passing is required, return 1 also if a job did not pass, or if there is no verdict at all. If broken data
+        is allowed, it makes no failure, nor do the jobs that have no verdict beside it.
         """
         if self.is_interrupted:
             return INTERRUPTED
@@ -128,20 +124,17 @@ class RunOutcome:
 
     def files(self, trace_set: TraceSet) -> list[str]:
         """Return the files of a set that the traces of this run went to."""
-        places = [
-            traces_path(
-                root, author=job.solution.author, op_type=job.definition.op_type, definition=job.definition.name
-            )
-            for job in (event.job for event in self.judged.values())
-            if (root := trace_set.solution_root(job.solution.name)) is not None
-        ]
-        return list(dict.fromkeys(map(str, places)))
+        files = []
+        for job in (event.job for event in self.judged.values()):
+            if (root := trace_set.solution_root(job.solution.name)) is not None:
+                names = {"op_type": job.definition.op_type, "definition": job.definition.name}
+                files.append(str(traces_path(root, author=job.solution.author, **names)))
+        return list(dict.fromkeys(files))
 
 
 def render_plan(plan: Plan, machine: Machine) -> str:
     """Lay out what a run will do."""
-    table = render_rows(list(map(asdict, plan.rows())), PLAN_COLUMNS)
-    return join_sections(table, describe_skips(plan.skips), describe_plan(plan, machine))
+    return join_sections(lay_out(PLAN_TABLE, plan.rows()), describe_skips(plan.skips), describe_plan(plan, machine))
 
 
 def describe_plan(plan: Plan, machine: Machine) -> list[str]:
@@ -179,21 +172,31 @@ def plan_document(plan: Plan, machine: Machine) -> dict[str, Any]:
 
 def render_outcome(outcome: RunOutcome) -> str:
     """Lay out the table, the reasons of failures, the faults, the skips, and the totals."""
-    traces = outcome.traces
+    traces, lost = outcome.traces, outcome.lost()
+    notes = [*describe_skips(outcome.plan.skips), *(f"warning: {output}" for output in find_blind(traces))]
+    sources = Counter(_source_of_baseline(event.trace) for event in outcome.judged.values())
+    if cached := sources["cached"]:
+        of = f"{cached} of {count(cached + sources['measured'], 'speed-up')}"
+        notes.append(
+            f"baseline: cached for {of}, by an earlier run on this GPU; --fresh-baselines times every reference"
+        )
+    best = [row.standing for row in best_by_workload(traces) if row.standing in (CONFIRMED, NOT_CONFIRMED)]
+    if best:  # a CPU confirms none
+        confirmed = f"{best.count(CONFIRMED)} of {count(len(best), 'workload')}"
+        notes.append(f"the best is confirmed at full assurance on {confirmed}")
+    open_jobs = outcome.left - len(lost["left_out"])
+    faulted = len(lost["faults"]) if outcome.is_interrupted else open_jobs
+    ended = {"left out": len(lost["left_out"]), "without a verdict": faulted, "not finished": open_jobs - faulted}
+    kept = f" and {outcome.plan.resumed} recorded before" if outcome.plan.resumed else ""
+    total = f"{count(len(outcome.plan.jobs), 'job')}{kept} in {format_duration(outcome.seconds)}: "
+    total += list_counts(count_statuses(traces) | ended) or "nothing to do"
     rows = summarise(traces, outcome.expected())
-    notes = [
-        *describe_skips(outcome.plan.skips),
-        *(f"warning: {output}" for output in find_blind(traces)),
-        *_describe_baselines(outcome),
-        *_describe_winners(traces),
-    ]
-    broken = [f"  {to_printable(line)}" for line in shorten(outcome.errors)]
     return join_sections(
         render_summary(rows) if rows else "",
-        *(_describe_lost(LOST[kind], faults) for kind, faults in outcome.lost().items() if faults),
+        *([LOST[kind], *_list_reasons(faults)] for kind, faults in lost.items() if faults),
         notes,
-        [BROKEN, *broken] if broken else [],
-        [_totals(outcome)],
+        [BROKEN, *indent_text("\n".join(outcome.errors), 2)] if outcome.errors else [],
+        [total],
     )
 
 
@@ -227,13 +230,8 @@ def _names(job: Job) -> JobNames:
 
 
 def _plan_counts(plan: Plan) -> dict[str, Any]:
-    return {
-        "jobs": len(plan.jobs),
-        "skipped": len(plan.skips),
-        "resumed": plan.resumed,
-        "redone": plan.redone,
-        "redone_reasons": dict(plan.redone_reasons),
-    }
+    counts = {"resumed": plan.resumed, "redone": plan.redone, "redone_reasons": dict(plan.redone_reasons)}
+    return {"jobs": len(plan.jobs), "skipped": len(plan.skips), **counts}
 
 
 def _devices(devices: Iterable[Device]) -> list[dict[str, str | None]]:
@@ -244,55 +242,22 @@ def _skips(skips: Iterable[Skip]) -> list[dict[str, Any]]:
     return [{name.removeprefix("is_"): value for name, value in asdict(skip).items()} for skip in skips]
 
 
-def _describe_lost(title: str, faults: Iterable[JobFaulted]) -> list[str]:
-    """Return a section of jobs without a verdict: each message once, under the jobs that ended with it."""
-    groups = defaultdict(list)
+def _list_reasons(faults: Iterable[JobFaulted]) -> list[str]:
+    """Return each message once, under the jobs that ended with it."""
+    groups, lines = defaultdict(list), []
     for fault in faults:
         groups[fault.message].append(describe_job(fault.job))
-    lines = [title]
     for message, jobs in groups.items():
-        told = [f"    {to_printable(line.rstrip())}" for line in message.splitlines() if line.strip()]
-        lines += [f"  {some(jobs)}", *shorten(told)]
+        lines += [f"  {some(jobs)}", *indent_text(message, 4)]
     return lines
 
 
-def _describe_baselines(outcome: RunOutcome) -> list[str]:
-    """Say how many speed-ups stand on times of earlier runs."""
-    sources = Counter(source_of_baseline(event.trace.evaluation) for event in outcome.judged.values())
-    if not sources[CACHED]:
-        return []
-    told = f"baseline: cached for {sources[CACHED]} of {count(sources[CACHED] + sources['measured'], 'speed-up')}"
-    return [f"{told}, by an earlier run on this GPU; --fresh-baselines times every reference"]
-
-
-def _describe_winners(traces: Iterable[Trace]) -> list[str]:
-    """Say on how many workloads the best stands confirmed; nothing of a CPU, which confirms none."""
-    best = [row for row in best_by_workload(traces) if row.standing in (CONFIRMED, NOT_CONFIRMED)]
-    confirmed = sum(row.confirmed for row in best)
-    return [f"the best is confirmed at full assurance on {confirmed} of {count(len(best), 'workload')}"] if best else []
-
-
-def source_of_baseline(evaluation: Evaluation | None) -> str | None:
-    """Say where the time of the reference comes from: "measured" in this run, or "cached"; None where it has none."""
-    record = (getattr(evaluation, "extra", None) or {}).get("baseline")
-    if not isinstance(record, Mapping):
+def _source_of_baseline(trace: Trace) -> str | None:
+    """Say where the time of the reference comes from: "measured" in this run, or "cached"; None if it has none."""
+    record = (getattr(trace.evaluation, "extra", None) or {}).get("baseline")
+    if not isinstance(record, dict):
         return None
-    return CACHED if record.get("source") == CACHED else "measured"
-
-
-def _totals(outcome: RunOutcome) -> str:
-    lost = {kind: len(faults) for kind, faults in outcome.lost().items()}
-    faulted = lost["faults"] if outcome.is_interrupted else outcome.left - lost["left_out"]
-    parts = {
-        **count_statuses(outcome.traces),
-        "left out": lost["left_out"],
-        "without a verdict": faulted,
-        "not finished": outcome.left - faulted - lost["left_out"],
-    }
-    told = ", ".join(f"{number} {kind}" for kind, number in parts.items() if number > 0)
-    kept = f" and {outcome.plan.resumed} recorded before" if outcome.plan.resumed else ""
-    jobs = f"{count(len(outcome.plan.jobs), 'job')}{kept}"
-    return f"{jobs} in {format_duration(outcome.seconds)}: {told or 'nothing to do'}"
+    return "cached" if record.get("source") == "cached" else "measured"
 
 
 def _verdict(trace: Trace) -> dict[str, Any]:
@@ -315,6 +280,6 @@ def _verdict(trace: Trace) -> dict[str, Any]:
         "interval95_ms": interval and [interval.low_ms, interval.high_ms],
         "interval": interval and interval.kind,
         "speedup": measured_speedup(evaluation),
-        "baseline": source_of_baseline(evaluation),
+        "baseline": _source_of_baseline(trace),
         "correctness": correctness and correctness.to_dict(),
     }

@@ -1,4 +1,6 @@
-"""The two streams of the command line, its log, and Ctrl-C. Results go to stdout, everything else to stderr.
+"""The two streams of the command line, its exit codes, its log, and Ctrl-C.
+
+Results go to stdout, everything else to stderr.
 
 A reader that goes away (`| head`) is no error, nor is a stream that was closed before the start (`>&-`). If stderr
 cannot be written, the work goes on without it. If stdout cannot be written, that is a fault.
@@ -22,6 +24,10 @@ from typing import Final, TextIO
 from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.errors import Fault
 
+RAN: Final = 0
+FAILED: Final = 1
+INTERRUPTED: Final = 130
+"""The code that shells give a process that Ctrl-C ended. The classes in `errors` have those of misuse and faults."""
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 USUAL_LEVEL: Final = "WARNING"
 HANDLER: Final = logging.StreamHandler()

@@ -1,7 +1,8 @@
 """The argument parser of all commands, the kinds of values, and the flags that several commands share.
 
 A wrong argument is one line with the nearest known word: the parser raises Misuse. A command's file declares its own
-flags; those that override the configuration are made of its fields (`settings.py`). `entry.py` lists the commands.
+flags, usually by `add_flags`; those that override the configuration are made of its fields (`settings.py`). `entry.py`
+lists the commands.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import argparse
 import difflib
 import math
 import os
-import pkgutil
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -23,6 +24,12 @@ from flashinfer_bench.errors import Misuse
 PROGRAM: Final = "flashinfer-bench"
 EXIT_CODES: Final = "Exit codes: 0 all well, 1 something failed, 2 misuse."
 LOCAL_HELP: Final = "a trace set's folder, also without the flag; may be repeated (default: $FIB_DATASET_PATH)"
+SOURCE_FLAGS: Final = {
+    "--entry NAME": "its entry function, or FILE::FUNCTION (default: run)",
+    "--language L": "its language (default: told by its ending and imports)",
+}
+QUIET_FLAG: Final = {"--quiet": "no progress; only errors and the result"}
+THRESHOLD_HELP: Final = "the smallest difference of interest: 2%% or 0.02 (default: 2%%)"
 NAMED: Final = {
     "definitions": "only these definitions",
     "op_types": "only these op types",
@@ -53,7 +60,7 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             **kwargs,
         )
-        self._commands: Mapping[str, Parser] = {}
+        self._commands: argparse._SubParsersAction[Parser] | None = None
 
     def describe(
         self,
@@ -61,32 +68,32 @@ class Parser(argparse.ArgumentParser):
         *,
         usage: str | None = None,
         example: str = "",
-        execute: Callable[[argparse.Namespace], int] | str | None = None,
+        execute: Callable[[argparse.Namespace], int] | None = None,
     ) -> None:
-        """Set the texts of the help, and the function that the command calls, or its place: `module:function`."""
-        self.description = description
-        self.usage = usage
+        """Set the texts of the help, and the function that the command calls."""
+        self.description, self.usage = description, usage
         self.set_defaults(parser=self)
-        self.epilog = f"example:\n  {example}" if example else None
+        self.epilog = f"example:\n  {PROGRAM} {example}" if example else None
         if execute is not None:
-            place = f"{__package__}.{execute}"
-            imported = lambda args: pkgutil.resolve_name(place)(args)  # noqa: E731 - imported when it is called
-            self.set_defaults(execute=imported if isinstance(execute, str) else execute)
+            self.set_defaults(execute=execute)
             add_log_level(self)
 
-    def add_commands(self) -> argparse._SubParsersAction[Parser]:
-        """Give the parser sub-commands, and return the object to add them to."""
-        added = self.add_subparsers(metavar="COMMAND", parser_class=Parser, title="commands")
-        self._commands = added.choices
+    def add_command(self, word: str, text: str, *, add_help: bool = True, **described: Any) -> Parser:
+        """Add a sub-command: its word, its line in the list of commands, and what `describe` takes, if anything."""
+        if self._commands is None:
+            self._commands = self.add_subparsers(metavar="COMMAND", parser_class=Parser, title="commands")
+        added = self._commands.add_parser(word, help=text, add_help=add_help)
+        if described:
+            added.describe(**described)
         return added
 
     def children(self) -> dict[str, Parser]:
         """Return the sub-commands by name."""
-        return dict(self._commands)
+        return {} if self._commands is None else dict(self._commands.choices)
 
     def flags(self) -> list[str]:
         """List the long flags of this parser."""
-        return [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+        return [flag for flag in self._option_string_actions if flag.startswith("--")]
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage and exiting."""
@@ -110,9 +117,8 @@ class NameList(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """Add the names to those given before."""
-        given = [values] if isinstance(values, str) else list(values or ())
-        names = [name.strip() for value in given for name in value.split(",") if name.strip()]
-        if not names and (given or self.nargs != "*"):
+        names = [name.strip() for value in values for name in value.split(",") if name.strip()]
+        if not names and (values or self.nargs != "*"):
             parser.error(f"{option_string}: expected at least one name")
         setattr(namespace, self.dest, [*(getattr(namespace, self.dest, None) or ()), *names])
 
@@ -144,6 +150,41 @@ def share(text: str) -> float:
     return value
 
 
+KINDS: Final[Mapping[str, Callable[[str], Any]]] = {"N": whole_number, "F": number, "X": share}
+"""Word for a value → the function that reads it."""
+
+
+def add_flags(parser: argparse._ActionsContainer, flags: Mapping[str, str], **defaults: Any) -> None:
+    """Add flags and arguments: each by how it is written, with its help.
+
+    `--output DIR` takes a text, `-o --output FILE` too, `--quick` is a switch, `FILE` an argument. A word for the value
+    tells its kind: N a whole number, F a number, X a share, `a|b` one of these, `NAME...` one or more names.
+
+    Args:
+        parser: the parser, or a group of it.
+        flags: how a flag is written → its help.
+        defaults: field of the parsed arguments → its value if the flag is not given.
+    """
+    for written, text in flags.items():
+        words = written.split()
+        spelt = [word for word in words if word.startswith("-")]
+        value = words[-1] if len(words) > len(spelt) else ""
+        more: dict[str, Any] = {"metavar": value}
+        if not spelt:
+            spelt = [value.lower()]
+        elif not value:
+            more = {"action": "store_true"}
+        elif value in KINDS:
+            more["type"] = KINDS[value]
+        elif value.endswith("..."):
+            more = {"nargs": "+", "action": NameList, "metavar": value.removesuffix("...")}
+        elif "|" in value:
+            more = {"choices": value.split("|")}
+        action = parser.add_argument(*spelt, help=text, **more)
+        action.default = defaults.pop(action.dest, action.default)
+    parser.set_defaults(**defaults)
+
+
 def add_log_level(parser: argparse._ActionsContainer, *spellings: str) -> None:
     """Add the flag of the log's level, under further spellings, too."""
 
@@ -161,14 +202,14 @@ def add_local(parser: Parser, text: str = LOCAL_HELP, flags: Sequence[str] = ("-
 
 def add_format(parser: argparse._ActionsContainer, *others: str) -> None:
     """Add the flag that chooses between a table, JSON and other formats."""
-    text = "what goes to stdout (default: %(default)s)"
-    parser.add_argument("--format", choices=("table", "json", *others), default="table", help=text)
+    words = "|".join(("table", "json", *others))
+    add_flags(parser, {f"--format {words}": "what goes to stdout (default: %(default)s)"}, format="table")
 
 
 def add_sandbox(parser: argparse._ActionsContainer, *, default: str) -> None:
     """Add the flag that says how far solutions are confined."""
     text = "how far solutions are confined: all of it or no run, what this machine gives, not (default: auto)"
-    parser.add_argument("--sandbox", choices=("strict", "auto", "off"), default=default, help=text)
+    add_flags(parser, {"--sandbox strict|auto|off": text}, sandbox=default)
 
 
 def add_names(parser: argparse._ActionsContainer, flag: str, text: str = "", **more: Any) -> None:
@@ -200,17 +241,18 @@ def complete_names(kind: str) -> Iterator[str]:
 
 def describe_unknown_arguments(rest: Sequence[str], parser: Parser) -> list[str]:
     """Return a line for each unknown flag. Where there is none, return a line for the first unexpected argument."""
-    see = f"see {parser.prog} --help"
+    see, known = f"see {parser.prog} --help", parser.flags()
     flags = [argument.split("=", 1)[0] for argument in rest if argument.startswith("-")]
-    lines = [f"unknown flag {flag}; {_hint('--' + flag.lstrip('-'), parser.flags(), see, 0.7)}" for flag in flags]
+    lines = [f"unknown flag {flag}; {_hint('--' + flag.lstrip('-'), known, see, 0.7)}" for flag in flags]
     return lines or [f"unexpected argument {rest[0]}; {see}"]
 
 
-def typed_program(script: str, interpreter: str) -> list[str]:
-    """Return how this program was started: by its name, by its path, or as a module."""
-    if Path(script).name != PROGRAM:
-        return [interpreter, "-m", "flashinfer_bench"]
-    return [PROGRAM] if shutil.which(PROGRAM) == str(Path(script).absolute()) else [script]
+def typed_program() -> list[str]:
+    """Return how this program was started: by its name, by its path, or as a script or a module of an interpreter."""
+    script = Path(sys.argv[0])
+    if script.name == PROGRAM:
+        return [PROGRAM if shutil.which(PROGRAM) == str(script.absolute()) else sys.argv[0]]
+    return sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
 
 
 def _hint(word: str, known: Iterable[str], otherwise: str, cutoff: float = 0.6) -> str:

@@ -1,24 +1,41 @@
-"""`report`: its sub-commands; and `report summary`, `best`, `visualize`: tables of the traces that a set holds."""
+"""`report`: its sub-commands; tables of the traces that a set holds, and of how times and verdicts changed.
+
+`report html`, `export` and `merge` write them as pages, as rows of a file, as another set.
+"""
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
 
-from flashinfer_bench.cli.args import choose_traces, open_trace_set
-from flashinfer_bench.cli.parser import PROGRAM, Parser, add_filters, add_format, add_local
-from flashinfer_bench.cli.render import Column, count
-from flashinfer_bench.cli.reports.changes import declare_diff, declare_history
-from flashinfer_bench.cli.reports.files import add_baseline, declare_export, declare_html, declare_merge
-from flashinfer_bench.cli.reports.show import Cells, lay_out, show_rows
-from flashinfer_bench.cli.verdicts import head_of, render_best, render_summary, standing_notes
+from flashinfer_bench.base.files.writing import open_to_replace
+from flashinfer_bench.cli.args import (
+    choose_traces,
+    describe_issues,
+    find_output,
+    has_nothing,
+    named_folders,
+    open_trace_set,
+)
+from flashinfer_bench.cli.output import FAILED, RAN, write_err, write_out
+from flashinfer_bench.cli.parser import THRESHOLD_HELP, Parser, add_filters, add_flags, add_format, add_local
+from flashinfer_bench.cli.tables import Cells, count, join_sections, lay_out, list_counts, show_rows
+from flashinfer_bench.cli.verdicts import head_of, render_best, render_summary, standing_mark, standing_notes
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.sets.results import list_results
-from flashinfer_bench.data.store.trace_lines import AnyTrace
-from flashinfer_bench.errors import Misuse
+from flashinfer_bench.data.sets.results import list_results, parse_time
+from flashinfer_bench.data.store.layout import TOLERANCES_FILE
+from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
+from flashinfer_bench.errors import ConfigError, DataSetError, Fault, Misuse
+from flashinfer_bench.report.changes import GONE, NEW, VERDICT, find_changes, find_epochs
+from flashinfer_bench.report.decision import FASTER, SAME, SLOWER, THRESHOLD, UNKNOWN
+from flashinfer_bench.report.export import EXPORT_FORMATS, make_export
 from flashinfer_bench.report.ranking import FAST_P, GROUP_KEYS, count_winners, group_by, rank_by_author
 from flashinfer_bench.report.summary import (
     SummaryRow,
@@ -29,6 +46,9 @@ from flashinfer_bench.report.summary import (
 )
 from flashinfer_bench.report.verdict import to_one_line
 
+BASELINE_FLAG: Final = {
+    "--baseline-author AUTHOR": "rank authors (--by author) against this one (default: against the reference)"
+}
 MERITS: Final = ("workload", "definition", "latency", "speedup")
 NO_TRACES = "note: there are no traces to report; `flashinfer-bench run` makes them"
 NONE_PASSED = (
@@ -36,7 +56,7 @@ NONE_PASSED = (
     "`flashinfer-bench report summary` says why the others failed"
 )
 NONE_RANKED: Final = "note: there is no whole verdict to rank; quick looks do not count"
-SPARED: Final = ("fast_1.5", "fast_2", "fast_1", "Wins", "Roofline")
+SPARED: Final = ("#fast_1.5", "#fast_2", "#fast_1", "#Wins", "#Roofline")
 """Columns that are left out, one after the other, while a table is too wide; JSON and the pages have all."""
 AUTHOR_NOTES: Final = (
     "of fastest: mean over all definitions of the lowest latency of anybody over the author's, 0 for what it did not "
@@ -47,48 +67,74 @@ AUTHOR_NOTES: Final = (
 GROUP_NOTE: Final = (
     "speed-up over the reference: geometric mean of the passed; fast_p: share passed with a speed-up above p"
 )
+CHANGE_MARK: Final = ">"
+"""Marks a time that differs from the one before."""
+ORDER: Final = (VERDICT, SLOWER, FASTER, SAME, UNKNOWN, NEW, GONE)
+"""Decisions, the most important first."""
+CHANGE_NOTE: Final = (
+    "ratio: new over old time, with its recorded 95 % interval; `compare` measures in turn, and knows more"
+)
 FIGURES: Final[Cells] = {
-    **{Column(f"fast_{p:g}", True): f"{{fast_p[{FAST_P.index(p)}]:%}}" for p in (1.0, 1.5, 2.0)},
-    Column("Roofline", True): "{roofline_share:%}",
+    **{f"#fast_{p:g}": f"{{fast_p[{FAST_P.index(p)}]:%}}" for p in (1.0, 1.5, 2.0)},
+    "#Roofline": "{roofline_share:%}",
 }
-SPEEDUP: Final[Cells] = {Column("Speed-up", True): "{speedup:mean}"}
 AUTHORS: Final[Cells] = {
-    Column("Author"): "{author}",
-    Column("Of fastest", True): "{fastest_share:%}{standing:standing}",
-    Column("Score", True): "{score:x}",
-    **SPEEDUP,
-    Column("Wins", True): "{win_rate:%}",
+    "Author": "{author}",
+    "#Of fastest": lambda row: f"{row.fastest_share:.1%}{standing_mark(row.standing)}",
+    "#Score": "{score:x}",
+    "#Speed-up": "{speedup:mean}",
+    "#Wins": "{win_rate:%}",
     **FIGURES,
-    Column("Passed", True): "{passed}/{workloads}",
+    "#Passed": "{passed}/{workloads}",
 }
 GROUPS: Final[Cells] = {
-    Column("Definitions", True): "{definitions}",
-    Column("Solutions", True): "{solutions}",
-    Column("Passed", True): "{passed}/{judged}",
-    **SPEEDUP,
+    "#Definitions": "{definitions}",
+    "#Solutions": "{solutions}",
+    "#Passed": "{passed}/{judged}",
+    "#Speed-up": "{speedup:mean}",
     **FIGURES,
 }
-WINNERS: Final[Cells] = {Column("Best on", True): "{workloads}/{of}", Column("Speed-up", True): "{speedup:x}"}
+WINNERS: Final[Cells] = {"#Best on": "{workloads}/{of}", "#Speed-up": "{speedup:x}"}
+HISTORY: Final[Cells] = {
+    "": lambda row: CHANGE_MARK if row.decision in (FASTER, SLOWER) else "",
+    "Since (UTC)": lambda row: _format_time(row.begin),
+    "Sources": "{digest}",
+    "#Passed": "{passed}/{verdicts}",
+    "#Latency": "{latency_ms:ms}",
+    "#Over before": "{ratio:mean}",
+    "Decision": "{decision}",
+    "Changed": "{changed:list}",
+}
+DIFF: Final[Cells] = {
+    "Definition": "{definition}",
+    "Solution": "{solution}",
+    "Workload": "{workload:uuid}",
+    "Decision": "{decision}",
+    "#Old": "{old_ms:ms}",
+    "#New": "{new_ms:ms}",
+    "#Ratio": "{ratio:mean}",
+    "Why": "{reason}",
+}
 
 
 def declare_report(parser: Parser) -> None:
     """Add the help and the sub-commands."""
-    parser.describe("Make tables of traces.", example=f"{PROGRAM} report best --local flashinfer-trace")
-    commands = parser.add_commands()
-    summary = commands.add_parser("summary", help="one row a solution")
-    summary.describe(
-        "One row a solution: workloads passed, latency, speed-up, and why it failed where it failed.",
-        example=f"{PROGRAM} report summary --local flashinfer-trace --op-types gemm",
+    parser.describe("Make tables of traces.", example="report best --local flashinfer-trace")
+    summary = parser.add_command(
+        "summary",
+        "one row a solution",
+        description="One row a solution: workloads passed, latency, speed-up, and why it failed where it failed.",
+        example="report summary --local flashinfer-trace --op-types gemm",
         execute=execute_summary,
     )
-    text = "one row for each (default: %(default)s)"
-    summary.add_argument("--by", choices=("solution", *GROUP_KEYS), default="solution", help=text)
-    add_baseline(summary)
-    best = commands.add_parser("best", help="the best passing solutions")
-    best.describe(
-        "The fastest passing solution of each workload, with those whose interval meets its own (ties); or each\n"
-        "definition's best solution. --by takes what is ranked, by what, or both.",
-        example=f"{PROGRAM} report best --local flashinfer-trace --by definition",
+    by = {f"--by {'|'.join(('solution', *GROUP_KEYS))}": "one row for each (default: %(default)s)"}
+    add_flags(summary, by | BASELINE_FLAG, by="solution")
+    best = parser.add_command(
+        "best",
+        "the best passing solutions",
+        description="The fastest passing solution of each workload, with those whose interval meets its own (ties); or "
+        "each\ndefinition's best solution. --by takes what is ranked, by what, or both.",
+        example="report best --local flashinfer-trace --by definition",
         execute=execute_best,
     )
     text = (
@@ -96,21 +142,100 @@ def declare_report(parser: Parser) -> None:
         " (default: workload latency)"
     )
     best.add_argument("--by", nargs="+", choices=(*MERITS, *GROUP_KEYS), default=[], metavar="WORD", help=text)
-    visualize = commands.add_parser("visualize", help="both tables")
-    visualize.describe(
-        "How many verdicts are there and how many passed; then the tables of `report summary` and `report best`.",
-        example=f"{PROGRAM} report visualize --local flashinfer-trace",
+    visualize = parser.add_command(
+        "visualize",
+        "both tables",
+        description="How many verdicts are there and how many passed; then the tables of `report summary` and "
+        "`report best`.",
+        example="report visualize --local flashinfer-trace",
         execute=execute_visualize,
     )
     for command in (summary, best, visualize):
         add_local(command)
         add_filters(command, "workloads")
         add_format(command)
-    declare_history(commands.add_parser("history", help="times of a definition from run to run"))
-    declare_diff(commands.add_parser("diff", help="what changed from one set to another"))
-    declare_html(commands.add_parser("html", help="pages that work from disk"))
-    declare_export(commands.add_parser("export", help="one row a trace, for other programs"))
-    declare_merge(commands.add_parser("merge", help="several sets in one"))
+    history = parser.add_command(
+        "history",
+        "times of a definition from run to run",
+        description="Show the times of a definition's solutions from run to run. A row has one version of sources and "
+        f"libraries;\n{CHANGE_MARK} marks a change of the latency, so that the effect of a new driver shows.",
+        example="report history --definition rmsnorm_h4096 --local flashinfer-trace",
+        execute=execute_history,
+    )
+    history.add_argument("--definition", "--definitions", metavar="NAME", required=True, help="the definition")
+    add_flags(history, {"--solutions --solution NAME...": "only these solutions"})
+    diff = parser.add_command(
+        "diff",
+        "what changed from one set to another",
+        description="Show which verdicts and times changed from one set of traces to another, with a decision for each:"
+        " faster,\nslower, same, or cannot tell. Jobs are the same by definition, solution, workload and hardware.",
+        example="report diff flashinfer-trace flashinfer-trace",
+        execute=execute_diff,
+    )
+    sets = {"OLD": "the folder of a trace set", "NEW": "the folder of another, or of the same"}
+    add_flags(diff, sets | {"--all": "list jobs that did not change, too"})
+    for command in (history, diff):
+        add_flags(command, {"--threshold X": THRESHOLD_HELP}, threshold=THRESHOLD)
+        add_format(command)
+    add_local(history)
+    declare_html(parser)
+    declare_export(parser)
+    declare_merge(parser)
+
+
+def declare_html(parser: Parser) -> None:
+    """Add `report html`, its help and its flags."""
+    html = parser.add_command(
+        "html",
+        "pages that work from disk",
+        description="Write the verdicts of a set as pages: overview, leaderboard, a page for each definition and "
+        "solution, any\ntwo solutions compared. Open DIR/index.html from disk: no network and no server are used "
+        "(docs/report.md).\nExit codes: 0 written, 1 a file cannot be written, 2 misuse.",
+        example="report html pages --local flashinfer-trace",
+        execute=execute_html,
+    )
+    flags = {
+        "DIR": "a new or an empty folder, or one with such pages",
+        "--title TITLE": "what the pages are called (default: the name of the set's folder)",
+    }
+    add_flags(html, flags | BASELINE_FLAG)
+    add_local(html)
+    add_filters(html)
+
+
+def declare_export(parser: Parser) -> None:
+    """Add `report export`, its help and its flags."""
+    export = parser.add_command(
+        "export",
+        "one row a trace, for other programs",
+        description="Write one row a trace, with flat columns whose names have units (docs/export.md lists them). A "
+        "folder gets a\nfile traces.csv, traces.jsonl or traces.parquet; - is stdout. Parquet needs the extra "
+        "`export`.\nExit codes: 0 written, 1 the file cannot be written, 2 misuse.",
+        example="report export traces.csv --local flashinfer-trace",
+        execute=execute_export,
+    )
+    flags = {
+        "DIR_OR_FILE": "the file or the folder to write to, or - for stdout",
+        f"--format {'|'.join(EXPORT_FORMATS)}": "default: by the ending of the file, else csv",
+    }
+    add_flags(export, flags)
+    add_local(export)
+    add_filters(export)
+
+
+def declare_merge(parser: Parser) -> None:
+    """Add `report merge`, its help and its flags."""
+    merge = parser.add_command(
+        "merge",
+        "several sets in one",
+        description="Write several trace sets as one, into a new folder. What is the same in two is written once; "
+        "where they\ncontradict each other, nothing is written. Exit codes: 0 all well, 1 files or blobs are missing, "
+        "2 misuse.",
+        example="report merge --local flashinfer-trace --local flashinfer-trace/wrong --output merged",
+        execute=execute_merge,
+    )
+    add_local(merge)
+    merge.add_argument("--output", metavar="DIR", required=True, help="the folder to write: a new or an empty one")
 
 
 def execute_summary(args: Namespace) -> int:
@@ -120,17 +245,15 @@ def execute_summary(args: Namespace) -> int:
     trace_set = open_trace_set(args)
     traces = choose_traces(trace_set, args)
     if args.by == "solution":
-        rows = _summarise(trace_set, traces)
-        return show_rows(args, rows, partial(_render, render_summary, rows), NO_TRACES)
+        return _show(args, _summarise(trace_set, traces), render_summary, NO_TRACES)
     results = list_results(trace_set, traces)
     if args.by != "author":
-        return _show_groups(args, args.by, GROUPS, group_by(results, args.by), [GROUP_NOTE])
+        return _show_table(args, {**_of_group(args.by), **GROUPS}, group_by(results, args.by), [GROUP_NOTE])
     authors = rank_by_author(results, args.baseline_author)
     baseline = args.baseline_author
     against = "the reference" if baseline is None else f"solutions of {to_one_line(baseline)}"
     notes = [f"score, speed-up, wins, fast_p: against {against}", *AUTHOR_NOTES, *standing_notes(authors)]
-    cells = AUTHORS if len({row.hardware for row in authors}) < 2 else {**AUTHORS, Column("Hardware"): "{hardware}"}
-    return _show_table(args, cells, authors, notes)
+    return _show_table(args, {**AUTHORS, **_of_hardware(authors)}, authors, notes)
 
 
 def execute_best(args: Namespace) -> int:
@@ -142,13 +265,13 @@ def execute_best(args: Namespace) -> int:
         raise Misuse(f"--by {groups[0]}: no other word goes with it")
     if groups:
         winners = count_winners(best_by_workload(traces, trace_set=trace_set), groups[0])
-        return _show_groups(args, groups[0], WINNERS, winners, [])
+        return _show_table(args, {**_of_group(groups[0]), **WINNERS}, winners, [])
     nothing = NONE_PASSED if traces else NO_TRACES
     if "definition" in args.by:
         solutions = best_by_definition(traces, "latency" if "latency" in args.by else "speedup")
-        return show_rows(args, solutions, partial(_render, render_summary, solutions), nothing)
+        return _show(args, solutions, render_summary, nothing)
     rows = best_by_workload(traces, "speedup" if "speedup" in args.by else "latency", trace_set)
-    return show_rows(args, rows, partial(_render, render_best, rows), nothing)
+    return _show(args, rows, render_best, nothing)
 
 
 def execute_visualize(args: Namespace) -> int:
@@ -158,12 +281,43 @@ def execute_visualize(args: Namespace) -> int:
     rows, statuses = _summarise(trace_set, traces), count_statuses(traces)
     best = best_by_workload(traces, trace_set=trace_set)
 
-    def render(width: int) -> str:
-        listed = ", ".join(f"{number} {status}" for status, number in statuses.items())
-        tables = _render(render_summary, rows, width) + (f"\n{render_best(best, width)}" if best else "")
-        return f"{count(sum(statuses.values()), 'verdict')}: {listed}\n\n{tables}"
+    def render(rows: Sequence[SummaryRow]) -> str:
+        return join_sections(render_summary(rows), render_best(best) if best else "")
 
-    return show_rows(args, rows, render, NO_TRACES, counts=statuses, best=list(map(asdict, best)))
+    head = f"{count(sum(statuses.values()), 'verdict')}: {list_counts(statuses)}\n\n"
+    return _show(args, rows, render, NO_TRACES, head, counts=statuses, best=list(map(asdict, best)))
+
+
+def execute_history(args: Namespace) -> int:
+    """Print the epochs of each solution, on each kind of hardware if there are several."""
+    trace_set = open_trace_set(args)
+    chosen = Namespace(definitions=[args.definition], solutions=args.solutions)
+    results = list_results(trace_set, choose_traces(trace_set, chosen), latest_only=False)
+    epochs = find_epochs([item for item in results if not item.told.run.quick], args.threshold)
+    cells = {"Solution": "{solution}", **_of_hardware(epochs), **HISTORY}
+    render = partial(lay_out, cells, epochs, spared=("Sources", "#Passed"), notes=[CHANGE_NOTE])
+    return show_rows(args, epochs, render, f"note: there is no whole verdict on {args.definition}")
+
+
+def execute_diff(args: Namespace) -> int:
+    """Print how many jobs have each decision, then a row for each that changed."""
+    found = []
+    for folder in map(Path, (args.old, args.new)):
+        trace_set = TraceSet.from_path(folder)
+        found.append(list_results(trace_set, [trace for part in trace_set.traces.values() for trace in kept_of(part)]))
+    changes = find_changes(found[0], found[1], args.threshold)
+    counts = Counter(change.decision for change in changes)
+    shown = [change for change in changes if args.all or change.decision not in (SAME, UNKNOWN)]
+    shown.sort(key=lambda change: ORDER.index(change.decision))
+
+    def render() -> str:
+        listed = list_counts({decision: counts[decision] for decision in ORDER})
+        return join_sections(
+            [f"{count(len(changes), 'job')}: {listed}"],
+            lay_out(DIFF, shown, spared=(), notes=[CHANGE_NOTE] if shown else []),
+        )
+
+    return show_rows(args, changes, render, "note: neither set has a verdict", counts=counts)
 
 
 def _summarise(trace_set: TraceSet, traces: Sequence[AnyTrace]) -> list[SummaryRow]:
@@ -172,14 +326,98 @@ def _summarise(trace_set: TraceSet, traces: Sequence[AnyTrace]) -> list[SummaryR
     return summarise(traces, {pair: uuids[pair[0]] for pair in pairs})
 
 
-def _show_groups(args: Namespace, key: str, cells: Cells, rows: Sequence[Any], notes: Sequence[str]) -> int:
-    return _show_table(args, {Column(key.capitalize().replace("_", " ")): "{group}", **cells}, rows, notes)
+def _of_group(key: str) -> dict[str, str]:
+    return {key.capitalize().replace("_", " "): "{group}"}
+
+
+def _of_hardware(rows: Sequence[Any]) -> dict[str, str]:
+    return {"Hardware": "{hardware}"} if len({row.hardware for row in rows}) > 1 else {}
+
+
+def _format_time(text: str) -> str:
+    moment = parse_time(text)
+    return to_one_line(text) if moment is None else moment.strftime("%Y-%m-%d %H:%M")
 
 
 def _show_table(args: Namespace, cells: Cells, rows: Sequence[Any], notes: Sequence[str]) -> int:
-    table = partial(lay_out, cells, spared=SPARED, notes=notes)
-    return show_rows(args, rows, partial(_render, table, rows), NONE_RANKED, p=FAST_P)
+    return _show(args, rows, lambda rows: lay_out(cells, rows, spared=SPARED, notes=notes), NONE_RANKED, p=FAST_P)
 
 
-def _render(table: Callable[[Sequence[Any], int], str], rows: Sequence[Any], width: int) -> str:
-    return head_of(getattr(row, "standing", "") for row in rows) + table(rows, width)
+def _show(
+    args: Namespace,
+    rows: Sequence[Any],
+    render: Callable[[Sequence[Any]], str],
+    nothing: str,
+    head: str = "",
+    **document: Any,
+) -> int:
+    """Print a table of verdicts. One that only CPUs judged says so above it."""
+    standings = [getattr(row, "standing", "") for row in rows]
+    return show_rows(args, rows, lambda: head + head_of(standings) + render(rows), nothing, **document)
+
+
+def execute_html(args: Namespace) -> int:
+    """Write the pages."""
+    missing = [name for name in ("jinja2", "pygments") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"this needs {' and '.join(missing)}: pip install 'flashinfer-bench[html]'")
+    from flashinfer_bench.report.pages.site import write_site  # its libraries are optional
+
+    trace_set = open_trace_set(args)
+    traces = choose_traces(trace_set, args)
+    title = args.title or f"Kernels of {trace_set.root.resolve().name if trace_set.root else 'a set'}"
+    find_output(args.dir, args)  # refuses links in a set
+    try:
+        counts = write_site(Path(args.dir), trace_set, traces, title=title, baseline_author=args.baseline_author)
+    except OSError as error:
+        raise Fault(f"{args.dir}: cannot be written: {error}") from error
+    listed = ", ".join(count(number, noun) for noun, number in counts.items())
+    write_out(f"{Path(args.dir) / 'index.html'}: {listed}\n")
+    return RAN
+
+
+def execute_export(args: Namespace) -> int:
+    """Write the file."""
+    path = Path(args.dir_or_file)
+    ending, is_folder = path.suffix.removeprefix("."), args.dir_or_file.endswith("/") or path.is_dir()
+    form = args.format or next((form for form in EXPORT_FORMATS if form == ending), None)
+    if form is None and ending and not is_folder:
+        forms = ", ".join(EXPORT_FORMATS)
+        raise Misuse(f"{args.dir_or_file}: .{ending} is none of {forms}; name the file so, or say --format")
+    form = form or "csv"
+    trace_set = open_trace_set(args)
+    traces = choose_traces(trace_set, args)
+    if args.dir_or_file == "-":
+        if form == "parquet":
+            raise Misuse("Parquet is no text: name a file instead of -")
+        write_out(make_export(form, trace_set, traces)[0].decode())
+        return RAN
+    path = path / f"traces.{form}" if is_folder else path
+    place = find_output(path, args)
+    content, rows = make_export(form, trace_set, traces)
+    try:
+        with os.fdopen(open_to_replace(place.path, root=place.root), "wb") as file:
+            file.write(content)
+    except OSError as error:
+        raise Fault(f"{path}: cannot be written: {error}") from error
+    write_err(f"{path}: {count(rows, 'row')}")
+    return RAN
+
+
+def execute_merge(args: Namespace) -> int:
+    """Write the sets as one; return 1 if something of them could not be read."""
+    from flashinfer_bench.bench.tolerances import merge_tolerances  # a tenth of a second, which no table needs
+    from flashinfer_bench.data.sets.merge import merge_sets
+
+    parts = [TraceSet.from_path(folder) for folder in named_folders(args)]
+    errors = [issue for part in parts for issue in part.issues if issue.severity == "error"]
+    write_err(*describe_issues(errors))
+    if all(map(has_nothing, parts)):
+        raise DataSetError("\n".join(f"{part.root}: there is nothing to merge" for part in parts))
+    find_output(args.output, args)  # refuses links in a set
+    tolerances = merge_tolerances(parts)
+    done = merge_sets(parts, Path(args.output), {TOLERANCES_FILE: tolerances} if tolerances else {})
+    write_err(*(f"not carried over: {lost}" for lost in done.lost))
+    nouns = ("definition", "solution", "workload", "trace", "blob")
+    write_out(f"{done.output}: {', '.join(count(getattr(done, f'{noun}s'), noun) for noun in nouns)}\n")
+    return FAILED if errors or done.lost else RAN

@@ -1,9 +1,14 @@
-"""`run`: the flags of the command. `judge.py` runs it; the help waits for the configuration, and not for the engine."""
+"""`run`: the flags of the command. `run_jobs.py` runs it; the help waits for the configuration, not for the engine."""
 
 from __future__ import annotations
 
-from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format, add_local, whole_number
+from argparse import Namespace
+from typing import Final
+
+from flashinfer_bench.cli.parser import QUIET_FLAG, SOURCE_FLAGS, Parser, add_flags, add_format, add_local
 from flashinfer_bench.cli.settings import add_selection, add_settings
+
+SOURCES: Final = "--solution FILE.py, FILE.cu, FILE.cpp, FOLDER or PACKED.json judges what is in it"
 
 
 def declare_run(parser: Parser) -> None:
@@ -11,31 +16,40 @@ def declare_run(parser: Parser) -> None:
     parser.describe(
         "Judge and time the chosen solutions on every workload of their definitions; record each verdict.",
         usage="%(prog)s SET [--solution FILE] [flags]",
-        example=f"{PROGRAM} run --local flashinfer-trace --definitions gemm_n128_k4096 --iterations 20",
-        execute="judge:execute",
+        example="run --local flashinfer-trace --definitions gemm_n128_k4096 --iterations 20",
+        execute=execute,
     )
     add_local(parser)
     add_selection(parser)
-    drafts = parser.add_argument_group(
-        "a solution that you edit", "--solution FILE.py, FILE.cu, FILE.cpp, FOLDER or PACKED.json judges what is in it"
-    )
-    drafts.add_argument("--entry", metavar="NAME", help="its entry function, or FILE::FUNCTION (default: run)")
-    drafts.add_argument("--language", metavar="L", help="its language (default: told by its ending and imports)")
-    drafts.add_argument("--watch", action="store_true", help="judge again each time it is saved; Ctrl-C ends")
+    drafts = parser.add_argument_group("a solution that you edit", SOURCES)
+    add_flags(drafts, SOURCE_FLAGS | {"--watch": "judge again each time it is saved; Ctrl-C ends"})
     add_settings(parser)
     results = parser.add_argument_group("results")
-    results.add_argument("--resume", action="store_true", help="skip what is recorded and unchanged")
-    results.add_argument("--retry-timeouts", action="store_true", help="with --resume: run recorded TIMEOUTs again")
-    saving = results.add_mutually_exclusive_group()
-    saving.add_argument("--save-results", action="store_true", help="append each trace to the set: done anyway")
-    saving.add_argument("--no-save-results", action="store_true", help="write no traces")
-    repeat = "time each solution in N workers on each workload, in turn with the others (default: 1)"
-    results.add_argument("--repeat", type=whole_number, default=1, metavar="N", help=repeat)
-    results.add_argument("--replay", metavar="TRACE", help="judge again what FILE.jsonl[:LINE] records, on its inputs")
-    results.add_argument("--dry-run", action="store_true", help="print the plan and run nothing")
-    results.add_argument("--require-passed", action="store_true", help="exit with 1 unless every job passed")
-    broken = results.add_mutually_exclusive_group()
-    broken.add_argument("--strict", action="store_true", help="run nothing if a part of what was asked for is broken")
-    broken.add_argument("--allow-broken", action="store_true", help="report broken entries but exit with 0")
+    resume = {
+        "--resume": "skip what is recorded and unchanged",
+        "--retry-timeouts": "with --resume: run recorded TIMEOUTs again",
+    }
+    add_flags(results, resume)
+    saving = {"--save-results": "append each trace to the set: done anyway", "--no-save-results": "write no traces"}
+    add_flags(results.add_mutually_exclusive_group(), saving)
+    more = {
+        "--repeat N": "time each solution in N workers on each workload, in turn with the others (default: 1)",
+        "--replay TRACE": "judge again what FILE.jsonl[:LINE] records, on its inputs",
+        "--dry-run": "print the plan and run nothing",
+        "--require-passed": "exit with 1 unless every job passed",
+    }
+    add_flags(results, more, repeat=1)
+    broken = {
+        "--strict": "run nothing if a part of what was asked for is broken",
+        "--allow-broken": "report broken entries but exit with 0",
+    }
+    add_flags(results.add_mutually_exclusive_group(), broken)
     add_format(results)
-    results.add_argument("--quiet", action="store_true", help="no progress; only errors and the result")
+    add_flags(results, QUIET_FLAG)
+
+
+def execute(args: Namespace) -> int:
+    """Run the jobs that the flags ask for."""
+    from flashinfer_bench.cli.run_jobs import run_jobs  # the engine
+
+    return run_jobs(args)

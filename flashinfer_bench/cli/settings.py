@@ -1,37 +1,47 @@
 """Settings of a command: flags made of the fields of `BenchmarkConfig`, the configuration that they give, its origins.
 
 A field is a flag: its name, its kind and its docstring are the flag's. A flag that is not typed overrides nothing, and
-the values that are typed are checked by the fields themselves.
+the values that are typed are checked by the fields themselves. `config show` prints each with the source that gave it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic import ValidationError
 
-from flashinfer_bench.bench.config import BenchmarkConfig, describe_problems
-from flashinfer_bench.bench.config_sources import SECTIONS
+from flashinfer_bench.bench.config import BenchmarkConfig, NamedDefinition, describe_problems
+from flashinfer_bench.bench.config_sources import DEFINITIONS, SECTIONS, flatten
 from flashinfer_bench.bench.tolerances import find_tolerances, own_tolerance, read_own_tolerances
-from flashinfer_bench.cli.parser import NAMED, Parser, add_filters, add_names
-from flashinfer_bench.cli.render import count
+from flashinfer_bench.cli.args import is_set_named, open_trace_set, refuse_unknown
+from flashinfer_bench.cli.parser import NAMED, Parser, add_filters, add_flags, add_format, add_local, add_names
+from flashinfer_bench.cli.tables import count, render_table, write_result
+from flashinfer_bench.data import Definition, TraceSet
 from flashinfer_bench.data.issue import LoadIssue
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
-from flashinfer_bench.errors import ConfigError
-
-if TYPE_CHECKING:
-    from flashinfer_bench.data import TraceSet
+from flashinfer_bench.errors import ConfigError, Misuse
 
 OTHER_NAMES: Final = {"timeout_seconds": "timeout", "cluster_address": "address"}
 """Field → its flag, where their names differ."""
 SETTING: Final = re.compile(rf"^(?:override: )?({'|'.join(BenchmarkConfig.model_fields)})(?=[:.])")
 """A setting at the beginning of a problem."""
 METAVARS: Final = {int: "N", float: "F"}
+CONFIG_FLAG: Final = {"--config FILE": "a YAML file instead of the bundled eval_config.yaml"}
+Settings = dict[str, dict[str, Any]]
+"""Setting → its value, and the origin that gave it."""
+
+
+class Subject(NamedTuple):
+    """A definition to resolve settings for. The set need not have it."""
+
+    name: str
+    op_type: str
 
 
 def flag_of(name: str) -> str:
@@ -65,7 +75,7 @@ def add_setting(group: argparse._ActionsContainer, name: str, text: str = "") ->
 def add_settings(parser: Parser) -> None:
     """Add the configuration file and the flags that override it."""
     group = parser.add_argument_group("settings", "they beat the configuration file, its sections included")
-    group.add_argument("--config", metavar="FILE", help="a YAML file instead of the bundled eval_config.yaml")
+    add_flags(group, CONFIG_FLAG)
     for name in BenchmarkConfig.model_fields:
         if name not in (*SECTIONS, *NAMED, "extra"):
             add_setting(group, name)
@@ -143,3 +153,107 @@ def find_tolerance_issues(trace_set: TraceSet) -> list[LoadIssue]:
             reasons = [line.removeprefix(f"{file}: ") for line in str(error).splitlines()]
             issues += [LoadIssue("error", file, None, None, reason) for reason in reasons]
     return issues
+
+
+def declare_config(parser: Parser) -> None:
+    """Add the help and the sub-command of `config`."""
+    example = "config show --definition gemm_n128_k4096 --local flashinfer-trace"
+    parser.describe("Show settings.", example=example)
+    show = parser.add_command(
+        "show",
+        "show every setting and where it comes from",
+        description="Show every setting with its origin; with --definition, those that this definition runs with.",
+        usage="%(prog)s [--definition NAME --local PATH] [flags]",
+        example=f"{example} --rtol 0.001",
+        execute=show_config,
+    )
+    add_flags(show, {"--definition NAME": "resolve the settings of this definition"})
+    add_local(show)
+    add_selection(show)
+    add_settings(show)
+    add_format(show)
+
+
+def show_config(args: argparse.Namespace) -> int:
+    """Print the settings. If a set is named, check that it has what the configuration names."""
+    config, name = read_config(args), args.definition
+    trace_set = TraceSet()
+    if name is not None or args.local:
+        if not is_set_named(args):
+            raise Misuse("--definition needs the trace set that has it: give --local PATH")
+        from flashinfer_bench.bench.planning.selection import check_names
+
+        trace_set = open_trace_set(args)
+        config = config.for_set(trace_set)
+        with naming_flags(args):
+            check_names(trace_set, config)
+    origins = config.origins().items()
+    settings = {key: _setting(getattr(config, key), origin) for key, origin in origins if hasattr(config, key)}
+    settings |= _resolve(config, Subject("", ""))
+    sections, workloads = dict[str, Settings](), dict[str, Settings]()
+    if name is None:
+        sections = dict(_list_sections(config, trace_set.definitions))
+    else:
+        refuse_unknown(("definition", [name], trace_set.definitions))
+        definition = trace_set.definitions[name]
+        settings |= _list_declared(config, definition) | _resolve(config, definition)
+        for workload in (line.workload for line in trace_set.workloads.get(name, [])):
+            if tolerance := own_tolerance(trace_set, name, workload):  # as its line states
+                resolved = _resolve(config, definition, tolerance)
+                workloads[workload.uuid] = {key: resolved[key] for key in tolerance}
+    rows: list[list[str]] = []
+    groups = {"": settings} | sections | {f"workload {uuid}": group for uuid, group in workloads.items()}
+    for heading, group in groups.items():
+        rows += [[heading, "", ""]] if heading else []
+        for key, one in group.items():
+            rows.append([f"  {key}" if heading else key, _as_text(one["value"]), one["origin"]])
+    document = {"definition": name, "settings": settings, "sections": sections, "workloads": workloads}
+    write_result(args, document, render_table(["Setting", "Value", "From"], rows))
+    return 0
+
+
+def _setting(value: Any, origin: str) -> dict[str, Any]:
+    return {"value": value, "origin": "flag" if origin == "override" else origin}
+
+
+def _as_text(value: Any) -> str:
+    """Return a value as it is written in the file, or "not set"."""
+    if value is None:
+        return "not set"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _resolve(config: BenchmarkConfig, subject: NamedDefinition, tolerance: Mapping[str, Any] | None = None) -> Settings:
+    """Return the settings of a definition or a workload, with `extra` key by key."""
+    resolved = config.resolve_eval_config(subject, tolerance)
+    return {key: _setting(value, resolved.origins.get(key, "")) for key, value in flatten(resolved.values()).items()}
+
+
+def _list_sections(config: BenchmarkConfig, definitions: Mapping[str, Definition]) -> Iterator[tuple[str, Settings]]:
+    """Yield each section by its dotted name with the settings that it decides.
+
+    Of a definition that is known, another source's section of the op type may decide a setting.
+    """
+    for section in SECTIONS:
+        for key in getattr(config, section):
+            subject = definitions.get(key, Subject(key, "")) if section == DEFINITIONS else Subject("", key)
+            places = {place for place, name in config.section_places(section) if name == key}
+            settings = _resolve(config, subject).items()
+            yield f"{section}.{key}", {name: one for name, one in settings if one["origin"] in places}
+
+
+def _list_declared(config: BenchmarkConfig, definition: Definition) -> Settings:
+    """Return what an evaluator from outside declares. Only if there are such is it asked."""
+    from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins
+    from flashinfer_bench.bench.runner.lookup import look_up_evaluators
+
+    plug_ins = list_plug_ins(config.evaluator_modules)
+    if not plug_ins:
+        return {}
+    found = look_up_evaluators([definition], plug_ins)
+    found.check([definition], config)
+    choice = found.choices[definition.name]
+    return {
+        f"extra.{key}": _setting(one.default, f"{choice.name}'s default" if one.has_default else "default")
+        for key, one in (choice.parameters or {}).items()
+    }

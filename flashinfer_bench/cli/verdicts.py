@@ -1,72 +1,103 @@
-"""Tables of verdicts, for `run`, `submit` and `report`: solutions, why they failed, the best of each workload."""
+"""Verdicts as text, for `run`, `submit` and `report`: one in a line; tables of solutions and of the best."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from string import ascii_lowercase
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from flashinfer_bench.cli.render import (
+from flashinfer_bench.cli.tables import (
     ABSENT,
-    Column,
+    DAGGER,
     count,
-    format_half,
     format_latency,
     format_speedup,
     join_sections,
     render_table,
     shorten_uuid,
 )
+from flashinfer_bench.data import Evaluation
 from flashinfer_bench.data.measurement import INDICATIVE, NOT_CONFIRMED
-from flashinfer_bench.report.ranking import AuthorRow
-from flashinfer_bench.report.summary import FailureGroup, SummaryRow
+from flashinfer_bench.report.intervals import read_interval
+from flashinfer_bench.report.summary import SummaryRow, measured_speedup
 from flashinfer_bench.report.timing import describe_bounds, describe_flag, describe_ways, flags_of
+from flashinfer_bench.report.verdict import caveat_of, reason_of, to_one_line
 
-DEFINITION, SOLUTION = Column("Definition"), Column("Solution")
-LATENCY, SPEEDUP = Column("Latency", True), Column("Speed-up", True)
+if TYPE_CHECKING:
+    from flashinfer_bench.bench.planning.plan import Job
+
 SUMMARY_NOTE: Final = "latency: median over the passed workloads; speed-up over the reference: geometric mean"
 TIMING_MARK: Final = "*"
 TIE_MARK: Final = "="
 MOST_TIES: Final = 4
 """Lines below a row for solutions that tie with it; JSON has all of them."""
 TIE_NOTE: Final = f"{TIE_MARK} a tie: its interval meets that of the row above, so which is faster cannot be told"
-DAGGER: Final = "†"
-"""Marks a result of a GPU that is not confirmed."""
 STANDING_NOTE: Final = f"{DAGGER} {NOT_CONFIRMED}: not judged at full assurance; a confirmed result comes before it"
 SHOWN_UUIDS: Final = 3
-HasStanding = SummaryRow | AuthorRow
+REASON_SHOWN: Final = 120
+PRINTED: Final = "printed_bytes"
+"""The note of a verdict whose solution printed in its calls."""
 
 
-def render_summary(rows: Sequence[SummaryRow], width: int | None = None) -> str:
+def describe_job(job: Job) -> str:
+    """Return the three names of a job."""
+    return to_one_line(f"{job.definition.name} / {job.solution.name} / {shorten_uuid(job.workload.uuid)}")
+
+
+def describe_verdict(evaluation: Evaluation) -> str:
+    """Return the status, with the numbers of a pass or the reason of a failure."""
+    performance, status = evaluation.performance, evaluation.status.value
+    if performance is None:
+        reason = cut_reason(reason_of(evaluation))
+        return f"{status}: {reason}" if reason else status
+    speedup, interval = measured_speedup(evaluation), read_interval(evaluation)
+    half = interval.half_share if interval is not None and interval.kind else None
+    return "".join(
+        (
+            f"{status} {format_latency(performance.latency_ms, half)}",
+            f", {format_speedup(speedup)}" if speedup is not None else "",
+            " (not a meaningful time)" if caveat_of(evaluation) is not None else "",
+            " (it prints in its calls, which costs time)" if (evaluation.extra or {}).get(PRINTED) else "",
+        )
+    )
+
+
+def cut_reason(reason: str) -> str:
+    """Cut a reason to what one line of progress shows of it."""
+    return reason if len(reason) <= REASON_SHOWN else f"{reason[: REASON_SHOWN - 1]}…"
+
+
+def render_summary(rows: Sequence[SummaryRow]) -> str:
     """Lay out a row for each solution, then the reasons of all failures, then notes on the numbers."""
-    own: dict[Column, Callable[[Any], str]] = {
-        SOLUTION: lambda row: row.solution,
-        Column("Passed", True): lambda row: f"{row.passed}/{row.judged}" if row.judged else ABSENT,
+    own: dict[str, Callable[[Any], str]] = {
+        "Solution": lambda row: row.solution,
+        "#Passed": lambda row: f"{row.passed}/{row.judged}" if row.judged else ABSENT,
     }
     if any(row.pending for row in rows):
-        own[Column("Not judged", True)] = lambda row: str(row.pending or "")
-    failures = [
-        line
-        for row in rows
-        if row.failures
-        for line in (
-            f"  {row.definition} / {row.solution}",
-            *(f"    {describe_failure(group, row.judged)}" for group in row.failures),
-        )
-    ]
-    notes = [SUMMARY_NOTE] if any(row.latency_ms is not None for row in rows) else []
-    below = ["Failures", *failures] if failures else []
-    return join_sections(_render(rows, own, width), below, [*notes, *_notes(rows)])
+        own["#Not judged"] = lambda row: str(row.pending or "")
+    failures = ["Failures"]
+    for row in (row for row in rows if row.failures):
+        failures.append(f"  {row.definition} / {row.solution}")
+        for group in row.failures:
+            uuids = ", ".join(map(shorten_uuid, group.workloads[:SHOWN_UUIDS]))
+            uuids += ", …" if len(group.workloads) > SHOWN_UUIDS else ""
+            where = f"{len(group.workloads)} of {count(row.judged, 'workload')} ({uuids})"
+            if len(group.workloads) == row.judged:
+                where = f"all {row.judged} workloads" if row.judged > 1 else f"its workload {uuids}"
+            reason = group.reason or "no reason recorded"
+            failures.append(f"    {group.status} on {where}: {'' if group.is_exact else 'for example, '}{reason}")
+    note = [SUMMARY_NOTE] if any(row.latency_ms is not None for row in rows) else []
+    return join_sections(_render(rows, own), failures[1:] and failures, [*note, *_notes(rows)])
 
 
-def render_best(rows: Sequence[SummaryRow], width: int | None = None) -> str:
+def render_best(rows: Sequence[SummaryRow]) -> str:
     """Lay out the best passing trace of each workload."""
-    own: dict[Column, Callable[[Any], str]] = {
-        Column("Workload"): lambda row: shorten_uuid(row.workload),
-        Column("Axes"): lambda row: " ".join(f"{name}={size}" for name, size in row.axes.items()) or ABSENT,
-        SOLUTION: lambda row: row.solution,
+    own: dict[str, Callable[[Any], str]] = {
+        "Workload": lambda row: shorten_uuid(row.workload),
+        "Axes": lambda row: " ".join(f"{name}={size}" for name, size in row.axes.items()) or ABSENT,
+        "Solution": lambda row: row.solution,
     }
-    return join_sections(_render(rows, own, width), _notes(rows))
+    return join_sections(_render(rows, own), _notes(rows))
 
 
 def head_of(standings: Iterable[str]) -> str:
@@ -74,52 +105,48 @@ def head_of(standings: Iterable[str]) -> str:
     return f"{INDICATIVE}\n\n" if set(standings) - {""} == {INDICATIVE} else ""
 
 
-def standing_mark(row: HasStanding) -> str:
+def standing_mark(standing: str) -> str:
     """Return what stands behind a figure that is not confirmed."""
-    return DAGGER if row.standing == NOT_CONFIRMED else ""
+    return DAGGER if standing == NOT_CONFIRMED else ""
 
 
-def standing_notes(rows: Iterable[HasStanding]) -> list[str]:
+def standing_notes(rows: Iterable[Any]) -> list[str]:
     """Return the footnote of that mark, if a row has it."""
-    return [STANDING_NOTE] if any(map(standing_mark, rows)) else []
+    return [STANDING_NOTE] if any(standing_mark(row.standing) for row in rows) else []
 
 
-def describe_failure(group: FailureGroup, judged: int) -> str:
-    """Return a line for a group of failures: status, number of workloads, reason."""
-    shown = ", ".join(shorten_uuid(uuid) for uuid in group.workloads[:SHOWN_UUIDS])
-    more = ", …" if len(group.workloads) > SHOWN_UUIDS else ""
-    if len(group.workloads) == judged:
-        where = f"all {count(judged, 'workload')}" if judged > 1 else f"its workload {shown}"
-    else:
-        where = f"{len(group.workloads)} of {count(judged, 'workload')} ({shown}{more})"
-    reason = group.reason or "no reason recorded"
-    return f"{group.status} on {where}: {'' if group.is_exact else 'for example, '}{reason}"
-
-
-def _render(rows: Sequence[SummaryRow], own: dict[Column, Callable[[Any], str]], width: int | None) -> str:
+def _render(rows: Sequence[SummaryRow], own: Mapping[str, Callable[[Any], str]]) -> str:
     """Lay out rows, with a line below each for every solution that ties with it."""
     letters = _letters(rows)
-    cells: dict[Column, Callable[[Any], str]] = {
-        DEFINITION: lambda row: row.definition,
+    cells: dict[str, Callable[[Any], str]] = {
+        "Definition": lambda row: row.definition,
         **own,
-        LATENCY: lambda row: _marked(_latency(row), row),
-        SPEEDUP: lambda row: _marked(format_speedup(row.speedup), row),
+        "#Latency": lambda row: _latency(row) + _caveat_mark(row, row.latency_ms),
+        "#Speed-up": lambda row: format_speedup(row.speedup) + _caveat_mark(row, row.speedup),
     }
     if len({row.hardware for row in rows if row.hardware}) > 1:
-        cells[Column("Hardware")] = lambda row: row.hardware or ABSENT
+        cells["Hardware"] = lambda row: row.hardware or ABSENT
     if letters:
-        cells[Column("Flags")] = lambda row: " ".join(letters[one] for one in row.timing.flags if one in letters)
+        cells["Flags"] = lambda row: " ".join(letters[one] for one in row.timing.flags if one in letters)
     lines: list[list[str]] = []
     for row in rows:
         lines.append([cell(row) for cell in cells.values()])
-        below = [
-            {SOLUTION: f"{TIE_MARK} {tie.solution}", LATENCY: _latency(tie), SPEEDUP: format_speedup(tie.speedup)}
-            for tie in row.ties[:MOST_TIES]
-        ]
+        names = [f"{TIE_MARK} {tie.solution}" for tie in row.ties[:MOST_TIES]]
+        times = [(_latency(tie), format_speedup(tie.speedup)) for tie in row.ties[:MOST_TIES]]
         if len(row.ties) > MOST_TIES:
-            below.append({SOLUTION: f"{TIE_MARK} and {len(row.ties) - MOST_TIES} more"})
-        lines += [[({DEFINITION: row.definition} | tie).get(column, "") for column in cells] for tie in below]
-    return render_table(list(cells), lines, width)
+            names, times = [*names, f"{TIE_MARK} and {len(row.ties) - MOST_TIES} more"], [*times, ("", "")]
+        for name, (latency, speedup) in zip(names, times, strict=True):
+            below = {"Definition": row.definition, "Solution": name, "#Latency": latency, "#Speed-up": speedup}
+            lines.append([below.get(heading, "") for heading in cells])
+    return render_table(list(cells), lines)
+
+
+def _latency(row: SummaryRow) -> str:
+    return format_latency(row.latency_ms, row.interval_share) + standing_mark(row.standing)
+
+
+def _caveat_mark(row: SummaryRow, number: float | None) -> str:
+    return "" if number is None or row.timing_caveat is None else TIMING_MARK
 
 
 def _notes(rows: Sequence[SummaryRow]) -> list[str]:
@@ -136,14 +163,3 @@ def _notes(rows: Sequence[SummaryRow]) -> list[str]:
 
 def _letters(rows: Sequence[SummaryRow]) -> dict[str, str]:
     return dict(zip(flags_of(row.timing for row in rows), ascii_lowercase, strict=False))
-
-
-def _marked(text: str, row: SummaryRow) -> str:
-    return text if text == ABSENT or row.timing_caveat is None else f"{text}{TIMING_MARK}"
-
-
-def _latency(row: SummaryRow) -> str:
-    if row.latency_ms is None:
-        return ABSENT
-    half = "" if row.interval_share is None else format_half(row.interval_share)
-    return format_latency(row.latency_ms) + half + standing_mark(row)

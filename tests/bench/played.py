@@ -12,8 +12,8 @@ from flashinfer_bench import BenchmarkConfig, Engine
 from flashinfer_bench.bench.machine import Device, Machine
 from flashinfer_bench.bench.runner import client
 from flashinfer_bench.bench.runner.client import SessionLost
-from tests.bench.small_runs import write_set
-from tests.kit.make import make_evaluation
+from tests.bench.small_runs import HONEST, write_set
+from tests.kit.make import make_evaluation, write_trace_set
 
 
 class PlayedSession:
@@ -36,7 +36,7 @@ class PlayedSession:
     def __init__(self, device, hello):
         self._ours, self._theirs = socket.socketpair()
         self.hello, self.sent, self.todo, self.is_ready, self.has_ended = hello, None, 0, False, False
-        self.begun, self.early = [], []
+        self.begun = []
         self.all.append(self)
         if type(self).fails_to_start > 0:
             type(self).fails_to_start -= 1
@@ -50,7 +50,6 @@ class PlayedSession:
     def send(self, block):
         assert self.sent is None
         self.sent = block
-        self.early.append((self.todo, self.is_ready, len(block.jobs)))
 
     def drop(self):
         assert self.sent is not None
@@ -65,31 +64,32 @@ class PlayedSession:
 
     def _judge(self, block):
         for job in block.jobs:
-            name = block.solutions[job.solution].name
-            self.judged.append((name, job.workload["uuid"]))
-            self._say({"phase": {"job": job.index, "name": "load", "limit_s": 1.0}})
-            self.gate.wait(60)
-            time.sleep(0.002)
-            if self.has_ended:  # else it would judge in the next test
-                return
-            if name in self.lost or self.chance.random() < self.loss:
-                self.lost[:] = [one for one in self.lost if one != name] + [name] * (self.lost.count(name) - 1)
+            if not self._judge_one(job, block.solutions[job.solution].name):
                 with contextlib.suppress(OSError):
                     self._theirs.shutdown(socket.SHUT_RDWR)
                 return
-            self.todo -= 1
-            found = self.evaluate(job, name)
-            if found is None:
-                with contextlib.suppress(OSError):
-                    self._theirs.shutdown(socket.SHUT_RDWR)
-                return
-            if "fault" in found:
-                self._say({"fault": {"job": job.index, "message": "", "retry": False, **found["fault"]}})
-                continue
+
+    def _judge_one(self, job, name):
+        """Return whether the session goes on."""
+        self.judged.append((name, job.workload["uuid"]))
+        self._say({"phase": {"job": job.index, "name": "load", "limit_s": 1.0}})
+        self.gate.wait(60)
+        time.sleep(0.002)
+        if self.has_ended:  # else it would judge in the next test
+            return False
+        if name in self.lost or self.chance.random() < self.loss:
+            self.lost[:] = [one for one in self.lost if one != name] + [name] * (self.lost.count(name) - 1)
+            return False
+        self.todo -= 1
+        found = self.evaluate(job, name)
+        if found is not None and "fault" in found:
+            self._say({"fault": {"job": job.index, "message": "", "retry": False, **found["fault"]}})
+        elif found is not None:
             environment = {"hardware": getattr(self.hello, "hardware", ""), "libs": {}}
             ran_out = found.pop("ran_out", None)
             evaluation = make_evaluation(**{"environment": environment, **found}).model_dump(mode="json")
             self._say({"verdict": {"job": job.index, "evaluation": evaluation, "seconds": 0.6, "ran_out": ran_out}})
+        return found is not None
 
     def _say(self, message):
         with contextlib.suppress(OSError):  # it was ended meanwhile
@@ -128,12 +128,15 @@ def play_engine(monkeypatch, folder, *, limits=None, **config):
 
 def on_gpu(context, *names):
     """Pretend that a run or an engine has GPUs of these names; call it before anything is judged."""
-    devices = [Device("cuda", at, name, f"GPU-{at}") for at, name in enumerate(names or ("test device",))]
+    on_devices(context, *(Device("cuda", at, name, f"GPU-{at}") for at, name in enumerate(names or ("test device",))))
+
+
+def on_devices(context, *devices):
+    """Pretend that a run or an engine has these devices; call it before anything is judged."""
     context.machine = Machine(devices, context.machine.languages)
 
 
-def write_two(root):
+def write_two(root, files=None):
     """Write and read a set of two definitions, with the workloads d0 and d1, o0 and o1, and without solutions."""
-    return write_set(
-        root, {}, dict.fromkeys(("double", "other"), "def run(x):\n    return x * 2\n"), uuids="{0[0]}{1}", sizes=(8, 9)
-    )
+    write_trace_set(root, files)
+    return write_set(root, {}, dict.fromkeys(("double", "other"), HONEST), uuids="{0[0]}{1}", sizes=(8, 9))

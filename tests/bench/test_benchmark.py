@@ -1,17 +1,20 @@
 """The face of `Benchmark` that scripts rely on; what a run does is told by the other tests of this folder."""
 
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
-from flashinfer_bench.bench import Benchmark, BenchmarkConfig, context
-from flashinfer_bench.bench.benchmark import make_rules
-from flashinfer_bench.bench.events import JobStarted
+from flashinfer_bench.bench import Benchmark, BenchmarkConfig
+from flashinfer_bench.bench.events import JobFaulted, JobsAdded, JobStarted, RunStarted
 from flashinfer_bench.bench.machine import Device
+from flashinfer_bench.bench.progress_bar import progress_bar
 from flashinfer_bench.bench.runner.baseline_cache import BaselineCache
 from flashinfer_bench.bench.scheduler import Rules
 from tests.bench.small_runs import HONEST, QUICKLY, write_set
+from tests.cli.fake_engine import CPU, finished, make_jobs
 from tests.kit.processes import marked, wait_until_gone
 
 
@@ -37,34 +40,6 @@ def test_times_of_references_are_kept_between_runs_on_a_gpu_and_behind_walls(tmp
     assert str(BaselineCache(Path(hello.cache_root)).folder) in hello.hidden
 
 
-LIBRARY = "import flashinfer\ndef run(x):\n    return x * 2\n"
-
-
-@pytest.mark.parametrize(
-    ("source", "kind", "count", "has_walls", "cores"),
-    [
-        (LIBRARY, "cuda", 1, True, 1),
-        (HONEST, "cuda", 1, True, 1),
-        (LIBRARY, "cpu", 1, True, 1),
-        (LIBRARY, "cuda", 2, True, 1),
-        (LIBRARY, "cuda", 1, False, 1),
-        (LIBRARY, "cuda", 1, True, 0),
-    ],
-    ids=["usual", "no library", "a CPU", "two GPUs", "no walls", "few cores"],
-)
-def test_modules_are_compiled_ahead_where_that_can_be(
-    tmp_path, monkeypatch, request, source, kind, count, has_walls, cores
-):
-    benchmark = Benchmark(write_set(tmp_path, {"s": source}), BenchmarkConfig(devices=["cpu"]))
-    plan, devices = benchmark.plan(), [Device(kind, 0, "one", "GPU-1")] * count
-    monkeypatch.setattr(benchmark.context, "sandbox", SimpleNamespace(has_walls=has_walls, user="unchanged"))
-    monkeypatch.setattr(benchmark.context, "machine", SimpleNamespace(kind=kind, devices=devices))
-    monkeypatch.setattr(context, "spare_cores", lambda: [3] * cores)
-    rules = make_rules(benchmark.context, plan)
-    hello = benchmark.context.greet(devices[0], rules, needs_triton=False)
-    assert rules.compiles_ahead is hello.compiles_ahead is (request.node.callspec.id == "usual")
-
-
 @pytest.mark.cpu
 def test_kept_sessions_serve_the_next_run_and_end_with_the_benchmark_or_when_idle(tmp_path, monkeypatch):
     config, trace_set = BenchmarkConfig.default(**QUICKLY), write_set(tmp_path / "set", {"s": HONEST})
@@ -88,3 +63,14 @@ def test_kept_sessions_serve_the_next_run_and_end_with_the_benchmark_or_when_idl
                 assert stays or wait_until_gone(alive) == []
             assert alive()
         assert wait_until_gone(alive) == []
+
+
+def test_a_bar_is_drawn_in_notebooks_alone_unless_it_is_asked_for(tmp_path, capsys):
+    jobs, drawn = make_jobs(tmp_path / "set"), StringIO()
+    events = [RunStarted((CPU,), 2), JobStarted(jobs[0], CPU), finished(jobs[0]), JobFaulted(jobs[1], "no device")]
+    console = Console(file=drawn, force_terminal=True, width=100)
+    for asked in ({"wanted": True, "console": console}, {}):
+        with progress_bar(**asked) as tell:
+            for event in (*events, JobsAdded(2)):
+                tell(event)
+    assert ("50%" in drawn.getvalue(), capsys.readouterr()) == (True, ("", ""))

@@ -1,7 +1,6 @@
-"""Winners are judged again at full assurance: which, when, and what a run tells of it. The table of cases."""
+"""Winners are judged again at full assurance: which of them, by a run or an engine, and what users are told of it."""
 
 import contextlib
-import math
 import threading
 from collections import Counter
 from types import SimpleNamespace
@@ -10,219 +9,193 @@ import pytest
 
 from flashinfer_bench import BenchmarkConfig
 from flashinfer_bench.bench import Benchmark
-from flashinfer_bench.bench.confirm import MOST_CONFIRMED, Standing, Winners, next_to_confirm
-from flashinfer_bench.bench.events import JobFaulted, JobFinished, JobsAdded
-from flashinfer_bench.bench.machine import Device, Machine
+from flashinfer_bench.bench.confirm import Winners
+from flashinfer_bench.bench.events import JobFaulted, JobFinished
+from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.cli.outcome import RunOutcome, render_outcome
 from flashinfer_bench.data import TraceSet
-from tests.bench.played import PlayedSession, play
-from tests.bench.small_runs import QUICKLY, write_set
+from flashinfer_bench.errors import ConfigError
+from tests.bench.played import PlayedSession, on_devices, play, play_engine, write_two
+from tests.bench.small_runs import HONEST, QUICKLY, write_set
 from tests.kit.make import make_definition, make_evaluation, make_solution, make_trace, make_workload
 
 pytestmark = pytest.mark.cpu
-DEFINITION, HERE = make_definition(), "test device"
+DEFINITION, HERE, LIMIT_S = make_definition(), "test device", 60.0
+STATUS = {"wrong": "INCORRECT_NUMERICAL", "late": "TIMEOUT", "error": "RUNTIME_ERROR"}
+BROKEN = {"rule": "regimes", "evidence": {"output": "y", "error_norm": 1.0, "limit": 0.1}}
 
 
-def stands(name, latency, *, confirmed=False, half=0.01):
-    return Standing(name, latency, latency * (1 - half), latency * (1 + half), confirmed)
+def fields(latency=1.0, level="standard", *, status="PASSED", hardware=HERE, integrity=None, **record):
+    """Return fields of an evaluation, as sessions give them; a time of a GPU has bounds."""
+    record |= {"assurance": level, "interval95_ms": [0.99 * latency, 1.01 * latency]}
+    extra = {"measurement": record} | ({"integrity": integrity} if integrity is not None else {})
+    return {
+        "status": status,
+        "latency_ms": latency,
+        "environment": {"hardware": hardware, "libs": {}},
+        "extra": extra,
+    }
 
 
-@pytest.mark.parametrize(
-    ("standings", "tried", "chosen"),
-    [
-        ([], [], None),
-        ([stands("a", 2.0), stands("b", 1.0)], [], "b"),
-        ([stands("a", 2.0), stands("b", 1.0, confirmed=True)], ["b"], None),
-        # A confirmed time lies behind the next one's by more than both intervals, or within them.
-        ([stands("a", 1.00), stands("b", 1.50, confirmed=True)], ["b"], "a"),
-        ([stands("a", 1.00), stands("b", 1.01, confirmed=True)], ["b"], None),
-        ([stands("a", 1.00), stands("b", 1.03, confirmed=True)], ["b"], "a"),
-        # One that could not be confirmed makes way for the next one.
-        ([stands("a", 1.0), stands("b", 2.0)], ["a"], "b"),
-        ([stands(str(at), 1.0 + at) for at in range(9)], [str(at) for at in range(MOST_CONFIRMED)], None),
-        # An earlier run has confirmed the best.
-        ([stands("a", 1.0, confirmed=True), stands("b", 2.0)], [], None),
-    ],
-)
-def test_the_fastest_without_a_confirmation_is_next_if_confirmed_times_lie_behind_it(standings, tried, chosen):
-    assert next_to_confirm(standings, tried) == chosen
-
-
-def make_job(index, name, workload="w"):
-    marks = {"solution": name}
-    return Job(
-        index,
-        DEFINITION,
-        make_workload(workload),
-        make_solution(name),
-        BenchmarkConfig().resolve_eval_config(DEFINITION),
-        marks,
+def judged(word, level="standard", **more):
+    """Read `2.0`, `4.5<4.0` (raised from what was claimed), a word of STATUS, `unbounded`, or `fault` (None)."""
+    if word in ("fault", "unbounded"):
+        return None if word == "fault" else make_evaluation()
+    if word in STATUS:
+        return make_evaluation(**fields(1.0, level, status=STATUS[word], **more))
+    latency, _, claimed = word.partition("<")
+    return make_evaluation(
+        **fields(float(latency), level, **more, **({"claimed_ms": float(claimed)} if claimed else {}))
     )
 
 
-def verdict(latency, assurance="standard", status="PASSED", hardware=HERE, **more):
-    record = {"assurance": assurance, "interval95_ms": [0.99 * latency, 1.01 * latency], **more}
-    environment = {"hardware": hardware, "libs": {}}
-    return make_evaluation(status, latency_ms=latency, environment=environment, extra={"measurement": record})
+def verdicts(text, level):
+    """Read `a 2.0, b wrong`: solution → evaluation."""
+    return {name: judged(word, level) for name, word in (one.split() for one in text.split(",") if one)}
+
+
+def make_jobs(names, workloads=("w",)):
+    config = BenchmarkConfig().resolve_eval_config(DEFINITION)
+    pairs = [(name, uuid) for name in names for uuid in workloads]
+    return [
+        Job(at, DEFINITION, make_workload(uuid), make_solution(name), config, {"solution": name})
+        for at, (name, uuid) in enumerate(pairs)
+    ]
 
 
 def trace_of(name, evaluation, workload="w"):
     return make_trace(workload=make_workload(workload), solution=name, evaluation=evaluation)
 
 
-def settle(winners, results, confirmed):
-    """Give jobs their results in order; return which solutions are confirmed, in which order.
-
-    Args:
-        winners: of the run.
-        results: solution → evaluation, or None for a fault.
-        confirmed: the same of confirmations.
-    """
+def settle(winners, evaluate):
+    """Give jobs their results in order; return the solutions that are judged at full assurance, in this order."""
     todo, order = winners.begin(), []
     while todo:
         job = todo.pop(0)
         is_full = job.assurance == "full"
         order += [job.solution.name] * is_full
         assert (job.fingerprint.get("assurance") == "full") is is_full
-        found = (confirmed if is_full else results)[job.solution.name]
-        todo += winners.note(job, JobFaulted(job, "lost") if found is None else trace_of(job.solution.name, found))
+        found, uuid = evaluate(job), job.workload.uuid
+        result = JobFaulted(job, "lost") if found is None else trace_of(job.solution.name, found, uuid)
+        todo += winners.note(job, result)
     return order
+
+
+def by_tables(results, confirmed):
+    tables = {None: verdicts(results, "standard"), "full": verdicts(confirmed, "full")}
+    return lambda job: tables[job.assurance][job.solution.name]
+
+
+SIXTEEN = [f"s{at}" for at in range(16)]
 
 
 @pytest.mark.parametrize(
     ("results", "confirmed", "order"),
     [
-        # A single solution is judged at full assurance at once.
-        ({}, {"a": verdict(1.0, "full")}, ["a"]),
-        ({"a": verdict(1.0), "b": verdict(1.0)}, {"a": verdict(1.0, "full")}, ["a"]),
-        ({"a": verdict(2.0), "b": verdict(1.0)}, {"b": verdict(1.0, "full")}, ["b"]),
-        # Wrong at full: that verdict stands, and the next one is tried. So it is after a fault.
-        (
-            {"a": verdict(2.0), "b": verdict(1.0)},
-            {"b": verdict(1.0, status="INCORRECT_NUMERICAL"), "a": verdict(2.0, "full")},
-            ["b", "a"],
-        ),
-        (
-            {"a": verdict(2.0), "b": verdict(1.0)},
-            {"b": verdict(1.0, status="TIMEOUT"), "a": verdict(2.0, "full")},
-            ["b", "a"],
-        ),
-        ({"a": verdict(2.0), "b": verdict(1.0)}, {"b": None, "a": verdict(2.0, "full")}, ["b", "a"]),
-        # Slower at full than the next one.
-        ({"a": verdict(2.0), "b": verdict(1.0)}, {"b": verdict(3.0, "full"), "a": verdict(2.0, "full")}, ["b", "a"]),
-        ({str(at): verdict(1.0) for at in range(16)}, {"0": verdict(1.0, "full")}, ["0"]),
-        (
-            {str(at): verdict(1.0) for at in range(16)},
-            {str(at): verdict(2.0, "full") for at in range(16)},
-            ["0", "1", "2"],
-        ),
-        # Those that are wrong, or whose time was raised, do not count.
-        (
-            {str(at): verdict(1.0 + at) for at in range(5)},
-            {str(at): verdict(9.0, status="TIMEOUT") for at in range(3)}
-            | {"3": verdict(4.5, "full", claimed_ms=4.0), "4": verdict(5.0, "full")},
-            ["0", "1", "2", "3", "4"],
-        ),
-        # Times that no clock outside the worker bounds are not confirmed.
-        ({"a": make_evaluation(), "b": make_evaluation()}, {}, []),
-        ({"a": verdict(1.0, status="RUNTIME_ERROR"), "b": None}, {}, []),
-    ],
-    ids=[
-        "one",
-        "equal",
-        "two",
-        "wrong",
-        "late",
-        "fault",
-        "slower",
-        "sixteen",
-        "at most three",
-        "four fail",
-        "cpu",
-        "none",
+        ("", "a 1", "a"),  # a single solution is judged at full assurance at once
+        ("a 1, b 1", "a 1", "a"),
+        ("a 2, b 1", "b 1", "b"),
+        # What is wrong, late or lost at full assurance makes way for the next one.
+        *(("a 2, b 1", f"b {end}, a 2", "b a") for end in ("wrong", "late", "fault", "3")),
+        # A confirmed time lies within both intervals of the next one's, or behind it.
+        ("a 1, b 0.99", "b 1.01", "b"),
+        ("a 1, b 0.99", "b 1.03, a 1", "b a"),
+        (", ".join(f"{name} 1" for name in SIXTEEN), "s0 1", "s0"),
+        (", ".join(f"{name} 1" for name in SIXTEEN), ", ".join(f"{name} 2" for name in SIXTEEN), "s0 s1 s2"),
+        # Those that are wrong, or whose time was raised, do not count among the three.
+        ("a 1, b 2, c 3, d 4, e 5", "a late, b late, c late, d 4.5<4.0, e 5", "a b c d e"),
+        # A time that no clock outside the worker bounds is not confirmed.
+        ("a unbounded, b unbounded", "", ""),
+        ("a error, b fault", "", ""),
     ],
 )
 def test_what_is_confirmed_by_what_the_jobs_come_to(results, confirmed, order):
-    names = list(results) or ["a"]
-    assert settle(Winners([make_job(at, name) for at, name in enumerate(names)]), results, confirmed) == order
+    names = [one.split()[0] for one in results.split(",") if one] or ["a"]
+    assert settle(Winners(make_jobs(names)), by_tables(results, confirmed)) == order.split()
 
 
 @pytest.mark.parametrize(
     ("recorded", "order"),
     [
-        (verdict(0.5, "full"), []),
-        (verdict(0.5), []),
-        (verdict(0.5, "full", hardware="another"), ["a"]),
-        (verdict(3.0, "full"), ["a"]),
+        (judged("0.5", "full"), []),
+        (judged("0.5"), []),
+        (judged("0.5", "full", hardware="another"), ["a"]),
+        (judged("3", "full"), ["a"]),
         (make_evaluation(latency_ms=0.5), []),
     ],
     ids=["confirmed", "not confirmed", "elsewhere", "slower", "of the relative"],
 )
 def test_what_is_not_the_best_known_on_this_hardware_is_not_confirmed(recorded, order):
-    jobs = [make_job(0, "a"), make_job(1, "b")]
-    winners = Winners(jobs, recorded=[trace_of("c", recorded)])
-    assert settle(winners, {"a": verdict(1.0), "b": verdict(2.0)}, {"a": verdict(1.0, "full")}) == order
+    known = [trace_of("c", recorded)]
+    found = by_tables("a 1, b 2", "a 1")
+    assert settle(Winners(make_jobs("ab"), recorded=known), found) == order
+    elsewhere = {("double", "w")}  # another run confirms it
+    assert settle(Winners(make_jobs("ab"), recorded=known, elsewhere=elsewhere), found) == []
 
 
 def test_a_resumed_run_goes_on_with_what_is_left_to_confirm():
-    done = [make_job(0, "a"), make_job(1, "b")]
-    recorded = [trace_of("a", verdict(1.0)), trace_of("b", verdict(2.0))]
-    assert settle(Winners([], done, recorded, hardware=[HERE]), {}, {"a": verdict(1.0, "full")}) == ["a"]
-    recorded.append(trace_of("a", verdict(1.0, "full")))
+    done, found = make_jobs("ab"), by_tables("", "a 1")
+    recorded = [trace_of("a", judged("1")), trace_of("b", judged("2"))]
+    assert settle(Winners([], done, recorded, hardware=[HERE]), found) == ["a"]
+    recorded.append(trace_of("a", judged("1", "full")))
     for hardware in (HERE, "another"):  # what won elsewhere is confirmed there
-        assert settle(Winners([], done, recorded, hardware=[hardware]), {}, {}) == []
+        assert settle(Winners([], done, recorded, hardware=[hardware]), found) == []
 
 
-SOURCES = {"a": "def run(x):\n    return x * 2\n", "b": "def run(x):\n    return x + x\n"}
-GPU = Device("cuda", 0, HERE, "GPU-0")
+ONCE_CONFIRMED = [("w0", None), ("w1", "full")]
+
+
+@pytest.mark.parametrize(
+    ("where", "integrity", "is_voided"),
+    [
+        (ONCE_CONFIRMED, BROKEN, True),
+        ([("w0", None), ("w1", None)], BROKEN, False),  # an honest mistake of some shapes
+        ([("w1", "full")], BROKEN, False),  # once
+        (ONCE_CONFIRMED, None, False),  # by the tolerance
+        (ONCE_CONFIRMED, {"rule": "power", "evidence": {"limit": 0.1}}, False),
+        (ONCE_CONFIRMED, {"rule": "norm", "evidence": {"error_norm": 0.11, "limit": 0.1}}, False),
+        (ONCE_CONFIRMED, {"rule": "my own", "evidence": 1}, False),
+        (ONCE_CONFIRMED, "mine", False),
+    ],
+)
+def test_a_solution_that_breaks_a_rule_twice_loses_what_it_passed_unless_chance_may_do_it(where, integrity, is_voided):
+    def evaluate(job):
+        level, is_a = job.assurance, job.solution.name == "a"
+        if is_a and (job.workload.uuid, level) in where:
+            return make_evaluation(**fields(1.0, level or "standard", status=STATUS["wrong"], integrity=integrity))
+        return make_evaluation(**fields(1.0 if is_a else 2.0, level or "standard"))
+
+    winners = Winners(make_jobs("ab", ("w0", "w1", "w2", "w3")))
+    settle(winners, evaluate)
+    lines = {one.workload.uuid: one.evaluation.extra["integrity"] for one in winners.voided}
+    expected = {**BROKEN, "voided_by": ["w0", "w1"]}
+    assert lines == ({"w2": expected, "w3": expected} if is_voided else {})
+
+
 LATENCY = {"a": 1.0, "b": 2.0}
+GPU, CPU = Device("cuda", 0, HERE, "GPU-0"), Device("cpu", 0, HERE, "cpu")
 
 
 def by_level(job, name):
-    record = {"assurance": job.assurance or "standard"}
-    record["interval95_ms"] = [0.99 * LATENCY[name], 1.01 * LATENCY[name]]
-    return {"latency_ms": LATENCY[name], "extra": {"measurement": record}}
+    found = fields(LATENCY[name], job.assurance or "standard")
+    del found["environment"]  # it is the device's
+    return found
 
 
-@pytest.fixture
-def run(monkeypatch, tmp_path):
-    """Run `a` and `b` on pretended GPUs, by the same set each time.
+def at_full(**found):
+    """Judge as `by_level` does, but for the confirmations of `a`: other fields, or None (the session ends)."""
 
-    Returns: `told` (solution, workload) → "standard", "full" or the status of what counts; `judged`: solution,
-    workload and "full" of each confirmation that a session got; `file`: the traces on disk; `outcome`: as `run` has it.
-    """
+    def evaluate(job, name):
+        if name != "a" or job.assurance is None:
+            return by_level(job, name)
+        return {**by_level(job, name), **found} if found else None
 
-    def go(evaluate=by_level, *, devices=(GPU,), resume=False, stops_after=math.inf, sizes=(8, 9), **settings):
-        opened = threading.Event()
-        opened.set()
-        play(monkeypatch, gate=opened, evaluate=staticmethod(evaluate))
-        root = tmp_path / "set"
-        trace_set = TraceSet.from_path(root) if root.exists() else write_set(root, SOURCES, sizes=sizes)
-        config = BenchmarkConfig.default(**{**QUICKLY, **settings})
-        done = SimpleNamespace(events=[], traces=[], root=root)
-        with Benchmark(trace_set, config, cache=tmp_path / "cache") as benchmark:
-            benchmark.machine = benchmark.context.machine = Machine(devices, benchmark.machine.languages)
-            plan = benchmark.plan(resume=resume)
-            done.outcome = RunOutcome(plan, benchmark.find_resumed(plan))
+    return evaluate
 
-            def note(event):
-                done.events.append(event)
-                done.outcome.observe(event)
-                if sum(isinstance(one, JobFinished) for one in done.events) >= stops_after:
-                    raise KeyboardInterrupt
 
-            with contextlib.suppress(KeyboardInterrupt):
-                result = benchmark.run_all(resume=resume, on_event=note)
-                assert sorted(map(repr, traces_of(result))) == sorted(map(repr, done.outcome.traces))
-        done.traces = done.outcome.traces
-        done.told = {(one.solution, one.workload.uuid): level_of(one) for one in done.traces}
-        jobs = [job for session in PlayedSession.all for block in session.begun for job in block.jobs]
-        done.judged = Counter((one.solution.split("@")[0], one.workload["uuid"]) for one in jobs if one.assurance)
-        done.file = traces_of(TraceSet.from_path(root))
-        return done
-
-    return go
+def traces_of(trace_set):
+    return [trace for traces in trace_set.traces.values() for trace in traces]
 
 
 def level_of(trace):
@@ -230,201 +203,197 @@ def level_of(trace):
     return evaluation.extra["measurement"]["assurance"] if trace.is_successful() else evaluation.status.value
 
 
-def ended(events):
-    return [event for event in events if isinstance(event, (JobFinished, JobFaulted))]
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Run `a` and `b` on pretended GPUs, by the same set each time.
+
+    Returns: `told`: (solution, workload) → "standard", "full" or the status that counts; `confirmed`: (solution,
+    workload) → confirmations that sessions got; `ended`: events; `file`: the traces on disk; `outcome` as `run` has it.
+    """
+
+    def go(evaluate=by_level, *, devices=(GPU,), resume=False, stops_after=99, sizes=(8, 9), **settings):
+        opened = threading.Event()
+        opened.set()
+        play(monkeypatch, gate=opened, evaluate=staticmethod(evaluate))
+        root = tmp_path / "set"
+        trace_set = (
+            TraceSet.from_path(root) if root.exists() else write_set(root, dict.fromkeys("ab", HONEST), sizes=sizes)
+        )
+        done = SimpleNamespace(ended=[], root=root)
+        config = BenchmarkConfig.default(**{**QUICKLY, **settings})
+        with Benchmark(trace_set, config, cache=tmp_path / "cache") as benchmark:
+            on_devices(benchmark.context, *devices)
+            benchmark.machine = benchmark.context.machine
+            plan = benchmark.plan(resume=resume)
+            done.outcome = RunOutcome(plan, benchmark.find_resumed(plan))
+
+            def note(event):
+                done.outcome.observe(event)
+                done.ended += [event] * isinstance(event, (JobFinished, JobFaulted))
+                if sum(isinstance(one, JobFinished) for one in done.ended) >= stops_after:
+                    raise KeyboardInterrupt
+
+            with contextlib.suppress(KeyboardInterrupt):
+                result = benchmark.run_all(resume=resume, on_event=note)
+                assert sorted(map(repr, traces_of(result))) == sorted(map(repr, done.outcome.traces))
+        done.told = {(one.solution, one.workload.uuid): level_of(one) for one in done.outcome.traces}
+        jobs = [job for session in PlayedSession.all for block in session.begun for job in block.jobs]
+        done.seeds = [job.seed for job in jobs]
+        done.confirmed = Counter((one.solution.split("@")[0], one.workload["uuid"]) for one in jobs if one.assurance)
+        done.file = traces_of(TraceSet.from_path(root))
+        return done
+
+    return go
 
 
-def at_full(name, **found):
-    """Judge as `by_level` does, but for the confirmations of a solution: its fields, or None (the session ends)."""
-
-    def evaluate(job, solution):
-        if solution != name or job.assurance is None:
-            return by_level(job, solution)
-        return {**by_level(job, solution), **found} if found else None
-
-    return evaluate
+def levels(a, b):
+    return {(name, uuid): level for name, level in (("a", a), ("b", b)) for uuid in ("w0", "w1")}
 
 
-def test_a_run_confirms_the_best_of_each_workload_and_has_one_trace_a_job(run):
-    done = run()
-    assert done.told == {
-        **dict.fromkeys([("a", "w0"), ("a", "w1")], "full"),
-        ("b", "w0"): "standard",
-        ("b", "w1"): "standard",
-    }
-    assert done.judged == {("a", "w0"): 1, ("a", "w1"): 1}
-    seeds = [job.seed for session in PlayedSession.all for block in session.begun for job in block.jobs]
-    assert len(set(seeds)) == len(seeds) == 6  # inputs of their own
-    assert sum(event.jobs for event in done.events if isinstance(event, JobsAdded)) == 2
-    assert len(done.file) == 6  # the file has both lines
-
-
-def traces_of(trace_set):
-    return [trace for traces in trace_set.traces.values() for trace in traces]
-
-
-CPU = {"devices": (Device("cpu", 0, HERE, "cpu"),)}
-
-
-@pytest.mark.parametrize("asked", [{"confirm": False}, {"assurance": "full"}, {"quick": True}, CPU], ids=str)
-def test_nothing_is_confirmed_where_that_was_not_asked_for(run, asked):
+@pytest.mark.parametrize(
+    ("asked", "is_confirmed"),
+    [
+        ({}, True),
+        ({"confirm": False}, False),
+        ({"assurance": "full"}, False),
+        ({"quick": True}, False),
+        ({"devices": (CPU,)}, False),
+    ],
+)
+def test_a_run_on_a_gpu_confirms_the_best_of_each_workload_and_has_one_trace_a_job(run, asked, is_confirmed):
     done = run(**asked)
-    assert (len(ended(done.events)), done.judged) == (4, {})
-
-
-A_FULL, B_FULL = {("a", "w0"): "full", ("a", "w1"): "full"}, {("b", "w0"): "full", ("b", "w1"): "full"}
-A_CHEAP = dict.fromkeys(A_FULL, "standard")
+    assert done.confirmed == ({("a", "w0"): 1, ("a", "w1"): 1} if is_confirmed else {})
+    assert len(done.told) == 4
+    assert len(set(done.seeds)) == len(done.ended) == len(done.file) == 4 + 2 * is_confirmed  # inputs of their own
+    assert not is_confirmed or done.told == levels("full", "standard")
 
 
 @pytest.mark.parametrize(
     ("found", "a", "unconfirmed"),
     [
-        # What finds it wrong stands as its verdict: a wrong output, an end of its worker, a call that hangs.
-        ({"status": "INCORRECT_NUMERICAL"}, "INCORRECT_NUMERICAL", 0),
-        ({"status": "RUNTIME_ERROR", "log": "ended by signal 9 twice"}, "RUNTIME_ERROR", 0),
-        ({"status": "TIMEOUT"}, "TIMEOUT", 0),
-        # A fault of ours confirms nothing: the verdict before stands, and the next one is tried.
-        ({"fault": {"message": "out of memory"}}, "standard", 2),
-        ({}, "standard", 2),
+        ({"status": "INCORRECT_NUMERICAL"}, "INCORRECT_NUMERICAL", 0),  # this verdict stands
+        ({}, "standard", 2),  # a session that is lost confirms nothing
     ],
-    ids=["wrong", "killed", "late", "fault", "session lost"],
 )
 def test_a_winner_that_is_not_confirmed_makes_way_for_the_next(run, found, a, unconfirmed):
-    done = run(at_full("a", **found))
-    assert done.told == {**B_FULL, **dict.fromkeys(A_FULL, a)}
+    done = run(at_full(**found))
+    said = render_outcome(done.outcome)
+    assert done.told == levels(a, "full")
     assert (len(done.outcome.unconfirmed), done.outcome.faults, done.outcome.left) == (unconfirmed, [], 0)
-    assert done.outcome.exit_code(require_passed=False) == 0
-    assert ("Not confirmed" in render_outcome(done.outcome)) is bool(unconfirmed)
-    assert "the best is confirmed at full assurance on 2 of 2 workloads" in render_outcome(done.outcome)
-    assert "-" not in _last_line(render_outcome(done.outcome))
+    assert (done.outcome.exit_code(require_passed=False), "Not confirmed" in said) == (0, bool(unconfirmed))
+    assert "the best is confirmed at full assurance on 2 of 2 workloads" in said
 
 
-def _last_line(text):
-    return text.strip().splitlines()[-1]
-
-
-def test_a_solution_whose_confirmation_hangs_has_its_other_ones_left_out(run):
-    def evaluate(job, name):
-        if name == "b" or job.assurance is None:
-            return by_level(job, name)
-        late = {**by_level(job, name), "status": "TIMEOUT", "ran_out": "call"}
-        return late if job.workload["uuid"] == "w0" else {"fault": {"message": "left out", "is_left_out": True}}
-
-    done = run(evaluate)
-    assert sorted(done.told[name] for name in A_FULL) == ["TIMEOUT", "standard"]
-    assert [fault.is_left_out for fault in done.outcome.unconfirmed] == [True]
-    assert B_FULL.items() <= done.told.items()
-    assert done.outcome.exit_code(require_passed=False) == 0
-
-
-def test_a_solution_that_hangs_elsewhere_is_confirmed_where_it_wins_and_not_tried_again(run):
-    def evaluate(job, name):
-        late = name == "a" and job.workload["uuid"] == "w0"
-        return {**by_level(job, name), "status": "TIMEOUT", "ran_out": "call"} if late else by_level(job, name)
-
-    done = run(evaluate, sizes=(8, 9, 10))
-    assert done.judged.keys() >= {("b", "w0")}
-    assert done.told["a", "w0"] == "TIMEOUT"
-    assert all(level == "full" for (name, uuid), level in done.told.items() if name == "a" and uuid != "w0")
-
-
-@pytest.mark.parametrize("finished", [2, 4, 5])
+@pytest.mark.parametrize("finished", [2, 5])
 def test_a_stopped_run_is_resumed_with_what_is_left_and_only_that(run, finished):
-    first = run(stops_after=finished)
-    assert len(first.file) == finished
+    assert len(run(stops_after=finished).file) == finished
     second = run(resume=True)
-    assert len(ended(second.events)) == 6 - finished
-    assert second.told == {**B_CHEAP, **A_FULL}
+    assert (len(second.ended), second.told) == (6 - finished, levels("full", "standard"))
     third = run(resume=True)
-    assert (third.events, third.told) == ([], second.told)
+    assert (third.ended, third.told) == ([], second.told)
 
 
-B_CHEAP = dict.fromkeys(B_FULL, "standard")
+def test_winners_are_confirmed_on_the_hardware_that_they_won_on(run):
+    done = run(devices=[GPU, Device("cuda", 1, "another GPU", "GPU-1")], sizes=(8, 9, 10, 11))
+    best, confirmed = {}, {}
+    for event in done.ended:
+        place, name = (event.job.workload.uuid, event.device.name), event.job.solution.name
+        if event.job.assurance is None:
+            best[place] = min(best.get(place, "z"), name)
+        else:
+            confirmed[place] = name
+    assert confirmed == best
 
 
-def test_a_run_leaves_confirmations_to_another_one_of_the_same_set(run):
-    first = run(stops_after=4)
-    with Benchmark(TraceSet.from_path(first.root), BenchmarkConfig.default(**QUICKLY)) as other:
-        other.machine = other.context.machine = Machine([GPU], other.machine.languages)
-        other.reserve(other.plan(resume=True))
-        assert run(resume=True).events == []
-    assert len(ended(run(resume=True).events)) == 2
-
-
-TWO = [("one GPU", "one GPU"), ("one GPU", "another GPU")]
-
-
-@pytest.mark.parametrize("names", TWO, ids=["equal", "different"])
-def test_winners_are_confirmed_on_the_hardware_that_they_won_on_by_all_devices(run, names):
-    done = run(devices=[Device("cuda", at, name, f"GPU-{at}") for at, name in enumerate(names)], sizes=(8, 9, 10, 11))
-    best = {}
-    for event in done.events:
-        if isinstance(event, JobFinished) and event.job.assurance is None:
-            place = event.job.workload.uuid, event.device.name
-            best[place] = min(best.get(place, "z"), event.job.solution.name)
-    confirmed = [event for event in done.events if isinstance(event, JobFinished) and event.job.assurance]
-    assert {(one.job.workload.uuid, one.device.name): one.job.solution.name for one in confirmed} == best
-    assert len(confirmed) == len(best)
-    assert {one.device.index for one in confirmed} == {0, 1}
-
-
-@pytest.mark.parametrize(("others", "told"), [([], 2), ([Device("cuda", 1, "another", "GPU-1")], 0)])
-def test_confirmations_of_a_device_that_is_lost_are_faults_and_the_run_ends(run, others, told):
-    def evaluate(job, name):
-        if job.assurance is None:
-            return by_level(job, name)
-        PlayedSession.fails_to_start = 2
-        return None
-
-    done = run(evaluate, devices=[GPU, *others])
-    assert done.told.keys() == {*A_FULL, *B_FULL}
-    assert "full" not in done.told.values()
-    assert {fault.message.partition(":")[0] for fault in done.outcome.unconfirmed} >= {"no device is left to run it"}
-    assert done.outcome.exit_code(require_passed=True) == 0
-
-
-BROKEN = {"rule": "regimes", "evidence": {"output": "y", "error_norm": 1.0, "limit": 0.1}}
-
-
-def breaks(*where, integrity=BROKEN):
-    """Judge as `by_level` does; `a` breaks a rule where it is said: (workload, assurance)."""
-
+def test_lines_that_take_verdicts_back_are_in_the_file(run):
     def evaluate(job, name):
         found = by_level(job, name)
-        if name == "a" and (job.workload["uuid"], job.assurance) in where:
-            found |= {"status": "INCORRECT_NUMERICAL", "extra": {**found["extra"], "integrity": integrity}}
-        return found
+        is_broken = name == "a" and (job.workload["uuid"], job.assurance) in ONCE_CONFIRMED
+        extra = {"extra": {**found["extra"], "integrity": BROKEN}, "status": STATUS["wrong"]}
+        return found | (extra if is_broken else {})
 
-    return evaluate
-
-
-def test_what_breaks_a_rule_twice_loses_what_it_passed(run):
-    done = run(breaks(("w0", None), ("w1", "full")), sizes=(8, 9, 10, 11))
-    lines = [trace for trace in done.file if "voided_by" in trace.evaluation.extra.get("integrity", {})]
-    assert {trace.workload.uuid for trace in lines} == {"w2", "w3"}
-    for trace in lines:
-        assert trace.evaluation.extra["integrity"] == {**BROKEN, "voided_by": ["w0", "w1"]}
-        assert trace.evaluation.extra["run"]["fingerprint"]["solution"]
-    assert {done.told["a", f"w{at}"] for at in range(4)} == {"INCORRECT_NUMERICAL"}
-    assert {done.told["b", f"w{at}"] for at in range(4)} == {"full"}
+    done = run(evaluate, sizes=(8, 9, 10, 11))
+    lines = [one for one in done.file if "voided_by" in one.evaluation.extra.get("integrity", {})]
+    assert {one.workload.uuid for one in lines} == {"w2", "w3"}
+    assert all(one.evaluation.extra["run"]["fingerprint"]["solution"] for one in lines)
+    assert {(name, level) for (name, _), level in done.told.items()} == {("a", STATUS["wrong"]), ("b", "full")}
     assert TraceSet.from_path(done.root).get_best_trace("double").solution == "b"
-    assert sum(getattr(event, "jobs", 0) for event in done.events) == len(ended(done.events))
-    assert run(resume=True).events == []
+    assert run(resume=True).ended == []
+
+
+@pytest.fixture
+def engine(monkeypatch, tmp_path):
+    """Make an engine whose sessions read a solution's name: `a1` takes 1 ms, `a1-wrong` is wrong at full assurance."""
+
+    def judge(job, name):
+        latency, _, end = name[1:].partition("-")
+        return fields(
+            float(latency), job.assurance or "standard", status=STATUS[end] if end and job.assurance else "PASSED"
+        )
+
+    with contextlib.ExitStack() as opened:
+
+        def make(recorded=None, *, devices=(GPU,), **settings):
+            if recorded is not None:
+                trace = make_trace(workload=make_workload("d0"), solution="known", evaluation=recorded)
+                write_two(tmp_path / "set", {"traces/me/test/double.jsonl": trace.to_json() + "\n"})
+            made = opened.enter_context(play_engine(monkeypatch, tmp_path, **settings))
+            monkeypatch.setattr(PlayedSession, "evaluate", staticmethod(judge))
+            PlayedSession.gate.set()
+            on_devices(made.context, *devices)
+            return made
+
+        yield make
+
+
+def submit(engine, name, **asked):
+    solution = make_solution(name, source=f"# {name[1:]}\n{HONEST}", target_hardware=["any"])
+    return engine.submit(solution, ["d0"], **asked)
+
+
+def outcome(task):
+    (trace,) = task.result(LIMIT_S)
+    return level_of(trace)
+
+
+def judged_levels():
+    return [job.assurance for session in PlayedSession.all for block in session.begun for job in block.jobs]
+
+
+WRONG = STATUS["wrong"]
 
 
 @pytest.mark.parametrize(
-    ("where", "integrity"),
+    ("recorded", "name", "asked", "told", "at"),
     [
-        ([("w0", None), ("w1", None)], BROKEN),  # an honest mistake of some shapes
-        ([("w1", "full")], BROKEN),  # once
-        ([("w0", None), ("w1", "full")], None),
-        ([("w0", None), ("w1", "full")], {"rule": "power", "evidence": {"limit": 0.1}}),
-        ([("w0", None), ("w1", "full")], {"rule": "norm", "evidence": {"error_norm": 0.11, "limit": 0.1}}),
-        ([("w0", None), ("w1", "full")], {"rule": "my own", "evidence": 1}),
-        ([("w0", None), ("w1", "full")], "mine"),
+        (None, "a1", {}, "full", [None, "full"]),
+        (judged("2"), "a1", {}, "full", [None, "full"]),
+        (judged("0.5"), "a1", {}, "standard", [None]),
+        (judged("1.01", "full"), "a1", {}, "standard", [None]),  # within both intervals
+        (judged("1.05", "full"), "a1", {}, "full", [None, "full"]),
+        (judged("0.5", hardware="another"), "a1", {}, "full", [None, "full"]),
+        (judged("error"), "a1", {}, "full", [None, "full"]),
+        (None, "a1-wrong", {}, WRONG, [None, "full"]),
+        (None, "a1", {"confirm": "never"}, "standard", [None]),
+        (judged("0.5"), "a1", {"confirm": "always"}, "full", ["full"]),
     ],
-    ids=["two workloads", "once", "tolerance", "draws", "close", "of a plug-in", "of another form"],
 )
-def test_what_chance_or_an_honest_mistake_may_do_takes_nothing_back(run, where, integrity):
-    done = run(breaks(*where, integrity=integrity), sizes=(8, 9, 10))
-    assert done.told["a", "w2"] == "full"
+def test_an_engine_judges_again_what_would_be_the_best_known(engine, tmp_path, recorded, name, asked, told, at):
+    made = engine(recorded)
+    assert (outcome(submit(made, name, **asked)), judged_levels()) == (told, at)
+    assert len(TraceSet.from_path(tmp_path / "set").traces["double"]) == len(at) + (recorded is not None)
+    with pytest.raises(ConfigError, match="confirm must be one of if_best, always, never"):
+        submit(made, "a1", confirm="maybe")
+
+
+def test_what_an_engine_judged_before_counts_as_known_and_answers_unless_full_assurance_is_asked_for(engine):
+    made = engine()
+    for name, told in (("a4", "full"), ("a3", "full"), ("a5", "standard"), ("a1-wrong", WRONG)):
+        assert outcome(submit(made, name, save_results=False)) == told
+    assert outcome(submit(made, "a2")) == "full"  # the faster one was found wrong
+    assert outcome(submit(made, "a1", confirm="never")) == "standard"
+    assert outcome(submit(made, "c1.5")) == "standard"  # also what is not confirmed is known
+    before = len(judged_levels())
+    for confirm, told in (("if_best", "standard"), ("always", "full"), ("if_best", "full")):
+        assert outcome(submit(made, "a1", use_recorded=True, confirm=confirm)) == told
+    assert len(judged_levels()) == before + 1

@@ -17,7 +17,7 @@ from tests.kit.processes import marked, wait_until_gone
 pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(300)]
 
 WORKLOADS = 12
-STAGES = (0, 1, 2, 3, 11)
+STAGES = (0, 2, 3, 11)
 """The host is killed after this number of events. Without any it is still importing; then the session starts; then the
 first job starts; then that job has its verdict. The first four kills meet a set without traces, or with a first one.
 """

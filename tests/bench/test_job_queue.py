@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from flashinfer_bench.bench.job_queue import JobQueue, Lane
 
 SECONDS = {"d": 0.5, "e": 0.5, "quick": 0.1, "cheap": 0.25, "dear": 2.0}
-"""Definition → what one of its jobs takes."""
+"""Duration of a job by its definition."""
 
 
 def make_job(index, solution="s", definition="d"):
@@ -33,7 +33,7 @@ def packing(jobs=()):
 
 
 def resident(text, queue=None):
-    """The queue of a resident engine that knows what jobs take. Each job is `index submitter solution definition`.
+    """The queue of a resident engine that knows how long jobs take. Each job is `index submitter solution definition`.
 
     A digit behind the submitter is the priority.
     """
@@ -41,7 +41,7 @@ def resident(text, queue=None):
         queue = JobQueue(turn_s=1.0)
         for definition, seconds in SECONDS.items():
             queue.end(make_job(-1, definition=definition), seconds)
-    for index, submitter, *names in (job.split() for job in text.split(",") if job):
+    for index, submitter, *names in (job.split() for job in text.split(",")):
         priority = int(submitter[-1]) if submitter[-1].isdigit() else 0
         queue.add([make_job(int(index), *names)], Lane(priority, submitter))
     return queue
@@ -66,7 +66,7 @@ JOBS = st.tuples(SHAPES, st.sets(st.integers(0, 400), max_size=120)).map(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(JOBS, st.integers(1, 4), st.lists(st.tuples(st.integers(0, 9), st.sets(st.integers(0, 9))), max_size=12))
 def test_every_job_is_taken_once_in_batches_of_one_definition_whatever_is_built_or_given_back(jobs, devices, steps):
     queue, done = packing(jobs), []
@@ -84,7 +84,7 @@ def test_every_job_is_taken_once_in_batches_of_one_definition_whatever_is_built_
     assert sorted(done) == indices(jobs)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(JOBS.filter(bool), st.integers(1, 9), st.sampled_from([0.0, 5.0]))
 def test_devices_are_busy_to_the_end_and_workers_few(jobs, devices, start_s):
     """A job takes one second; a solution that a device did not have before `start_s` more."""
@@ -110,24 +110,11 @@ def test_devices_are_busy_to_the_end_and_workers_few(jobs, devices, start_s):
         ([(4, 3)], 2, [2, 1, 1], [4, 4, 4]),
         ([(4, 3)], 2, [0, 0, 0], [4, 4, 0]),  # the last solution is for the device that is done first
         ([(3, 4), (2048, 3)], 1, [1] * 3, [12, 4096, 2048]),
-        ([(1000, 100)], 8, [1], [4000]),
     ],
 )
 def test_a_batch_has_whole_solutions_but_for_the_last(shapes, devices, idle, sizes):
     queue = packing(make_jobs(*shapes))
     assert [len(queue.take(str(at), devices=devices, idle=one)) for at, one in enumerate(idle)] == sizes
-
-
-def test_a_device_stays_with_its_definition_and_takes_what_is_built_and_what_came_back():
-    queue, ready = packing(make_jobs((2, 9), (2, 9))), {f"s{number}" for number in range(8)}
-    asked = {"devices": 2, "is_ready": lambda job: job.solution.name in ready}
-    first, second = queue.take("a", **asked), queue.take("b", **asked)
-    queue.give_back(first)
-    again = queue.take("a", **asked)
-    assert indices(again) == indices(first)[: len(again)] != []
-    rest = [job for _ in range(9) for job in queue.take("a", **asked)]
-    assert second[0].definition.name != first[0].definition.name == rest[0].definition.name
-    assert {job.solution.name for job in rest} <= ready
 
 
 def test_an_order_that_is_given_is_kept():
@@ -159,24 +146,26 @@ def test_batches_of_a_resident_engine(jobs, batches):
     assert queue.remaining == 0
 
 
-@pytest.mark.parametrize("kinds", [("dear", "cheap"), ("d", "d")], ids=["dear and cheap jobs", "equal ones"])
-def test_shares_are_equal_by_seconds_also_for_a_submitter_who_comes_again_and_again(kinds):
-    queue, seconds = resident(",".join(f"{at} waits w{at} {kinds[0]}" for at in range(50))), Counter()
-    for number in range(40):
+@pytest.mark.parametrize(
+    ("kinds", "alone"),
+    [(("dear", "cheap"), 0), (("d", "d"), 0), (("d", "d"), 20)],
+    ids=["dear and cheap jobs", "equal ones", "a newcomer"],
+)
+def test_shares_are_equal_by_seconds_also_for_a_submitter_who_comes_again_and_again(kinds, alone):
+    queue, seconds = resident(",".join(f"{at} waits w{at} {kinds[0]}" for at in range(90))), Counter()
+    for _ in range(alone):
+        take(queue)
+    for number in range(20):
         resident(",".join(f"{1000 + 4 * number + at} comes c{number} {kinds[1]}" for at in range(4)), queue)
         for job in take(queue):
             seconds[job.index >= 1000] += SECONDS[job.definition.name]
     assert abs(seconds[True] - seconds[False]) <= 2.0
 
 
-def test_jobs_given_back_cost_nothing_removed_ones_are_gone_and_nothing_is_kept_of_who_has_gone():
-    queue = resident(",".join(f"{at} a s{at}" for at in range(4)))
+def test_jobs_given_back_cost_nothing_and_removed_ones_are_gone():
+    queue = resident("0 a s0,1 a s1,2 a s2,3 a s3")
     queue.give_back(queue.take())
     resident("9 b other", queue)
     assert [indices(queue.take()) for _ in range(2)] == [[0, 1], [9]]
     assert indices(queue.remove([0, 3, 7])) == [3]
     assert (queue.remaining, indices(queue.take())) == (1, [2])
-    resident(",".join(f"{at} user-{at}- s" for at in range(100)), queue)
-    while take(queue):
-        pass
-    assert len(queue._lanes) <= 3

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -62,10 +63,39 @@ def discover(requested=None, *, visible=None, torch_has_cuda=True, nvml=None, **
     return found
 
 
-def test_all_gpus_are_used_with_their_numbers_and_capabilities():
-    devices = discover()
-    assert [(one.label, one.uuid) for one in devices] == [("cuda:0", A), ("cuda:1", B), ("cuda:2", C)]
-    told = Machine((*devices, Device("cuda", 3, "NVIDIA B200", "GPU-2")), {})
+@pytest.mark.parametrize(
+    ("requested", "visible", "how", "expected"),
+    [
+        (None, None, {}, [A, B, C]),
+        (None, None, {"fails_at": "Shutdown"}, [A, B, C]),
+        # As CUDA counts those that it may see.
+        (None, "2,0", {}, [C, A]),
+        (None, "GPU-bbbb, 1", {}, [C, B]),
+        (None, "1,7,0", {}, [B]),
+        (None, "1,1,0", {}, [B]),
+        (None, "MIG-1234", {"fails_at": "DeviceGetHandleByUUID"}, ["MIG-1234"]),
+        (["cuda:0"], "2,1", {}, [C]),
+        (["2", "cuda:0", C], None, {}, [C, A]),
+        # Without a usable GPU it is the CPU.
+        *((None, text, {}, ["cpu"]) for text in ("GPU-aaaa", "", "-1")),
+        *((None, None, {"fails_at": step}, ["cpu"]) for step in ("Init", "DeviceGetCount", "DeviceGetName")),
+        *((None, None, how, ["cpu"]) for how in ({"uuids": ()}, {"torch_has_cuda": False})),
+        (["cpu"], None, {}, ["cpu"]),
+        # What is not there is refused with a list.
+        *(([one], None, {}, f"(?s){one}.*cuda:0 NVIDIA H200") for one in ("3", "cuda:9", "GPU-zz", "GPU-aaaa", "tpu")),
+        (["cpu", "0"], None, {}, "one kind"),
+        (["0"], None, {"torch_has_cuda": False}, "CPU build"),
+    ],
+)
+def test_which_devices_a_run_gets(requested, visible, how, expected):
+    with nullcontext() if isinstance(expected, list) else pytest.raises(ConfigError, match=expected):
+        devices = discover(requested, visible=visible, **how)
+        assert [device.uuid for device in devices] == expected
+        assert requested is not None or [device.index for device in devices] == list(range(len(expected)))
+
+
+def test_a_machine_tells_names_and_capabilities():
+    told = Machine((*discover(), Device("cuda", 3, "NVIDIA B200", "GPU-2")), {})
     assert (told.kind, told.hardware, told.capabilities) == ("cuda", "NVIDIA B200 + NVIDIA H200", [(9, 0)])
     assert Machine(discover(fails_at="DeviceGetCudaComputeCapability"), {}).capabilities == []
 
@@ -84,53 +114,11 @@ def test_gpus_are_numbered_by_their_pci_addresses_unless_cuda_may_count_otherwis
     assert [device.pci_rank for device in discover(**faults)] == numbers
 
 
-@pytest.mark.parametrize(
-    "case",
-    [{"fails_at": step} for step in ("Init", "DeviceGetCount", "DeviceGetName")]
-    + [{"uuids": ()}, {"torch_has_cuda": False}, {"requested": ["cpu"]}],
-)
-def test_without_a_usable_gpu_the_cpu_is_the_device(case):
-    assert [(one.kind, one.label, one.uuid) for one in discover(**case)] == [("cpu", "cpu", "cpu")]
-
-
-def test_what_nvml_need_not_tell_is_not_needed(monkeypatch):
-    assert len(discover(fails_at="Shutdown")) == 3
-    assert discover(visible="MIG-1234", fails_at="DeviceGetHandleByUUID")[0].uuid == "MIG-1234"
+def test_without_nvml_the_cpu_is_the_device_and_has_a_name(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert discover_devices(None, environment={}, torch_has_cuda=lambda: True)[0].kind == "cpu"
-
-
-@pytest.mark.parametrize(
-    ("requested", "visible", "expected"),
-    [
-        (None, "2,0", [C, A]),
-        (None, "GPU-bbbb, 1", [C, B]),
-        (None, "1,7,0", [B]),
-        (None, "1,1,0", [B]),
-        *((None, text, ["cpu"]) for text in ("GPU-aaaa", "", "-1")),
-        (None, "MIG-1234", ["MIG-1234"]),
-        (["cuda:0"], "2,1", [C]),
-        (["2", "cuda:0", C], None, [C, A]),
-    ],
-)
-def test_devices_are_those_that_cuda_sees_in_the_order_that_is_asked_for(requested, visible, expected):
-    devices = discover(requested, visible=visible)
-    assert [device.uuid for device in devices] == expected
-    assert requested is not None or [device.index for device in devices] == list(range(len(expected)))
-
-
-@pytest.mark.parametrize(
-    ("requested", "said"),
-    [
-        *(([one], f"(?s){one}.*cuda:0 NVIDIA H200") for one in ("3", "cuda:9", "GPU-zz", "GPU-aaaa", "tpu")),
-        (["cpu", "0"], "one kind"),
-    ],
-)
-def test_devices_that_are_not_there_are_refused_with_a_list_and_kinds_are_not_mixed(requested, said):
-    with pytest.raises(ConfigError, match=said):
-        discover(requested)
-    with pytest.raises(ConfigError, match="CPU build"):
-        discover(["0"], torch_has_cuda=False)
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: AMD EPYC 9654\n")
+    assert (read_cpu_name(tmp_path / "cpuinfo"), read_cpu_name(tmp_path / "none") != "") == ("AMD EPYC 9654", True)
 
 
 @pytest.mark.parametrize(
@@ -147,11 +135,6 @@ def test_the_kind_of_devices_is_guessed_from_the_files_of_torch_and_the_nodes(
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     (tmp_path / node).touch()
     assert (is_torch_cuda_build(), guess_kind(tmp_path)) == (is_built, kind)
-
-
-def test_a_processor_has_a_name(tmp_path):
-    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: AMD EPYC 9654\n")
-    assert (read_cpu_name(tmp_path / "cpuinfo"), read_cpu_name(tmp_path / "none") != "") == ("AMD EPYC 9654", True)
 
 
 def test_planning_imports_no_torch():

@@ -8,7 +8,7 @@ from flashinfer_bench.bench.planning.plan import PlanRow, make_plan
 from flashinfer_bench.bench.planning.resume import RecordedJobs
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.errors import ConfigError
-from tests.kit.make import make_definition, make_evaluation, make_solution, make_trace, make_workload
+from tests.kit.make import make_definition, make_solution, make_workload
 
 LANGUAGES = {"python": None, "triton": None, "cuda": "there is no nvcc"}
 CPU = Machine((Device("cpu", 0, "EPYC", "cpu"),), LANGUAGES)
@@ -182,23 +182,3 @@ def test_each_job_has_the_settings_of_its_definition_and_a_quick_look_is_marked(
     as_long = {"quick": True, "warmup_runs": 10, "iterations": 50, "num_trials": 3, "precision": 0.015}
     usual, quick = (plan(**given).jobs[0].fingerprint for given in ({}, as_long))
     assert quick == {**usual, "timing": "quick"}
-
-
-def test_recorded_jobs_are_left_out_and_what_changed_is_done_again_with_the_reason(plan, trace_set):
-    traces = []
-    for job in plan().jobs:
-        extra = {"run": {"fingerprint": dict(job.fingerprint)}}
-        evaluation = make_evaluation("RUNTIME_ERROR", environment={"hardware": "EPYC"}, extra=extra)
-        of = {"definition": job.definition.name, "solution": job.solution.name, "workload": job.workload}
-        traces.append(make_trace(**of, evaluation=evaluation))
-    half = plan(recorded=traces[:4])
-    assert (half.resumed, half.redone, [job.index for job in half.jobs]) == (4, 0, [0, 1, 2, 3, 4])
-    whole = plan(recorded=traces)
-    assert (whole.jobs, list(whole.recorded)) == ((), traces)
-    assert plan(GPU, recorded=traces).redone_reasons == {"hardware changed": 9}
-    trace_set.solutions["gemm_b"] = [solve("b1", "gemm_b", author="someone else")]
-    assert plan(recorded=traces).jobs == ()
-    trace_set.solutions["gemm_b"] = [solve("b1", "gemm_b", source="2")]
-    changed = plan(recorded=traces, op_type_config={"dsa_paged": EvalConfig(rtol=0.5)})
-    assert (changed.resumed, changed.redone) == (6, 3)
-    assert changed.redone_reasons == {"solution changed": 2, "config changed": 1}

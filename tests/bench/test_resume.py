@@ -1,13 +1,10 @@
 """Which recorded jobs a resumed run leaves out, and why it does others again."""
 
-import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.planning import resume
 from flashinfer_bench.bench.planning.resume import PROTOCOL, QUICK_ONLY, RecordedJobs, fingerprint
 from flashinfer_bench.bench.runner.workers.process import WorkerExit
 from tests.kit import make_trace, make_workload
@@ -94,7 +91,7 @@ CASES = [
     ([timed(0.0)], {"profile_baseline": False}, SKIP),
     ([timed(0.0), timed(2.0)], {}, SKIP),
     # A quick look is never resumed from; one that failed makes its job be done again.
-    ([look()], {}, QUICK_ONLY),
+    *(([look(marks)], {}, QUICK_ONLY) for marks in (QUICK, WANTED)),
     ([trace(), look(day=2)], {}, SKIP),
     ([trace(), look(status="TIMEOUT", day=2)], {}, "failed in a quick look"),
     ([trace(), look(status="TIMEOUT", day=2), look(day=3)], {}, SKIP),
@@ -124,9 +121,3 @@ def test_the_trace_of_a_skipped_job_is_the_latest_with_a_baseline_and_one_of_ano
     assert decide([first, timed(0.0)]).trace is decide([first, look(day=2)]).trace is first
     for key in ({"uuid": "uuid-2"}, {"name": "other"}):
         assert decide([trace(), make_trace(solution=None, workload=make_workload("uuid-2"))], **key) == ("", None)
-
-
-def test_the_protocol_s_number_is_the_last_one_that_is_told_of():
-    source = Path(resume.__file__).read_text(encoding="utf-8")
-    (told,) = re.findall(r'^PROTOCOL: Final = \d+\n"""(.*?)"""', source, re.DOTALL | re.MULTILINE)
-    assert [int(number) for number in re.findall(r" (\d+): ", told)] == [*range(2, PROTOCOL + 1)]

@@ -1,50 +1,67 @@
-"""What a resumed run does again, in real runs."""
+"""What a resumed run does again, and what one run leaves to another; sessions only pretend."""
 
+import itertools
 import os
+import threading
 
 import pytest
 
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.results import find_latest
+from tests.bench.played import play
 from tests.bench.small_runs import HONEST, QUICKLY, write_set
 
-pytestmark = [pytest.mark.cpu, pytest.mark.timeout(180)]
-WRONG = "def run(x):\n    return x * 3\n"
+pytestmark = pytest.mark.cpu
+STATUS = {HONEST: "PASSED", "def run(x):\n    return x * 3\n": "INCORRECT_NUMERICAL"}
+_, WRONG = STATUS
+
+
+@pytest.fixture
+def root(monkeypatch, tmp_path):
+    """The folder of a set of one job; the status of a verdict is that of its source in the set."""
+    opened, seconds, root = threading.Event(), itertools.count(), tmp_path / "set"
+    opened.set()
+
+    def evaluate(job, name):
+        (solution,) = TraceSet.from_path(root).solutions["double"]
+        return {"status": STATUS[solution.sources[0].content], "timestamp": f"2025-01-02T00:00:0{next(seconds)}Z"}
+
+    play(monkeypatch, gate=opened, evaluate=staticmethod(evaluate))
+    write_set(root, {"s": HONEST})
+    return root
 
 
 def open_benchmark(root):
-    return Benchmark(TraceSet.from_path(root), BenchmarkConfig.default(**QUICKLY))
+    return Benchmark(TraceSet.from_path(root), BenchmarkConfig.default(**QUICKLY), cache=root.parent / "cache")
 
 
-def test_a_solution_that_became_wrong_again_is_never_reported_as_passed(tmp_path):
+def test_a_solution_that_became_wrong_again_is_never_reported_as_passed(root):
     for source in (WRONG, HONEST, WRONG):
-        write_set(tmp_path, {"s": source})
-        open_benchmark(tmp_path).run_all(resume=True)
-    found = TraceSet.from_path(tmp_path)
+        write_set(root, {"s": source})
+        open_benchmark(root).run_all(resume=True)
+    found = TraceSet.from_path(root)
     assert len(found.traces["double"]) == 3
     assert found.get_best_trace("double") is None
     assert [item.evaluation.status.value for item in find_latest(found.traces["double"])] == ["INCORRECT_NUMERICAL"]
-    assert open_benchmark(tmp_path).plan(resume=True).jobs == ()
+    assert open_benchmark(root).plan(resume=True).jobs == ()
 
 
-def test_one_object_knows_what_it_has_saved_and_only_that(tmp_path):
-    write_set(tmp_path, {"s": HONEST})
-    benchmark = open_benchmark(tmp_path)
+def test_one_object_knows_what_it_has_saved_and_only_that(root):
+    benchmark = open_benchmark(root)
     benchmark.run_all(save_results=False)
     assert len(benchmark.plan(resume=True).jobs) == 1
     saved = benchmark.run_all().traces
     benchmark.run_all(save_results=False)
     assert benchmark.plan(resume=True).resumed == 1
     assert benchmark.run_all(resume=True).traces == saved
-    assert len(benchmark.get_trace_set().traces["double"]) == 3  # though they may be of one second
+    assert len(benchmark.get_trace_set().traces["double"]) == 3
     benchmark.get_trace_set().backup_traces()
     assert len(benchmark.plan(resume=True).jobs) == 1
 
 
-def test_two_resumed_runs_at_once_judge_each_job_once(tmp_path):
-    write_set(tmp_path, {"s": HONEST})
-    first, second = open_benchmark(tmp_path), open_benchmark(tmp_path)
+def test_two_resumed_runs_at_once_judge_each_job_once(root):
+    first, second = open_benchmark(root), open_benchmark(root)
     with first, second:
         kept = first.reserve(first.plan(resume=True))
         left = second.reserve(second.plan(resume=True))
@@ -52,20 +69,20 @@ def test_two_resumed_runs_at_once_judge_each_job_once(tmp_path):
         assert [skip.reason for skip in left.skips] == [f"process {os.getpid()} judges it now"]
         assert len(list(first.run(kept))) > 0
         assert second.plan(resume=True).resumed == 0  # it has not read what the first has recorded
-    with open_benchmark(tmp_path) as third:
+    with open_benchmark(root) as third:
         assert third.plan(resume=True).resumed == 1
-    assert not (tmp_path / ".runs").exists()
+    assert not (root / ".runs").exists()
 
 
-def test_jobs_of_a_run_that_was_killed_are_free_and_no_link_is_followed(tmp_path):
-    for name in ("killed", "linked", "home"):
-        write_set(tmp_path / name, {"s": HONEST})
-    (tmp_path / "killed" / ".runs").mkdir()
-    (tmp_path / "killed" / ".runs" / "1-gone").write_text("1\nabc")
-    before = sorted((tmp_path / "home").iterdir())
-    (tmp_path / "linked" / ".runs").symlink_to(tmp_path / "home")
-    for name in ("killed", "linked"):
-        with open_benchmark(tmp_path / name) as benchmark:
-            assert len(benchmark.reserve(benchmark.plan(resume=True)).jobs) == 1
-            assert not (tmp_path / name / ".runs" / "1-gone").exists()
-            assert sorted((tmp_path / "home").iterdir()) == before
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_jobs_of_a_run_that_was_killed_are_free_and_no_link_is_followed(root, tmp_path, is_linked):
+    home = tmp_path / "home"
+    (home if is_linked else root / ".runs").mkdir()
+    if is_linked:
+        (root / ".runs").symlink_to(home)
+    else:
+        (root / ".runs" / "1-gone").write_text("1\nabc")
+    with open_benchmark(root) as benchmark:
+        assert len(benchmark.reserve(benchmark.plan(resume=True)).jobs) == 1
+        assert not (root / ".runs" / "1-gone").exists()
+        assert not is_linked or [*home.iterdir()] == []

@@ -7,7 +7,7 @@ from flashinfer_bench.bench.events import JobFaulted, JobFinished, JobStarted, R
 from flashinfer_bench.bench.machine import Device, Machine
 from flashinfer_bench.bench.planning.plan import make_plan
 from flashinfer_bench.bench.planning.resume import RecordedJobs
-from flashinfer_bench.cli.entry import call, parse_command_line
+from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
@@ -47,12 +47,8 @@ def play_run(words, verdict_of=lambda job: {}):
         engines.append(FakeEngine(trace_set, config, verdict_of))
         return engines[-1]
 
-    def execute():
-        args = parse_command_line(["run", *words])
-        return args.execute(args)
-
     with patch("flashinfer_bench.bench.benchmark.Benchmark", make_engine):
-        return call(execute), engines[-1] if engines else None
+        return main(["run", *words]), engines[-1] if engines else None
 
 
 class FakeEngine:

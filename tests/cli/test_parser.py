@@ -9,9 +9,7 @@ import pytest
 
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.cli.entry import parse_command_line
-from flashinfer_bench.cli.machine.build import choose_solutions
 from flashinfer_bench.cli.main import cli as main
-from flashinfer_bench.cli.parser import PROGRAM
 from flashinfer_bench.cli.perf.cases import expand_sweeps
 from flashinfer_bench.cli.settings import flag_of, given_overrides
 from flashinfer_bench.data import TraceSet
@@ -21,14 +19,6 @@ from tests.cli.helps import ALL_COMMANDS, example_of
 from tests.conftest import CHECKOUT
 
 SET = CHECKOUT / "flashinfer-trace"
-RMSNORM = SET / "solutions" / "plain" / "rmsnorm" / "rmsnorm_h4096" / "plain_rmsnorm_h4096.json"
-REPORTS = ("summary", "best", "visualize", "history", "diff", "html", "export")
-CACHE = ("show", "clear", "verify", "baselines")
-OFFLINE = (
-    *("run", "list", "validate", "config show", "unpack", "pack"),
-    *(f"report {name}" for name in REPORTS),
-    *(f"cache {name}" for name in CACHE),
-)
 
 
 def test_every_field_has_a_flag_and_a_help(capsys):
@@ -40,13 +30,13 @@ def test_every_field_has_a_flag_and_a_help(capsys):
     assert [name for name in fields if not BenchmarkConfig.model_fields[name].description] == []
 
 
-@pytest.mark.parametrize("argv", [("a", "b"), ("a,b",), ("a, b",), ("a", "--definitions", "b")])
+@pytest.mark.parametrize("argv", [("a", "b"), ("a, b",), ("a", "--definition", "b")])
 def test_names_are_separated_by_spaces_or_commas_and_flags_repeat(argv):
     given = given_overrides(parse_command_line(["run", "--local", "x", "--definitions", *argv]))
     assert given == {"definitions": ["a", "b"]}
 
 
-@pytest.mark.parametrize("line", ["list --local a --local b", "list a b", "run a --quiet --local b", "validate a b"])
+@pytest.mark.parametrize("line", ["list --local a --local b", "run a --quiet --local b", "validate a b"])
 def test_sets_may_stand_without_their_flag_and_be_several(line):
     assert sorted(parse_command_line(line.split()).local) == ["a", "b"]
 
@@ -56,24 +46,24 @@ def test_sets_may_stand_without_their_flag_and_be_several(line):
     [
         ("run --iteratons=5", "unknown flag --iteratons; did you mean --iterations?"),
         ("run --use_isolated_runner", "unknown flag --use_isolated_runner; did you mean --use-isolated-runner?"),
-        ("run --itera 5", "unknown flag --itera; did you mean --iterations?"),
         ("run a --zzz", "unknown flag --zzz; see flashinfer-bench run --help"),
+        ("run --zzz 5 --rtoll 1", "unknown flag --zzz; see .*\nerror: unknown flag --rtoll; did you mean --rtol?"),
         ("run --iterations", "--iterations: expected one argument; see flashinfer-bench run --help"),
         ("run --iterations x", "--iterations: a whole number or 'auto' is needed"),
-        ("run --rtol x", "--rtol: Input should be a valid number, unable to parse string as a number"),
+        ("run --repeat x", "--repeat: needs a whole number, not 'x'; see flashinfer-bench run --help"),
+        ("compare a b --threshold 2", "--threshold: needs a share such as 2% or 0.02, not '2'; see .* --help"),
+        ("list --format xml", "--format: invalid choice: 'xml' .*; see flashinfer-bench list --help"),
+        ("cache clear --keep-gb inf", "--keep-gb: needs a finite number, not 'inf'; see .* --help"),
         ("run --definitions ,", "--definitions: expected at least one name; see flashinfer-bench run --help"),
         ("report bset", "unknown report command bset; did you mean best?"),
-        ("--zzz", "unknown flag --zzz; see flashinfer-bench --help"),
+        ("report", "flashinfer-bench report needs a command: summary or .* or merge"),
     ],
 )
-def test_misuse_is_one_line_and_exit_code_2(argv, line, capsys):
+def test_misuse_is_a_line_each_and_exit_code_2(argv, line, capsys):
     assert main(argv.split()) == 2
-    assert capsys.readouterr() == ("", f"error: {line}\n")
-
-
-def test_all_unknown_flags_are_told_at_once():
-    with pytest.raises(Misuse, match=r"--iteratons[^\n]*\n.*--rtoll"):
-        parse_command_line(["run", "--iteratons", "5", "--rtoll", "1"])
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(f"error: {line.replace('?', '[?]')}\n", err), err
 
 
 @pytest.mark.parametrize("command", [*ALL_COMMANDS, "new", "config", "report", "cache", "inspect"])
@@ -83,34 +73,14 @@ def test_the_help_of_every_command_has_an_example_that_parses(command, capsys):
     assert parse_command_line(example).parser.prog.startswith(f"flashinfer-bench {command}")
 
 
-@pytest.fixture
-def beside_the_set(monkeypatch, tmp_path):
-    (tmp_path / "flashinfer-trace").symlink_to(SET)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
-    (tmp_path / "my_rmsnorm.json").write_text(RMSNORM.read_text())
-
-
-@pytest.mark.usefixtures("beside_the_set")
-@pytest.mark.parametrize("command", OFFLINE)
-def test_an_example_that_needs_no_device_works_as_printed(command, capsys):
-    if command == "pack":
-        main(example_of("unpack", capsys))
-    argv = example_of(command, capsys)
-    assert main([*argv, *(["--dry-run"] if command == "run" else [])]) == 0
-    assert "error" not in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("beside_the_set")
 def test_the_examples_of_build_and_inspect_name_what_the_bundled_set_has(capsys):
-    items = choose_solutions(parse_command_line(example_of("build", capsys)))
-    assert {solution.author for solution, _ in items} == {"cuda"}
+    trace_set = TraceSet.from_path(SET)
+    [author] = parse_command_line(example_of("build", capsys)).authors
+    assert any(item.author == author for group in trace_set.solutions.values() for item in group)
     for tool in ("ncu", "sanitizer"):
         args = parse_command_line(example_of(f"inspect {tool}", capsys))
-        trace_set = TraceSet.from_path(args.local[0])
-        definition = trace_set.get_solution(args.solution).definition
-        uuids = [line.workload.uuid for line in trace_set.workloads[definition]]
-        assert [uuid.startswith(args.workload) for uuid in uuids].count(True) == 1
+        lines = trace_set.workloads[trace_set.get_solution(args.solution).definition]
+        assert [line.workload.uuid.startswith(args.workload) for line in lines].count(True) == 1
 
 
 def complete(line, tmp_path, command=(sys.executable, "-m", "flashinfer_bench")):
@@ -128,14 +98,13 @@ def complete(line, tmp_path, command=(sys.executable, "-m", "flashinfer_bench"))
         ("report best --b", {"--by"}),
         ("run set --solutions o", {"other"}),
         ("run --local set --workloads w", {"w0", "w1"}),
-        ("list set --op-type t", {"test"}),
         ("run --sandbox s", {"strict"}),
         ("perf --routine gemm_f", {"gemm_fp8_nt_groupwise"}),
     ],
 )
 def test_a_shell_is_offered_commands_flags_and_names(line, offered, tmp_path):
     write_small_set(tmp_path / "set")
-    assert offered <= complete(f"{PROGRAM} {line}", tmp_path)
+    assert offered <= complete(f"flashinfer-bench {line}", tmp_path)
 
 
 THROWN = """
@@ -177,36 +146,31 @@ def test_a_flag_or_a_setting_that_is_added_in_one_file_is_in_help_completion_and
         flag, text = f"--thrown-{kind}", f"a {kind} that is thrown away"
         assert re.search(rf"{flag} \w+\s+{text}", say(f"{words} --help"))
         assert re.search(rf"`{flag}` `\w+` \| {text}", page.split(f"\n## {words}\n")[1].split("\n## ")[0])
-        assert flag in complete(f"{PROGRAM} {words} --thrown", tmp_path, command)
+        assert flag in complete(f"flashinfer-bench {words} --thrown", tmp_path, command)
     assert re.search(r"thrown_setting +7 +flag", say("config show --thrown-setting 7"))
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_the_script_of_a_shell_asks_the_program(shell, capsys):
     assert main(["completion", shell]) == 0
-    assert PROGRAM in capsys.readouterr().out
+    assert "flashinfer-bench" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("words", "cases"),
     [
-        ("--m 1,16 --backends a b", ["--m 1 --backends a b", "--m 16 --backends a b"]),
-        ("--sweep m=1:8:x2", ["--m 1", "--m 2", "--m 4", "--m 8"]),
-        ("--sweep m=2:6:2 --n=1,2", [f"--m {m} --n {n}" for m in (2, 4, 6) for n in (1, 2)]),
-        ("--case_tag a,b", ["--case_tag a,b"]),
+        ("--m 4", ["--m 4 |"]),
+        ("--m 1,16 --backends a b", ["--m 1 --backends a b | --m 1", "--m 16 --backends a b | --m 16"]),
+        ("--sweep m=1:8:x2", [f"--m {m} | --m {m}" for m in (1, 2, 4, 8)]),
+        ("--sweep m=2:6:2 --n=1,2", [f"--m {m} --n {n} | --m {m} --n {n}" for m in (2, 4, 6) for n in (1, 2)]),
+        ("--case_tag a,b --m 1,2", [f"--case_tag a,b --m {m} | --m {m}" for m in (1, 2)]),
+        *((f"--sweep {sweep}", "sweep") for sweep in ("m", "m=5:1", "m=0:8:x2", "colour=1", "m=1:9:x1", "m=1:99999")),
+        ("--sweep batch_siz=1,2", "did you mean 'batch_size'"),
     ],
 )
-def test_sweeps(words, cases):
-    assert [" ".join(case) for case, _ in expand_sweeps(words.split())] == cases
-
-
-def test_each_case_of_a_sweep_is_told_from_the_others():
-    cases = expand_sweeps(["--batch_size", "1,8", "--enable_pdl", "--hidden_size", "64", "--sweep", "num_heads=2:4:2"])
-    assert cases[3][1] == "--batch_size 8 --num_heads 4"
-    assert expand_sweeps(["--m", "4"]) == [(["--m", "4"], "")]
-
-
-@pytest.mark.parametrize("sweep", ["m", "m=5:1", "m=0:8:x2", "colour=1,2", "m=1:9:x1", "m=1:99999", "batch_siz=1,2"])
-def test_sweeps_that_cannot_be(sweep):
-    with pytest.raises(Misuse, match="did you mean 'batch_size'" if "siz" in sweep else "sweep"):
-        expand_sweeps(["--sweep", sweep])
+def test_a_sweep_gives_a_case_for_each_value_and_says_what_tells_them_apart(words, cases):
+    if isinstance(cases, str):
+        with pytest.raises(Misuse, match=cases):
+            expand_sweeps(words.split())
+    else:
+        assert [f"{' '.join(case)} | {told}".strip() for case, told in expand_sweeps(words.split())] == cases

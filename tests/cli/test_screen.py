@@ -7,16 +7,12 @@ import pytest
 
 from flashinfer_bench.bench.events import JobFaulted, JobsAdded, JobStarted, Notice, RunStarted
 from flashinfer_bench.cli.output import write_err, write_out, write_problems
-from flashinfer_bench.cli.progress import RunProgress
-from flashinfer_bench.cli.render import (
-    ABSENT,
-    UNLIMITED,
-    Column,
-    available_width,
+from flashinfer_bench.cli.run_jobs import RunProgress
+from flashinfer_bench.cli.tables import (
     format_duration,
-    format_half,
     format_latency,
     format_speedup,
+    lay_out,
     render_table,
     shorten_uuid,
 )
@@ -26,7 +22,6 @@ from flashinfer_bench.report.summary import best_by_workload, summarise
 from tests.cli.fake_engine import CPU, finished, make_jobs
 from tests.kit import make_trace, make_workload
 
-LONG = "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048"
 UNREAL = {"measurement": {"meaningful": False, "reason": "an interpreter ran it"}}
 HOSTILE = "f\x1b]0;title\x07\x1b[2J\u202e\r"
 REASON = "another subscriber of CUPTI is attached"
@@ -50,12 +45,12 @@ TRACES = [
     on("w0", "interpreted", latency_ms=12.0, speedup=0.5, extra=UNREAL),
     on("w1", "interpreted", status="TIMEOUT", log="still running after 300 s"),
 ]
-SUMMARY = f"""\
+SUMMARY = """\
 Definition  Solution     Passed    Latency  Speed-up
 ────────────────────────────────────────────────────
 double      fast            2/2  0.0123 ms     1.50x
 double      interpreted     1/2   12.0 ms*    0.50x*
-double      wrong           0/2          {ABSENT}         {ABSENT}
+double      wrong           0/2          \N{EN DASH}         \N{EN DASH}
 
 Failures
   double / interpreted
@@ -91,57 +86,45 @@ b noisy, 1 of 3: the readings leave more open than the difference between two wo
 
 
 def test_the_summary_and_the_best_read_like_this():
-    assert render_summary(summarise(TRACES), UNLIMITED) == SUMMARY
-    assert render_best(best_by_workload(TRACES), UNLIMITED) == BEST
+    assert render_summary(summarise(TRACES)) == SUMMARY
+    assert render_best(best_by_workload(TRACES)) == BEST
 
 
 def test_tables_say_how_times_came_about_and_what_is_flagged():
-    assert render_summary(summarise(TIMED), UNLIMITED) == TIMED_SUMMARY
-    assert "timed 1 of 2 by CUPTI" in render_best(best_by_workload(TIMED), UNLIMITED)
+    assert render_summary(summarise(TIMED)) == TIMED_SUMMARY
+    assert "timed 1 of 2 by CUPTI" in render_best(best_by_workload(TIMED))
     many = timed("w0", "double_python", *(f"flag_{number}" for number in range(40)))
-    assert "z flag_" in render_summary(summarise([many]), UNLIMITED)
+    assert "z flag_" in render_summary(summarise([many]))
+
+
+def test_names_fold_to_the_width_and_numbers_do_not_and_columns_may_be_spared(monkeypatch):
+    cells = {"Name": "{name}", "#Share": "{share:%}", "#Time": "{time:ms}", "None": "{nothing}"}
+    row = {"name": "n" * 30, "share": 0.5, "time": 1.0, "nothing": None}
+    monkeypatch.setenv("COLUMNS", "40")
+    head, _, *lines = lay_out(cells, [row]).splitlines()
+    assert (len(lines), head.split()) == (2, ["Name", "Share", "Time", "None"])
+    assert ("50.0%  1.00 ms" in lines[0], max(map(len, lines)) <= 40) == (True, True)
+    assert lay_out(cells, [row], spared=["#Time", "#Share"]).split("\n")[0].split() == ["Name", "Share"]
+    assert lay_out(cells, []) == ""
 
 
 @pytest.mark.parametrize(
-    "name", ["a" * 60, "StochasticRoundingEvaluator_and_more_of_it", "  a_name_of_several_words_more"]
-)
-def test_names_fold_and_numbers_do_not(name):
-    text = render_table([Column("Name"), Column("Number", True)], [[name, "123.45"]], 32)
-    assert "123.45" in text
-    assert "".join(line.split()[0] for line in text.splitlines()[2:]) == name.strip()
-    assert max(map(len, text.splitlines())) <= 32
-
-
-def test_several_kinds_of_hardware_get_a_column():
-    other = on("w0", environment={"hardware": "other device", "libs": {}})
-    assert "Hardware" in render_summary(summarise([on("w0"), other]), UNLIMITED)
-    assert "Hardware" not in render_summary(summarise([on("w0")]), UNLIMITED)
-
-
-@pytest.mark.parametrize(
-    ("show", "value", "text"),
+    ("shown", "text"),
     [
-        (format_latency, None, ABSENT),
-        (format_latency, 0.0012345, "0.00123 ms"),
-        (format_latency, 1234.5, "1234 ms"),
-        (format_half, 0.004, " ±0.4%"),
-        (format_half, 0.996, " ±100% or more"),
-        (format_speedup, 0.0123, "0.012x"),
-        (format_duration, 59.7, "1:00"),
-        (format_duration, 3661, "1:01:01"),
-        (shorten_uuid, "01289041-aaaa-bbbb-cccc-000000000000", "01289041"),
-        (shorten_uuid, "963f2f970f2e4f1688595246c239372e", "963f2f97"),
-        (shorten_uuid, "decode_batch_64", "decode_batch_64"),
+        (format_latency(None), "\N{EN DASH}"),
+        (format_latency(0.0012345), "0.00123 ms"),
+        (format_latency(1234.5, 0.004), "1234 ms ±0.4%"),
+        (format_latency(1.0, 0.996), "1.00 ms ±100% or more"),
+        (format_speedup(0.0123), "0.012x"),
+        (format_duration(59.7), "1:00"),
+        (format_duration(3661), "1:01:01"),
+        (shorten_uuid("01289041-aaaa-bbbb-cccc-000000000000"), "01289041"),
+        (shorten_uuid("963f2f970f2e4f1688595246c239372e"), "963f2f97"),
+        (shorten_uuid("decode_batch_64"), "decode_batch_64"),
     ],
 )
-def test_numbers_and_uuids_read_like_this(show, value, text):
-    assert show(value) == text
-
-
-def test_a_pipe_has_no_width_and_columns_is_respected(monkeypatch):
-    for columns, width in {"nonsense": UNLIMITED, "90": 90}.items():
-        monkeypatch.setenv("COLUMNS", columns)
-        assert available_width(io.StringIO()) == width
+def test_numbers_and_uuids_read_like_this(shown, text):
+    assert shown == text
 
 
 class Terminal(io.StringIO):
@@ -171,25 +154,26 @@ def test_a_result_that_goes_to_a_file_stays_as_it_is(monkeypatch):
 def test_names_of_files_are_one_line_and_steer_no_terminal():
     issue = LoadIssue("warning", Path(f"set/{HOSTILE}\nerror: all is well.json"), None, None, "it is no JSON")
     assert str(issue).isprintable()
-    text = render_table([Column("Name")], [["[red]x[/red]\x1b[2J\n"]], 80)
+    text = render_table(["Name"], [["[red]x[/red]\x1b[2J\n"]])
     assert text.splitlines()[2] == "[red]x[/red]\\x1b[2J\\n"
 
 
 @pytest.fixture
-def jobs(tmp_path):
-    return make_jobs(tmp_path)
+def play(capsys):
+    """Show events; returns what was written."""
+
+    def start(events, **settings):
+        capsys.readouterr()
+        with RunProgress(**settings) as progress:
+            for event in events:
+                progress.show(event)
+        return capsys.readouterr().err.splitlines()
+
+    return start
 
 
-def play(events, **settings):
-    """Return the lines that the progress of a run has written."""
-    lines = []
-    with RunProgress(write=lines.append, **settings) as progress:
-        for event in events:
-            progress.show(event)
-    return lines
-
-
-def test_without_a_terminal_there_is_one_line_a_finished_job(jobs):
+def test_without_a_terminal_there_is_one_line_a_finished_job(play, tmp_path):
+    jobs = make_jobs(tmp_path)
     events = [
         *(RunStarted((CPU,), 3), JobStarted(jobs[0], CPU), finished(jobs[0], latency_ms=0.5, speedup=2.0)),
         *(JobsAdded(1), JobStarted(jobs[1], CPU), finished(jobs[1], status="TIMEOUT", log="still running\nafter 3 s")),
@@ -205,15 +189,17 @@ def test_without_a_terminal_there_is_one_line_a_finished_job(jobs):
 
 
 @pytest.mark.parametrize("term", ["xterm", "dumb"])
-def test_a_terminal_shows_counts_and_devices_and_equal_failures_once_and_a_dumb_one_lines(jobs, monkeypatch, term):
+def test_a_terminal_shows_counts_and_devices_and_equal_failures_once_and_a_dumb_one_lines(
+    play, tmp_path, monkeypatch, term
+):
+    jobs = make_jobs(tmp_path)
     monkeypatch.setattr("sys.stderr", terminal := Terminal())
     monkeypatch.setenv("TERM", term)
     monkeypatch.setenv("COLUMNS", "120")
-    faults = [JobFaulted(job, "lost") for job in jobs[:2]]
-    lines = play([RunStarted((CPU,), 4), *faults, JobStarted(jobs[2], CPU)])
+    play([RunStarted((CPU,), 4), *(JobFaulted(job, "lost") for job in jobs[:2]), JobStarted(jobs[2], CPU)])
     shown = terminal.getvalue()
     if term == "dumb":
-        assert (len(lines), shown) == (2, "")
+        assert len(shown.splitlines()) == 2
     else:
         assert shown.count("NO VERDICT: lost") == 1
         assert "2/4 jobs  2 no verdict" in shown

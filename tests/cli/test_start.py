@@ -1,18 +1,13 @@
 """What the command line loads, and how it behaves as a process: streams that fail, readers that go, Ctrl-C."""
 
-import os
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from flashinfer_bench.cli.entry import COMMANDS
-from flashinfer_bench.sandbox.process_tree import descendants, is_alive
+from flashinfer_bench.cli.output import one_interrupt
 from tests.cli.fake_engine import write_small_set
-from tests.cli.helps import ALL_COMMANDS
-from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
-from tests.kit.processes import wait_until_gone
 
 PROGRAM = (sys.executable, "-m", "flashinfer_bench")
 PROBE = """
@@ -27,60 +22,18 @@ sys.exit(f"loaded {loaded}" if loaded else code)
 """
 ALL_HELPS = """
 import contextlib, io, sys
+from flashinfer_bench.cli.entry import make_parser
 from flashinfer_bench.cli.main import cli as main
-for command in sys.argv[1].split(","):
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
-        main([*command.split(), "--help"])
+for word in make_parser([]).children():
+    for child in (None, *make_parser([word]).children()[word].children()):
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+            main([word, *([child] if child else []), "--help"])
 engine = {"flashinfer_bench.bench.benchmark", "flashinfer_bench.bench.runner", "flashinfer_bench.worker"}
 heavy = engine | {"torch", "numpy", "rich", "httpx", "fastapi", "jinja2"}
 sys.exit(", ".join(sorted(heavy & set(sys.modules))) or 0)
 """
-"""What the helps of all commands import of the engine, and of packages that take long."""
-
-
-def start(*command):
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-
-
-@pytest.mark.parametrize(
-    ("line", "code", "heard"),
-    [
-        ("--help", 0, ""),
-        ("perf --help", 0, ""),
-        ("rnu --local x", 2, "error: unknown command rnu; did you mean run?\n"),
-    ],
-)
-def test_help_and_misspelt_commands_import_nothing_slow(line, code, heard):
-    ended = start(sys.executable, "-c", PROBE, "torch,numpy,pydantic,rich,yaml", *line.split())
-    assert (ended.returncode, ended.stderr) == (code, heard)
-
-
-def test_no_help_imports_the_engine():
-    ended = start(sys.executable, "-c", ALL_HELPS, ",".join([*COMMANDS, *ALL_COMMANDS]))
-    assert (ended.returncode, ended.stderr) == (0, "")
-
-
 CONFIGURATION = "torch,yaml,flashinfer_bench.bench.config"
-
-
-@pytest.mark.parametrize(
-    ("line", "slow"),
-    [
-        ("list", CONFIGURATION),
-        ("list --evaluators", "torch"),
-        ("validate", "torch"),
-        ("report summary", "torch"),
-        ("report best", CONFIGURATION),
-        ("config show --definition double", "torch"),
-        ("run --dry-run --devices cpu", "torch"),
-    ],
-)
-def test_what_runs_nothing_imports_no_torch_and_what_judges_nothing_no_configuration(line, slow, tmp_path):
-    root = str(write_small_set(tmp_path))
-    ended = start(sys.executable, "-c", PROBE, slow, *line.split(), "--local", root)
-    assert ended.returncode == 0, ended.stderr
-
-
+SLOW = "torch,numpy,pydantic,rich,yaml"
 AHEAD = """
 import sys
 from flashinfer_bench.bench.runner import launcher
@@ -92,6 +45,46 @@ def note(environment):
 launcher.launcher_for = note
 sys.exit(entry.run_command_line())
 """
+INTERRUPTED = """
+import sys
+class Interrupter:
+    def find_spec(self, name, *_):
+        if name == "flashinfer_bench.cli.entry":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupter())
+import runpy
+sys.argv = ["flashinfer-bench", "list"]
+runpy.run_module("flashinfer_bench", run_name="__main__")
+"""
+
+
+def start(*command):
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+
+
+@pytest.mark.parametrize(
+    ("line", "slow", "code", "heard"),
+    [
+        ("--help", SLOW, 0, ""),
+        ("perf --help", SLOW, 0, ""),
+        ("rnu --local x", SLOW, 2, "error: unknown command rnu; did you mean run?\n"),
+        ("list --local SET", CONFIGURATION, 0, ""),
+        ("report best --local SET", CONFIGURATION, 0, None),
+        ("validate --local SET", "torch", 0, ""),
+        ("config show --definition double --local SET", "torch", 0, ""),
+        ("run --dry-run --devices cpu --local SET", "torch", 0, ""),
+    ],
+)
+def test_what_runs_nothing_imports_nothing_slow(line, slow, code, heard, tmp_path):
+    words = line.replace("SET", str(write_small_set(tmp_path))).split()
+    ended = start(sys.executable, "-c", PROBE, slow, *words)
+    assert ended.returncode == code, ended.stderr
+    assert heard in (None, ended.stderr)
+
+
+def test_no_help_imports_the_engine():
+    ended = start(sys.executable, "-c", ALL_HELPS)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -107,70 +100,33 @@ def test_the_import_of_torch_is_started_before_anything_slow_is_imported(line, t
     assert (ended.stdout, ended.returncode) == (told, 2), ended.stderr
 
 
-def test_a_reader_that_goes_away_is_no_error(tmp_path):
-    script = f"{' '.join(PROGRAM)} list --local {write_small_set(tmp_path)} | true; echo ${{PIPESTATUS[0]}}"
-    ended = start("bash", "-c", script)
-    assert (ended.stdout.strip(), ended.stderr) == ("0", "")
+def test_an_interrupt_before_the_command_line_is_loaded_is_one_line():
+    ended = start(sys.executable, "-c", INTERRUPTED)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")
 
 
 @pytest.mark.parametrize(
     ("redirection", "code", "heard"),
     [
-        (">/dev/full", "1", "error: stdout cannot be written: No space left on device"),
-        ("2>/dev/full", "0", ""),
-        (">&-", "0", ""),
-        ("2>&-", "0", ""),
+        ("| true; echo code ${PIPESTATUS[0]}", 0, ""),
+        (">/dev/full; echo code $?", 1, "error: stdout cannot be written: No space left on device"),
+        ("2>/dev/full; echo code $?", 0, ""),
+        (">&-; echo code $?", 0, ""),
+        ("2>&-; echo code $?", 0, ""),
     ],
 )
-def test_a_stream_that_fails_costs_a_line_at_most(tmp_path, redirection, code, heard):
+def test_a_stream_that_fails_costs_a_line_at_most_and_a_reader_that_goes_nothing(tmp_path, redirection, code, heard):
     root = write_small_set(tmp_path, files={"definitions/broken.json": "{"})
-    ended = start("bash", "-c", f"{' '.join(PROGRAM)} list --local {root} {redirection}; echo code $?")
+    ended = start("bash", "-c", f"{' '.join(PROGRAM)} list --local {root} {redirection}")
     assert ended.stdout.splitlines()[-1] == f"code {code}"
-    assert ("double" in ended.stdout) == (redirection.startswith("2"))
+    assert ("double" in ended.stdout) == redirection.startswith("2")
     lines = [line for line in ended.stderr.splitlines() if "broken.json" not in line]
     assert lines == ([heard] if heard else [])
 
 
-def test_an_interrupt_before_the_command_line_is_loaded_is_one_line():
-    script = """
-import sys
-class Interrupter:
-    def find_spec(self, name, *_):
-        if name == "flashinfer_bench.cli.entry":
-            raise KeyboardInterrupt
-sys.meta_path.insert(0, Interrupter())
-import runpy
-sys.argv = ["flashinfer-bench", "list"]
-runpy.run_module("flashinfer_bench", run_name="__main__")
-"""
-    ended = start(sys.executable, "-c", script)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")
-
-
-@pytest.mark.cpu
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_twice_a_run_leaves_no_process_and_says_how_to_resume(tmp_path, number):
-    endless = make_solution("b_endless", source="def run(x):\n    while True:\n        pass\n")
-    root = write_trace_set(
-        tmp_path / "set",
-        definitions=[make_definition()],
-        solutions=[make_solution("a_right"), endless],
-        workloads=[make_trace(solution=None, workload=make_workload())],
-    )
-    environment = {**os.environ, "FIB_CACHE_PATH": str(tmp_path / "cache")}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen([*PROGRAM, "run", root, "--devices", "cpu"], text=True, env=environment, **pipes)
-    for line in process.stderr:
-        if line.startswith("[1/2]"):
-            break
-    below = descendants(process.pid)
-    assert below
-    process.send_signal(number)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=100)
-    assert process.returncode == 130
-    assert "1 PASSED, 1 not finished" in out
-    assert "--resume" in err
-    assert len((root / "traces/alice/test/double.jsonl").read_text().splitlines()) == 1
-    assert wait_until_gone(lambda: [pid for pid in below if is_alive(pid)]) == []
+def test_a_second_interrupt_does_not_cut_the_clean_up_short(capfd):
+    with one_interrupt():
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+    assert capfd.readouterr().err == "stopping: waiting for the processes of this run to end\n"

@@ -14,8 +14,8 @@ SOLUTIONS = {
     "norm": {"base_norm": "baseline", "ann_norm": "ann"},
 }
 LATENCIES = {
-    "base": [("a", 8.0), ("a", 4.0), ("b", 4.0), ("c", None)],
-    "fast": [("a", 4.0), ("a", 1.0), ("b", 2.0), ("c", 1.0)],
+    "base": [("a", 4.0), ("a", 8.0), ("b", 4.0), ("c", None)],
+    "fast": [("a", 1.0), ("a", 4.0), ("b", 2.0), ("c", 1.0)],
     "slow": [("a", 8.0), ("b", 8.0)],
     "broken": [("a", 1.0), ("b", None)],
     "base_norm": [("d", 3.0)],

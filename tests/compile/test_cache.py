@@ -122,3 +122,15 @@ def test_forks_that_outlive_a_run_keep_neither_the_cache_nor_a_build(tmp_path):
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_what_a_jit_compiler_made_too_deep_to_be_counted_goes_first_and_not_while_a_run_lives(tmp_path):
+    deep = tmp_path / "jit" / "ab" / "abdeep"
+    (deep / "/".join("d" * 40)).mkdir(parents=True)
+    deep.with_name("abdeep.solution").write_text("")
+    cache = ArtifactCache(tmp_path)
+    with cache.used():
+        cache.evict(1 << 30)
+        assert deep.exists()  # a worker may write there
+    cache.evict(1 << 30)
+    assert list(deep.parent.iterdir()) == []

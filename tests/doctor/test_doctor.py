@@ -12,7 +12,7 @@ import pytest
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.runner.device_lock import lock_device
 from flashinfer_bench.bench.runner.sandbox import Sandbox
-from flashinfer_bench.cli.machine.doctor import render_report
+from flashinfer_bench.cli.doctor import render_report
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.examine.compare.result import Comparison, Ratio, Row
@@ -120,7 +120,7 @@ def test_a_visit_of_a_healthy_machine_reads_like_this(examined):
     document = json.loads(json.dumps(report.document()))
     assert (document["exit_code"], document["twins"]["overall"]["ratio"]) == (0, 1.0)
     assert document["findings"][0].keys() == {"topic", "state", "text", "advice"}
-    text = render_report(report, 100_000)
+    text = render_report(report)
     for line in ("at rest 345 MHz, 3201 MHz of its memory, 76.0 W, 31 °C", "launch in a full queue costs 1.10 us"):
         assert line in " ".join(text.split())
     assert text.endswith("\nThis machine can measure, by CUPTI with a cold or a warm L2.\n")

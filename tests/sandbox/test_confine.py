@@ -126,6 +126,7 @@ OWN_FILES = {
     "moves": ("(os.makedirs('a/b'), os.rename('kept', 'a/b/kept'), os.replace('a/b/kept', f'{jit}/moved'))[2]", "None"),
     "links": ("os.link(f'{jit}/moved', 'linked')", "None"),
     "temporary folder": ("tempfile.mkdtemp().startswith(os.environ['HOME'])", "True"),
+    "no variable of the session": ("'FIB_TEST_MARK' in os.environ", "False"),
     "pairs": ("(pair := socket.socketpair(), pair[0].sendall(b'over'), pair[1].recv(4))[2]", "b'over'"),
     "devices": ("(open('/dev/null', 'w').write('x'), len(os.urandom(3)))", "(1, 3)"),
     "programs": ("subprocess.run(['sh', '-c', 'exit 7']).returncode", "7"),

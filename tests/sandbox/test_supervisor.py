@@ -20,6 +20,7 @@ from flashinfer_bench.sandbox import landlock
 from flashinfer_bench.sandbox.process_tree import (
     count_tasks,
     descendants,
+    hidden_memory,
     is_alive,
     read_process,
 )
@@ -342,3 +343,19 @@ def test_a_supervisor_that_fails_ends_what_is_below_it_first():
     program = subprocess.run([sys.executable, "-c", FAILS], cwd=ROOT, capture_output=True, text=True, check=False)
     assert "what no supervisor expects" in program.stderr
     assert not program.stdout or read_process(int(program.stdout)) is None
+
+
+MACHINE = "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 300 kB\nAnonPages:   400 kB\nShmem: 7 kB\n"
+
+
+@pytest.mark.parametrize(
+    ("told", "hidden"),
+    [
+        (MACHINE, (300 * 1024, 7 * 1024)),
+        ("", (0, 0)),
+    ],
+)
+def test_memory_that_no_process_shows_is_what_is_left_of_the_machines(tmp_path, told, hidden):
+    (tmp_path / "meminfo").write_text(told)
+    assert hidden_memory(tmp_path / "meminfo") == hidden
+    assert hidden_memory(tmp_path / "none") == (0, 0)

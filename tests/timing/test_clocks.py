@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flashinfer_bench.timing import clocks
-from flashinfer_bench.timing.clocks import Preamble, make_clock
+from flashinfer_bench.timing.clocks import Preamble, WallClock, make_clock
 from flashinfer_bench.timing.flush import (
     DELAY_KERNEL,
     FLUSH_KERNEL,
@@ -90,3 +90,11 @@ def test_which_clock_a_gpu_gets(on_a_gpu, cupti, monkeypatch, choice, error, met
         assert clock._recorder is make_clock(on_a_gpu, l2_cache="warm")._recorder
         assert clock.fall_back("3 dropped").facts()["fallback"] == "3 dropped"
     assert make_clock(torch.device("cpu")).method == "wall"
+
+
+def test_a_wall_clock_counts_the_copy_of_a_result_with_another_layout_alone(gpu, monkeypatch):
+    monkeypatch.setattr(clocks, "perf_counter_ns", lambda: 1000 * len(gpu.log))
+    calls = [LeavingCall(gpu), LeavingCall(gpu, lies_otherwise=True), gpu.call()]
+    with WallClock() as clock:
+        samples = clock.sample(calls, [Preamble()] * 3)
+    assert [sample.span_ns for sample in samples] == [1000, 2000, 1000]  # a microsecond for each step

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import chain, repeat
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashinfer_bench.timing.clocks import CaptureRefused
+from flashinfer_bench.timing.clocks import CaptureRefused, WallClock
 from flashinfer_bench.timing.procedure import Procedure, take_trial
 from flashinfer_bench.timing.summary import summarise
 from tests.kit.fake_gpu import LAUNCH_NS, FakeGpu, fake_cupti_clock
@@ -185,3 +186,42 @@ def test_whatever_raises_comes_through_and_none_of_its_trial_reaches_the_next_on
         take(gpu, source=lambda at: [].pop if at == FIRST + 17 else gpu.call(operations=4), clock=clock)
     assert not recorder.is_on
     assert {sample.operations for sample in take(gpu, gpu.call(), clock=clock).samples} == {1}
+
+
+def test_a_later_call_that_cannot_be_captured_has_all_of_them_launched_within_the_budget(gpu):
+    start, made = gpu.seconds(), []
+
+    def capture(launch):
+        made.append(launch)
+        gpu.now_ns += 100 * MS
+        return refuse(launch) if len(made) == 8 else gpu.capture(launch)
+
+    procedure = replace(USUAL, warmup_runs=5, budget_s=1.5)
+    trial = take(gpu, procedure=procedure, source=lambda _: gpu.call(operations=2, host_ns=200_000), capture=capture)
+    assert (trial.facts["launch"], "reads a result back" in trial.facts["launch_reason"]) == ("stream", True)
+    assert (len(made), gpu.seconds() - start < 1.6) == (8, True)
+
+
+@pytest.mark.parametrize(("call_ms", "stop", "samples"), [(0, "count", 50), (20, "precision", 9)])
+def test_a_reference_of_which_the_first_requests_were_slow_is_timed_as_a_quick_one(gpu, call_ms, stop, samples):
+    """Contexts that are made beside it hold up some requests; inputs that take long to write hold up all calls."""
+    clock, request_ms = fake_cupti_clock(gpu)[0], chain([20, 20], repeat(7))
+
+    def prepare(_at):
+        gpu.now_ns += call_ms * MS
+        return gpu.call()
+
+    def ask(*given, sample=clock.sample):
+        gpu.now_ns += next(request_ms) * MS
+        return sample(*given)
+
+    clock.sample = ask
+    trial = take(gpu, procedure=REFERENCE, source=prepare, clock=clock)
+    assert (trial.stop, len(trial.samples)) == (stop, samples)
+
+
+def test_the_wall_clock_warms_up_and_reads_without_a_delay():
+    calls = []
+    trial = take_trial(lambda index: lambda: calls.append(index), WallClock(), USUAL)
+    assert calls == list(range(60))
+    assert (trial.facts, len(trial.samples)) == ({"method": "wall", "cache_state": "warm", "calls": 60}, 50)

@@ -3,9 +3,11 @@
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flashinfer_bench.timing.flush import DELAY_KERNEL, EMPTY_KERNEL, FLUSH_KERNEL
-from flashinfer_bench.timing.timeline import HostCall, Operation, TimelineBroken, read_samples
+from flashinfer_bench.timing.timeline import HostCall, Operation, TimelineBroken, busy_time, read_samples
 
 FILL = "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_11FillFunctorIlEESt5arrayIPcLm1EEEEviT0_T1_"
 NAMES = {"flush": FLUSH_KERNEL, "delay": DELAY_KERNEL, "mark": EMPTY_KERNEL, "fill": FILL}
@@ -114,3 +116,9 @@ def test_of_what_is_launched_before_a_graph_the_fills_alone_are_no_part_of_its_r
     (sample,) = read_samples(held, [HostCall(10, 104, is_replay=is_replay)], flushes=False)
     assert sample.operations == operations
     assert operations > 2 or not sample.late  # the GPU still had a fill to do
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 60)), min_size=1, max_size=30))
+def test_busy_time_is_the_length_of_the_union(pairs):
+    held = [Operation("k", start, start + length, 2) for start, length in pairs]
+    assert busy_time(held) == len({moment for op in held for moment in range(op.start_ns, op.end_ns)})

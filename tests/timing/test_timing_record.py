@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flashinfer_bench.report.timing import MEANINGS
 from flashinfer_bench.timing import nvml
-from flashinfer_bench.timing.measurement import Sample, Trial
+from flashinfer_bench.timing.measurement import Sample, Trial, join_facts
 from flashinfer_bench.timing.nvml import GpuSettings, GpuState, read_gpu_settings, read_gpu_state
 from flashinfer_bench.timing.statistics import LONG_SAMPLE_NS
 from flashinfer_bench.timing.summary import summarise
@@ -143,3 +143,9 @@ def test_what_the_driver_does_not_say_is_none(look):
     assert state == GpuState(None, None, None, None, (), None)
     assert settings == GpuSettings(None, None, None, None, None)
     assert look("GPU-2") == (None, None)
+
+
+def test_facts_of_several_trials_are_medians_and_the_rest_is_the_last_ones():
+    tables = [{**FACTS, "enqueue_ns": value, "calls": 60} for value in (1, 5, 90)]
+    tables[0]["fallback"], tables[1]["fallback"] = "first", "last"
+    assert join_facts(tables) == {**FACTS, "enqueue_ns": 5, "calls": 60, "fallback": "last"}

@@ -21,7 +21,7 @@ from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.environments import ahead_environment
 from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.cli.perf.cases import Request
-from flashinfer_bench.cli.render import count
+from flashinfer_bench.cli.tables import count
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.routines.case.spec import TORCH
@@ -42,7 +42,7 @@ def list_calls(requests: Iterable[Request]) -> list[dict[str, Any]]:
     calls: dict[tuple[str, ...], dict[str, Any]] = {}
     for request in requests:
         for backend in [name for name in request.backends if name != TORCH]:
-            made, module = request.made, ROUTINES[request.named].module
+            made, module = request.material, ROUTINES[request.named].module
             solution = made.solutions[backend]
             parts = {"definition": made.definition, "solution": solution, "workload": made.workload}
             call = {name: part.to_dict() for name, part in parts.items()}

@@ -7,12 +7,12 @@ A line that cannot be used becomes a case with a problem. It is reported, and th
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import resource
 import shlex
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,14 +27,13 @@ from flashinfer_bench.cli.perf.flags import CASE_FLAGS, check_outer, make_parser
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.report.verdict import to_one_line
-from flashinfer_bench.routines.case.materials import Material, make_material
-from flashinfer_bench.routines.case.spec import TORCH, Case
+from flashinfer_bench.routines.case.materials import make_material
+from flashinfer_bench.routines.case.spec import TORCH
 from flashinfer_bench.routines.case.support import Platform, why_not
 from flashinfer_bench.routines.table import ROUTINES
 
 SCRIPT: Final = "flashinfer_benchmark.py"
 """The name that FlashInfer's documents have for this command."""
-INTERPRETER: Final = "python3"
 MOST_BYTES: Final = 16 << 20
 """A testlist of more bytes is refused."""
 
@@ -65,11 +64,11 @@ class Request:
     """The routine that the words name, known or not."""
     runs_as_ranks: bool = False
     """Whether one of its backends runs here as ranks of mpirun, and not in the engine."""
-    args: argparse.Namespace = field(default_factory=argparse.Namespace)
-    case: Case | None = None
-    material: Material | None = None
-    renamed: dict[str, str] = field(default_factory=dict)
-    """Backends as typed in another spelling, to their names here."""
+    args: Namespace = field(default_factory=Namespace)
+    case: Any = None
+    """The routine's case; None with a problem."""
+    material: Any = None
+    """The case in the trace-set format; None with a problem."""
     backends: list[str] = field(default_factory=list)
     """The backends that can run here, in the order in which they were given."""
     skipped: dict[str, str] = field(default_factory=dict)
@@ -78,28 +77,9 @@ class Request:
     """Backend to its result, once it has one."""
 
     @property
-    def made(self) -> Material:
-        """The material of a request without a problem."""
-        assert self.material is not None
-        return self.material
-
-    @property
-    def made_case(self) -> Case:
-        """The case of a request without a problem."""
-        assert self.case is not None
-        return self.case
-
-    @property
     def definition(self) -> str:
         """The name of the definition of a request without a problem."""
-        return self.made.definition.name
-
-
-def started_program(script: str) -> list[str]:
-    """Return how `perf` was started: as the script of FlashInfer's documents, or as a command of this package."""
-    if Path(script).name == SCRIPT:
-        return [INTERPRETER, script]
-    return [*typed_program(script, INTERPRETER), "perf"]
+        return str(self.material.definition.name)
 
 
 def read_requests(rest: Sequence[str], testlist: str | None, place: Platform) -> list[Request]:
@@ -140,49 +120,53 @@ def expand_sweeps(words: Sequence[str]) -> list[tuple[list[str], str]]:
     Raises:
         Misuse: a sweep cannot be read, is not of a number, or gives too many cases.
     """
-    flags = [*CASE_FLAGS, *(flag for routine in ROUTINES.values() for flag in routine.flags)]
-    numbers = {f"--{one.name}" for one in flags if one.kind in ("int", "float")}
+    own = [flag for routine in ROUTINES.values() for flag in routine.flags]
+    numbers = {f"--{flag.name}" for flag in (*CASE_FLAGS, *own) if flag.kind in ("int", "float")}
     parts: list[list[list[str]]] = []
-    waiting, count = list(words), 1
+    waiting, cases = list(words), 1
     while waiting:
         given = [waiting.pop(0)]
         flag, is_joined, value = given[0].partition("=")
         if not is_joined and waiting and flag in numbers | {SWEEP}:
             value = waiting.pop(0)
             given.append(value)
-        values: Sequence[Any] = value.split(",") if flag in numbers and LIST.fullmatch(value) else ()
+        values: Sequence[Any] = ()
         if flag == SWEEP:
             name, _, text = value.partition("=")
             flag = f"--{name}"
             if flag not in numbers or not text:
-                near = did_you_mean(name, [one[2:] for one in numbers - {flag}])
+                near = did_you_mean(name, [one[2:] for one in numbers - {flag}]) if text else ""
                 usual = "; write FLAG=1,16,256 or FLAG=1:4096:x2 of a flag that takes a number"
-                raise Misuse(f"--sweep {value}{near if text and near else usual}")
+                raise Misuse(f"--sweep {value}{near or usual}")
             values = _read_values(text)
-        count *= len(values) or 1
-        if count > MOST_CASES:
-            raise Misuse(f"the sweeps give {count:,} cases or more; at most {MOST_CASES:,} are run at once")
+        elif flag in numbers and LIST.fullmatch(value):
+            values = value.split(",")
+        cases *= len(values) or 1
+        if cases > MOST_CASES:
+            raise Misuse(f"the sweeps give {cases:,} cases or more; at most {MOST_CASES:,} are run at once")
         parts.append([[flag, str(one)] for one in values] or [given])
-    cases = []
-    for chosen in product(*parts):
-        told = [word for part, others in zip(chosen, parts, strict=True) if len(others) > 1 for word in part]
-        cases.append(([word for part in chosen for word in part], " ".join(told)))
-    return cases
+    return [
+        (
+            [word for part in chosen for word in part],
+            " ".join(word for part, others in zip(chosen, parts, strict=True) if len(others) > 1 for word in part),
+        )
+        for chosen in product(*parts)
+    ]
 
 
 def _read_values(text: str) -> Sequence[Any]:
     found = RANGE.fullmatch(text)
     if found is None:
         return text.split(",")
-    first, last, factor, step = int(found[1]), int(found[2]), found[3], int(found[4] or 1)
-    if step < (2 if factor else 1) or last < first or (factor and not first):
+    first, last, step = int(found[1]), int(found[2]), int(found[4] or 1)
+    if last < first or step < 1 or (found[3] and (step < 2 or not first)):
         raise Misuse(f"--sweep {text}: write FIRST:LAST:STEP or FIRST:LAST:xFACTOR, upward")
-    if not factor:
-        return range(first, last + 1, step)
-    values = [first]
-    while values[-1] * step <= last:
-        values.append(values[-1] * step)
-    return values
+    values = range(first, last + 1, step)
+    return (
+        [first * step**power for power in range(last.bit_length()) if first * step**power <= last]
+        if found[3]
+        else values
+    )
 
 
 def _read_line(request: Request, rest: Sequence[str], place: Platform) -> None:
@@ -195,7 +179,7 @@ def _read_line(request: Request, rest: Sequence[str], place: Platform) -> None:
         request.named = read_names([*rest, *request.text.split()]).routine or ""
         return
     names = read_names([*rest, *words])
-    request.named, request.args = names.routine or "", argparse.Namespace(case_tag=names.case_tag)
+    request.named, request.args = names.routine or "", Namespace(case_tag=names.case_tag)
     given = {word.partition("=")[0] for word in words}
     request.ignored = [flag for flag in make_parser(case=False).flags() if flag in given]
     try:
@@ -212,14 +196,12 @@ def _prepare(request: Request, place: Platform) -> None:
         routine, args = parse_case(request.words)
         request.named, request.args = routine.name, args
         if args.generate_repro_command:
-            args.repro_command = shlex.join([*started_program(sys.argv[0]), *request.words])
-        typed = read_names(request.words).backends
-        request.renamed = {name: routine.aliases[name] for name in typed if name in routine.aliases}
+            command = [] if Path(sys.argv[0]).name == SCRIPT else ["perf"]
+            args.repro_command = shlex.join([*typed_program(), *command, *request.words])
         with _limited_memory():
             request.case = case = routine.make_case(args)
-            own = [
-                name for name in args.backends if name == TORCH or not (routine.needs_ranks or name in case.refusals)
-            ]
+            refused = (routine.backends if routine.needs_ranks else case.refusals).__contains__
+            own = [name for name in args.backends if name == TORCH or not refused(name)]
             request.material = make_material(routine, case, own)
     except Misuse as error:
         request.problem = str(error)
@@ -228,11 +210,9 @@ def _prepare(request: Request, place: Platform) -> None:
     except (ValueError, ArithmeticError) as error:
         request.problem = f"its flags do not go together: {to_one_line(str(error))}"
     else:
-        for backend in dict.fromkeys(args.backends):
-            if (reason := why_not(routine, backend, place, case)) is not None:
-                request.skipped[backend] = f"{reason}. Skipping."
-            else:
-                request.backends.append(backend)
+        reasons = {backend: why_not(routine, backend, place, case) for backend in args.backends}
+        request.skipped = {backend: f"{reason}. Skipping." for backend, reason in reasons.items() if reason is not None}
+        request.backends = [backend for backend in reasons if backend not in request.skipped]
         request.runs_as_ranks = routine.needs_ranks and request.backends not in ([], [TORCH])
 
 

@@ -1,6 +1,6 @@
-"""The flags of `perf`: those of a session, those of every case, and those of the routine that a case names.
+"""`perf` times FlashInfer's routines with the engine of `run`. Its flags: of a session, of every case, of a routine.
 
-They are spelt with underscores, as in the documents of FlashInfer's own benchmark.
+They are spelt with underscores, as in the documents of FlashInfer's own benchmark. The help imports no engine.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from flashinfer_bench.cli.output import write_out
 from flashinfer_bench.cli.parser import (
-    NameList,
     Parser,
+    add_flags,
     add_log_level,
     add_sandbox,
     describe_unknown_arguments,
@@ -25,13 +25,13 @@ from flashinfer_bench.routines.case.spec import TORCH, Flag, Routine, from_zero,
 from flashinfer_bench.routines.table import ROUTINES, find_routine
 
 PROGRAM: Final = "flashinfer-bench perf"
-EXAMPLE: Final = f"{PROGRAM} --routine rmsnorm --batch_size 32 --hidden_size 4096 --refcheck -vv"
+EXAMPLE: Final = "perf --routine rmsnorm --batch_size 32 --hidden_size 4096 --refcheck -vv"
 USAGE: Final = "%(prog)s --routine NAME [flags]  |  %(prog)s --testlist FILE [flags]"
 JIT_HELP: Final = "modules compiled ahead at once; 0: none (default: one a core, 4 to 32; 0 on a CPU)"
 SWEEP_HELP: Final = "a case for each value of a number: m=1,16,256 or m=1:4096:x2; may be repeated, as --m 1,16,256 may"
 MOST_CALLS: Final = 10_000_000
 """The engine makes no more calls of a solution."""
-SHORT: Final = {"num_iters": "-n", "dry_run_iters": "-d"}
+SHORT: Final = {"num_iters": ["-n"], "dry_run_iters": ["-d"]}
 SESSION_FLAGS: Final = (
     Flag("file", "testlist", "a case a line; other flags given here hold for every line"),
     Flag("file", "output_path", "CSV, a row for each case and backend; .jsonl: JSON lines"),
@@ -60,6 +60,24 @@ CASE_FLAGS: Final = (
     switch("enable_pdl", "accepted; this routine has no use for it"),
 )
 """Flags that every case has, beside --routine, --backends and -v; a routine may have one of them as its own."""
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Print the help, or run the session. The exit code is 0 if all cases ran and were written.
+
+    Raises:
+        Misuse: no arguments are given, or they cannot be used. Nothing was run.
+    """
+    words: list[str] = args.argv[1:]
+    if not words:
+        usage = USAGE % {"prog": PROGRAM}
+        raise Misuse(f"perf needs a routine or a testlist: {usage}; see {PROGRAM} --help")
+    if {"-h", "--help"} & set(words):
+        print_help(words)
+        return 0
+    from flashinfer_bench.cli.perf.session import run_session  # the engine, which the help does not need
+
+    return run_session(words)
 
 
 def _reader(flag: Flag) -> Callable[[str], Any]:
@@ -185,7 +203,7 @@ def _add_session_flags(parser: Parser) -> None:
     group = parser.add_argument_group("session", "of the whole call")
     for flag in SESSION_FLAGS:
         _add_flag(group, flag)
-    group.add_argument("--devices", nargs="+", action=NameList, default=(), metavar="NAME", help="0, cuda:1, cpu, …")
+    add_flags(group, {"--devices NAME...": "0, cuda:1, cpu, …"}, devices=())
     add_sandbox(group, default="auto")
     add_log_level(group, "--log_level")
 
@@ -197,9 +215,8 @@ def _add_case_flags(parser: Parser, own: Sequence[Flag], routine: Routine | None
     names = f" of {', '.join(routine.backends)}" if routine is not None else ""
     default = [routine.backends[0]] if routine is not None else []
     group.add_argument("--backends", nargs="+", default=default, metavar="NAME", help=f"one or more{names}")
-    taken = {flag.name for flag in own}
     for flag in CASE_FLAGS:
-        if flag.name not in taken:
+        if flag.name not in {one.name for one in own}:
             _add_flag(group, flag)
     group.add_argument("--verbose", "-v", action="count", default=0, help="-v shows what is run, -vv inputs too")
     title = (routine.family, f"of {routine.name}") if routine is not None else ("any routine",)
@@ -209,12 +226,12 @@ def _add_case_flags(parser: Parser, own: Sequence[Flag], routine: Routine | None
 
 
 def _add_flag(group: argparse._ActionsContainer, flag: Flag) -> None:
-    spellings = [*([SHORT[flag.name]] if flag.name in SHORT else []), f"--{flag.name}"]
+    spellings, text = [*SHORT.get(flag.name, ()), f"--{flag.name}"], flag.help
     if flag.kind == "switch":
-        group.add_argument(*spellings, action="store_true", default=flag.default, help=flag.help)
+        group.add_argument(*spellings, action="store_true", default=flag.default, help=text)
         return
-    shown = flag.help if flag.default in (None, "") else f"{flag.help} (default: {flag.default})"
-    shown += "; required" if flag.required else ""
+    text += "" if flag.default in (None, "") else f" (default: {flag.default})"
+    text += "; required" if flag.required else ""
     extra: dict[str, Any] = {"choices": flag.choices} if flag.choices else {"metavar": flag.kind.upper()}
-    text = shown.replace("%", "%%")
+    text = text.replace("%", "%%")
     group.add_argument(*spellings, type=_reader(flag), default=flag.default, help=text, **extra)

@@ -8,8 +8,8 @@ slowest rank.
 
 from __future__ import annotations
 
-import argparse
 import importlib
+from argparse import Namespace
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -21,10 +21,8 @@ import torch
 from flashinfer_bench.base.files.held_folders import temporary_folder
 from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance, find_beyond
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
-from flashinfer_bench.cli.exit_codes import FAILED, RAN
-from flashinfer_bench.cli.output import write_out
 from flashinfer_bench.cli.perf.cases import Request
-from flashinfer_bench.cli.perf.results import ResultFiles, introduce, make_row, report
+from flashinfer_bench.cli.perf.results import Results, make_row
 from flashinfer_bench.roofline.peaks import describe_time
 from flashinfer_bench.routines.case.materials import write_material
 from flashinfer_bench.routines.case.spec import Check
@@ -60,7 +58,7 @@ class Stopwatch:
         return [float(start.elapsed_time(end)) for start, end in pairwise(marks)]
 
 
-def run_ranks(request: Request, session: argparse.Namespace, place: Platform) -> int:
+def run_ranks(request: Request, session: Namespace, place: Platform) -> int:
     """Time the case on this rank, together with all others; rank 0 reports."""
     comm = importlib.import_module("flashinfer.comm")
     communicator: Any = importlib.import_module("mpi4py.MPI").COMM_WORLD
@@ -91,10 +89,10 @@ def time_rounds(
     rank, ranks, args, case = communicator.Get_rank(), communicator.Get_size(), request.args, request.case
     assert case is not None  # it has been made
     reference: dict[str, Any] = {}
-    exec(request.made.definition.reference, reference)
+    exec(request.material.definition.reference, reference)
     with temporary_folder("perf") as root:
-        write_material(Path(root), request.made)
-        maker = InputMaker(request.made.definition, request.made.workload, device, Path(root))
+        write_material(Path(root), request.material)
+        maker = InputMaker(request.material.definition, request.material.workload, device, Path(root))
         inputs = maker.make(args.random_seed)
     hidden, ids, factors = (part[rank] for part in inputs[:3])
     wanted, payload = reference["run"](*inputs)[rank], reference["pack"](hidden)
@@ -136,9 +134,7 @@ def time_rounds(
     return {"a2a_total": both, **times}, [problem for problem in problems if problem is not None]
 
 
-def make_experts(
-    args: argparse.Namespace, weights: Sequence[torch.Tensor], rank: int, ranks: int, dtype: torch.dtype
-) -> Any:
+def make_experts(args: Namespace, weights: Sequence[torch.Tensor], rank: int, ranks: int, dtype: torch.dtype) -> Any:
     """Return the library's kernel of --real_math for the weights of this rank.
 
     It computes [rows, hidden] of rows of the payload, their expert ids and their factors [rows, top_k].
@@ -202,33 +198,25 @@ def find_mismatch(rank: int, back: torch.Tensor, wanted: torch.Tensor, check: Ch
 
 
 def report_ranks(
-    request: Request, session: argparse.Namespace, place: Platform, times: dict[str, list[float]], problems: list[str]
+    request: Request, session: Namespace, place: Platform, times: dict[str, list[float]], problems: list[str]
 ) -> int:
     """Write the lines and rows of the whole round; with --per_phase_timing of each phase, too.
 
     Returns:
         1 if an output is wrong and the flags make that an error, else 0.
     """
-    args, files = request.args, ResultFiles(session.output_path, session.json_path)
+    args = request.args
     args.refcheck |= args.validate
-    costs = count_phases(args, request.made_case.inputs["token_selected_experts"].value)
-    lines, status = [*introduce(request, place)], "mismatch" if problems else "passed"
-    for phase, taken in [*times.items()][: None if args.per_phase_timing else 1]:
-        cost, took = costs[phase], median(taken)
-        row = {
-            **make_row(request, phase, place, status, "; ".join(problems)),
-            "median_ms": took,
-            "std_ms": pstdev(taken),
-            "measurement": {
-                "method": "cuda_events",
-                "cache_state": "warm",
-                "samples": len(taken),
-                "samples_ms": taken,
-            },
-            "facts": describe_time(cost, "", took) or {},
-        }
-        files.add(row)
-        lines += report(row)
-    write_out("".join(f"{line}\n" for line in lines))
-    has_failed = bool(problems) and args.refcheck and not args.allow_output_mismatch
-    return FAILED if has_failed or files.lost else RAN
+    results = Results([request], session, place)
+    costs = count_phases(args, request.case.inputs["token_selected_experts"].value)
+    status, reason = "mismatch" if problems else "passed", "; ".join(problems)
+    request.backends = [*times][: None if args.per_phase_timing else 1]
+    for phase in request.backends:
+        took, samples = median(times[phase]), len(times[phase])
+        record = {"method": "cuda_events", "cache_state": "warm", "samples": samples, "samples_ms": times[phase]}
+        found = {"median_ms": took, "std_ms": pstdev(times[phase]), "measurement": record}
+        row = make_row(
+            request, phase, place, status, reason, facts=describe_time(costs[phase], "", took) or {}, **found
+        )
+        results.put(request, row)
+    return results.exit_code

@@ -9,19 +9,20 @@ then gets no more rows, the session goes on, and the command ends with 1.
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import combinations
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count as count_up
 from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.base.files.writing import open_to_replace
-from flashinfer_bench.cli.args import Output, find_output
-from flashinfer_bench.cli.output import write_err, write_problems
+from flashinfer_bench.cli.args import find_output
+from flashinfer_bench.cli.output import FAILED, RAN, write_err, write_out, write_problems
 from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.data import Evaluation, EvaluationStatus
 from flashinfer_bench.data.measurement import Measurement, read_measurement
@@ -67,9 +68,9 @@ COLUMNS: Final = (*DOCUMENTED.split(), *OWN.split())
 LOSS_HINT: Final = "make room or name another file, then run again what it lacks"
 
 
-def make_row(request: Request, backend: str, place: Platform, status: str, reason: str = "") -> Row:
-    """Return the row of a backend, or of a whole case, that has no verdict: it is skipped or has failed."""
-    case, material, resolved = request.case, request.material, backend
+def make_row(request: Request, backend: str, place: Platform, status: str, reason: str = "", **measured: Any) -> Row:
+    """Return the row of a backend, or of a whole case. One that is skipped or has failed has no measured values."""
+    case, resolved = request.case, backend
     if case is not None and status != "skipped":
         resolved = resolve_backend(request.named, backend, case, place.capability)
     return {
@@ -85,24 +86,24 @@ def make_row(request: Request, backend: str, place: Platform, status: str, reaso
         "case": dict(case.columns) if case is not None else {},
         "facts": {},
         "measurement": {},
-        "definition": material.definition.name if material is not None else None,
+        "definition": request.definition if case is not None else None,
         "device": place.device,
         "compute_capability": place.capability,
         "versions": dict(place.versions),
         "testlist_line": request.line,
         "caveat": "",
+        **measured,
     }
 
 
 def make_judged(
-    request: Request, backend: str, place: Platform, evaluation: Evaluation | None, device: str | None = None
+    request: Request, backend: str, place: Platform, evaluation: Evaluation, device: str | None = None
 ) -> Row:
     """Return the row of a verdict; of the device that the trace names where none is given."""
-    assert evaluation is not None  # a verdict has one
-    measured = read_measurement(evaluation)
+    measured, performance, facts = read_measurement(evaluation), evaluation.performance, dict[str, Any]()
     median = measured.kernel_ms if measured.kernel_ms is not None else measured.median_ms
-    if median is None and evaluation.performance is not None:
-        median = evaluation.performance.latency_ms
+    if median is None and performance is not None:
+        median = performance.latency_ms
     status, reason = "passed", ""
     if evaluation.status is EvaluationStatus.INCORRECT_NUMERICAL:
         status, reason = "mismatch", reason_of(evaluation)
@@ -110,24 +111,26 @@ def make_judged(
         status, reason = "failed", f"{evaluation.status.value}: {reason_of(evaluation)}"
     elif median is None:
         status, reason = "failed", "the trace holds no measurement"
-    facts: dict[str, Any] = {}
     if evaluation.correctness is not None:
-        facts["max_absolute_error"] = evaluation.correctness.max_absolute_error
-        facts["max_relative_error"] = evaluation.correctness.max_relative_error
+        facts |= {name: getattr(evaluation.correctness, name) for name in ("max_absolute_error", "max_relative_error")}
     if median is not None:
-        found = describe_time(request.made_case.cost, evaluation.environment.hardware, median) or {}
+        found = describe_time(request.case.cost, evaluation.environment.hardware, median) or {}
         facts |= {"too_fast": ""} if "share" in found else {}
         facts |= {ROOFLINE.get(name, name): fact for name, fact in found.items()}
     record = (evaluation.extra or {}).get("measurement")
-    return {
-        **make_row(request, backend, place, status, reason),
-        "median_ms": median,
-        "std_ms": math.nan if measured.std_ms is None and median is not None else measured.std_ms,
-        "facts": facts,
-        "measurement": dict(record) if isinstance(record, dict) else {},
-        "device": device or evaluation.environment.hardware,
-        "caveat": _caveat(measured),
-    }
+    return make_row(
+        request,
+        backend,
+        place,
+        status,
+        reason,
+        median_ms=median,
+        std_ms=math.nan if measured.std_ms is None and median is not None else measured.std_ms,
+        facts=facts,
+        measurement=dict(record) if isinstance(record, dict) else {},
+        device=device or evaluation.environment.hardware,
+        caveat=_caveat(measured),
+    )
 
 
 def _caveat(measured: Measurement) -> str:
@@ -161,10 +164,10 @@ def introduce(request: Request, place: Platform) -> Iterator[str]:
         return
     if request.ignored:
         yield f"[WARNING] Line {request.line}: without effect: {', '.join(request.ignored)}; {OF_THE_SESSION}"
-    case, args, name = request.made_case, request.args, request.named
+    case, args = request.case, request.args
     if args.verbose >= 1:
         yield f"[INFO] args = {args}"
-        yield f"[INFO] Running test{''.join(part[:1].upper() + part[1:] for part in name.split('_'))}"
+        yield f"[INFO] Running test{''.join(part[:1].upper() + part[1:] for part in request.named.split('_'))}"
         yield f"[INFO] FlashInfer version: {place.versions.get(LIBRARY, 'not installed')}"
     if args.verbose >= 2:
         yield f"[VVERBOSE] gpu_name = '{place.device.replace(' ', '_')}'"
@@ -172,8 +175,6 @@ def introduce(request: Request, place: Platform) -> Iterator[str]:
         yield CUPTI_DEPRECATED
     if args.generate_repro_command:
         yield f"[INFO] To reproduce this test case, run the following command: {args.repro_command}"
-    for typed, meant in request.renamed.items():
-        yield f"[INFO] {typed} for routine {name} means {meant}"
     yield from (f"[WARNING] {reason}" for reason in request.skipped.values())
     if not request.backends:
         yield "[ERROR] No backends to test. Exiting."
@@ -183,7 +184,7 @@ def introduce(request: Request, place: Platform) -> Iterator[str]:
     if args.verbose >= 1:
         yield from (f"[VERBOSE] {line}" for line in case.notes)
     if args.verbose >= 2:
-        yield from (f"[VVERBOSE] {line}" for line in describe_case(case, request.made.definition.reference))
+        yield from (f"[VVERBOSE] {line}" for line in describe_case(case, request.material.definition.reference))
 
 
 def report(row: Row) -> Iterator[str]:
@@ -221,54 +222,47 @@ def perf_line(row: Row) -> str:
     )
 
 
-def check_paths(paths: Mapping[str, str | None]) -> None:
-    """Refuse one file for two flags: one would overwrite the other. A device, such as /dev/null, is allowed.
+class Results:
+    """Prints the cases of a session, each when all its backends are done, and appends rows to the named files.
 
-    Args:
-        paths: each flag with its file.
-
-    Raises:
-        Misuse: two flags name one file, maybe by different paths.
-    """
-    given = [(flag, Path(path).resolve()) for flag, path in paths.items() if path is not None]
-    for (first, one), (second, other) in combinations(given, 2):
-        if one == other and not one.is_char_device():
-            raise Misuse(f"{first} and {second} name the same file: {paths[second]}")
-
-
-class ResultFiles:
-    """Appends rows to the named files. A file that holds something already is first moved aside, and that is told.
+    A file that holds something already is first moved aside, and that is told.
 
     Raises:
         Misuse: a file cannot be written.
     """
 
-    def __init__(self, output_path: str | None, json_path: str | None) -> None:
-        self._files: dict[Path, Output] = {}
-        self._csv = Path(output_path) if output_path and not output_path.endswith(".jsonl") else None
+    def __init__(self, requests: Sequence[Request], session: Namespace, place: Platform) -> None:
+        self.requests, self.place, self.has_failed = requests, place, False
         self.lost: set[Path] = set()
         """The files that lack rows."""
-        for path in map(Path, filter(None, (output_path, json_path))):
+        csv_path, json_path = session.output_path, session.json_path
+        self._csv = Path(csv_path) if csv_path and not csv_path.endswith(".jsonl") else None
+        self._open: dict[Path, int] = {}
+        for path in map(Path, filter(None, (csv_path, json_path))):
             try:
-                output = self._files[path] = find_output(path)
+                output = find_output(path)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 _move_aside(path)
-                with os.fdopen(open_to_replace(output.path, root=output.root), "wb") as handle:
-                    handle.write(_csv_line(COLUMNS) if path == self._csv else b"")
+                self._open[path] = open_to_replace(output.path, root=output.root)
+                _append(self._open[path], _csv_line(COLUMNS) if path == self._csv else b"")
             except OSError as error:
                 raise Misuse(f"{path}: cannot be written: {error}") from None
 
+    @property
+    def exit_code(self) -> int:
+        """Code of the session: 0 if all cases ran and were written."""
+        return FAILED if self.has_failed or self.lost else RAN
+
     def add(self, row: Row) -> None:
         """Write a row to every file that lacks no earlier row."""
-        for path in self._files.keys() - self.lost:
+        for path in self._open.keys() - self.lost:
             try:
-                self._files[path].append(
-                    to_csv(row) if path == self._csv else f"{json.dumps(_finite(row), allow_nan=False)}\n".encode()
-                )
+                line = f"{json.dumps(_finite(row), allow_nan=False)}\n".encode()
+                _append(self._open[path], to_csv(row) if path == self._csv else line)
             except OSError as error:
                 self.lost.add(path)
-                said = f"a row cannot be written, and none after it will be: {error.strerror}"
-                write_problems(f"{path}: {said}; {LOSS_HINT}")
+                why = f"a row cannot be written, and none after it will be: {error.strerror}"
+                write_problems(f"{path}: {why}; {LOSS_HINT}")
 
     def drop_empty_columns(self) -> None:
         """Write the CSV once more, without the columns that no row fills."""
@@ -278,7 +272,38 @@ class ResultFiles:
             head, *rows = csv.reader(handle)
         kept = [at for at in range(len(head)) if any(row[at] for row in rows) or not rows]
         text = b"".join(_csv_line(row[at] for at in kept) for row in (head, *rows))
-        self._files[self._csv].write(text.decode())
+        find_output(self._csv).write(text.decode())
+
+    def put(self, request: Request, row: Row) -> None:
+        """Keep a row; tell its case with the last one."""
+        request.rows[row["backend"]] = row
+        if len(request.rows) == len(request.backends):
+            self.tell(request)
+
+    def finish(self, reason: str) -> None:
+        """Tell the cases that lack rows: their missing backends failed for this reason."""
+        for request in self.requests:
+            for backend in [name for name in request.backends if name not in request.rows]:
+                self.put(request, make_row(request, backend, self.place, "failed", reason))
+
+    def tell(self, request: Request) -> None:
+        """Print and write a case."""
+        rows = [make_row(request, name, self.place, "skipped", why) for name, why in request.skipped.items()]
+        rows += [request.rows[name] for name in request.backends]
+        lines = [*introduce(request, self.place), *(line for row in rows for line in report(row))]
+        if request.problem is not None:
+            rows = [make_row(request, "", self.place, "failed", request.problem)]
+        for row in rows:
+            self.add(row)
+        self.has_failed |= not request.backends or any(map(is_failure, rows))
+        write_out("".join(f"{line}\n" for line in lines))
+
+
+def _append(file: int, data: bytes) -> None:
+    size = os.fstat(file).st_size
+    if os.write(file, data) != len(data):
+        os.ftruncate(file, size)
+        raise OSError(errno.ENOSPC, "the disk took only part of it")
 
 
 def _move_aside(path: Path) -> None:

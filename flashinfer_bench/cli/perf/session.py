@@ -7,8 +7,8 @@ when all its backends are done.
 
 from __future__ import annotations
 
-import argparse
 import os
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -26,20 +26,14 @@ from flashinfer_bench.bench.events import JobFaulted, JobFinished, Notice
 from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.bench.runner.sandbox import find_sandbox
 from flashinfer_bench.bench.tolerances import read_tolerances
-from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
-from flashinfer_bench.cli.output import one_interrupt, write_err, write_out
+from flashinfer_bench.cli.output import INTERRUPTED, one_interrupt, write_err
 from flashinfer_bench.cli.perf.ahead import compile_ahead
 from flashinfer_bench.cli.perf.cases import Request, read_requests
 from flashinfer_bench.cli.perf.flags import split_session
 from flashinfer_bench.cli.perf.results import (
-    ResultFiles,
-    Row,
-    check_paths,
-    introduce,
-    is_failure,
+    Results,
     make_judged,
     make_row,
-    report,
 )
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.store.jsonl import write_whole
@@ -47,7 +41,7 @@ from flashinfer_bench.data.store.layout import TOLERANCES_FILE
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import DataSetError, Misuse
 from flashinfer_bench.routines.case.materials import write_material
-from flashinfer_bench.routines.case.support import Platform, find_platform
+from flashinfer_bench.routines.case.support import find_platform
 
 PRECISION: Final = 0.005
 """Share of its time to which a case is to be known: it has one trial, and its only reading of a time is that one's."""
@@ -67,7 +61,6 @@ def run_session(argv: Sequence[str]) -> int:
         raise Misuse("--resume looks for what is recorded: say where with --save_trace_set DIR")
     if session.retry_timeouts and not session.resume:
         raise Misuse("--retry_timeouts changes what --resume leaves out: give --resume too")
-    check_paths({f"--{name}": getattr(session, name) for name in ("testlist", "output_path", "json_path")})
     devices = discover_devices(session.devices or None)
     place = find_platform(devices[0].name, devices[0].capability)
     requests = read_requests(rest, session.testlist, place)
@@ -79,17 +72,17 @@ def run_session(argv: Sequence[str]) -> int:
         return run_ranks(requests[0], session, place)
     if session.save_trace_set:
         read_tolerances(Path(session.save_trace_set))  # raises before any file is begun, if they cannot be used
-    results = Results(requests, ResultFiles(session.output_path, session.json_path), place)
+    results = Results(requests, session, place)
     with ExitStack() as stack:
         root = Path(session.save_trace_set or stack.enter_context(temporary_folder("perf")))
         if session.no_empty_columns:
-            stack.callback(results.files.drop_empty_columns)
+            stack.callback(results.drop_empty_columns)
         for request in requests:
             if not request.backends:
                 results.tell(request)
         kept = [one for one in requests if one.material is not None and (one.backends or session.save_trace_set)]
         for request in kept:
-            write_material(root, request.made)
+            write_material(root, request.material)
         if session.save_trace_set:
             write_tolerances(root, kept)
         reason = "it was not run"
@@ -111,7 +104,7 @@ def run_session(argv: Sequence[str]) -> int:
             raise
         finally:
             results.finish(reason)
-    return FAILED if results.has_failed or results.files.lost else RAN
+    return results.exit_code
 
 
 def write_tolerances(root: Path, requests: Sequence[Request]) -> None:
@@ -121,7 +114,7 @@ def write_tolerances(root: Path, requests: Sequence[Request]) -> None:
         ConfigError: the file that is there cannot be used.
         DataSetError: it cannot be written.
     """
-    own = {one.definition: one.made_case.check.settings() for one in requests}
+    own = {one.definition: one.case.check.settings() for one in requests}
     path = root / TOLERANCES_FILE
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -130,37 +123,6 @@ def write_tolerances(root: Path, requests: Sequence[Request]) -> None:
             write_whole(path, TOLERANCES_HEAD + text, root=root)
     except OSError as error:
         raise DataSetError(f"{path}: cannot be written: {error}") from error
-
-
-class Results:
-    """Prints and writes the cases of a session, each when all its backends are done."""
-
-    def __init__(self, requests: Sequence[Request], files: ResultFiles, place: Platform) -> None:
-        self.requests, self.files, self.place, self.has_failed = requests, files, place, False
-
-    def put(self, request: Request, row: Row) -> None:
-        """Keep a row; tell its case with the last one."""
-        request.rows[row["backend"]] = row
-        if len(request.rows) == len(request.backends):
-            self.tell(request)
-
-    def finish(self, reason: str) -> None:
-        """Tell the cases that lack rows: their missing backends failed for this reason."""
-        for request in self.requests:
-            for backend in [name for name in request.backends if name not in request.rows]:
-                self.put(request, make_row(request, backend, self.place, "failed", reason))
-
-    def tell(self, request: Request) -> None:
-        """Print and write a case."""
-        rows = [make_row(request, name, self.place, "skipped", why) for name, why in request.skipped.items()]
-        rows += [request.rows[name] for name in request.backends]
-        lines = [*introduce(request, self.place), *(line for row in rows for line in report(row))]
-        if request.problem is not None:
-            rows = [make_row(request, "", self.place, "failed", request.problem)]
-        for row in rows:
-            self.files.add(row)
-        self.has_failed |= not request.backends or any(map(is_failure, rows))
-        write_out("".join(f"{line}\n" for line in lines))
 
 
 def in_groups(requests: Sequence[Request]) -> list[list[Request]]:
@@ -175,53 +137,53 @@ def in_groups(requests: Sequence[Request]) -> list[list[Request]]:
     return list(groups.values())
 
 
-def _run_group(results: Results, group: Sequence[Request], session: argparse.Namespace, root: Path) -> None:
-    asked = {(one.definition, one.made.solutions[name].name): (one, name) for one in group for name in one.backends}
+def _run_group(results: Results, group: Sequence[Request], session: Namespace, root: Path) -> None:
+    asked = [(one, name, one.definition, one.material.solutions[name].name) for one in group for name in one.backends]
 
-    def fail(definition: str, solution: str | None, reason: str) -> None:
-        for key, (request, backend) in asked.items():
-            if key[0] == definition and solution in (None, key[1]):
-                results.put(request, make_row(request, backend, results.place, "failed", reason))
-
-    def judge(trace: Trace, device: str | None = None) -> None:
-        request, backend = asked[trace.definition, trace.solution or ""]
-        results.put(request, make_judged(request, backend, results.place, trace.evaluation, device))
+    def put(definition: str, solution: str | None, result: Any, device: str | None = None) -> None:
+        for request, backend, *names in asked:
+            if definition == names[0] and solution in (None, names[1]):
+                if isinstance(result, str):
+                    row = make_row(request, backend, results.place, "failed", result)
+                else:
+                    row = make_judged(request, backend, results.place, result, device)
+                results.put(request, row)
 
     with Benchmark(make_trace_set(group, root, is_resumed=session.resume), make_config(group, session)) as engine:
         plan = engine.plan(resume=session.resume, retry_timeouts=session.retry_timeouts)
         for trace in engine.find_resumed(plan):
-            judge(trace)
+            put(trace.definition, trace.solution, trace.evaluation)
         for skip in plan.skips:
-            fail(skip.definition, skip.solution, skip.reason)
+            put(skip.definition, skip.solution, skip.reason)
         events: Any = engine.run(plan, save_results=session.save_trace_set is not None)
         with closing(events):
             for event in events:
                 if isinstance(event, Notice):
                     write_err(event.message)
                 elif isinstance(event, JobFinished):
-                    judge(event.trace, event.device.name)
+                    put(event.trace.definition, event.trace.solution, event.trace.evaluation, event.device.name)
                 elif isinstance(event, JobFaulted):
-                    fail(event.job.definition.name, event.job.solution.name, event.message)
+                    put(event.job.definition.name, event.job.solution.name, event.message)
 
 
 def make_trace_set(group: Sequence[Request], root: Path, *, is_resumed: bool) -> TraceSet:
     """Return the trace set of a group's cases, in their order; in a resumed session with their recorded verdicts."""
     recorded = TraceSet.from_path(root).traces if is_resumed else {}
-    made = {request.definition: request.made for request in group}
+    made = {request.definition: request.material for request in group}
     return TraceSet(
         root=root,
         definitions={name: one.definition for name, one in made.items()},
-        solutions={one.definition: [one.made.solutions[backend] for backend in one.backends] for one in group},
+        solutions={one.definition: [one.material.solutions[backend] for backend in one.backends] for one in group},
         workloads={name: [Trace(definition=name, workload=one.workload)] for name, one in made.items()},
         traces={name: recorded.get(name, []) for name in made},
     )
 
 
-def make_config(group: Sequence[Request], session: argparse.Namespace) -> BenchmarkConfig:
+def make_config(group: Sequence[Request], session: Namespace) -> BenchmarkConfig:
     """Return the configuration of one run of the engine."""
     sections = {}
     for request in group:
-        args, judged = request.args, request.made_case.check.settings()
+        args, judged = request.args, request.case.check.settings()
         if not args.refcheck or args.allow_output_mismatch:
             judged["extra"][MEASURE_REJECTED] = True
         sections[request.definition] = {**judged, "warmup_runs": args.dry_run_iters, "iterations": args.num_iters}

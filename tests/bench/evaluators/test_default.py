@@ -51,6 +51,8 @@ LOOSE = {"required_matched_ratio": 0.9, "norm_rule": False, "lost_rows_rule": Fa
         (lambda x: [x * 2.1, x > 0], {}, "NUMERICAL", "trial 1 of 3"),
         (half_wrong, {"required_matched_ratio": 0.4}, None, None),
         (spoilt, LOOSE, "NUMERICAL", "max_error_cap=2"),
+        (lambda x: [x * 2 + 0.3, x > 0], {"atol": 0.5, "rtol": 0.0, "norm_rule": False}, None, None),
+        (lambda x: [x * 2 + 0.3, x > 0], {"atol": 0.0, "rtol": 0.5, "norm_rule": False}, "NUMERICAL", "rtol=0.5"),
     ],
 )
 def test_what_is_wrong_gets_its_status_and_says_where(solution, settings, status, words):

@@ -10,9 +10,9 @@ import pytest
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner import client as session_client
 from flashinfer_bench.bench.runner import device_lock
-from flashinfer_bench.bench.runner.client import LocalPlaces, SessionClient
+from flashinfer_bench.bench.runner.client import LocalPlaces
 from flashinfer_bench.bench.runner.device_lock import lock_device
-from flashinfer_bench.bench.runner.protocol import BlockOrder, Hello
+from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.sandbox.process_tree import descendants, is_alive
 from tests.kit.strange import STRANGE
@@ -41,18 +41,6 @@ def wait_for(found, limit_s=60.0):
     while not found() and time.monotonic() < deadline:
         time.sleep(0.01)
     return found()
-
-
-def test_a_block_that_is_larger_than_the_channel_holds_up_nobody(client):
-    assert isinstance(client, SessionClient)
-    os.kill(client._process.pid, signal.SIGSTOP)
-    client.send(BlockOrder(definition={"text": "x" * (4 << 20)}, config={}, solutions={}, jobs=[]))
-    client.drop()
-    assert client.has_unsent
-    os.kill(client._process.pid, signal.SIGCONT)
-    assert wait_for(lambda: client.flush() or not client.has_unsent)
-    client.begin()  # nothing is there to begin: the session goes on to wait
-    client.end()
 
 
 def test_a_session_whose_fork_server_is_stopped_is_ended_with_all_below_it(client, monkeypatch):

@@ -9,15 +9,12 @@ from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.environments import (
     PASSED_ON,
     ahead_environment,
-    library_folder,
     recorded_variables,
     session_environment,
-    starter_environment,
     tell_withheld,
     worker_environment,
 )
 from flashinfer_bench.bench.runner.environments import WITHHELD as WITHHELD_PATTERNS
-from flashinfer_bench.bench.runner.launcher import AT_IMPORT
 
 pytestmark = pytest.mark.cpu
 CPU = Device("cpu", 0, "a CPU", "cpu")
@@ -62,8 +59,9 @@ def test_what_is_set_and_reaches_no_solution_is_told_by_name():
 def test_a_trace_has_the_settings_that_may_change_what_is_computed_and_no_secret_among_them():
     secrets = {"NVIDIA_NGC_KEY": "x", "TRITON_CACHE_URL": "redis://me:word@host/0", "CUDA_PASSWD": "x", "HF_TOKEN": "x"}
     own = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TRITON_PTXAS_PATH": "/opt/ptxas", "PATH": "/bin"}
-    session = session_environment(secrets, GPU, interpret_triton=False)
-    assert not secrets.keys() & worker_environment(session, CACHE).keys()
+    assert (
+        not secrets.keys() & worker_environment(session_environment(secrets, GPU, interpret_triton=False), CACHE).keys()
+    )
     assert recorded_variables(own | secrets) == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
@@ -81,30 +79,3 @@ def test_a_cc_that_is_no_program_is_withheld_from_triton_and_from_whoever_compil
     own = {"PATH": "/bin:/usr/bin", "CC": value}
     assert ("CC" in worker_environment(own, CACHE)) == is_kept
     assert ("CC" in ahead_environment(own, GPU, CACHE)) == is_kept
-
-
-def test_who_compiles_ahead_sees_of_compilers_what_a_worker_sees_and_else_what_a_session_sees():
-    own = {name: f"/opt/{name}" for name in (*COMPILERS, *NOT_FOR_WORKERS, *SECRETS, "HOME", "TMPDIR")}
-    ahead = ahead_environment(own, GPU, CACHE)
-    worker = worker_environment(session_environment(own, GPU, interpret_triton=False), CACHE)
-    assert worker.items() <= ahead.items()
-    assert {name: ahead[name] for name in NOT_FOR_WORKERS} == {name: own[name] for name in NOT_FOR_WORKERS}
-    assert {"HOME", "TMPDIR", "PYTHONPATH", "PYTHONSAFEPATH"} <= ahead.keys()
-    assert not SECRETS.keys() & ahead.keys()
-
-
-@pytest.mark.parametrize("own", [{}, {"FLASHINFER_WORKSPACE_BASE": "/given"}])
-def test_the_librarys_folder_is_the_users_own_and_else_one_that_workers_with_walls_only_read(own):
-    given, name = own.get("FLASHINFER_WORKSPACE_BASE"), "FLASHINFER_WORKSPACE_BASE"
-    ahead, without_walls = (ahead_environment(own, GPU, CACHE, for_walls=walls)[name] for walls in (True, False))
-    assert Path(ahead) == library_folder(own, CACHE) == Path(given or "/cache/modules")
-    assert without_walls == worker_environment(own, CACHE)[name] == given or "/cache/jit"
-
-
-@pytest.mark.parametrize("device", [CPU, GPU], ids=lambda device: device.kind)
-def test_a_starter_that_was_started_ahead_serves_the_sessions_of_its_kind(device):
-    own = {"OMP_NUM_THREADS": "2", "LD_PRELOAD": "x", "PYTHONPATH": "/mine", "HF_TOKEN": "x"}
-    ahead, session = starter_environment(own, device.kind), session_environment(own, device, interpret_triton=True)
-    at_import = [{name for name in found.items() if name[0].startswith(AT_IMPORT)} for found in (ahead, session)]
-    assert at_import[0] == at_import[1]
-    assert "HF_TOKEN" not in ahead

@@ -1,17 +1,18 @@
 """Sessions are forked from one process that has imported torch; it ends with its host."""
 
+import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 import pytest
 
 from flashinfer_bench.bench.runner import launcher
-from flashinfer_bench.bench.runner.launcher import ForkServer, Launcher, launcher_for, read_tail
+from flashinfer_bench.bench.runner.launcher import ForkServer, Launcher, read_tail
 from flashinfer_bench.sandbox.process_tree import is_alive
 from tests.kit.processes import wait_until_gone
 
@@ -108,72 +109,6 @@ def test_a_session_ends_that_nobody_wants_and_its_lifeline_with_it(begin, way):
     assert os.read(lifeline, 1) == b""
 
 
-def test_a_session_that_is_killed_before_it_is_forked_never_is_and_others_live_on(begin):
-    other, channel, _, _ = begin(waits=True, GIVEN="a")
-    os.kill(begin.server, signal.SIGSTOP)
-    session, _, output, lifeline = begin(GIVEN="b")
-    session.kill()
-    assert session.pid is None
-    os.kill(begin.server, signal.SIGCONT)
-    assert session.wait(60)
-    assert (session.pid, session.code, read_tail(output), os.read(lifeline, 1)) == (None, None, "", b"")
-    assert not other.wait(0)
-    channel.send(b"end")
-    assert other.wait(60)
-    assert other.code == 0
-
-
-def test_a_session_whose_server_has_ended_before_it_looked_serves_nobody(tmp_path):
-    """The kernel would not tell it any more, and it would live on."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        ours, theirs = socket.socketpair()
-        server = ForkServer(ours, lambda host: os.write(writing, b"served"))
-        fds = [theirs.fileno(), os.dup(writing), os.open(tmp_path / "said", os.O_CREAT | os.O_RDWR)]
-        server._become_session({"environment": {}, "folder": str(tmp_path)}, os.getpid(), *fds)
-    os.close(writing)
-    assert os.read(reading, 6) == b""
-    os.waitpid(child, 0)
-    os.close(reading)
-
-
-def test_a_server_serves_sessions_of_its_thread_whose_libraries_load_alike(monkeypatch):
-    class Noted:
-        is_there = True
-
-        def __init__(self, environment):
-            made.append(self)
-
-        def end(self):
-            self.is_there = False
-
-    made = []
-    monkeypatch.setattr(launcher, "Launcher", Noted)
-    monkeypatch.setattr(launcher, "_LAUNCHERS", {})
-    first = launcher_for({"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "a"})
-    assert launcher_for({"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "b"}) is first
-    assert launcher_for({"OMP_NUM_THREADS": "2"}) is not first
-    first.end()
-    again = launcher_for({"OMP_NUM_THREADS": "1"})
-    assert again is not first
-    thread = threading.Thread(
-        target=lambda: launcher_for({"OMP_NUM_THREADS": "1"})
-    )  # the kernel ends it with its thread
-    thread.start()
-    thread.join()
-    assert len(made) == 4
-
-
-def test_a_server_that_was_idle_and_is_about_to_end_is_not_there(monkeypatch, tmp_path):
-    (tmp_path / "ends_slowly.py").write_text("import os, sys, time\nos.close(int(sys.argv[1]))\ntime.sleep(1000)\n")
-    monkeypatch.setattr(launcher, "MODULE", "ends_slowly")
-    server = Launcher({"PYTHONPATH": str(tmp_path)})
-    assert not wait_until_gone(lambda: server.is_there)
-    assert server.process.poll() is None
-    server.end()
-
-
 def test_a_server_whose_import_fails_is_ended_with_its_session(monkeypatch):
     monkeypatch.setattr(launcher, "MODULE", "this_module_is_nowhere")
     server = Launcher(dict(os.environ))
@@ -187,3 +122,21 @@ def test_a_server_whose_import_fails_is_ended_with_its_session(monkeypatch):
     server.end()
     session.close()
     assert not wait_until_gone(lambda: server.is_there)
+
+
+LOADED = """
+import importlib, json, sys
+from flashinfer_bench.bench.runner import launcher
+light = sorted(sys.modules)
+importlib.import_module(launcher.OPENING)
+print(json.dumps([light, sorted(sys.modules)]))
+"""
+JUDGE = "flashinfer_bench.bench.evaluators.default"
+
+
+def test_a_server_imports_nothing_slow_before_it_is_tied_to_its_host_and_no_judge_before_workers_start():
+    said = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True).stdout
+    light, opened = (set(names) for names in json.loads(said))
+    assert not {"torch", "pydantic", JUDGE} & light
+    assert {"torch", "flashinfer_bench.bench.runner.workers.pool"} <= opened
+    assert not {JUDGE, "flashinfer_bench.bench.runner.session.device_session"} & opened

@@ -1,23 +1,23 @@
-"""`perf` as a command on a CPU: every routine, testlists, files, kept sets, and what is compiled ahead."""
+"""`perf` as a command on a CPU: a routine of each family, files that fail, kept sets, and what is compiled ahead."""
 
 from __future__ import annotations
 
 import json
-import os
+import resource
 import shlex
 import time
+from argparse import Namespace
 from dataclasses import replace
 
 import pytest
 import yaml
 
-from flashinfer_bench.base.isolated import Isolated
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.environments import is_passed_on
-from flashinfer_bench.bench.tolerances import TOLERANCES_FILE
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.cli.perf import ahead
 from flashinfer_bench.cli.perf import session as perf_session
+from flashinfer_bench.cli.perf.results import Results, make_row
 from flashinfer_bench.data import SourceFile, TraceSet
 from flashinfer_bench.routines.case.materials import write_material
 from flashinfer_bench.routines.case.support import Platform
@@ -26,80 +26,43 @@ from tests.routines.small import SMALL, ask, read_rows
 
 pytestmark = pytest.mark.cpu
 H200 = Platform("NVIDIA H200", "9.0", {}, frozenset({"flashinfer", "cudnn"}))
+CPU = Platform("a CPU", None, {}, frozenset())
 RMSNORM = "--routine rmsnorm --batch_size 4 --hidden_size 64 --backends torch"
-SOFTMAX = "--routine softmax --batch_size 2 --vocab_size 16 --backends torch"
 BMM = "--routine bmm_fp8 --batch_size 2 --m 8 --n 16 --k 64"
-PAGES = "--routine BatchDecodeWithPagedKVCacheWrapper --num_qo_heads 4 --num_kv_heads 4 --head_dim_qk 16 --page_size 1"
 QUICK = ["--num_iters", "2", "--dry_run_iters", "1", "--devices", "cpu"]
-CPU = [Device("cpu", 0, "a CPU", "cpu")]
 
 
 def perf(*words):
     return main(["perf", *map(str, words), *QUICK])
 
 
-def perf_list(folder, *lines, words=()):
-    """Run a testlist; return the exit code and the rows of its table."""
-    (folder / "list.txt").write_text("\n".join(lines))
-    code = perf("--testlist", folder / "list.txt", "--output_path", folder / "out.csv", *words)
-    return code, read_rows(folder / "out.csv")
-
-
 def recorded(folder):
     return [trace for traces in TraceSet.from_path(folder).traces.values() for trace in traces]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_every_routine_runs_and_is_checked_without_a_gpu(tmp_path):
-    lines = [f"--routine {name} {flags} --backends torch" for name, flags in SMALL.items()]
-    code, rows = perf_list(tmp_path, *lines, words=["--refcheck"])
-    assert code == 0
-    found = [(item["routine"], item["status"], item["method"]) for item in rows]
-    assert found == [(name, "passed", "wall") for name in SMALL]
-    assert all(float(item["median_time"]) > 0 < float(item["bytes"]) for item in rows)
+def with_source(content, name="s"):
+    """A case of rmsnorm whose backend has another source."""
+    (asked,) = ask(RMSNORM)
+    sources = {"sources": [SourceFile(path="main.py", content=content)], "name": name}
+    solutions = {"torch": asked.material.solutions["torch"].model_copy(update=sources)}
+    asked.material = replace(asked.material, solutions=solutions)
+    return asked
 
 
-def test_a_testlist_reports_bad_lines_and_runs_the_rest(tmp_path, capsys):
-    unwanted = tmp_path / "unwanted.jsonl"
-    lines = [
-        f"{RMSNORM} --case_tag 'a, b' --timeout 5 --json_path={unwanted}",
-        "--routine nothing",
-        f"{RMSNORM} --num_heads 2",
-        f"{RMSNORM} --random_seed 99999999999999999999",
-        f"{PAGES} --backends torch --batch_size 4000000 --s_kv 100000",
-    ]
-    code, rows = perf_list(tmp_path, *lines)
-    out = capsys.readouterr().out
-    assert (code, out.count("[PERF] torch          :: median time"), unwanted.exists()) == (1, 2, False)
-    assert "[ERROR] Error running test: --routine nothing" in out
-    assert "[WARNING] Line 1: without effect: --json_path, --timeout; what holds for the whole session" in out
-    found = {int(item["testlist_line"]): item for item in rows}
-    assert [found[at]["status"] for at in range(1, 6)] == ["passed", "failed", "passed", "failed", "failed"]
-    assert (found[1]["case_tag"], found[2]["median_time"]) == ("a, b", "")
-    assert "seed" in found[4]["reason"]
-    assert "more memory than this machine has" in found[5]["reason"]
-
-
-def test_a_slip_beside_a_testlist_ends_it_before_anything_is_opened(tmp_path, capsys):
-    (tmp_path / "out.csv").write_text("kept")
-    (tmp_path / "list.txt").write_text(RMSNORM)
-    words = ["--testlist", tmp_path / "list.txt", "--output_path", tmp_path / "out.csv"]
-    assert perf(*words, "--refchek", "--vocab_sise", 4) == 2
-    assert "unknown flag --vocab_sise" in capsys.readouterr().err
-    (tmp_path / TOLERANCES_FILE).write_text("- no mapping\n")
-    assert perf(*shlex.split(RMSNORM), *words[2:], "--save_trace_set", tmp_path) == 2
-    assert ("a mapping" in capsys.readouterr().err, (tmp_path / "out.csv").read_text()) == (True, "kept")
-
-
-def test_a_file_that_loses_rows_is_told_once_and_costs_no_other_verdict(tmp_path, capsys):
-    tag = b"a\xffb".decode("utf-8", "surrogateescape")  # as the shell gives it
-    words = ["--json_path", "/dev/full", "--case_tag", tag]
-    code, rows = perf_list(tmp_path, RMSNORM, f"{RMSNORM} --eps 1e-5", words=words)
-    assert (code, [(row["status"], row["case_tag"]) for row in rows]) == (1, [("passed", "a\\udcffb")] * 2)
-    ended = capsys.readouterr()
-    assert ended.out.count("[PERF]") == 2
-    assert ended.err.count("error: /dev/full: a row cannot be written, and none after it will be: No space left") == 1
+def test_a_full_disk_leaves_whole_rows_and_is_told_once_a_file(tmp_path, capsys):
+    table, lines = tmp_path / "out.csv", tmp_path / "out.jsonl"
+    files = Results([], Namespace(output_path=str(table), json_path=str(lines)), CPU)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, before[1]))
+    try:
+        for _ in range(40):
+            files.add(make_row(ask(RMSNORM)[0], "torch", CPU, "failed", "for once"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert files.lost == {table, lines}
+    assert capsys.readouterr().err.count("a row cannot be written, and none after it will be") == 2
+    assert {item["reason"] for item in read_rows(table)} == {"for once"}
+    assert {json.loads(line)["reason"] for line in lines.read_text().splitlines()} == {"for once"}
 
 
 def test_a_wrong_backend_is_timed_and_stays_wrong(tmp_path, monkeypatch):
@@ -111,19 +74,17 @@ def test_a_wrong_backend_is_timed_and_stays_wrong(tmp_path, monkeypatch):
 
 
 def test_a_case_keeps_its_tolerances_and_run_judges_by_them(tmp_path, capsys):
-    (tmp_path / TOLERANCES_FILE).write_text("mine:\n  rtol: 0.5\n")
+    (tmp_path / "tolerances.yaml").write_text("mine:\n  rtol: 0.5\n")
     assert perf(*shlex.split(BMM), "--backends", "torch", "--save_trace_set", tmp_path) == 0
-    sections = yaml.safe_load((tmp_path / TOLERANCES_FILE).read_text())
-    assert sections.pop("mine") == {"rtol": 0.5}
-    assert len(sections) == 1
-    settings = recorded(tmp_path)[0].evaluation.extra["run"]["config"]
-    assert settings["atol"] > 0.01  # what the bundled settings say
+    sections = yaml.safe_load((tmp_path / "tolerances.yaml").read_text())
+    assert (sections.pop("mine"), len(sections)) == ({"rtol": 0.5}, 1)
     words = ["--iterations", "2", "--warmup-runs", "1", "--require-passed"]
     assert main(["run", "--local", str(tmp_path), *words]) == 0
     assert "says how" in capsys.readouterr().err
-    again = recorded(tmp_path)[-1].evaluation.extra["run"]["config"]
+    first, again = (trace.evaluation.extra["run"]["config"] for trace in recorded(tmp_path))
     names = ("rtol", "atol", "required_matched_ratio")
-    assert [again[name] for name in names] == [settings[name] for name in names]
+    assert [again[name] for name in names] == [first[name] for name in names]
+    assert first["atol"] > 0.01  # what the bundled settings say
 
 
 def test_the_workloads_of_others_stay(tmp_path):
@@ -137,44 +98,6 @@ def test_the_workloads_of_others_stay(tmp_path):
         write_material(tmp_path, asked.material)
         assert path.read_text() == after
     assert not [*tmp_path.rglob(".*")]
-
-
-def test_variants_of_a_backend_lie_side_by_side(tmp_path):
-    for flags in ("", "--autotune"):
-        (request,) = ask(f"{BMM} --backends cublas {flags}", H200)
-        write_material(tmp_path, request.material)
-    (solutions,) = TraceSet.from_path(tmp_path).solutions.values()
-    assert sorted("AUTOTUNE = True" in item.sources[0].content for item in solutions) == [False, True]
-
-
-def test_resume_tells_of_each_line_what_was_recorded_for_its_settings(tmp_path):
-    lines = [f"{RMSNORM} {flags}" for flags in ("--num_iters 3", "--num_iters 4", "--random_seed 7")]
-    words = ["--save_trace_set", tmp_path / "set", "--resume"]
-    for _ in range(2):
-        rows = perf_list(tmp_path, *lines, words=words)[1]
-        assert [item["samples"] for item in rows] == ["3", "4", "2"]
-        assert len(recorded(tmp_path / "set")) == 3
-
-
-def test_a_timeout_is_run_again_when_asked_or_under_a_longer_limit(tmp_path, capsys):
-    command = [*shlex.split(RMSNORM), "--save_trace_set", tmp_path]
-    for words, code, count in (
-        (["--timeout", "0.0005"], 1, 1),
-        (["--timeout", "0.0005", "--resume"], 1, 1),
-        (["--timeout", "0.0005", "--resume", "--retry_timeouts"], 1, 2),
-        (["--timeout", "100", "--resume"], 0, 3),
-    ):
-        assert perf(*command, *words) == code
-        assert ("TIMEOUT" in capsys.readouterr().out, len(recorded(tmp_path))) == (code == 1, count)
-
-
-def with_source(content, name="s"):
-    """A case of rmsnorm whose backend has another source."""
-    (asked,) = ask(RMSNORM)
-    sources = {"sources": [SourceFile(path="main.py", content=content)], "name": name}
-    solutions = {"torch": asked.material.solutions["torch"].model_copy(update=sources)}
-    asked.material = replace(asked.material, solutions=solutions)
-    return asked
 
 
 def calls_of(*requests):
@@ -192,12 +115,8 @@ def calls_of(*requests):
 def test_a_module_is_compiled_ahead_once_for_all_routines_that_share_it():
     names = ("rmsnorm", "rmsnorm_quant", "softmax", "top_k", "sampling_from_probs")
     asked = [request for name in names for request in ask(f"--routine {name} {SMALL[name]} --backends cuda", H200)]
-    assert len(asked) == 5
-    assert [call["definition"]["name"].partition("_bs")[0] for call in ahead.list_calls(asked)] == [
-        "rmsnorm",
-        "softmax",
-        "top_k",
-    ]
+    called = [call["definition"]["name"].partition("_bs")[0] for call in ahead.list_calls(asked)]
+    assert (len(asked), called) == (5, ["rmsnorm", "softmax", "top_k"])
 
 
 def test_what_is_compiled_ahead_sees_the_compilers_of_workers_and_a_failure_is_told(tmp_path, monkeypatch, capsys):
@@ -211,7 +130,7 @@ def test_what_is_compiled_ahead_sees_the_compilers_of_workers_and_a_failure_is_t
     honest = ask(RMSNORM)[0].material.solutions["torch"].sources[0].content
     asked = with_source(f"{honest}\nimport json, os\njson.dump(dict(os.environ), {where})\n")
     monkeypatch.setattr(ahead, "list_calls", lambda _: calls_of(asked, with_source("raise ValueError('no')", "t")))
-    ahead.compile_ahead([asked], tmp_path, CPU, jobs=1, for_walls=False)
+    ahead.compile_ahead([asked], tmp_path, [Device("cpu", 0, "a CPU", "cpu")], jobs=2, for_walls=False)
     err = capsys.readouterr().err
     assert "the latest t, which failed: ValueError: no" in err
     assert "compiling ahead: 2 of 2, the latest" in err
@@ -250,17 +169,3 @@ def test_an_interrupt_while_compiling_ahead_ends_what_was_started_and_leaves_a_r
         assert len(at_work) >= 4
         assert wait_until_gone(alive) == []
     assert [(item["backend"], item["reason"]) for item in read_rows(tmp_path / "out.csv")] == [("torch", "interrupted")]
-
-
-def test_what_lies_in_the_folder_is_not_executed_ahead(tmp_path):
-    """A trace set's solutions are executed by workers alone, also one that has a backend's name."""
-    (asked,) = ask(RMSNORM)
-    write_material(tmp_path, asked.material)
-    (path,) = tmp_path.glob("solutions/**/*.json")
-    kept = json.loads(path.read_text())
-    kept["sources"][0]["content"] = f"open({str(tmp_path / 'seen')!r}, 'w').close()"
-    path.write_text(json.dumps(kept))
-    (order,) = calls_of(asked)
-    with Isolated(ahead.MODULE, {"root": str(tmp_path), **order}, environment=dict(os.environ)) as process:
-        process.wait(120)
-    assert not (tmp_path / "seen").exists()

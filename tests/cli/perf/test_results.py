@@ -1,40 +1,21 @@
-"""The lines and rows of `perf`, of verdicts that are made up, and its files where they cannot be written."""
+"""The lines and rows of `perf`, of verdicts that are made up."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import resource
-import runpy
-import sys
-from pathlib import Path
 
-import numpy as np
 import pytest
 
-from flashinfer_bench.cli.main import cli as main
-from flashinfer_bench.cli.perf.results import (
-    COLUMNS,
-    ResultFiles,
-    check_paths,
-    introduce,
-    is_failure,
-    make_judged,
-    make_row,
-    report,
-)
-from flashinfer_bench.cli.perf.session import Results, make_config
-from flashinfer_bench.routines.case.materials import render_integers
+from flashinfer_bench.cli.perf.results import Results, is_failure, make_judged, make_row, report
+from flashinfer_bench.cli.perf.session import make_config
 from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.table import ROUTINES
 from tests.kit.make import make_evaluation
-from tests.routines.small import SMALL, ask, read_rows
+from tests.routines.small import ask, read_rows
 
 pytestmark = pytest.mark.cpu
 CPU = Platform("a CPU", None, {}, frozenset())
-ROOT = Path(__file__).parents[3]
 RMSNORM = "--routine rmsnorm --batch_size 4 --hidden_size 64 --backends torch"
-QUICK = ["--devices", "cpu", "--num_iters", "2", "--dry_run_iters", "1"]
 RECORD = {"method": "cuda_events", "cache_state": "cold", "median_ms": 0.002, "std_ms": 0.0005, "samples": 30}
 SESSION = argparse.Namespace(timeout=9, sandbox="auto", devices=None, json_path=None, output_path=None)
 
@@ -48,16 +29,6 @@ def row(flags="", status="PASSED", record=RECORD, log=""):
     extra = {"measurement": record} if record is not None else {}
     evaluation = make_evaluation(status, log=log, latency_ms=0.002, extra=extra, environment=environment)
     return make_judged(request(flags), "torch", CPU, evaluation, "NVIDIA H200")
-
-
-def test_what_is_left_out_is_warned_of():
-    deprecated, skipped, *ended = introduce(request("--use_cupti --backends cuda"), CPU)
-    assert deprecated.startswith("[WARNING] --use_cupti is deprecated and will be removed in a future release.")
-    assert skipped.startswith("[WARNING] cuda for routine rmsnorm needs an NVIDIA GPU")
-    assert ended == [
-        "[ERROR] No backends to test. Exiting.",
-        "[INFO] The backend torch needs neither a GPU nor FlashInfer: --backends torch runs here.",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -97,14 +68,15 @@ def test_a_slow_host_is_told_only_where_the_preamble_did_not_cover_it(more, cave
 def test_a_time_that_cannot_be_is_flagged_and_one_of_setup_is_told_beside(tmp_path):
     lines = list(report(row("--batch_size 100000 --hidden_size 4096", record={**RECORD, "median_ms": 0.001})))
     assert any("faster than the device allows" in line for line in lines)
-    measured = {"median_ms": 0.5, "kernel_ms": 0.5, "setup_ms": 2.0, "bound": "batch", "burst_ms": 2.4}
-    found = row(record=measured)
-    assert "median time 0.500 ms" in next(iter(report(found)))
-    assert "[INFO] torch: setup takes 2.000 ms before a call; it is not in the time" in list(report(found))
-    ResultFiles(str(tmp_path / "out.csv"), None).add(found)
+    found = row(record={"median_ms": 0.5, "kernel_ms": 0.5, "setup_ms": 2.0, "bound": "batch", "burst_ms": 2.4})
+    lines = list(report(found))
+    assert "median time 0.500 ms" in lines[0]
+    assert "[INFO] torch: setup takes 2.000 ms before a call; it is not in the time" in lines
+    Results([], argparse.Namespace(output_path=str(tmp_path / "out.csv"), json_path=None), CPU).add(found)
     (read,) = read_rows(tmp_path / "out.csv")
-    names = ("median_time", "std_time", "setup_ms", "bound", "burst_ms")
-    assert [read[name] for name in names] == ["0.5", "", "2.0", "batch", "2.4"]
+    assert [read[name] for name in ("median_time", "std_time", "setup_ms", "burst_ms")] == ["0.5", "", "2.0", "2.4"]
+    flags = {flag.name for routine in ROUTINES.values() for flag in routine.flags}
+    assert flags - {*read} == {"no_sf_swizzled_layout", "nvtx"}
 
 
 def test_the_engine_is_told_counts_tolerance_and_limits():
@@ -114,15 +86,6 @@ def test_the_engine_is_told_counts_tolerance_and_limits():
     assert (resolved.iterations, resolved.warmup_runs, resolved.num_trials, config.seed) == (11, 3, 1, 5)
     assert (config.timeout_seconds, resolved.rtol) == (9, asked.case.check.rtol)
     assert (config.clock, config.confirm) == ("cuda_events", False)
-
-
-def test_a_skipped_backend_is_a_row_and_every_flag_has_a_column(tmp_path):
-    path = tmp_path / "out.csv"
-    results = Results([], ResultFiles(str(path), None), CPU)
-    results.tell(request("--backends cuda"))
-    assert ([item["status"] for item in read_rows(path)], results.has_failed) == (["skipped"], True)
-    flags = {flag.name for routine in ROUTINES.values() for flag in routine.flags}
-    assert flags - {*COLUMNS} == {"no_sf_swizzled_layout", "nvtx"}
 
 
 AUTO = "--batch_size 2 --s_qo 1 --s_kv 64 --num_qo_heads 8 --num_kv_heads 2 --head_dim_qk 128 --page_size 16"
@@ -143,75 +106,3 @@ def test_auto_is_told_by_what_it_stands_for(routine, flags, capability, status, 
     place = Platform("a GPU", capability, {}, frozenset({"flashinfer"}))
     (asked,) = ask(f"--routine {routine} {AUTO} {flags}", place)
     assert make_row(asked, "auto", place, status)["resolved_backend"] == resolved
-
-
-@pytest.mark.parametrize("started", ["flashinfer_benchmark.py", "benchmarks/flashinfer_benchmark.py"])
-def test_a_repro_command_can_be_typed_where_the_command_was(started, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT / ("." if "/" in started else "benchmarks"))
-    case = f"{RMSNORM} --generate_repro_command"
-    monkeypatch.setattr(sys, "argv", [started, *case.split(), *QUICK])
-    with pytest.raises(SystemExit, match=r"^0$"):
-        runpy.run_path(started, run_name="__main__")
-    assert f"run the following command: python3 {started} {case}" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("routine", "line"),
-    [
-        ("mm_fp4", "a.dtype = float4_e2m1"),
-        ("group_gemm_fp8_nt_groupwise", "m_indptr.flatten() = tensor([ 0,  4,  8, 12], dtype=torch.int32)"),
-        ("rmsnorm_quant", "scale = 0.5"),
-        ("rmsnorm", "eps = 1e-06"),
-        (PREFILL, "actual_seq_lens_kv.flatten() = tensor([14, 17, 27], dtype=torch.int32)"),
-    ],
-)
-def test_inputs_are_told_with_their_value(routine, line):
-    (asked,) = ask(f"--routine {routine} {SMALL[routine]} --backends torch -vv")
-    assert f"[VVERBOSE] {line}" in list(introduce(asked, CPU))
-
-
-def test_whole_numbers_are_printed_in_short():
-    text = render_integers(np.arange(100, dtype=np.int32))
-    assert text == "tensor([ 0,  1,  2, ..., 97, 98, 99], dtype=torch.int32)"
-
-
-def test_a_full_disk_leaves_whole_rows(tmp_path, capsys):
-    table, lines = tmp_path / "out.csv", tmp_path / "out.jsonl"
-    files = ResultFiles(str(table), str(lines))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, before[1]))
-    try:
-        for _ in range(40):
-            files.add(make_row(request(), "torch", CPU, "failed", "for once"))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert files.lost == {table, lines}
-    assert capsys.readouterr().err.count("a row cannot be written") == 2
-    assert {item["reason"] for item in read_rows(table)} == {"for once"}
-    assert {json.loads(line)["reason"] for line in lines.read_text().splitlines()} == {"for once"}
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_table_that_cannot_be_begun_is_misuse(capsys):
-    assert main(["perf", *RMSNORM.split(), *QUICK, "--output_path", "/dev/full"]) == 2
-    assert capsys.readouterr().err.startswith("error: /dev/full: cannot be written: ")
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ("--output_path same.jsonl --json_path ./same.jsonl", "--output_path and --json_path"),
-        ("--output_path same.csv --json_path link.csv", "--output_path and --json_path"),
-        ("--testlist list.txt --json_path list.txt", "--testlist and --json_path"),
-    ],
-)
-def test_one_file_for_two_things_is_misuse_before_anything_is_opened(tmp_path, monkeypatch, capsys, flags, said):
-    monkeypatch.chdir(tmp_path)
-    for name in ("same.csv", "same.jsonl", "list.txt"):
-        (tmp_path / name).write_text(f"{RMSNORM}\n")
-    (tmp_path / "link.csv").symlink_to("same.csv")
-    words = flags.split() if "--testlist" in flags else [*RMSNORM.split(), *flags.split()]
-    assert main(["perf", *words, *QUICK]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {said} name the same file: ")
-    assert {path.read_text() for path in tmp_path.iterdir() if path.is_file()} == {f"{RMSNORM}\n"}
-    check_paths({"--output_path": "/dev/null", "--json_path": "/dev/null", "--testlist": "b.csv"})

@@ -84,6 +84,7 @@ def whole(dtype, *values):
     ("expected", "got", "tolerance", "parts"),
     [
         (vector(1.0, 2.0), vector(1.0, NAN), MOSTLY, "1 of 2 elements are nan or inf"),
+        (vector(INF, 1.0), vector(-INF, INF), USUAL, "2 of 2 elements"),
         (vector(1, 1), vector(NAN, NAN), USUAL, "all 2 elements are nan, as those of an output that was never written"),
         (
             *(torch.ones(4, 5), NINE, USUAL),
@@ -126,6 +127,27 @@ def test_shared_zeros_do_not_count_for_the_ratio_if_they_are_ignored(dtype, shar
     problem = compare(expected, got, strict, chunk_elements=128).problem()
     assert "2 of the 20 elements that are not zero on both sides differ" in problem
     assert compare(expected, got, replace(strict, required_matched_ratio=0.9)).problem() is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool])
+def test_a_comparison_finds_the_same_on_both_devices(dtype):
+    expected = torch.randn(700, 77, generator=torch.Generator().manual_seed(0))
+    got = torch.where(torch.arange(77) % 9 == 0, expected * 1.5, expected)
+    expected[7], got[7], got[9], expected[11] = NAN, NAN, 0.0, INF
+    sides = [convert(side, dtype) for side in (expected, got)]
+    found = [compare(*(side.to(device) for side in sides), Tolerance(1e-2, 1e-2, 0.5)) for device in ("cpu", "cuda")]
+    assert repr(found[0].to_record()) == repr(found[1].to_record())
+    assert found[0].problem() == found[1].problem()
+
+
+@pytest.mark.gpu
+def test_comparing_a_gigabyte_takes_less_than_300_megabytes():
+    expected = torch.randn(1 << 29, device="cuda", dtype=torch.bfloat16)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    assert compare(expected, expected.clone().mul_(1.004), Tolerance(1e-2, 1e-2, 0.95)).problem() is None
+    assert torch.cuda.max_memory_allocated() - before - (1 << 30) < 300e6
 
 
 # Patterns of wrong outputs.

@@ -144,6 +144,7 @@ def test_a_stored_input_is_read_as_it_is_and_once_for_all_trials_and_an_optional
         ("bfloat16[n, 4]", {**STORED, "path": "blob/broken"}, ["broken", "cannot be read"]),
         (f"float32[n, {memory.total_bytes(CPU)}]", "random", ["use a device with more memory"]),
         ("float32[n]", {"type": "custom"}, ["no custom_inputs_entrypoint"]),
+        ("float32[n]", {"type": "generated"}, ["generated"]),
         *((spec, value, ["x"]) for spec, value in (("int32", 3.5), ("bool", 1), ("float32[n]", 1.0))),
     ],
 )
@@ -245,18 +246,14 @@ def test_elements_that_are_nan_by_right_and_were_not_written_are_counted(dtype):
         assert wrong.integrity == {"rule": "unwritten", "evidence": {"output": "y", "elements": 67}}
 
 
-def test_free_memory_is_read_again_after_a_moment_or_longer_if_there_is_plenty_and_holds_what_torch_keeps(monkeypatch):
-    now, readings, gpu = [0.0], iter((60, 49, 48, 47)), torch.device("cuda")
+def test_free_memory_is_read_again_after_a_moment_and_holds_what_torch_keeps(monkeypatch):
+    now, readings, gpu = [0.0], iter((60, 49, 48)), torch.device("cuda")
+    figures = {"reserved_bytes": {"all": {"current": 70}}, "allocated_bytes": {"all": {"current": 30}}}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (next(readings), 100))
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _device: figures)
     monkeypatch.setattr(memory.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(memory, "_looks", {})
-    found = []
-    for later_s in (0, 1, 1, 0, 1):
+    for later_s, found in ((0, 60), (1, 60), (1, 49), (0, 49), (1, 48)):
         now[0] += later_s
-        found.append(memory.recently_free_bytes(gpu))
-    assert [*found, memory.look_at_free_bytes(gpu)] == [60, 60, 49, 49, 48, 47]
-    figures = {"reserved_bytes": {"all": {"current": 70}}, "allocated_bytes": {"all": {"current": 30}}}
-    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _device: figures)
+        assert memory.recently_free_bytes(gpu) == found
     assert memory.cached_bytes(gpu) == 40
-    figures.clear()  # as before CUDA has started
-    assert memory.cached_bytes(gpu) == 0

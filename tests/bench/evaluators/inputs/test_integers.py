@@ -50,6 +50,7 @@ RANGES = [
     # what the reference wraps or clamps itself
     ("table[tok % table.shape[0]]", 0, 59),
     ("table[(tok - 5).clamp(0, 29)]", 0, 59),
+    ("torch.stack([table, table])[tok % 2]", 0, 7),
     # what indexes nothing, or where runs see too little: small
     ("torch.stack([table[int(one)] for one in tok])", 0, 7),
     ("table[table.argmax(0)[tok % 3]]", 0, 7),
@@ -129,6 +130,7 @@ PADDED = [
     ("tok", "table[tok * 2] * ((tok - 3) >= 0)[:, None]", None),
     # another negative number
     ("labels", "x.log_softmax(-1).gather(1, labels.masked_fill(labels == -100, 0)[:, None])", -100),
+    ("labels", "F.cross_entropy(x, labels, ignore_index=-100)", -100),
     ("labels", f"{EACH} {SKIP} ~total = total + x[i, y]; return total", -100),
     ("labels", "x.gather(1, labels[:, None])[:, 0] * (labels != -100)", None),
     ("labels", f"{EACH} ~if i > 5000:; ~{SKIP.replace(' ~', ' ~~')} ~total = total + x[i, y]; return total", None),

@@ -82,11 +82,11 @@ def test_definition_and_workload_say_which_cases_come_beside_the_usual_ones(aske
 
 
 def test_the_list_is_the_same_in_each_run_and_another_order_for_another_workload():
-    def calls(uuid, seed=1):
-        return StressPlan(make_definition(), make_workload(uuid, axes={"n": 40}, inputs={}), seed).calls
-
-    orders = [calls(str(number)) for number in range(40)]
-    assert orders[0] == calls("0", 2)
+    orders = [
+        StressPlan(make_definition(), make_workload(str(at % 40), axes={"n": 40}, inputs={}), seed=at).calls
+        for at in range(41)
+    ]
+    assert orders[0] == orders[40]
     assert len({tuple(one) for one in orders}) > 30
     assert all(len(set(one[: len(set(one))])) == len(set(one)) for one in orders)  # each once before one comes again
 
@@ -108,6 +108,13 @@ def test_only_random_values_without_a_meaning_are_changed():
     found = plan({**inputs, "number": "float32"}, sources={"stored": kept}, n=8, m=8).free
     assert [one.name for one in found if one] == list(inputs)[:5]
     assert not any(plan({"mask": "bool[n]"}, "[n]", n=32).free)  # of few bools all could become false
+
+
+def test_only_an_input_that_the_reference_checks_gets_a_value_that_is_not_finite():
+    x, other = torch.ones(2, 8, 8)
+    found = plan(XY, "[n, m]", "return torch.where(torch.isnan(x), 0.0, x) * gate", n=8, m=8)
+    found.change(NAMES["not finite"], 0, [x, other])
+    assert (int(x.isnan().sum()), bool(other.isfinite().all())) == (1, True)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float8_e4m3fn", "uint8", "bool"])

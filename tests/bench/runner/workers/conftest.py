@@ -26,7 +26,7 @@ def arena():
         yield arena
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def template(tmp_path_factory):
     with running_template(tmp_path_factory.mktemp("session") / "run") as socket:
         yield socket

@@ -1,13 +1,11 @@
 """Timing a solution in a worker: honest ones in every style, cheats, `setup`, and what stands in the record."""
 
-from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.workers import measuring
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
 from flashinfer_bench.bench.runner.workers.measuring import Measuring
 from flashinfer_bench.bench.runner.workers.timed.reported_time import ClaimContradicted
@@ -127,8 +125,10 @@ def test_a_latency_on_a_cpu_is_the_workers_and_flagged_if_it_is_far_below_what_r
     assert all(map(is_right, kernel.reads[0]))
 
 
-@pytest.mark.parametrize("contradicted", [1, measuring.MEASUREMENTS - 1, measuring.MEASUREMENTS])
-def test_a_contradicted_measurement_is_made_again_on_other_contents(open_kernel, monkeypatch, contradicted):
+@pytest.mark.parametrize(("contradicted", "is_settled"), [(1, True), (99, False)])
+def test_a_contradicted_measurement_is_made_again_a_few_times_on_other_contents(
+    open_kernel, monkeypatch, contradicted, is_settled
+):
     contents, take = [], Measuring._take_samples
 
     def contradict(job, remote):
@@ -139,18 +139,16 @@ def test_a_contradicted_measurement_is_made_again_on_other_contents(open_kernel,
 
     monkeypatch.setattr(Measuring, "_take_samples", contradict)
     with open_kernel(DOUBLE, plan=READ) as kernel:
-        with pytest.raises(ClaimContradicted) if contradicted == measuring.MEASUREMENTS else nullcontext():
+        with nullcontext() if is_settled else pytest.raises(ClaimContradicted):
             kernel.measure([[X], [X + 1]])
-    assert len({*contents}) == min(contradicted + 1, measuring.MEASUREMENTS)
+    assert 1 < len({*contents}) == len(contents) < 9
 
 
 @pytest.mark.parametrize("makes_up", [True, False])
 def test_timed_calls_are_made_up_for_if_more_are_wanted_than_there_were(open_kernel, makes_up):
     with open_kernel(DOUBLE, plan=replace(READ, reads=40, makes_up=makes_up)) as kernel:
-        record = kernel.measure([[X]]).record
-    ways = Counter(read.way for read in kernel.reads[0])
-    assert (ways["reading"] == 40) is makes_up
-    assert record["samples"] == READ.iterations
+        assert kernel.measure([[X]]).record["samples"] == READ.iterations
+    assert (sum(read.way == "reading" for read in kernel.reads[0]) == 40) is makes_up
     assert all(map(is_right, kernel.reads[0]))
 
 
@@ -170,26 +168,6 @@ def test_each_trial_has_as_many_samples_and_compared_calls_of_its_own_inputs(ope
 
 
 SLEEP = "import time\ndef run(x):\n    time.sleep({})\n    return x * 2"
-
-
-@pytest.mark.parametrize(
-    ("source", "task", "sets", "expected"),
-    [
-        (DOUBLE, {}, 2, {"samples": 10, "stop": "count"}),
-        (SLEEP.format(0.3), {"plan": MeasurePlan(10, 90, 0.1)}, 1, {"calls": 1, "samples": 1}),
-        (DOUBLE, {"plan": MeasurePlan(0, 1, 1.0, trials=1, facts={"meaningful": False})}, 2, {"meaningful": False}),
-        (DOUBLE, {"plan": replace(READ, fewest=9, precision=9.0)}, 1, {"iterations_taken": 9}),
-        (DOUBLE, {"vary": vary(way="fixed")}, 1, {"flags": ["same_inputs"]}),
-    ],
-    ids=["as asked", "longer than the budget", "no meaning", "until it is known", "the same inputs"],
-)
-def test_the_record_tells_how_the_time_was_taken(open_kernel, source, task, sets, expected):
-    with open_kernel(source, **task) as kernel:
-        kernel(X)
-        record = kernel.measure([[X]] * sets).record
-    flags = [flag for flag in record.get("flags", []) if flag == "same_inputs"] or None
-    assert {name: {**record, "flags": flags}.get(name) for name in expected} == expected
-    assert ("bound" in record) is kernel.is_meaningful
 
 
 def test_a_measurement_plans_with_what_is_left_of_the_solutions_time(open_kernel):

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.cpu
 def test_a_channel_that_closes_while_the_guard_is_late_does_not_keep_a_worker_from_its_end(
     template, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(process, "END_LIMIT_S", 1.5)
+    monkeypatch.setattr(process, "END_LIMIT_S", 0.5)
     worker = WorkerProcess(template, worker_order(), tmp_path / "home")
     worker.wait_ready()
     os.kill(worker.supervisor_pid, signal.SIGSTOP)

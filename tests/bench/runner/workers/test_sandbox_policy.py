@@ -61,11 +61,13 @@ def test_modules_on_the_import_path_and_what_variables_name_are_read_but_no_home
     assert is_readable(tmp_path / path, readable) is is_read
 
 
-def test_what_is_hidden_is_left_out_of_a_folder_that_is_read(tmp_path):
-    write(tmp_path, "a/b/secret/x", "a/open", "c")
-    hidden = [str(tmp_path / "a/b/secret"), "/elsewhere"]
-    assert carve(str(tmp_path), hidden) == [str(tmp_path / "a/open"), str(tmp_path / "c")]
-    assert carve(str(tmp_path / "a/b/secret"), [str(tmp_path / "a")]) == []
+def test_what_is_hidden_is_left_out_of_a_folder_that_is_read_also_behind_a_link(tmp_path):
+    site = tmp_path / "site-packages"
+    write(site, "module.py", "secret/key.py")
+    (tmp_path / "link").symlink_to(site)
+    readable = find_readable({}, hidden=[str(tmp_path / "link/secret"), "/elsewhere"], import_path=[str(site)])
+    assert [is_readable(site / path, readable) for path in ("module.py", "secret/key.py")] == [True, False]
+    assert carve(str(site / "secret"), [str(site)]) == []
 
 
 @pytest.fixture
@@ -118,20 +120,7 @@ def test_where_its_user_could_not_come_to_its_folder_a_worker_stays_who_it_is(pl
     assert open_maker(place, "own").make_policy(DIGEST, None, place / "given-1").user is None
 
 
-@pytest.mark.parametrize("is_new", [True, False])
-def test_helpers_are_lent_only_into_a_folder_that_no_worker_has_written_to(place, monkeypatch, is_new):
-    lent = []
-    monkeypatch.setattr(sandbox_policy, "lend_helpers", lambda folder: lent.append(folder) or [])
-    made = open_maker(place)
-    folder = made.folder(DIGEST)
-    if not is_new:
-        folder.mkdir(parents=True)
-        (folder / "triton").symlink_to(place)
-    made.make_policy(DIGEST, place / "artifact", place / "given-1")
-    assert lent == ([folder / "triton"] if is_new else [])
-
-
-def test_what_is_compiled_is_noted_where_no_worker_writes_for_these_versions_alone(place, monkeypatch):
+def test_what_is_compiled_is_noted_where_no_worker_writes(place):
     made = open_maker(place)
     made.mark_compiled(DIGEST)  # there is no folder yet
     assert not made.is_compiled(DIGEST)
@@ -139,5 +128,3 @@ def test_what_is_compiled_is_noted_where_no_worker_writes_for_these_versions_alo
     made.mark_compiled(DIGEST)
     assert made.is_compiled(DIGEST)
     assert not any(folder.iterdir())
-    monkeypatch.setattr(sandbox_policy.metadata, "version", lambda _package: "99")
-    assert not open_maker(place).is_compiled(DIGEST)

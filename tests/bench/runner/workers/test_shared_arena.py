@@ -5,24 +5,10 @@ import os
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.workers.arena import SMALLEST_BYTES, SharedArena, copy_of
+from flashinfer_bench.bench.runner.workers.arena import SharedArena
 
 pytestmark = pytest.mark.cpu
-
-
-def test_an_arena_that_grows_keeps_the_old_memory_until_it_is_dropped():
-    with SharedArena(torch.device("cpu")) as arena:
-        arena.reserve(SMALLEST_BYTES)
-        _, (before,) = arena.describe()
-        arena.reserve(SMALLEST_BYTES)
-        assert (arena.generation, arena.size) == (1, SMALLEST_BYTES)
-        arena.reserve(SMALLEST_BYTES + 1)
-        description, (after,) = arena.describe()
-        assert (arena.generation, description["size"]) == (2, 2 * SMALLEST_BYTES)
-        assert (os.fstat(before).st_size, os.fstat(after).st_size) == (SMALLEST_BYTES, 2 * SMALLEST_BYTES)
-        arena.drop_retired()
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.fstat(before)
+SMALLEST_BYTES = 2 << 20
 
 
 DEVICES = [pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -83,9 +69,3 @@ def test_an_arena_that_stepped_aside_comes_back_wiped_to_where_it_lay(device, mo
         assert arena.generation > generation
         assert arena.may_step_aside(SMALLEST_BYTES)
         assert not arena.may_step_aside(1 << 29)
-
-
-def test_a_copy_of_bools_has_their_bytes():
-    told = torch.tensor([0, 255, 1], dtype=torch.uint8)
-    copied = copy_of(told.view(torch.bool))
-    assert (copied.dtype, copied.view(torch.uint8).tolist()) == (torch.bool, [0, 255, 1])

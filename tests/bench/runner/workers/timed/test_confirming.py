@@ -69,9 +69,3 @@ def test_batches_are_in_the_place_of_a_chain_or_follow_at_full_assurance_if_it_l
     assert [number for *_, (number,) in asked] == [*range(len(asked))]  # no content comes again
     assert [chain and chain.bound for _, chain, _ in asked[1:]] == ["chain"] * (len(kinds) - 1)
     assert is_room_checked is (how.get("room") == 1)
-
-
-@pytest.mark.parametrize(("has_setup", "told"), [(True, (0.003, "chain")), (False, (0.009, "floor"))])
-def test_a_claim_is_told_as_no_less_than_its_inputs_take_to_be_read(bound, has_setup, told):
-    told_ms, record, *_ = bound(is_open=False, floor_ms=0.009, has_setup=has_setup)
-    assert (told_ms, record["bound"], record["claimed_ms"]) == (*told, 0.002)

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from flashinfer_bench.bench.runner.workers.timed import sampling as remote_clock
-from flashinfer_bench.bench.runner.workers.timed.sampling import PlaceLaunch, RemoteClock
+from flashinfer_bench.bench.runner.workers.timed.sampling import RemoteClock
 from flashinfer_bench.errors import SolutionFailure
-from flashinfer_bench.timing.clocks import CaptureRefused, ClockLost, Preamble
+from flashinfer_bench.timing.clocks import ClockLost, Preamble
 from flashinfer_bench.timing.measurement import Sample
 from flashinfer_bench.worker.protocol import answer_readings
 from tests.kit.fake_gpu import sample_all
@@ -49,21 +49,6 @@ def test_a_request_holds_at_most_one_call_for_each_place_and_each_has_its_share_
     assert [one.span_ns for one in trial.setup_samples] == [300] * 11 * (setup_ns > 0)
     costs_ns = [1_000 + setup_ns + 800 * len(parts) / calls for calls in (8, 3)]
     assert trial.costs_ns == pytest.approx([costs_ns[0]] * 8 + [costs_ns[1]] * 3)
-
-
-def test_calls_of_a_graph_are_asked_for_as_replays_and_fresh_until_each_was_replayed(open_clock):
-    trial, worker, clock = open_clock(CUPTI)
-    replays, fresh = clock.replays(trial.supply), [clock.fresh_graphs]
-    assert replays(9) == PlaceLaunch(1, replay=True)
-    with clock:
-        for launches in ([trial.supply(0)], [replays(0)], [replays(index) for index in range(1, 8)]):
-            sample_all(clock, launches, Preamble())
-            fresh.append(clock.fresh_graphs)
-    assert fresh == [8, 8, 8, 0]
-    assert [one["replay"] for one in worker.fields_of("calls")] == [False, True, True]
-    trial, _, clock = open_clock(CUPTI, has_setup=True)
-    with pytest.raises(CaptureRefused, match="what setup prepares"):
-        clock.replays(trial.supply)
 
 
 @pytest.mark.parametrize(

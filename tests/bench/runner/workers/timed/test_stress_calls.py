@@ -27,7 +27,7 @@ def make_schedule(contents=None, names=CASES, calls=20, seed=0):
     return schedule
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("usual", "expected", "size"), [(20, 20, 16), (20, 8, 3), (6, 6, 16), (2, 0, 3)])
 def test_a_hidden_call_has_no_reading_and_is_kept_with_its_inputs(arena, seed, usual, expected, size):
     """It comes beside the usual ones of its request where there is a place. That it changes its inputs is found."""
@@ -57,22 +57,9 @@ def test_a_hidden_call_has_no_reading_and_is_kept_with_its_inputs(arena, seed, u
     assert not any((read.inputs[0] >= MARK).any() for read in reads)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_the_first_calls_keep_their_inputs_and_a_request_has_no_more_calls_than_places(seed):
-    """What is left comes among those that follow."""
-    for names, requests in (("abcdefghij", [2, 8, 8]), (CASES, [1] * 4)):
-        schedule, found = make_schedule(names=names, calls=sum(requests), seed=seed), []
-        for calls in requests:
-            found.append(schedule.due(calls, 8))
-            schedule.pass_by(min(calls + len(found[-1]), 8), len(found[-1]))
-        assert sorted(name for names_due in found for name in names_due) == sorted(names)
-        assert max(map(len, found)) <= 8
-    assert found[:2] == [[], []]
-
-
 def test_inputs_that_were_made_ahead_come_first(arena):
     schedule, looks = make_schedule(make_trial(arena).contents), iter([False, True])
     schedule.make_ahead(lambda: next(looks))
-    ((one, (first,)),) = schedule.make(CASES[:1])
-    (other, (second,)), (third, (last,)) = schedule.make([*CASES[1:], "more"])
-    assert (first[0], second[0], last[0], len({one, other, third})) == (MARK, MARK + 1, MARK + 2, 3)
+    made = [*schedule.make(CASES[:1]), *schedule.make([*CASES[1:], "more"])]
+    assert [float(first[0]) for _, (first,) in made] == [MARK, MARK + 1, MARK + 2]
+    assert len({number for number, _ in made}) == 3

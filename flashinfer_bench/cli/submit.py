@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from flashinfer_bench.base.printable import to_printable
-from flashinfer_bench.cli.exit_codes import INTERRUPTED
-from flashinfer_bench.cli.output import one_interrupt, write_err, write_out
-from flashinfer_bench.cli.parser import PROGRAM, Parser, add_names, number, whole_number
-from flashinfer_bench.cli.render import join_sections, render_rows, write_result
+from flashinfer_bench.cli.output import INTERRUPTED, one_interrupt, write_err, write_out
+from flashinfer_bench.cli.parser import QUIET_FLAG, Parser, add_flags, add_names
+from flashinfer_bench.cli.tables import join_sections, lay_out, write_result
 from flashinfer_bench.client import DEFAULT_URL, Client, TaskReport
 from flashinfer_bench.data import Solution, Trace
 from flashinfer_bench.data.json_utils import load_json_file
@@ -28,9 +27,9 @@ if TYPE_CHECKING:  # the help does not wait for the engine
 
 RETRY_S: Final = 20.0
 """Seconds for which a server that does not answer is asked again."""
-DEVICE_COLUMNS: Final = {"Device": "device", "Hardware": "hardware", "State": "condition", "Now": "job"}
-TASK_COLUMNS: Final = {"Task": "task_id", "Status": "status", "Definition": "definition", "Solution": "solution"}
-"""Headings of a table → keys of an overview."""
+DEVICES: Final = {"Device": "{device}", "Hardware": "{hardware}", "State": "{condition}", "Now": "{job}"}
+TASKS: Final = {"Task": "{task_id}", "Status": "{status}", "Definition": "{definition}", "Solution": "{solution}"}
+TASK_KEYS: Final = ("task_id", "status", "definition", "solution")
 SHOWN_TASKS: Final = 15
 """Open tasks that are listed."""
 LONGEST_PAUSE_S: Final = 86_400.0
@@ -42,8 +41,8 @@ LABEL: Final = re.compile(r'(\w+)=("(?:\\.|[^"\\])*")')
 
 def add_server(parser: Parser, json_help: str) -> None:
     """Add the flags that say which server a command speaks with, and the one that asks for JSON."""
-    parser.add_argument("--server", default=DEFAULT_URL, metavar="URL", help="(default: %(default)s)")
-    parser.add_argument("--token-file", metavar="FILE", help="a file with the server's token")
+    flags = {"--server URL": "(default: %(default)s)", "--token-file FILE": "a file with the server's token"}
+    add_flags(parser, flags, server=DEFAULT_URL)
     parser.add_argument("--json", action="store_const", const="json", default="table", dest="format", help=json_help)
 
 
@@ -58,21 +57,21 @@ def declare_submit(parser: Parser) -> None:
     parser.describe(
         "Submit a solution to a server, wait for its verdicts, and print them as `run` does.",
         usage="%(prog)s SOLUTION.json --server URL [flags]",
-        example=f"{PROGRAM} submit my_rmsnorm.json --server {DEFAULT_URL}",
+        example=f"submit my_rmsnorm.json --server {DEFAULT_URL}",
         execute=execute_submit,
     )
     parser.add_argument("solution", metavar="SOLUTION.json", help="the solution's file")
     add_server(parser, "print JSON in place of a table")
     add_names(parser, "--workloads")
-    parser.add_argument("--priority", type=whole_number, default=0, metavar="N", help="higher ones are judged earlier")
-    parser.add_argument("--submitter", metavar="NAME", help="who asks; submitters get equal shares of the server")
     words = "judge it at full assurance on a GPU: where it would be the best known, at once, or never"
-    parser.add_argument(
-        "--confirm", choices=("if_best", "always", "never"), default="if_best", help=f"{words} (default: %(default)s)"
-    )
-    parser.add_argument("--no-wait", action="store_true", help="print the id of the task, and do not wait")
-    parser.add_argument("--require-passed", action="store_true", help="exit with 1 unless every job passed")
-    parser.add_argument("--quiet", action="store_true", help="no progress; only errors and the result")
+    flags = {
+        "--priority N": "higher ones are judged earlier",
+        "--submitter NAME": "who asks; submitters get equal shares of the server",
+        "--confirm if_best|always|never": f"{words} (default: %(default)s)",
+        "--no-wait": "print the id of the task, and do not wait",
+        "--require-passed": "exit with 1 unless every job passed",
+    }
+    add_flags(parser, flags | QUIET_FLAG, priority=0, confirm="if_best")
 
 
 def execute_submit(args: Namespace) -> int:
@@ -146,12 +145,11 @@ def declare_top(parser: Parser) -> None:
     parser.describe(
         "Show what a server is doing: devices, current jobs, queue, rate. Ctrl-C ends it.",
         usage="%(prog)s --server URL [flags]",
-        example=f"{PROGRAM} top --server {DEFAULT_URL} --once",
+        example=f"top --server {DEFAULT_URL} --once",
         execute=execute_top,
     )
     add_server(parser, "print JSON, one line for each look")
-    parser.add_argument("--once", action="store_true", help="show it once, and end")
-    parser.add_argument("--every", type=number, default=1.0, metavar="F", help="seconds between looks (default: 1)")
+    add_flags(parser, {"--once": "show it once, and end", "--every F": "seconds between looks (default: 1)"}, every=1.0)
 
 
 def execute_top(args: Namespace) -> int:
@@ -184,9 +182,7 @@ def read_overview(client: Client) -> dict[str, Any]:
         "verdicts_per_second": sum(value for _, value in samples["verdicts_per_second"]),
         "jobs": {labels["status"]: int(value) for labels, value in samples["jobs_total"]},
         "devices": [{**one, "job": jobs.get(one["device"], "")} for one in health["workers"]],
-        "open_tasks": [
-            {key: getattr(task, key) for key in TASK_COLUMNS.values()} for task in client.tasks() if not task.is_over
-        ],
+        "open_tasks": [{key: getattr(task, key) for key in TASK_KEYS} for task in client.tasks() if not task.is_over],
     }
 
 
@@ -194,5 +190,5 @@ def render_overview(overview: dict[str, Any]) -> str:
     """Lay an overview out."""
     counts = ", ".join(f"{number} {status}" for status, number in overview["jobs"].items())
     head = f"{overview['queue_jobs']} jobs wait; {overview['verdicts_per_second']:.2g} verdicts a second; {counts}"
-    devices = render_rows(overview["devices"], DEVICE_COLUMNS)
-    return join_sections([to_printable(head)], devices, render_rows(overview["open_tasks"][:SHOWN_TASKS], TASK_COLUMNS))
+    tasks = lay_out(TASKS, overview["open_tasks"][:SHOWN_TASKS])
+    return join_sections([to_printable(head)], lay_out(DEVICES, overview["devices"]), tasks)

@@ -11,17 +11,25 @@ from argparse import Namespace
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from flashinfer_bench.base.host import usable_cores
-from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.bench.planning.selection import select
 from flashinfer_bench.cli.args import is_set_named, open_trace_set, refuse_unknown
 from flashinfer_bench.cli.output import one_interrupt, write_err
-from flashinfer_bench.cli.parser import EXIT_CODES, PROGRAM, Parser, add_filters, add_format, add_local, add_names
-from flashinfer_bench.cli.render import count, format_duration, render_rows, shorten, some, write_result
+from flashinfer_bench.cli.parser import (
+    EXIT_CODES,
+    QUIET_FLAG,
+    Parser,
+    add_filters,
+    add_flags,
+    add_format,
+    add_local,
+    add_names,
+)
 from flashinfer_bench.cli.settings import add_setting, naming_flags, read_config
+from flashinfer_bench.cli.tables import count, format_duration, indent_text, lay_out, list_counts, some, write_result
 from flashinfer_bench.compile import BuildFailure, BuildFarm, BuildTarget, find_toolchain, why_not_buildable
 from flashinfer_bench.compile.requirements import NAMED
 from flashinfer_bench.data import Definition, Solution, load_json_file
@@ -34,15 +42,16 @@ FORMAT_VERSION: Final = 1
 FILTERS: Final = ("definitions", "op_types", "solutions", "authors")
 RESULTS: Final = ("built", "cached", "failed", "fault", "skipped")
 """The solution is to blame for `failed`, the machine for `fault`."""
-COLUMNS: Final = {
-    "Solution": "name",
-    "Language": "language",
-    "Binding": "binding",
-    "Result": "result",
-    "Seconds": "seconds",
+TABLE: Final = {
+    "Solution": "{name}",
+    "Language": "{language}",
+    "Binding": "{binding}",
+    "Result": "{result}",
+    "#Seconds": "{seconds}",
 }
-"""Headings of the table → keys of the document's solutions."""
 MESSAGE_LINES: Final = 40
+Row = dict[str, Any]
+"""The result of one solution, as in the JSON document."""
 
 
 def declare_build(parser: Parser) -> None:
@@ -53,7 +62,7 @@ def declare_build(parser: Parser) -> None:
         "A solution for which something is missing here (a compiler, a package) is skipped with the reason.\n"
         f"{EXIT_CODES}",
         usage="%(prog)s [FILE ...] [--local PATH] [flags]",
-        example=f"{PROGRAM} build --local flashinfer-trace --authors cuda --arch sm_80 sm_90a",
+        example="build --local flashinfer-trace --authors cuda --arch sm_80 sm_90a",
         execute=execute,
     )
     parser.add_argument("files", nargs="*", metavar="FILE", help="solution files (default: the solutions of the set)")
@@ -62,24 +71,9 @@ def declare_build(parser: Parser) -> None:
     group = parser.add_argument_group("how")
     add_names(group, "--arch", "GPU architectures to compile CUDA solutions for, such as sm_90a (default: those here)")
     add_setting(group, "build_jobs", "compilers at once (default: as many as there are cores)")
-    group.add_argument("--require-built", action="store_true", help="exit with 1 when anything was skipped, too")
+    add_flags(group, {"--require-built": "exit with 1 when anything was skipped, too"}, config=None)
     add_format(group)
-    group.add_argument("--quiet", action="store_true", help="no progress; only errors and the result")
-    parser.set_defaults(config=None)
-
-
-class Row(NamedTuple):
-    """The result of one solution."""
-
-    solution: Solution
-    result: str
-    """One of `RESULTS`."""
-    message: str = ""
-    """Why there is no artifact."""
-    seconds: float = 0.0
-    """Time of its compilers, in seconds, now or when it was first built."""
-    artifact: str | None = None
-    """Its folder."""
+    add_flags(group, QUIET_FLAG)
 
 
 def execute(args: Namespace) -> int:
@@ -93,23 +87,29 @@ def execute(args: Namespace) -> int:
         for row in build(items, root, target, jobs=read_config(args).build_jobs):
             rows.append(row)
             if not args.quiet:
-                first = row.message.partition("\n")[0]
-                told = f": {first}" if first else f" in {row.seconds:.1f} s" if row.seconds else ""
-                write_err(f"[{len(rows)}/{len(items)}] {row.solution.name}: {row.result}{told}")
+                first = (row["message"] or "").partition("\n")[0]
+                end = f": {first}" if first else f" in {row['seconds']:.1f} s" if row["seconds"] else ""
+                write_err(f"[{len(rows)}/{len(items)}] {row['name']}: {row['result']}{end}")
     seconds = time.monotonic() - started
-    counts = Counter(row.result for row in rows)
-    solutions = list(map(_document, rows))
+    counts = Counter(row["result"] for row in rows)
     document = {
         "version": FORMAT_VERSION,
         "cache": str(root),
         "architectures": [f"sm_{name}" for name in target.architectures],
         "seconds": round(seconds, 3),
         "counts": dict(counts),
-        "solutions": solutions,
+        "solutions": rows,
     }
-    told = ", ".join(f"{counts[result]} {result}" for result in RESULTS if counts[result])
-    total = f"{count(len(rows), 'solution')} in {format_duration(seconds)}: {told or 'nothing to do'}"
-    write_result(args, document, render_rows(solutions, COLUMNS), *_list_reasons(rows), [total])
+    skipped, reasons = defaultdict(list), []
+    for row in rows:
+        if row["result"] == "skipped":
+            skipped[row["message"]].append(row["name"])
+        elif row["message"]:
+            reasons.append([f"{row['name']}: {row['result']}", *indent_text(row["message"], 2, MESSAGE_LINES)])
+    reasons.append([f"skipped {some(names)}: {reason}" for reason, names in skipped.items()])
+    results = list_counts({result: counts[result] for result in RESULTS}) or "nothing to do"
+    total = f"{count(len(rows), 'solution')} in {format_duration(seconds)}: {results}"
+    write_result(args, document, lay_out(TABLE, rows), *reasons, [total])
     return 1 if counts["failed"] + counts["fault"] + (counts["skipped"] if args.require_built else 0) else 0
 
 
@@ -164,44 +164,32 @@ def build(
         # A wrong entry point shows in a library when it is built, but in Python only at the first call: check it here.
         problems = [] if solution.spec.language in COMPILED else check_entry(solution, definition)
         if (reason := why_not_buildable(solution, toolchain)) is not None:
-            yield Row(solution, "skipped", reason)
+            yield _row(solution, "skipped", reason)
         elif problems:
-            yield Row(solution, "failed", "\n".join(problems))
+            yield _row(solution, "failed", "\n".join(problems))
         else:
             rest.append(solution)
     at_once = jobs or usable_cores()  # nothing is measured meanwhile, so every core may compile
     with BuildFarm(root, jobs=at_once, target=target, toolchain=toolchain) as farm:
         for built in farm.build_all(rest):
             if built.artifact is not None:
-                result, place = "cached" if built.was_cached else "built", str(built.artifact.directory)
-                yield Row(built.solution, result, seconds=built.seconds, artifact=place)
+                result, folder = "cached" if built.was_cached else "built", str(built.artifact.directory)
+                yield _row(built.solution, result, seconds=built.seconds, artifact=folder)
             else:
                 result = "failed" if isinstance(built.error, BuildFailure) else "fault"
-                yield Row(built.solution, result, str(built.error), built.seconds)
+                yield _row(built.solution, result, str(built.error), built.seconds)
 
 
-def _list_reasons(rows: Sequence[Row]) -> list[list[str]]:
-    """Return why solutions failed, and why others were skipped."""
-    parts: list[list[str]] = []
-    skipped = defaultdict(list)
-    for row in rows:
-        if row.result == "skipped":
-            skipped[row.message].append(row.solution.name)
-        elif row.message:
-            lines = [f"  {to_printable(line.rstrip())}" for line in row.message.splitlines() if line.strip()]
-            parts.append([f"{row.solution.name}: {row.result}", *shorten(lines, MESSAGE_LINES)])
-    return [*parts, [f"skipped {some(names)}: {reason}" for reason, names in skipped.items()]]
-
-
-def _document(row: Row) -> dict[str, Any]:
-    solution, found = row.solution, find_binding(row.solution)
+def _row(solution: Solution, result: str, message: str = "", seconds: float = 0.0, artifact: str | None = None) -> Row:
+    """Return a row; `seconds` is the time of its compilers, now or when it was first built."""
+    found = find_binding(solution)
     return {
         **{name: getattr(solution, name) for name in ("name", "definition", "author")},
         "language": solution.spec.language.value,
         "binding": found.binding.value if solution.spec.language in COMPILED else None,
         "note": found.note,
-        "result": row.result,
-        "seconds": round(row.seconds, 3),
-        "message": row.message or None,
-        "artifact": row.artifact,
+        "result": result,
+        "seconds": round(seconds, 3),
+        "message": message or None,
+        "artifact": artifact,
     }

@@ -8,8 +8,8 @@ from typing import Final
 
 from flashinfer_bench.cli.args import find_output, open_trace_set, refuse_unknown
 from flashinfer_bench.cli.output import write_err
-from flashinfer_bench.cli.parser import EXIT_CODES, PROGRAM, Parser, add_format, add_local
-from flashinfer_bench.cli.render import count, write_result
+from flashinfer_bench.cli.parser import EXIT_CODES, Parser, add_flags, add_format, add_local
+from flashinfer_bench.cli.tables import count, write_result
 from flashinfer_bench.data import Solution, load_json_file
 from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.store.layout import path_part
@@ -34,11 +34,14 @@ def declare_pack(parser: Parser) -> None:
         "sources; with --local the arguments of one in Python are held against the definition.\n"
         f"{EXIT_CODES}\n\n{MANIFEST}",
         usage="%(prog)s DIR [-o FILE] [--local PATH] [flags]",
-        example=f"{PROGRAM} pack my_rmsnorm/ -o my_rmsnorm.json --local flashinfer-trace",
+        example="pack my_rmsnorm/ -o my_rmsnorm.json --local flashinfer-trace",
         execute=execute_pack,
     )
-    parser.add_argument("folder", metavar="DIR", help="a folder with sources and solution.yaml (or solution.json)")
-    parser.add_argument("-o", "--output", metavar="FILE", help="where to write (default: NAME.json here)")
+    flags = {
+        "DIR": "a folder with sources and solution.yaml (or solution.json)",
+        "-o --output FILE": "where to write (default: NAME.json here)",
+    }
+    add_flags(parser, flags)
     add_local(parser, "a trace set's folder with the definition; may be repeated")
     add_format(parser)
 
@@ -49,20 +52,19 @@ def declare_unpack(parser: Parser) -> None:
         "Write the sources of a solution file into a new folder, with a manifest from which `pack` makes\n"
         f"the same solution again. {EXIT_CODES}",
         usage="%(prog)s FILE [-d DIR] [flags]",
-        example=f"{PROGRAM} unpack my_rmsnorm.json -d my_rmsnorm/",
+        example="unpack my_rmsnorm.json -d my_rmsnorm/",
         execute=execute_unpack,
     )
-    parser.add_argument("file", metavar="FILE", help="the solution file")
-    parser.add_argument("-d", "--directory", metavar="DIR", help="a folder that is new or empty (default: NAME here)")
+    flags = {"FILE": "the solution file", "-d --directory DIR": "a folder that is new or empty (default: NAME here)"}
+    add_flags(parser, flags)
     add_format(parser)
 
 
 def execute_pack(args: Namespace) -> int:
     """Read the folder, check it against its definition, and write the solution file."""
-    folder = Path(args.folder)
+    folder = Path(args.dir)
     solution, warnings = pack_folder(folder)
-    for issue in warnings:
-        write_err(str(issue))
+    write_err(*map(str, warnings))
     definition = None
     if args.local:
         definitions = open_trace_set(args).definitions

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashinfer_bench.cli.output import write_err, write_json, write_out
-from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format, add_local, add_names
+from flashinfer_bench.cli.output import write_err
+from flashinfer_bench.cli.parser import PROGRAM, SOURCE_FLAGS, Parser, add_flags, add_format, add_local, add_names
 from flashinfer_bench.cli.settings import add_settings
 from flashinfer_bench.errors import DataSetError, Misuse
 
@@ -23,32 +23,30 @@ def declare_repro(parser: Parser) -> None:
         "shows the failure with torch alone. A recorded job gets the inputs that it had.\n"
         "Exit codes: 0 written, 1 the job cannot be judged, 2 misuse.",
         usage="%(prog)s TRACE.jsonl[:LINE] | SOLUTION WORKLOAD [--local SET] [--dump DIR] [flags]",
-        example=f"{PROGRAM} repro plain_rmsnorm_h4096 d01172 --local flashinfer-trace --dump why",
-        execute="edit.repro:execute",
+        example="repro plain_rmsnorm_h4096 d01172 --local flashinfer-trace --dump why",
+        execute=execute,
     )
     what = "a recorded job; or a solution (its name, or a file) and a workload"
     parser.add_argument("what", nargs="+", metavar="WHAT", help=what)
     add_local(parser)
     parser.set_defaults(takes_sets=False)
-    parser.add_argument(
-        "--dump", metavar="DIR", help="a folder that is new or empty (default: repro-SOLUTION-WORKLOAD)"
-    )
+    add_flags(parser, {"--dump DIR": "a folder that is new or empty (default: repro-SOLUTION-WORKLOAD)"})
     add_names(parser, "--definitions", "the definition, where the solution does not tell it")
     add_names(parser, "--devices", "where it is judged (default: the first device)")
-    parser.add_argument("--entry", metavar="NAME", help="of a source file: its entry function")
-    parser.add_argument("--language", metavar="L", help="of a source file: its language")
+    add_flags(parser, SOURCE_FLAGS)
     add_settings(parser)
     add_format(parser)
 
 
-def execute(args: argparse.Namespace) -> int:
+def execute(args: Namespace) -> int:
     """Judge, write, tell."""
     from flashinfer_bench.base.printable import to_printable
-    from flashinfer_bench.bench.benchmark import Benchmark
     from flashinfer_bench.bench.planning.plan import describe_nothing
-    from flashinfer_bench.cli.args import choose_recorded, find_output, keep_recorded, open_trace_set
+    from flashinfer_bench.cli.args import find_output, open_trace_set
     from flashinfer_bench.cli.drafts import take_drafts
-    from flashinfer_bench.cli.settings import naming_flags, read_config
+    from flashinfer_bench.cli.run_jobs import plan_recorded
+    from flashinfer_bench.cli.settings import read_config
+    from flashinfer_bench.cli.tables import write_result
     from flashinfer_bench.data.measurement import tell
     from flashinfer_bench.data.store.layout import path_part
     from flashinfer_bench.examine.repro.start import QUICK, reproduce
@@ -56,18 +54,12 @@ def execute(args: argparse.Namespace) -> int:
     recorded = _read_recorded(args)
     trace_set = open_trace_set(args)
     if not recorded:
-        args.solutions = [args.what[0]]
-        args.workloads = [args.what[1]]
+        args.solutions, args.workloads = args.what[:1], args.what[1:]
         take_drafts(args, trace_set)
-    config = read_config(args).with_overrides(**QUICK)
-    with naming_flags(args):
-        engine = Benchmark(trace_set, choose_recorded(config, recorded) if recorded else config)
-        plan = engine.plan()
-    plan = keep_recorded(plan, recorded) if recorded else plan
+    engine, plan = plan_recorded(args, trace_set, read_config(args).with_overrides(**QUICK), recorded)
     if not plan.jobs:
         raise DataSetError(describe_nothing(plan))
     job = plan.jobs[0]
-    engine.replay(recorded)
     for trace in recorded:
         digest = trace.evaluation and tell(trace.evaluation).run.fingerprint.solution
         if digest and digest != job.solution.digest():
@@ -79,19 +71,17 @@ def execute(args: argparse.Namespace) -> int:
     found = (folder / "map.txt").read_text(encoding="utf-8")
     names = {"definition": job.definition.name, "solution": job.solution.name, "workload": job.workload.uuid}
     status = evaluation.status.value
-    if args.format == "json":
-        files = sorted(str(file) for file in folder.rglob("*") if file.is_file())
-        document = {"status": status, "message": evaluation.log, "map": found, "folder": str(folder), "files": files}
-        write_json(names | document)
-        return 0
+    files = sorted(str(file) for file in folder.rglob("*") if file.is_file())
+    document = {"status": status, "message": evaluation.log, "map": found, "folder": str(folder), "files": files}
     note = "it is right this time, so what is written shows no failure" if status == "PASSED" else ""
-    text = "\n".join(filter(None, [f"{' / '.join(names.values())}: {status}", evaluation.log.strip(), "", found, note]))
-    write_out("".join(f"{to_printable(line)}\n" for line in text.splitlines()))
-    write_out(f"see it: python {folder / 'repro.py'}\n")
+    head = f"{' / '.join(names.values())}: {status}"
+    text = "\n".join(filter(None, [head, evaluation.log.strip(), found, note]))
+    lines = [to_printable(line) for line in text.splitlines()]
+    write_result(args, names | document, [*lines, f"see it: python {folder / 'repro.py'}"])
     return 0
 
 
-def _read_recorded(args: argparse.Namespace) -> list[Trace]:
+def _read_recorded(args: Namespace) -> list[Trace]:
     """Return the recorded job that is meant; none if a solution and a workload are named.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Final
 
 from flashinfer_bench.cli.args import open_trace_set
 from flashinfer_bench.cli.output import write_err
-from flashinfer_bench.cli.parser import PROGRAM, Parser, add_local, add_names, number, whole_number
+from flashinfer_bench.cli.parser import Parser, add_flags, add_local, add_names, number, whole_number
 from flashinfer_bench.cli.settings import add_settings, describe_tolerances, naming_flags, read_config
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import Misuse
@@ -36,16 +36,18 @@ def declare_serve(parser: Parser) -> None:
     parser.describe(
         "Judge what clients submit over HTTP, and record each verdict; accepted tasks outlive the server.",
         usage="%(prog)s --local PATH [flags]",
-        example=f"{PROGRAM} serve --local flashinfer-trace --port 8000",
+        example="serve --local flashinfer-trace --port 8000",
         execute=execute,
     )
     add_local(parser)
     add_names(parser, "--devices")
+    flags = {
+        "--host HOST": "address to listen on (default: %(default)s)",
+        "--port N": "0: any (default: %(default)s)",
+        "--token-file FILE": "a file with the token that clients need; needed where others can reach the address",
+    }
     group = parser.add_argument_group("who may ask")
-    group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    group.add_argument("--port", type=whole_number, default=8000, metavar="N", help="0: any (default: %(default)s)")
-    token = "a file with the token that clients need; needed where others can reach the address"
-    group.add_argument("--token-file", metavar="FILE", help=token)
+    add_flags(group, flags, host="127.0.0.1", port=8000)
     allowed = "a name by which clients reach this server; addresses and this machine's name are known"
     group.add_argument("--allow-host", action="append", default=[], metavar="NAME", help=allowed)
     group = parser.add_argument_group("limits")

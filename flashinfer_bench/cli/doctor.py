@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
+from argparse import Namespace
 from typing import TYPE_CHECKING, Final
 
-from flashinfer_bench.cli.output import write_err, write_json, write_out
-from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format, add_sandbox
+from flashinfer_bench.cli.output import write_err
+from flashinfer_bench.cli.parser import Parser, add_flags, add_format, add_sandbox
 
 if TYPE_CHECKING:
     from flashinfer_bench.examine.doctor.visit import Report
@@ -22,55 +22,48 @@ def declare_doctor(parser: Parser) -> None:
     parser.describe(
         "Tell what this machine can measure, by which method, and how far its times can be compared: "
         "exit code 0 where it can, 1 where something is broken.",
-        example=f"{PROGRAM} doctor --device 0",
-        execute="machine.doctor:execute",
+        example="doctor --device 0",
+        execute=execute,
     )
-    parser.add_argument("--device", metavar="NAME", help="0, cuda:1, a GPU's uuid, or cpu (default: the first GPU)")
+    add_flags(parser, {"--device NAME": "0, cuda:1, a GPU's uuid, or cpu (default: the first GPU)"})
     add_sandbox(parser, default="auto")
-    parser.add_argument("--quick", action="store_true", help="do not time the same kernels twice through the engine")
+    add_flags(parser, {"--quick": "do not time the same kernels twice through the engine"})
     add_format(parser)
 
 
-def execute(args: argparse.Namespace) -> int:
+def execute(args: Namespace) -> int:
     """Examine the machine and print the findings; return 1 if something is broken."""
     from flashinfer_bench.bench.machine import discover_devices
-    from flashinfer_bench.cli.render import available_width
+    from flashinfer_bench.cli.tables import write_result
     from flashinfer_bench.examine.doctor import visit
 
     device = discover_devices(None if args.device is None else [args.device])[0]
-    report = visit.examine(
-        device,
-        named=args.device,
-        quick=args.quick,
-        sandbox=args.sandbox,
-        tell=lambda line: write_err(f"{line} …"),
-    )
-    if args.format == "json":
-        write_json(report.document())
-    else:
-        write_out(render_report(report, available_width(sys.stdout)))
+    how = {"named": args.device, "quick": args.quick, "sandbox": args.sandbox}
+    report = visit.examine(device, tell=lambda line: write_err(f"{line} …"), **how)
+    write_result(args, report.document(), render_report(report))
     return report.exit_code
 
 
-def render_report(report: Report, width: int) -> str:
+def render_report(report: Report) -> str:
     """Lay out the machine, the findings, what to do, and a summary."""
-    from flashinfer_bench.cli.render import Column, render_table, wrap_line
+    from flashinfer_bench.cli.tables import available_width, join_sections, render_table, wrap_line
 
-    facts = {title: text for title, text in describe_machine(report).items() if text}
-    machine = render_table([Column("Machine"), Column("")], list(facts.items()), width)
-    rows = [[MARKS[finding.state], finding.topic, finding.text] for finding in report.findings]
-    findings = render_table([Column("State"), Column("What"), Column("Found")], rows, width)
+    width = available_width(sys.stdout)
+    facts = [(title, text) for title, text in describe_machine(report).items() if text]
+    rows = [(MARKS[finding.state], finding.topic, finding.text) for finding in report.findings]
     advice = [f"{finding.topic}: {finding.advice}" for finding in report.findings if finding.advice]
-    lines = ["What to do", *(wrap_line(line, width, 2) for line in advice), ""] if advice else []
-    return "\n".join([machine, findings, *lines, wrap_line(report.summary, width) + "\n"])
+    return join_sections(
+        render_table(["Machine", ""], facts),
+        render_table(["State", "What", "Found"], rows),
+        ["What to do", *(wrap_line(line, width, 2) for line in advice)] if advice else [],
+        [wrap_line(report.summary, width)],
+    )
 
 
 def describe_machine(report: Report) -> dict[str, str]:
     """Return title → text of what describes the machine."""
-    machine = report.machine
-    readings = report.readings
-    capability = machine.device.capability
-    state = machine.at_rest
+    machine, readings = report.machine, report.readings
+    capability, state = machine.device.capability, machine.at_rest
     clocks = [] if state is None else [f"{getattr(state, field)} {unit}" for field, unit in STATES]
     versions = {**machine.versions, "CUDA of torch": readings.cuda if readings is not None else None}
     return {

@@ -1,34 +1,31 @@
 """`validate`: shows everything that is wrong with a trace set, and what it lacks. `validate-render` shows it again.
 
-Five checks read files, and what was read from them; no code of the set is run. Two more judge (`judging.py`). What they
-find is one `Validation`: printed as text, or written as JSON, which `validate-render` reads.
+Five checks read files, and what was read from them; no code of the set is run. Two more judge
+(`validate_by_judging.py`). Their findings are one document: printed as text, or written as JSON, which
+`validate-render` reads.
 """
 
 from __future__ import annotations
 
-import argparse
-import codecs
+import json
 import os
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal, TypedDict, TypeVar, get_args
-
-import msgspec
+from typing import Any, Final
 
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.files.writing import open_folder
 from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.cli.args import choose_definitions, describe_issues, find_output, has_nothing, load_trace_set
-from flashinfer_bench.cli.exit_codes import FAILED, RAN
-from flashinfer_bench.cli.output import write_err, write_out
-from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format, add_local, add_names
-from flashinfer_bench.cli.render import count, some
+from flashinfer_bench.cli.output import FAILED, RAN, write_err, write_out
+from flashinfer_bench.cli.parser import Parser, add_flags, add_format, add_local, add_names
+from flashinfer_bench.cli.tables import count, list_counts, some
 from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.data.check import Asked, find_entry_issues, find_input_issues, find_reference_issues, parts_below
 from flashinfer_bench.data.evaluation import as_time
-from flashinfer_bench.data.issue import Severity
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.sets.results import find_latest
 from flashinfer_bench.data.store import layout
@@ -36,11 +33,12 @@ from flashinfer_bench.data.store.jsonl import MOST_JSON_BYTES
 from flashinfer_bench.data.store.trace_lines import kept_of
 from flashinfer_bench.errors import Misuse
 
-Check = Literal["layout", "definition", "workload", "solution", "trace", "baseline", "benchmark"]
-"""A kind of check. The last two judge solutions, the others read files."""
-CHECKS: Final[tuple[Check, ...]] = get_args(Check)
+FORMAT_VERSION: Final = 1
+"""Version of the report. 1: the first."""
+CHECKS: Final = ("layout", "definition", "workload", "solution", "trace", "baseline", "benchmark")
+"""Kinds of checks. The last two judge solutions, the others read files."""
 FILE_CHECKS: Final = CHECKS[:5]
-FOLDERS: Final[Mapping[str, Check]] = {
+FOLDERS: Final = {
     layout.DEFINITIONS: "definition",
     Path(layout.TOLERANCES_FILE).stem: "definition",
     layout.WORKLOADS: "workload",
@@ -49,67 +47,10 @@ FOLDERS: Final[Mapping[str, Check]] = {
     layout.TRACES: "trace",
 }
 """Entry of the root → the check that reports it."""
-OUTPUTS: Final = ("stdout", "json", "text")
+COUNTED: Final = ("definition", "solution", "workload", "trace")
 REPORT_FILES: Final = {"json": "report.json", "text": "report.txt"}
 """Output → its file in the output folder."""
-Word = TypeVar("Word", bound=str)
-
-
-class CheckedIssue(msgspec.Struct):
-    """An issue, with the check that found it."""
-
-    check: Check
-    severity: Severity
-    file: str
-    line: int | None
-    field: str | None
-    reason: str
-
-
-class TriedJob(TypedDict):
-    """What became of a job of `baseline` or `benchmark`."""
-
-    check: Check
-    definition: str
-    solution: str
-    workload: str
-    """Its uuid."""
-    status: str
-    """A status, or "NO VERDICT"."""
-    seconds: float
-    """Wall time of the job; 0 if it has no verdict."""
-
-
-class Coverage(msgspec.Struct):
-    """What a set lacks, by name; nothing of it is wrong."""
-
-    baseline_author: str
-    """Author whose solutions are baselines."""
-    without_workloads: list[str]
-    without_baseline: list[str]
-    """Definitions for which the author of baselines has no solution."""
-    not_passed: dict[str, list[str]]
-    """Definition → the uuids of workloads that no solution passed."""
-
-
-class Validation(msgspec.Struct):
-    """All that was found in a set."""
-
-    version: Literal[1]
-    roots: list[str]
-    checks: list[Check]
-    definitions: int
-    solutions: int
-    workloads: int
-    traces: int
-    issues: list[CheckedIssue]
-    jobs: list[TriedJob]
-    coverage: Coverage
-
-    @property
-    def errors(self) -> int:
-        """Number of issues that are errors."""
-        return sum(issue.severity == "error" for issue in self.issues)
+OUTPUTS: Final = ("stdout", *REPORT_FILES)
 
 
 def declare_validate(parser: Parser) -> None:
@@ -117,19 +58,20 @@ def declare_validate(parser: Parser) -> None:
     parser.describe(
         "Show every error and warning of a trace set: file, line, field, reason; and what it does not cover.\n"
         "Exit codes: 0 no errors, 1 errors, 2 misuse.",
-        example=f"{PROGRAM} validate --local flashinfer-trace",
+        example="validate --local flashinfer-trace",
         execute=execute,
     )
     add_local(parser, flags=("--local", "--dataset"))
     add_names(parser, "--checks", f"of {', '.join(CHECKS)} (default: the first five)")
     add_names(parser, "--definitions")
     add_names(parser, "--op-types")
-    parser.add_argument("--disable-gpu", action="store_true", help="baseline and benchmark judge on the CPU")
-    author = "whose solutions benchmark judges (default: %(default)s)"
-    parser.add_argument("--baseline-author", metavar="NAME", default="baseline", help=author)
+    flags = {
+        "--disable-gpu": "baseline and benchmark judge on the CPU",
+        "--baseline-author NAME": "whose solutions benchmark judges (default: %(default)s)",
+    }
+    add_flags(parser, flags, baseline_author="baseline")
     add_names(parser, "--outputs", "of stdout, json, text (default: stdout; with a folder all)")
-    files = " and ".join(REPORT_FILES.values())
-    parser.add_argument("--output-folder", metavar="DIR", help=f"where {files} are written")
+    add_flags(parser, {"--output-folder DIR": f"where {' and '.join(REPORT_FILES.values())} are written"})
     add_format(parser)
 
 
@@ -138,17 +80,17 @@ def declare_validate_render(parser: Parser) -> None:
     parser.describe(
         "Show a report that `validate --outputs json` wrote, as the text that it would print.\n"
         "Exit codes are those of validate: 1 if the report has errors.",
-        example=f"{PROGRAM} validate-render report.json",
+        example="validate-render report.json",
         execute=execute_render,
     )
-    parser.add_argument("report", metavar="REPORT", help="the report.json")
+    add_flags(parser, {"REPORT": "the report.json"})
 
 
-def execute(args: argparse.Namespace) -> int:
+def execute(args: Namespace) -> int:
     """Make the checks, write what they found, and return 1 if there are errors."""
     checks = _known("--checks", getattr(args, "checks", FILE_CHECKS), CHECKS)
     outputs = _known("--outputs", getattr(args, "outputs", OUTPUTS if args.output_folder else OUTPUTS[:1]), OUTPUTS)
-    if not args.output_folder and set(outputs) & REPORT_FILES.keys():
+    if not args.output_folder and outputs != ["stdout"]:
         raise Misuse("--outputs json and text are files: give --output-folder, too")
     if args.output_folder:
         try:
@@ -161,64 +103,67 @@ def execute(args: argparse.Namespace) -> int:
     if has_nothing(trace_set):  # that a root has no definitions is an error then
         empty = [replace(one, severity="error") if one.missing_definition == "" else one for one in trace_set.issues]
         trace_set.issues = empty
-    validation = _validate(trace_set, checks, args)
-    as_json = msgspec.json.format(msgspec.json.encode(validation), indent=2).decode() + "\n"
-    texts = {"text": render_validation(validation), "json": as_json}
+    report = _validate(trace_set, checks, args)
+    texts = {"text": render_report(report), "json": json.dumps(report, indent=2) + "\n"}
     if "stdout" in outputs:
         write_out(texts["json" if args.format == "json" else "text"])
     for output in (one for one in REPORT_FILES if one in outputs):
         file = Path(args.output_folder) / REPORT_FILES[output]
         find_output(file, args).write(texts[output])
         write_err(f"report: {file}")
-    return FAILED if validation.errors else RAN
+    return _exit_code(report)
 
 
-def execute_render(args: argparse.Namespace) -> int:
+def execute_render(args: Namespace) -> int:
     """Print a report that `validate` wrote; return 1 if it has errors.
 
     Raises:
         Misuse: the file cannot be read, or is no such report.
     """
-    path = Path(args.report)
     try:
-        text = read_whole(path, MOST_JSON_BYTES).removeprefix(codecs.BOM_UTF8)
-        validation = msgspec.json.decode(text, type=Validation)
+        report = json.loads(read_whole(Path(args.report), MOST_JSON_BYTES).decode("utf-8-sig"))
+        text, code = render_report(report), _exit_code(report)
     except OSError as error:
-        raise Misuse(f"{path}: cannot be read: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Misuse(f"{path}: no report of `validate`: {error}") from error
-    write_out(render_validation(validation))
-    return FAILED if validation.errors else RAN
+        raise Misuse(f"{args.report}: cannot be read: {error.strerror}") from error
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise Misuse(f"{args.report}: no report of `validate`: {error!r}") from error
+    write_out(text)
+    return code
 
 
-def render_validation(validation: Validation) -> str:
+def render_report(report: Mapping[str, Any]) -> str:
     """Lay a report out: errors, warnings, what was judged, what the set lacks, and the counts in the last line."""
-    issues = [LoadIssue(one.severity, Path(one.file), one.line, one.field, one.reason) for one in validation.issues]
+    if report["version"] != FORMAT_VERSION:
+        raise ValueError(f"its version is {report['version']!r}")
+    places = [(Path(one["file"]), one["line"], one["field"], str(one["reason"])) for one in report["issues"]]
+    issues = [LoadIssue(one["severity"], *place) for one, place in zip(report["issues"], places, strict=True)]
     lines = describe_issues(issues, shown_warnings=len(issues))
-    for check in dict.fromkeys(job["check"] for job in validation.jobs):
-        statuses = Counter(job["status"] for job in validation.jobs if job["check"] == check)
-        told = ", ".join(f"{number} {status}" for status, number in statuses.items())
-        lines.append(f"{check}: {count(statuses.total(), 'job')}: {told}")
-    coverage, total = validation.coverage, count(validation.definitions, "definition")
-    if bare := coverage.without_workloads:
+    for check in dict.fromkeys(job["check"] for job in report["jobs"]):
+        statuses = Counter(job["status"] for job in report["jobs"] if job["check"] == check)
+        lines.append(f"{check}: {count(statuses.total(), 'job')}: {list_counts(statuses)}")
+    coverage, total = report["coverage"], count(report["definitions"], "definition")
+    if bare := coverage["without_workloads"]:
         lines.append(f"coverage: {len(bare)} of {total} without workloads: {some(bare)}")
-    bare = coverage.without_baseline
-    if 0 < len(bare) < validation.definitions:  # if no definition has one, the set wants none
-        whose = f"without a solution of the baseline author {coverage.baseline_author!r}"
+    bare = coverage["without_baseline"]
+    if 0 < len(bare) < report["definitions"]:  # if no definition has one, the set wants none
+        whose = f"without a solution of the baseline author {coverage['baseline_author']!r}"
         lines.append(f"coverage: {len(bare)} of {total} {whose}: {some(bare)}")
-    if coverage.not_passed:
-        of = [f"{name} ({len(listed)})" for name, listed in coverage.not_passed.items()]
-        workloads = f"{sum(map(len, coverage.not_passed.values()))} of {count(validation.workloads, 'workload')}"
+    if open_uuids := coverage["not_passed"]:
+        of = [f"{name} ({len(uuids)})" for name, uuids in open_uuids.items()]
+        workloads = f"{sum(map(len, open_uuids.values()))} of {count(report['workloads'], 'workload')}"
         lines.append(f"coverage: {workloads} that no solution passed: {some(of)}")
-    nouns = ("definition", "solution", "workload", "trace")
-    there = ", ".join(count(getattr(validation, f"{noun}s"), noun) for noun in nouns)
-    errors = validation.errors
-    lines.append(f"{there}: {count(errors, 'error')}, {count(len(validation.issues) - errors, 'warning')}")
+    errors = sum(issue.severity == "error" for issue in issues)
+    sizes = ", ".join(count(report[f"{noun}s"], noun) for noun in COUNTED)
+    lines.append(f"{sizes}: {count(errors, 'error')}, {count(len(issues) - errors, 'warning')}")
     return "".join(f"{to_printable(line)}\n" for line in lines)
 
 
-def _validate(whole: TraceSet, checks: list[Check], args: argparse.Namespace) -> Validation:
-    """Make the checks of the part of a set that the flags name."""
+def _exit_code(report: Mapping[str, Any]) -> int:
+    return FAILED if any(issue["severity"] == "error" for issue in report["issues"]) else RAN
+
+
+def _validate(whole: TraceSet, checks: list[str], args: Namespace) -> dict[str, Any]:
+    """Make the checks of the part of a set that the flags name, and return the report."""
     from flashinfer_bench.cli.settings import find_tolerance_issues
 
     asked = Asked(getattr(args, "definitions", None), op_types=getattr(args, "op_types", None))
@@ -226,45 +171,52 @@ def _validate(whole: TraceSet, checks: list[Check], args: argparse.Namespace) ->
     read = [*whole.issues, *find_tolerance_issues(whole)]
     found = [(_check_of(issue, whole), issue) for issue in read if asked.is_about(issue, whole)]
     found += [(check, issue) for check, find in FURTHER.items() if check in checks for issue in find(part)]
-    jobs: list[TriedJob] = []
+    jobs: list[dict[str, Any]] = []
     for check in (one for one in checks if one not in FILE_CHECKS):
-        from flashinfer_bench.cli.sets.judging import judge_set  # the engine
+        from flashinfer_bench.cli.validate_by_judging import judge_set  # the engine
 
         judged, issues = judge_set(check, part, author=args.baseline_author, cpu_only=args.disable_gpu)
-        jobs += msgspec.convert(judged, list[TriedJob])
+        jobs += judged
         found += [(check, issue) for issue in issues]
-    sizes = {kind: sum(map(len, getattr(part, kind).values())) for kind in ("solutions", "workloads", "traces")}
-    return Validation(
-        version=1,
-        roots=list(map(_to_text, whole.roots)),
-        checks=checks,
-        definitions=len(part.definitions),
+    sizes = {f"{noun}s": sum(map(len, getattr(part, f"{noun}s").values())) for noun in COUNTED[1:]}
+    return {
+        "version": FORMAT_VERSION,
+        "roots": list(map(_to_text, whole.roots)),
+        "checks": checks,
+        "definitions": len(part.definitions),
         **sizes,
-        issues=[
-            CheckedIssue(check, one.severity, _to_text(one.file), one.line, one.field, one.reason)
+        "issues": [
+            {
+                "check": check,
+                "severity": one.severity,
+                "file": _to_text(one.file),
+                "line": one.line,
+                "field": one.field,
+                "reason": one.reason,
+            }
             for check, one in found
             if check in checks
         ],
-        jobs=jobs,
-        coverage=_find_coverage(part, jobs, args.baseline_author),
-    )
+        "jobs": jobs,
+        "coverage": _find_coverage(part, jobs, args.baseline_author),
+    }
 
 
-def _choose(whole: TraceSet, args: argparse.Namespace) -> TraceSet:
+def _choose(whole: TraceSet, args: Namespace) -> TraceSet:
     """Return the set with the chosen definitions alone. One whose file cannot be read may be named, too."""
     asked = getattr(args, "definitions", None)
     broken = {issue.file.stem for issue in whole.issues if issue.severity == "error"}
     readable = [name for name in asked or () if layout.path_part(name) not in broken]
-    chosen = choose_definitions(whole, argparse.Namespace(**{**vars(args), "definitions": readable}))
+    chosen = choose_definitions(whole, Namespace(**{**vars(args), "definitions": readable}))
     names = {item.name for item in chosen if not asked or item.name in asked}
     kept: dict[str, Any] = {
         field: {name: items for name, items in getattr(whole, field).items() if name in names}
-        for field in ("definitions", "solutions", "workloads", "traces")
+        for field in (f"{noun}s" for noun in COUNTED)
     }
     return whole if len(names) == len(whole.definitions) else replace(whole, **kept)
 
 
-def _check_of(issue: LoadIssue, trace_set: TraceSet) -> Check:
+def _check_of(issue: LoadIssue, trace_set: TraceSet) -> str:
     """Tell which check an issue of loading belongs to, by where its file lies."""
     parts = () if issue.is_about_place else parts_below(issue.file, trace_set.roots)
     return FOLDERS.get(parts[0], "layout") if parts else "layout"
@@ -279,8 +231,8 @@ def _find_definition_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
         file = trace_set.definition_files.get(name, trace_set.root or Path())
         for constraint, strange in find_strange_names(definition).items():
             hint = did_you_mean(strange[0], [*definition.axes, *definition.inputs]) if len(strange) == 1 else ""
-            told = f"{name}: constraint {constraint!r} is never checked: no axis and no input has the name"
-            yield LoadIssue("warning", file, None, "constraints", f"{told} {', '.join(strange)}{hint}")
+            why = f"{name}: constraint {constraint!r} is never checked: no axis and no input has the name"
+            yield LoadIssue("warning", file, None, "constraints", f"{why} {', '.join(strange)}{hint}")
 
 
 def _find_workload_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
@@ -291,13 +243,12 @@ def _find_workload_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
     yield from find_input_issues(trace_set, jobs)
     for name, workload in jobs:
         definition = trace_set.definitions.get(name)
-        broken = find_broken_by_axes(definition, workload) if definition is not None else {}
-        if definition is not None and broken:
+        if definition is not None and (broken := find_broken_by_axes(definition, workload)):
             root = trace_set.blob_root(name, workload.uuid) or Path()
             file = layout.workloads_path(root, op_type=definition.op_type, definition=name)
-            told = f"workload {workload.uuid} of {name}: constraint {'; '.join(broken.values())}"
-            place = file if file.is_file() else file.parent.parent  # the set may name its files otherwise
-            yield LoadIssue("warning", place, None, None, f"{told}: it is judged nevertheless")
+            file = file if file.is_file() else file.parent.parent  # the set may name its files otherwise
+            why = f"workload {workload.uuid} of {name}: constraint {'; '.join(broken.values())}"
+            yield LoadIssue("warning", file, None, None, f"{why}: it is judged nevertheless")
 
 
 def _find_trace_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
@@ -305,25 +256,23 @@ def _find_trace_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
     file = (trace_set.root or Path()) / layout.TRACES
     for name in trace_set.definitions:
         traces = list(kept_of(trace_set.traces.get(name, [])))
-        solutions = [item.name for item in trace_set.solutions.get(name, [])]
         workloads = {trace.workload.uuid: trace.workload for trace in trace_set.workloads.get(name, [])}
-        reasons = [
-            *_of_unknown("solution", Counter(trace.solution or "" for trace in traces), solutions),
-            *_of_unknown("workload", Counter(trace.workload.uuid for trace in traces), list(workloads)),
-        ]
         known = (trace for trace in traces if trace.workload.uuid in workloads)
         changed = sum(trace.workload.axes != workloads[trace.workload.uuid].axes for trace in known)
-        if changed:
-            reasons.append(f"{_have(changed)} other sizes than the workload of the same uuid has now")
         times = [(trace.solution or "", trace.evaluation.performance) for trace in traces if trace.evaluation]
         timeless = [solution for solution, time in times if time is not None and as_time(time.latency_ms) is None]
-        if timeless:
-            told = f"{_have(len(timeless))} PASSED with a latency that no call has, such as 0 or infinity"
-            reasons.append(f"{told}: {some(sorted(set(timeless)))}")
-        yield from (LoadIssue("warning", file, None, None, f"{name}: {reason}") for reason in reasons)
+        why = "PASSED with a latency that no call has, such as 0 or infinity"
+        solutions = [item.name for item in trace_set.solutions.get(name, [])]
+        reasons = [
+            _of_unknown("solution", Counter(trace.solution or "" for trace in traces), solutions),
+            _of_unknown("workload", Counter(trace.workload.uuid for trace in traces), workloads),
+            changed and f"{_have(changed)} other sizes than the workload of the same uuid has now",
+            timeless and f"{_have(len(timeless))} {why}: {some(sorted(set(timeless)))}",
+        ]
+        yield from (LoadIssue("warning", file, None, None, f"{name}: {reason}") for reason in reasons if reason)
 
 
-FURTHER: Final[Mapping[Check, Callable[[TraceSet], Iterator[LoadIssue]]]] = {
+FURTHER: Final[Mapping[str, Callable[[TraceSet], Iterator[LoadIssue]]]] = {
     "definition": _find_definition_issues,
     "workload": _find_workload_issues,
     "solution": find_entry_issues,
@@ -332,20 +281,21 @@ FURTHER: Final[Mapping[Check, Callable[[TraceSet], Iterator[LoadIssue]]]] = {
 """Check → what it looks for beside the issues of loading."""
 
 
-def _of_unknown(kind: str, counts: Mapping[str, int], known: Sequence[str]) -> Iterator[str]:
+def _of_unknown(kind: str, counts: Mapping[str, int], known: Collection[str]) -> str:
     unknown = [name for name in counts if name not in known]
-    if unknown:
-        hint = did_you_mean(unknown[0], known) if len(unknown) == 1 else ""
-        what = f"{kind} {unknown[0]!r}" if len(unknown) == 1 else f"{len(unknown)} {kind}s ({some(unknown)})"
-        total = count(sum(counts[name] for name in unknown), "trace")
-        yield f"{total} of {what}, not there for this definition{hint}"
+    if not unknown:
+        return ""
+    hint = did_you_mean(unknown[0], known) if len(unknown) == 1 else ""
+    what = f"{kind} {unknown[0]!r}" if len(unknown) == 1 else f"{len(unknown)} {kind}s ({some(unknown)})"
+    total = count(sum(counts[name] for name in unknown), "trace")
+    return f"{total} of {what}, not there for this definition{hint}"
 
 
 def _have(traces: int) -> str:
     return f"{count(traces, 'trace')} {'has' if traces == 1 else 'have'}"
 
 
-def _find_coverage(trace_set: TraceSet, jobs: Sequence[TriedJob], author: str) -> Coverage:
+def _find_coverage(trace_set: TraceSet, jobs: Sequence[Mapping[str, Any]], author: str) -> dict[str, Any]:
     """Find what a set lacks. Its latest traces count, and what `benchmark` has judged now; references do not."""
     judged = (job for job in jobs if job["check"] == "benchmark" and job["status"] == "PASSED")
     passed = {(job["definition"], job["workload"]) for job in judged}
@@ -355,19 +305,19 @@ def _find_coverage(trace_set: TraceSet, jobs: Sequence[TriedJob], author: str) -
     lines = {name: [trace.workload.uuid for trace in traces] for name, traces in trace_set.workloads.items()}
     not_passed = {name: [uuid for uuid in uuids if (name, uuid) not in passed] for name, uuids in lines.items()}
     have = {name for name, group in trace_set.solutions.items() if any(item.author == author for item in group)}
-    return Coverage(
-        baseline_author=author,
-        without_workloads=[name for name in trace_set.definitions if not lines.get(name)],
-        without_baseline=[name for name in trace_set.definitions if name not in have],
-        not_passed={name: uuids for name, uuids in not_passed.items() if uuids},
-    )
+    return {
+        "baseline_author": author,
+        "without_workloads": [name for name in trace_set.definitions if not lines.get(name)],
+        "without_baseline": [name for name in trace_set.definitions if name not in have],
+        "not_passed": {name: uuids for name, uuids in not_passed.items() if uuids},
+    }
 
 
-def _known(flag: str, given: Sequence[str], known: Sequence[Word]) -> list[Word]:
+def _known(flag: str, given: Sequence[str], known: Sequence[str]) -> list[str]:
     """Return the words in the order in which they are known; refuse any other."""
     wrong = [word for word in given if word not in known]
-    hints = (did_you_mean(word, known) or f"; known: {', '.join(known)}" for word in wrong)
     if wrong:
+        hints = [did_you_mean(word, known) or f"; known: {', '.join(known)}" for word in wrong]
         raise Misuse("\n".join(f"{flag}: unknown {word!r}{hint}" for word, hint in zip(wrong, hints, strict=True)))
     return [word for word in known if word in given]
 

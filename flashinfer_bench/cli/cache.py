@@ -5,46 +5,44 @@ from __future__ import annotations
 import os
 import time
 from argparse import Namespace
+from collections.abc import Mapping
 from typing import Any, Final
 
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER
-from flashinfer_bench.cli.parser import EXIT_CODES, PROGRAM, Parser, add_format, number
-from flashinfer_bench.cli.render import count, render_rows, write_result
+from flashinfer_bench.cli.parser import EXIT_CODES, Parser, add_flags, add_format
+from flashinfer_bench.cli.tables import count, lay_out, write_result
 from flashinfer_bench.compile.cache import ArtifactCache, Entry, size_limit, size_of_folder
 from flashinfer_bench.env import cache_root
 
-COLUMNS: Final = {
-    "Solution": "solution",
-    "Language": "language",
-    "Bytes": "size_bytes",
-    "Seconds": "build_seconds",
-    "Last used": "last_used",
+TABLE: Final = {
+    "Solution": "{solution}",
+    "Language": "{language}",
+    "#Bytes": "{size_bytes}",
+    "#Seconds": "{build_seconds}",
+    "Last used": "{last_used}",
 }
-BASELINE_COLUMNS: Final = {
-    "Definition": "definition",
-    "Workload": "workload",
-    "GPU": "hardware",
-    "Milliseconds": "latency_ms",
-    "Measured": "taken",
-    "Last used": "last_used",
+BASELINES: Final = {
+    "Definition": "{definition}",
+    "Workload": "{workload}",
+    "GPU": "{hardware}",
+    "#Milliseconds": "{latency_ms}",
+    "Measured": "{taken}",
+    "Last used": "{last_used}",
 }
-PROBLEM_COLUMNS: Final = {"Artifact": "artifact", "Solution": "solution", "Reason": "reason", "Removed": "removed"}
-"""Headings of a table → keys of a document's entries."""
+PROBLEMS: Final = {"Artifact": "{artifact}", "Solution": "{solution}", "Reason": "{reason}", "Removed": "{removed}"}
 GIGABYTE: Final = 1e9
 
 
 def declare_cache(parser: Parser) -> None:
     """Add the help and the sub-commands."""
-    parser.describe(
-        "List, remove or check what is built, and the times of references.", example=f"{PROGRAM} cache show"
-    )
-    commands = parser.add_commands()
+    parser.describe("List, remove or check what is built, and the times of references.", example="cache show")
 
-    def add(word: str, line: str, text: str, execute: Any, more: str = "") -> Parser:
-        command = commands.add_parser(word, help=line)
-        command.describe(f"{text} {EXIT_CODES}", example=f"{PROGRAM} cache {word}{more}", execute=execute)
+    def add(word: str, line: str, text: str, execute: Any, flags: Mapping[str, str], more: str = "") -> None:
+        example, text = f"cache {word}{more}", f"{text} {EXIT_CODES}"
+        command = parser.add_command(word, line, description=text, example=example, execute=execute)
         add_format(command)
-        return command
+        if flags:
+            add_flags(command.add_mutually_exclusive_group(), flags)
 
     add(
         "show",
@@ -52,37 +50,37 @@ def declare_cache(parser: Parser) -> None:
         "List the built solutions, precompiled headers, and solutions that did not compile, and how much room they\n"
         "and the kernels that judge take.",
         execute_show,
+        {},
     )
-    clear = add(
+    add(
         "clear",
         "remove what is built",
         "Remove the built solutions, what solutions have compiled when they ran, and the kernels that judge. What a\n"
         "run is using stays.",
         execute_clear,
+        {
+            "--failed": "forget only what did not compile, so that it is tried again",
+            "--keep-gb F": "remove what was not used for longest, until this much is left",
+        },
         " --keep-gb 5",
     )
-    which = clear.add_mutually_exclusive_group()
-    failed = "forget only what did not compile, so that it is tried again"
-    which.add_argument("--failed", action="store_true", help=failed)
-    kept = "remove what was not used for longest, until this much is left"
-    which.add_argument("--keep-gb", type=number, metavar="F", help=kept)
-    verify = add(
+    add(
         "verify",
         "check what is built",
         "Hold every built file against the digest that was noted when it was built. What is damaged is\n"
         "built again when it is next needed.",
         execute_verify,
+        {"--remove": "remove what is damaged"},
         " --remove",
     )
-    verify.add_argument("--remove", action="store_true", help="remove what is damaged")
-    baselines = add(
+    add(
         "baselines",
         "list the times of references that runs have kept",
         "List what references took on the GPUs of this machine. A later run on the same GPU, with the same versions\n"
         "and settings, takes these times over, unless --fresh-baselines is given.",
         execute_baselines,
+        {"--clear": "remove them"},
     )
-    baselines.add_argument("--clear", action="store_true", help="remove them")
 
 
 def execute_show(args: Namespace) -> int:
@@ -100,7 +98,7 @@ def execute_show(args: Namespace) -> int:
     }
     told = f"{_bytes(size - judge_bytes)} of {_bytes(size_limit())}; kernels that judge: {_bytes(judge_bytes)}"
     total = f"{count(len(entries), 'artifact')} and what ran solutions compiled, {told}; in {cache.root}"
-    write_result(args, document, render_rows([*entries, *folders], COLUMNS), [total])
+    write_result(args, document, lay_out(TABLE, [*entries, *folders]), [total])
     return 0
 
 
@@ -134,7 +132,7 @@ def execute_verify(args: Namespace) -> int:
     ]
     total = f"{count(checked, 'artifact')} checked, {len(problems)} damaged, in {cache.root}"
     document = {"cache": str(cache.root), "checked": checked, "problems": found}
-    write_result(args, document, render_rows(found, PROBLEM_COLUMNS), [total])
+    write_result(args, document, lay_out(PROBLEMS, found), [total])
     return 1 if len(removed) < len(problems) else 0
 
 
@@ -148,18 +146,18 @@ def execute_baselines(args: Namespace) -> int:
         document = {"baselines": str(cache.folder), "removed": removed}
         write_result(args, document, [f"removed {count(removed, 'baseline')}"])
         return 0
-    files = cache.files()
-    size = sum(file.size_bytes for file in files)
+    files, usable = cache.files(), 0
     entries = []
     for file in files:
+        usable += file.baseline is not None
         kept = file.baseline.model_dump(mode="json", exclude_none=True) if file.baseline is not None else {}
         facts = {"path": str(file.path), "size_bytes": file.size_bytes, "last_used": _date(file.last_used_s)}
         entries.append(facts | kept)
-    usable = [entry for entry in entries if "definition" in entry]
-    damaged = f", {len(entries) - len(usable)} that cannot be used" if len(usable) < len(entries) else ""
+    size = sum(file.size_bytes for file in files)
+    damaged = f", {len(files) - usable} that cannot be used" if usable < len(files) else ""
     total = f"{count(len(files), 'baseline')}{damaged}, {_bytes(size)}, in {cache.folder}"
     document = {"baselines": str(cache.folder), "size_bytes": size, "entries": entries}
-    write_result(args, document, render_rows(usable, BASELINE_COLUMNS), [total])
+    write_result(args, document, lay_out(BASELINES, [one for one in entries if "definition" in one]), [total])
     return 0
 
 

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.cli.args import describe_issues, find_output, has_nothing
-from flashinfer_bench.cli.exit_codes import FAILED, RAN
-from flashinfer_bench.cli.output import write_err
-from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format
-from flashinfer_bench.cli.render import count, write_result
+from flashinfer_bench.cli.output import FAILED, RAN, write_err
+from flashinfer_bench.cli.parser import Parser, add_flags, add_format
+from flashinfer_bench.cli.tables import count, write_result
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.merge import convert_set
 from flashinfer_bench.errors import DataSetError
@@ -25,17 +24,17 @@ def declare_convert(parser: Parser) -> None:
         "problems, or definitions dumped from a library. What cannot be carried over is told; nothing in SRC changes.\n"
         "Exit codes: 0 all of it was written, 1 something is missing, 2 misuse.",
         usage="%(prog)s SRC --output DIR [flags]",
-        example=f"{PROGRAM} convert problems/ --output my-set",
+        example="convert problems/ --output my-set",
         execute=execute,
     )
-    parser.add_argument("source", metavar="SRC", help="the folder to read")
+    add_flags(parser, {"SRC": "the folder to read"})
     parser.add_argument("--output", metavar="DIR", required=True, help="where to write: a folder that is new or empty")
     add_format(parser)
 
 
 def execute(args: Namespace) -> int:
     """Read the source, write it, and tell what was written and what was not; return 1 if something is missing."""
-    root = Path(args.source)
+    root = Path(args.src)
     trace_set = TraceSet.from_path(root)
     write_err(*describe_issues(trace_set.issues, shown_warnings=len(trace_set.issues)))
     if has_nothing(trace_set):

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.cli.args import Output, find_output, open_trace_set, refuse_unknown
-from flashinfer_bench.cli.parser import EXIT_CODES, PROGRAM, Parser, add_format, add_local
-from flashinfer_bench.cli.render import write_result
+from flashinfer_bench.cli.parser import EXIT_CODES, PROGRAM, Parser, add_flags, add_format, add_local
+from flashinfer_bench.cli.tables import write_result
 from flashinfer_bench.data import Definition, TraceSet
 from flashinfer_bench.data.solution import SupportedLanguages
 from flashinfer_bench.data.store.layout import definition_path, path_part, workloads_path
@@ -23,44 +23,39 @@ LANGUAGES: Final = tuple(language.value for language in SUFFIXES)
 
 def declare_new(parser: Parser) -> None:
     """Add the help and the sub-commands."""
-    parser.describe(
-        "Write a commented skeleton that runs.",
-        example=f"{PROGRAM} new solution --local flashinfer-trace --definition rmsnorm_h4096",
-    )
-    commands = parser.add_commands()
-    _declare_solution(commands.add_parser("solution", help="a source file for a definition"))
-    _declare_definition(commands.add_parser("definition", help="a definition with a reference and two workloads"))
-
-
-def _declare_solution(parser: Parser) -> None:
-    parser.describe(
-        "Write a source file that is a solution of a definition. In Python it is the reference, so it passes; in\n"
-        "other languages it fills the outputs with zeros, and the reference stands below as a comment.\n"
+    example = "new solution --local flashinfer-trace --definition rmsnorm_h4096"
+    parser.describe("Write a commented skeleton that runs.", example=example)
+    solution = parser.add_command(
+        "solution",
+        "a source file for a definition",
+        description="Write a source file that is a solution of a definition. In Python it is the reference, so it "
+        "passes; in\nother languages it fills the outputs with zeros, and the reference stands below as a comment.\n"
         f"{EXIT_CODES}",
         usage="%(prog)s SET --definition D [--language L] [-o FILE]",
-        example=f"{PROGRAM} new solution --local flashinfer-trace --definition rmsnorm_h4096",
+        example=example,
         execute=execute_solution,
     )
-    add_local(parser)
-    parser.add_argument("--definition", "--definitions", required=True, metavar="D", help="its name in the set")
-    parser.add_argument("--language", choices=LANGUAGES, default=LANGUAGES[0], help="default: %(default)s")
-    named = "where to write (default: my_DEFINITION.py, or my_DEFINITION_LANGUAGE with its ending, here)"
-    parser.add_argument("-o", "--output", metavar="FILE", help=named)
-    add_format(parser)
-
-
-def _declare_definition(parser: Parser) -> None:
-    parser.describe(
-        "Write a definition with a reference, and two workloads, into a trace set. The set's folder is made where it\n"
-        f"is missing. {EXIT_CODES}",
+    add_local(solution)
+    solution.add_argument("--definition", "--definitions", required=True, metavar="D", help="its name in the set")
+    flags = {
+        f"--language {'|'.join(LANGUAGES)}": "default: %(default)s",
+        "-o --output FILE": "where to write, here: my_DEFINITION.py, or my_DEFINITION_LANGUAGE with its ending",
+    }
+    add_flags(solution, flags, language=LANGUAGES[0])
+    add_format(solution)
+    definition = parser.add_command(
+        "definition",
+        "a definition with a reference and two workloads",
+        description="Write a definition with a reference, and two workloads, into a trace set. The set's folder is "
+        f"made if it\nis missing. {EXIT_CODES}",
         usage="%(prog)s NAME --local SET [--op-type T]",
-        example=f"{PROGRAM} new definition my_scale --local my-set",
+        example="new definition my_scale --local my-set",
         execute=execute_definition,
     )
-    parser.add_argument("name", metavar="NAME", help="of the definition")
-    parser.add_argument("--local", metavar="SET", required=True, help="the trace set's folder, there or not")
-    parser.add_argument("--op-type", "--op-types", metavar="T", default="custom", help="default: %(default)s")
-    add_format(parser)
+    add_flags(definition, {"NAME": "of the definition"})
+    definition.add_argument("--local", metavar="SET", required=True, help="the trace set's folder, there or not")
+    add_flags(definition, {"--op-type --op-types T": "default: %(default)s"}, op_type="custom")
+    add_format(definition)
 
 
 def execute_solution(args: Namespace) -> int:

@@ -1,1 +1,0 @@
-"""Commands about a server: start it, submit to it, watch it."""

@@ -1,0 +1,379 @@
+"""Runs what the flags of `run` ask for: plans it, shows its progress, prints its result. `Benchmark` judges and times.
+
+Progress is a display that is redrawn on a terminal, and a line for each finished job elsewhere. With --watch all is
+judged again each time a file is saved, with sessions that stay.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from flashinfer_bench.base.files.trees import walk_files
+from flashinfer_bench.bench import benchmark
+from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.evaluator_record import find_misspelt_extras
+from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobsAdded, JobStarted, Notice, RunStarted
+from flashinfer_bench.bench.planning.plan import Job, Plan
+from flashinfer_bench.bench.planning.resume import names_of
+from flashinfer_bench.cli.args import named_folders, open_trace_set, read_recorded
+from flashinfer_bench.cli.drafts import list_draft_paths, save_draft, take_drafts
+from flashinfer_bench.cli.outcome import (
+    RunOutcome,
+    describe_plan,
+    describe_skips,
+    outcome_document,
+    plan_document,
+    render_outcome,
+    render_plan,
+)
+from flashinfer_bench.cli.output import (
+    FAILED,
+    INTERRUPTED,
+    RAN,
+    one_interrupt,
+    write_err,
+    write_json,
+    write_out,
+    write_problems,
+)
+from flashinfer_bench.cli.parser import typed_program
+from flashinfer_bench.cli.settings import describe_tolerances, naming_flags, read_config
+from flashinfer_bench.cli.tables import count, some, write_result
+from flashinfer_bench.cli.verdicts import cut_reason, describe_job, describe_verdict
+from flashinfer_bench.data import LoadIssue, Trace, TraceSet
+from flashinfer_bench.data.check import Asked, find_input_issues, find_reference_issues
+from flashinfer_bench.data.store.layout import DEFINITIONS, TOLERANCES_FILE, TRACES, WORKLOADS, path_part
+from flashinfer_bench.data.store.pack import is_passed_over
+from flashinfer_bench.errors import DataSetError, Fault, FlashInferBenchError, Misuse
+from flashinfer_bench.report.verdict import first_reason
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+SHOWN_DEVICES: Final = 8
+NO_VERDICT: Final = "no verdict"
+EDITED_CALL_S, WATCHED_CALL_S = 20.0, 5.0
+"""`call_timeout_seconds` of `run --solution`, and with --watch or --quick: a call that hangs costs seconds there."""
+LOOK_EVERY_S: Final = 0.05
+"""Seconds between two looks. It is added to the time from saving to the verdict."""
+Stamp = dict[str, tuple[int, int]]
+"""Path → time of the last change, and size."""
+Kept = list[benchmark.Benchmark] | None
+"""The engine whose sessions stay from save to save, once there is one; None if each run starts its own."""
+
+
+class RunProgress:
+    """Counts the events of a run and shows them while it is entered.
+
+    Args:
+        quiet: show nothing. The result tells the faults.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self._write: Callable[[str], None] = write_err
+        self.statuses: Counter[str] = Counter()
+        """Verdicts by status; jobs without one count as `no verdict`."""
+        self.jobs = 0
+        self.running: dict[str, Job] = {}
+        """Device label → its current job."""
+        self._shown: set[str] = set()
+        self._live: Progress | None = None
+
+    def __enter__(self) -> RunProgress:
+        if not self.quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+            console = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
+            columns = TextColumn("{task.description}", markup=False), BarColumn(24), TimeElapsedColumn()
+            self._live = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
+            self._write = console.print
+            self._live.add_task("starting the devices", total=None)
+            self._live.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, event: Event) -> None:
+        """Count an event, and show it. On a display, each kind of failure of a solution is a line above it once."""
+        kind = line = ""
+        match event:
+            case RunStarted() | JobsAdded():
+                self.jobs += event.jobs
+            case JobStarted():
+                self.running[event.device.label] = event.job
+            case JobFinished():
+                evaluation: Any = event.trace.evaluation
+                level = "at full assurance " if event.job.assurance is not None else ""
+                text = f"{describe_job(event.job)} on {event.device.label}: {level}{describe_verdict(evaluation)}"
+                line = self._end(event.job, evaluation.status.value) + text
+                if not event.trace.is_successful():
+                    kind = f"{event.job.definition.name} {event.job.solution.name} {evaluation.status}"
+            case JobFaulted():
+                kind, mark = event.message, "" if event.is_left_out else "NO VERDICT: "
+                text = f"{describe_job(event.job)}: {mark}{cut_reason(first_reason(event.message))}"
+                line = self._end(event.job, NO_VERDICT) + text
+            case Notice():
+                line = kind = f"note: {first_reason(event.message)}"
+        if self.quiet:
+            return
+        if self._live is not None:
+            counts = "  ".join(f"{number} {status}" for status, number in sorted(self.statuses.items()))
+            done = self.statuses.total()
+            jobs = [f"{label}  {describe_job(job)}" for label, job in sorted(self.running.items())[:SHOWN_DEVICES]]
+            head = "\n".join([f"{done}/{count(self.jobs, 'job')}  {counts}", *jobs])
+            self._live.update(self._live.task_ids[0], description=head, completed=done, total=self.jobs or None)
+            if kind in ("", *self._shown):
+                return
+            self._shown.add(kind)
+        if line:
+            self._write(line)
+
+    def _end(self, job: Job, status: str) -> str:
+        """Count a job that has ended, and return how far the run is."""
+        self.statuses[status] += 1
+        self.running = {label: one for label, one in self.running.items() if one.index != job.index}
+        failed = self.statuses.total() - self.statuses["PASSED"]
+        return f"[{self.statuses.total()}/{self.jobs}{f', {failed} not passed' if failed else ''}] "
+
+
+def run_jobs(args: Namespace) -> int:
+    """Run the jobs that the flags ask for, or print the plan."""
+    if args.replay and args.resume:
+        raise Misuse("--replay judges what is recorded, which --resume leaves out: give one of them")
+    if args.retry_timeouts and not args.resume:
+        raise Misuse("--retry-timeouts changes what --resume leaves out: give --resume too")
+    if args.watch and (args.replay or args.resume or args.dry_run or not list_draft_paths(args)):
+        raise Misuse("--watch judges a file again when it is saved: --solution FILE, without --resume or --dry-run")
+    config = read_config(args)  # what is wrong in flags and file is reported before the set is read
+    if config.call_timeout_seconds is None and (args.watch or config.quick or list_draft_paths(args)):
+        args.call_timeout_seconds = WATCHED_CALL_S if args.watch or config.quick else EDITED_CALL_S
+    if not args.watch:
+        return _judge(args, open_trace_set(args), None)
+    kept: Kept = [] if args.repeat == 1 else None
+    try:
+        return _watch(args, kept)
+    finally:
+        for engine in kept or ():
+            engine.close()
+
+
+def plan_recorded(
+    args: Namespace,
+    trace_set: TraceSet,
+    config: BenchmarkConfig,
+    recorded: Sequence[Trace],
+    kept: Kept = None,
+    **resumes: bool,
+) -> tuple[benchmark.Benchmark, Plan]:
+    """Return an engine, and the plan of the jobs that were recorded; without any, of those that the flags choose."""
+    wanted = {names_of(trace) for trace in recorded}
+    if wanted:
+        names = ({name or "" for name in column} for column in zip(*wanted, strict=True))
+        chosen = zip(("definitions", "solutions", "workloads"), map(sorted, names), strict=True)
+        config = config.with_overrides(**dict(chosen))
+    with naming_flags(args):
+        if kept and (kept[0].get_trace_set() is not trace_set or kept[0].config != config):
+            kept.pop().close()
+        if kept is None:
+            engine = benchmark.Benchmark(trace_set, config)
+        else:
+            kept[:] = kept or [benchmark.Benchmark(trace_set, config, keeps_sessions=True)]
+            engine = kept[0]
+        plan = engine.plan(**resumes)
+    if wanted:
+        engine.replay(recorded)
+        jobs = [job for job in plan.jobs if (job.definition.name, job.solution.name, job.workload.uuid) in wanted]
+        plan = plan.with_jobs(jobs)
+    return engine, plan
+
+
+def _judge(args: Namespace, trace_set: TraceSet, kept: Kept) -> int:
+    """Run the jobs that the flags ask for, or print the plan; return the exit code."""
+    drafts = take_drafts(args, trace_set)
+    asked = _leave_out_unread(args, trace_set)
+    config = read_config(args).for_set(trace_set)
+    recorded = read_recorded(args.replay) if args.replay else []
+    resumes = {"resume": args.resume, "retry_timeouts": args.retry_timeouts}
+    engine, plan = plan_recorded(args, trace_set, config, recorded, kept, **resumes)
+    if args.resume and not (args.dry_run or args.no_save_results):
+        plan = engine.reserve(plan)
+    if args.repeat != 1:
+        engine.repeat(args.repeat)
+    saves = not (args.no_save_results or args.replay)
+    found = _find_issues(trace_set, plan)
+    roots = [root / TRACES for root in trace_set.roots]  # recorded traces are never asked for
+    about = [issue for issue in trace_set.issues if asked.is_about(issue, trace_set)]
+    about = [issue for issue in about if not any(map(issue.file.is_relative_to, roots))]
+    outcome = RunOutcome(plan, errors=[str(one) for one in (*about, *found) if one.severity == "error"])
+    skips = describe_skips(plan.skips)
+    if args.strict and outcome.is_broken:
+        raise Fault("\n".join(["--strict: nothing was run:", *outcome.errors, *skips]))
+    configs = {job.definition.name: job.config for job in plan.jobs}.values()
+    odd = [f"warning: {line}" for line in find_misspelt_extras(configs, plan.plug_in_keys)]
+    notes = [*describe_tolerances(trace_set), *odd]
+    if args.dry_run:
+        write_err(*notes)
+        write_result(args, plan_document(plan, engine.machine), render_plan(plan, engine.machine))
+        write_err(*map(str, found))
+        engine.close()
+        return FAILED if outcome.is_broken and not args.allow_broken else RAN
+    outcome.recorded = engine.find_resumed(plan)
+    jobs, *resumed = describe_plan(plan, engine.machine)
+    saved = [f"draft: {save_draft(draft, trace_set)}" for draft in drafts if saves]
+    write_err(*(str(issue) for issue in found if issue.severity == "error"))
+    if not args.quiet:
+        write_err(*notes, *skips, *resumed, jobs, *saved)
+    _run(engine, outcome, RunProgress(quiet=args.quiet), save_results=saves, closes=kept is None)
+    _write_outcome(args, outcome, trace_set if saves else None)
+    return outcome.exit_code(require_passed=args.require_passed, allow_broken=args.allow_broken)
+
+
+def _leave_out_unread(args: Namespace, trace_set: TraceSet) -> Asked:
+    """Take names out of the flags whose files cannot be read; return what was asked for.
+
+    Raises:
+        Fault: no other name was asked for.
+    """
+    config = read_config(args)
+    asked = Asked(**{name: getattr(config, name) for name in ("definitions", "solutions", "op_types", "authors")})
+    broken = {issue.file.stem for issue in trace_set.issues if issue.severity == "error"}
+    broken -= {path_part(name) for name in trace_set.definitions}
+    broken -= {path_part(item.name) for group in trace_set.solutions.values() for item in group}
+    for field in ("definitions", "solutions"):
+        if given := getattr(args, field, []):
+            left = [name for name in given if path_part(name) not in broken]
+            if not left:
+                raise Fault(f"nothing to run: {', '.join(given)} cannot be read; `flashinfer-bench validate` says why")
+            setattr(args, field, left)
+    return asked
+
+
+def _find_issues(trace_set: TraceSet, plan: Plan) -> list[LoadIssue]:
+    """Return what is wrong with the stored inputs of a plan's jobs, and with their references."""
+    definitions = {job.definition.name: job.definition for job in plan.jobs}
+    workloads = {(job.definition.name, job.workload.uuid): job.workload for job in plan.jobs}
+    found = [one for one in find_reference_issues(trace_set, definitions.values()) if one.severity == "error"]
+    return [*found, *find_input_issues(trace_set, [(name, workload) for (name, _), workload in workloads.items()])]
+
+
+def _run(
+    engine: benchmark.Benchmark, outcome: RunOutcome, progress: RunProgress, *, save_results: bool, closes: bool
+) -> None:
+    """Run the plan and keep its events in the outcome. In the end the engine is closed, unless its sessions stay."""
+    started = time.monotonic()
+    events: Iterator[Event] = iter(())
+    with one_interrupt():
+        try:
+            with progress:
+                events = engine.run(outcome.plan, save_results=save_results)
+                for event in events:
+                    outcome.observe(event)
+                    progress.show(event)
+        except KeyboardInterrupt:
+            outcome.is_interrupted = True
+        except Fault as fault:
+            write_problems(str(fault))
+        except DataSetError as error:  # raised before the first job
+            raise DataSetError(f"{error}; --no-save-results judges without saving") from error
+        finally:
+            if isinstance(events, Generator):
+                events.close()
+            if closes:
+                engine.close()
+            outcome.seconds = time.monotonic() - started
+
+
+def _write_outcome(args: Namespace, outcome: RunOutcome, trace_set: TraceSet | None) -> None:
+    """Write the result to stdout. Write to stderr where it was saved, if it was, and how to continue."""
+    if args.format == "json":  # a resumed run may have 100,000 verdicts: only the form that is asked for is made
+        write_json(outcome_document(outcome, trace_set))
+    else:
+        write_out(render_outcome(outcome))
+    if outcome.is_interrupted:
+        write_err(f"interrupted: {outcome.left} of {count(len(outcome.plan.jobs), 'job')} left")
+    if trace_set is None:
+        write_err("nothing was saved (--no-save-results)")
+        return
+    if files := outcome.files(trace_set):
+        write_err(f"traces: {some(files)}")
+    if outcome.left or outcome.is_interrupted:
+        write_err(f"to go on: {resume_command(typed_program(), args.argv)}")
+
+
+def resume_command(program: Sequence[str], argv: Sequence[str]) -> str:
+    """Return the command that continues the run: the same one with --resume, and without --quick.
+
+    No quick look is resumed from: what is worth going on with gets its whole verdict.
+    """
+    kept = [word for word in argv if word not in ("--quick", "--resume")]
+    return shlex.join([*program, *kept, "--resume"])
+
+
+def _watch(args: Namespace, kept: Kept) -> int:
+    """Judge each time a draft is saved, or a file that it is judged by, until Ctrl-C; return the latest exit code."""
+    drafts, code = list_draft_paths(args), RAN
+    beside = [root / name for root in named_folders(args) for name in (TOLERANCES_FILE, DEFINITIONS, WORKLOADS)]
+    beside += [Path(args.config)] if args.config else []
+    trace_set: TraceSet | None = None
+    try:
+        while code != INTERRUPTED:
+            given, seen = Namespace(**vars(args)), (take_stamp(drafts), take_stamp(beside))
+            try:
+                trace_set = trace_set or open_trace_set(given)
+                code = _judge(given, trace_set, kept)
+            except FlashInferBenchError as error:
+                write_problems(str(error))
+                code = error.exit_code
+            if code != INTERRUPTED:
+                write_err(f"waiting until {', '.join(map(str, drafts))} is saved; Ctrl-C ends")
+                now = wait_for_change(drafts, beside, seen)
+                trace_set = trace_set if now[1] == seen[1] else None  # else it is read anew
+    except KeyboardInterrupt:
+        pass
+    return code
+
+
+def take_stamp(paths: Iterable[Path]) -> Stamp:
+    """Return what a save changes: of each file, and of each file below each folder."""
+    stamp: Stamp = {}
+    for path in paths:
+        for file in walk_files(path, lambda *_: None, passes_over=is_passed_over) if path.is_dir() else [path]:
+            with suppress(OSError):  # an editor replaces it at this moment
+                stamp[str(file)] = (file.stat().st_mtime_ns, file.stat().st_size)
+    return stamp
+
+
+def wait_for_change(
+    drafts: Sequence[Path],
+    beside: Sequence[Path],
+    before: tuple[Stamp, Stamp],
+    sleep: Callable[[float], object] = time.sleep,
+) -> tuple[Stamp, Stamp]:
+    """Return the stamps when one differs, nothing has changed for one more look, and each draft is there.
+
+    Args:
+        drafts: what somebody edits.
+        beside: other files and folders that count, whether they are there or not.
+        before: the stamps of both that were judged.
+        sleep: waits for this many seconds.
+    """
+    last = before
+    while True:
+        sleep(LOOK_EVERY_S)
+        now = take_stamp(drafts), take_stamp(beside)
+        if now != before and now == last and all(path.exists() for path in drafts):
+            return now
+        last = now

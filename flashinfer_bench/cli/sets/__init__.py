@@ -1,1 +1,0 @@
-"""Commands that show, check and write trace sets; nothing is run but what `validate` is asked to run."""

@@ -1,0 +1,236 @@
+"""Tables and numbers as text. A command decides what its table shows.
+
+A table is a mapping: heading of a column → format string over the fields of a row, such as `{latency_ms:ms}`, or a
+function of the row. A heading that begins with `#` is of a column of numbers: right-aligned, and never folded.
+Tables are laid out here and not by rich, whose table takes a second for 3,000 rows.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import textwrap
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from itertools import zip_longest
+from string import Formatter
+from typing import Any, Final, TextIO
+
+from flashinfer_bench.base.printable import to_printable
+from flashinfer_bench.cli.output import write_err, write_json, write_out
+
+ABSENT: Final = "\u2013"
+"""The cell of a number that is missing."""
+DAGGER: Final = "†"
+"""Marks a result of a GPU that is not confirmed."""
+NUMBER_MARK: Final = "#"
+UNLIMITED: Final = 100_000
+"""Width of a file or a pipe, in characters: nothing is folded there."""
+NARROWEST: Final = 40
+NARROWEST_COLUMN: Final = 8
+GAP: Final = "  "
+UUID_SHOWN: Final = 8
+UUID: Final = re.compile("[0-9a-f]{8}([0-9a-f]{24}|-[0-9a-f-]+)", re.IGNORECASE)
+LARGEST_HALF: Final = 0.995
+"""Half an interval from here on rounds to 100 %: then the time says little more than that there is one."""
+SHOWN_NAMES: Final = 3
+SHOWN_LINES: Final = 20
+Cells = Mapping[str, str | Callable[[Any], str]]
+"""Heading of a column → its cells."""
+
+
+def lay_out(
+    cells: Cells, rows: Iterable[Any], *, spared: Sequence[str] | None = None, notes: Sequence[str] = ()
+) -> str:
+    """Lay rows out for stdout, then notes. Without rows there is no text.
+
+    Args:
+        cells: the columns.
+        rows: dictionaries, or objects with fields.
+        spared: headings of columns that are left out one after the other while the table is too wide. If they are
+            given, columns without any value are left out, too.
+        notes: lines below the table.
+    """
+    rows, width = list(rows), available_width(sys.stdout)
+    filled = {heading: [_fill(cell, row) for row in rows] for heading, cell in cells.items()}
+    if spared is not None:
+        filled = {heading: column for heading, column in filled.items() if set(column) - {"", ABSENT}}
+    for heading in spared or ():
+        if _total([_width_of(*item) for item in filled.items()]) > width:
+            filled.pop(heading, None)
+    below = "".join(f"{wrap_line(note, width)}\n" for note in notes)
+    table = render_table(list(filled), list(zip(*filled.values(), strict=True))) if rows else ""
+    return join_sections(table, below)
+
+
+def render_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Lay cells out for stdout. Names fold where the width is too small."""
+    width, lines = available_width(sys.stdout), [list(map(to_printable, row)) for row in rows]
+    widths = [_width_of(heading, [line[at] for line in lines]) for at, heading in enumerate(headings)]
+    names = [index for index, heading in enumerate(headings) if not heading.startswith(NUMBER_MARK)]
+    while names and _total(widths) > width:
+        widest = max(names, key=lambda index: widths[index])
+        if widths[widest] <= NARROWEST_COLUMN:
+            break
+        widths[widest] -= 1
+
+    def pad(heading: str, text: str, size: int) -> str:
+        return text.rjust(size) if heading.startswith(NUMBER_MARK) else text.ljust(size)
+
+    shown, rule = list[str](), ["─" * _total(widths)]  # the rule stands below the headings
+    for line in ([heading.removeprefix(NUMBER_MARK) for heading in headings], *lines):
+        sized = zip(line, widths, strict=True)
+        folded = [[cell] if len(cell) <= size else textwrap.wrap(cell, size) for cell, size in sized]
+        shown += [GAP.join(map(pad, headings, parts, widths)).rstrip() for parts in zip_longest(*folded, fillvalue="")]
+        shown += rule
+        rule = []
+    return "".join(f"{line}\n" for line in shown)
+
+
+def available_width(stream: TextIO) -> int:
+    """Return the width to lay out for: $COLUMNS, or the terminal's width. A pipe or a file has no limit."""
+    if os.environ.get("COLUMNS", "").isdigit() or stream.isatty():
+        return max(NARROWEST, shutil.get_terminal_size().columns)
+    return UNLIMITED
+
+
+def wrap_line(text: str, width: int, indent: int = 0) -> str:
+    """Wrap one long line, its continuation indented further."""
+    first, rest = " " * indent, " " * (indent + 2)
+    return textwrap.fill(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+
+
+def join_sections(*parts: str | Sequence[str]) -> str:
+    """Join texts and lists of lines, with an empty line between two; empty ones are left out."""
+    texts = [part if isinstance(part, str) else "".join(f"{line}\n" for line in part) for part in parts]
+    return "\n".join(filter(None, texts))
+
+
+def write_result(args: Namespace, document: object, *parts: str | Sequence[str]) -> None:
+    """Write a result to stdout: as JSON where the command's --format says so, else the parts of its text."""
+    if args.format == "json":
+        write_json(document)
+    else:
+        write_out(join_sections(*parts))
+
+
+def show_rows(args: Namespace, rows: Sequence[Any], render: Callable[[], str], nothing: str, **document: Any) -> int:
+    """Print the rows of a report in the form that is asked for, and return the exit code.
+
+    Args:
+        args: with the format.
+        rows: dataclasses.
+        render: makes the text.
+        nothing: the note if there are no rows.
+        document: further entries of the JSON.
+    """
+    if args.format == "json":
+        write_json({**document, "rows": list(map(asdict, rows))})
+    elif rows:
+        write_out(render())
+    else:
+        write_err(nothing)
+    return 0
+
+
+def format_latency(latency_ms: float | None, half: float | None = None) -> str:
+    """Return milliseconds with three significant digits, and half their interval as a share."""
+    if latency_ms is None:
+        return ABSENT
+    text = f"{latency_ms:.0f} ms" if latency_ms >= 99.95 else f"{latency_ms:#.3g} ms"
+    if half is None:
+        return text
+    return f"{text} ±{100 * half:.2g}%" if half < LARGEST_HALF else f"{text} ±100% or more"
+
+
+def format_speedup(speedup: float | None) -> str:
+    """Return how many times as fast as the reference."""
+    if speedup is None:
+        return ABSENT
+    if speedup >= 100:
+        return f"{speedup:.0f}x"
+    return f"{speedup:.2f}x" if speedup >= 0.1 else f"{speedup:.2g}x"
+
+
+def format_duration(seconds: float) -> str:
+    """Return minutes and seconds, with hours where there are any."""
+    return str(timedelta(seconds=round(seconds))).removeprefix("0:").removeprefix("0")
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun: "1 job", "3 jobs"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def list_counts(counts: Mapping[str, int]) -> str:
+    """Return the numbers above zero with their words: "3 PASSED, 1 TIMEOUT"."""
+    return ", ".join(f"{number} {word}" for word, number in counts.items() if number > 0)
+
+
+def some(names: Sequence[str], shown: int = SHOWN_NAMES) -> str:
+    """Return the first names of a list, and how many others it has."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return f"{', '.join(names[:shown])}{more}"
+
+
+def indent_text(text: str, depth: int, shown: int = SHOWN_LINES) -> list[str]:
+    """Return the lines of a text that are not empty, indented: the first and the last, and how many lie between."""
+    lines = [f"{' ' * depth}{to_printable(line.rstrip())}" for line in text.splitlines() if line.strip()]
+    half, more = shown // 2, len(lines) - shown
+    return [*lines[:half], f"… {more} more lines", *lines[-half:]] if more > 0 else lines
+
+
+def shorten_uuid(uuid: str) -> str:
+    """Return the beginning of a uuid; other names stay whole."""
+    return uuid[:UUID_SHOWN] if UUID.fullmatch(uuid) else uuid
+
+
+def _as_text(value: Any) -> str:
+    """Return any value as a cell: of a list its length, of a mapping its items."""
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}={item}" for key, item in value.items())
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(len(value) if isinstance(value, list) else value)
+
+
+def _format_mean(mean: Any) -> str:
+    return format_speedup(mean.value) + ("" if mean.low is None else f" ({mean.low:.3g}-{mean.high:.3g})")
+
+
+FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "": _as_text,
+    "x": format_speedup,
+    "ms": format_latency,
+    "%": "{:.1%}".format,
+    "mean": _format_mean,
+    "uuid": shorten_uuid,
+    "list": "; ".join,
+}
+"""What may stand behind the colon of a field."""
+
+
+class _Filling(Formatter):
+    """Fills format strings with the fields of rows."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """Return a field by its format."""
+        return ABSENT if value is None else FORMATS[format_spec](value)
+
+
+def _fill(cell: str | Callable[[Any], str], row: Any) -> str:
+    if callable(cell):
+        return cell(row)
+    return _Filling().vformat(cell, (), row if isinstance(row, dict) else vars(row))
+
+
+def _width_of(heading: str, cells: Sequence[str]) -> int:
+    return max(map(len, (heading.removeprefix(NUMBER_MARK), *cells)))
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + len(GAP) * (len(widths) - 1)
