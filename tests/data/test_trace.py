@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
 from flashinfer_bench.data import Trace
-from tests.kit import make_trace, make_workload
+from tests.kit import make_evaluation, make_trace, make_workload
 
 
 def test_what_json_has_no_word_for_is_written_as_words_and_read_back():
@@ -41,3 +41,9 @@ def test_the_digest_of_a_workload_is_of_its_content():
     assert make_workload("a").digest() == make_workload("b").digest()
     others = [make_workload(axes={"n": 9}), make_workload(inputs={"x": 1}), make_workload(inputs={"x": 2})]
     assert len({one.digest() for one in (make_workload(), *others)}) == 4
+
+
+@pytest.mark.parametrize("parts", [{"solution": "s"}, {"evaluation": make_evaluation()}])
+def test_solution_and_evaluation_come_together(parts):
+    with pytest.raises(ValidationError, match="but no"):
+        Trace(definition="double", workload=make_workload(), **parts)
