@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from flashinfer_bench.roofline.cost import Cost
 from flashinfer_bench.roofline.definitions import count_pairs, find_cost
 from flashinfer_bench.roofline.peaks import Peak, describe_time, find_peak
-from flashinfer_bench.roofline.workloads import cost_of_workload
+from flashinfer_bench.roofline.workloads import cost_of_workload, read_integers
 from tests.kit.make import make_definition, make_workload
 
 H200 = "NVIDIA H200"
@@ -162,7 +162,9 @@ def test_of_more_queries_than_keys_the_first_see_nothing():
 
 
 def test_lengths_are_read_from_the_blob_and_a_stated_cost_is_believed(tmp_path):
-    save_file({"p": np.array([0, 4, 9], dtype=np.int32)}, tmp_path / "a.safetensors")
+    blob = tmp_path / "a.safetensors"
+    save_file({"p": np.array([0, 4, 9], dtype=np.int32), "f": np.zeros(2, dtype=np.float32)}, blob)
+    assert (read_integers(blob, "p"), read_integers(blob, "f")) == ((0, 4, 9), None)
     tensors = "q: bf16[2, 2, 8]; k: bf16[9, 2, 8]; kv_indptr: int32[3] -> o: bf16[4]"
     definition = define("gqa_ragged", {"num_qo_heads": 2, "head_dim": 8}, tensors)
     stored = {"kv_indptr": {"type": "safetensors", "path": "a.safetensors", "tensor_key": "p"}}
