@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from flashinfer_bench.roofline.cost import Cost
 from flashinfer_bench.roofline.definitions import count_pairs, find_cost
 from flashinfer_bench.roofline.peaks import Peak, describe_time, find_peak
-from flashinfer_bench.roofline.workloads import cost_of_workload
+from flashinfer_bench.roofline.workloads import cost_of_workload, read_integers
 from tests.kit.make import make_definition, make_workload
 
 H200 = "NVIDIA H200"
@@ -22,9 +22,9 @@ def test_bytes_or_arithmetic_bind_and_a_share_is_reached():
     for flops, bound, floor_ms in ((1e9, "memory", 1.0), (9.89e12, "compute", 10.0)):
         found = describe_time(Cost(flops, 4.8e9, "fp16"), H200, 20.0)
         assert (found["bound"], found["floor_ms"], found["share"]) == (bound, pytest.approx(floor_ms), floor_ms / 20)
-    facts = describe_time(Cost(0, 4.8e9), H200, 2.0)
+    record = describe_time(Cost(0, 4.8e9), H200, 2.0)
     expected = {"flops": 0, "bytes": 4.8e9, "unit": "fp32", "tb_per_sec": 2.4, "peak": "H200 SXM (vendor)"}
-    assert {key: facts[key] for key in expected} == expected
+    assert {key: record[key] for key in expected} == expected
     assert "share" not in describe_time(Cost(0, 4.8e9), "unheard of", 2.0)
     assert describe_time(Cost(0, 1), H200, 0.0) is None
 
@@ -162,7 +162,9 @@ def test_of_more_queries_than_keys_the_first_see_nothing():
 
 
 def test_lengths_are_read_from_the_blob_and_a_stated_cost_is_believed(tmp_path):
-    save_file({"p": np.array([0, 4, 9], dtype=np.int32)}, tmp_path / "a.safetensors")
+    blob = tmp_path / "a.safetensors"
+    save_file({"p": np.array([0, 4, 9], dtype=np.int32), "f": np.zeros(2, dtype=np.float32)}, blob)
+    assert (read_integers(blob, "p"), read_integers(blob, "f")) == ((0, 4, 9), None)
     tensors = "q: bf16[2, 2, 8]; k: bf16[9, 2, 8]; kv_indptr: int32[3] -> o: bf16[4]"
     definition = define("gqa_ragged", {"num_qo_heads": 2, "head_dim": 8}, tensors)
     stored = {"kv_indptr": {"type": "safetensors", "path": "a.safetensors", "tensor_key": "p"}}

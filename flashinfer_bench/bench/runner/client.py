@@ -9,7 +9,7 @@ this machine (`LocalPlaces`) or a device of a cluster's node (`cluster.Cluster`)
     devices         the devices of all usable slots
     least_shares    least number of shares of the work, so that a slot that joins later gets a part
     expects_more    whether a slot may join soon; a loop that has lost all slots waits for it
-    look()          the slots that have joined since the last call; called often, never waits
+    poll()          the slots that have joined since the last call; called often, never waits
     has(device)     whether a slot still exists
     lock(device, held)     keeps other runs off a device until `held` is closed; see `device_lock.ask_for_device`
     open(device, session_config)     starts a session: a `SessionClient` or a `FarSession`. Only its `end` waits
@@ -204,7 +204,7 @@ class LocalPlaces:
     def __init__(self, devices: Iterable[Device]) -> None:
         self.devices = tuple(devices)
 
-    def look(self) -> News:
+    def poll(self) -> News:
         """Return no news, since the devices of a machine do not change."""
         return News()
 

@@ -64,7 +64,7 @@ class RunMetadata:
         """The latency of the shortest right call in ns; 0 if it is unknown."""
         return self.least_span_ns and self.least_span_ns + self.launch_gap_ns
 
-    def read_gpu(self) -> GpuState | None:
+    def query(self) -> GpuState | None:
         """Query NVML for the state of the GPU; None on a CPU."""
         if self._uuid is None:
             return None
@@ -72,11 +72,11 @@ class RunMetadata:
         self._latest = time.monotonic(), state
         return state
 
-    def read_gpu_before(self) -> GpuState | None:
+    def query_before(self) -> GpuState | None:
         """Return the latest state if it is recent and undisturbed; else query NVML again."""
         seen_s, state = self._latest
         is_calm = state is not None and not state.slowed_by and not state.other_processes
-        return state if is_calm and time.monotonic() - seen_s < RECENT_S else self.read_gpu()
+        return state if is_calm and time.monotonic() - seen_s < RECENT_S else self.query()
 
     def measured(self, trials: Sequence[Trial], before: GpuState | None, precision: float) -> Measured:
         """Summarise trials that have just been taken.
@@ -86,7 +86,7 @@ class RunMetadata:
             before: the state of the GPU before the first trial.
             precision: the target relative half-width after all trials.
         """
-        gap_ns, after, reached = self.launch_gap_ns, self.read_gpu(), reached_precision(trials)
+        gap_ns, after, reached = self.launch_gap_ns, self.query(), reached_precision(trials)
         summary = summarise(trials, launch_gap_ns=gap_ns, before=before, after=after, keep_samples=self._keep_samples)
-        told = {"precision": precision, "precision_reached": None if reached is None else round(reached, 6)}
-        return replace(summary, record={**summary.record, **told})
+        reported = {"precision": precision, "precision_reached": None if reached is None else round(reached, 6)}
+        return replace(summary, record={**summary.record, **reported})

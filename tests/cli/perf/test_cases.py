@@ -95,6 +95,12 @@ HALF = "--q_dtype float16 --kv_dtype float16"
         (PAGED, f"{PREFILL} --head_dim_qk 96 --page_size 16", {"fa3": "96 and 96"}),
         ("BatchPrefillWithRaggedKVCacheWrapper", f"{PREFILL} --head_dim_qk 192 --head_dim_vo 128", {}),
         ("bmm_fp8", "--m 4 --n 16 --k 16 --mat2_dtype fp8_e5m2", {"cutlass": "e5m2"}),
+        (
+            "bmm_fp8",
+            "--m 4 --n 16 --k 16 --input_dtype fp8_e5m2 --mat2_dtype fp8_e5m2",
+            dict.fromkeys(("cudnn", "cublas", "cutlass"), "e5m2 times e5m2"),
+        ),
+        ("mm_fp4", "--m 4 --n 128 --k 128 --use_nvfp4 --out_dtype float16", {"trtllm": "bfloat16 only"}),
         ("apply_rope", f"{ROPE} --head_dim 96", {"cuda": "64, 128, 256, 512"}),
         ("apply_rope_pos_ids", f"{ROPE} --head_dim 128 --rotary_dim 24", {"cuda": "multiple of 16"}),
         ("apply_rope_with_cos_sin_cache", f"{ROPE} --head_dim 96", {}),

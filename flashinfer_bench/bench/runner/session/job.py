@@ -194,7 +194,7 @@ def bytes_held(job: JobContext) -> int:
 def plan_solution(session_config: SessionConfig, job: JobContext) -> MeasurePlan:
     """Return the measurement plan of a job's solution."""
     if job.solution.language == "triton" and session_config.device == "cpu":
-        return MeasurePlan(0, 1, 0.0, trials=1, facts=INTERPRETED)
+        return MeasurePlan(0, 1, 0.0, trials=1, metadata=INTERPRETED)
     wanted = job.request.evaluator.count_reads(next((math.prod(one.shape) for one in job.output_specs()), 0))
     plan = _plan(job.config, session_config.time_budget_s)
     timing = replace(session_config.timing, assurance=job.requested.assurance or session_config.timing.assurance)

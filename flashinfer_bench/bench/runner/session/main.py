@@ -109,7 +109,7 @@ def run_request(
         return
 
     def expect(at: int) -> None:
-        requests.look()
+        requests.poll()
         session.expect(request, sent.jobs[at:], requests.ahead, requests.announced)
 
     for at, job in enumerate(sent.jobs):

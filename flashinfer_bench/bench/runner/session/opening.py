@@ -59,7 +59,7 @@ class Requests:
         self.announced: list[Announced] = []
         """Solutions announced with all requests so far, including requests that were taken back."""
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read the frames that have arrived.
 
         Raises:
@@ -145,11 +145,11 @@ def open_session(fd: int) -> Iterator[OpenedSession]:
     run_metadata = RunMetadata(
         session_config.gpu_uuid, our_processes=lambda: pool.process_ids(), keep_samples=session_config.keep_samples
     )
-    told = lambda worker: run_metadata.add_launch_gap(worker.ready.launch_gap_ns)  # noqa: E731 - one line, used once
-    with WorkerPool(template, run_directory, session_config, policies, on_ready=told) as pool:
+    reported = lambda worker: run_metadata.add_launch_gap(worker.ready.launch_gap_ns)  # noqa: E731 - one line, used once
+    with WorkerPool(template, run_directory, session_config, policies, on_ready=reported) as pool:
         pool.precompiling = precompiling
         requests = Requests(host, reader)
-        requests.look()
+        requests.poll()
         prepares_beside = session_config.device == "cuda" and bool(spare_cores())
         if not prepares_beside:
             let_prepare(template)

@@ -156,7 +156,7 @@ class WorkerProcess:
         limit = order["memory_limit_bytes"] or math.inf
         self._most_hidden = max(limit, min(usable_memory() // MACHINE_SHARE, MOST_NOISE_BYTES))
         self._least_hidden = (math.inf, math.inf)
-        self._next_look = -math.inf
+        self._next_check = -math.inf
         self.solution_folder: Path | None = None
         """Folder of the loaded solution's files."""
         self.has_setup = False
@@ -209,12 +209,12 @@ class WorkerProcess:
         return self.is_ready and self._wanted_gpu not in (None, self.ready.gpu_uuid)
 
     def wait_ready(self, limit_s: float = READY_LIMIT_S) -> None:
-        """Wait until the worker is ready for work; it has run no solution code yet. For the errors see `look`."""
+        """Wait until the worker is ready for work; it has run no solution code yet. For the errors see `poll`."""
         deadline = time.monotonic() + limit_s
-        while not self.look(deadline):
+        while not self.poll(deadline):
             self._turn(max(0.0, deadline - time.monotonic()))
 
-    def look(self, deadline: float) -> bool:
+    def poll(self, deadline: float) -> bool:
         """Return whether the worker is ready for work. Do not wait.
 
         Raises:
@@ -373,9 +373,9 @@ class WorkerProcess:
             WorkerGone: the worker was ended.
         """
         now = time.monotonic()
-        if not self.is_ready or now < self._next_look:
+        if not self.is_ready or now < self._next_check:
             return
-        self._next_look = now + MACHINE_POLL_S
+        self._next_check = now + MACHINE_POLL_S
         if self._hidden_growth() > self._most_hidden:
             self.begin_end()
             while self._hidden_growth() > self._most_hidden / 8 and time.monotonic() < now + FREED_S:

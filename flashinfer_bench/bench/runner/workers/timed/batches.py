@@ -285,7 +285,7 @@ class BatchTimer:
             self._best_ns = cost_ns
             trial.begin()
         has_inputs = self._was_copied or not self._spoils
-        trial.look(range(calls), numbers, chooses=is_best, has_inputs=has_inputs)
+        trial.check_calls(range(calls), numbers, chooses=is_best, has_inputs=has_inputs)
         return cost_ns
 
     def _request(self, method: str, **more: Any) -> Called:

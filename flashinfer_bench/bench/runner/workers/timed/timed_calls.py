@@ -1,9 +1,9 @@
 """The timed calls of a job: their inputs, their outputs, and the choice of the compared calls. No call is judged here.
 
-`write` puts new content into the buffers of some calls, the worker makes the calls, and `look` checks their outputs. So
-each timed call has inputs that no earlier call had, and any call can be compared. Calls on the evaluator's own inputs
-are always kept, others by chance. A few odd calls are kept too: an output was not written, or repeats another call's.
-Calls are chosen after they were made. `session/judged_calls.py` judges them at the end.
+`write` puts new content into the buffers of some calls, the worker makes the calls, and `check_calls` checks their
+outputs. So each timed call has inputs that no earlier call had, and any call can be compared. Calls on the evaluator's
+own inputs are always kept, others by chance. A few odd calls are kept too: an output was not written, or repeats
+another call's. Calls are chosen after they were made. `session/judged_calls.py` judges them at the end.
 
 A request also has hidden calls on inputs of stress cases (`prepare`, `finish`).
 """
@@ -39,7 +39,7 @@ last of their calls is dropped."""
 
 Inspected = tuple[Sequence[Any], Sequence[torch.Tensor | None]]
 """The given inputs of a call, and the inputs in its buffers afterwards."""
-Way = Literal["reading", "chain", "batch"]
+Mode = Literal["reading", "chain", "batch"]
 """How a compared call was timed."""
 
 
@@ -51,8 +51,8 @@ class ReadCall:
     outputs: list[torch.Tensor]
     is_base: bool
     """Its inputs are the evaluator's own. Their expected outputs are known."""
-    way: Way | None = None
-    """Chosen at random among all calls timed in this way. None for the base, which a solution may recognise, and for a
+    mode: Mode | None = None
+    """Chosen at random among all calls timed in this mode. None for the base, which a solution may recognise, and for a
     call that merely looks odd, since a solution can make calls look odd."""
     trial: int = 0
     """Number of the evaluator's set of inputs that its inputs were made from."""
@@ -233,7 +233,7 @@ class TimedCalls:
             self.schedule.made += [StressCall(*call[1:], own) for call, own in zip(hidden, gave, strict=True)]
             self.check_inputs([(inputs, buffers.inputs(index)) for index, _, inputs in hidden])
         self.setup_samples += [setups[at] for at in usual if setups]
-        self.look([request.indices[at] for at in usual], [request.numbers[at] for at in usual])
+        self.check_calls([request.indices[at] for at in usual], [request.numbers[at] for at in usual])
 
     @property
     def setup_ns(self) -> float | None:
@@ -241,7 +241,7 @@ class TimedCalls:
         spans = [sample.span_ns for sample in self.setup_samples]
         return median(spans[len(spans) // 4 :]) if spans else None
 
-    def look(
+    def check_calls(
         self,
         indices: Sequence[int],
         numbers: Sequence[int],
@@ -301,11 +301,11 @@ class TimedCalls:
         if latest is not None and not np.array_equal(self.buffers.read_spots(latest[0], self._secret), latest[1]):
             raise written_late()
 
-    def reads(self, way: Way | None = None) -> list[ReadCall]:
+    def reads(self, mode: Mode | None = None) -> list[ReadCall]:
         """Return the calls to compare, in random order, and forget them, since they can hold gigabytes.
 
         Args:
-            way: how the calls were timed.
+            mode: how the calls were timed.
 
         Raises:
             SolutionFailure: an output has changed since its call was over, or a call has changed its inputs.
@@ -318,7 +318,7 @@ class TimedCalls:
             calls = [(number, own, *left.pop(number)) for number, own in zip(numbers, given, strict=True)]
             self.check_inputs([(own, self.buffers.inputs_in(row)) for _, own, _, row in calls if row is not None])
             for number, own, outputs, _ in calls:
-                is_base, chosen = self.contents.is_base(number), way if number in kept else None
+                is_base, chosen = self.contents.is_base(number), mode if number in kept else None
                 of_set = self.contents.set_of(number)
                 found.append(ReadCall(own, self.buffers.outputs_in(outputs), is_base, chosen, of_set))
         self.chance.shuffle(found)
