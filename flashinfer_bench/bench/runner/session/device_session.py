@@ -243,8 +243,7 @@ class DeviceSession:
         self._release_arena()
 
     def prepare(self, request: RequestContext, requested: RequestedJob) -> None:
-        """Make a job's baseline and time the reference. No worker may hold a solution, because it could disturb the
-        timing.
+        """Make a job's baseline and time the reference. No worker may hold a solution, which could disturb it.
 
         A failure is stored, and reported when the job itself runs.
         """

@@ -254,8 +254,7 @@ class RemoteKernel:
         return outputs
 
     def check_inputs(self, calls: Sequence[Inspected]) -> None:
-        """Raise SolutionFailure if one of several calls has changed its inputs. It waits for the device once.
-        once."""
+        """Raise SolutionFailure if one of several calls has changed its inputs. It waits for the device once."""
         if self.task.is_reference:
             return
         checked = [

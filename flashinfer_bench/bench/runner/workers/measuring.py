@@ -1,6 +1,6 @@
 """The time of a solution on a job's workload, and the calls to compare afterwards.
 
-`Measuring.run` runs top to bottom: samples of all trials; further calls if too few can be compared; the calls to
+`Measuring.run` has these steps: samples of all trials; further calls if too few can be compared; the calls to
 compare; calls on stress cases; the record; on a GPU the bound from outside. Each call has its own content. The samples
 are the worker's reports. `timed/` checks them against the session's clock.
 """

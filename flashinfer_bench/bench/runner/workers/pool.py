@@ -124,8 +124,7 @@ class Made:
 
 
 class WorkerPool:
-    """Workers of one device. It is a context manager; at its exit all workers begin to end, and their fork server
-    waits.
+    """Workers of one device. It is a context manager. At its exit all workers begin to end.
 
     Args:
         server: the fork server's socket.
@@ -247,8 +246,7 @@ class WorkerPool:
     # Waiting for workers that start or end.
 
     def quiesce(self) -> None:
-        """Wait until earlier workers have ended, and on a CPU until all warm workers are ready. A measurement
-        follows."""
+        """Wait until earlier workers have ended, and on a CPU until all warm workers are ready."""
         if not self._is_gpu:
             self.settle()
         self.finish_ending()
@@ -277,8 +275,7 @@ class WorkerPool:
         return self._is_gpu and bool(self._ending)
 
     def await_readers(self) -> None:
-        """Wait for earlier workers before the arena's memory is used again: they map it, and their kernels may still
-        run."""
+        """Wait for earlier workers before the arena's memory is reused: their kernels may still run."""
         if self._is_gpu:
             self.finish_ending()
 

@@ -364,8 +364,7 @@ class WorkerProcess:
     # The machine's memory.
 
     def _watch_machine(self) -> None:
-        """End the worker if memory outside all processes has grown by more than a worker may hold since the first
-        check.
+        """End the worker if memory outside all processes has grown by more than a worker may hold.
 
         A check runs every MACHINE_POLL_S seconds.
 
@@ -398,8 +397,7 @@ class WorkerProcess:
     # Stop and resume.
 
     def pause(self) -> None:
-        """Stop every process below the supervisor until the next request, including processes that start during the
-        stop.
+        """Stop every process below the supervisor until the next request, including new processes.
 
         A worker that uses a GPU is not stopped, since its work there would continue. A worker that starts processes
         without end is ended, and the next request to it fails.

@@ -134,8 +134,7 @@ class PolicyMaker:
         return folder.with_name(f"{folder.name}.{self._made_for}")
 
     def make_policy(self, digest: str, artifact: Path | None, given: Path, own: Path | None = None) -> Policy | None:
-        """Make a solution's folder, and the policy of a worker for it; None without a sandbox. The caller adds the
-        home.
+        """Make a solution's folder and its worker's policy, without the home; None without a sandbox.
 
         Args:
             digest: digest of the solution.

@@ -241,8 +241,7 @@ class CallBuffers:
         return seen
 
     def find_unwritten(self, seen: Seen) -> list[bool]:
-        """Return for each buffer whether an output was not written: a word from `read_spots` still holds the
-        sentinel."""
+        """Return for each buffer whether a word from `read_spots` still holds the sentinel."""
         words = [fill_words(slot.dtype) for slot in self._written]
         poison = [self._of_words([own[which] for own in words]) & self._mask for which in (0, -1)]
         found: list[bool] = np.logical_or(*(seen == one for one in poison)).any(axis=1).tolist()
