@@ -84,40 +84,40 @@ def check_workload(definition: Definition, workload: Workload) -> list[Finding]:
 
 
 def _check_axes(definition: Definition, workload: Workload) -> Iterator[Finding]:
-    place, sizes = ("workload", "axes"), definition.const_axes
+    location, sizes = ("workload", "axes"), definition.const_axes
     missing = [name for name in definition.var_axes if name not in workload.axes]
     for name in missing:
-        yield (*place, name), f"axis {name!r} of {definition.name} has no value"
+        yield (*location, name), f"axis {name!r} of {definition.name} has no value"
     if not missing:
         try:
             sizes = definition.bind_axes(workload.axes)
         except ValueError as error:
-            yield place, str(error)
+            yield location, str(error)
     for name, value in workload.axes.items():
         if name not in definition.axes:
-            yield (*place, name), f"{definition.name} has no axis {name!r}{did_you_mean(name, definition.axes)}"
+            yield (*location, name), f"{definition.name} has no axis {name!r}{did_you_mean(name, definition.axes)}"
         elif sizes.get(name, value) != value:
-            yield (*place, name), f"{definition.name} fixes axis {name!r} at {sizes[name]}, this says {value}"
+            yield (*location, name), f"{definition.name} fixes axis {name!r} at {sizes[name]}, this says {value}"
 
 
 def _check_inputs(definition: Definition, workload: Workload) -> Iterator[Finding]:
     for name, source in workload.inputs.items():
-        place, spec = ("workload", "inputs", name), definition.inputs.get(name)
+        location, spec = ("workload", "inputs", name), definition.inputs.get(name)
         if spec is None:
-            yield place, f"{definition.name} has no input {name!r}{did_you_mean(name, definition.inputs)}"
+            yield location, f"{definition.name} has no input {name!r}{did_you_mean(name, definition.inputs)}"
         elif isinstance(source, ScalarInput) and spec.shape:
-            yield place, f"input {name!r} has shape {spec.shape}; a scalar cannot fill it"
+            yield location, f"input {name!r} has shape {spec.shape}; a scalar cannot fill it"
         elif isinstance(source, ScalarInput) and (limits := why_not_held(spec.dtype, source.value)) is not None:
             given = f"workload {workload.uuid} gives {source.value!r} for input {name!r} of {definition.name}"
-            yield (*place, "value"), f"{given}; {limits}"
+            yield (*location, "value"), f"{given}; {limits}"
         elif isinstance(source, GeneratedInput):
             reason = f"inputs of type {source.type!r} need code of another engine; use random, scalar or safetensors"
-            yield place, reason
+            yield location, reason
         elif isinstance(source, CustomInput) and (why := _why_not_made(definition)) is not None:
-            yield place, f"inputs of type 'custom' need a function: {why}"
+            yield location, f"inputs of type 'custom' need a function: {why}"
         elif isinstance(source, SafetensorsInput) and not is_inside(source.path):
             reason = f"{source.path[:200]!r} leads out of the set; blob paths are relative to its root"
-            yield (*place, "path"), reason
+            yield (*location, "path"), reason
 
 
 def _why_not_made(definition: Definition) -> str | None:

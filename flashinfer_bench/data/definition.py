@@ -143,9 +143,9 @@ class Definition(DataModel):
     def _parts_agree(self) -> Definition:
         faults = [
             InitErrorDetails(
-                type=PydanticCustomError("disagrees", "{reason}", {"reason": reason}), loc=place, input=value
+                type=PydanticCustomError("disagrees", "{reason}", {"reason": reason}), loc=location, input=value
             )
-            for place, value, reason in islice(_disagreements(self), MOST_FAULTS)
+            for location, value, reason in islice(_disagreements(self), MOST_FAULTS)
         ]
         if faults:
             raise ValidationError.from_exception_data(type(self).__name__, faults)
@@ -333,17 +333,17 @@ def _disagreements(definition: Definition) -> Iterable[tuple[tuple[str, ...], ob
         if name in definition.inputs:
             yield ("outputs", name), name, f"{name!r} is an input as well; names of inputs and outputs are disjoint"
     axes = definition._expressions
-    places: dict[tuple[str, ...], str] = {("axes", name, "expression"): text for name, text in axes.items()}
-    places |= {("constraints", str(index)): text for index, text in enumerate(definition.constraints)}
-    for place, text in places.items():
+    locations: dict[tuple[str, ...], str] = {("axes", name, "expression"): text for name, text in axes.items()}
+    locations |= {("constraints", str(index)): text for index, text in enumerate(definition.constraints)}
+    for location, text in locations.items():
         try:
             names = names_in(text)
         except ValueError as error:
-            yield place, text, str(error)
-            axes.pop(place[1], None)
+            yield location, text, str(error)
+            axes.pop(location[1], None)
             continue
-        for unknown in sorted(names - definition.axes.keys()) if place[0] == "axes" else ():
-            yield place, text, f"there is no axis {unknown!r}{did_you_mean(unknown, definition.axes)}"
+        for unknown in sorted(names - definition.axes.keys()) if location[0] == "axes" else ():
+            yield location, text, f"there is no axis {unknown!r}{did_you_mean(unknown, definition.axes)}"
     try:
         order_axes(axes)
     except ValueError as error:

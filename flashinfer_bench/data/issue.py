@@ -35,21 +35,21 @@ class LoadIssue:
     """Dotted path of the field; None when it is about the whole object."""
     reason: str
     """What is wrong, and what to do where that is known."""
-    is_about_place: bool = False
+    is_about_location: bool = False
     """Whether it is about where a file lies, not what it holds."""
     missing_definition: str | None = None
     """A definition that the set lacks. Another set that has it settles the issue. "" means any definition."""
 
     def __str__(self) -> str:
         file = to_printable(str(self.file))
-        place = f"{file}:{self.line}" if self.line is not None else file
+        location = f"{file}:{self.line}" if self.line is not None else file
         field = f" {self.field}:" if self.field else ""
         reason = self.reason.replace("\n", " ")
         reason = reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]} …"
-        return f"{self.severity}: {place}:{field} {reason}"
+        return f"{self.severity}: {location}:{field} {reason}"
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where an object stands, and what its file's place says of what the object leaves out."""
 
     file: Path
@@ -73,10 +73,10 @@ class Place(NamedTuple):
         return LoadIssue(severity, self.file, line, ".".join(steps) or None, reason)
 
 
-def find_line(text: str, place: Sequence[str]) -> int:
-    """Return the line (from 1) of the deepest key of `place` that JSON text has; a step into a list ends the search."""
+def find_line(text: str, location: Sequence[str]) -> int:
+    """Return the line (from 1) of the deepest key of `location` in JSON text. A step into a list ends the search."""
     position = 0
-    for step in place if len(text) <= MOST_SEARCHED else ():
+    for step in location if len(text) <= MOST_SEARCHED else ():
         found = re.compile(rf'(?<!\\)"{re.escape(step)}"\s*:').search(text, position)
         if found is None:
             break

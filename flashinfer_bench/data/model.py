@@ -55,8 +55,8 @@ class DataModel(BaseModel):
         for name, value in self.__dict__.items():
             for steps, child in _children(value):
                 if isinstance(child, DataModel):
-                    for place, owner in child.unknown_keys():
-                        yield (name, *steps, *place), owner
+                    for location, owner in child.unknown_keys():
+                        yield (name, *steps, *location), owner
 
     def fields_at_default(self) -> list[str]:
         """Return the fields that have their default: a misspelt key may mean one of them."""

@@ -30,7 +30,7 @@ from starlette.requests import ClientDisconnect
 from flashinfer_bench.bench.confirm import Confirm
 from flashinfer_bench.data import Definition, Solution, TraceSet
 from flashinfer_bench.data.digest import digest_of
-from flashinfer_bench.data.issue import LoadIssue, Place
+from flashinfer_bench.data.issue import LoadIssue, Location
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store.parse import parse_raw
 from flashinfer_bench.serve.limits import ServeLimits
@@ -201,7 +201,7 @@ def _parse(model: type[Model], body: bytes) -> Model:
 
 def _read_solution(raw: dict[str, Any], limits: ServeLimits) -> Solution:
     issues: list[LoadIssue] = []
-    solution = parse_raw(Solution, raw, Place(NOWHERE), issues)
+    solution = parse_raw(Solution, raw, Location(NOWHERE), issues)
     if solution is None:
         problems = [f"{issue.field or 'solution'}: {issue.reason}" for issue in issues if issue.severity == "error"]
         raise HTTPException(422, "; ".join(problems[:SHOWN_PROBLEMS]))

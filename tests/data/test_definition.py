@@ -19,7 +19,7 @@ def _faults(**parts):
 
 
 @pytest.mark.parametrize(
-    ("parts", "place", "words"),
+    ("parts", "location", "words"),
     [
         ({"axes": {"n": -1}}, "axes.n.const.value", "greater than or equal to 0"),
         ({"inputs": {"x": "float3[n]"}}, "inputs.x.dtype", "did you mean 'float32'"),
@@ -29,8 +29,8 @@ def _faults(**parts):
         ({"axes": {"n": None, "a": f"min({', '.join(['n'] * 3_000)})"}}, "axes.a.expression", "longer than"),
     ],
 )
-def test_a_wrong_part_is_refused_at_its_place(parts, place, words):
-    assert words in _faults(**parts)[place]
+def test_a_wrong_part_is_refused_at_its_place(parts, location, words):
+    assert words in _faults(**parts)[location]
 
 
 def test_everything_that_disagrees_is_found_at_once_up_to_a_limit():

@@ -77,12 +77,12 @@ ISSUES = {
 }
 
 
-@pytest.mark.parametrize(("place", "content", "wanted"), ISSUES.values(), ids=ISSUES)
-def test_what_is_wrong_is_an_issue_at_its_place(tmp_path, place, content, wanted):
-    _, issues = load(tmp_path, {place: content})
+@pytest.mark.parametrize(("location", "content", "wanted"), ISSUES.values(), ids=ISSUES)
+def test_what_is_wrong_is_an_issue_at_its_place(tmp_path, location, content, wanted):
+    _, issues = load(tmp_path, {location: content})
     assert len(issues) == len(wanted)
     for (severity, file, line, field, reason), words in zip(issues, wanted, strict=True):
-        assert file == place
+        assert file == location
         assert words.startswith(start := f"{severity} {line} {field} ")
         assert words.removeprefix(start) in reason
 
@@ -166,15 +166,15 @@ LONG = {"recursion limit": '{"a":' * 300 + "1" + "}" * 300, "number out of range
 
 
 @pytest.mark.parametrize("words", sorted({*STRANGE, *LONG} - {"a folder"}))
-@pytest.mark.parametrize("place", PLACES)
-def test_what_is_no_file_or_would_take_long_costs_itself(root, place, words):
-    (root / place).parent.mkdir(parents=True, exist_ok=True)
+@pytest.mark.parametrize("location", PLACES)
+def test_what_is_no_file_or_would_take_long_costs_itself(root, location, words):
+    (root / location).parent.mkdir(parents=True, exist_ok=True)
     if words in STRANGE:
-        STRANGE[words](root / place)
+        STRANGE[words](root / location)
     else:
-        (root / place).write_text(f"{LONG[words]}\n")
+        (root / location).write_text(f"{LONG[words]}\n")
     issue = only_issue(root)
-    assert (issue.file, words in issue.reason) == (root / place, True)
+    assert (issue.file, words in issue.reason) == (root / location, True)
 
 
 def test_links_out_of_the_set_folders_too_deep_and_lists_of_wrong_objects(root, monkeypatch):

@@ -50,10 +50,10 @@ def merge_into(merged: TraceSet, parts: Sequence[TraceSet]) -> None:
             *(("solution", one, part.solution_files) for one in part.all_solutions()),
         ]
         for what, item, files in named:
-            name, place = item.name, files.get(item.name)
-            first, before = known.setdefault((what, name), (item, place))
+            name, file = item.name, files.get(item.name)
+            first, before = known.setdefault((what, name), (item, file))
             if first.digest() != item.digest():
-                clashes.append(f"{what} {name!r} differs between {_shown(before)} and {_shown(place)}")
+                clashes.append(f"{what} {name!r} differs between {_shown(before)} and {_shown(file)}")
             elif first is item and isinstance(item, Definition):
                 merged.definitions[name] = item
             elif first is item:
@@ -72,8 +72,8 @@ def merge_into(merged: TraceSet, parts: Sequence[TraceSet]) -> None:
             merged.traces.setdefault(name, TraceList()).extend(TraceList(kept_of(traces)))
 
 
-def _shown(place: Path | None) -> str:
-    return str(place or "a set in memory")
+def _shown(file: Path | None) -> str:
+    return str(file or "a set in memory")
 
 
 def _refuse_clashes(clashes: Sequence[str]) -> None:
@@ -264,7 +264,7 @@ def add_workload_traces(trace_set: TraceSet, traces: Iterable[Trace]) -> None:
         if (name, uuid) in uuids:
             raise ValueError(f"{owner}: the set has a workload with this uuid")
         if findings:
-            raise ValueError("; ".join(f"{owner}: {'.'.join(place)}: {reason}" for place, reason in findings))
+            raise ValueError("; ".join(f"{owner}: {'.'.join(steps)}: {reason}" for steps, reason in findings))
         uuids.add((name, uuid))
         added.setdefault(name, []).append(trace)
     for name, lines in added.items():

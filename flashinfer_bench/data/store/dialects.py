@@ -14,8 +14,8 @@
                  `device` for `hardware`, `log_file` for `log`
                  beside its definition: blob paths relative to the folder of the file
 
-A `Place` says what the file's place tells. Objects are taken to have the form that they should have: an upgrade of any
-other raises AttributeError, KeyError or TypeError, and the models refuse the object as it is.
+A `Location` holds what the path of the file implies. An upgrade assumes that its object has the expected form.
+Otherwise it raises AttributeError, KeyError or TypeError, and the models refuse the unchanged object.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.data.dtypes import NOT_RECORDED
-from flashinfer_bench.data.issue import Place
+from flashinfer_bench.data.issue import Location
 from flashinfer_bench.data.reference import ENTRY_NAME, read_module
 from flashinfer_bench.data.solution import MOST_SOURCES, Solution, SupportedLanguages, check_source_path
 from flashinfer_bench.data.trace import Trace
@@ -82,23 +82,23 @@ def read_beside(file: Path, path: str, limit: int = MOST_SOURCE_BYTES) -> str:
     raise ValueError(f"{path!r} leads out of {folder}")
 
 
-def upgrade_definition(raw: Raw, place: Place, remarks: Remarks) -> Raw:
+def upgrade_definition(raw: Raw, location: Location, remarks: Remarks) -> Raw:
     """Bring a definition into the form of the format."""
     new = _without_null(raw, "tags", "constraints", "op_type", "reference")
     if "type" in new:
         new.setdefault("op_type", new.pop("type"))
     if "op_type" not in new:
-        new["op_type"] = place.op_type
-        remarks.append(("op_type", f"not given; {place.op_type!r} is taken"))
+        new["op_type"] = location.op_type
+        remarks.append(("op_type", f"not given; {location.op_type!r} is taken"))
     new["axes"] = {name: _upgrade_axis(name, axis, remarks) for name, axis in raw["axes"].items()}
     path, separator, function = (new.get("custom_inputs_entrypoint") or "").partition("::")
     if separator and path in (REFERENCE_FILE, new.get("reference")):
         new["custom_inputs_entrypoint"] = function
     given = new.get("reference") or REFERENCE_FILE
     is_path = given.endswith(".py") and not {"\n", "("}.intersection(given)
-    if is_path and ("reference" in new or (place.file.parent / given).is_file()):
+    if is_path and ("reference" in new or (location.file.parent / given).is_file()):
         try:
-            new["reference"] = read_beside(place.file, given)
+            new["reference"] = read_beside(location.file, given)
         except ValueError as error:
             new["reference"] = ""
             remarks.append(("reference", str(error)))
@@ -144,11 +144,11 @@ def _upgrade_dump(new: Raw, remarks: Remarks) -> None:
             remarks.append(("reference", f"its last function, {facts.functions[-1]!r}, is taken as {ENTRY_NAME!r}"))
 
 
-def upgrade_solution(raw: Raw, place: Place, remarks: Remarks) -> Raw:
+def upgrade_solution(raw: Raw, location: Location, remarks: Remarks) -> Raw:
     """Bring a solution into the form of the format, reading sources that lie beside its file."""
     new = dict(raw)
-    if place.definition is not None:
-        usual = {"name": place.file.stem, "definition": place.definition, "author": UNKNOWN_AUTHOR}
+    if location.definition is not None:
+        usual = {"name": location.file.stem, "definition": location.definition, "author": UNKNOWN_AUTHOR}
         for key in (key for key in usual if not new.get(key)):
             new[key] = usual[key]
             remarks.append((key, f"not given; {usual[key]!r} is taken"))
@@ -160,7 +160,7 @@ def upgrade_solution(raw: Raw, place: Place, remarks: Remarks) -> Raw:
     for index, entry in enumerate(entries if len(entries) <= MOST_SOURCES else ()):
         if "content" not in entry:
             try:
-                entry["content"] = read_beside(place.file, entry["path"], min(left, MOST_SOURCE_BYTES))
+                entry["content"] = read_beside(location.file, entry["path"], min(left, MOST_SOURCE_BYTES))
                 left -= len(entry["content"])
             except ValueError as error:
                 remarks.append((f"sources.{index}.content", str(error)))
@@ -228,22 +228,22 @@ def _choose_language(suffix: str, names: list[str]) -> SupportedLanguages | None
     return SupportedLanguages.CUDA if is_cuda else SupportedLanguages.CPP
 
 
-def upgrade_trace(raw: Raw, place: Place, remarks: Remarks) -> Raw:
+def upgrade_trace(raw: Raw, location: Location, remarks: Remarks) -> Raw:
     """Bring a line of a workloads or traces file into the form of the format."""
     new: Raw = {"workload": raw} if "workload" not in raw and "axes" in raw else dict(raw)
     if not new.get("definition"):
-        new["definition"] = place.definition or place.file.stem
-        if place.definition is None:
-            remarks.append(("definition", f"not given; {place.file.stem!r}, from the file's name, is taken"))
+        new["definition"] = location.definition or location.file.stem
+        if location.definition is None:
+            remarks.append(("definition", f"not given; {location.file.stem!r}, from the file's name, is taken"))
     if new.get("solution") == "":
         new["solution"] = None
-    new["workload"] = _upgrade_workload(new["workload"], new["definition"], place, remarks)
+    new["workload"] = _upgrade_workload(new["workload"], new["definition"], location, remarks)
     if isinstance(evaluation := new.get("evaluation"), dict):
         new["evaluation"] = _upgrade_evaluation(evaluation)
     return new
 
 
-def _upgrade_workload(raw: Raw, definition: object, place: Place, remarks: Remarks) -> Raw:
+def _upgrade_workload(raw: Raw, definition: object, location: Location, remarks: Remarks) -> Raw:
     new = dict(raw)
     if not new.get("uuid"):
         new["uuid"] = str(uuid.uuid5(_NAMESPACE, digest_of([definition, raw])))
@@ -259,18 +259,18 @@ def _upgrade_workload(raw: Raw, definition: object, place: Place, remarks: Remar
     if inputs is not None:
         null = "null is read as left out: random, or None where it is optional"
         remarks += [(f"workload.inputs.{name}", null) for name, source in inputs.items() if source is None]
-        new["inputs"] = {name: _upgrade_input(one, place) for name, one in inputs.items() if one is not None}
+        new["inputs"] = {name: _upgrade_input(one, location) for name, one in inputs.items() if one is not None}
     return new
 
 
-def _upgrade_input(source: Raw, place: Place) -> Raw:
+def _upgrade_input(source: Raw, location: Location) -> Raw:
     kind = "scalar" if "value" in source else "safetensors" if "path" in source else "random"
     new = {"type": kind, **_without_null(source, "type")}
-    if place.root is not None and "path" in new:
-        path, folder = new["path"].replace("\\", "/"), place.file.parent
+    if location.root is not None and "path" in new:
+        path, folder = new["path"].replace("\\", "/"), location.file.parent
         with suppress(OSError, ValueError):
-            if not (place.root / path).is_file() and (folder / path).is_file():
-                new["path"] = str(folder.relative_to(place.root) / path)
+            if not (location.root / path).is_file() and (folder / path).is_file():
+                new["path"] = str(folder.relative_to(location.root) / path)
     return new
 
 
@@ -284,7 +284,7 @@ def _upgrade_evaluation(raw: Raw) -> Raw:
     return new
 
 
-UPGRADES: Final[Mapping[type[Any], Callable[[Raw, Place, Remarks], Raw]]] = {
+UPGRADES: Final[Mapping[type[Any], Callable[[Raw, Location, Remarks], Raw]]] = {
     Definition: upgrade_definition,
     Solution: upgrade_solution,
     Trace: upgrade_trace,

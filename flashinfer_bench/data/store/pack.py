@@ -22,7 +22,7 @@ from pydantic_core import from_json
 
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.files.trees import walk_files
-from flashinfer_bench.data.issue import LoadIssue, Place
+from flashinfer_bench.data.issue import LoadIssue, Location
 from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
 from flashinfer_bench.data.solution import BuildSpec, Solution, check_source_path
 from flashinfer_bench.data.store.dialects import read_beside
@@ -62,8 +62,8 @@ def pack_folder(folder: Path) -> Packed:
         raw["spec"] = moved | (dict(spec) if isinstance(spec, Mapping) else {})
     packed_before = f"{path_part(str(raw.get('name')))}.json"
     raw.setdefault("sources", [path for path in _list_sources(folder, problems) if path != packed_before])
-    issues = [Place(folder).issue("error", problem, ("sources",)) for problem in problems]
-    solution = parse_raw(Solution, raw, Place(file), issues)
+    issues = [Location(folder).issue("error", problem, ("sources",)) for problem in problems]
+    solution = parse_raw(Solution, raw, Location(file), issues)
     if solution is None or any(issue.severity == "error" for issue in issues):
         told = [f"  {replace(issue, field=(issue.field or '').removeprefix('spec.'))}" for issue in issues]
         raise DataSetError("\n".join([f"{folder} cannot be packed:", *told]))

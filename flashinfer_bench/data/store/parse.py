@@ -1,7 +1,7 @@
 """Makes a model of the text of one object, with an issue for everything that is wrong in it.
 
 `store.read` calls `parse_objects` for a JSON file, and `parse_line` for a line of a JSONL file. Text → parsed JSON →
-the form of the format (`dialects.py`) → the model; a `Place` says where the object stands.
+the form of the format (`dialects.py`) → the model; a `Location` says where the object stands.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from flashinfer_bench.base.files.reading import read_whole
-from flashinfer_bench.data.issue import LoadIssue, Place
+from flashinfer_bench.data.issue import LoadIssue, Location
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
 from flashinfer_bench.data.store.dialects import UPGRADES, Remarks
@@ -45,59 +45,59 @@ def bounded(objects: Iterable[Item | None], file: Path, issues: list[LoadIssue])
             return
 
 
-def parse_objects(model: type[Model], place: Place, issues: list[LoadIssue]) -> Iterator[tuple[Model, Place]]:
+def parse_objects(model: type[Model], location: Location, issues: list[LoadIssue]) -> Iterator[tuple[Model, Location]]:
     """Yield the object of a JSON file, or each of the list that it holds, with its place.
 
     Args:
         model: what the objects are.
-        place: the file.
+        location: the file.
         issues: gets what is wrong.
     """
     try:
-        text = read_whole(place.file, MOST_JSON_BYTES).decode("utf-8-sig")
+        text = read_whole(location.file, MOST_JSON_BYTES).decode("utf-8-sig")
         parsed = from_json(text)
     except OSError as error:
-        issues.append(place.issue("error", f"cannot be read: {error.strerror}"))
+        issues.append(location.issue("error", f"cannot be read: {error.strerror}"))
         return
     except ValueError as error:
         line = re.search(r" at line (\d+) ", str(error))
-        issues.append(place._replace(line=int(line[1]) if line else None).issue("error", f"not JSON: {error}"))
+        issues.append(location._replace(line=int(line[1]) if line else None).issue("error", f"not JSON: {error}"))
         return
-    objects = [(place._replace(line=1), parsed)]
+    objects = [(location._replace(line=1), parsed)]
     if isinstance(parsed, list):
-        objects = [(place._replace(prefix=(str(index),)), raw) for index, raw in enumerate(parsed)]
+        objects = [(location._replace(prefix=(str(index),)), raw) for index, raw in enumerate(parsed)]
     models = (parse_raw(model, raw, at._replace(text=text), issues) for at, raw in objects)
     pairs = ((built, at) if built is not None else None for built, (at, _) in zip(models, objects, strict=True))
-    yield from bounded(pairs, place.file, issues)
+    yield from bounded(pairs, location.file, issues)
 
 
-def parse_line(model: type[Model], line: bytes, place: Place, issues: list[LoadIssue]) -> Model | None:
+def parse_line(model: type[Model], line: bytes, location: Location, issues: list[LoadIssue]) -> Model | None:
     """Make the model of one line; None, with issues, if it is not one."""
     try:
         raw = from_json(line)
     except ValueError as error:
-        issues.append(place.issue("error", f"not JSON: {error}"))
+        issues.append(location.issue("error", f"not JSON: {error}"))
         return None
-    return parse_raw(model, raw, place, issues)
+    return parse_raw(model, raw, location, issues)
 
 
-def parse_raw(model: type[Model], raw: object, place: Place, issues: list[LoadIssue]) -> Model | None:
+def parse_raw(model: type[Model], raw: object, location: Location, issues: list[LoadIssue]) -> Model | None:
     """Make the model of parsed JSON in any dialect; None, with issues, if it is not one."""
     if not isinstance(raw, dict):
         kind = "null" if raw is None else type(raw).__name__
-        issues.append(place.issue("error", f"a JSON object is expected, this is {kind}"))
+        issues.append(location.issue("error", f"a JSON object is expected, this is {kind}"))
         return None
     remarks: Remarks = []
     if model in UPGRADES:
         with suppress(AttributeError, KeyError, TypeError):  # of another form: the model refuses it
-            raw = UPGRADES[model](raw, place, remarks)
+            raw = UPGRADES[model](raw, location, remarks)
     try:
         built = model.model_validate(raw)
     except ValidationError as error:
-        issues += [place.issue("error", reason, steps) for steps, reason in _faults_in(error, raw, dict(remarks))]
+        issues += [location.issue("error", reason, steps) for steps, reason in _faults_in(error, raw, dict(remarks))]
         return None
-    issues += [place.issue("warning", text, field.split(".")) for field, text in remarks[:MOST_WRONG]]
-    issues += [place.issue("warning", text, steps) for steps, text in _unknown_keys(built)]
+    issues += [location.issue("warning", text, field.split(".")) for field, text in remarks[:MOST_WRONG]]
+    issues += [location.issue("warning", text, steps) for steps, text in _unknown_keys(built)]
     return built
 
 

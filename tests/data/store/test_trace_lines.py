@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flashinfer_bench.bench.planning.resume import read_fingerprint
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.measurement import tell
-from flashinfer_bench.data.store.parse import Place, parse_line
+from flashinfer_bench.data.store.parse import Location, parse_line
 from flashinfer_bench.data.store.trace_lines import TraceLine, TraceList, kept_of, read_trace_line
 from flashinfer_bench.report.summary import best_by_workload, summarise
 from tests.kit import make_definition, make_trace, make_workload, write_trace_set
@@ -117,13 +117,13 @@ CHANGES = st.lists(st.tuples(st.integers(0, 999), st.integers(0, 3), st.sampled_
 @given(CHANGES)
 def test_no_line_is_kept_that_the_models_would_refuse_or_remark_on(changes):
     text = WHOLE
-    for place, gone, piece in changes:
-        place %= len(text)
-        text = text[:place] + piece + text[place + gone :]
+    for offset, gone, piece in changes:
+        offset %= len(text)
+        text = text[:offset] + piece + text[offset + gone :]
     line = read_trace_line(text)
     if line is not None:
         issues = []
-        trace = parse_line(Trace, text, Place(Path("traces.jsonl"), line=1), issues)
+        trace = parse_line(Trace, text, Location(Path("traces.jsonl"), line=1), issues)
         assert issues == []
         check_alike(line, trace)
 

@@ -45,9 +45,9 @@ def root(tmp_path):
 
 
 def lay(root, home, trap):
-    place, put = TRAPS[trap]
-    (root / place).parent.mkdir(parents=True)
-    put(root / place, home / "keys")
+    location, put = TRAPS[trap]
+    (root / location).parent.mkdir(parents=True)
+    put(root / location, home / "keys")
 
 
 @pytest.mark.parametrize("trap", TRAPS)
