@@ -1,7 +1,7 @@
-"""What is wrong in a set, said without running code of it: `run`, `validate`, loading and merging ask here.
+"""Static checks of a set, without running its code. `run`, `validate`, loading and merging use them.
 
-`check_workload` holds a workload against its definition. The others find what loading does not see: stored inputs,
-references, entry points. Of a blob its header is read, which says what each tensor is; no tensor is.
+`check_workload` compares a workload with its definition. The other functions check stored inputs, references and entry
+points, which loading does not check. For a blob, only the header is read, not the tensors.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ STORED_NAMES: Final = {
 """The name of a dtype in a safetensors file → the name of the torch dtype."""
 SHOWN_KEYS: Final = 20
 MOST_FINDINGS: Final = 10
-"""Findings of one workload, or of one reference, that are reported."""
+"""Findings reported for one workload or one reference."""
 Finding = tuple[tuple[str, ...], str]
-"""Path of a field in the workload's line, and what does not fit."""
+"""Path of a field in the workload's line, and the mismatch."""
 
 
 Tensors = dict[str, tuple[list[int], str]]
-"""Key → shape and dtype, as a blob's header says them."""
+"""Key → shape and dtype from a blob's header."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The part of a set that a command was asked for: names, or None where all are meant."""
+    """The part of a set that a command selects: names, or None for all."""
 
     definitions: Sequence[str] | None = None
     solutions: Sequence[str] | None = None
@@ -53,7 +53,7 @@ class Asked:
     authors: Sequence[str] | None = None
 
     def is_about(self, issue: LoadIssue, trace_set: TraceSet) -> bool:
-        """Tell whether an issue is about this part, by the path of its file."""
+        """Return whether an issue is about this part, by the path of its file."""
         parts = parts_below(issue.file, trace_set.roots)
         definitions = self.definitions
         if self.solutions and not definitions:
@@ -79,7 +79,7 @@ def _are_among(names: Iterable[str], parts: Iterable[str]) -> bool:
 
 
 def check_workload(definition: Definition, workload: Workload) -> list[Finding]:
-    """Find everything in a workload that does not fit its definition, and so keeps it from being run."""
+    """Return the findings that keep a workload of this definition from running."""
     return list(islice(chain(_check_axes(definition, workload), _check_inputs(definition, workload)), MOST_FINDINGS))
 
 
@@ -121,7 +121,7 @@ def _check_inputs(definition: Definition, workload: Workload) -> Iterator[Findin
 
 
 def _why_not_made(definition: Definition) -> str | None:
-    """Say why a definition cannot make the inputs that a workload calls custom; None if it can."""
+    """Return why a definition cannot make the inputs that a workload calls custom; None if it can."""
     entry, names = definition.custom_inputs_entrypoint, read_module(definition.reference).names
     if entry is None:
         return f"{definition.name} has no custom_inputs_entrypoint"
@@ -131,11 +131,11 @@ def _why_not_made(definition: Definition) -> str | None:
 
 
 def find_input_issues(trace_set: TraceSet, jobs: Iterable[tuple[str, Workload]]) -> Iterator[LoadIssue]:
-    """Yield an issue for each stored input that no run could use: an error, or a warning for a git-lfs pointer.
+    """Yield an issue for each stored input that a run cannot use: an error, or a warning for a git-lfs pointer.
 
     Args:
-        trace_set: where definitions and roots are looked up.
-        jobs: names of definitions with workloads of them.
+        trace_set: the set with the definitions and roots.
+        jobs: names of definitions, each with one of their workloads.
     """
     blobs: dict[tuple[Path, str], Tensors] = {}
     for name, workload in jobs:
@@ -161,7 +161,8 @@ def find_input_issues(trace_set: TraceSet, jobs: Iterable[tuple[str, Workload]])
 
 
 def _shapes_of(definition: Definition, workload: Workload) -> dict[str, tuple[int, ...] | None]:
-    """Return input → its shape, None for a scalar; nothing if an axis is missing, which the loader has reported."""
+    """Return input → its shape, None for a scalar. The result is empty if an axis is missing, which the loader
+    reports."""
     try:
         return dict(zip(definition.inputs, definition.get_input_shapes(workload.axes), strict=True))
     except ValueError:
@@ -169,8 +170,8 @@ def _shapes_of(definition: Definition, workload: Workload) -> dict[str, tuple[in
 
 
 def _read_tensors(file: Path) -> Tensors:
-    """Return what a blob holds; raise ValueError if it cannot be read."""
-    from safetensors import SafetensorError, safe_open  # with numpy, which sets without blobs do not need
+    """Return the tensors of a blob; raise ValueError if it cannot be read."""
+    from safetensors import SafetensorError, safe_open  # needs numpy, which sets without blobs do not need
 
     try:
         with safe_open(file, "np") as opened:
@@ -181,7 +182,7 @@ def _read_tensors(file: Path) -> Tensors:
 
 
 def _why_unfit(tensors: Tensors, key: str, spec: TensorSpec, shape: tuple[int, ...] | None) -> str | None:
-    """Say why a stored tensor is not the input that a definition describes; None if it is."""
+    """Return why a stored tensor does not match its definition; None if it does."""
     if key not in tensors:
         return f"there is no such key; the file has {', '.join(list(tensors)[:SHOWN_KEYS])}"
     found, stored_as = tensors[key]
@@ -198,7 +199,7 @@ def _why_unfit(tensors: Tensors, key: str, spec: TensorSpec, shape: tuple[int, .
 
 
 def find_reference_issues(trace_set: TraceSet, definitions: Iterable[Definition]) -> Iterator[LoadIssue]:
-    """Yield a warning for each parameter of a reference that is no input, and an error where no call can work."""
+    """Yield a warning for each reference parameter that is no input, and an error if no call can work."""
     for definition in definitions:
         name, file = definition.name, trace_set.definition_files.get(definition.name, Path())
         signature, call = read_module(definition.reference).signatures.get(ENTRY_NAME), definition.reference_call

@@ -1,7 +1,7 @@
-"""Models to and from single files, for scripts: JSON with one object, JSONL with one object a line.
+"""Models to and from single files, for scripts: JSON with one object, JSONL with one object per line.
 
-Any pydantic model will do. Reading models of the format accepts the same dialects as loading a set. A file is refused
-with one DataSetError that lists everything wrong. In a trace set, no link leads a write out of it.
+Any pydantic model works. The functions accept the same dialects as loading a set. A file with errors is refused with
+one DataSetError that lists all of them. In a trace set, writes follow no link out of the set.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def save_json_file(model: BaseModel, path: Path | str) -> None:
-    """Write a model to a file of its own, whole; folders are made."""
+    """Write a model to its own file, atomically; missing folders are made."""
     location, root = find_set_around(Path(path))
     write_whole(location, _to_json(model, indent=2) + "\n", root=root)
 
 
 def load_json_file(model_class: type[Model], path: Path | str) -> Model:
-    """Read the one model that a file holds.
+    """Read the single model of a file.
 
     Raises:
-        DataSetError: the file is not there, or something in it is wrong.
+        DataSetError: the file does not exist, or contains an error.
     """
     location, issues = Location(Path(path)), list[LoadIssue]()
     if not issubclass(model_class, DataModel):
@@ -49,16 +49,16 @@ def load_json_file(model_class: type[Model], path: Path | str) -> Model:
 
 
 def save_jsonl_file(models: Iterable[BaseModel], path: Path | str) -> None:
-    """Write models to a file, one a line, in place of what was there."""
+    """Write models to a file, one per line, and replace the old content."""
     location, root = find_set_around(Path(path))
     write_whole(location, "".join(f"{_to_json(model)}\n" for model in models), root=root)
 
 
 def load_jsonl_file(model_class: type[Model], path: Path | str) -> list[Model]:
-    """Read the models of a file, one a line.
+    """Read the models of a file, one per line.
 
     Raises:
-        DataSetError: the file is not there, or something in it is wrong.
+        DataSetError: the file does not exist, or contains an error.
     """
     file, issues, found, number = Path(path), list[LoadIssue](), list[Model | None](), 0
     try:
@@ -74,7 +74,7 @@ def load_jsonl_file(model_class: type[Model], path: Path | str) -> list[Model]:
 
 
 def append_jsonl_file(models: Iterable[BaseModel], path: Path | str) -> None:
-    """Append models to a file, one a line: all of them or none; other processes may append at the same time."""
+    """Append models to a file, one per line: all of them or none. Other processes may append concurrently."""
     location, root = find_set_around(Path(path))
     append_lines(location, [_to_json(model) for model in models], root=root)
 
