@@ -1,4 +1,4 @@
-"""The dialects of public files: takes one parsed object, and returns it in the form of the format, with remarks.
+"""The dialects of public files: converts a parsed object to the current format, and returns it with remarks.
 
     definition   `type` for `op_type`, or no op type: the folder's; `tags` and `constraints` null
                  axes without their type: `{}`, `{"value": 4}`, `{"expression": "2 * n"}`
@@ -41,13 +41,13 @@ from flashinfer_bench.data.workload import WorkloadCost
 
 Raw = dict[str, Any]
 Remarks = list[tuple[str, str]]
-"""Dotted path of a field, and what was made of it."""
+"""Dotted path of a field, and the conversion."""
 REFERENCE_FILE: Final = "reference.py"
 UNKNOWN_AUTHOR: Final = "unknown"
 MOST_SOURCE_BYTES: Final = 4 << 20
-"""Largest source beside its solution, in bytes."""
+"""Largest source next to a solution's file, in bytes."""
 MOST_BESIDE_BYTES: Final = 64 << 20
-"""All sources beside a solution together, in characters."""
+"""Largest total of the sources next to a solution's file, in characters."""
 OTHER_LANGUAGES: Final[Mapping[str, str]] = {
     "pytorch": "",
     "torch": "",
@@ -61,13 +61,13 @@ OTHER_LANGUAGES: Final[Mapping[str, str]] = {
     "cudnn": "cudnn",
     "cublas": "cublas",
 }
-"""Language of another engine → the package that it needs; where that is missing, a solution is skipped."""
+"""Language of another engine → its required package. If the package is missing, the solution is skipped."""
 _NAMESPACE: Final = uuid.UUID("6f1a3f0e-52a5-5b0e-9a55-3a7c1f0a9d11")
-"""The namespace of uuids for workloads that have none. Equal workloads get equal uuids."""
+"""The namespace of uuids for workloads without a uuid. Equal workloads get equal uuids."""
 
 
 def read_beside(file: Path, path: str, limit: int = MOST_SOURCE_BYTES) -> str:
-    """Read the text of a file in the folder of another file, or below.
+    """Read the text of a file in the folder of another file, or in a subfolder.
 
     Raises:
         ValueError: the path leads out of the folder, or the file cannot be read.
@@ -77,13 +77,13 @@ def read_beside(file: Path, path: str, limit: int = MOST_SOURCE_BYTES) -> str:
         beside = (folder / check_source_path(path)).resolve()
         if beside.is_relative_to(folder):
             return read_whole(beside, limit).decode("utf-8")
-    except (OSError, RuntimeError, UnicodeDecodeError) as error:  # RuntimeError: links that lead round
+    except (OSError, RuntimeError, UnicodeDecodeError) as error:  # RuntimeError: a cycle of links
         raise ValueError(f"{path!r} cannot be read: {error}") from error
     raise ValueError(f"{path!r} leads out of {folder}")
 
 
 def upgrade_definition(raw: Raw, location: Location, remarks: Remarks) -> Raw:
-    """Bring a definition into the form of the format."""
+    """Convert a definition to the current format."""
     new = _without_null(raw, "tags", "constraints", "op_type", "reference")
     if "type" in new:
         new.setdefault("op_type", new.pop("type"))
@@ -108,7 +108,7 @@ def upgrade_definition(raw: Raw, location: Location, remarks: Remarks) -> Raw:
 
 
 def _without_null(raw: Mapping[str, Any], *names: str) -> Raw:
-    """Return an object without those of some keys that are null."""
+    """Return an object without the given keys whose value is null."""
     return {key: value for key, value in raw.items() if not (key in names and value is None)}
 
 
@@ -145,7 +145,7 @@ def _upgrade_dump(new: Raw, remarks: Remarks) -> None:
 
 
 def upgrade_solution(raw: Raw, location: Location, remarks: Remarks) -> Raw:
-    """Bring a solution into the form of the format, reading sources that lie beside its file."""
+    """Convert a solution to the current format. Read its sources next to its file."""
     new = dict(raw)
     if location.definition is not None:
         usual = {"name": location.file.stem, "definition": location.definition, "author": UNKNOWN_AUTHOR}
@@ -200,7 +200,7 @@ def _upgrade_spec(raw: Raw, texts: Mapping[str, str], remarks: Remarks) -> Raw:
 
 
 def _find_entry(entry: str, texts: Mapping[str, str]) -> str | None:
-    """Find file and function of an entry point that names only one of them, or joins them with one colon."""
+    """Find the file and the function of an entry point that gives only one of them, or joins them with one colon."""
     path, _, symbol = entry.rpartition(":")
     if path in texts and symbol:
         return f"{path}::{symbol}"
@@ -218,7 +218,8 @@ def _defines(path: str, text: str, function: str) -> bool:
 
 
 def _choose_language(suffix: str, names: list[str]) -> SupportedLanguages | None:
-    """Choose the builder for a list of languages: the suffix of the entry point's file decides, then the names."""
+    """Return the builder for a list of languages. The suffix of the entry point's file decides first, then the
+    names."""
     if suffix == ".py":
         by_package = (one for one in SupportedLanguages if one.record.package and one.value in names)
         return next(by_package, SupportedLanguages.PYTHON)
@@ -229,7 +230,7 @@ def _choose_language(suffix: str, names: list[str]) -> SupportedLanguages | None
 
 
 def upgrade_trace(raw: Raw, location: Location, remarks: Remarks) -> Raw:
-    """Bring a line of a workloads or traces file into the form of the format."""
+    """Convert a line of a workloads or traces file to the current format."""
     new: Raw = {"workload": raw} if "workload" not in raw and "axes" in raw else dict(raw)
     if not new.get("definition"):
         new["definition"] = location.definition or location.file.stem
@@ -289,4 +290,4 @@ UPGRADES: Final[Mapping[type[Any], Callable[[Raw, Location, Remarks], Raw]]] = {
     Solution: upgrade_solution,
     Trace: upgrade_trace,
 }
-"""Takes one object and where its file lies, and adds what was read otherwise than written to the remarks."""
+"""Model → its upgrade, which takes one object and its location. It adds each changed reading to the remarks."""

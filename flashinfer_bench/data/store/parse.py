@@ -1,7 +1,7 @@
-"""Makes a model of the text of one object, with an issue for everything that is wrong in it.
+"""Parses the text of one object into its model, with an issue for each problem.
 
-`store.read` calls `parse_objects` for a JSON file, and `parse_line` for a line of a JSONL file. Text → parsed JSON →
-the form of the format (`dialects.py`) → the model; a `Location` says where the object stands.
+`store.read` calls `parse_objects` for a JSON file, and `parse_line` for a line of a JSONL file. The steps: text →
+parsed JSON → the current format (`dialects.py`) → the model. A `Location` has the location of the object.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from flashinfer_bench.data.trace import Trace
 Model = TypeVar("Model", bound=DataModel)
 Item = TypeVar("Item")
 MOST_WRONG: Final = 1000
-"""Issues of one file that are reported, and wrong objects after which the rest of it is left out."""
+"""Largest number of reported issues of a file. After this number of wrong objects, the rest of the file is skipped."""
 _SHOWN: Final = 80
-"""A message shows this many characters of a wrong value."""
+"""Characters of a wrong value in a message."""
 
 
 def bounded(objects: Iterable[Item | None], file: Path, issues: list[LoadIssue]) -> Iterator[Item]:
-    """Yield the objects of a file that are not None, until too many are; bound the issues of the file."""
+    """Yield the objects of a file that are not None, until too many are None. Limit the issues of the file."""
     start, wrong = len(issues), 0
     for one in objects:
         del issues[start + MOST_WRONG :]
@@ -46,12 +46,12 @@ def bounded(objects: Iterable[Item | None], file: Path, issues: list[LoadIssue])
 
 
 def parse_objects(model: type[Model], location: Location, issues: list[LoadIssue]) -> Iterator[tuple[Model, Location]]:
-    """Yield the object of a JSON file, or each of the list that it holds, with its place.
+    """Yield the object of a JSON file, or each object of its list, with its location.
 
     Args:
-        model: what the objects are.
+        model: the model of the objects.
         location: the file.
-        issues: gets what is wrong.
+        issues: list that receives the problems.
     """
     try:
         text = read_whole(location.file, MOST_JSON_BYTES).decode("utf-8-sig")
@@ -72,7 +72,7 @@ def parse_objects(model: type[Model], location: Location, issues: list[LoadIssue
 
 
 def parse_line(model: type[Model], line: bytes, location: Location, issues: list[LoadIssue]) -> Model | None:
-    """Make the model of one line; None, with issues, if it is not one."""
+    """Return the model of one line; None, with issues, if the line is invalid."""
     try:
         raw = from_json(line)
     except ValueError as error:
@@ -82,14 +82,14 @@ def parse_line(model: type[Model], line: bytes, location: Location, issues: list
 
 
 def parse_raw(model: type[Model], raw: object, location: Location, issues: list[LoadIssue]) -> Model | None:
-    """Make the model of parsed JSON in any dialect; None, with issues, if it is not one."""
+    """Return the model of parsed JSON in any dialect; None, with issues, if it is invalid."""
     if not isinstance(raw, dict):
         kind = "null" if raw is None else type(raw).__name__
         issues.append(location.issue("error", f"a JSON object is expected, this is {kind}"))
         return None
     remarks: Remarks = []
     if model in UPGRADES:
-        with suppress(AttributeError, KeyError, TypeError):  # of another form: the model refuses it
+        with suppress(AttributeError, KeyError, TypeError):  # the model refuses an unexpected form
             raw = UPGRADES[model](raw, location, remarks)
     try:
         built = model.model_validate(raw)
@@ -102,7 +102,8 @@ def parse_raw(model: type[Model], raw: object, location: Location, issues: list[
 
 
 def _unknown_keys(built: DataModel) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the keys that have no effect, with the key that may be meant; of a recorded verdict only misspelt keys."""
+    """Yield the keys without effect, with the key that may be meant. For a recorded verdict, yield only misspelt
+    keys."""
     is_record = isinstance(built, Trace) and not built.is_workload_trace()
     ignored = set()
     for steps, owner in islice(built.unknown_keys(), MOST_WRONG):
@@ -118,12 +119,12 @@ def _unknown_keys(built: DataModel) -> Iterator[tuple[tuple[str, ...], str]]:
 def _faults_in(
     error: ValidationError, raw: dict[str, Any], remarks: Mapping[str, str]
 ) -> Iterable[tuple[tuple[str, ...], str]]:
-    """Return one reason for each wrong field; a remark on a field that is missing says why it is."""
+    """Return one reason for each invalid field. A remark on a missing field explains why it is missing."""
     found: dict[tuple[str, ...], str] = {}
     for detail in error.errors(include_url=False)[:MOST_WRONG]:
         steps, owner = list[str](), dict[Any, Any]()
         current: Any = raw
-        for depth, step in enumerate(detail["loc"], 1):  # it names members of unions, too, which no file has
+        for depth, step in enumerate(detail["loc"], 1):  # it also names members of unions
             if isinstance(current, dict) and (step in current or depth == len(detail["loc"])):
                 owner, current = current, current.get(step)
             elif isinstance(current, list) and isinstance(step, int) and step < len(current):

@@ -1,12 +1,13 @@
-"""Reading a whole set: walk the four folders, keep what is right, gather an issue for what is not.
+"""Reads a whole set: walks the four folders, keeps valid objects, and gathers an issue for each problem.
 
-The fields inside the files count; the folders are only compared with them. What belongs to an unknown definition is
-kept with a warning, since another set that is given beside this one may have the definition.
+The fields inside the files are authoritative; the folders are only compared with them. An object of an unknown
+definition is kept with a warning, since another given set may have the definition.
 
-Several files may claim one name. The one counts that lies where its content says: a solution in its author's folder
-under its name, so that nobody displaces a rival. If several do, or none, none counts.
+Several files may contain the same name. The file at the path of its content counts: a solution in its author's folder
+under its name. So an author cannot replace another author's solution. If several or no files are at their paths, all
+are skipped.
 
-A root without `definitions/` may have loose files, which are read beside those of the other folders:
+A root without `definitions/` may have loose files, which are read in addition to the other folders:
 
     <name>/definition.json         SOL-ExecBench's problem; beside it workload.jsonl, reference.py and solutions with
                                    their sources
@@ -49,21 +50,21 @@ if TYPE_CHECKING:
 
 Named = TypeVar("Named", Definition, Solution)
 FIELD_STEPS: Final = 2
-"""Leading steps of a field that count: `workload.inputs.x` and `workload.inputs.y` are one kind of place."""
+"""Number of leading steps of a field that are compared. `workload.inputs.x` and `workload.inputs.y` are one kind."""
 DEFINITION_FILE: Final = "definition.json"
 WORKLOAD_FILES: Final = ("workload.jsonl", "workloads.jsonl", "workload.json", "workloads.json")
 DEEPEST: Final = 4
-"""Loose definitions are looked for in folders down to this depth below the root."""
+"""Depth of folders below the root that is searched for loose definitions."""
 MOST_FILES: Final = 100_000
-"""The search ends after this many files: the root is no folder of definitions."""
+"""Largest number of files in the search. A root with more is no folder of definitions."""
 
 
 @collector_paused()
 def read_files(trace_set: TraceSet) -> None:
-    """Fill an empty set with what the files of its root hold, and with what is wrong in them.
+    """Fill an empty set with the content and the problems of its root.
 
     Raises:
-        DataSetError: the root is not there, is no folder, or cannot be read.
+        DataSetError: the root does not exist, is not a folder, or cannot be read.
     """
     root = trace_set.folder
     try:
@@ -76,9 +77,9 @@ def read_files(trace_set: TraceSet) -> None:
 
 
 def find_loose(root: Path) -> dict[str, list[Location]]:
-    """Return the loose files of a root by the folder of our layout that such files lie in."""
+    """Return the loose files of a root, by their folder in the layout."""
     found: dict[str, list[Location]] = {DEFINITIONS: [], SOLUTIONS: [], WORKLOADS: []}
-    if (root / DEFINITIONS).is_dir() or root.absolute().name in FOLDERS:  # somebody named a folder of a set
+    if (root / DEFINITIONS).is_dir() or root.absolute().name in FOLDERS:  # the root is a folder inside a set
         return found
     walk = walk_files(root, lambda *_: None, passes_over=lambda name: name.startswith(".") or name in FOLDERS)
     folders: dict[Path, list[Path]] = {}
@@ -106,7 +107,7 @@ def find_loose(root: Path) -> dict[str, list[Location]]:
 
 
 def _keys_of(file: Path) -> dict[str, Any]:
-    """Return what a JSON file holds; nothing if it is no JSON file, or holds no object."""
+    """Return the object in a JSON file; empty if the file is not JSON or holds no object."""
     try:
         held = from_json(read_whole(file, MOST_JSON_BYTES)) if file.suffix == ".json" else None
     except (OSError, ValueError):
@@ -120,12 +121,12 @@ class _Reader:
         self.loose = find_loose(self.root)
         self.loose_files = {location.file for locations in self.loose.values() for location in locations}
         self.broken: frozenset[str] = frozenset()
-        """Definitions whose files cannot be used: what needs one of them gets no issue of its own."""
+        """Definitions with unusable files. Objects that need such a definition get no further issue."""
         self.authors: dict[str, str] = {}
         self.meant = cache(lambda name: did_you_mean(name, trace_set.definitions))
 
     def read(self) -> None:
-        """Read the four folders, and what lies loose."""
+        """Read the four folders and the loose files."""
         found = self.found
         self.read_definitions()
         wrong = (issue.file for issue in self.issues if issue.severity == "error")
@@ -138,7 +139,7 @@ class _Reader:
             self.issues.append(LoadIssue("warning", self.root, None, None, reason, missing_definition=""))
 
     def locations(self, folder: str, *suffixes: str) -> Iterator[Location]:
-        """Yield the files of a folder, then the loose ones."""
+        """Yield the files of a folder, then its loose files."""
 
         def leave_out(path: Path, reason: str) -> None:
             self.issues.append(LoadIssue("error", path, None, None, reason, is_about_location=True))
@@ -155,16 +156,16 @@ class _Reader:
             yield from parse_objects(model, location, self.issues)
 
     def why_misplaced(self, file: Path, folder: str, *names: str) -> str | None:
-        """Say what a file's place says otherwise than its content; None if nothing."""
+        """Return the difference between a file's path and its content; None if there is no difference."""
         return None if file in self.loose_files else layout.check_location(file, self.root / folder, names)
 
     def compare_location(self, file: Path, folder: str, *names: str) -> None:
-        """Warn of a file that does not lie where its content says."""
+        """Warn if a file's path does not match its content."""
         if reason := self.why_misplaced(file, folder, *names):
             self.issues.append(LoadIssue("warning", file, None, None, reason, is_about_location=True))
 
     def settle(self, read: Iterable[tuple[Named, Location, bool]]) -> Iterator[tuple[Named, Location]]:
-        """Yield the objects that count, with an issue for each that does not; each says whether it is in its place."""
+        """Yield the objects that count, and add an issue for each other object. The bool: whether the path matches."""
         groups: dict[str, list[tuple[Named, Location, bool]]] = {}
         for one in read:
             groups.setdefault(one[0].name, []).append(one)
@@ -180,7 +181,7 @@ class _Reader:
             self.issues += [one[1].issue("error", reason) for one in group if kept != [one]]
 
     def read_definitions(self) -> None:
-        """Read the definitions, and warn of those that nothing can be judged against."""
+        """Read the definitions. Warn of a definition that no solution can be judged against."""
         read = []
         for definition, location in self.objects(Definition, DEFINITIONS):
             names = definition.name, definition.op_type
@@ -194,7 +195,7 @@ class _Reader:
             self.compare_location(location.file, DEFINITIONS, definition.name, definition.op_type)
 
     def read_solutions(self) -> None:
-        """Read the solutions. Of loose definitions each may have one of the same name; these are told apart."""
+        """Read the solutions. Loose definitions may have solutions of the same name, which are renamed."""
         found, top, read = self.found, self.root / SOLUTIONS, list[tuple[Solution, Location, bool]]()
         parsed = list(self.objects(Solution, SOLUTIONS))
         pairs = Counter(name for name, _ in {(solution.name, solution.definition) for solution, _ in parsed})
@@ -219,7 +220,7 @@ class _Reader:
                 self.compare_location(location.file, SOLUTIONS, *names)
 
     def read_workloads(self) -> None:
-        """Read the workloads, each checked against its definition and those before it."""
+        """Read the workloads. Each is checked against its definition and the earlier workloads."""
         seen = dict[tuple[str, str], tuple[Workload, Path]]()
         for file in self.locations(WORKLOADS, ".jsonl", ".json"):
             for line, location in self.read_lines(file, WORKLOADS):
@@ -239,7 +240,7 @@ class _Reader:
                     self.found.workloads.setdefault(name, []).append(trace)
 
     def tell_repeated(self, location: Location, name: str, workload: Workload, known: Workload, first: Path) -> None:
-        """Add the issue of a workload whose uuid stands twice."""
+        """Add the issue of a workload with a repeated uuid."""
         uuid = workload.uuid
         if workload.digest() == known.digest():
             reason = f"workload {uuid} stands twice, first in {first}; once is enough"
@@ -260,7 +261,7 @@ class _Reader:
         self.found.traces = {name: TraceList(traces) for name, traces in kept.items()}
 
     def read_lines(self, file: Location, folder: str) -> Iterator[tuple[AnyTrace, Location]]:
-        """Yield what a file holds; look once at each definition that lines name, however many lines there are."""
+        """Yield the traces of a file. Check each definition that the lines name only once."""
         start, first, count = len(self.issues), dict[str, tuple[Location, str]](), Counter[str]()
         found: Iterator[tuple[AnyTrace, Location]] = parse_objects(Trace, file, self.issues)
         if file.file.suffix == ".jsonl":
@@ -281,7 +282,7 @@ class _Reader:
                 self.compare_location(file.file, folder, name, definition.op_type, *author)
 
     def parse_lines(self, file: Location, keeps_lines: bool) -> Iterator[tuple[AnyTrace, Location] | None]:
-        """Yield each line of a file with its place, as it is if lines are kept; None for a wrong line."""
+        """Yield each line of a file with its location, unparsed if lines are kept; None for an invalid line."""
         issues = self.issues
         try:
             for number, line, is_ended in read_lines(file.file):
@@ -296,14 +297,14 @@ class _Reader:
             issues.append(file.issue("error", f"cannot be read: {error.strerror}"))
 
     def warn_of_missing(self, location: Location, name: str, what: str) -> None:
-        """Warn that a definition is not there, unless its own file is wrong."""
+        """Warn that a definition is missing, unless its own file is invalid."""
         if name not in self.broken:
             issue = location.issue("warning", f"{what}: definition {name!r} is not there{self.meant(name)}")
             self.issues.append(replace(issue, field="definition", missing_definition=name))
 
 
 def _join(issues: list[LoadIssue]) -> list[LoadIssue]:
-    """Join issues of a file's lines if reason and kind of place are the same; the first place stays."""
+    """Join issues of a file's lines with the same reason and kind of field. The first location is kept."""
     groups: dict[object, list[LoadIssue]] = {}
     for issue in issues:
         kind = (issue.field or "").split(".")[:FIELD_STEPS]

@@ -64,7 +64,8 @@ def _describe_row(row: SummaryRow, items: Sequence[Result]) -> dict[str, Any]:
 
 
 def describe_definition(trace_set: TraceSet, name: str, results: Sequence[Result]) -> dict[str, Any]:
-    """Return the data of a definition's page. The set need not have the definition: traces may be all there is."""
+    """Return the data of a definition's page. The definition may be missing in the set; then only its traces are
+    shown."""
     definition = trace_set.definitions.get(name)
     workloads = {trace.workload.uuid: trace.workload for trace in trace_set.workloads.get(name, [])}
     for result in results:
@@ -102,7 +103,7 @@ def describe_definition(trace_set: TraceSet, name: str, results: Sequence[Result
 
 
 def describe_solution(solution: Solution | None, results: Sequence[Result]) -> dict[str, Any]:
-    """Return the data of a solution's page. The set need not have the solution."""
+    """Return the data of a solution's page. The solution may be missing in the set."""
     first = results[0]
     logs: dict[str, int] = {}
     text = None
@@ -122,7 +123,7 @@ def describe_solution(solution: Solution | None, results: Sequence[Result]) -> d
 
 
 def _numbers(item: Result) -> list[float | None]:
-    """Return latency, its interval, speed-up and share of the roofline; nothing if the time means nothing."""
+    """Return latency, its interval, speed-up and share of the roofline; empty if the time is not meaningful."""
     interval = interval_of(item)
     bounds = (interval.low_ms, interval.high_ms) if interval is not None else (None, None)
     numbers = [item.latency_ms, *bounds, item.speedup, item.told.roofline.share]
