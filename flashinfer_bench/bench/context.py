@@ -94,7 +94,7 @@ class HarnessContext:
             here = Machine(discover_devices(self.config.devices), find_unavailable_languages(self._toolchain))
             known = (self._toolchain, here.capabilities)
             self.machine = replace(
-                here, why_not_buildable=lambda one: why_not_buildable(one, *known), sandbox=self.sandbox.mark
+                here, why_not_buildable=lambda one: why_not_buildable(one, *known), sandbox=self.sandbox.fingerprint_key
             )
         self._plug_ins = list_plug_ins(self.config.evaluator_modules)
         self.tool: tuple[str, str] | None = None

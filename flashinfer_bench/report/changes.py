@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Final
 
 from flashinfer_bench.data.sets.results import Result, group, moment_of
-from flashinfer_bench.report.comparable import find_difference, marks_of
+from flashinfer_bench.report.comparable import comparison_keys, find_difference
 from flashinfer_bench.report.decision import SAME, THRESHOLD, UNKNOWN, decide, join_halves
 from flashinfer_bench.report.intervals import MeanRatio, half_of, mean_of
 
@@ -120,7 +120,7 @@ def _not_comparable(old: Result, new: Result) -> str:
     for item, which in ((old, "old"), (new, "new")):
         if not item.is_ranked:
             return f"the {which} time is of a quick look, or means nothing"
-    difference = find_difference(*(marks_of(item.told, item.hardware) for item in (old, new)))
+    difference = find_difference(*(comparison_keys(item.told, item.hardware) for item in (old, new)))
     return "" if difference is None else f"{difference.kind}: {difference.first} then, {difference.second} now"
 
 

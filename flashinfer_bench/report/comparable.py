@@ -34,12 +34,12 @@ class Difference(NamedTuple):
     second: str
 
 
-def marks_of(told: ToldTrace, hardware: str) -> dict[str, str]:
+def comparison_keys(told: ToldTrace, hardware: str) -> dict[str, str]:
     """Return the conditions of a time by key. A key is omitted if the trace does not have it."""
     known, record = told.run.fingerprint, told.measurement
     usual = USUAL if known.protocol or known.sandbox or known.solution else ""
-    marks = (hardware, record.cache_state, record.method, known.protocol, known.sandbox, known.timing or usual)
-    return {key: to_one_line(str(mark)) for key, mark in zip(KINDS, marks, strict=True) if mark}
+    values = (hardware, record.cache_state, record.method, known.protocol, known.sandbox, known.timing or usual)
+    return {key: to_one_line(str(value)) for key, value in zip(KINDS, values, strict=True) if value}
 
 
 def find_difference(first: Mapping[str, str], second: Mapping[str, str]) -> Difference | None:

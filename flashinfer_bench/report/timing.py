@@ -53,8 +53,8 @@ def count_timing(told: Sequence[ToldTrace]) -> Timing:
     records = [item.measurement for item in told]
     known = [record for record in records if record.method]
     real = [record for record in records if record.meaningful]
-    marks = (mark for item in told for mark in marks_of_run(item.run))
-    flags = _count([*(flag for record in real for flag in record.flags), *marks])
+    of_runs = (flag for item in told for flag in run_flags(item.run))
+    flags = _count([*(flag for record in real for flag in record.flags), *of_runs])
     return Timing(
         ways=_count(_describe_way(record.method, record.cache_state, record.fallback) for record in known),
         replays=sum(record.launch == "graph" for record in known),
@@ -64,13 +64,13 @@ def count_timing(told: Sequence[ToldTrace]) -> Timing:
     )
 
 
-def marks_of_run(run: RunRecord) -> list[str]:
+def run_flags(run: RunRecord) -> list[str]:
     """Return the flags of a verdict. A verdict without a fingerprint, as of another engine, has no flags."""
     known = run.fingerprint
     if known == FingerprintRecord():
         return []
-    marks = {"older_protocol": str(known.protocol) != str(PROTOCOL), "no_walls": known.sandbox == "none"}
-    return [mark for mark, holds in (marks | {QUICK: run.quick}).items() if holds]
+    conditions = {"older_protocol": str(known.protocol) != str(PROTOCOL), "no_walls": known.sandbox == "none"}
+    return [flag for flag, holds in (conditions | {QUICK: run.quick}).items() if holds]
 
 
 def describe_ways(timings: Sequence[Timing]) -> str | None:

@@ -123,8 +123,8 @@ class TaskStore:
         """
         check_append(self._file_of(row), self._root)
         values = {**asdict(row), "workloads": json.dumps(row.workloads)}
-        marks = ", ".join(f":{name}" for name in NAMES)
-        self._database.execute(f"INSERT OR IGNORE INTO tasks ({COLUMNS}) VALUES ({marks})", values)
+        placeholders = ", ".join(f":{name}" for name in NAMES)
+        self._database.execute(f"INSERT OR IGNORE INTO tasks ({COLUMNS}) VALUES ({placeholders})", values)
         return self._find("id = :id OR (submitter = :submitter AND key = :key)", values)[0]
 
     def forget(self, task: str) -> None:

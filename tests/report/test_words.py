@@ -7,7 +7,7 @@ import pytest
 from flashinfer_bench.bench.planning.resume import PROTOCOL
 from flashinfer_bench.data.measurement import ToldTrace, tell
 from flashinfer_bench.report.blind import find_blind
-from flashinfer_bench.report.comparable import find_difference, marks_of
+from flashinfer_bench.report.comparable import comparison_keys, find_difference
 from flashinfer_bench.report.decision import decide, join_halves, log_half_of
 from flashinfer_bench.report.timing import describe_bounds, describe_flag, describe_ways, read_timing
 from flashinfer_bench.report.verdict import first_reason, to_one_line
@@ -107,11 +107,11 @@ def test_an_interval_that_reaches_to_zero_tells_nothing_of_a_ratio():
 
 
 def test_what_one_trace_does_not_tell_is_not_held_against_it():
-    marks = marks_of(ToldTrace(), "x")
-    assert find_difference(marks, {**marks, "sandbox": "walls", "timing": "no graphs"}) is None
-    assert find_difference(marks, {"hardware": "y"}) == ("other hardware", "x", "y")
+    keys = comparison_keys(ToldTrace(), "x")
+    assert find_difference(keys, {**keys, "sandbox": "walls", "timing": "no graphs"}) is None
+    assert find_difference(keys, {"hardware": "y"}) == ("other hardware", "x", "y")
     run = {"fingerprint": {"timing": {"strange": 1}, "protocol": 3, "sandbox": "walls", "solution": "d"}}
-    strange = marks_of(tell(make_evaluation(extra={"run": run})), "x")
+    strange = comparison_keys(tell(make_evaluation(extra={"run": run})), "x")
     assert strange == {"hardware": "x", "protocol": "3", "sandbox": "walls", "timing": "usual"}
 
 

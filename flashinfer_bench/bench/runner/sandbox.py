@@ -76,7 +76,7 @@ class Sandbox:
         return self.level != "off" and not {"files", "calls"} & set(self.missing)
 
     @property
-    def mark(self) -> str:
+    def fingerprint_key(self) -> str:
         """Return what stands in a job's fingerprint: what was reached, whatever was asked for."""
         return "walls" if self.has_walls else "none"
 

@@ -129,13 +129,13 @@ DEFINITION: Final = """\
 
 def make_solution_text(definition: Definition, language: SupportedLanguages) -> str:
     """Return the text of a file with a solution of a definition. The Python version is the reference, and passes."""
-    mark = "#" if SUFFIXES[language] == ".py" else "//"
-    text = "".join(f"{mark} {line}".rstrip() + "\n" for line in _describe(definition))
+    comment = "#" if SUFFIXES[language] == ".py" else "//"
+    text = "".join(f"{comment} {line}".rstrip() + "\n" for line in _describe(definition))
     if language is SupportedLanguages.PYTHON:
         return f"{text}\n{make_reference_text(definition)}"
     inputs, outputs = definition.inputs, definition.outputs
     reference = ["The reference:", *definition.reference.splitlines()]
-    commented = "".join(f"{mark} {line}".rstrip() + "\n" for line in reference).replace("\\\n", "\\ \n")
+    commented = "".join(f"{comment} {line}".rstrip() + "\n" for line in reference).replace("\\\n", "\\ \n")
     if language is SupportedLanguages.TRITON:
         names = {"parameters": ", ".join([*inputs, *outputs]), "outputs": ", ".join(outputs)}
         return f"{text}\n{TRITON.format(**names, reference=commented)}"

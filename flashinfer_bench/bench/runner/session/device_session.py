@@ -128,7 +128,7 @@ class DeviceSession:
         self._sound: set[BaselineKey] = set()
         """Workloads whose baseline was made while no worker held a solution."""
         self._serves = ""
-        """Mark of the latest job's worker."""
+        """Key of the latest job's worker."""
         self._styles: dict[str, CallingStyle] = {}
         self._printed = ["", ""]
         """Output of the job's solution at its import, and in its calls."""
@@ -183,8 +183,8 @@ class DeviceSession:
             coming += [(later, order) for order in ahead.jobs]
         self._precompiler.expect(coming, announced)
         self._pool.expect(self._list_workers(block, coming), adopts=self._find_new(coming))
-        marks = [mark_worker(shared.solutions[order.solution], order) for shared, order in coming[:2]]
-        self._comes_next = marks[1] if len(marks) == 2 else ""
+        keys = [worker_key(shared.solutions[order.solution], order) for shared, order in coming[:2]]
+        self._comes_next = keys[1] if len(keys) == 2 else ""
 
     def _find_new(self, coming: Sequence[tuple[BlockContext, BlockJob]]) -> SolutionFiles | None:
         """Return the first job's solution if nobody expected it, and what it compiles need not be kept."""
@@ -207,9 +207,9 @@ class DeviceSession:
                 before = ""
                 if at == 0 or shared.digest != block.digest:
                     wanted.append(reference_files(shared.digest))
-            mark = mark_worker(solution, order)
-            is_next = self._hello.isolated or mark != before
-            before = mark
+            key = worker_key(solution, order)
+            is_next = self._hello.isolated or key != before
+            before = key
             if is_next and self._find_broken(shared, solution) is None:
                 wanted.append(files_of(solution))
             if len(wanted) >= EXPECTED_WORKERS:
@@ -267,10 +267,10 @@ class DeviceSession:
         """Judge one job, and say what became of it."""
         job = block.open_job(order)
         self._printed = ["", ""]
-        mark, digest = mark_worker(job.solution, order), job.solution.digest
-        if self._serves != mark and (order.assurance is not None or self._serves.startswith(digest)):
+        key, digest = worker_key(job.solution, order), job.solution.digest
+        if self._serves != key and (order.assurance is not None or self._serves.startswith(digest)):
             self._pool.discard()  # a winner is confirmed in a worker of its own
-        self._serves = mark
+        self._serves = key
         known = block.find_fault(job)
         if known is not None:
             block.jobs.pop(order.index)
@@ -551,7 +551,7 @@ class DeviceSession:
         self._tell(Phase(job=job.order.index, name=phase, limit_s=self._hello.timeout_seconds))
 
 
-def mark_worker(solution: BlockSolution, order: BlockJob) -> str:
+def worker_key(solution: BlockSolution, order: BlockJob) -> str:
     """Return what jobs that follow one another share if one worker serves them."""
     return f"{solution.digest} {order.assurance or ''}"
 
