@@ -1,4 +1,4 @@
-"""`convert` writes a set of any layout in the standard one, and says what it could not carry over."""
+"""`convert` writes a set of any layout in the standard layout, and lists the parts that it could not convert."""
 
 from __future__ import annotations
 

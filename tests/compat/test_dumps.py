@@ -1,4 +1,4 @@
-"""Definitions that a library dumps: what can be read is read, and of the rest it is said what to add."""
+"""Definitions that a library dumps: the readable parts are read, and a message says what to add."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _double_reference(x, **_unused):
 
 
 def dumped(name: str, **changes: Any) -> dict[str, Any]:
-    """Return a definition as a library dumps it; ... leaves a key out."""
+    """Return a definition as a library dumps it; ... omits a key."""
     raw = {**make_definition(name).to_dict(), "tags": ["fi_api:lib.double"], "init": "def init(): ..."}
     return {key: value for key, value in {**raw, "reference": REFERENCE, **changes}.items() if value is not ...}
 

@@ -1,6 +1,6 @@
-"""`inspect ncu` and `inspect sanitizer` with programs in the tools' place, and what is read of the tools' words.
+"""`inspect ncu` and `inspect sanitizer` with fake tools, and the parsing of the tools' output.
 
-The real tools and a GPU are tried by `python -m benchmarks.repeatability --rows ncu sanitizer`.
+`python -m benchmarks.repeatability --rows ncu sanitizer` tests the real tools on a GPU.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ FOUND = [
 
 @pytest.fixture
 def tools(monkeypatch, tmp_path):
-    """Write programs in the tools' place, on PATH; they need no GPU."""
+    """Write fake tools that need no GPU, for PATH."""
     monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", f"{tmp_path / 'programs'}:/usr/bin:/bin")
     monkeypatch.setattr(look, "find_gpu", lambda name: discover_devices(["cpu"])[0])
@@ -76,7 +76,7 @@ def tools(monkeypatch, tmp_path):
 
 @pytest.fixture
 def inspect(tmp_path):
-    """Return a command that looks at a solution of a set."""
+    """Return a command that inspects a solution of a set."""
     write_trace_set(
         tmp_path / "set",
         definitions=[make_definition()],

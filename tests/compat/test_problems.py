@@ -1,4 +1,4 @@
-"""Problems in folders of their own: loaded, planned, judged, and their tolerances told, as their authors left them."""
+"""Problems in their own folders: loaded, planned, judged, and their tolerances shown, in their authors' files."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_solution_beside_its_problem_may_leave_out_whose_it_is(tmp_path, file)
     raw = make_answer("right", sources=[{"path": "right.py", "content": RIGHT}])
     (folder / file).parent.mkdir(exist_ok=True)
     (folder / file).write_text(json.dumps({key: raw[key] for key in ("spec", "sources")}))
-    for root in (folder, tmp_path):  # read once, also where the folder is one of our layout
+    for root in (folder, tmp_path):  # read once, also if the folder is in our layout
         loaded = TraceSet.from_path(root)
         solution = only(loaded.solutions["scaled_cumsum"])
         assert (solution.name, solution.author) == ((folder / file).stem, "unknown")

@@ -1,4 +1,4 @@
-"""Solutions, references and lines in the forms that published ones have: each gets its verdict."""
+"""Solutions, references and lines in published forms: each gets its verdict."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SOLUTIONS = [
     ("buffered", "left alone", BUFFERED.format("pass"), RIGHT, BY_NUMBER),
     ("buffered", "x changed", BUFFERED.format("buffer += x; x += 1; x -= 1; x[0] = 0"), WRONG, BY_NUMBER),
 ]
-"""Definition, name, source; the verdict, and how the style was found. A call that fails writes into its outputs."""
+"""Definition, name, source; the verdict, and how the style was detected. A failed call writes into its outputs."""
 
 
 def test_each_form_gets_its_verdict_and_its_trace_says_how_it_is_called(tmp_path):
@@ -114,7 +114,7 @@ NAME = "dsa_topk_indexer_h2_d8_topk64_ps4"
 
 @pytest.fixture
 def indexer(tmp_path):
-    """A set with an indexer: a workload with fewer keys than it chooses, and one whose blobs are missing."""
+    """A set with an indexer: one workload has fewer keys than it selects, another workload lacks its blobs."""
     definition = make_definition(
         NAME,
         op_type="dsa_paged",

@@ -1,4 +1,4 @@
-"""Scripts that configure a run, run a set, and look at the best trace; in real runs on the CPU."""
+"""Scripts that configure a run, run a set, and read the best trace; in real runs on the CPU."""
 
 from __future__ import annotations
 

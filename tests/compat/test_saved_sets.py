@@ -1,4 +1,4 @@
-"""Sets that other engines save in our layout: defaults left out, bare lines, solutions of other languages."""
+"""Sets that other engines save in our layout: omitted defaults, bare lines, solutions in other languages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def load(root, files, **models):
 
 
 def line_of(**changes):
-    """Return a workload's line of the usual definition, its workload changed."""
+    """Return a line of the usual definition with a changed workload."""
     return {"definition": "double", "workload": {**make_workload().to_dict(), **changes}}
 
 

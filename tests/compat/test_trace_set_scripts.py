@@ -1,4 +1,4 @@
-"""Scripts that fill a set: traces, workloads and stored tensors, each on disk at once; and where a set is found."""
+"""Scripts that fill a set: traces, workloads and stored tensors are on disk at once; and the lookup of a set."""
 
 from __future__ import annotations
 

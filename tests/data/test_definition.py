@@ -1,4 +1,4 @@
-"""Definitions: what is refused, how axes are bound, what the digest covers; the dtypes, and the nearest known name."""
+"""Definitions: refused parts, binding of axes, the digest, the dtypes, and the nearest known name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading a set: everything wrong is found at once, at its place, and the rest stays usable; all dialects are read."""
+"""Loading a set: all problems are found at once with their locations, the rest stays usable, and dialects are read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HERE = (make_definition(),)
 
 
 def load(root, files=None, definitions=HERE, **models):
-    """Load a set of the kit's definition, and of these files; give it with its issues in short."""
+    """Load a set with the kit's definition and these files; return it with its abbreviated issues."""
     loaded = TraceSet.from_path(write_trace_set(root, files, definitions=definitions, **models))
     return loaded, [
         (issue.severity, issue.file.relative_to(root).as_posix(), issue.line, issue.field, issue.reason)
@@ -29,7 +29,7 @@ def load(root, files=None, definitions=HERE, **models):
 
 
 def without(item, *names, **changes):
-    """Return a model as plain JSON, without some keys and with others."""
+    """Return a model as plain JSON, with some keys removed and others replaced."""
     return {key: value for key, value in {**item.to_dict(), **changes}.items() if key not in names}
 
 
@@ -153,7 +153,7 @@ def root(tmp_path):
 
 
 def only_issue(root):
-    """Load a set; return its one issue, and see that the good files are there."""
+    """Load a set; check that the good files are loaded, and return its single issue."""
     loaded = TraceSet.from_path(root)
     assert [len(group["double"]) for group in (loaded.solutions, loaded.workloads)] == [1, 1]
     (issue,) = loaded.issues
@@ -206,7 +206,7 @@ def test_a_source_that_is_not_a_file_beside_its_solution_is_refused(root, path):
     assert [solution.name for solution in loaded.solutions["double"]] == ["double_python"]
 
 
-# Dialects: a file, what becomes of it, and the fields of the warnings.
+# # Dialects: a file, its converted form, and the fields of the warnings.
 
 
 def in_definition(*left_out, **changes):

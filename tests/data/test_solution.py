@@ -1,4 +1,4 @@
-"""Solutions: paths that stay inside, declared styles, what the digest covers; the entry point, read off the sources."""
+"""Solutions: paths that stay inside, declared styles, the digest, and the entry point from the sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trace set: look-ups, what counts as best, counts, moving results aside, and several roots as one set."""
+"""The trace set: look-ups, the best trace, counts, moving results aside, and merging several roots."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _workload(uuid, **parts):
 
 
 def _merge(tmp_path, first, second):
-    """Merge two sets on disk; give the first, and what became of both."""
+    """Merge two sets on disk; return the first set and the merged set."""
     one, two = (
         TraceSet.from_path(write_trace_set(tmp_path / name, **models))
         for name, models in {"1": first, "2": second}.items()

@@ -85,7 +85,7 @@ def test_frames_parquet_and_csv_have_the_same_dtypes_and_values(small, tmp_path)
     assert TraceSet().to_dataframe().empty
     asked = {name: dtype for name, dtype in dtypes.items() if name != "timestamp"}
     read = pandas.read_csv(exported(small, "csv"), keep_default_na=False, na_values=[""], dtype=asked)
-    given = made.replace("", None)  # CSV does not tell an empty text from an absent one
+    given = made.replace("", None)  # CSV does not distinguish an empty text from a missing value
     assert all(read[name].equals(given[name]) for name in asked)
     pytest.importorskip("pyarrow", reason="the extra `export` brings pyarrow")
     target = tmp_path / "out.parquet"

@@ -1,4 +1,4 @@
-"""Rows of solutions, and the best of workloads and definitions: what counts, what comes first, and what ties."""
+"""Rows of solutions, and the best of workloads and definitions: selection, order, and ties."""
 
 import json
 import math
@@ -30,7 +30,7 @@ def test_a_row_has_median_latency_geometric_mean_and_what_is_missing():
 
 
 def beside(record=FULL, slower=FULL, **parts):
-    """Make traces of "x" and of "y", which takes twice the time."""
+    """Make traces of "x", and of "y" with twice the time."""
     return [on("w0", "x", record=record, **parts), on("w0", "y", 2.0, record=slower)]
 
 
@@ -60,7 +60,8 @@ def test_the_best_of_a_definition_passes_the_most_then_has_the_highest_speedup_o
 
 
 def test_solutions_whose_intervals_meet_are_a_tie():
-    """Over two workloads a geometric mean is known better than each: what ties on one need not tie over all."""
+    """The geometric mean of two workloads has a narrower interval than each: a tie on one need not be a tie over
+    all."""
     times = (("x", 1.0), ("y", 1.01), ("z", 1.018), ("far", 1.5))
     traces = [on(uuid, name, ms, half=0.01) for name, ms in times for uuid in "ab"] + [on("a", "half", 1.0, half=0.01)]
     (row,) = best_by_definition(traces, "latency")

@@ -1,4 +1,4 @@
-"""What reports say in words: why something failed, how times came about, what differs, what a ratio means."""
+"""Descriptions in reports: why a solution failed, how it was timed, differences, and decisions on a ratio."""
 
 from math import log
 
@@ -84,14 +84,14 @@ def test_verdicts_of_an_older_protocol_and_without_walls_are_marked():
 
 CASES = (
     (1.0, 0.01, "same"),
-    (1.012, 0.005, "same"),  # the interval leaves out 1, and yet all of it lies within the threshold
+    (1.012, 0.005, "same"),  # the interval excludes 1, but is within the threshold
     (1.1, 0.05, "slower"),
     (0.9, 0.05, "faster"),
     (1.1, 0.2, "cannot tell yet"),
     (1.015, 0.01, "cannot tell yet"),
     (1.1, None, "cannot tell yet"),
 )
-"""Ratio, half its interval as a logarithm, and what it means by a threshold of 2 %."""
+"""Ratio, half its interval as a logarithm, and the decision at a threshold of 2 %."""
 
 
 @pytest.mark.parametrize(("ratio", "half", "wanted"), CASES)
@@ -129,4 +129,4 @@ def test_an_output_within_atol_is_told_once_with_its_largest_value():
     assert find_blind([passed(error_norm=0.01)])
     others = [passed(largest=largest) for largest in (0.0, 0.0101, None, "large")]
     others += [passed(error_norm=0.01, norm_rule=True), passed(status="INCORRECT_NUMERICAL"), make_trace()]
-    assert find_blind(others) == []  # zeros that something else finds
+    assert find_blind(others) == []  # zeros that another rule rejects

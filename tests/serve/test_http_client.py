@@ -1,4 +1,4 @@
-"""The client, and the commands that use it: what they send, when they try again, and what they make of answers."""
+"""The client and its commands: their requests, retries, and handling of answers."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def answer(status, document, **headers):
 
 
 class Answers:
-    """Gives prepared answers, one for each request: a response, the JSON of one, or an exception to raise."""
+    """Returns prepared answers, one for each request: a response, its JSON, or an exception to raise."""
 
     def __init__(self, *answers):
         self.answers, self.requests = list(answers), []
@@ -107,7 +107,7 @@ def test_events_are_read_as_they_stream_and_names_are_quoted_in_paths():
 
 @pytest.fixture
 def command(tmp_path, monkeypatch, capsys):
-    """Run `submit` or `top` of a server that has one task; return exit code, stdout, stderr, and what was asked."""
+    """Run `submit` or `top` on a server with one task; return exit code, stdout, stderr, and the requests."""
     real = httpx.Client
 
     def go(*words, **task):

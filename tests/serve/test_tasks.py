@@ -1,4 +1,4 @@
-"""Tasks over the routes: from the submission to the end, also of the server."""
+"""Tasks over the routes: from the submission to their end, and over the end of the server."""
 
 import asyncio
 import sqlite3
@@ -124,7 +124,7 @@ async def test_a_killed_server_loses_and_repeats_nothing(site, lost):
 
 
 async def test_what_waits_for_its_confirmation_is_judged_again_and_recorded_once(site):
-    """The file has the verdict that counts: that of the confirmation."""
+    """The file has the verdict that counts: the verdict of the confirmation."""
 
     def judge(job, _name):
         return {"extra": {"measurement": {"assurance": job.assurance or "standard"}}}

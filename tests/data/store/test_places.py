@@ -1,4 +1,5 @@
-"""Paths below a root: names are never trusted, no two share one; blobs lie in the set, or it is said what to do."""
+"""Paths below a root: names are never trusted, and no two share a path. Blobs are in the set, or the message has a
+remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One strange file in a set costs itself: it is told in one line, and nothing waits for it or follows it."""
+"""One strange file in a set affects only itself: it is reported in one line, and the reader neither blocks nor follows
+it."""
 
 from __future__ import annotations
 

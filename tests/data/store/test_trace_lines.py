@@ -1,4 +1,4 @@
-"""Lines of traces: what is kept of them is what their models say, and a line that is odd in any way is no line."""
+"""Lines of traces: the stored fields equal the fields of the models, and an unusual line is not stored as a line."""
 
 from __future__ import annotations
 

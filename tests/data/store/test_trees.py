@@ -1,4 +1,4 @@
-"""Walking and removing trees that somebody else has made, and folders in TMPDIR that go with their process."""
+"""Walking and removing untrusted trees, and folders in TMPDIR that are removed with their process."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ os.kill(os.getpid(), 9)
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
-    """Where TMPDIR is."""
+    """Return the folder for TMPDIR."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     return tmp_path

@@ -1,4 +1,4 @@
-"""Writing below a root that a stranger filled: nothing outside of it is written, cut or made."""
+"""Writing below an untrusted root: no file outside of it is written, truncated or made."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TRAPS = {
     "pipe": (FILE, lambda path, _: os.mkfifo(path)),
     "file for a folder": ("traces/a", lambda path, _: path.touch()),
 }
-"""Where something stands, and what puts it there by the path and a file that must not be touched."""
+"""Name of a trap → its path, and the function that makes it from the path and a file that must not change."""
 
 
 @pytest.fixture

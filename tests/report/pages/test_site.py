@@ -1,4 +1,4 @@
-"""The folder of pages: what is written, and that nothing of an author's leads out of it or becomes code."""
+"""The folder of pages: its files. An author's text cannot lead out of it or become code."""
 
 import json
 import re
