@@ -155,11 +155,11 @@ def _score(trace_set: TraceSet, definition: str, solutions: Iterable[Solution], 
         )
     results = list_results(None, kept_of(trace_set.traces.get(definition, [])), latest_only=False)
     judged = group((item for item in results if not item.told.run.quick), attrgetter("solution"))
-    place = attrgetter("workload", "hardware")
-    base, found = fastest_of(judged.get(baselines[0], []), place), []
+    key = attrgetter("workload", "hardware")
+    base, found = fastest_of(judged.get(baselines[0], []), key), []
     for solution in solutions:
         own = judged.get(solution.name, [])
-        mine = fastest_of(own, place)
+        mine = fastest_of(own, key)
         shared = [(base[at][0] / mine[at][0], mine[at][1].standing) for at in base if at in mine]
         speedups = [speedup for speedup, _ in shared]
         passed = sum(item.is_passed for item in own)

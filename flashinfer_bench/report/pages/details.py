@@ -91,13 +91,13 @@ def describe_definition(trace_set: TraceSet, name: str, results: Sequence[Result
                 "id": id_of(name, solution),
                 "name": solution,
                 "author": items[0].author,
-                "h": hardware.index(place),
+                "h": hardware.index(device),
                 "rows": [
                     [order[item.workload], item.status, *_numbers(item), item.is_ranked, item.standing]
                     for item in items
                 ],
             }
-            for (solution, place), items in group(results, attrgetter("solution", "hardware")).items()
+            for (solution, device), items in group(results, attrgetter("solution", "hardware")).items()
         ],
     }
 
