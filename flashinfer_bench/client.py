@@ -35,7 +35,7 @@ REQUEST_S: Final = 30.0
 FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 10.0
 """The pause before the next attempt doubles from the first value to the second, in seconds, with a random part."""
-COME_AGAIN: Final = frozenset({429, 503})
+RETRY_STATUSES: Final = frozenset({429, 503})
 """Statuses that request a retry."""
 Confirm = Literal["if_best", "always", "never"]
 
@@ -274,7 +274,7 @@ class Client:
             else:
                 if answer.is_success:
                     return answer
-                if is_last or answer.status_code not in COME_AGAIN:
+                if is_last or answer.status_code not in RETRY_STATUSES:
                     self._refuse(answer)
                 why, after = f"asks to come again ({answer.status_code})", answer.headers.get("retry-after", "")
                 asked = float(after) if after.isdigit() else 0.0
@@ -288,7 +288,7 @@ class Client:
             reason = str(answer.json()["detail"])
         except (ValueError, KeyError, TypeError):
             reason = answer.text[:200]
-        if answer.status_code >= 500 or answer.status_code in COME_AGAIN:
+        if answer.status_code >= 500 or answer.status_code in RETRY_STATUSES:
             raise ServerFault(f"{self.url} cannot serve this ({answer.status_code}): {reason}")
         raise RequestRefused(answer.status_code, reason)
 

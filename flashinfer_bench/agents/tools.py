@@ -75,7 +75,7 @@ def flashinfer_bench_run_ncu(
             page=page,
             timeout=timeout,
         )
-        document, text = read_profile(_look(plan, solution, workload, device, trace_set_path, tmpdir))
+        document, text = read_profile(_inspect(plan, solution, workload, device, trace_set_path, tmpdir))
         return f"{render_profile(document)}\n{text}"
 
     return _answer(profile, max_lines)
@@ -112,14 +112,14 @@ def flashinfer_bench_run_sanitizer(
 
     def check() -> str:
         plan = plan_sanitizer(find_tool("compute-sanitizer", sanitizer_path), check_types(sanitizer_types), timeout)
-        looked = _look(plan, solution, workload, device, trace_set_path, tmpdir)
-        said = "\n".join(f"{step.name}:\n{step.text}" for step in looked.steps)
-        return f"{render_findings(read_findings(looked))}\n{said}"
+        inspected = _inspect(plan, solution, workload, device, trace_set_path, tmpdir)
+        said = "\n".join(f"{step.name}:\n{step.text}" for step in inspected.steps)
+        return f"{render_findings(read_findings(inspected))}\n{said}"
 
     return _answer(check, max_lines)
 
 
-def _look(
+def _inspect(
     steps: list[ToolStep],
     solution: Solution | str,
     workload: Workload | str,

@@ -30,7 +30,7 @@ _Times = Mapping[tuple[str, str, str], float]
 """Latencies by definition, workload and hardware."""
 _Baseline = _Times | None
 """The latencies of the baseline; None for the latencies of the reference."""
-_job_key = attrgetter("definition", "workload", "hardware")
+_key = attrgetter("definition", "workload", "hardware")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +178,7 @@ def _figures(items: Sequence[Result], baseline: _Baseline) -> dict[str, Any]:
 
 
 def _lowest(results: Iterable[Result]) -> _Times:
-    ranked = fastest_of((item for item in results if item.is_ranked), _job_key)
+    ranked = fastest_of((item for item in results if item.is_ranked), _key)
     return {key: latency for key, (latency, _) in ranked.items()}
 
 
@@ -186,7 +186,7 @@ def _ratios(results: Iterable[Result], baseline: _Baseline) -> list[tuple[Result
     """Return baseline / latency of ranked results. Results without a baseline are skipped."""
     found = []
     for item in results:
-        against = item.reference_ms if baseline is None else baseline.get(_job_key(item))
+        against = item.reference_ms if baseline is None else baseline.get(_key(item))
         if item.is_ranked and item.latency_ms and against:
             found.append((item, against / item.latency_ms))
     return found
@@ -221,7 +221,7 @@ def _author_row(items: Sequence[Result], baseline: _Baseline, fastest: _Times) -
 
 def _fastest_share(own: Sequence[Result], fastest: _Times) -> float:
     """Return the sum of a solution's shares of the fastest latencies. A workload that it did not pass counts 0."""
-    return sum(min(1.0, fastest[_job_key(item)] / item.latency_ms) for item in own if item.is_ranked and item.latency_ms)
+    return sum(min(1.0, fastest[_key(item)] / item.latency_ms) for item in own if item.is_ranked and item.latency_ms)
 
 
 def _score(own: Sequence[Result], baseline: _Baseline) -> float | None:

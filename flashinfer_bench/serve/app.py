@@ -28,7 +28,7 @@ from flashinfer_bench.serve.requests import (
     parse_submission,
 )
 from flashinfer_bench.serve.store import TaskRow
-from flashinfer_bench.serve.tasks import TaskService, come_again
+from flashinfer_bench.serve.tasks import TaskService, retry_later
 
 _log = logging.getLogger(__name__)
 HEADERS: Final = {
@@ -67,7 +67,7 @@ async def _answer_failure(_request: Request, error: Exception) -> Response:
     """Answer an error of the request, or else an error of the engine or the disk that may be temporary."""
     if isinstance(error, Misuse):
         return JSONResponse({"detail": str(error)}, 422)
-    refusal = come_again(503, str(error))
+    refusal = retry_later(503, str(error))
     return JSONResponse({"detail": refusal.detail}, refusal.status_code, refusal.headers)
 
 
@@ -153,7 +153,7 @@ async def cancel_task(here: Here, task_id: str) -> Response:
 async def stream_events(here: Here, task_id: str) -> Response:
     """Stream the events of a task as server-sent events: each verdict, then its end."""
     await here.service.read(task_id)
-    with here.service.place_to_wait():  # refused before the answer begins
+    with here.service.limit_waiting():  # refused before the answer begins
         return StreamingResponse(_stream(here.service, task_id), media_type="text/event-stream")
 
 
@@ -200,6 +200,6 @@ async def list_routes(request: Request) -> Response:
 
 
 async def _stream(service: TaskService, task: str) -> AsyncIterator[str]:
-    with service.place_to_wait():
+    with service.limit_waiting():
         async for event in service.events(task):
             yield ": waiting\n\n" if event is None else f"event: {event['event']}\ndata: {json.dumps(event)}\n\n"

@@ -36,7 +36,7 @@ from flashinfer_bench.data.store.parse import parse_raw
 from flashinfer_bench.serve.limits import ServeLimits
 from flashinfer_bench.serve.metrics import Metrics
 from flashinfer_bench.serve.store import TaskRow
-from flashinfer_bench.serve.tasks import TaskService, come_again
+from flashinfer_bench.serve.tasks import TaskService, retry_later
 
 MOST_NAME: Final = 200
 """Longest name, author, submitter or key of a submission, in characters."""
@@ -100,7 +100,7 @@ async def read_body(request: Request, here: Here) -> AsyncIterator[bytes]:
                 body.extend(part)
                 here.held_bytes += len(part)
             if here.held_bytes > limits.all_bodies_bytes:
-                raise come_again(503, "too many large requests at once")
+                raise retry_later(503, "too many large requests at once")
         if len(body) > limits.body_bytes:
             raise HTTPException(413, f"the body is larger than {limits.body_bytes:,} bytes")
         yield bytes(body)

@@ -38,7 +38,7 @@ Event = dict[str, Any]
 NAMES: Final = {"id": "task_id", "state": "status", "solution_name": "solution", "workloads": "workload_uuids"}
 FULL_RETRY_S: Final = 5
 """Seconds until a client that was refused for lack of capacity should retry."""
-AGAIN_S: Final = 2.0
+RETRY_S: Final = 2.0
 """Seconds between two attempts to store the end of a task, or to submit a task of an earlier server."""
 REQUEUE_S: Final = 10.0
 """Seconds for cancelled jobs to leave the engine after the drain."""
@@ -142,11 +142,11 @@ class TaskService:
         """
         own = sum(live.row.submitter == row.submitter for live in self._live.values())
         if self.is_draining:
-            raise come_again(503, "the server ends; it takes no more tasks")
+            raise retry_later(503, "the server ends; it takes no more tasks")
         if len(self._live) >= self.limits.open_tasks:
-            raise come_again(503, f"{len(self._live)} tasks are open")
+            raise retry_later(503, f"{len(self._live)} tasks are open")
         if own >= self.limits.open_tasks_each:
-            raise come_again(429, f"{row.submitter!r} has {own} open tasks")
+            raise retry_later(429, f"{row.submitter!r} has {own} open tasks")
         live = self._live[row.id] = LiveTask(row, list(row.workloads))
         try:
             kept = await self._on_disk(self._store.accept, row)
@@ -186,7 +186,7 @@ class TaskService:
             while not live.ended and not self._is_closing:
                 await live.changed.wait()
 
-        with self.place_to_wait(), contextlib.suppress(asyncio.TimeoutError):
+        with self.limit_waiting(), contextlib.suppress(asyncio.TimeoutError):
             ends = [end_of(self._live[task]) for task in tasks if task in self._live]
             await asyncio.wait_for(asyncio.gather(*ends), min(timeout_s, self.limits.poll_s))
 
@@ -224,14 +224,14 @@ class TaskService:
         return Counter(live.shown.state for live in self._live.values() if not live.ended)
 
     @contextlib.contextmanager
-    def place_to_wait(self) -> Iterator[None]:
+    def limit_waiting(self) -> Iterator[None]:
         """Count a waiting request.
 
         Raises:
             HTTPException: too many requests wait.
         """
         if self._waiting >= self.limits.polls:
-            raise come_again(429, f"{self._waiting} requests wait for tasks already")
+            raise retry_later(429, f"{self._waiting} requests wait for tasks already")
         self._waiting += 1
         try:
             yield
@@ -302,8 +302,8 @@ class TaskService:
                 del self._live[live.row.id]
                 await self._clean()
             except Fault:
-                _log.exception("task %s: its end cannot be written; tried again every %g s", live.row.id, AGAIN_S)
-                await asyncio.sleep(AGAIN_S)
+                _log.exception("task %s: its end cannot be written; tried again every %g s", live.row.id, RETRY_S)
+                await asyncio.sleep(RETRY_S)
 
     async def _resubmit(self) -> None:
         """Submit the tasks of an earlier server to the engine, in their order."""
@@ -315,12 +315,12 @@ class TaskService:
                 try:
                     await self._submit(live, solution)
                 except QueueFull:
-                    await asyncio.sleep(AGAIN_S)
+                    await asyncio.sleep(RETRY_S)
                 except FlashInferBenchError as error:
                     await self._end(live, "failed", str(error))
 
 
-def come_again(status: int, reason: str) -> HTTPException:
+def retry_later(status: int, reason: str) -> HTTPException:
     """Return the refusal of a request that may be retried."""
     return HTTPException(status, f"{reason}; come again", {"Retry-After": str(FULL_RETRY_S)})
 

@@ -9,7 +9,7 @@ import pytest
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.store.layout import find_loose_folders
+from flashinfer_bench.data.store.layout import find_foreign_folders
 from tests.compat.problems import (
     HALF_A_PERCENT_OFF,
     INPUTS,
@@ -236,6 +236,6 @@ def test_no_worker_reads_the_folder_of_a_problem(tmp_path):
     problem = write_problem(tmp_path / "L1/p", answers={"right": RIGHT})
     loaded = TraceSet.from_path(tmp_path)
     files = [*loaded.definition_files.values(), *loaded.solution_files.values()]
-    assert find_loose_folders(files, loaded.roots) == {problem}
+    assert find_foreign_folders(files, loaded.roots) == {problem}
     ours = TraceSet.from_path(write_trace_set(tmp_path / "set", definitions=[make_definition()]))
-    assert find_loose_folders(ours.definition_files.values(), ours.roots) == set()
+    assert find_foreign_folders(ours.definition_files.values(), ours.roots) == set()

@@ -1,4 +1,4 @@
-"""The dialects of public files: converts a parsed object to the current format, and returns it with remarks.
+"""The dialects of public files: converts a parsed object to the current format, and returns it with warnings.
 
     definition   `type` for `op_type`, or no op type: the folder's; `tags` and `constraints` null
                  axes without their type: `{}`, `{"value": 4}`, `{"expression": "2 * n"}`
@@ -40,8 +40,8 @@ from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.data.workload import WorkloadCost
 
 Raw = dict[str, Any]
-Remarks = list[tuple[str, str]]
-"""Dotted path of a field, and the conversion."""
+Warnings = list[tuple[str, str]]
+"""Dotted path of a field, and the warning about its conversion."""
 REFERENCE_FILE: Final = "reference.py"
 UNKNOWN_AUTHOR: Final = "unknown"
 MOST_SOURCE_BYTES: Final = 4 << 20
@@ -82,15 +82,15 @@ def read_beside(file: Path, path: str, limit: int = MOST_SOURCE_BYTES) -> str:
     raise ValueError(f"{path!r} leads out of {folder}")
 
 
-def upgrade_definition(raw: Raw, location: Location, remarks: Remarks) -> Raw:
+def upgrade_definition(raw: Raw, location: Location, warnings: Warnings) -> Raw:
     """Convert a definition to the current format."""
     new = _without_null(raw, "tags", "constraints", "op_type", "reference")
     if "type" in new:
         new.setdefault("op_type", new.pop("type"))
     if "op_type" not in new:
         new["op_type"] = location.op_type
-        remarks.append(("op_type", f"not given; {location.op_type!r} is taken"))
-    new["axes"] = {name: _upgrade_axis(name, axis, remarks) for name, axis in raw["axes"].items()}
+        warnings.append(("op_type", f"not given; {location.op_type!r} is taken"))
+    new["axes"] = {name: _upgrade_axis(name, axis, warnings) for name, axis in raw["axes"].items()}
     path, separator, function = (new.get("custom_inputs_entrypoint") or "").partition("::")
     if separator and path in (REFERENCE_FILE, new.get("reference")):
         new["custom_inputs_entrypoint"] = function
@@ -101,9 +101,9 @@ def upgrade_definition(raw: Raw, location: Location, remarks: Remarks) -> Raw:
             new["reference"] = read_beside(location.file, given)
         except ValueError as error:
             new["reference"] = ""
-            remarks.append(("reference", str(error)))
+            warnings.append(("reference", str(error)))
     if new.get("init") is not None or any(str(tag).startswith("fi_api:") for tag in new.get("tags", ())):
-        _upgrade_dump(new, remarks)
+        _upgrade_dump(new, warnings)
     return new
 
 
@@ -112,22 +112,22 @@ def _without_null(raw: Mapping[str, Any], *names: str) -> Raw:
     return {key: value for key, value in raw.items() if not (key in names and value is None)}
 
 
-def _upgrade_axis(name: str, axis: Raw, remarks: Remarks) -> Raw:
+def _upgrade_axis(name: str, axis: Raw, warnings: Warnings) -> Raw:
     new = _without_null(axis, "type", "value", "expression")
     kind = new.get("type") or ("const" if "value" in new else "expr" if "expression" in new else "var")
     if kind == "const" and "value" not in new:
-        remarks.append((f"axes.{name}", f"const axis {name!r} has no value; read as var, so workloads give its size"))
+        warnings.append((f"axes.{name}", f"const axis {name!r} has no value; read as var, so workloads give its size"))
         kind = "var"
     return {**new, "type": kind}
 
 
-def _upgrade_dump(new: Raw, remarks: Remarks) -> None:
+def _upgrade_dump(new: Raw, warnings: Warnings) -> None:
     inputs, outputs, axes = dict[str, Raw](new["inputs"]), dict[str, Raw](), new["axes"]
     for name, spec in new["outputs"].items():
         if name in inputs:
             if inputs[name]["dtype"] == NOT_RECORDED:
                 inputs[name] = {**inputs[name], "dtype": spec["dtype"]}
-            remarks.append((f"outputs.{name}", f"an input, changed in place; the output is named {name}_out"))
+            warnings.append((f"outputs.{name}", f"an input, changed in place; the output is named {name}_out"))
             name = f"{name}_out"
         outputs[name] = spec
     new |= {"inputs": inputs, "outputs": outputs}
@@ -135,23 +135,23 @@ def _upgrade_dump(new: Raw, remarks: Remarks) -> None:
     for axis in dict.fromkeys(map(str, chain(*shapes))):
         if axis not in axes and axis.isidentifier():
             axes[axis] = {"type": "var"}
-            remarks.append((f"axes.{axis}", "not listed; read as var, so workloads give the size"))
+            warnings.append((f"axes.{axis}", "not listed; read as var, so workloads give the size"))
     reference = new.setdefault("reference", "")
     with suppress(ValueError):
         facts = read_module(reference)
         if ENTRY_NAME not in facts.names and facts.functions:
             new["reference"] = f"{reference.rstrip()}\n\n\n{ENTRY_NAME} = {facts.functions[-1]}\n"
-            remarks.append(("reference", f"its last function, {facts.functions[-1]!r}, is taken as {ENTRY_NAME!r}"))
+            warnings.append(("reference", f"its last function, {facts.functions[-1]!r}, is taken as {ENTRY_NAME!r}"))
 
 
-def upgrade_solution(raw: Raw, location: Location, remarks: Remarks) -> Raw:
+def upgrade_solution(raw: Raw, location: Location, warnings: Warnings) -> Raw:
     """Convert a solution to the current format. Read its sources next to its file."""
     new = dict(raw)
     if location.definition is not None:
         usual = {"name": location.file.stem, "definition": location.definition, "author": UNKNOWN_AUTHOR}
         for key in (key for key in usual if not new.get(key)):
             new[key] = usual[key]
-            remarks.append((key, f"not given; {usual[key]!r} is taken"))
+            warnings.append((key, f"not given; {usual[key]!r} is taken"))
     sources = raw["sources"]
     if isinstance(sources, dict):
         sources = [{"path": path, "content": content} for path, content in sources.items()]
@@ -163,18 +163,18 @@ def upgrade_solution(raw: Raw, location: Location, remarks: Remarks) -> Raw:
                 entry["content"] = read_beside(location.file, entry["path"], min(left, MOST_SOURCE_BYTES))
                 left -= len(entry["content"])
             except ValueError as error:
-                remarks.append((f"sources.{index}.content", str(error)))
+                warnings.append((f"sources.{index}.content", str(error)))
     new["sources"] = entries
-    new["spec"] = _upgrade_spec(raw["spec"], {one["path"]: one.get("content", "") for one in entries}, remarks)
+    new["spec"] = _upgrade_spec(raw["spec"], {one["path"]: one.get("content", "") for one in entries}, warnings)
     return new
 
 
-def _upgrade_spec(raw: Raw, texts: Mapping[str, str], remarks: Remarks) -> Raw:
+def _upgrade_spec(raw: Raw, texts: Mapping[str, str], warnings: Warnings) -> Raw:
     spec = _without_null(raw, "dependencies", "destination_passing_style", "compile_options")
     entry, given = raw["entry_point"], raw.get("language", raw.get("languages"))
     if "::" not in entry and (found := _find_entry(entry, texts)) is not None:
         spec["entry_point"] = found
-        remarks.append(("spec.entry_point", f"{entry!r} is read as {found!r}"))
+        warnings.append(("spec.entry_point", f"{entry!r} is read as {found!r}"))
     names = [str(name).lower() for name in (given if isinstance(given, list) else [given])]
     if isinstance(given, str):
         spec["language"] = names[0]
@@ -183,7 +183,7 @@ def _upgrade_spec(raw: Raw, texts: Mapping[str, str], remarks: Remarks) -> Raw:
         chosen = _choose_language(suffix, names)
         if chosen is not None:
             spec["language"] = chosen.value
-            remarks.append(("spec", f"language {', '.join(names)} is built as {chosen.value}"))
+            warnings.append(("spec", f"language {', '.join(names)} is built as {chosen.value}"))
             needed = [OTHER_LANGUAGES.get(name, "") for name in names]
             if not chosen.record.is_compiled:
                 needed = [name for name in needed if name != "cublas"]  # Python reaches cuBLAS through torch
@@ -193,7 +193,7 @@ def _upgrade_spec(raw: Raw, texts: Mapping[str, str], remarks: Remarks) -> Raw:
     is_compiled = spec.get("language") in [one.value for one in SupportedLanguages if one.record.is_compiled]
     unused = [key for key in ("binding", "compile_options") if spec.get(key) and not is_compiled]
     if unused:
-        remarks.append(("spec", f"kept without effect, since only cpp and cuda have it: {', '.join(unused)}"))
+        warnings.append(("spec", f"kept without effect, since only cpp and cuda have it: {', '.join(unused)}"))
     if isinstance(hardware := spec.get("target_hardware"), str):
         spec["target_hardware"] = [hardware]
     return spec
@@ -229,37 +229,37 @@ def _choose_language(suffix: str, names: list[str]) -> SupportedLanguages | None
     return SupportedLanguages.CUDA if is_cuda else SupportedLanguages.CPP
 
 
-def upgrade_trace(raw: Raw, location: Location, remarks: Remarks) -> Raw:
+def upgrade_trace(raw: Raw, location: Location, warnings: Warnings) -> Raw:
     """Convert a line of a workloads or traces file to the current format."""
     new: Raw = {"workload": raw} if "workload" not in raw and "axes" in raw else dict(raw)
     if not new.get("definition"):
         new["definition"] = location.definition or location.file.stem
         if location.definition is None:
-            remarks.append(("definition", f"not given; {location.file.stem!r}, from the file's name, is taken"))
+            warnings.append(("definition", f"not given; {location.file.stem!r}, from the file's name, is taken"))
     if new.get("solution") == "":
         new["solution"] = None
-    new["workload"] = _upgrade_workload(new["workload"], new["definition"], location, remarks)
+    new["workload"] = _upgrade_workload(new["workload"], new["definition"], location, warnings)
     if isinstance(evaluation := new.get("evaluation"), dict):
         new["evaluation"] = _upgrade_evaluation(evaluation)
     return new
 
 
-def _upgrade_workload(raw: Raw, definition: object, location: Location, remarks: Remarks) -> Raw:
+def _upgrade_workload(raw: Raw, definition: object, location: Location, warnings: Warnings) -> Raw:
     new = dict(raw)
     if not new.get("uuid"):
         new["uuid"] = str(uuid.uuid5(_NAMESPACE, digest_of([definition, raw])))
-        remarks.append(("workload.uuid", "not given; one made from the workload's content is taken"))
+        warnings.append(("workload.uuid", "not given; one made from the workload's content is taken"))
     try:
         WorkloadCost.model_validate(new.get("cost") or {"flops": 0.0, "bytes": 0.0, "unit": "fp32"})
     except ValidationError as error:
         del new["cost"]
         fault = error.errors(include_url=False, include_input=False)[0]
         reason = ": ".join([*map(str, fault["loc"]), fault["msg"]])
-        remarks.append(("workload.cost", f"left out, so that the cost is guessed from the definition: {reason}"))
+        warnings.append(("workload.cost", f"left out, so that the cost is guessed from the definition: {reason}"))
     inputs = new.get("inputs")
     if inputs is not None:
         null = "null is read as left out: random, or None where it is optional"
-        remarks += [(f"workload.inputs.{name}", null) for name, source in inputs.items() if source is None]
+        warnings += [(f"workload.inputs.{name}", null) for name, source in inputs.items() if source is None]
         new["inputs"] = {name: _upgrade_input(one, location) for name, one in inputs.items() if one is not None}
     return new
 
@@ -285,9 +285,9 @@ def _upgrade_evaluation(raw: Raw) -> Raw:
     return new
 
 
-UPGRADES: Final[Mapping[type[Any], Callable[[Raw, Location, Remarks], Raw]]] = {
+UPGRADES: Final[Mapping[type[Any], Callable[[Raw, Location, Warnings], Raw]]] = {
     Definition: upgrade_definition,
     Solution: upgrade_solution,
     Trace: upgrade_trace,
 }
-"""Model → its upgrade, which takes one object and its location. It adds each changed reading to the remarks."""
+"""Model → its upgrade, which takes one object and its location. It adds a warning for each converted field."""

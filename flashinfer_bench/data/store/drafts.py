@@ -30,7 +30,7 @@ from flashinfer_bench.errors import DataSetError
 SOURCE_SUFFIXES: Final = frozenset(suffix for one in SupportedLanguages for suffix in one.record.suffixes)
 AUTHOR: Final = "me"
 """The default author of a draft."""
-MARK: Final = "edited by hand; `run --solution` writes it anew"
+DRAFT_DESCRIPTION: Final = "edited by hand; `run --solution` writes it anew"
 """The description of a draft in a set. A draft never overwrites a solution without this description."""
 NAMED_FOLDERS: Final = 2
 """Folders around a file whose names may contain the definition's name."""
@@ -68,7 +68,7 @@ class Draft(NamedTuple):
 
 def is_kept_draft(solution: Solution) -> bool:
     """Return whether a solution of a set was made from a draft."""
-    return solution.description == MARK
+    return solution.description == DRAFT_DESCRIPTION
 
 
 def is_draft_path(text: str) -> bool:
@@ -144,7 +144,7 @@ def _make(path: Path, sources: dict[str, str], definitions: Mapping[str, Definit
             name=words[0],
             definition=definition,
             author=hints.author,
-            description=MARK,
+            description=DRAFT_DESCRIPTION,
             sources=[SourceFile(path=name, content=text) for name, text in sources.items()],
             spec=BuildSpec(language=language, target_hardware=["any"], entry_point=f"{entry_file}::{symbol}"),
         )

@@ -82,18 +82,18 @@ def blob_path(root: Path, *, op_type: str, definition: str, uuid: str) -> Path:
     return _file(root, BLOB, WORKLOADS, op_type, definition, f"{definition}_{uuid}", suffix=".safetensors")
 
 
-def find_files(folder: Path, suffixes: tuple[str, ...], tell: Tell) -> Iterator[Path]:
+def find_files(folder: Path, suffixes: tuple[str, ...], on_skip: Tell) -> Iterator[Path]:
     """Yield the files below a folder with one of the suffixes, in a fixed order. Hidden files are skipped.
 
     Args:
         folder: the folder, which may be missing.
         suffixes: suffixes with their dots.
-        tell: callback for a skipped path and the reason, such as an unreadable folder.
+        on_skip: callback for a skipped path and the reason, such as an unreadable folder.
     """
     with suppress(OSError):
         if not folder.exists():
             return
-    for path in walk_files(folder, tell, follows_links=True, passes_over=lambda name: name.startswith(".")):
+    for path in walk_files(folder, on_skip, follows_links=True, passes_over=lambda name: name.startswith(".")):
         if path.name.endswith(suffixes):
             yield path
 
@@ -148,7 +148,7 @@ def own_folders(root: Path) -> Iterator[Path]:
             yield parent.parent.parent / "blobs"
 
 
-def find_loose_folders(files: Iterable[Path], roots: Iterable[Path]) -> set[Path]:
+def find_foreign_folders(files: Iterable[Path], roots: Iterable[Path]) -> set[Path]:
     """Return the folders of a set's files that are outside the folders of the layout."""
     ours = [root / name for root in roots for name in FOLDERS]
     return {file.parent for file in files if not any(file.is_relative_to(folder) for folder in ours)}

@@ -20,7 +20,7 @@ from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.data.issue import LoadIssue, Location
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
-from flashinfer_bench.data.store.dialects import UPGRADES, Remarks
+from flashinfer_bench.data.store.dialects import UPGRADES, Warnings
 from flashinfer_bench.data.store.jsonl import MOST_JSON_BYTES
 from flashinfer_bench.data.trace import Trace
 
@@ -87,16 +87,16 @@ def parse_raw(model: type[Model], raw: object, location: Location, issues: list[
         kind = "null" if raw is None else type(raw).__name__
         issues.append(location.issue("error", f"a JSON object is expected, this is {kind}"))
         return None
-    remarks: Remarks = []
+    warnings: Warnings = []
     if model in UPGRADES:
         with suppress(AttributeError, KeyError, TypeError):  # the model refuses an unexpected form
-            raw = UPGRADES[model](raw, location, remarks)
+            raw = UPGRADES[model](raw, location, warnings)
     try:
         built = model.model_validate(raw)
     except ValidationError as error:
-        issues += [location.issue("error", reason, steps) for steps, reason in _faults_in(error, raw, dict(remarks))]
+        issues += [location.issue("error", reason, steps) for steps, reason in _faults_in(error, raw, dict(warnings))]
         return None
-    issues += [location.issue("warning", text, field.split(".")) for field, text in remarks[:MOST_WRONG]]
+    issues += [location.issue("warning", text, field.split(".")) for field, text in warnings[:MOST_WRONG]]
     issues += [location.issue("warning", text, steps) for steps, text in _unknown_keys(built)]
     return built
 
@@ -117,9 +117,9 @@ def _unknown_keys(built: DataModel) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _faults_in(
-    error: ValidationError, raw: dict[str, Any], remarks: Mapping[str, str]
+    error: ValidationError, raw: dict[str, Any], warnings: Mapping[str, str]
 ) -> Iterable[tuple[tuple[str, ...], str]]:
-    """Return one reason for each invalid field. A remark on a missing field explains why it is missing."""
+    """Return one reason for each invalid field. A warning about a missing field explains why it is missing."""
     found: dict[tuple[str, ...], str] = {}
     for detail in error.errors(include_url=False)[:MOST_WRONG]:
         steps, owner = list[str](), dict[Any, Any]()
@@ -137,7 +137,7 @@ def _faults_in(
         if detail["type"] == "missing":
             nearest = nearest_name(steps[-1], owner, cutoff=KEY_CUTOFF)
             usual = "is missing" if nearest is None else f"is missing; is {nearest!r} a misspelling of it?"
-            reason = remarks.get(".".join(steps), usual)
+            reason = warnings.get(".".join(steps), usual)
         elif detail["type"] in ("value_error", "disagrees"):
             reason = detail["msg"].removeprefix("Value error, ")
         found[tuple(steps)] = reason

@@ -7,12 +7,12 @@ Several files may contain the same name. The file at the path of its content cou
 under its name. So an author cannot replace another author's solution. If several or no files are at their paths, all
 are skipped.
 
-A root without `definitions/` may have loose files, which are read in addition to the other folders:
+A root without `definitions/` may have files in a foreign layout, which are read in addition to the other folders:
 
-    <name>/definition.json         SOL-ExecBench's problem; beside it workload.jsonl, reference.py and solutions with
+    <name>/definition.json         SOL-ExecBench's problem; next to it workload.jsonl, reference.py and solutions with
                                    their sources
-    <group>/<name>/…               several of them, which may stand in groups, down to DEEPEST folders
-    <name>.json                    a definition dumped from a library, alone; in the root or right below it
+    <group>/<name>/…               several problems, possibly in groups, down to DEEPEST folders
+    <name>.json                    a single definition dumped from a library; in the root or one folder below it
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FIELD_STEPS: Final = 2
 DEFINITION_FILE: Final = "definition.json"
 WORKLOAD_FILES: Final = ("workload.jsonl", "workloads.jsonl", "workload.json", "workloads.json")
 DEEPEST: Final = 4
-"""Depth of folders below the root that is searched for loose definitions."""
+"""Depth of folders below the root that is searched for definitions in a foreign layout."""
 MOST_FILES: Final = 100_000
 """Largest number of files in the search. A root with more is no folder of definitions."""
 
@@ -76,8 +76,8 @@ def read_files(trace_set: TraceSet) -> None:
     _Reader(trace_set).read()
 
 
-def find_loose(root: Path) -> dict[str, list[Location]]:
-    """Return the loose files of a root, by their folder in the layout."""
+def find_foreign(root: Path) -> dict[str, list[Location]]:
+    """Return the files of a root in a foreign layout, by their folder in the own layout."""
     found: dict[str, list[Location]] = {DEFINITIONS: [], SOLUTIONS: [], WORKLOADS: []}
     if (root / DEFINITIONS).is_dir() or root.absolute().name in FOLDERS:  # the root is a folder inside a set
         return found
@@ -118,15 +118,15 @@ def _keys_of(file: Path) -> dict[str, Any]:
 class _Reader:
     def __init__(self, trace_set: TraceSet) -> None:
         self.found, self.root, self.issues = trace_set, trace_set.folder, trace_set.issues
-        self.loose = find_loose(self.root)
-        self.loose_files = {location.file for locations in self.loose.values() for location in locations}
+        self.foreign = find_foreign(self.root)
+        self.foreign_files = {location.file for locations in self.foreign.values() for location in locations}
         self.broken: frozenset[str] = frozenset()
         """Definitions with unusable files. Objects that need such a definition get no further issue."""
         self.authors: dict[str, str] = {}
         self.meant = cache(lambda name: did_you_mean(name, trace_set.definitions))
 
     def read(self) -> None:
-        """Read the four folders and the loose files."""
+        """Read the four folders and the files in a foreign layout."""
         found = self.found
         self.read_definitions()
         wrong = (issue.file for issue in self.issues if issue.severity == "error")
@@ -139,16 +139,16 @@ class _Reader:
             self.issues.append(LoadIssue("warning", self.root, None, None, reason, missing_definition=""))
 
     def locations(self, folder: str, *suffixes: str) -> Iterator[Location]:
-        """Yield the files of a folder, then its loose files."""
+        """Yield the files of a folder, then its files in a foreign layout."""
 
-        def leave_out(path: Path, reason: str) -> None:
+        def on_skip(path: Path, reason: str) -> None:
             self.issues.append(LoadIssue("error", path, None, None, reason, is_about_location=True))
 
         top = self.root / folder
-        for file in layout.find_files(top, suffixes, leave_out):
-            if file not in self.loose_files:
+        for file in layout.find_files(top, suffixes, on_skip):
+            if file not in self.foreign_files:
                 yield Location(file) if file.parent == top else Location(file, op_type=file.parent.name)
-        yield from self.loose.get(folder, [])
+        yield from self.foreign.get(folder, [])
 
     def objects(self, model: type[Named], folder: str) -> Iterator[tuple[Named, Location]]:
         """Yield the objects of a folder's files."""
@@ -157,7 +157,7 @@ class _Reader:
 
     def why_misplaced(self, file: Path, folder: str, *names: str) -> str | None:
         """Return the difference between a file's path and its content; None if there is no difference."""
-        return None if file in self.loose_files else layout.check_location(file, self.root / folder, names)
+        return None if file in self.foreign_files else layout.check_location(file, self.root / folder, names)
 
     def compare_location(self, file: Path, folder: str, *names: str) -> None:
         """Warn if a file's path does not match its content."""
@@ -195,18 +195,18 @@ class _Reader:
             self.compare_location(location.file, DEFINITIONS, definition.name, definition.op_type)
 
     def read_solutions(self) -> None:
-        """Read the solutions. Loose definitions may have solutions of the same name, which are renamed."""
+        """Read the solutions. In a foreign layout, solutions may share a name and are then renamed."""
         found, top, read = self.found, self.root / SOLUTIONS, list[tuple[Solution, Location, bool]]()
         parsed = list(self.objects(Solution, SOLUTIONS))
         pairs = Counter(name for name, _ in {(solution.name, solution.definition) for solution, _ in parsed})
         for solution, location in parsed:
-            name, is_loose = solution.name, location.file in self.loose_files
-            if is_loose and pairs[name] > 1:
+            name, is_foreign = solution.name, location.file in self.foreign_files
+            if is_foreign and pairs[name] > 1:
                 own = f"{solution.definition}.{name}"
                 reason = f"others have the name {name!r}; this one counts as {own!r}"
                 self.issues.append(location.issue("warning", reason))
                 solution = solution.model_copy(update={"name": own})
-            is_own = is_loose or layout.is_of_author(location.file, top, author=solution.author, name=name)
+            is_own = is_foreign or layout.is_of_author(location.file, top, author=solution.author, name=name)
             read.append((solution, location, is_own))
         for solution, location in self.settle(read):
             found.solutions.setdefault(solution.definition, []).append(solution)
@@ -232,14 +232,14 @@ class _Reader:
                     self.issues.append(location.issue("warning", reason))
                     trace = Trace(definition=name, workload=workload)
                 if key in seen:
-                    self.tell_repeated(location, name, workload, *seen[key])
+                    self.report_repeated(location, name, workload, *seen[key])
                 elif findings := check_workload(definition, workload) if definition is not None else []:
                     self.issues += [location.issue("error", reason, steps) for steps, reason in findings]
                 else:
                     seen[key] = workload, location.file
                     self.found.workloads.setdefault(name, []).append(trace)
 
-    def tell_repeated(self, location: Location, name: str, workload: Workload, known: Workload, first: Path) -> None:
+    def report_repeated(self, location: Location, name: str, workload: Workload, known: Workload, first: Path) -> None:
         """Add the issue of a workload with a repeated uuid."""
         uuid = workload.uuid
         if workload.digest() == known.digest():

@@ -305,9 +305,7 @@ def test_what_is_opened_or_picked_stays_so_and_charts_follow_the_theme(usual, vi
     assert page.locator("td details[open]").count() == 1
     boxes = seen.open("#/").get_by_label("Compare fast")
     boxes.nth(1).check()
-    assert (
-        page.locator("input.compare:checked").count() == len(HARDWARE) + 1
-    )  # each of its rows, also on a warm device
+    assert page.locator("input.compare:checked").count() == len(HARDWARE) + 1  # each of its rows, also on a warm device
     boxes.nth(0).uncheck()
     assert page.locator("input.compare:checked").count() == 0
     told = page.evaluate("[1.2, 13, 0.0296, 1500].map((ms) => fibReport.time(ms))")
