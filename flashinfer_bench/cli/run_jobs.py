@@ -63,7 +63,7 @@ SHOWN_DEVICES: Final = 8
 NO_VERDICT: Final = "no verdict"
 EDITED_CALL_S, WATCHED_CALL_S = 20.0, 5.0
 """`call_timeout_seconds` of `run --solution`, and with --watch or --quick: a call that hangs costs seconds there."""
-LOOK_EVERY_S: Final = 0.05
+POLL_EVERY_S: Final = 0.05
 """Seconds between two looks. It is added to the time from saving to the verdict."""
 Stamp = dict[str, tuple[int, int]]
 """Path → time of the last change, and size."""
@@ -372,7 +372,7 @@ def wait_for_change(
     """
     last = before
     while True:
-        sleep(LOOK_EVERY_S)
+        sleep(POLL_EVERY_S)
         now = take_stamp(drafts), take_stamp(beside)
         if now != before and now == last and all(path.exists() for path in drafts):
             return now

@@ -46,7 +46,7 @@ JUDGING: Final = "judging"
 
 
 @dataclass(frozen=True)
-class PlaceFacts:
+class PlaceMetadata:
     """What a place tells of itself."""
 
     device: Device
@@ -101,25 +101,25 @@ class PlaceActor:
         self._farm: BuildFarm | None = None
         self._batch = Batch((), {}, {})
 
-    def describe(self) -> PlaceFacts:
-        """Return the place's facts.
+    def describe(self) -> PlaceMetadata:
+        """Return the place's metadata.
 
         Raises:
             ConfigError: another version is here, or the sandbox is to be strict and cannot be had.
             DeviceFault: this process does not see exactly one GPU.
         """
-        return self._facts
+        return self._metadata
 
     @cached_property
-    def _facts(self) -> PlaceFacts:
+    def _metadata(self) -> PlaceMetadata:
         if self._version != __version__:
             raise ConfigError(f"it has flashinfer_bench {__version__}, and this run is of {self._version}")
         sandbox = find_sandbox(self._settings.sandbox, self._cache)
-        return PlaceFacts(self._find_device(), sandbox, find_unavailable_languages(self._toolchain))
+        return PlaceMetadata(self._find_device(), sandbox, find_unavailable_languages(self._toolchain))
 
     @property
     def _capabilities(self) -> list[tuple[int, int]]:
-        capability = self._facts.device.capability
+        capability = self._metadata.device.capability
         return [] if capability is None else [capability]
 
     def _find_device(self) -> Device:
@@ -134,7 +134,7 @@ class PlaceActor:
 
     def why_not_built(self, solutions: Iterable[Solution]) -> list[str | None]:
         """Return what this node lacks for each solution; None where nothing is missing."""
-        known, languages = (self._toolchain, self._capabilities), self._facts.languages
+        known, languages = (self._toolchain, self._capabilities), self._metadata.languages
         return [languages.get(one.spec.language.value) or why_not_buildable(one, *known) for one in solutions]
 
     def expect(self, solutions: Sequence[Solution]) -> None:
@@ -199,7 +199,7 @@ class PlaceActor:
         if self._scheduler is not None and self._farm is not None and hello == self._hello:
             return self._scheduler, self._farm
         self._end_session()
-        self._hello, sandbox = hello, self._facts.sandbox
+        self._hello, sandbox = hello, self._metadata.sandbox
         fitted = hello.model_copy(
             update={
                 "cache_root": str(self._cache),
@@ -220,7 +220,7 @@ class PlaceActor:
             blob_root_for=lambda job: Path(self._batch.roots[job.index]),
             seed_of=lambda job: self._batch.seeds[job.index],
         )
-        self._scheduler = Scheduler([self._facts.device], hello_for=lambda _: fitted, orders=orders)
+        self._scheduler = Scheduler([self._metadata.device], hello_for=lambda _: fitted, orders=orders)
         return self._scheduler, self._farm
 
     def _end_session(self) -> None:
@@ -250,8 +250,8 @@ def _to_frame(happening: Happening) -> dict[str, Any]:
         case Notice(message):
             return {"notice": message}
         case JobFaulted():
-            told = {"message": happening.message, "is_left_out": happening.is_left_out}
-            return {"fault": {"job": happening.job.index, "retry": False, **told}}
+            reported = {"message": happening.message, "is_left_out": happening.is_left_out}
+            return {"fault": {"job": happening.job.index, "retry": False, **reported}}
         case _:
-            told = {"evaluation": happening.evaluation.model_dump(mode="json"), "ran_out": happening.ran_out}
-            return {"verdict": {"job": happening.job.index, "seconds": happening.seconds, **told}}
+            reported = {"evaluation": happening.evaluation.model_dump(mode="json"), "ran_out": happening.ran_out}
+            return {"verdict": {"job": happening.job.index, "seconds": happening.seconds, **reported}}

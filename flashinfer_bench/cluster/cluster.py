@@ -1,8 +1,8 @@
 """The host's side of a Ray cluster: its places, and the sessions that stand for them in the host's scheduler.
 
-A place is an actor: one for each GPU of each node or, where no node has one, one for each node's CPU. `Cluster.look`
+A place is an actor: one for each GPU of each node or, where no node has one, one for each node's CPU. `Cluster.poll`
 reads Ray's list of nodes every few seconds and starts what is missing; an actor is a place as soon as it has told its
-facts. Ray restarts an actor that is lost, twice. What does not fit the run is left out, with a notice.
+metadata. Ray restarts an actor that is lost, twice. What does not fit the run is left out, with a notice.
 
 A `FarSession` has a batch judged by one call of its actor, whose verdicts come one by one. It sends the batch when the
 scheduler begins it, and has its solutions built before.
@@ -37,7 +37,7 @@ from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.client import News, SessionLost
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.sandbox import Sandbox
-from flashinfer_bench.cluster.actor import JUDGING, Batch, Blob, PlaceActor, PlaceFacts
+from flashinfer_bench.cluster.actor import JUDGING, Batch, Blob, PlaceActor, PlaceMetadata
 from flashinfer_bench.cluster.settings import ClusterSettings
 from flashinfer_bench.compile import BuildFarm
 from flashinfer_bench.compile.artifact import mark_of
@@ -46,8 +46,8 @@ from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.errors import ConfigError, WorkloadFault
 
 LOG: Final = logging.getLogger(__name__)
-LOOK_S: Final = 2.0
-"""Seconds between two looks at Ray's list of nodes."""
+POLL_S: Final = 2.0
+"""Seconds between two polls of Ray's list of nodes."""
 FIRST_LIMIT_S: Final = 60.0
 """Seconds in which the first place has to come, and another one where the last is lost."""
 OTHERS_LIMIT_S: Final = 20.0
@@ -105,8 +105,8 @@ class ActorPlace:
     """The name that people read."""
     actor: Any
     asked: Any = None
-    """Reference to the facts that it was asked for; None once they have come."""
-    facts: PlaceFacts | None = None
+    """Reference to the requested metadata; None once it has arrived."""
+    metadata: PlaceMetadata | None = None
     """None while it cannot be used."""
 
 
@@ -132,7 +132,7 @@ class Cluster:
         self._names: dict[str, str] = {}
         self._sandboxes: dict[Device, Sandbox] = {}
         """Also of places that are lost: their last verdicts may still be on their way into traces."""
-        self._next_look_s = 0.0
+        self._next_poll_s = 0.0
         self._last_place_s = time.monotonic()
         """When there was a place that could be used."""
         self._notices: list[str] = []
@@ -155,14 +155,14 @@ class Cluster:
     @property
     def devices(self) -> tuple[Device, ...]:
         """The devices of all places that can be used now."""
-        return tuple(place.facts.device for place in self._places if place.facts is not None)
+        return tuple(place.metadata.device for place in self._places if place.metadata is not None)
 
     @property
     def machine(self) -> Machine:
         """The cluster as one machine: what is missing on one of its places is missing."""
         languages: dict[str, str | None] = {}
         for place in self._places:
-            for language, reason in place.facts.languages.items() if place.facts is not None else ():
+            for language, reason in place.metadata.languages.items() if place.metadata is not None else ():
                 if languages.get(language) is None:
                     languages[language] = None if reason is None else f"{place.name}: {reason}"
         return Machine(self.devices, languages, self.why_not_buildable, self.sandbox.fingerprint_key)
@@ -185,7 +185,7 @@ class Cluster:
             if len(self._lacks) > MOST_ANSWERS:
                 self._lacks.clear()
             self._lacks |= dict.fromkeys(unasked)
-            places = [place for place in self._places if place.facts is not None]
+            places = [place for place in self._places if place.metadata is not None]
             asked = [place.actor.why_not_built.remote(list(unasked.values())) for place in places]
             for place, answer in zip(places, asked, strict=True):
                 with contextlib.suppress(RayError):  # it is lost: what it runs next will tell
@@ -198,16 +198,16 @@ class Cluster:
         self.survey([solution])
         return self._lacks.get(solution.digest())
 
-    def look(self) -> News:
-        """Say which places have come since the last look."""
+    def poll(self) -> News:
+        """Return the places that have come since the last poll."""
         now = time.monotonic()
-        if now < self._next_look_s:
+        if now < self._next_poll_s:
             return News()
-        self._next_look_s = now + LOOK_S
+        self._next_poll_s = now + POLL_S
         if self.devices:
             self._last_place_s = now
         self._start_actors()
-        joined = tuple(self._hear_facts())
+        joined = tuple(self._hear_metadata())
         notices, self._notices = tuple(self._notices), []
         return News(joined, notices)
 
@@ -227,7 +227,7 @@ class Cluster:
 
     def open(self, device: Device, hello: Hello) -> FarSession:
         """Start a session on a place."""
-        place = next(place for place in self._places if place.facts is not None and place.facts.device == device)
+        place = next(place for place in self._places if place.metadata is not None and place.metadata.device == device)
         return FarSession(self, place, next(self._numbers), hello)
 
     def close(self) -> None:
@@ -245,7 +245,7 @@ class Cluster:
 
     def lose(self, place: ActorPlace, error: RayError) -> str:
         """Use a place no more: until Ray has restarted its actor, or for good if it cannot be used. Return why."""
-        place.facts = None
+        place.metadata = None
         if not isinstance(error, RayActorError):
             return _reason(error)
         place.asked = place.actor.describe.remote()
@@ -283,8 +283,8 @@ class Cluster:
         """Wait for the first place, and a little for the others that the cluster could have."""
         start = time.monotonic()
         while True:
-            self._next_look_s = 0.0
-            notices = self.look().notices
+            self._next_poll_s = 0.0
+            notices = self.poll().notices
             self._notices += notices
             waited_s = time.monotonic() - start
             pending = [place.asked for place in self._places if place.asked is not None]
@@ -293,7 +293,7 @@ class Cluster:
             if not pending or waited_s > FIRST_LIMIT_S:
                 reasons = "; ".join(self._notices) or "its actors do not start: is everything in use by others?"
                 raise ConfigError(f"cluster: no place for a {self._kind} session: {reasons}")
-            ray.wait(pending, num_returns=1, timeout=LOOK_S)
+            ray.wait(pending, num_returns=1, timeout=POLL_S)
 
     def _start_actors(self) -> None:
         """Start the actors that are missing: one for each GPU of each node, or one for its CPU."""
@@ -317,26 +317,26 @@ class Cluster:
                 actor = remote.remote(name, self._kind, __version__, self._settings)
                 self._places.append(ActorPlace(uuid, name, actor, actor.describe.remote()))
 
-    def _hear_facts(self) -> Iterator[Device]:
-        """Take up the places whose facts have come, where they fit."""
+    def _hear_metadata(self) -> Iterator[Device]:
+        """Admit the places whose metadata has arrived, if they fit."""
         pending = {place.asked: place for place in self._places if place.asked is not None}
         ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=0) if pending else ([], [])
         for asked in ready:
             place = pending[asked]
             place.asked = None
             try:
-                facts: PlaceFacts = ray.get(asked)
+                metadata: PlaceMetadata = ray.get(asked)
             except ActorUnavailableError:  # it is restarted just now
                 place.asked = place.actor.describe.remote()
                 continue
             except RayError as error:
                 reason = _reason(error)
             else:
-                if not self._sandboxes or facts.sandbox.fingerprint_key == self.sandbox.fingerprint_key:
-                    place.facts, self._sandboxes[facts.device] = facts, facts.sandbox
-                    yield facts.device
+                if not self._sandboxes or metadata.sandbox.fingerprint_key == self.sandbox.fingerprint_key:
+                    place.metadata, self._sandboxes[metadata.device] = metadata, metadata.sandbox
+                    yield metadata.device
                     continue
-                own = "walls" if facts.sandbox.has_walls else "no walls"
+                own = "walls" if metadata.sandbox.has_walls else "no walls"
                 reason = f"its workers would have {own}, unlike those of other nodes"
             notice = f"node {place.name} is not used: {reason}"
             if place.node in self._alive and notice not in self._notices:
@@ -356,9 +356,9 @@ class FarSession:
     has_unsent, phase, left_s = False, "solution", float("inf")  # its node watches its times, and Ray its node
 
     def __init__(self, cluster: Cluster, place: ActorPlace, number: int, hello: Hello) -> None:
-        assert place.facts is not None
+        assert place.metadata is not None
         self._cluster, self._place, self._number, self._hello = cluster, place, number, hello
-        self.device = place.facts.device
+        self.device = place.metadata.device
         self.is_ready = True
         self._sent: Batch | None = None
         self._said: queue.SimpleQueue[dict[str, Any] | RayError] = queue.SimpleQueue()
@@ -412,7 +412,7 @@ class FarSession:
     def end(self) -> None:
         """End the session and every process below it; an actor that does not is killed."""
         try:
-            if self._place.facts is not None:
+            if self._place.metadata is not None:
                 ray.get(self._place.actor.end.remote(self._number), timeout=END_LIMIT_S)
         except RayError as error:
             LOG.debug("a session does not end", exc_info=error)

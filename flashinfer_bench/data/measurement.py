@@ -155,7 +155,7 @@ class RunRecord(msgspec.Struct, frozen=True, gc=False):
     seed: int | None = None
 
 
-class ToldTrace(msgspec.Struct, frozen=True, gc=False):
+class ReportedTrace(msgspec.Struct, frozen=True, gc=False):
     """The data of a trace besides its verdict."""
 
     measurement: Measurement = Measurement()
@@ -177,14 +177,14 @@ class ToldTrace(msgspec.Struct, frozen=True, gc=False):
         return not (self.run.quick or both_wait or is_raised)
 
 
-def tell(evaluation: AnyEvaluation) -> ToldTrace:
+def read_reported(evaluation: AnyEvaluation) -> ReportedTrace:
     """Return the data of a trace; all values are missing if there is no `extra`."""
-    return read_extra(evaluation, ToldTrace)
+    return read_extra(evaluation, ReportedTrace)
 
 
 def read_measurement(evaluation: AnyEvaluation) -> Measurement:
     """Return the record of the solution's timing; all values are missing if the trace has no record."""
-    return tell(evaluation).measurement
+    return read_reported(evaluation).measurement
 
 
 def read_extra(evaluation: AnyEvaluation, kind: type[Record]) -> Record:

@@ -23,7 +23,7 @@ MOST_CHARACTERS: Final = 1 << 18
 """Longest parsed source, in characters. Parsing a longer one takes seconds and a thousand times its size in memory."""
 
 
-class ModuleFacts(NamedTuple):
+class ModuleMetadata(NamedTuple):
     """The facts from the syntax tree of a module."""
 
     names: Mapping[str, str | None]
@@ -37,7 +37,7 @@ class ModuleFacts(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def read_module(source: str) -> ModuleFacts:
+def read_module(source: str) -> ModuleMetadata:
     """Parse a module; raise ValueError with the reason if it does not parse."""
     tree = _parse(source)
     bound = dict(_find_bindings(tree.body))
@@ -48,7 +48,7 @@ def read_module(source: str) -> ModuleFacts:
             packages |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
             packages.add((node.module or "").partition(".")[0])
-    return ModuleFacts(
+    return ModuleMetadata(
         names={name: _why_not_called(node) for name, node in bound.items()},
         functions=[one.name for one in functions if OF_DEVICES.isdisjoint(map(_name_of, one.decorator_list))],
         signatures={

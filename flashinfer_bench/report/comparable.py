@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from flashinfer_bench.data.measurement import ToldTrace
+from flashinfer_bench.data.measurement import ReportedTrace
 from flashinfer_bench.report.verdict import to_one_line
 
 KINDS: Final = {
@@ -34,9 +34,9 @@ class Difference(NamedTuple):
     second: str
 
 
-def comparison_keys(told: ToldTrace, hardware: str) -> dict[str, str]:
+def comparison_keys(reported: ReportedTrace, hardware: str) -> dict[str, str]:
     """Return the conditions of a time by key. A key is omitted if the trace does not have it."""
-    known, record = told.run.fingerprint, told.measurement
+    known, record = reported.run.fingerprint, reported.measurement
     usual = USUAL if known.protocol or known.sandbox or known.solution else ""
     values = (hardware, record.cache_state, record.method, known.protocol, known.sandbox, known.timing or usual)
     return {key: to_one_line(str(value)) for key, value in zip(KINDS, values, strict=True) if value}

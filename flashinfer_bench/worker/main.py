@@ -242,7 +242,7 @@ class Worker:
                 ]
             if request["lead"] is not None:
                 samples = self.clock.sample(launches, [Preamble(*one) for one in request["lead"]])
-                return {"readings": answer_readings(samples), "facts": self.clock.facts()}
+                return {"readings": answer_readings(samples), "facts": self.clock.metadata()}
         except (CaptureRefused, ClockLost) as error:
             return {"lost" if isinstance(error, ClockLost) else "refused": str(error)[:MOST_WORDS]}
         returned = []

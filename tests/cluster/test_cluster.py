@@ -45,7 +45,7 @@ def ray(monkeypatch, tmp_path):
     before = {name: sys.modules.pop(name, None) for name in WITH_RAY}
     for name, module in pretended.modules().items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(importlib.import_module(WITH_RAY[1]), "LOOK_S", 0.0)
+    monkeypatch.setattr(importlib.import_module(WITH_RAY[1]), "POLL_S", 0.0)
     locks = "flashinfer_bench.bench.runner.device_lock.lock_path"
     monkeypatch.setattr(locks, lambda device: tmp_path / "locks" / device.uuid)
     opened = threading.Event()
@@ -185,9 +185,9 @@ def test_a_late_node_that_does_not_fit_is_left_out_with_one_notice(ray, join, mo
     ray.differ = {"two": {"sandbox": Sandbox("off")}}
     ray.add_node("two", GPU=2.0)
     why = "its workers would have no walls, unlike those of other nodes"
-    assert cluster.look() == News(notices=(f"node two is not used: {why}",))
+    assert cluster.poll() == News(notices=(f"node two is not used: {why}",))
     ray.add_node("three", GPU=1.0)
-    assert [device.label for device in cluster.look().joined] == ["three/cuda:0"]
+    assert [device.label for device in cluster.poll().joined] == ["three/cuda:0"]
     cluster.close()
 
 

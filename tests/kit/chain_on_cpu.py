@@ -116,17 +116,17 @@ class PlayedGpu:
 
     def go_on(self, *, to_the_end=False):
         """Do what needs no key that is not there, up to what a call commits to."""
-        told = None
-        while self.queue and told is not False and (to_the_end or not told):
-            told = self.queue[0]()
-            if told is not False:
+        reported = None
+        while self.queue and reported is not False and (to_the_end or not reported):
+            reported = self.queue[0]()
+            if reported is not False:
                 self.queue.popleft()
 
     def synchronize(self, device):
         meanwhile, self.meanwhile = self.meanwhile, None
         if meanwhile is not None:
-            looks = iter([False])
-            meanwhile(lambda: next(looks, True) and not self.on_answer())
+            polls = iter([False])
+            meanwhile(lambda: next(polls, True) and not self.on_answer())
             self.gives_up = True
         self.go_on(to_the_end=True)
         self.call = None
@@ -162,19 +162,19 @@ class PlayedGpu:
         held = (ctypes.c_uint8 * row.nbytes).from_address(row.address)
         held[:] = bytes(one ^ mask for one, mask in zip(held, masks, strict=True))
 
-    def commit(self, pieces, told):
+    def commit(self, pieces, reported):
         def tell():
             held = b"".join(ctypes.string_at(*piece) for piece in pieces)
             words = hashlib.blake2b(held, digest_size=16 * -(-len(pieces) // 4)).digest()
-            self.committed = lambda: ctypes.memmove(told, bytes(word | 1 for word in words), len(words)) and None
+            self.committed = lambda: ctypes.memmove(reported, bytes(word | 1 for word in words), len(words)) and None
             if self.call not in self.lost:
                 self.committed()
             return True
 
         self.launch(tell)
 
-    def committer(self, sizes, told):
-        return lambda addresses: self.commit(list(map(Piece, addresses, sizes)), told)
+    def committer(self, sizes, reported):
+        return lambda addresses: self.commit(list(map(Piece, addresses, sizes)), reported)
 
 
 class PlayedCall:

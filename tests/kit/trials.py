@@ -23,9 +23,9 @@ CUPTI = ClockTraits(method="cupti", cache_state="cold", fills_queue=True, sees_o
 EVENTS = ClockTraits(method="cuda_events", cache_state="cold", fills_queue=True, sees_operations=False)
 
 
-def vary(seed=7, *, way="scaled", base_number=0):
+def vary(seed=7, *, mode="scaled", base_number=0):
     """Return what gives the calls of a kernel with one input their contents."""
-    return lambda trial, inputs: Contents(inputs, [VariedInput("x", way)], seed + trial, base_number)
+    return lambda trial, inputs: Contents(inputs, [VariedInput("x", mode)], seed + trial, base_number)
 
 
 def make_trial(arena, *, base_number=NEVER_BASE, **changes):
@@ -41,7 +41,7 @@ def make_trial(arena, *, base_number=NEVER_BASE, **changes):
     base = [torch.arange(1.0, size + 1)]
     specs = [OutputSpec(f"y{at}", (size,), torch.float32) for at in range(changes.get("outputs", 1))]
     places = CallPlaces(arena, base, specs, changes.get("most", MOST_PLACES))
-    contents = DealtContents([Contents(base, [VariedInput("x", changes.get("way", "scaled"))], 7, base_number)])
+    contents = DealtContents([Contents(base, [VariedInput("x", changes.get("mode", "scaled"))], 7, base_number)])
     check = changes.get("check_inputs", lambda inputs, now: None)
 
     def check_all(calls):
@@ -64,7 +64,7 @@ def run_calls(trial, indices, function=lambda x: x * 2):
             y.copy_(result)
         for other in others:
             other.fill_(1)
-    trial.look(indices, numbers)
+    trial.check_calls(indices, numbers)
     return numbers
 
 

@@ -9,7 +9,7 @@ machine (`LocalPlaces`), or one of a cluster's node (`cluster.Cluster`). Its dev
     devices         those of all places that can be used now
     least_shares    work is dealt as for this many places at least, so that something is left for one that comes
     expects_more    whether a place may come soon: a loop that has lost all others waits for it
-    look()          which places have come since the last look; it is called often, and waits for nothing
+    poll()          which places have come since the last poll; it is called often, and never waits
     has(device)     whether a place is still there
     lock(device, held)     keeps other runs off a device until `held` is closed; see `device_lock.ask_for_device`
     open(device, hello)    starts a session: a `SessionClient` or a `FarSession`. Only its `end` waits for anything
@@ -204,7 +204,7 @@ class LocalPlaces:
     def __init__(self, devices: Iterable[Device]) -> None:
         self.devices = tuple(devices)
 
-    def look(self) -> News:
+    def poll(self) -> News:
         """Return that nothing has changed: the devices of a machine stay."""
         return News()
 

@@ -72,12 +72,12 @@ def ask_for_device(device: Device, held: ExitStack, *, limit_s: float = WAIT_LIM
     except OSError as error:
         raise DeviceFault(f"{device.label} cannot be locked: {path}: {error.strerror}; remove that file") from error
     held.callback(os.close, fd)
-    deadline, told = time.monotonic() + limit_s, False
+    deadline, reported = time.monotonic() + limit_s, False
     while not try_lock(fd):
-        if not told:
+        if not reported:
             holder = os.pread(fd, 64, 0).decode("ascii", "replace").strip() or "unknown"
             yield f"{device.label} is in use by another run (process {holder}); waiting for it"
-            told = True
+            reported = True
         if time.monotonic() >= deadline:
             raise DeviceFault(f"{device.label} was not free within {limit_s:g} s; its lock is {path}")
         yield None

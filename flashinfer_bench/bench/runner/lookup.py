@@ -121,8 +121,8 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
         registry.register(PlugIn(**plug_in) for plug_in in question["plug_ins"])
     except ConfigError as error:
         return {"refused": str(error)}
-    for told in question["definitions"]:
-        definition = Definition.model_validate(told)
+    for reported in question["definitions"]:
+        definition = Definition.model_validate(reported)
         try:
             choices[definition.name] = registry.choose_evaluator(definition)
         except ConfigError as error:

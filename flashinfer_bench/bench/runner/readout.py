@@ -20,7 +20,7 @@ from flashinfer_bench.timing.stopping import reached_precision
 from flashinfer_bench.timing.summary import summarise
 
 RECENT_S: Final = 0.2
-"""A look takes 0.5 ms, and several if other sessions look too: one of the last so many seconds will do."""
+"""Seconds for which a query's result is reused. A query takes 0.5 ms, or several if other sessions query too."""
 
 
 class Readout:
@@ -64,29 +64,29 @@ class Readout:
         """The latency of the least call that can be right; 0 where it is not known."""
         return self.least_span_ns and self.least_span_ns + self.launch_gap_ns
 
-    def look(self) -> GpuState | None:
-        """Look at the GPU."""
+    def query(self) -> GpuState | None:
+        """Query the GPU's state."""
         if self._uuid is None:
             return None
         state = read_gpu_state(self._uuid, ours={os.getpid(), *self._our_processes()})
         self._latest = time.monotonic(), state
         return state
 
-    def look_before(self) -> GpuState | None:
-        """Return the latest look if it is recent and found nothing that disturbs; else look at the GPU."""
+    def query_before(self) -> GpuState | None:
+        """Return the latest state if it is recent and undisturbed; else query the GPU."""
         seen_s, state = self._latest
         is_calm = state is not None and not state.slowed_by and not state.other_processes
-        return state if is_calm and time.monotonic() - seen_s < RECENT_S else self.look()
+        return state if is_calm and time.monotonic() - seen_s < RECENT_S else self.query()
 
     def measured(self, trials: Sequence[Trial], before: GpuState | None, precision: float) -> Measured:
         """Summarise trials that have just been taken.
 
         Args:
             trials: at least one.
-            before: the look at the GPU before the first.
+            before: the GPU's state before the first.
             precision: the share of its time to which the call was to be known after all trials.
         """
-        gap_ns, after, reached = self.launch_gap_ns, self.look(), reached_precision(trials)
+        gap_ns, after, reached = self.launch_gap_ns, self.query(), reached_precision(trials)
         summary = summarise(trials, launch_gap_ns=gap_ns, before=before, after=after, keep_samples=self._keep_samples)
-        told = {"precision": precision, "precision_reached": None if reached is None else round(reached, 6)}
-        return replace(summary, record={**summary.record, **told})
+        reported = {"precision": precision, "precision_reached": None if reached is None else round(reached, 6)}
+        return replace(summary, record={**summary.record, **reported})

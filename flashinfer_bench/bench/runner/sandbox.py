@@ -86,20 +86,20 @@ class Sandbox:
         return {"level": self.level, "reached": reached, "missing": dict(self.missing), "user": self.user}
 
 
-def find_sandbox(level: Level, cache_root: Path, *, look: Callable[[Path], SandboxSupport] | None = None) -> Sandbox:
+def find_sandbox(level: Level, cache_root: Path, *, probe: Callable[[Path], SandboxSupport] | None = None) -> Sandbox:
     """Say what a level comes to on this machine.
 
     Args:
         level: what is asked for.
         cache_root: the folder of what is built.
-        look: finds out what decides it.
+        probe: finds out what decides it.
 
     Raises:
         ConfigError: it is strict, and something is missing.
     """
     if level == "off":
         return Sandbox(level)
-    support = (look or read_support)(cache_root)
+    support = (probe or read_support)(cache_root)
     fails, missing = support.own_user_fails if support.is_root else None, dict[str, str]()
     if support.landlock_version < FIRST_VERSION:
         missing["files"] = NO_FILES.format(version=support.landlock_version, needed=FIRST_VERSION)

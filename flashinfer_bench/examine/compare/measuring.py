@@ -18,15 +18,15 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.context import HarnessContext
 from flashinfer_bench.bench.engine import SolutionJobs
 from flashinfer_bench.bench.events import JobFaulted, Notice
-from flashinfer_bench.bench.job_queue import Lane
+from flashinfer_bench.bench.job_queue import QueueClass
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.scheduler import Judged, Rules, Scheduler
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.measurement import tell as tell_record
+from flashinfer_bench.data.measurement import read_reported
 from flashinfer_bench.examine.compare.result import (
-    LOOKS,
+    INTERIM_LEVELS,
     MOST_PAIRS,
     Comparison,
     Ratio,
@@ -75,13 +75,13 @@ class PairSeries:
     def is_open(self, threshold: float) -> bool:
         """Say whether more pairs are wanted."""
         done = len(self.times())
-        is_decided = done >= min(LOOKS) and self.ratio().decide(threshold) != UNKNOWN
+        is_decided = done >= min(INTERIM_LEVELS) and self.ratio().decide(threshold) != UNKNOWN
         return not self.stopped and not is_decided and done < MOST_PAIRS
 
     def plan(self) -> list[tuple[int, int]]:
         """Return the blocks up to the next look: numbers of a pair and of a side."""
         done = len(self.times())
-        pairs = range(done, next(look for look in LOOKS if look > done))
+        pairs = range(done, next(analysis for analysis in INTERIM_LEVELS if analysis > done))
         return [(pair, side) for pair in pairs for side in ((0, 1) if pair % 2 == 0 else (1, 0))]
 
     def hear(self, pair: int, side: int, found: Judged | JobFaulted) -> None:
@@ -90,7 +90,7 @@ class PairSeries:
             problem = f"has no verdict: {first_reason(found.message)}"
         elif latency_ms := latency_of(found.evaluation):
             self.blocks[side][pair] = latency_ms
-            self.keys[side] = comparison_keys(tell_record(found.evaluation), found.device.name)
+            self.keys[side] = comparison_keys(read_reported(found.evaluation), found.device.name)
             return
         else:
             problem = f"did not pass: {found.evaluation.status.value}: {reason_of(found.evaluation)}".rstrip(": ")
@@ -191,7 +191,7 @@ def _run(
         turns = [block for at in range(0, longest, 2) for planned in blocks for block in planned[at : at + 2]]
         jobs = [replace(one.jobs[side], index=len(meant) + at) for at, (one, _, side) in enumerate(turns)]
         meant += turns
-        scheduler.add(jobs, Lane(in_order=True))
+        scheduler.add(jobs, QueueClass(in_order=True))
         while scheduler.has_open_jobs:
             for happening in scheduler.step(limit_s=TURN_S):
                 if isinstance(happening, Notice):

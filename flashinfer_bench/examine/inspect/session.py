@@ -33,7 +33,7 @@ from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.bench.runner.workers.sandbox_policy import is_too_wide
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.errors import FlashInferBenchError, WorkloadFault
-from flashinfer_bench.examine.inspect.look import DONE, LINE_INFO, STEPS, WORK, StepDone, ToolStep
+from flashinfer_bench.examine.inspect.tool_runs import DONE, LINE_INFO, STEPS, WORK, StepDone, ToolStep
 from flashinfer_bench.sandbox.namespaces import has_own_network
 
 LOAD_LIMIT_S: Final = 300.0
@@ -42,7 +42,7 @@ CALLER: Final = "flashinfer_bench.worker.one_call"
 MOST_OUTCOME_BYTES: Final = 1 << 20
 KEPT_BYTES: Final = 16 << 20
 """Bytes of output kept from each end."""
-LOOK_S: Final = 1.0
+POLL_S: Final = 1.0
 NO_NETWORK: Final = (
     "the programs of the tool speak over a network of their own, and a process cannot have one here; with "
     "--sandbox off they use the machine's, and the solution has no walls"
@@ -50,7 +50,7 @@ NO_NETWORK: Final = (
 
 
 class Session(DeviceSession):
-    """Runs the steps of `look` for each job; no job has a verdict."""
+    """Runs the steps of `tool_runs` for each job; no job has a verdict."""
 
     def expect(self, *_arguments: Any) -> None:
         """Start no worker ahead."""
@@ -179,7 +179,7 @@ def run_program(server: socket.socket, name: str, order: dict[str, Any], home: P
     with WorkerProcess(server, order, home, log=log) as program:
         program.deafen()
         while not program.has_ended and (left_s := deadline - time.monotonic()) > 0:
-            select.select([program], [], [], min(LOOK_S, left_s))
+            select.select([program], [], [], min(POLL_S, left_s))
         is_late = not program.has_ended
         ended = program.end()
     is_right = ended is not None and ended.code == 0
@@ -190,7 +190,7 @@ def run_program(server: socket.socket, name: str, order: dict[str, Any], home: P
 def read_error(file: Path) -> str:
     """Return the solution's exception, as its process wrote it; that may have written anything."""
     try:
-        told = json.loads(read_whole(file, MOST_OUTCOME_BYTES))
+        reported = json.loads(read_whole(file, MOST_OUTCOME_BYTES))
     except (OSError, ValueError, RecursionError):
         return ""
-    return str(told.get("error", "")) if isinstance(told, dict) else ""
+    return str(reported.get("error", "")) if isinstance(reported, dict) else ""

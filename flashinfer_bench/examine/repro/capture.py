@@ -49,7 +49,7 @@ class Session(DeviceSession):
         return result
 
     def _write(self, job: JobContext, call: JudgedCall, evidence: Any) -> None:
-        """Write a call, and the facts that the script needs."""
+        """Write a call, and the metadata that the script needs."""
         assert self._hello.tool is not None
         folder = Path(self._hello.tool[1])
         definition = job.block.definition
@@ -57,7 +57,7 @@ class Session(DeviceSession):
         compares = judge.judges_calls_alone and getattr(judge, "compares_elements", lambda _: False)(definition)
         tolerance = judge.tolerance(job.config) if issubclass(judge, DefaultEvaluator) else Tolerance(0.0, 0.0)
         style = self._styles.get(job.solution.digest)
-        facts = {
+        metadata = {
             "style": style.style if style is not None else "value",
             "compares": compares,
             "tolerance": asdict(tolerance),
@@ -65,7 +65,7 @@ class Session(DeviceSession):
             "device": self._hello.device,
             **save_call(folder, definition, call),
         }
-        (folder / "call.json").write_text(json.dumps(facts, indent=2, default=str) + "\n", encoding="utf-8")
+        (folder / "call.json").write_text(json.dumps(metadata, indent=2, default=str) + "\n", encoding="utf-8")
         pairs = zip(definition.outputs, call.expected, call.got, strict=False) if compares else ()
         maps = [draw_map(name, left, right, tolerance) for name, left, right in pairs if left.shape == right.shape]
         (folder / "map.txt").write_text("\n".join(maps), encoding="utf-8")

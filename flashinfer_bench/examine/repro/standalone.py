@@ -84,8 +84,8 @@ def find_reasons(name: str, expected: torch.Tensor, got: torch.Tensor, call: Any
         share = norms.share() if row is None else float(norms.shares()[row])
         if share > evidence["limit"]:
             where = "the whole output" if row is None else f"row {row}"
-            told = f"{name}: the error of {where} has {share:.3g} times the norm of what was expected"
-            reasons.append(f"{told}, {evidence['limit']:g} is allowed")
+            reported = f"{name}: the error of {where} has {share:.3g} times the norm of what was expected"
+            reasons.append(f"{reported}, {evidence['limit']:g} is allowed")
     return [reason for reason in reasons if reason]
 
 

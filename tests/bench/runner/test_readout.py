@@ -10,19 +10,19 @@ ON_CPU = Trial((Sample(10_000, 10_000),) * 20, "count", {"method": "wall"})
 
 
 @pytest.mark.parametrize(
-    ("gaps_ns", "trial", "told_ns"),
+    ("gaps_ns", "trial", "reported_ns"),
     [
         ((1_100, 1_000, 1_300), ON_GPU, 1_100),
         ((5_000, 1_050), ON_GPU, 1_050),
         ((1_000,), ON_CPU, 0),  # its samples hold the gap already
     ],
 )
-def test_the_launch_gap_is_the_usual_one_of_the_contexts_before_the_first_measurement(gaps_ns, trial, told_ns):
+def test_the_launch_gap_is_the_usual_one_of_the_contexts_before_the_first_measurement(gaps_ns, trial, reported_ns):
     readout = Readout(None)
     for gap_ns in gaps_ns:
         readout.add_launch_gap(gap_ns)
     first = readout.measured([trial], None, 0.01)
-    assert first.latency_ms == pytest.approx(0.010 + told_ns / 1e6)
+    assert first.latency_ms == pytest.approx(0.010 + reported_ns / 1e6)
     readout.add_launch_gap(9_000)
     assert readout.measured([trial], None, 0.01) == first
 

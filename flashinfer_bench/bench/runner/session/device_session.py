@@ -579,9 +579,10 @@ def describe_kills(place: str, first: WorkerKilled, second: WorkerKilled, memory
             "memory, or lower worker_memory_gb, and run the job again"
         )
     signals = [killed.ended.signal for killed in (first, second)]
-    told = f"ended by signal {signals[0]} twice" if signals[0] == signals[1] else f"ended by signals {signals}"
+    ending = f"ended by signal {signals[0]} twice" if signals[0] == signals[1] else f"ended by signals {signals}"
     return SolutionFailure(
         "RUNTIME_ERROR",
-        f"{told}: in two workers, the second time during {second.what}; the kernel ended no process for want of memory "
-        "meanwhile. A solution may not end its process; if something else did, run the job again without --resume",
+        f"{ending}: in two workers, the second time during {second.what}; the kernel ended no process for want of "
+        "memory meanwhile. A solution may not end its process; if something else did, run the job again without "
+        "--resume",
     )

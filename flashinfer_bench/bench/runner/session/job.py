@@ -192,7 +192,7 @@ def bytes_held(job: JobContext) -> int:
 def plan_solution(hello: Hello, job: JobContext) -> MeasurePlan:
     """Return how a job's solution is measured."""
     if job.solution.language == "triton" and hello.device == "cpu":
-        return MeasurePlan(0, 1, 0.0, trials=1, facts=INTERPRETED)
+        return MeasurePlan(0, 1, 0.0, trials=1, metadata=INTERPRETED)
     wanted = job.block.evaluator.count_reads(next((math.prod(one.shape) for one in job.output_specs()), 0))
     plan = _plan(job.config, hello.time_budget_s)
     timing = replace(hello.timing, assurance=job.order.assurance or hello.timing.assurance)

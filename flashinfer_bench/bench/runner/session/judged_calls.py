@@ -119,14 +119,14 @@ def sort_reads(reads: Sequence[Sequence[ReadCall]]) -> tuple[list[ReadOf], list[
     """
     found = [(trial, read) for trial, of_trial in enumerate(reads) for read in of_trial]
     random.SystemRandom().shuffle(found)
-    ways = {read.way for _, read in found} & {"chain", "batch"} or {"reading"}
-    left = dict.fromkeys(ways, ENOUGH_READS)
+    modes = {read.mode for _, read in found} & {"chain", "batch"} or {"reading"}
+    left = dict.fromkeys(modes, ENOUGH_READS)
     needed: list[ReadOf] = []
     others: list[ReadOf] = []
     for trial, read in found:
-        is_needed = left.get(read.way, 0) > 0 and not read.is_base
+        is_needed = left.get(read.mode, 0) > 0 and not read.is_base
         if is_needed:
-            left[read.way] -= 1
+            left[read.mode] -= 1
         (needed if is_needed else others).append((trial, read))
     return needed, others
 
@@ -173,15 +173,15 @@ def judge_stress(
     """
     judging = _Judging(job, baseline, context)
     is_small = bytes_of(baseline.outputs[0]) <= TOGETHER_BYTES
-    wrong, told = judging.judge(calls, len(calls) if is_small else 1), judging.told
+    wrong, reported = judging.judge(calls, len(calls) if is_small else 1), judging.reported
     made = dict.fromkeys(call.case for call in calls)
-    missing = {name: SLOW for name in planned if told.get(name) is SLOW or name not in made}
-    if told or missing:
-        job.notes["regimes"] = {name: told[name] for name in made if name in told} | missing
+    missing = {name: SLOW for name in planned if reported.get(name) is SLOW or name not in made}
+    if reported or missing:
+        job.notes["regimes"] = {name: reported[name] for name in made if name in reported} | missing
     measurement = job.notes.get("measurement")
     if wrong is None and isinstance(measurement, dict):
         # An output was the same on all inputs, of which there were several.
-        is_known = len({id(outputs) for outputs in baseline.outputs}) > 1 or bool(told)
+        is_known = len({id(outputs) for outputs in baseline.outputs}) > 1 or bool(reported)
         is_constant = is_known and bool(judging.constants.keys() - judging.changed)
         add_flags(measurement, constant_output=is_constant, regimes_left_out=bool(missing))
     return wrong
@@ -208,7 +208,7 @@ class _Judging:
         """The outputs that are the same on usual inputs."""
         self.changed: set[int] = set()
         """Those of them that are others on inputs of a case."""
-        self.told: dict[str, str] = {}
+        self.reported: dict[str, str] = {}
         """Case → what became of its calls."""
 
     def judge(self, calls: Sequence[StressCall], most: int) -> Rejected | None:
@@ -275,6 +275,6 @@ class _Judging:
 
     def _tell(self, case: str, what: str) -> None:
         """Note what became of a call, unless another of its case, or another output, was judged."""
-        before = self.told.get(case)
+        before = self.reported.get(case)
         if before != JUDGED and (before != IN_PART or what == JUDGED):
-            self.told[case] = what
+            self.reported[case] = what

@@ -167,8 +167,8 @@ def describe(program: str, message: str, cache_root: str) -> str:
     """Say that a program of ours fails on this machine, and what may help."""
     said = message.strip().partition("\n")[0] or "it failed"
     cure = find_cure(message) or "see what it says"
-    told = f"{program} does not work on this machine: a program of ours fails, too: {said}"
-    return f"{told}; {cure} (the cache is {cache_root})"
+    reported = f"{program} does not work on this machine: a program of ours fails, too: {said}"
+    return f"{reported}; {cure} (the cache is {cache_root})"
 
 
 def find_cure(message: str) -> str | None:

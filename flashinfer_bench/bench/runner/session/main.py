@@ -106,7 +106,7 @@ def run_block(
         return
 
     def expect(at: int) -> None:
-        orders.look()
+        orders.poll()
         session.expect(block, order.jobs[at:], orders.ahead, orders.announced)
 
     for at, job in enumerate(order.jobs):

@@ -59,7 +59,7 @@ class Orders:
         self.announced: list[Announced] = []
         """Solutions announced with all blocks so far, those that were taken back included."""
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Take the frames that have come.
 
         Raises:
@@ -143,11 +143,11 @@ def open_session(fd: int) -> Iterator[OpenedSession]:
     if hello.has_walls:
         share_kernels(Path(hello.cache_root))
     readout = Readout(hello.gpu_uuid, our_processes=lambda: pool.process_ids(), keep_samples=hello.keep_samples)
-    told = lambda worker: readout.add_launch_gap(worker.ready.launch_gap_ns)  # noqa: E731 - one line, used once
-    with WorkerPool(template, run_directory, hello, policies, on_ready=told) as pool:
+    reported = lambda worker: readout.add_launch_gap(worker.ready.launch_gap_ns)  # noqa: E731 - one line, used once
+    with WorkerPool(template, run_directory, hello, policies, on_ready=reported) as pool:
         pool.precompiling = precompiling
         orders = Orders(host, reader)
-        orders.look()
+        orders.poll()
         prepares_beside = hello.device == "cuda" and bool(spare_cores())
         if not prepares_beside:
             let_prepare(template)

@@ -20,7 +20,7 @@ import torch
 
 from flashinfer_bench.base.host import cores_for_compilers, spare_cores, usable_memory
 from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
-from flashinfer_bench.bench.planning.first_call import FirstCall, look_at_first_call
+from flashinfer_bench.bench.planning.first_call import FirstCall, classify_first_call
 from flashinfer_bench.bench.runner.protocol import Announced, BlockJob, BlockSolution
 from flashinfer_bench.bench.runner.session.job import BlockContext
 from flashinfer_bench.bench.runner.session.opening import files_of
@@ -39,7 +39,7 @@ BYTES_PER_COMPILER: Final = 2 << 30
 """Memory that nvcc may need for one of FlashInfer's larger files."""
 MEMORY_SHARE: Final = 4
 """Compilers of modules may need this machine's memory, divided by this."""
-LOOK_S: Final = 1.0
+POLL_S: Final = 1.0
 """Seconds between two looks for further solutions while one is waited for."""
 SERVER_POLL_S: Final = 0.005
 """Seconds between two checks whether the import is over, while the fork server is not ready."""
@@ -168,7 +168,7 @@ class Precompiler:
         tell()
         deadline = min(running.deadline, time.monotonic() + min(running.terms.wait_s, most_s))
         while not running.worker.has_ended and (left_s := deadline - time.monotonic()) > 0:
-            select.select([running.worker], [], [], min(LOOK_S, left_s))
+            select.select([running.worker], [], [], min(POLL_S, left_s))
             self._fill()
         self._end(digest)
         return True
@@ -177,7 +177,7 @@ class Precompiler:
         """Stop all until `resume`; say whether anything ran."""
         for running in self._running.values():
             while running.worker.supervisor_pid is None and not running.worker.has_ended:  # it is being forked
-                select.select([running.worker], [], [], LOOK_S)
+                select.select([running.worker], [], [], POLL_S)
             running.worker.pause()
         return bool(self._running)
 
@@ -208,7 +208,7 @@ def what_compiles(solution: BlockSolution) -> FirstCall:
     """Return what compiles at a solution's first call, by its language and its texts."""
     if solution.build_error is not None or solution.kind != "python":
         return FirstCall.NOTHING
-    return look_at_first_call(solution.language, solution.sources.values())
+    return classify_first_call(solution.language, solution.sources.values())
 
 
 def describe_call(definition: Definition, workload: Workload) -> dict[str, Any] | None:

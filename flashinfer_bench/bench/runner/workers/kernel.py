@@ -121,7 +121,7 @@ class RemoteKernel:
     @property
     def is_meaningful(self) -> bool:
         """Whether its times say anything."""
-        return self.task.plan.facts is None
+        return self.task.plan.metadata is None
 
     def load(
         self, artifact: Artifact, environment: Mapping[str, str], meanwhile: Meanwhile | None = None
@@ -235,21 +235,21 @@ class RemoteKernel:
         fields: dict[str, Any] = {"indices": indices, "lead": None, "replay": False}
         if self.worker.has_setup:
             self.ask("calls", Called, "setup", part="setup", **fields)
-        told = self.ask("calls", Called, "the call", part="run", meanwhile=ahead, **fields).returned or []
-        return places, told if len(told) == len(indices) else [[] for _ in indices]
+        reported = self.ask("calls", Called, "the call", part="run", meanwhile=ahead, **fields).returned or []
+        return places, reported if len(reported) == len(indices) else [[] for _ in indices]
 
     def _take_calls(self, inputs: Sequence[Any], count: int) -> list[list[torch.Tensor]]:
         """Make calls on copies of the same inputs in one request; check what they left, and return their outputs."""
-        places, told = self._make_calls(inputs, count)
-        outputs = [[copy_of(output) for output in places.outputs(index)] for index in range(len(told))]
+        places, reported = self._make_calls(inputs, count)
+        outputs = [[copy_of(output) for output in places.outputs(index)] for index in range(len(reported))]
         if self.style == "value" and self.task.outputs:
-            for returned in told:
+            for returned in reported:
                 try:
                     check_returned(returned, self.task.outputs, self._arena.device.type)
                 except SolutionFailure as failure:
                     raise SolutionFailure(failure.status, failure.message, is_answer=True) from None
-        self.check_inputs([(inputs, places.inputs(index)) for index in range(len(told))])
-        for returned in told:
+        self.check_inputs([(inputs, places.inputs(index)) for index in range(len(reported))])
+        for returned in reported:
             check_memory(returned, self.task.outputs)
         return outputs
 

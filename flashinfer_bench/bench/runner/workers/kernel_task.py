@@ -48,7 +48,7 @@ class MeasurePlan:
     trials: int | None = None
     """The largest number of input sets that are measured; None for all."""
     timing: TimingSettings = USUAL
-    facts: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
     """Added to the record, for example that the timing means nothing."""
     reads: int = 0
     """Calls of a trial that are compared, beside the one on the evaluator's own inputs."""

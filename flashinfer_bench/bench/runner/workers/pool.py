@@ -407,7 +407,7 @@ class WorkerPool:
         for warm in [one for one in self._warm if not one.worker.is_ready]:
             worker = warm.worker
             try:
-                if not worker.look(warm.deadline):
+                if not worker.poll(warm.deadline):
                     continue
             except (WorkerGone, WorkerLate, WireError) as error:
                 self._has_failed = True

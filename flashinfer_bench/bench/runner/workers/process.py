@@ -56,14 +56,14 @@ SENT_BY_OTHERS: Final = frozenset(
 )
 """Signals by which the kernel, a service of the machine or a person ends a process. A crash raises none of them."""
 MACHINE_POLL_S: Final = 0.5
-"""Seconds between two looks at the machine's memory while a worker is asked for something."""
+"""Seconds between two checks of the machine's memory while a worker serves a request."""
 FREED_S, POLL_FREED_S = 5.0, 0.05
-"""Seconds for which a worker's end waits for the kernel to free what it held, and between two looks."""
+"""Seconds for which a worker's end waits for the kernel to free its memory, and seconds between two checks."""
 MACHINE_SHARE, MOST_NOISE_BYTES = 64, 2 << 30
 """Memory that no process shows may always grow by the smaller of the machine's memory divided by MACHINE_SHARE, and
 MOST_NOISE_BYTES: drivers and other programs move it, too."""
 STACK_LIMIT_S, STACK_POLL_S = 0.5, 0.01
-"""Seconds that a worker has to write its stack, and between two looks."""
+"""Seconds that a worker has to write its stack, and seconds between two checks."""
 MOST_STACK_BYTES: Final = 64 << 10
 REMOVE_LIMIT_S: Final = 20.0
 """Seconds for removing a worker's home. What is left goes with the session's folder, and holds no other job up."""
@@ -157,7 +157,7 @@ class WorkerProcess:
         limit = order["memory_limit_bytes"] or math.inf
         self._most_hidden = max(limit, min(usable_memory() // MACHINE_SHARE, MOST_NOISE_BYTES))
         self._least_hidden = (math.inf, math.inf)
-        self._next_look = -math.inf
+        self._next_check = -math.inf
         self.solution_folder: Path | None = None
         """The files of the solution that it has loaded."""
         self.has_setup = False
@@ -210,12 +210,12 @@ class WorkerProcess:
         return self.is_ready and self._wanted_gpu not in (None, self.ready.gpu_uuid)
 
     def wait_ready(self, limit_s: float = READY_LIMIT_S) -> None:
-        """Wait until the worker can take work; no solution code has run in it yet. For the errors see `look`."""
+        """Wait until the worker can take work; no solution code has run in it yet. For the errors see `poll`."""
         deadline = time.monotonic() + limit_s
-        while not self.look(deadline):
+        while not self.poll(deadline):
             self._turn(max(0.0, deadline - time.monotonic()))
 
-    def look(self, deadline: float) -> bool:
+    def poll(self, deadline: float) -> bool:
         """Say whether the worker can take work; wait for nothing.
 
         Raises:
@@ -365,17 +365,18 @@ class WorkerProcess:
     # The machine's memory.
 
     def _watch_machine(self) -> None:
-        """End the worker if memory that no process shows has grown by more than a worker may have since the first look.
+        """End the worker if memory that no process shows has grown by more than a worker may have since the first
+        check.
 
-        It looks every MACHINE_POLL_S seconds.
+        It checks every MACHINE_POLL_S seconds.
 
         Raises:
             WorkerGone: the worker was ended.
         """
         now = time.monotonic()
-        if not self.is_ready or now < self._next_look:
+        if not self.is_ready or now < self._next_check:
             return
-        self._next_look = now + MACHINE_POLL_S
+        self._next_check = now + MACHINE_POLL_S
         if self._hidden_growth() > self._most_hidden:
             self.begin_end()
             while self._hidden_growth() > self._most_hidden / 8 and time.monotonic() < now + FREED_S:

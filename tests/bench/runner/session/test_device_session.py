@@ -108,7 +108,7 @@ def killed(number=signal.SIGKILL, **how):
     return WorkerKilled("the call", WorkerExit(None, number, 0, over_memory=False, **how))
 
 
-TOLD = SolutionFailure("RUNTIME_ERROR", "as told", is_answer=True)
+REPORTED = SolutionFailure("RUNTIME_ERROR", "as told", is_answer=True)
 
 
 @pytest.mark.parametrize("error", device_session.OUT_OF_MEMORY, ids=lambda kind: kind.__name__)
@@ -124,8 +124,8 @@ def test_want_of_memory_in_the_judge_is_a_fault_that_says_so_and_gives_the_arena
 @pytest.mark.parametrize(
     ("errors", "ends", "said"),
     [
-        ([killed(), TOLD], "discard", "as told"),
-        ([SlowContext(), TOLD], "end_slow", "as told"),
+        ([killed(), REPORTED], "discard", "as told"),
+        ([SlowContext(), REPORTED], "end_slow", "as told"),
         ([killed(), killed()], "discard", "ended by signal 9 twice"),
         ([killed(), killed(signal.SIGTERM)], "discard", "ended by signals"),
     ],
@@ -149,7 +149,7 @@ def test_a_second_end_is_a_fault_if_the_machine_may_be_to_blame(open_session, mo
 
 
 def test_a_failure_of_the_machine_is_a_fault_and_a_solution_that_hung_is_left_out_later(open_session):
-    session = open_session(raising(TOLD, SolutionFailure("TIMEOUT", "still running", ran_out="first call")))
+    session = open_session(raising(REPORTED, SolutionFailure("TIMEOUT", "still running", ran_out="first call")))
     session._machine.why = lambda *_: "no compiler here"
     assert run(session).message == "no compiler here"
     session._machine.why = lambda *_: None

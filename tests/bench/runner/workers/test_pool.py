@@ -31,7 +31,7 @@ class FakeWorker:
     def __str__(self):
         return self.name + ("=" if self.is_reaped else "-" if self.is_ended else "" if self.is_ready else "?")
 
-    def look(self, deadline):
+    def poll(self, deadline):
         if self.kind == "dead":
             self.log.add(b"no room for a context")
             raise WorkerGone(None)

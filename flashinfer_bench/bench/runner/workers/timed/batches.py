@@ -286,7 +286,7 @@ class BatchTimer:
             self._best_ns = cost_ns
             trial.begin()
         has_inputs = self._was_copied or not self._spoils
-        trial.look(range(calls), numbers, chooses=is_best, has_inputs=has_inputs)
+        trial.check_calls(range(calls), numbers, chooses=is_best, has_inputs=has_inputs)
         return cost_ns
 
     def _request(self, verb: str, **more: Any) -> Called:

@@ -17,8 +17,8 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs.fills import WORD, fill_words
 from flashinfer_bench.bench.evaluators.inputs.memory import (
     cached_bytes,
-    look_at_free_bytes,
     most_free_bytes,
+    query_free_bytes,
     recently_free_bytes,
     total_bytes,
 )
@@ -98,7 +98,7 @@ def check_room(size: int, device: torch.device, held: int) -> None:
     Raises:
         SolutionFailure: RUNTIME_ERROR; there was room before the solution's calls.
     """
-    needed, free = SCARCE_SHARE * FEWEST_CALLS * size, look_at_free_bytes(device) + cached_bytes(device) + held
+    needed, free = SCARCE_SHARE * FEWEST_CALLS * size, query_free_bytes(device) + cached_bytes(device) + held
     if free < needed <= most_free_bytes(device) and size <= total_bytes(device) // LARGE_SHARE:
         raise SolutionFailure(
             "RUNTIME_ERROR",

@@ -356,7 +356,7 @@ class ChainTimer:
         if is_best:
             self._cost_ns, self._share, self._is_joined = cost_ns, share, done.joined
             self._trial.begin()
-        self._trial.look(range(self._count), numbers, chooses=is_best, outputs=rows)
+        self._trial.check_calls(range(self._count), numbers, chooses=is_best, outputs=rows)
 
 
 def rows_of(held: torch.Tensor) -> list[Piece]:

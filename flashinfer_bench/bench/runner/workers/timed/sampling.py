@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from flashinfer_bench.bench.runner.workers.timed.reported_time import check_clock, check_readings
 from flashinfer_bench.bench.runner.workers.timed.timed_calls import PlaceLaunch, TimedCalls
 from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch, Preamble
-from flashinfer_bench.timing.measurement import Facts, Sample
+from flashinfer_bench.timing.measurement import Metadata, Sample
 from flashinfer_bench.worker.protocol import Called, Claim, ClockTraits, Started
 
 Ask: TypeAlias = Callable[..., Any]
@@ -38,7 +38,7 @@ class RemoteClock(Clock):
         self._trial = trial
         self._reason = reason
         self._take_traits(traits)
-        self._facts: Facts = {}
+        self._metadata: Metadata = {}
 
     def _take_traits(self, traits: ClockTraits) -> None:
         self._traits = traits
@@ -93,7 +93,7 @@ class RemoteClock(Clock):
         if called.refused is not None:
             raise CaptureRefused(called.refused)
         if called.facts is not None and self.method != "wall":  # a wall clock has none
-            self._facts = called.facts.model_dump(exclude_none=True)
+            self._metadata = called.facts.model_dump(exclude_none=True)
         return check_readings(called, len(fields["indices"]), self._traits, wall_ns=wall_ns), wall_ns
 
     def replays(self, source: Callable[[int], Launch]) -> Callable[[int], Launch]:
@@ -108,6 +108,6 @@ class RemoteClock(Clock):
             return None
         return RemoteClock(self._ask, self._traits, self._trial, reason=reason)
 
-    def facts(self) -> Facts:
-        """Return the facts that the worker's clock knows of its samples."""
-        return self._facts
+    def metadata(self) -> Metadata:
+        """Return the metadata that the worker's clock gives with its samples."""
+        return self._metadata

@@ -1,9 +1,9 @@
 """The timed calls of a job: what they are given, what they leave, and which of them are compared. It judges nothing.
 
-`write` puts new content into the places of some calls; the worker makes them; `look` checks what they left. So each
-timed call has inputs that no call had before, and any of them may be compared. Some are kept by chance, those on the
-evaluator's own inputs always, and a few that look odd: an output was not written, or repeats another call's. They are
-chosen after they were made. `session/judged_calls.py` judges them when all are over.
+`write` puts new content into the places of some calls; the worker makes them; `check_calls` checks their outputs. So
+each timed call has inputs that no call had before, and any of them may be compared. Some are kept by chance, those on
+the evaluator's own inputs always, and a few that look odd: an output was not written, or repeats another call's. They
+are chosen after they were made. `session/judged_calls.py` judges them when all are over.
 
 A request has calls on inputs of stress cases beside its usual calls (`prepare`, `finish`).
 """
@@ -39,7 +39,7 @@ their calls is dropped."""
 
 Inspected = tuple[Sequence[Any], Sequence[torch.Tensor | None]]
 """The inputs that a call was given, and those in its place since."""
-Way = Literal["reading", "chain", "batch"]
+Mode = Literal["reading", "chain", "batch"]
 """How a call that is compared was timed."""
 
 
@@ -51,8 +51,8 @@ class ReadCall:
     outputs: list[torch.Tensor]
     is_base: bool
     """Its inputs are the evaluator's own, whose expected outputs are known."""
-    way: Way | None = None
-    """Chance chose it among all calls that were timed in this way. None for the base, which a solution may recognise,
+    mode: Mode | None = None
+    """Chance chose it among all calls that were timed in this mode. None for the base, which a solution may recognise,
     and for a call that merely looks odd, which a solution may make."""
     trial: int = 0
     """Number of the evaluator's set of inputs that its own were made of."""
@@ -233,7 +233,7 @@ class TimedCalls:
             self.schedule.made += [StressCall(*call[1:], own) for call, own in zip(hidden, gave, strict=True)]
             self.check_inputs([(inputs, places.inputs(index)) for index, _, inputs in hidden])
         self.setup_samples += [setups[at] for at in usual if setups]
-        self.look([request.indices[at] for at in usual], [request.numbers[at] for at in usual])
+        self.check_calls([request.indices[at] for at in usual], [request.numbers[at] for at in usual])
 
     @property
     def setup_ns(self) -> float | None:
@@ -241,7 +241,7 @@ class TimedCalls:
         spans = [sample.span_ns for sample in self.setup_samples]
         return median(spans[len(spans) // 4 :]) if spans else None
 
-    def look(
+    def check_calls(
         self,
         indices: Sequence[int],
         numbers: Sequence[int],
@@ -301,11 +301,11 @@ class TimedCalls:
         if latest is not None and not np.array_equal(self.places.read_spots(latest[0], self._secret), latest[1]):
             raise written_late()
 
-    def reads(self, way: Way | None = None) -> list[ReadCall]:
+    def reads(self, mode: Mode | None = None) -> list[ReadCall]:
         """Return the calls to compare, in a random order, and forget them: they may hold gigabytes.
 
         Args:
-            way: how the calls were timed.
+            mode: how the calls were timed.
 
         Raises:
             SolutionFailure: an output has changed since its call was over, or a call has changed its inputs.
@@ -318,7 +318,7 @@ class TimedCalls:
             calls = [(number, own, *left.pop(number)) for number, own in zip(numbers, given, strict=True)]
             self.check_inputs([(own, self.places.inputs_in(row)) for _, own, _, row in calls if row is not None])
             for number, own, outputs, _ in calls:
-                is_base, chosen = self.contents.is_base(number), way if number in kept else None
+                is_base, chosen = self.contents.is_base(number), mode if number in kept else None
                 of_set = self.contents.set_of(number)
                 found.append(ReadCall(own, self.places.outputs_in(outputs), is_base, chosen, of_set))
         self.chance.shuffle(found)

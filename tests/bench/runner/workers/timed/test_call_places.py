@@ -40,7 +40,7 @@ def poison(places, indices):
 
 def set_free(monkeypatch, free):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80_000 * MIB))
-    monkeypatch.setattr(memory, "_looks", {})
+    monkeypatch.setattr(memory, "_queries", {})
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_a_solution_that_holds_the_memory_that_its_calls_need_is_refused(monkeyp
     monkeypatch.setattr(places_module, "total_bytes", lambda device: 80_000 * MIB)
     for free in (before, now):
         set_free(monkeypatch, free * MIB)
-        memory.look_at_free_bytes(GPU)
-    told = r"0\.10 GiB of the GPU's memory are left beside what the solution holds; 0\.10 are needed"
-    with pytest.raises(SolutionFailure, match=told) if is_refused else nullcontext():
+        memory.query_free_bytes(GPU)
+    reported = r"0\.10 GiB of the GPU's memory are left beside what the solution holds; 0\.10 are needed"
+    with pytest.raises(SolutionFailure, match=reported) if is_refused else nullcontext():
         check_room(100 * MIB // 6, GPU, held * MIB)
 
 
