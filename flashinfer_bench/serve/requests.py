@@ -121,13 +121,13 @@ class SubmissionBody(BaseModel):
 
     model_config = CHECKED
     solution: dict[str, Any]
-    """a solution, as its JSON file has it"""
+    """a solution, as in its JSON file"""
     workload_uuids: list[str] | None = Field(None, min_length=1)
-    """left out or null: all"""
+    """omitted or null: all"""
     priority: int = Field(0, ge=-1000, le=1000)
-    """higher ones are judged earlier"""
+    """tasks with a higher priority are judged earlier"""
     submitter: str | None = Field(None, min_length=1, max_length=MOST_NAME)
-    """who asks; submitters get equal shares"""
+    """name of the client; submitters get equal shares"""
     confirm: Confirm = "if_best"
     """when a GPU judges it at full assurance: if it would be the best known, at once, or never"""
 

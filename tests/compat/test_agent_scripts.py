@@ -103,7 +103,7 @@ def test_schemas_are_json_that_describes_every_parameter():
     assert [properties[name]["type"] for name in ("solution", "timeout", "sections")] == ["string", "integer", "array"]
 
 
-def test_a_function_of_one_s_own_becomes_a_schema():
+def test_a_custom_function_becomes_a_schema():
     def compile_kernel(source: str, flags: list[str], level: Literal["O1", "O3"] = "O3", *, limit: float = 2.0):
         """Compile a kernel.
 
@@ -170,7 +170,7 @@ def test_names_that_lead_nowhere_are_texts_that_begin_with_error(profile, change
     assert words in answer
 
 
-def test_so_are_those_of_the_other_tools(profile, tmp_path):
+def test_errors_of_the_other_tools_are_texts_that_begin_with_error(profile, tmp_path):
     sanitizer = {"sanitizer_path": str(tmp_path / "programs/compute-sanitizer"), "sanitizer_types": ["leaks"]}
     answer = flashinfer_bench_run_sanitizer("double_python", "w0", trace_set_path=str(tmp_path), **sanitizer)
     assert answer.startswith("ERROR: ")

@@ -46,7 +46,7 @@ def test_the_last_function_of_a_dump_is_its_reference(tmp_path):
 
 
 @pytest.mark.parametrize("reference", [..., None, ""])
-def test_a_dump_without_reference_loads_and_says_what_to_add(tmp_path, reference):
+def test_a_dump_without_reference_loads_and_reports_the_missing_part(tmp_path, reference):
     loaded = load(tmp_path, dumped("a", reference=reference))
     assert not loaded.definitions["a"].is_runnable
     assert {issue.severity for issue in loaded.issues} == {"warning"}
@@ -65,7 +65,7 @@ def test_what_a_dump_does_not_know_is_taken_from_elsewhere_or_given_by_workloads
     assert {"axes.page", "axes.block"} <= {issue.field for issue in loaded.issues}
 
 
-def test_each_dtype_that_nobody_knows_is_told(tmp_path):
+def test_each_unknown_dtype_is_reported(tmp_path):
     inputs = {name: {"shape": ["n"], "dtype": "unknown"} for name in ("x", "i")}
     loaded = load(tmp_path, dumped("a", inputs=inputs), dumped("b"))
     assert list(loaded.definitions) == ["b"]

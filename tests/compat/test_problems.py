@@ -122,7 +122,7 @@ STRANGE = {"inputs": {**INPUTS, "x": {"type": "strange"}}}
         ({}, {"custom_inputs_entrypoint": "absent"}, "the function 'absent', which the reference"),
     ],
 )
-def test_one_fault_of_all_lines_is_one_issue_of_the_file(tmp_path, line, parts, words):
+def test_the_same_fault_in_all_lines_is_one_issue_of_the_file(tmp_path, line, parts, words):
     lines = [make_line(f"w{number}", **line) for number in range(7)]
     loaded = load(tmp_path / "p", lines=[*lines, make_line("fits")], **parts)
     issue = only(issue for issue in loaded.issues if issue.severity == "error")
@@ -176,7 +176,7 @@ def test_a_run_makes_custom_inputs_and_obeys_each_workloads_tolerance(judged):
     assert (len(again.jobs), again.resumed) == (0, 2 * len(LINES))
 
 
-def test_config_show_tells_what_workloads_say_and_who_beats_them(judged, capsys):
+def test_config_show_prints_the_tolerances_of_workloads_and_their_overrides(judged, capsys):
     command = ["config", "show", "--local", str(judged[0]), "--definition", "scaled_cumsum"]
     assert main([*command, "--format", "json"]) == 0
     workloads = json.loads(capsys.readouterr().out)["workloads"]

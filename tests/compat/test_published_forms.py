@@ -146,7 +146,7 @@ def indexer(tmp_path):
     )
 
 
-def test_validate_tells_of_a_line_whose_axes_break_a_constraint(indexer, capsys):
+def test_validate_reports_a_line_whose_axes_break_a_constraint(indexer, capsys):
     assert cli(["validate", "--dataset", str(indexer), "--checks", "workload"]) == 1  # a blob is missing
     first, *others = capsys.readouterr().out.splitlines()
     assert f"workload gone of {NAME}: blob " in first
@@ -155,7 +155,7 @@ def test_validate_tells_of_a_line_whose_axes_break_a_constraint(indexer, capsys)
 
 
 @pytest.mark.parametrize("runner", [[], ["--use-isolated-runner"]], ids=["persistent", "isolated"])
-def test_an_indexer_with_fewer_keys_than_it_chooses_is_judged_and_missing_blobs_are_one_line(indexer, capsys, runner):
+def test_an_indexer_with_fewer_keys_than_it_selects_is_judged_and_missing_blobs_are_one_line(indexer, capsys, runner):
     assert cli(["run", "--local", str(indexer), *FEW, *runner]) == 1
     out, err = capsys.readouterr()
     assert {job["solution"]: job["status"] for job in json.loads(out)["jobs"]} == {"right": RIGHT, "zeros": WRONG}

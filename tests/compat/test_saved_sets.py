@@ -78,7 +78,7 @@ def test_an_input_that_is_null_is_left_out(tmp_path):
     assert [(issue.severity, issue.field) for issue in loaded.issues] == [("warning", "workload.inputs.bias")]
 
 
-def test_keys_without_effect_and_keys_that_nobody_knows_are_told_wherever_they_stand(tmp_path):
+def test_keys_without_effect_and_unknown_keys_are_reported_at_any_level(tmp_path):
     raw = make_definition(
         axes={"n": {"type": "var", "parent": "batch"}},
         inputs={"x": {"dtype": "float32", "shape": ["n"], "strange_2": 2}},

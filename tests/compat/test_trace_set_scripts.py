@@ -31,7 +31,7 @@ def test_traces_are_added_all_or_none(root, names):
         trace_set.get_best_trace()
 
 
-def test_a_set_in_memory_keeps_what_is_added():
+def test_a_set_in_memory_keeps_additions():
     trace_set = TraceSet(definitions={"double": make_definition()}, solutions={"double": [make_solution()]})
     trace_set.add_traces([make_trace()])
     trace_set.add_workload_traces([WORKLOAD])

@@ -29,7 +29,7 @@ def _faults(**parts):
         ({"axes": {"n": None, "a": f"min({', '.join(['n'] * 3_000)})"}}, "axes.a.expression", "longer than"),
     ],
 )
-def test_a_wrong_part_is_refused_at_its_place(parts, location, words):
+def test_a_wrong_part_is_refused_at_its_location(parts, location, words):
     assert words in _faults(**parts)[location]
 
 
@@ -100,7 +100,7 @@ def test_a_run_that_cannot_be_called_with_the_inputs_is_told(parameters, words):
     assert (reported == []) if words is None else (words in reported[0])
 
 
-def test_the_digest_covers_what_decides_a_verdict_and_no_more():
+def test_the_digest_covers_exactly_the_parts_that_decide_a_verdict():
     first = make_definition(inputs={"x": "float32[n]", "w": "float32[n]"})
     changes = [
         {"inputs": {"w": "float32[n]", "x": "float32[n]"}},

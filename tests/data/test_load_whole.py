@@ -78,7 +78,7 @@ ISSUES = {
 
 
 @pytest.mark.parametrize(("location", "content", "wanted"), ISSUES.values(), ids=ISSUES)
-def test_what_is_wrong_is_an_issue_at_its_place(tmp_path, location, content, wanted):
+def test_each_problem_is_an_issue_at_its_location(tmp_path, location, content, wanted):
     _, issues = load(tmp_path, {location: content})
     assert len(issues) == len(wanted)
     for (severity, file, line, field, reason), words in zip(issues, wanted, strict=True):
@@ -127,7 +127,7 @@ CLAIMS = {
 
 
 @pytest.mark.parametrize(("files", "left_out", "kept"), CLAIMS.values(), ids=CLAIMS)
-def test_of_files_that_claim_one_name_the_one_in_its_place_counts(tmp_path, files, left_out, kept):
+def test_among_files_with_the_same_name_the_file_at_its_location_counts(tmp_path, files, left_out, kept):
     loaded, issues = load(tmp_path, files)
     errors = [issue for issue in issues if issue[0] == "error"]
     assert sorted(issue[1].rpartition("/")[2] for issue in errors) == left_out
@@ -136,7 +136,7 @@ def test_of_files_that_claim_one_name_the_one_in_its_place_counts(tmp_path, file
     assert all(reason in issue[4] for issue in errors)
 
 
-def test_what_needs_a_broken_definition_is_not_told_again_and_an_unknown_one_is_told_once_a_file(tmp_path):
+def test_a_broken_definition_is_reported_once_and_an_unknown_definition_once_per_file(tmp_path):
     models = {"solutions": [make_solution()], "traces": [make_trace()] * 3, "workloads": [line_of(), line_of(uuid="b")]}
     _, issues = load(tmp_path / "broken", {DEFINITION: '{"name": "double",'}, [], **models)
     assert [issue[:3] for issue in issues] == [("error", DEFINITION, 1)]
@@ -167,7 +167,7 @@ LONG = {"recursion limit": '{"a":' * 300 + "1" + "}" * 300, "number out of range
 
 @pytest.mark.parametrize("words", sorted({*STRANGE, *LONG} - {"a folder"}))
 @pytest.mark.parametrize("location", PLACES)
-def test_what_is_no_file_or_would_take_long_costs_itself(root, location, words):
+def test_an_unusable_or_slow_file_affects_only_itself(root, location, words):
     (root / location).parent.mkdir(parents=True, exist_ok=True)
     if words in STRANGE:
         STRANGE[words](root / location)

@@ -81,7 +81,7 @@ def test_what_is_the_same_counts_once_and_blobs_are_in_the_root_of_their_workloa
         TraceSet.merge([])
 
 
-def test_a_definition_from_another_root_settles_what_was_missing(tmp_path):
+def test_a_definition_from_another_root_resolves_the_issue(tmp_path):
     first = {"solutions": [make_solution()], "workloads": [_workload("a"), _workload("b", axes={})]}
     mine, merged = _merge(tmp_path, first, {"definitions": HERE})
     assert {issue.missing_definition for issue in mine.issues} == {"", "double"}

@@ -45,7 +45,7 @@ def test_no_slow_baseline_and_no_easy_choice_makes_an_author_the_first():
     assert against_slow[0].score == pytest.approx(3.0)
 
 
-def test_hardware_is_never_mixed_and_what_means_nothing_is_not_ranked():
+def test_hardware_is_never_mixed_and_meaningless_times_are_not_ranked():
     rows = rank(times("x", 1.0), times("y", 0.1, hardware="AMD"))
     assert [(row.hardware, row.fastest_share) for row in rows] == [("AMD", 1.0), ("GPU", 1.0)]
     assert rank(times("x", 1.0, run={"quick": True})) == []

@@ -59,7 +59,7 @@ def test_a_line_says_how_times_were_taken(evaluations, line):
     assert describe_ways([read_timing([evaluation]) for evaluation in evaluations]) == line
 
 
-def test_a_line_says_by_what_latencies_are_bound_and_at_which_assurance():
+def test_a_line_has_the_bounds_of_latencies_and_the_assurance():
     chain, floor = (timed(bound=bound, assurance="standard") for bound in ("chain", "floor"))
     reported = "latencies bound: 2 by a gated chain of calls at standard assurance, 1 by the least time"
     assert describe_bounds([read_timing([chain, chain, floor, timed()])]).startswith(reported)
@@ -100,13 +100,13 @@ def test_a_decision_follows_from_interval_and_threshold_whichever_side_is_first(
     assert decide(-log(ratio), half) == {"faster": "slower", "slower": "faster"}.get(wanted, wanted)
 
 
-def test_an_interval_that_reaches_to_zero_tells_nothing_of_a_ratio():
+def test_an_interval_that_reaches_zero_gives_no_interval_of_a_ratio():
     assert log_half_of(1.0, 0.0, 2.0) is join_halves([0.3, None]) is None
     assert join_halves([0.3, 0.4]) == pytest.approx(0.5)
     assert log_half_of(1.0, 0.5, 1.25) == pytest.approx(log(2))  # the larger side
 
 
-def test_what_one_trace_does_not_tell_is_not_held_against_it():
+def test_a_key_that_one_trace_lacks_is_no_difference():
     keys = comparison_keys(ReportedTrace(), "x")
     assert find_difference(keys, {**keys, "sandbox": "walls", "timing": "no graphs"}) is None
     assert find_difference(keys, {"hardware": "y"}) == ("other hardware", "x", "y")
@@ -122,7 +122,7 @@ def passed(workload="w0", largest=0.001, *, status="PASSED", norm_rule=False, **
     return make_trace(workload=make_workload(workload), status=status, correctness=correctness, extra=extra)
 
 
-def test_an_output_within_atol_is_told_once_with_its_largest_value():
+def test_an_output_within_atol_is_reported_once_with_its_largest_value():
     seen = (("w0", 0.001), ("w1", 0.01), ("w1", 0.009), ("w2", 0.02))
     (found,) = find_blind([passed(uuid, largest) for uuid, largest in seen])
     assert "on 2 workloads: no expected value is above atol=0.01, the largest is 0.009" in str(found)

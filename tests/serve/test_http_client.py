@@ -54,7 +54,7 @@ class Answers:
         return client
 
 
-def test_a_submission_that_nobody_answered_is_sent_again_under_its_key():
+def test_an_unanswered_submission_is_sent_again_with_its_key():
     answers = Answers(REFUSED, httpx.ReadTimeout("slow"), ACCEPTED)
     client = answers.client(submitter="me", token="secret")
     assert client.submit(make_solution("kernel"), ["w0"], priority=2, confirm="never") == ID
@@ -140,7 +140,7 @@ def command(tmp_path, monkeypatch, capsys):
 SUBMIT = ("submit", "FILE", "--workloads")
 
 
-def test_submit_prints_what_run_prints_and_fails_without_a_verdict(command):
+def test_submit_prints_the_output_of_run_and_fails_without_a_verdict(command):
     lost = {"status": "failed", "error": "the device was lost", "traces": [TRACE.to_dict()]}
     code, out, err, _ = command(*SUBMIT, "w0", "w1", **lost)
     assert (code, "the device was lost" in out, f"task {ID} at http://server" in err) == (1, True, True)

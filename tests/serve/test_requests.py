@@ -168,7 +168,7 @@ async def test_what_is_not_there_or_cannot_be_asked_is_said_so(site):
             assert (await client.request(method, path, json=body)).status_code == status, path
 
 
-async def test_metrics_can_be_parsed_and_count_and_health_tells_devices(site):
+async def test_metrics_can_be_parsed_and_count_and_health_lists_devices(site):
     async with site.serve() as client:
         await wait_for(client, await submit(client))
         answer = await client.get("/metrics")
@@ -191,7 +191,7 @@ async def test_metrics_can_be_parsed_and_count_and_health_tells_devices(site):
         assert (health["status"], health["queue_size"], health["workers"][0]["hardware"]) == ("ok", 0, device.hardware)
 
 
-async def test_docs_fetch_nothing_and_every_answer_has_the_id_that_the_log_has(site, caplog):
+async def test_docs_make_no_request_and_every_answer_has_the_id_in_the_log(site, caplog):
     async with site.serve() as client:
         with caplog.at_level("INFO", logger="flashinfer_bench.serve"):
             page = await client.get("/docs")

@@ -3,16 +3,16 @@
     definition   `type` for `op_type`, or no op type: the folder's; `tags` and `constraints` null
                  axes without their type: `{}`, `{"value": 4}`, `{"expression": "2 * n"}`
                  a const axis without a value: a var axis
-                 the reference in a file beside the definition's
+                 the reference in a file next to the definition's
                  dumped by a library (a tag `fi_api:…`, or `init`): the last function is the reference, an output with
-                 the name of an input gets a name of its own, axes that only shapes name are var axes
+                 the name of an input is renamed, axes that only shapes name are var axes
     solution     `languages`, capitals, languages of other engines; an entry point without `::`
-                 sources as a dict, or by path, with the text in a file beside the solution's
-                 beside its definition: name, definition or author left out
+                 sources as a dict, or by path, with the text in a file next to the solution's
+                 next to its definition: name, definition or author omitted
     trace        a workload without the trace around it; no definition, no uuid; `solution` ""
-                 inputs without their type: `{}`, `{"value": 3}`; an input that is null; a cost that is none
+                 inputs without their type: `{}`, `{"value": 3}`; an input that is null; an invalid cost
                  `device` for `hardware`, `log_file` for `log`
-                 beside its definition: blob paths relative to the folder of the file
+                 next to its definition: blob paths relative to the folder of the file
 
 A `Location` holds what the path of the file implies. An upgrade assumes that its object has the expected form.
 Otherwise it raises AttributeError, KeyError or TypeError, and the models refuse the unchanged object.

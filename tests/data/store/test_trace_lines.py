@@ -60,11 +60,11 @@ def check_alike(line: TraceLine | None, trace: Trace) -> None:
 
 
 @pytest.mark.parametrize("trace", TRACES, ids=range(len(TRACES)))
-def test_a_line_says_what_its_model_says(trace):
+def test_a_line_has_the_fields_of_its_model(trace):
     check_alike(read_trace_line(text_of(trace)), trace)
 
 
-def test_a_loaded_set_and_a_merged_one_hold_lines_and_count_them_as_models(tmp_path):
+def test_loaded_and_merged_sets_hold_lines_and_count_them_as_models(tmp_path):
     loaded = TraceSet.from_path(write_trace_set(tmp_path, definitions=[make_definition()], traces=TRACES))
     in_memory = TraceSet(definitions=loaded.definitions, traces={"double": TRACES})
     lines = loaded.traces["double"].data

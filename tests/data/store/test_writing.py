@@ -66,7 +66,7 @@ def test_what_is_written_below_a_root_never_leaves_it(root, home, trap):
     assert [(file.name, file.read_text()) for file in home.rglob("*")] == [("keys", TORN)]
 
 
-def test_the_root_and_what_lies_above_it_may_be_links(tmp_path):
+def test_the_root_and_the_folders_above_it_may_be_links(tmp_path):
     (tmp_path / "disk/set").mkdir(parents=True)
     (tmp_path / "disk/link").symlink_to("set")
     (tmp_path / "above").symlink_to("disk")
@@ -76,7 +76,7 @@ def test_the_root_and_what_lies_above_it_may_be_links(tmp_path):
     assert (tmp_path / "disk/set/traces/a/x.jsonl").read_text() == "{}\n"
 
 
-def test_a_folder_that_becomes_a_link_while_it_is_open_leads_nothing_out(root, home):
+def test_no_write_leaves_a_folder_that_becomes_a_link_while_it_is_open(root, home):
     with open_folder(root / "traces", root) as opened:
         (root / "traces").rename(root / "moved")
         (root / "traces").symlink_to(home)

@@ -243,7 +243,7 @@ def test_a_set_that_only_cpus_judged_is_named_so(tmp_path, visit):
         assert seen.open(place).locator("caption >> nth=0").inner_text().startswith("CPU: indicative. ")
 
 
-def test_times_that_do_not_count_are_told_as_such(long, visit):
+def test_times_that_do_not_count_are_labelled(long, visit):
     seen = visit(long)
     for place in ("#/", f"#/definition/{id_of(NAME)}"):
         assert "3/3\nno time that counts" in texts(seen.open(place), "td.number")
