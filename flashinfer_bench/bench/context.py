@@ -86,7 +86,7 @@ class HarnessContext:
         self.config = (config if config is not None else BenchmarkConfig.default()).for_set(trace_set)
         self._toolchain = find_toolchain()
         self._cluster = None
-        """Where sessions run, if not on this machine."""
+        """The cluster of the sessions; None for this machine."""
         if self.config.cluster is not None:
             self._cluster = join_cluster(self._cluster_settings(str(self.cache) if cache is not None else None))
             self.sandbox, self.machine = self._cluster.sandbox, self._cluster.machine
@@ -127,7 +127,7 @@ class HarnessContext:
 
     @property
     def plug_in_keys(self) -> frozenset[str]:
-        """Keys of `extra` that plug-ins declare, as far as they were asked."""
+        """Keys of `extra` that the plug-ins asked so far declare."""
         return self._lookup.known.keys
 
     def sandbox_of(self, device: Device) -> Sandbox:
