@@ -237,7 +237,7 @@ def run(monkeypatch, tmp_path):
                 result = benchmark.run_all(resume=resume, on_event=note)
                 assert sorted(map(repr, traces_of(result))) == sorted(map(repr, done.outcome.traces))
         done.reported = {(one.solution, one.workload.uuid): level_of(one) for one in done.outcome.traces}
-        jobs = [job for session in PlayedSession.all for block in session.begun for job in block.jobs]
+        jobs = [job for session in PlayedSession.all for request in session.begun for job in request.jobs]
         done.seeds = [job.seed for job in jobs]
         done.confirmed = Counter((one.solution.split("@")[0], one.workload["uuid"]) for one in jobs if one.assurance)
         done.file = traces_of(TraceSet.from_path(root))
@@ -357,7 +357,7 @@ def outcome(task):
 
 
 def judged_levels():
-    return [job.assurance for session in PlayedSession.all for block in session.begun for job in block.jobs]
+    return [job.assurance for session in PlayedSession.all for request in session.begun for job in request.jobs]
 
 
 WRONG = STATUS["wrong"]
