@@ -40,7 +40,7 @@ STEPS: Final = (
     ),
     ("session.device_session", "DeviceSession", "_let_go _give_arena"),
     ("session.device_session", None, "judge_reads judge_stress"),
-    ("session.main", None, "run_block judge make_evaluation"),
+    ("session.main", None, "run_request judge make_evaluation"),
     ("session.precompiling", "Precompiler", "finish expect"),
     ("session.reference_timing", "ReferenceTimer", "measure"),
     ("workers.pool", "WorkerPool", "worker_for quiesce settle discard await_readers take_output _take tend"),
@@ -52,9 +52,9 @@ STEPS: Final = (
     ("workers.timed.timed_calls", "TimedCalls", "write prepare finish check_calls check_unchanged reads"),
     ("workers.timed.chain", "ChainTimer", "confirm _run_one"),
     ("workers.timed.chain", "ChainTools", "mask digests find_empty_ns"),
-    ("workers.timed.call_places", "CallPlaces", "poison synchronize read_spots find_unwritten"),
+    ("workers.timed.call_buffers", "CallBuffers", "poison synchronize read_spots find_unwritten"),
     ("workers.timed.batches", "BatchTimer", "_run _time_one"),
-    ("readout", "Readout", "query measured"),
+    ("run_metadata", "RunMetadata", "query measured"),
 )
 """Module below `bench.runner`, class or None, and its functions."""
 OTHERS: Final = (
@@ -79,7 +79,7 @@ class Log:
         self._depth = 0
 
     def wrap(self, step: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """Return a function that does a step and notes it; a request to a worker is named by its verb."""
+        """Return a function that does a step and notes it; a request to a worker is named by its method."""
 
         @functools.wraps(step)
         def noted(*args: Any, **fields: Any) -> Any:

@@ -143,7 +143,7 @@ class Engine:
         Raises:
             ConfigError: there is no such solution, definition or workload, it cannot run on this machine, the priority
                 is no whole number, or `confirm` has another value.
-            DataSetError: results are to be saved, and the set has no folder, or its folder cannot be written safely.
+            DataSetError: results must be saved, and the set has no folder, or its folder cannot be written safely.
             QueueFull: the open work has reached `limits`.
             EngineClosed: the engine was closed.
         """
@@ -245,7 +245,7 @@ class Engine:
             )
 
     def _count_tasks(self) -> dict[str, int]:
-        """Return how many tasks each submitter has open."""
+        """Return the number of open tasks of each submitter."""
         return dict(Counter(task.queue_class.submitter for task in list(self._tasks.values()) if not task.is_done))
 
     def _cancel(self, task: Task) -> None:

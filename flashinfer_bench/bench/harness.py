@@ -100,7 +100,7 @@ class Harness:
         self._equal: dict[object, OpenJob] = {}
         """Common key of equal jobs → the open job that they may share."""
         self._of_solution: Counter[str] = Counter()
-        """Key of a solution → number of its open jobs, under any name."""
+        """Key of a solution → number of its open jobs, under all names."""
         self._notes: deque[Callable[[Scheduler], object]] = deque()
         """Work between two steps of the loop."""
         self._scheduler: Scheduler | None = None
@@ -203,7 +203,7 @@ class Harness:
         self.ended.update([CANCELLED] * len(removed))
 
     def _settle(self, ended: Judged | JobFaulted) -> Iterator[Event]:
-        """Give a job's result to each submission that waits for it, and yield it once for each solution."""
+        """Give a job's result to each waiting submission, and yield it once for each solution."""
         seed = self._seeds.describe(self._open[ended.job.index].job)
         entry = self._close(ended.job)
         if isinstance(ended, JobFaulted):
@@ -228,7 +228,7 @@ class Harness:
             submission.note(job, reported.trace if isinstance(reported, JobFinished) else replace(reported, job=job))
 
     def _finish(self, submission: Submission, judged: Judged, seed: dict[str, Any]) -> JobFinished | JobFaulted:
-        """Return the event of a verdict, whose trace is saved if that is wanted."""
+        """Return the event of a verdict; save its trace if requested."""
         job = judged.job
         trace = self.recorder.make_trace(job, judged.device, judged.evaluation, seed)
         try:

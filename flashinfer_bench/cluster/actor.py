@@ -24,8 +24,8 @@ from flashinfer_bench.base.files.held_folders import sweep_folders, temporary_fo
 from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.planning.plan import Job
-from flashinfer_bench.bench.runner.orders import OrderMaker
-from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.protocol import SessionConfig
+from flashinfer_bench.bench.runner.requests import RequestMaker
 from flashinfer_bench.bench.runner.sandbox import Sandbox, find_sandbox
 from flashinfer_bench.bench.scheduler import Happening, Scheduler
 from flashinfer_bench.cluster.settings import ClusterSettings
@@ -96,7 +96,7 @@ class PlaceActor:
         """Number of the latest session that the host has ended."""
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._woken, False)
-        self._hello: Hello | None = None
+        self._session_config: SessionConfig | None = None
         self._scheduler: Scheduler | None = None
         self._farm: BuildFarm | None = None
         self._batch = Batch((), {}, {})
@@ -155,12 +155,12 @@ class PlaceActor:
         self._owned.close()
         sweep_folders()
 
-    def judge(self, number: int, hello: Hello, batch: Batch) -> Iterator[dict[str, Any]]:
+    def judge(self, number: int, session_config: SessionConfig, batch: Batch) -> Iterator[dict[str, Any]]:
         """Judge a batch; yields the frames that the host's loop hears of a session.
 
         Args:
             number: of the host's session; it stays for the next batch.
-            hello: its settings.
+            session_config: its settings.
             batch: what is judged.
 
         Raises:
@@ -175,7 +175,7 @@ class PlaceActor:
             laid_out = {root: str(self._find_root(root)) for root, _ in batch.blobs}
             roots = {index: laid_out.get(root, root) for index, root in batch.roots.items()}
             self._batch = replace(batch, roots=roots)
-            scheduler, farm = self._open(hello)
+            scheduler, farm = self._open(session_config)
             scheduler.add(list(batch.jobs))
             try:
                 while scheduler.has_open_jobs and self._ended < number and scheduler.slots[0].given_up_at is None:
@@ -194,19 +194,19 @@ class PlaceActor:
                 self._end_session()
                 raise DeviceFault("its session does not start")
 
-    def _open(self, hello: Hello) -> tuple[Scheduler, BuildFarm]:
+    def _open(self, session_config: SessionConfig) -> tuple[Scheduler, BuildFarm]:
         """Return the loop over this device under these settings, and its compilers."""
-        if self._scheduler is not None and self._farm is not None and hello == self._hello:
+        if self._scheduler is not None and self._farm is not None and session_config == self._session_config:
             return self._scheduler, self._farm
         self._end_session()
-        self._hello, sandbox = hello, self._metadata.sandbox
-        fitted = hello.model_copy(
+        self._session_config, sandbox = session_config, self._metadata.sandbox
+        fitted = session_config.model_copy(
             update={
                 "cache_root": str(self._cache),
                 "has_walls": sandbox.has_walls,
                 "sandbox_user": sandbox.user,
-                "hidden": [*hello.hidden, *(str(self._cache / name) for name in self._settings.hidden)],
-                "baselines": hello.baselines if sandbox.has_walls else "off",
+                "hidden": [*session_config.hidden, *(str(self._cache / name) for name in self._settings.hidden)],
+                "baselines": session_config.baselines if sandbox.has_walls else "off",
             }
         )
         self._farm = BuildFarm(
@@ -215,12 +215,12 @@ class PlaceActor:
             target=BuildTarget.of(self._capabilities),
             toolchain=self._toolchain,
         )
-        orders = OrderMaker(
+        requests = RequestMaker(
             self._farm,
             blob_root_for=lambda job: Path(self._batch.roots[job.index]),
             seed_of=lambda job: self._batch.seeds[job.index],
         )
-        self._scheduler = Scheduler([self._metadata.device], hello_for=lambda _: fitted, orders=orders)
+        self._scheduler = Scheduler([self._metadata.device], session_config_for=lambda _: fitted, requests=requests)
         return self._scheduler, self._farm
 
     def _end_session(self) -> None:

@@ -35,7 +35,7 @@ from flashinfer_bench import __version__
 from flashinfer_bench.bench.machine import Device, Machine
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.client import News, SessionLost
-from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.protocol import SessionConfig
 from flashinfer_bench.bench.runner.sandbox import Sandbox
 from flashinfer_bench.cluster.actor import JUDGING, Batch, Blob, PlaceActor, PlaceMetadata
 from flashinfer_bench.cluster.settings import ClusterSettings
@@ -225,10 +225,10 @@ class Cluster:
         """Do nothing: Ray gives a GPU to one actor, which takes its lock on the node."""
         yield from ()
 
-    def open(self, device: Device, hello: Hello) -> FarSession:
+    def open(self, device: Device, session_config: SessionConfig) -> FarSession:
         """Start a session on a place."""
         place = next(place for place in self._places if place.metadata is not None and place.metadata.device == device)
-        return FarSession(self, place, next(self._numbers), hello)
+        return FarSession(self, place, next(self._numbers), session_config)
 
     def close(self) -> None:
         """End all actors, and leave the cluster where this table has joined it."""
@@ -350,14 +350,14 @@ class FarSession:
         cluster: of the place.
         place: where it runs.
         number: no other session of the cluster has it.
-        hello: its settings; the node fits them to itself.
+        session_config: its settings; the node fits them to itself.
     """
 
     has_unsent, phase, left_s = False, "solution", float("inf")  # its node watches its times, and Ray its node
 
-    def __init__(self, cluster: Cluster, place: ActorPlace, number: int, hello: Hello) -> None:
+    def __init__(self, cluster: Cluster, place: ActorPlace, number: int, session_config: SessionConfig) -> None:
         assert place.metadata is not None
-        self._cluster, self._place, self._number, self._hello = cluster, place, number, hello
+        self._cluster, self._place, self._number, self._session_config = cluster, place, number, session_config
         self.device = place.metadata.device
         self.is_ready = True
         self._sent: Batch | None = None
@@ -428,7 +428,7 @@ class FarSession:
             for index, why in broken.items():
                 self._say({"fault": {"job": index, "message": why, "retry": False}})
             judge = self._place.actor.judge.options(num_returns="streaming", concurrency_group=JUDGING)
-            for said in judge.remote(self._number, self._hello, offered) if offered.jobs else ():
+            for said in judge.remote(self._number, self._session_config, offered) if offered.jobs else ():
                 self._say(ray.get(said))
         except RayError as error:
             self._say(error)

@@ -1,4 +1,4 @@
-"""Quick looks (`--quick`): what they take, how they are marked, and that nothing ranks them or resumes from them."""
+"""Quick runs (`--quick`): their cost, their marks, and that they are neither ranked nor resumed from."""
 
 import pytest
 
@@ -13,7 +13,7 @@ WHOLE, QUICK = fingerprint(**MARKS), fingerprint(**MARKS, timing="quick")
 
 
 def quick(keys=QUICK, **parts):
-    """Return the trace of a quick look; those of other hours come later in the day."""
+    """Return the trace of a quick run; traces of other hours come later in the day."""
     return make_trace(extra={"run": {"fingerprint": keys, "quick": True}}, timestamp=_at(parts.pop("hour", 3)), **parts)
 
 
@@ -55,5 +55,8 @@ def test_no_choice_falls_on_a_quick_look():
     assert trace_set.summary()["min_latency_ms"] == 1.0
     assert [(row.solution, row.contenders) for row in best_by_workload([slow, fast])] == [("slow", 1)]
     assert [row.solution for row in best_by_definition([slow, fast])] == ["slow"]
-    for traces in ([fast], [whole(OTHER, speedup=5.0), quick()]):  # nor on what was changed since its whole verdict
+    for traces in (
+        [fast],
+        [whole(OTHER, speedup=5.0), quick()],
+    ):  # nor a solution that was changed since its whole verdict
         assert best_by_workload(traces) == best_by_definition(traces) == []

@@ -48,14 +48,14 @@ def timed(reference_ms):
 
 NO_MARKS, SKIP = "recorded without a fingerprint", ""
 CASES = [
-    # recorded traces, what is wanted (beside the usual), "" if it is skipped, else why it is done again
+    # recorded traces, requested settings (besides the usual), "" if it is skipped, else the reason to do it again
     ([trace()], {}, SKIP),
     *(([changed(key)], {}, f"{key} changed") for key in WANTED),
     *(([trace(without(key))], {}, f"{key} changed") for key in ("protocol", "sandbox", "evaluator")),
     ([changed("solution", "config")], {}, "solution and config changed"),
     ([trace(WANTED | {"more": "x"})], {}, "fingerprint of another form"),
     *(([trace(extra=extra)], {}, NO_MARKS) for extra in ({}, {"run": None}, {"run": {"fingerprint": ["d"]}})),
-    # Of several the latest counts, by its time; settings may differ in between, what is judged may not.
+    # Of several the latest counts, by its time; settings may differ in between, the judged sources may not.
     ([changed("config"), changed("solution")], {}, "solution changed"),
     ([trace(), changed("config")], {}, SKIP),
     *(([trace(), changed(key)], {}, f"{key} changed") for key in ("definition", "solution", "workload")),
@@ -64,7 +64,7 @@ CASES = [
     ([trace(day=2), trace(OTHER)], {}, SKIP),
     ([trace(OTHER, day=2), trace()], {}, "solution changed"),
     ([trace(BOTH, hardware="B200")], {"keys": BOTH}, SKIP),
-    # A higher assurance holds for the standard one; a seed counts if it is asked for, and a secret one is a seed, too.
+    # A higher assurance counts as the standard one; a seed counts if it is requested, and a secret one is a seed, too.
     ([trace(FULL)], {}, SKIP),
     ([trace()], {"keys": FULL}, "assurance changed"),
     ([trace(SEEDED)], {}, SKIP),

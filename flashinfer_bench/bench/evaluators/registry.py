@@ -90,7 +90,7 @@ def register(plug_ins: Iterable[PlugIn]) -> None:
 
 
 def choose_evaluator(definition: Definition) -> EvaluatorChoice:
-    """Say which evaluator judges a definition, and why.
+    """Return the evaluator that judges a definition, with the reason.
 
     Raises:
         ConfigError: an evaluator fails on the definition.

@@ -93,7 +93,7 @@ class Skip:
     """The uuid; None if all workloads are skipped, or the workloads in the reason."""
     reason: str
     is_fault: bool = False
-    """Whether the data set lacks a required part: then the run has failed, whatever else it judged."""
+    """Whether the data set lacks a required part: then the run has failed, with any other verdicts."""
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def fingerprint(**keys: str | int | None) -> dict[str, str]:
 def is_same(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> bool:
     """Return whether a recorded fingerprint is the wanted one, or of a higher assurance.
 
-    Where no seed is asked for, any will do.
+    If no seed is requested, any seed matches.
     """
     if recorded is None:
         return False
@@ -136,7 +136,7 @@ class RecordedJobs:
             self._by_key[names_of(trace)].append(trace)
 
     def decide(self, job: Job, config: BenchmarkConfig) -> Decision:
-        """Say whether a job is recorded, has changed since, or is new."""
+        """Return whether a job is recorded, has changed since, or is new."""
         traces = self._by_key.get((job.definition.name, job.solution.name, job.workload.uuid), [])
         return decide(job, config, traces, retry_timeouts=self._retries)
 

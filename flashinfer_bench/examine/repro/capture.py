@@ -1,4 +1,4 @@
-"""Writes down the call that decides a verdict: a session that keeps it (`Hello.tool`).
+"""Writes down the call that decides a verdict: a session that keeps it (`SessionConfig.tool`).
 
 The folder gets `inputs`, `expected` and `got` as safetensors, `call.json` and `map.txt`. If no single call decided, the
 inputs are those of the first trial, and nothing is got.
@@ -18,9 +18,9 @@ from flashinfer_bench.bench.evaluators.compare.outputs import find_failing
 from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import JudgedCall, Rejected
-from flashinfer_bench.bench.runner.protocol import BlockJob, JobFault
+from flashinfer_bench.bench.runner.protocol import JobFault, RequestedJob
 from flashinfer_bench.bench.runner.session.device_session import DeviceSession
-from flashinfer_bench.bench.runner.session.job import BlockContext, JobContext, JobResult
+from flashinfer_bench.bench.runner.session.job import JobContext, JobResult, RequestContext
 from flashinfer_bench.data import Definition
 
 STORED: Final = frozenset({"float64", "float32", "float16", "bfloat16", "bool", "uint8", "int8", "int32", "int64"})
@@ -35,10 +35,10 @@ SIGNS: Final = ((0.0, "."), (0.1, "-"), (0.9, "+"), (1.0, "#"))
 class Session(DeviceSession):
     """Judges, and writes down the call that decided."""
 
-    def run_job(self, block: BlockContext, order: BlockJob) -> JobResult | JobFault:
+    def run_job(self, request: RequestContext, requested: RequestedJob) -> JobResult | JobFault:
         """Judge a job, and write a call down, if there are inputs."""
-        job = block.open_job(order)
-        result = super().run_job(block, order)
+        job = request.open_job(requested)
+        result = super().run_job(request, requested)
         if isinstance(result, JobResult) and job.baseline is not None:
             call = JudgedCall(job.baseline.inputs[0], [], job.baseline.outputs[0])
             evidence = None
@@ -50,10 +50,10 @@ class Session(DeviceSession):
 
     def _write(self, job: JobContext, call: JudgedCall, evidence: Any) -> None:
         """Write a call, and the metadata that the script needs."""
-        assert self._hello.tool is not None
-        folder = Path(self._hello.tool[1])
-        definition = job.block.definition
-        judge = job.block.evaluator
+        assert self._session_config.tool is not None
+        folder = Path(self._session_config.tool[1])
+        definition = job.request.definition
+        judge = job.request.evaluator
         compares = judge.judges_calls_alone and getattr(judge, "compares_elements", lambda _: False)(definition)
         tolerance = judge.tolerance(job.config) if issubclass(judge, DefaultEvaluator) else Tolerance(0.0, 0.0)
         style = self._styles.get(job.solution.digest)
@@ -62,7 +62,7 @@ class Session(DeviceSession):
             "compares": compares,
             "tolerance": asdict(tolerance),
             "evidence": evidence,
-            "device": self._hello.device,
+            "device": self._session_config.device,
             **save_call(folder, definition, call),
         }
         (folder / "call.json").write_text(json.dumps(metadata, indent=2, default=str) + "\n", encoding="utf-8")

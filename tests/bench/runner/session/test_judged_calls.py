@@ -58,8 +58,8 @@ def judge(monkeypatch):
 
         monkeypatch.setattr(judged_calls.time, "monotonic", lambda: clock[0])
         evaluator = SimpleNamespace(judge_reads=judge_calls, needs_expected=needs_expected)
-        block = SimpleNamespace(definition=None, reference=reference, evaluator=evaluator)
-        job = SimpleNamespace(block=block, config=None, notes={"measurement": CONFIRMED | record})
+        request = SimpleNamespace(definition=None, reference=reference, evaluator=evaluator)
+        job = SimpleNamespace(request=request, config=None, notes={"measurement": CONFIRMED | record})
         expected = [[torch.full((1,), trial)] for trial in range(TRIALS)]
         rejected = judge_reads(job, found, Baseline([], expected, latency_ms, None), None)
         assert job.notes["reads"] == len(compared)
@@ -168,10 +168,10 @@ def open_job(reference, *, rows=32, **settings):
     definition = make_definition(inputs={"x": "float32[n, 256]"}, outputs=OUTPUTS[reference], reference=reference)
     workload = make_workload(axes={"n": rows}, inputs={})
     judging = Judging(definition, workload, **settings)
-    block = SimpleNamespace(definition=definition, reference=judging.context.reference, evaluator=DefaultEvaluator)
-    notes, order = {"measurement": {"flags": ["noisy"]}}, SimpleNamespace(seed=3)
-    job = SimpleNamespace(block=block, config=judging.config, notes=notes, workload=workload, order=order)
-    return job, Baseline([], [block.reference([normal(at, rows)]) for at in range(3)], None, None), judging.context
+    request = SimpleNamespace(definition=definition, reference=judging.context.reference, evaluator=DefaultEvaluator)
+    notes, requested = {"measurement": {"flags": ["noisy"]}}, SimpleNamespace(seed=3)
+    job = SimpleNamespace(request=request, config=judging.config, notes=notes, workload=workload, requested=requested)
+    return job, Baseline([], [request.reference([normal(at, rows)]) for at in range(3)], None, None), judging.context
 
 
 def judge_calls(reference, *solutions, xs=None, names=None, planned=()):

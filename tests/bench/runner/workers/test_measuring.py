@@ -155,7 +155,7 @@ def test_timed_calls_are_made_up_for_if_more_are_wanted_than_there_were(open_ker
 def test_each_trial_has_as_many_samples_and_compared_calls_of_its_own_inputs(open_kernel):
     sets = [[X * 10.0**at] for at in range(3)]
     with open_kernel(DOUBLE, plan=replace(READ, reads=30), vary=vary(mode="rolled")) as kernel:
-        kernel.tools.readout._keep_samples = True
+        kernel.tools.run_metadata._keep_samples = True
         measured = kernel.measure(sets)
         assert len(kernel.measure([[X], [X + 1], [torch.arange(8.0)]]).trials) == 2  # the third has another shape
         assert len(kernel.reads) == 2

@@ -68,7 +68,7 @@ def test_a_call_whose_outputs_are_not_those_that_it_committed_to_is_refused(gpu,
     """A call that never commits is no longer waited for when the worker has answered. What is judged is what was
     committed to: a worker may exchange outputs behind any check of them."""
     timer, worker = open_timer(gpu, arena, late=[LAST] if how == "late" else (), wanted=CALLS)
-    given, (output,) = len(gpu.given_at), worker.trial.places.outputs(LAST)
+    given, (output,) = len(gpu.given_at), worker.trial.buffers.outputs(LAST)
     if how == "changed":
         worker.then = lambda: output[7:8].add_(1)
     if how in ("lost", "just in time"):

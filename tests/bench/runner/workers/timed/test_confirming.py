@@ -38,8 +38,8 @@ def bound(arena, monkeypatch):
         job, has_setup = object.__new__(measuring.Measuring), how.get("has_setup", False)
         job.kernel, job.plan, job.device = Mock(reads=[[]]), Mock(timing=TimingSettings(assurance=assurance)), Mock()
         job.kernel.task.floor_ms.return_value = how.get("floor_ms", 0.0)
-        job.kernel.lay_out = lambda inputs, most: make_trial(arena, most=min(most, room)).places
-        job.tools = Mock(readout=Mock(launch_gap_ns=1_100, least_call_ns=0))
+        job.kernel.lay_out = lambda inputs, most: make_trial(arena, most=min(most, room)).buffers
+        job.tools = Mock(run_metadata=Mock(launch_gap_ns=1_100, least_call_ns=0))
         remote = make_trial(arena, device_type="cuda", most=how.get("most", 1), has_setup=has_setup)
         reported_ms = job._bound(remote, how.get("costs_ns", []), claimed_ms, record)
         assert record["assurance"] == assurance

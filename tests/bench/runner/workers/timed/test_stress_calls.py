@@ -40,7 +40,7 @@ def test_a_hidden_call_has_no_reading_and_is_kept_with_its_inputs(arena, seed, u
 
     def change(fields):
         compute(fields)
-        for (x,) in map(trial.places.inputs, fields["indices"]):
+        for (x,) in map(trial.buffers.inputs, fields["indices"]):
             x[-1].add_(x[0] == MARK + 1)
 
     worker._compute = change
