@@ -53,12 +53,12 @@ class Notifications:
         self._calls = {number: (name, verdict) for name, (number, verdict) in calls.items()}
 
     def descriptors(self) -> list[int]:
-        """Return the descriptors to wait on. Call `turn` when one is readable."""
+        """Return the descriptors to wait on. Call `handle` when one is readable."""
         if self._channel is not None:
             return [self._channel.fileno()]
         return [self._listener] if self._listener >= 0 else []
 
-    def turn(self) -> None:
+    def handle(self) -> None:
         """Receive the kernel's descriptor, or answer one question."""
         if self._channel is None:
             with suppress(OSError):  # the asking process has ended

@@ -22,7 +22,7 @@ KILL_ROUNDS: Final = 100
 """Most searches for new processes of a session."""
 KILL_POLL_S: Final = 0.002
 MOST_REAPED: Final = 1000
-"""Most processes that are reaped in one turn. A worker can make endless orphans, and other work is due."""
+"""Most processes that are reaped at once. A worker can make endless orphans, and other work is due."""
 MACHINE_MEMORY: Final = Path("/proc/meminfo")
 
 

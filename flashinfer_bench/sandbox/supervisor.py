@@ -8,8 +8,8 @@ It adopts and kills the processes that the worker leaves behind, and reports how
 
 The worker is ended as a whole: its process group first, then every descendant. If the kernel separates signals
 (`landlock.keep_signals_apart`), all are killed at once. Otherwise the supervisor kills all processes that it finds,
-with their groups. A process that only forks may have ended by then, but its group still exists. The supervisor ends when all
-have ended. If it does not end, the session ends it and its descendants.
+with their groups. A process that only forks may have ended by then, but its group still exists. The supervisor ends
+when all have ended. If it does not end, the session ends it and its descendants.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Watch:
             asked = self.asked.descriptors()
             ready, _, _ = select.select([wake_read, *told_by, *asked], [], [], POLL_S)
             if set(asked) & set(ready):
-                self.asked.turn()
+                self.asked.handle()
             if wake_read in ready:
                 os.read(wake_read, 4096)
             if session.fileno() in ready:

@@ -126,7 +126,7 @@ class Worker:
         """A call that computes nothing. It returns one number, which is copied."""
         self._latest_tick = 0
         """Clock tick (ms) at which the last untimed call ended."""
-        self._returns_same = self._is_looked_at = False
+        self._returns_same = self._is_checked = False
         """Whether the solution returns the same memory each time, as far as observed, and whether the current calls
         were checked for that."""
         self._output_cache = OutputCache(0)
@@ -195,7 +195,7 @@ class Worker:
 
     def _forget_calls(self) -> None:
         self._returns_same = self._returns_same or share_memory(self._laid)
-        self._laid, self._output_cache, self._is_looked_at = [], OutputCache(0), False
+        self._laid, self._output_cache, self._is_checked = [], OutputCache(0), False
         has_graphs = self._gated_chains.forget() or bool(self._graphs)
         self._graphs.clear()
         if has_graphs:
@@ -277,8 +277,8 @@ class Worker:
         except CaptureRefused as refused:
             return {"refused": str(refused)[:MOST_WORDS]}
         self._synchronize()
-        if request["part"] in ("run", "both") and not self._is_looked_at:  # once: it takes longer than a call
-            self._returns_same, self._is_looked_at = self._returns_same or share_memory(self._laid), True
+        if request["part"] in ("run", "both") and not self._is_checked:  # once: it takes longer than a call
+            self._returns_same, self._is_checked = self._returns_same or share_memory(self._laid), True
         return {"copied": copied, "strided": copied and self._has_strided(request)}
 
     def collect(self, request: dict[str, Any]) -> dict[str, Any]:

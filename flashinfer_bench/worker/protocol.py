@@ -200,7 +200,9 @@ class Called(Claim):
     ) = None
     """The values of each call; None in dps style."""
     lost: Words | None = None
+    """Why the clock has no samples."""
     refused: Words | None = None
+    """Why the calls are no graph."""
     copied: bool = False
     """The results of each call of a burst were copied into its slots at once, so none is left to collect. This holds if
     the solution returns the same memory each time, and for empty calls."""

@@ -71,6 +71,6 @@ def load_solution(
     return kernel.load(policies.hand_over(artifact, worker.given), environment, meanwhile)
 
 
-def place_of(artifact: Artifact) -> dict[str, str]:
+def location_of(artifact: Artifact) -> dict[str, str]:
     """Return the location of an artifact and its kind, as fields of a `load` request."""
     return {name: str(getattr(artifact, name)) for name in ("directory", "entry", "symbol", "kind")}

@@ -95,7 +95,7 @@ class SessionTools:
     """Shared memory. Its content can be overwritten."""
     run_metadata: RunMetadata
     """Makes a measurement from trials."""
-    quiesce: Callable[[], object]
+    await_quiet: Callable[[], object]
     """Called before a measurement. It returns when no other process of ours uses the device."""
     is_slowed: Callable[[WorkerProcess, int, float, bool], bool] = lambda *_: False
     """Returns whether a worker's context slows a call down, by its operations, its time and its use of several
