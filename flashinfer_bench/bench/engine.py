@@ -303,14 +303,14 @@ class Engine:
                 self._tell(self._harness.step(self._woken.fileno(), min(POLL_S, max(0.0, left_s)) or POLL_S))
             with contextlib.suppress(BlockingIOError):
                 self._woken.recv(4096)
-            self._look()
+            self._note_devices()
 
     def _release(self) -> None:
         self._harness.release()
         end_launchers(threading.get_native_id())
-        self._look()
+        self._note_devices()
 
-    def _look(self) -> None:
+    def _note_devices(self) -> None:
         """Note the state of each device."""
         with self._lock:
             slots = {slot.device: slot for slot in self._harness.slots}

@@ -57,7 +57,7 @@ DONE: Final = "done"
 STOPPED: Final = "stopped"
 
 
-class Seen(NamedTuple):
+class UsedIndices(NamedTuple):
     """The indices of one operation; `low` is above `high` if there are none."""
 
     operation: str
@@ -165,7 +165,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
     def __init__(self, device: torch.device, *, truth: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device, self.truth = device, truth
-        self.seen: list[Seen] = []
+        self.seen: list[UsedIndices] = []
         self.tests: set[tuple[str, int]] = set()
         """Inputs that were compared with a negative number that was their least value."""
         self.did: dict[str, set[str]] = {what: set() for what in ("shift", "mask", "divide", "choose", "lost")}
@@ -276,7 +276,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
             if values.numel() < index.numel():
                 self.tests |= {(name, ignored) for name in index.sources}
             low, high = map(int, values.aminmax()) if values.numel() else (0, -1)
-        self.seen.append(Seen(operation, size, low, high, wraps))
+        self.seen.append(UsedIndices(operation, size, low, high, wraps))
         if self.seen[-1].lies_within(-size):
             return index
         if size < 1:

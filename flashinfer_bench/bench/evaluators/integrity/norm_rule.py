@@ -180,7 +180,7 @@ def surely_pass(calls: Sequence[JudgedCall], rule: NormRule, tolerance: Toleranc
             return None
         most = max(1, TOGETHER[kind] // max(count, 1))
         for start in range(0, len(pairs) if count else 0, most):
-            _look(pairs[start : start + most], rule, tolerance, holds, totals)
+            _check_together(pairs[start : start + most], rule, tolerance, holds, totals)
     brought = [torch.stack(holds).double()] if holds else []
     reported = torch.cat([*brought, *totals]).tolist() if holds or totals else []
     squares = reported[len(holds) :]
@@ -192,7 +192,7 @@ def surely_pass(calls: Sequence[JudgedCall], rule: NormRule, tolerance: Toleranc
     return [any(sizes[at :: len(calls)]) for at in range(len(calls))]
 
 
-def _look(
+def _check_together(
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
     rule: NormRule,
     tolerance: Tolerance | None,
