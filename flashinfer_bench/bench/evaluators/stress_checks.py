@@ -103,8 +103,8 @@ class StressChecks:
                 break
             made += 1
             for number, (changed, wrong) in suspects.items():
-                settled = differs(drawn[0][number], constants[number]) == changed
-                suspects[number] = changed & settled, wrong & settled
+                unchanged = differs(drawn[0][number], constants[number]) == changed
+                suspects[number] = changed & unchanged, wrong & unchanged
         if made < FEWEST_DRAWS or not suspects:
             return Accepted(Correctness())
         number, both = next(iter(suspects.items()))

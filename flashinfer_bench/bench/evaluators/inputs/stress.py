@@ -464,8 +464,8 @@ class StressPlan:
         self.names = [name for name, count in counts.items() if count]
         """All cases that the job may have."""
         affordable = max(1, MOST_BYTES // max(count_bytes(definition.inputs.values(), shapes.values()), 1))
-        settled = random.Random(derive_seed(0, "stress", definition.name, workload.uuid))
-        keys = {name: settled.expovariate(STRESS_CASES[name].strength) for name in self.names}
+        fixed = random.Random(derive_seed(0, "stress", definition.name, workload.uuid))
+        keys = {name: fixed.expovariate(STRESS_CASES[name].strength) for name in self.names}
         calls = sorted((again, keys[name], name) for name in self.names for again in range(counts[name]))
         self.calls = [name for _, _, name in calls[: min(affordable, affordable if most is None else most)]]
         """The case of each call of the job, in order: each case once first, strong cases earlier."""

@@ -30,7 +30,7 @@ PATIENCE_S: Final = 30.0
 MOST_OF_SIGMOID: Final = 0.1
 """Largest share by which a number is moved for the error of sigmoids."""
 FLOAT8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
-TURNED_SHARE: Final = 0.25
+REORDERED_SHARE: Final = 0.25
 """A row depends on the order of equal values if another order moves it by more than this share of its limit."""
 _ATEN: Final = torch.ops.aten
 CHOOSING: Final = {
@@ -108,14 +108,14 @@ class Stability:
     rounding: Rounding = USUAL_ROUNDING
     _moved: list[list[Norms | None]] = field(default_factory=list)
     """For each draw, the changes of the rows of each output."""
-    _turned: list[list[Norms | None]] = field(default_factory=list)
+    _reordered: list[list[Norms | None]] = field(default_factory=list)
     """The same with only the order of equal values changed; empty without choices."""
 
     def __post_init__(self) -> None:
         """Prepare the draws."""
         self._draws = call_rounded(self.reference, self.inputs, self.rounding, self.seed)
 
-    def find_unsettled(
+    def find_ill_conditioned(
         self,
         output: int,
         limit: float,
@@ -123,7 +123,7 @@ class Stability:
         shares: torch.Tensor | None = None,
         left_out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return which rows [rows] of an output are not settled, and so are not judged.
+        """Return which rows [rows] of an output are ill-conditioned, and so are not judged.
 
         Draws are made until all suspects are ill-conditioned, or no draw is left.
 
@@ -141,27 +141,27 @@ class Stability:
             return torch.stack([torch.zeros_like(suspects, dtype=torch.float64), *found])
 
         while True:
-            turned = (far(self._turned) > TURNED_SHARE * limit).sum(dim=0)
+            reordered = (far(self._reordered) > REORDERED_SHARE * limit).sum(dim=0)
             moved = far(self._moved).amax(dim=0)
-            unsettled = (turned > 0) | (moved > self.rounding.moved_share * limit)
+            ill_conditioned = (reordered > 0) | (moved > self.rounding.moved_share * limit)
             is_beyond = torch.zeros_like(suspects)
-            if shares is not None and self._moved and not bool(turned.any()):
+            if shares is not None and self._moved and not bool(reordered.any()):
                 is_beyond = suspects & (shares > self.rounding.slack * moved)
-            if self._moved and not bool(((suspects & ~unsettled) | is_beyond).any()):
-                return unsettled
+            if self._moved and not bool(((suspects & ~ill_conditioned) | is_beyond).any()):
+                return ill_conditioned
             drawn = next(self._draws, None)
             if drawn is None:
                 break
-            for outputs, draws in zip(drawn, (self._moved, self._turned), strict=True):
+            for outputs, draws in zip(drawn, (self._moved, self._reordered), strict=True):
                 if outputs is not None:
                     draws.append(list(map(measure_norms, self.expected, outputs)))
         if len(self._moved) < FEWEST_DRAWS:
             return torch.ones_like(suspects)
         # If rows tie with one another, draws take some of them and a solution others. By Good and Turing's estimate,
         # these are at most the number of rows that moved in one draw alone.
-        if int((suspects & ~unsettled).sum()) <= int((turned == 1).sum()):
-            unsettled |= suspects
-        return unsettled & ~is_beyond
+        if int((suspects & ~ill_conditioned).sum()) <= int((reordered == 1).sum()):
+            ill_conditioned |= suspects
+        return ill_conditioned & ~is_beyond
 
 
 def call_rounded(
@@ -176,9 +176,9 @@ def call_rounded(
     for draw in range(MOST_DRAWS):
         start, drawn = time.monotonic(), derive_seed(seed, draw)
         outputs, has_chosen = call_with_other_ties(reference, add_rounding(inputs, rounding, drawn), drawn)
-        turned = call_with_other_ties(reference, list(inputs), drawn)[0] if has_chosen else None
+        reordered = call_with_other_ties(reference, list(inputs), drawn)[0] if has_chosen else None
         spent_s += time.monotonic() - start
-        yield outputs, turned
+        yield outputs, reordered
         if spent_s > PATIENCE_S:
             return
 
