@@ -27,7 +27,7 @@ from flashinfer_bench.bench.evaluators.integrity.stability import (
     FEWEST_DRAWS,
     GATE_ROUNDING,
     LOUD_ROUNDING,
-    REGIME_ROUNDING,
+    STRESS_ROUNDING,
     Stability,
     call_rounded,
 )
@@ -68,7 +68,7 @@ class StressChecks:
 
     def judge(self, case: str, call: JudgedCall, context: JudgeContext) -> Verdict:
         """Judge the floats of a call on inputs of a case."""
-        rounding = GATE_ROUNDING if case in GATES else LOUD_ROUNDING if case == ONE_ROW else REGIME_ROUNDING
+        rounding = GATE_ROUNDING if case in GATES else LOUD_ROUNDING if case == ONE_ROW else STRESS_ROUNDING
         stability = Stability(context.reference, call.inputs, call.expected, context.seed, rounding)
         verdict = judge_norms(self.definition, call, self._rule, stability, Correctness())
         if isinstance(verdict, Accepted):
@@ -95,7 +95,7 @@ class StressChecks:
             expected, got = call.expected[number], call.got[number]
             changed = differs(expected, usual)
             suspects[number] = changed, (changed != differs(got, usual)) & differs(expected, got)
-        draws = call_rounded(context.reference, call.inputs, REGIME_ROUNDING, context.seed)
+        draws = call_rounded(context.reference, call.inputs, STRESS_ROUNDING, context.seed)
         made = 0
         while suspects := {number: both for number, both in suspects.items() if _is_left_out(*both)}:
             drawn = next(draws, None)

@@ -142,7 +142,7 @@ def everything(_field: Field) -> Any:
     return (...,)
 
 
-def part_of(axis: int, *, turn: int = 0, late: bool = False) -> Support:
+def part_of(axis: int, *, offset: int = 0, late: bool = False) -> Support:
     """Choose every second place in one half of an axis.
 
     Reading one half, or every second place, misses it in one of two calls. Parts 0 and 1 cover each half and each
@@ -150,7 +150,7 @@ def part_of(axis: int, *, turn: int = 0, late: bool = False) -> Support:
 
     Args:
         axis: -1 or -2.
-        turn: added to the number of the field's part.
+        offset: added to the number of the field's part.
         late: whether only the last steps are chosen; steps are the axis before the last.
     """
 
@@ -158,7 +158,7 @@ def part_of(axis: int, *, turn: int = 0, late: bool = False) -> Support:
         shape = field.values.shape
         if len(shape) < max(-axis, 1 + late) or shape[axis] < LEAST_LENGTH:
             return None
-        number = (field.part + turn) % 4
+        number = (field.part + offset) % 4
         half, second = number % 2, (number % 2) ^ (number // 2)
         begin, end = (math.ceil(at * shape[axis] / 2) for at in (half, half + 1))
         chosen = slice(begin + (begin + second) % 2, end, 2)
@@ -327,7 +327,7 @@ TO_SMALL: Final = ((everything, scale(1 / 32, 1 / 16)), (most_of(1), quieten(1))
 """Squares of the smallest rows stay numbers."""
 TWO_SIXTHS: Final = ((sixth_of_rows(0), shift(*NEAR)), (sixth_of_rows(1), shift(*FAR)))
 SOME_OF_GATES: Final = tuple(
-    (part_of(-1, turn=turn, late=turn > 1), shift(GATE[1], GATE[1], (-1) ** turn)) for turn in range(4)
+    (part_of(-1, offset=offset, late=offset > 1), shift(GATE[1], GATE[1], (-1) ** offset)) for offset in range(4)
 )
 SHIFTED_ROWS: Final = "some rows shifted"
 CUBED: Final = "cubed values (heavy tails)"

@@ -74,10 +74,10 @@ USUAL_ROUNDING: Final = Rounding(2.0**-7, 0.25)
 """Twice a unit in the last place of bfloat16. If a solution's own rounding, of a bfloat16's size at most, changes a
 choice, one of the draws changes it too. Kernels that round four times as coarsely stay within the limit on
 well-conditioned rows."""
-REGIME_SLACK: Final = 16.0
+STRESS_SLACK: Final = 16.0
 """Slack on stress inputs. If the square of an operand depends on another operand, errors of a twentieth move all rows.
 A solution that skips work there exceeds this slack, and kernels of scaled fp8 stay below it."""
-REGIME_ROUNDING: Final = Rounding(0.05, 1.0, judges_small=True, slack=REGIME_SLACK)
+STRESS_ROUNDING: Final = Rounding(0.05, 1.0, judges_small=True, slack=STRESS_SLACK)
 """On inputs of stress cases: twice the errors of fp8. There softmax and gates may be all or nothing, and solutions that
 round their operands to fp8 are right, too. A product of two inputs stays well-conditioned."""
 LOUD_ROUNDING: Final = Rounding(0.05, 1.0, judges_small=True, slack=4.0)

@@ -10,7 +10,7 @@ from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import JudgedCall
 from flashinfer_bench.bench.evaluators.integrity import stability
 from flashinfer_bench.bench.evaluators.integrity.norm_rule import NormRule, find_limit, surely_pass
-from flashinfer_bench.bench.evaluators.integrity.stability import REGIME_ROUNDING, Stability
+from flashinfer_bench.bench.evaluators.integrity.stability import STRESS_ROUNDING, Stability
 from tests.bench.evaluators.judging import Judging, define, expect
 from tests.kit.make import make_definition
 
@@ -117,7 +117,7 @@ def test_a_call_beside_right_ones_passes_at_one_look_only_if_it_surely_does(expe
 # Ill-conditioned rows of a call.
 
 
-def find_ill_conditioned(reference, inputs, suspects, *shares, limit=0.1, rounding=REGIME_ROUNDING):
+def find_ill_conditioned(reference, inputs, suspects, *shares, limit=0.1, rounding=STRESS_ROUNDING):
     stability = Stability(reference, inputs, reference(inputs), 1, rounding)
     return stability.find_ill_conditioned(0, limit, torch.as_tensor(suspects), *shares).tolist()
 
