@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from flashinfer_bench.base.files.held_folders import sweep_folders
 from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice
-from flashinfer_bench.bench.job_queue import TURN_S, JobQueue, QueueClass
+from flashinfer_bench.bench.job_queue import QUANTUM_S, JobQueue, QueueClass
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.first_call import find_first_call
 from flashinfer_bench.bench.planning.plan import Job
@@ -145,7 +145,7 @@ class Scheduler:
         self._requests = requests
         self._farm = requests.farm
         self._rules = rules
-        self._queue = JobQueue(TURN_S) if rules.is_resident else JobQueue()
+        self._queue = JobQueue(QUANTUM_S) if rules.is_resident else JobQueue()
         self._names: set[str] = {slot.device.name for slot in self.slots}
         """Names of all devices that it has had."""
         self._known = KnownFailures()

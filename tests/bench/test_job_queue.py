@@ -38,7 +38,7 @@ def resident(text, queue=None):
     A digit behind the submitter is the priority.
     """
     if queue is None:
-        queue = JobQueue(turn_s=1.0)
+        queue = JobQueue(quantum_s=1.0)
         for definition, seconds in SECONDS.items():
             queue.end(make_job(-1, definition=definition), seconds)
     for index, submitter, *names in (job.split() for job in text.split(",")):
