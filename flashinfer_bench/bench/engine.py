@@ -54,7 +54,7 @@ RESTART_S: Final = 1.0
 """Seconds after which the loop over the devices is started anew if it failed."""
 RATE_S: Final = 60.0
 """Seconds before now over which verdicts are counted for the rate."""
-MOST_KEPT: Final = 10_000
+MOST_CACHED: Final = 10_000
 """Jobs whose latest recorded trace the engine keeps for answers. A line has some 6 KB."""
 Recorded = dict[tuple[str, str], list[AnyTrace]]
 """Uuid of a workload and digest of a solution → traces, the latest last."""
@@ -408,7 +408,7 @@ class SolutionJobs:
             if is_saved:
                 self._own.pop(mark, None)
                 self._own[mark] = trace.to_json()
-                while len(self._own) > MOST_KEPT:
+                while len(self._own) > MOST_CACHED:
                     del self._own[next(iter(self._own))]
             return self._best.note(trace, mark[1])
 

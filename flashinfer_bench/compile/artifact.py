@@ -158,7 +158,7 @@ class Built:
     was_cached: bool
 
 
-def mark_of(path: Path) -> tuple[int, ...]:
+def stat_key(path: Path) -> tuple[int, ...]:
     """Return the fields of a file's `stat` that change with each write; empty for a missing file."""
     try:
         stat = path.stat()

@@ -306,7 +306,7 @@ def find_change(folder: Path, files: Mapping[str, str]) -> str | None:
     return None
 
 
-def find_stranger(folder: Path, files: Iterable[str]) -> str | None:
+def find_unlisted(folder: Path, files: Iterable[str]) -> str | None:
     """Return a file or link of a folder that is not listed, else None. Python could import such a stranger.
 
     A part of the folder that cannot be walked is a stranger.

@@ -69,7 +69,7 @@ def first_error(output: str, patterns: Sequence[re.Pattern[str]] = ERRORS) -> st
     return None
 
 
-def lead_with_error(message: str) -> str:
+def put_error_first(message: str) -> str:
     """Return an error's message with a compiler's first error in front, if a build system only quotes it."""
     if not BUILD_SYSTEM.search(message):
         return message

@@ -6,8 +6,8 @@ from flashinfer_bench.compile import Toolchain, find_unavailable_languages, requ
 from flashinfer_bench.compile.artifact import StepReport
 from flashinfer_bench.compile.diagnostics import (
     first_error,
-    lead_with_error,
     other_architecture,
+    put_error_first,
 )
 from flashinfer_bench.compile.requirements import (
     cutlass_includes,
@@ -57,9 +57,9 @@ ninja: build stopped: subcommand failed.
 
 
 def test_what_a_build_system_only_quotes_comes_first():
-    assert lead_with_error(NINJA) == f"mine.h:3: error: 'x' was not declared in this scope\n{NINJA}"
+    assert put_error_first(NINJA) == f"mine.h:3: error: 'x' was not declared in this scope\n{NINJA}"
     for other in ("ValueError: a.py:3: error: mine", "ninja: build stopped: an error\n"):
-        assert lead_with_error(other) == other
+        assert put_error_first(other) == other
 
 
 LACK = "of the CUDA toolkit's cusparse is not installed; try: pip install nvidia-cusparse-cu12"

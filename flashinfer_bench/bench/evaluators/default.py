@@ -296,7 +296,7 @@ def time_reference(baseline: Baseline, context: JudgeContext) -> Baseline:
     if not context.profile_baseline:
         return baseline
     inputs, reference = baseline.inputs, context.reference
-    spared = [reference.spare(trial) for trial in inputs] if isinstance(reference, Reference) else inputs
+    spared = [reference.clone_written(trial) for trial in inputs] if isinstance(reference, Reference) else inputs
     measured = context.measure_reference(spared)
     record = {"trials_ms": measured.trials, **measured.record}
     return replace(baseline, mean_latency_ms=measured.latency_ms, measurement=record)

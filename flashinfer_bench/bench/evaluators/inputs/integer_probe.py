@@ -138,8 +138,8 @@ class IntegerProbe:
             is_masked: both shift and mask are required; else one of shift, mask, division or another dtype is enough.
         """
         did = self._run().did
-        ways = [name in did[way] for way in ("shift", "mask", "divide")]
-        is_used = all(ways[:2]) if is_masked else any(ways)
+        uses = [name in did[use] for use in ("shift", "mask", "divide")]
+        is_used = all(uses[:2]) if is_masked else any(uses)
         return is_used and name not in did["choose"] and self._run().end in (DONE, STOPPED)
 
     def _fits(self, run: Watch, least: int) -> bool:

@@ -67,7 +67,7 @@ MANY_ELEMENTS: Final = 1 << 28
 QUICK_MS: Final = 5.0
 SLOW_CALLS: Final = 2
 """Cases for which a reference on a GPU is called that takes longer than QUICK_MS."""
-PATIENCE_MS: Final = 1e3
+TIME_LIMIT_MS: Final = 1e3
 """Milliseconds that a reference on a CPU may take for all cases; it is called at least once."""
 HAVE_RULES: Final = re.compile(r"gdn|mamba.*")
 """Op types whose gates have rules of their own."""
@@ -414,7 +414,7 @@ def count_affordable(latency_ms: float | None, device_type: str) -> int | None:
         return None
     if device_type == "cuda":
         return SLOW_CALLS if latency_ms > QUICK_MS else None
-    return max(1, int(PATIENCE_MS / max(latency_ms, 1e-3)))
+    return max(1, int(TIME_LIMIT_MS / max(latency_ms, 1e-3)))
 
 
 class StressPlan:

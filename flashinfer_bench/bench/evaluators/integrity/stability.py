@@ -25,7 +25,7 @@ from flashinfer_bench.errors import Fault
 MOST_DRAWS: Final = 16
 """Calls of the reference, at most. A row at the edge of a bfloat16's rounding is missed in one of 1,000 cases."""
 FEWEST_DRAWS: Final = 4
-PATIENCE_S: Final = 30.0
+TIME_LIMIT_S: Final = 30.0
 """Seconds for these calls. If a reference is so slow that there are fewer than FEWEST_DRAWS, no row is blamed."""
 MOST_OF_SIGMOID: Final = 0.1
 """Largest share by which a number is moved for the error of sigmoids."""
@@ -179,7 +179,7 @@ def call_rounded(
         reordered = call_with_other_ties(reference, list(inputs), drawn)[0] if has_chosen else None
         spent_s += time.monotonic() - start
         yield outputs, reordered
-        if spent_s > PATIENCE_S:
+        if spent_s > TIME_LIMIT_S:
             return
 
 

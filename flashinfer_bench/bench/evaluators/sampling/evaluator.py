@@ -49,7 +49,7 @@ CPU: Final = torch.device("cpu")
 TIMED_DRAWS: Final = 96
 """Draws of each timed trial that are judged at least. A sampler that draws the likeliest token passes if that has more
 than nine tenths of a row."""
-PATIENCE_S: Final = 20.0
+TIME_LIMIT_S: Final = 20.0
 """Seconds after which no more calls on flattened rows are made. A slow sampler, as under Triton's interpreter, needs a
 limit, and slowness gains nothing."""
 TIMED_SHARE: Final = 0.05
@@ -133,7 +133,7 @@ class SamplingEvaluator(DefaultEvaluator):
                     "the rules of the Sampling evaluator do not fit this definition"
                 )
             return found
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIME_LIMIT_S
         count = count_calls(expected[0].numel(), limits.least_shift) if cfg.power_rule else 0
         flattened = [
             call

@@ -26,7 +26,7 @@ from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall
 from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
 from flashinfer_bench.bench.evaluators.sampling.evaluator import (
     CPU,
-    PATIENCE_S,
+    TIME_LIMIT_S,
     TIMED_SHARE,
     SamplingLimits,
     call_within,
@@ -71,7 +71,7 @@ class SpeculativeEvaluator(DefaultEvaluator):
         more = count_calls(len(given[1]), limits.least_shift) - limits.trials if cfg.power_rule else 0
         calls = (
             *call_within(math.inf, sol_runnable, given, limits.trials, expected),
-            *call_within(time.monotonic() + PATIENCE_S, sol_runnable, given, more, expected),
+            *call_within(time.monotonic() + TIME_LIMIT_S, sol_runnable, given, more, expected),
         )
         return judge_calls(definition, calls, limits, context)
 

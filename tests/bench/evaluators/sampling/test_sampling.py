@@ -220,7 +220,7 @@ def test_a_sampler_of_one_row_is_called_so_often_that_a_small_omission_shows(mon
     verdict, calls = one_row(0.0)
     assert (calls, verdict.correctness.extra["flattened"]["calls"]) == (380, 280)
     assert one_row(0.0, power_rule=False, extra={"sampling_validation_trials": 30})[1] == 30
-    monkeypatch.setattr(evaluator, "PATIENCE_S", -1.0)  # a slow sampler
+    monkeypatch.setattr(evaluator, "TIME_LIMIT_S", -1.0)  # a slow sampler
     verdict, calls = one_row(0.0)
     assert (isinstance(verdict, Accepted), calls) == (True, 100)
 
