@@ -273,12 +273,12 @@ class BenchmarkConfig(EvalSettings):
         found = {name: DEFAULT_ORIGIN for name in type(self).model_fields if name not in (*SECTIONS, "extra")}
         return found | {name: origin for name, (_, origin) in cascade(self._levels).items()}
 
-    def section_places(self, section: str, *, users_only: bool = False) -> Iterator[tuple[str, str]]:
+    def section_locations(self, section: str, *, users_only: bool = False) -> Iterator[tuple[str, str]]:
         """Yield source and name of each section of op_type_config or definition_config, in all sources or the
         user's."""
         for level in self._levels:
             if level.section == section and (level.owner == "user" or not users_only):
-                yield level.place, level.name
+                yield level.location, level.name
 
     def timing_mark(self) -> str | None:
         """Return the difference of this run's timing from the usual, for a job's fingerprint; None without one."""

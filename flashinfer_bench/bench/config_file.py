@@ -95,14 +95,14 @@ def list_problems(
         if kind == "extra_forbidden" and known:
             hint = did_you_mean(str(location[-1]), known) or f"; known keys: {', '.join(known)}"
             kind, what = "unknown_key", f"unknown key{hint}"
-        place = _place(source, location, lines or {}) if source is not None else context.get("place")
+        place = _locate(source, location, lines or {}) if source is not None else context.get("place")
         reported = {"what": what} if place is None else {"place": place, "what": what}
         fault = PydanticCustomError(kind, ": ".join(f"{{{name}}}" for name in reported), reported)
         problems.append(InitErrorDetails(type=fault, loc=location, input=item["input"]))
     return problems
 
 
-def _place(source: str, location: tuple[int | str, ...], lines: Mapping[tuple[str, ...], int]) -> str:
+def _locate(source: str, location: tuple[int | str, ...], lines: Mapping[tuple[str, ...], int]) -> str:
     keys = tuple(str(part) for part in location)
     line = next((lines[keys[:end]] for end in range(len(keys), 0, -1) if keys[:end] in lines), None)
     return ": ".join(filter(None, [source, ".".join(keys)])) + (f" (line {line})" if line else "")
@@ -117,6 +117,6 @@ def describe_problems(error: ValidationError) -> list[str]:
     """Return one line for each problem of a configuration: the location, the reason, the nearest known name."""
     found = [(item, item.get("ctx", {})) for item in error.errors(include_url=False)]
     return [
-        f"{context.get('place') or _place(error.title, item['loc'], {})}: {context.get('what', item['msg'])}"
+        f"{context.get('place') or _locate(error.title, item['loc'], {})}: {context.get('what', item['msg'])}"
         for item, context in found
     ]

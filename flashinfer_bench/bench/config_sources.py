@@ -245,7 +245,7 @@ class Level(NamedTuple):
     """Name of the section's op type or definition."""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The location, as origins name it. A set's file has only definitions, and no sections."""
         path = [] if self.owner == "set" else [self.section]
         return ": ".join(filter(None, [self.origin, ".".join(filter(None, [*path, self.name]))]))
@@ -278,7 +278,7 @@ def cascade(levels: Levels, definition: str = "", op_type: str = "") -> dict[str
     found: dict[str, Given] = {}
     for level in levels:
         if level.is_of(definition, op_type):
-            found |= {name: (value, level.place) for name, value in level.values.items()}
+            found |= {name: (value, level.location) for name, value in level.values.items()}
     return found
 
 

@@ -77,9 +77,9 @@ def check_names(trace_set: TraceSet, config: BenchmarkConfig) -> None:
         ("authors", "author", config.authors, authors),
         ("workloads", "workload", config.workloads, uuids),
     ]
-    for place, name in config.section_places("op_type_config", users_only=True):
+    for place, name in config.section_locations("op_type_config", users_only=True):
         named.append((place, "op type", [name], {*op_types.values(), *known_op_types()}))
-    for place, name in config.section_places("definition_config", users_only=True):
+    for place, name in config.section_locations("definition_config", users_only=True):
         named.append((place, "definition", [name], definitions))
     problems = []
     for place, kind, names, known in named:

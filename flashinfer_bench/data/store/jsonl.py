@@ -25,7 +25,7 @@ from flashinfer_bench.base.files.reading import (
     refuse_pointer,
 )
 from flashinfer_bench.base.files.trees import remove_tree
-from flashinfer_bench.base.files.writing import WriteRefused, check_place, open_folder
+from flashinfer_bench.base.files.writing import WriteRefused, check_location, open_folder
 from flashinfer_bench.errors import DataSetError, Fault
 
 _STAGED: Final = 180
@@ -94,7 +94,7 @@ def check_append(path: Path, root: Path) -> None:
         DataSetError: the file or a folder cannot be written, or a link below the root stands in the way.
     """
     try:
-        check_place(path, root)
+        check_location(path, root)
         if path.is_file():
             with os.fdopen(open_to_read(path), "rb") as handle:
                 refuse_pointer(handle.read(len(POINTER_START)), path)

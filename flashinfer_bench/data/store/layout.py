@@ -98,7 +98,7 @@ def find_files(folder: Path, suffixes: tuple[str, ...], tell: Tell) -> Iterator[
             yield path
 
 
-def check_place(file: Path, folder: Path, expected: tuple[str, ...]) -> str | None:
+def check_location(file: Path, folder: Path, expected: tuple[str, ...]) -> str | None:
     """Compare a path with the names inside the file, from the file name upward; return what differs.
 
     Args:

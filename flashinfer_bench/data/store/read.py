@@ -156,7 +156,7 @@ class _Reader:
 
     def why_misplaced(self, file: Path, folder: str, *names: str) -> str | None:
         """Say what a file's place says otherwise than its content; None if nothing."""
-        return None if file in self.loose_files else layout.check_place(file, self.root / folder, names)
+        return None if file in self.loose_files else layout.check_location(file, self.root / folder, names)
 
     def compare_place(self, file: Path, folder: str, *names: str) -> None:
         """Warn of a file that does not lie where its content says."""
