@@ -153,14 +153,14 @@ class Engine:
         if confirm not in get_args(Confirm):
             raise ConfigError(f"confirm must be one of {', '.join(get_args(Confirm))}, not {confirm!r}")
         may = may_confirm(self.context.config, self.context.machine)
-        found = self._jobs.find(solution)
-        jobs = self._jobs.make_jobs(found, workloads)
+        result = self._jobs.find(solution)
+        jobs = self._jobs.make_jobs(result, workloads)
         if may and confirm == "always":
             jobs = [confirming(job, job.index) for job in jobs]
         if save_results and jobs:
-            self._harness.recorder.check(jobs[0].definition, found)
+            self._harness.recorder.check(jobs[0].definition, result)
         task = Task(
-            found,
+            result,
             [job.workload.uuid for job in jobs],
             cancel=self._cancel,
             on_trace=self._note,
@@ -352,11 +352,11 @@ class SolutionJobs:
         """
         if isinstance(solution, Solution):
             return solution
-        found = self._context.trace_set.get_solution(solution)
-        if found is None:
+        result = self._context.trace_set.get_solution(solution)
+        if result is None:
             names = [one.name for listed in self._context.trace_set.solutions.values() for one in listed]
             raise ConfigError(f"the trace set has no solution {solution!r}{did_you_mean(solution, names)}")
-        return found
+        return result
 
     def make_jobs(self, solution: Solution, workloads: Sequence[str] | None) -> list[Job]:
         """Return the jobs of a solution, not numbered yet.
@@ -389,7 +389,7 @@ class SolutionJobs:
 
         A job is equal if a resumed run would skip it, whatever the name of its solution.
         """
-        found: dict[str, Trace] = {}
+        result: dict[str, Trace] = {}
         for job in jobs:
             mark = (job.workload.uuid, job.fingerprint["solution"])
             with self._lock:
@@ -398,8 +398,8 @@ class SolutionJobs:
                     traces.append(Trace.model_validate_json(own))
             recorded = decide(job, self._context.config, traces).trace
             if recorded is not None:
-                found[job.workload.uuid] = to_trace(recorded).model_copy(update={"solution": job.solution.name})
-        return found
+                result[job.workload.uuid] = to_trace(recorded).model_copy(update={"solution": job.solution.name})
+        return result
 
     def note(self, job: Job, trace: Trace, *, is_saved: bool) -> bool:
         """Note a verdict of the engine; return whether its solution becomes the best, unless that is confirmed."""

@@ -370,9 +370,9 @@ class Scheduler:
                 selector.register(waker, selectors.EVENT_READ)
             limits = [limit_s, *(max(0.0, session.left_s) for _, session in sessions)]
             limits += [LOCK_POLL_S] if any(slot.asking and slot.session is None for slot in self.slots) else []
-            found = {key.data: events for key, events in selector.select(min(limits)) if key.data is not None}
+            result = {key.data: events for key, events in selector.select(min(limits)) if key.data is not None}
         for slot, session in sessions:
-            events = found.get(slot, 0)
+            events = result.get(slot, 0)
             try:
                 if events & selectors.EVENT_WRITE:
                     session.flush()

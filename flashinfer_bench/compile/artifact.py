@@ -47,8 +47,8 @@ class BuildTarget:
 
         From Hopper on, an architecture's name ends in "a": code for that chip alone.
         """
-        found = sorted(set(capabilities))
-        return cls(tuple(f"{major}{minor}{'a' * (major >= 9)}" for major, minor in found)) if found else cls()
+        result = sorted(set(capabilities))
+        return cls(tuple(f"{major}{minor}{'a' * (major >= 9)}" for major, minor in result)) if result else cls()
 
 
 @dataclass(frozen=True)

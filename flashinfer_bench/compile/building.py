@@ -264,11 +264,11 @@ class Build:
         """
         if self.recipe.header is None:
             return ()
-        found = Build(None, self.recipe.header, self._cache, self._compilers).find()
-        if not isinstance(found, Artifact):
+        result = Build(None, self.recipe.header, self._cache, self._compilers).find()
+        if not isinstance(result, Artifact):
             return ()
-        names = {Path(path).name for path in read_list(found.directory / READ_LIST)}
-        return () if any(Path(path).name in names for path in self.recipe.sources) else (found.directory,)
+        names = {Path(path).name for path in read_list(result.directory / READ_LIST)}
+        return () if any(Path(path).name in names for path in self.recipe.sources) else (result.directory,)
 
     def _run(self, stages: Stages, header: tuple[Path, ...] = ()) -> StepReport | None:
         """Run all steps; return the first failed step."""

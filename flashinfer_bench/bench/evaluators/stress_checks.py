@@ -127,7 +127,7 @@ def find_constants(outputs: Sequence[Outputs]) -> Constants:
             it repeats one number. A float output must repeat it in several calls.
     """
     calls = list({id(one): one for one in outputs}.values())  # if memory is short, trials share their expected outputs
-    found: dict[int, torch.Tensor] = {}
+    result: dict[int, torch.Tensor] = {}
     for number, value in enumerate(calls[0] if calls else ()):
         whole, others = is_whole(value), [call[number] for call in calls[1:]]
         if not value.numel() or not (whole or (others and not is_packed(value.dtype))):
@@ -135,8 +135,8 @@ def find_constants(outputs: Sequence[Outputs]) -> Constants:
         first = value.reshape(-1)[0]
         is_one = bool((value == first).all()) and bool(first.isfinite())
         if (is_one or (whole and others)) and all(torch.equal(value, other) for other in others):
-            found[number] = value
-    return found
+            result[number] = value
+    return result
 
 
 def differs(value: torch.Tensor, usual: torch.Tensor) -> torch.Tensor:

@@ -202,8 +202,8 @@ def find_fingerprint(extra: Mapping[str, Any] | None) -> tuple[Mapping[str, Any]
     run = (extra or {}).get("run")
     if not isinstance(run, Mapping):
         return {}, None
-    found = run.get("fingerprint")
-    return run, found if isinstance(found, Mapping) else None
+    result = run.get("fingerprint")
+    return run, result if isinstance(result, Mapping) else None
 
 
 def _what_changed(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> str:

@@ -452,11 +452,11 @@ class StressPlan:
             for name, shape in shapes.items()
         ]
         """Which inputs are changed, in the order of the definition."""
-        found = [one for one in self.free if one is not None]
-        self._guarded = self._source_checks.guarded & {one.name for one in found}
-        self._gates = self._source_checks.gates & {one.name for one in found if one.kind == "float"}
-        traits = self._find_traits(definition, workload, found)
-        traits |= {"any": bool(found), "constants": has_constants and bool(found)}
+        result = [one for one in self.free if one is not None]
+        self._guarded = self._source_checks.guarded & {one.name for one in result}
+        self._gates = self._source_checks.gates & {one.name for one in result if one.kind == "float"}
+        traits = self._find_traits(definition, workload, result)
+        traits |= {"any": bool(result), "constants": has_constants and bool(result)}
         counts = {
             name: max(count * bool(traits[trait]) for trait, count in case.calls.items())
             for name, case in STRESS_CASES.items()

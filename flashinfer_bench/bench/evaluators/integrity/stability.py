@@ -85,7 +85,7 @@ LOUD_ROUNDING: Final = Rounding(0.05, 1.0, judges_small=True, slack=4.0)
 eighth."""
 GATE_ROUNDING: Final = Rounding(2.0**-7, 1.0, judges_small=True, of_sigmoid=5e-4)
 """For cases in which gates are nearly open or shut. A solution with gates in fp8 would be wrong there, and no kernel
-does that. With REGIME_ROUNDING, no row that depends on hundreds of steps would be well-conditioned. A GPU's own `tanh`
+does that. With STRESS_ROUNDING, no row that depends on hundreds of steps would be well-conditioned. A GPU's own `tanh`
 makes sigmoids that are off by half of `of_sigmoid`."""
 
 
@@ -137,8 +137,8 @@ class Stability:
         """
 
         def far(draws: list[list[Norms | None]]) -> torch.Tensor:
-            found = [one.shares(left_out) for norms in draws if (one := norms[output]) is not None]
-            return torch.stack([torch.zeros_like(suspects, dtype=torch.float64), *found])
+            result = [one.shares(left_out) for norms in draws if (one := norms[output]) is not None]
+            return torch.stack([torch.zeros_like(suspects, dtype=torch.float64), *result])
 
         while True:
             reordered = (far(self._reordered) > REORDERED_SHARE * limit).sum(dim=0)
@@ -213,10 +213,10 @@ class OtherTies(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has
         dim = args[place] if len(args) > place else given.get("dim", default)
         values, along = (args[0].reshape(-1), 0) if dim is None else (args[0], dim)
         order = torch.randperm(values.shape[along], generator=self._generator).to(values.device)
-        found = func(values.index_select(along, order), *args[1:], **given)
-        if isinstance(found, tuple):
-            return found[0], order[found[1]]
-        return order[found] if dim is not None or not found.dim() else order[found].view([1] * args[0].dim())
+        result = func(values.index_select(along, order), *args[1:], **given)
+        if isinstance(result, tuple):
+            return result[0], order[result[1]]
+        return order[result] if dim is not None or not result.dim() else order[result].view([1] * args[0].dim())
 
 
 def call_with_other_ties(reference: Reference, inputs: list[Any], seed: int) -> tuple[list[torch.Tensor], bool]:

@@ -108,10 +108,10 @@ def judge_calls(
         got = check_form(definition, call.got, call.expected)
         if isinstance(got, Rejected):
             return got
-        found = chain.place(got, generator)
-        if isinstance(found, str):
-            return decide(f"call {number}: {found}", Correctness(max_absolute_error=1.0))
-        places.append(found)
+        result = chain.place(got, generator)
+        if isinstance(result, str):
+            return decide(f"call {number}: {result}", Correctness(max_absolute_error=1.0))
+        places.append(result)
     chances = {
         f"{name}, {test}": chance
         for name, part in zip(TESTED, torch.stack(places, dim=1), strict=True)
