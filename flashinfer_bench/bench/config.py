@@ -280,15 +280,15 @@ class BenchmarkConfig(EvalSettings):
             if level.section == section and (level.owner == "user" or not users_only):
                 yield level.location, level.name
 
-    def timing_mark(self) -> str | None:
+    def timing_key(self) -> str | None:
         """Return the difference of this run's timing from the usual, for a job's fingerprint; None without one."""
-        marks = [
+        parts = [
             "quick" if self.quick else "",
             "warm L2" if self.l2_cache == "warm" else "",
             self.clock if self.clock != "auto" else "",
             "" if self.cuda_graphs else "no graphs",
         ]
-        return ", ".join(filter(None, marks)) or None
+        return ", ".join(filter(None, parts)) or None
 
     @classmethod
     def _read_file(cls, path: Path, owner: Literal["bundled", "user"], overrides: Mapping[str, Any]) -> BenchmarkConfig:

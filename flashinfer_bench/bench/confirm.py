@@ -251,8 +251,8 @@ class Winners:
 
 def confirming(job: Job, index: int, hardware: str | None = None) -> Job:
     """Return the job that judges a job's solution at full assurance, on any device or on this hardware."""
-    marks = {**job.fingerprint, "assurance": FULL}
-    return replace(job, index=index, assurance=FULL, hardware=hardware, fingerprint=marks)
+    keys = {**job.fingerprint, "assurance": FULL}
+    return replace(job, index=index, assurance=FULL, hardware=hardware, fingerprint=keys)
 
 
 def scope_of(job: Job) -> Scope:

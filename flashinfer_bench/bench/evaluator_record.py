@@ -139,10 +139,10 @@ def known_op_types() -> list[str]:
 
 def mark_built_in(definition: Definition) -> str:
     """Return the fingerprint of the built-in evaluator that judges a definition."""
-    return next(make_mark(one.name, one.revision) for one in find_records() if one.covers(definition))
+    return next(make_key(one.name, one.revision) for one in find_records() if one.covers(definition))
 
 
-def make_mark(name: str, revision: int) -> str:
+def make_key(name: str, revision: int) -> str:
     """Return the fingerprint of an evaluator's code."""
     return f"{name} {revision}"
 

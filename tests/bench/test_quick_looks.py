@@ -12,15 +12,13 @@ MARKS = {"definition": "d", "solution": "s", "workload": "w", "evaluator": "e", 
 WHOLE, QUICK = fingerprint(**MARKS), fingerprint(**MARKS, timing="quick")
 
 
-def quick(marks=QUICK, **parts):
+def quick(keys=QUICK, **parts):
     """Return the trace of a quick run; traces of other hours come later in the day."""
-    return make_trace(
-        extra={"run": {"fingerprint": marks, "quick": True}}, timestamp=_at(parts.pop("hour", 3)), **parts
-    )
+    return make_trace(extra={"run": {"fingerprint": keys, "quick": True}}, timestamp=_at(parts.pop("hour", 3)), **parts)
 
 
-def whole(marks=WHOLE, **parts):
-    return make_trace(extra={"run": {"fingerprint": marks}}, timestamp=_at(parts.pop("hour", 1)), **parts)
+def whole(keys=WHOLE, **parts):
+    return make_trace(extra={"run": {"fingerprint": keys}}, timestamp=_at(parts.pop("hour", 1)), **parts)
 
 
 def _at(hour):
