@@ -136,9 +136,9 @@ class Engine:
             submitter: name of the caller. Submitters of one priority get equal shares of the devices.
             save_results: append each trace to the set on disk before the task gets it.
             use_recorded: return the set's traces of equal jobs, instead of judging again.
-            confirm: on a GPU, judge the solution again at full assurance on each workload of which it would be the best
-                known ("if_best"), judge it so at once ("always"), or do neither ("never"). The settings of the engine
-                may disable all confirmations (`confirm`, `quick`), or judge everything so (`assurance`).
+            confirm: on a GPU, when to judge the solution at full assurance. "if_best": again on each workload of which
+                it would be the best known. "always": at once. "never": not at all. The settings of the engine may
+                disable all confirmations (`confirm`, `quick`), or judge everything so (`assurance`).
 
         Raises:
             ConfigError: there is no such solution, definition or workload, it cannot run on this machine, the priority

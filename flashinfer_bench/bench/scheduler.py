@@ -167,8 +167,8 @@ class Scheduler:
         return bool(self._queue.remaining or any(slot.jobs for slot in self.slots))
 
     def add(self, jobs: list[Job], queue_class: QueueClass = QueueClass()) -> None:  # noqa: B008 - a constant
-        """Take further jobs. In a loop with a stream of solutions, a solution that ran out of time is tried again; so
-        is each device if none is left.
+        """Take further jobs. In a loop with a stream of solutions, solutions that ran out of time are tried again. If
+        no device is left, each is tried again too.
         """
         solutions = {job.solution_key: job.solution for job in jobs}
         before = self._farm.open_builds

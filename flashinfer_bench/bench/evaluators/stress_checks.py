@@ -157,10 +157,10 @@ def keep_finite(
 ) -> tuple[JudgedCall, JudgeContext] | None:
     """Return a call, and a context for judging it, with the rows that can be judged; None if all can.
 
-    A row in which the reference is not finite is skipped: if a sum overflows, a quotient by it is zero, and a better
+    A row in which the reference is not finite is skipped. If a sum overflows, a quotient by it is zero, and a better
     solution has other numbers. A row in which only the solution is not finite is skipped too, since a narrower format
     overflows sooner. A shortcut for numbers of the usual size returns no infinite numbers. An output that overflows in
-    some rows is skipped as a whole: any rounding moves numbers that grow so fast, and nearly infinite rows dominate all
+    some rows is skipped as a whole. Any rounding moves numbers that grow so fast, and nearly infinite rows dominate all
     others. Infinities and nans that usual inputs give too, such as masked scores, are expected; the rest of such a row
     is judged.
 

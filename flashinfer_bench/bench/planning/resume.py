@@ -1,10 +1,10 @@
 """The jobs that a resumed run can skip: a job's fingerprint, and its search among the recorded jobs.
 
 The fingerprint of a trace is in `evaluation.extra["run"]["fingerprint"]`. It has digests of the definition, the
-solution, the workload and the eval config, the hardware's name, the evaluator's class with its revision, and for a
-plug-in the digest of its source. It has the timing if it is unusual (quick, warm L2, CUDA events, no graphs), whether
-workers had a sandbox, a given seed, and full assurance. A trace without a fingerprint (another engine's) proves
-nothing, nor does a trace from before evaluators had revisions.
+solution, the workload and the eval config. It has the hardware's name, the evaluator's class with its revision, and for
+a plug-in the digest of its source. It has unusual timing (quick, warm L2, CUDA events, no graphs), whether workers had
+a sandbox, a given seed, and full assurance. A trace without a fingerprint (another engine's) proves nothing, nor does a
+trace from before evaluators had revisions.
 
 A quick run is never resumed from. If it failed, its job is done again even if a whole verdict is recorded.
 

@@ -4,8 +4,8 @@ Integers have values, on the CPU; floats have only shapes, on "meta". So an oper
 size. Operations that index or slice by integers report the indices with their exclusive bound, and continue with valid
 ones. Values that depend on floats are chosen: an element is 1, and a mask selects all.
 
-A run changes no input, and executes no code of a solution. It ends early if stand-ins cannot follow the reference: it
-asks for a tensor's address, changes a tensor's shape in place, or has too many operations.
+A run changes no input, and executes no code of a solution. It ends early if stand-ins cannot follow the reference.
+Examples are a request for a tensor's address, a change of shape in place, and too many operations.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from flashinfer_bench.bench.evaluators.compare.packed import is_packed
 LEAST_ROW: Final = 16
 """Elements of a row, at least. A smaller output is one row, whose norms are judged on stress inputs only."""
 FLOOR: Final = 0.1
-"""A row below this share of the usual row is compared with this share of it, since the rest of a cancelled sum has the
-errors of its terms."""
+"""A row below this share of the usual row is compared with this share of it. The rest of a cancelled sum has the errors
+of its terms."""
 NO_VALUE_SCALES: Final = frozenset({getattr(torch, "float8_e8m0fnu", None)})
 """Dtypes whose neighbouring values differ by a factor of two: one step of one element is the size of a row."""
 BROUGHT_ROWS: Final = 1 << 13

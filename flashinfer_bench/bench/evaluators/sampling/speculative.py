@@ -5,8 +5,8 @@ After the first rejection, a token is drawn from max(0, target - draft), rescale
 drawn from the target's last row.
 
 The outputs are random. Their form is checked exactly. Three numbers are tested against their distribution, by places as
-for draws: the number of emitted tokens, the number of tokens that could be accepted one by one, and the last token. The
-numbers of timed calls are tested too. Their inputs never repeat, which a solution could detect.
+for draws: the emitted tokens, the tokens that could be accepted one by one, and the last token. The numbers of timed
+calls are tested too. Their inputs never repeat, which a solution could detect.
 """
 
 from __future__ import annotations
