@@ -62,7 +62,7 @@ LOOSE = {"required_matched_ratio": 0.95, "extra": {"max_error_norm": 0.3}}
         (PRODUCT, lost, LOOSE, "lost_rows_rule", {"row": 3, "limit": 0.3}),
     ],
 )
-def test_values_and_rows_may_not_be_left_out_unless_the_rule_is_off(body, solution, settings, switch, evidence):
+def test_values_and_rows_may_not_be_omitted_unless_the_rule_is_off(body, solution, settings, switch, evidence):
     verdict = judging(body, **settings).check(solution)
     expect(verdict, switch and f"rule {switch.removesuffix('_rule')!r}")
     if switch:
@@ -108,7 +108,7 @@ def lose(value, at=2):
         (1e-3 * ROWS, 1.3e-3 * ROWS, WIDE, False),  # compared with its own norm, next to large calls
     ],
 )
-def test_a_call_beside_right_ones_passes_at_one_look_only_if_it_surely_does(expected, got, tolerance, passes):
+def test_a_call_next_to_right_calls_passes_the_quick_check_only_if_it_surely_passes(expected, got, tolerance, passes):
     for calls in [], LARGE * ((expected.shape, expected.dtype) == (ROWS.shape, ROWS.dtype)):
         found = surely_pass([*calls, JudgedCall([], [got], [expected])], RULE, tolerance)
         assert (found is not None) is passes
