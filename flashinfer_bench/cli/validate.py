@@ -94,8 +94,8 @@ def execute(args: Namespace) -> int:
         raise Misuse("--outputs json and text are files: give --output-folder, too")
     if args.output_folder:
         try:
-            place = find_output(args.output_folder, args)
-            with open_folder(place.path, place.root):
+            folder = find_output(args.output_folder, args)
+            with open_folder(folder.path, folder.root):
                 pass
         except OSError as error:
             raise Misuse(f"--output-folder: {args.output_folder}: {error.strerror}") from error
@@ -135,8 +135,8 @@ def render_report(report: Mapping[str, Any]) -> str:
     """Lay a report out: errors, warnings, what was judged, what the set lacks, and the counts in the last line."""
     if report["version"] != FORMAT_VERSION:
         raise ValueError(f"its version is {report['version']!r}")
-    places = [(Path(one["file"]), one["line"], one["field"], str(one["reason"])) for one in report["issues"]]
-    issues = [LoadIssue(one["severity"], *place) for one, place in zip(report["issues"], places, strict=True)]
+    locations = [(Path(one["file"]), one["line"], one["field"], str(one["reason"])) for one in report["issues"]]
+    issues = [LoadIssue(one["severity"], *where) for one, where in zip(report["issues"], locations, strict=True)]
     lines = describe_issues(issues, shown_warnings=len(issues))
     for check in dict.fromkeys(job["check"] for job in report["jobs"]):
         statuses = Counter(job["status"] for job in report["jobs"] if job["check"] == check)
@@ -218,7 +218,7 @@ def _choose(whole: TraceSet, args: Namespace) -> TraceSet:
 
 def _check_of(issue: LoadIssue, trace_set: TraceSet) -> str:
     """Tell which check an issue of loading belongs to, by where its file lies."""
-    parts = () if issue.is_about_place else parts_below(issue.file, trace_set.roots)
+    parts = () if issue.is_about_location else parts_below(issue.file, trace_set.roots)
     return FOLDERS.get(parts[0], "layout") if parts else "layout"
 
 
