@@ -40,7 +40,7 @@ from flashinfer_bench.report.decision import UNKNOWN
 from flashinfer_bench.report.intervals import latency_of
 from flashinfer_bench.report.verdict import first_reason, reason_of
 
-TURN_S: Final = 0.2
+QUANTUM_S: Final = 0.2
 """The loop looks at the clock at least this often, in seconds, so a budget is exceeded by no more."""
 TRIALS: Final = 1
 """Trials of a block, if nobody says another number: workers differ by more than trials of one worker do, so more
@@ -193,7 +193,7 @@ def _run(
         meant += turns
         scheduler.add(jobs, QueueClass(in_order=True))
         while scheduler.has_open_jobs:
-            for happening in scheduler.step(limit_s=TURN_S):
+            for happening in scheduler.step(limit_s=QUANTUM_S):
                 if isinstance(happening, Notice):
                     tell(happening.message)
                 if not isinstance(happening, (Judged, JobFaulted)):
