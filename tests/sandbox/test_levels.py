@@ -1,4 +1,4 @@
-"""Which level of confinement a machine gives, and as whom its workers run."""
+"""The sandbox level that a machine supports, and the user of its workers."""
 
 import tempfile
 from dataclasses import replace
@@ -48,7 +48,7 @@ def test_strict_names_what_is_missing_and_auto_goes_without(machine, part, worke
         assert find_sandbox("strict", CACHE, probe=lambda _: machine).has_walls
 
 
-def test_off_looks_at_nothing():
+def test_off_reads_nothing():
     sandbox = find_sandbox("off", CACHE, probe=None)
     assert (sandbox.has_walls, sandbox.fingerprint_key, sandbox.record()["reached"]) == (False, "none", [])
 

@@ -1,4 +1,4 @@
-"""Compiling a solution's kernels ahead: what it finds in place of a GPU, what it may take, what is left of it."""
+"""Compiling a solution's kernels ahead: the stand-in for a GPU, its limits, and its results."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Times of references on disk: what a later run takes over, what is kept, and files that are none of ours."""
+"""Times of references on disk: reuse by later runs, the stored fields, and foreign files."""
 
 import json
 import os
@@ -88,7 +88,7 @@ Outside.__module__ = "theirs"
 
 @pytest.fixture
 def session(tmp_path, monkeypatch):
-    """Return a function that gives what one session finds and keeps; keywords change its conditions."""
+    """Return a function that gives the cached times of one session; keywords change its conditions."""
     (tmp_path / "x.safetensors").write_bytes(b"stored")
     stored = {"x": {"type": "safetensors", "path": "x.safetensors", "tensor_key": "x"}}
 

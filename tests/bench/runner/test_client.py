@@ -1,4 +1,4 @@
-"""The sessions of this machine, seen from the host: one run at a time on a GPU, blocks that nobody reads, the end."""
+"""The host's handle on a session: a single run on a GPU, requests that are not read, the end."""
 
 import os
 import signal
@@ -82,7 +82,7 @@ def test_a_second_run_waits_until_its_limit_or_the_device_is_free_and_says_who_h
 
 
 @pytest.mark.parametrize("words", STRANGE)
-def test_what_stands_in_place_of_a_lock_is_told_and_neither_waited_for_nor_emptied(locks, words):
+def test_a_foreign_file_in_place_of_a_lock_is_reported_and_neither_waited_for_nor_emptied(locks, words):
     path = device_lock.lock_path(GPU)
     path.parent.mkdir()
     STRANGE[words](path)

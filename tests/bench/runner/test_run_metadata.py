@@ -1,4 +1,4 @@
-"""What a session adds to samples: the launch gap, held from its first use, and samples on request."""
+"""A session's metadata of samples: the launch gap, fixed at its first use, and samples on request."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What becomes of a job in a session: its fault, its second try, and which worker it may have."""
+"""A job in a session: its fault, its second try, and its worker."""
 
 import itertools
 import signal
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.cpu
 
 
 class FakePool:
-    """Has no workers, and notes what is asked of it."""
+    """Has no workers, and records its calls."""
 
     precompiling = None
 
@@ -50,7 +50,7 @@ class FakePool:
 
 @pytest.fixture
 def open_session():
-    """Return a function that gives a session without workers; `judge` stands for all that is done in these."""
+    """Return a function that opens a session without workers; `judge` replaces their work."""
     with SharedArena(torch.device("cpu")) as arena:
 
         def opened(judge=None, **session_config):
@@ -97,7 +97,7 @@ def run(session, request=None):
 
 
 def raising(*errors):
-    """Return a function that raises these one after the other, and the last one from then on."""
+    """Return a function that raises these errors in order, and then repeats the last error."""
     left = itertools.chain(errors, itertools.repeat(errors[-1]))
 
     def judge(*_, **__):
@@ -162,7 +162,7 @@ def test_a_failure_of_the_machine_is_a_fault_and_a_solution_that_hung_is_left_ou
 
 
 def test_a_winner_is_confirmed_in_a_worker_that_serves_no_other_jobs(open_session):
-    """One worker for all that the solution won, and another one for what is judged at standard assurance after it."""
+    """One worker serves all confirmations, and another worker the later jobs at standard assurance."""
     session = open_session(lambda _job: Rejected(EvaluationStatus.INCORRECT_SHAPE, ""))
     request, discards = session.open_request(make_request("sssst")), []
     for requested, level in zip(request.sent.jobs, (None, "full", "full", None, "full"), strict=True):

@@ -1,4 +1,4 @@
-"""Which solutions are precompiled, and when that is waited for, paused and ended."""
+"""Which solutions are precompiled, and when the session waits for that, pauses it and ends it."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ WORKLOAD = {"uuid": "one", "axes": {"n": 64}, "inputs": {"by": {"type": "scalar"
 
 
 class FakeWorker(SimpleNamespace):
-    """Ends when it is told to, or by itself."""
+    """Ends on request, or by itself."""
 
     supervisor_pid, code, has_ended, is_paused = 1, 0, False, False
 
@@ -52,7 +52,7 @@ class FakePool:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Goes on while somebody waits."""
+    """Advances during waits."""
     clock = SimpleNamespace(now=0.0)
 
     def wait(_reads, _writes, _errors, limit_s):
@@ -90,7 +90,7 @@ def jobs(*solutions, each=1):
     return [(request, RequestedJob(solution=one.digest, **requested)) for one in found for _ in range(each)]
 
 
-def test_a_few_run_at_once_and_what_has_ended_or_is_late_makes_room(pool, precompiler, clock):
+def test_a_few_run_at_once_and_ended_or_late_workers_make_room(pool, precompiler, clock):
     coming = jobs(*range(12))
     precompiler.expect(coming)
     first = [*pool.started]
@@ -116,7 +116,7 @@ def test_a_turn_waits_for_its_solution_and_not_for_long(pool, precompiler, clock
     assert list(pool.started) == ["d1"]
 
 
-def test_all_of_them_stand_still_from_a_pause_on(pool, precompiler):
+def test_all_of_them_stop_at_a_pause(pool, precompiler):
     assert not precompiler.pause()
     precompiler.expect(jobs(0, 1))
     assert precompiler.pause()

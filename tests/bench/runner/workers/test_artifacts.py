@@ -1,4 +1,4 @@
-"""What a worker loads is what was built, whatever became of the files since."""
+"""A worker loads the built files, even if the artifact was changed since."""
 
 import hashlib
 

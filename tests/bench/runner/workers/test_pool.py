@@ -1,4 +1,4 @@
-"""Which worker gets a solution, how many are kept warm, and which are ended before they meet one."""
+"""Which worker gets a solution, how many workers are kept warm, and which workers end unused."""
 
 from types import SimpleNamespace
 
@@ -39,7 +39,7 @@ class FakeWorker:
         return self.is_ready
 
     def fileno(self):
-        """Somebody waits for this one: it comes up."""
+        """It starts when the pool waits for it."""
         self.kind = "fast" if self.kind == "coming" else self.kind
 
     def time_empty_bursts(self, touch_device, least):
@@ -67,7 +67,7 @@ def open_pool(device, index=None, on_ready=lambda _: None, has_walls=False, is_r
 def play(monkeypatch):
     """Return a function that has a pool do what a script says, with workers that start as the given kinds.
 
-    It returns all workers: `?` is not up yet, `-` told to end, `=` known to be gone.
+    It returns all workers: `?` is not ready yet, `-` is asked to end, `=` is known to have ended.
     """
 
     def played(script, kinds="", *, room=1, device="cpu", sandboxed=True, best=0, sees_streams=False, **session_config):
@@ -141,11 +141,11 @@ RESIDENT, NARROW = GPU | {"is_resident": True, "room": 3}, GPU | {"sees_streams"
         ("", GPU, "take one, take two, await_readers", "one= two"),
     ],
 )
-def test_what_is_started_and_ended(play, kinds, given, script, workers):
+def test_which_workers_start_and_end(play, kinds, given, script, workers):
     assert play(script, kinds, **given) == workers
 
 
-def test_a_worker_that_somebody_waits_for_and_does_not_start_is_a_fault_with_what_it_said(play):
+def test_an_awaited_worker_that_does_not_start_is_a_fault_with_its_output(play):
     with pytest.raises(DeviceFault, match="no room for a context"):
         play("take d", "slow dead", best=FAST)
 

@@ -15,7 +15,7 @@ from tests.kit.workers import worker_order
 pytestmark = pytest.mark.cpu
 
 
-def test_a_channel_that_closes_while_the_guard_is_late_does_not_keep_a_worker_from_its_end(
+def test_a_channel_that_closes_while_the_supervisor_is_late_does_not_keep_a_worker_from_its_end(
     template, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(process, "END_LIMIT_S", 0.5)

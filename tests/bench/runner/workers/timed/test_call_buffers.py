@@ -1,4 +1,4 @@
-"""Where calls lie, and what is seen of an output that was not written, or that was given before."""
+"""The buffers of calls, and detecting outputs that were not written or that repeat."""
 
 import math
 from contextlib import nullcontext
@@ -28,7 +28,7 @@ def lay_out(arena, size=16, *, dtype=torch.float32, outputs=1):
 
 
 def unwritten(buffers, indices=(0,), secret=0):
-    """Tell of each place whether an output was not written."""
+    """Return for each buffer whether an output was not written."""
     return buffers.find_unwritten(buffers.read_spots(indices, secret))
 
 

@@ -62,7 +62,7 @@ def bound(arena, monkeypatch):
 def test_batches_are_in_the_place_of_a_chain_or_follow_at_full_assurance_if_it_leaves_something_open(
     bound, claimed_ms, how, kinds, why_not
 ):
-    """Slow calls need neither. Where there is no room, it is found out who holds it."""
+    """Slow calls need neither. If memory is missing, its holder is found."""
     reported_ms, record, asked, is_room_checked = bound(claimed_ms, **how)
     assert ([kind for kind, *_ in asked], record["bound"]) == (kinds, [*kinds, "samples"][len(kinds) - 1])
     assert (reported_ms, record.get("why_unconfirmed")) == (max(claimed_ms, 0.003 * ("chain" in kinds)), why_not)

@@ -28,7 +28,7 @@ def changes(x):
 
 
 def run_each(trial, functions, together=8):
-    """Make a call of each function, so many of them at a time."""
+    """Make a call of each function, in groups of this size."""
     for at in range(0, len(functions), together):
         own = functions[at : at + together]
         calls = iter(own)
@@ -81,7 +81,7 @@ def test_an_output_that_is_written_after_its_call_is_refused(arena, is_last):
 
 
 @pytest.mark.parametrize("is_idle", [False, True])
-def test_outputs_are_copied_before_the_look_and_nothing_is_done_where_nobody_compares(arena, is_idle):
+def test_outputs_are_copied_before_the_check_and_idle_calls_are_not_copied(arena, is_idle):
     """A thread of the solution may still be at work."""
     trial = make_trial(arena, wanted=3)
     read_spots, trial.is_idle = trial.buffers.read_spots, is_idle

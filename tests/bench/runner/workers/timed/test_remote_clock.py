@@ -1,4 +1,4 @@
-"""A worker's clock from the session's side: requests, content before each, a look after each, and what goes wrong."""
+"""A worker's clock from the session's side: requests, content before each, a check after each, and failures."""
 
 from types import SimpleNamespace
 
