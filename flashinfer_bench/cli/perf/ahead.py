@@ -42,7 +42,7 @@ def list_calls(requests: Iterable[Request]) -> list[dict[str, Any]]:
     calls: dict[tuple[str, ...], dict[str, Any]] = {}
     for request in requests:
         for backend in [name for name in request.backends if name != TORCH]:
-            made, module = request.material, ROUTINES[request.named].module
+            made, module = request.entry, ROUTINES[request.named].module
             solution = made.solutions[backend]
             parts = {"definition": made.definition, "solution": solution, "workload": made.workload}
             call = {name: part.to_dict() for name, part in parts.items()}

@@ -27,7 +27,7 @@ from flashinfer_bench.cli.perf.flags import CASE_FLAGS, check_outer, make_parser
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.report.verdict import to_one_line
-from flashinfer_bench.routines.case.materials import make_material
+from flashinfer_bench.routines.case.generated_entry import generate_entry
 from flashinfer_bench.routines.case.spec import TORCH
 from flashinfer_bench.routines.case.support import Platform, why_not
 from flashinfer_bench.routines.table import ROUTINES
@@ -67,7 +67,7 @@ class Request:
     args: Namespace = field(default_factory=Namespace)
     case: Any = None
     """The routine's case; None with a problem."""
-    material: Any = None
+    entry: Any = None
     """The case in the trace-set format; None with a problem."""
     backends: list[str] = field(default_factory=list)
     """The backends that can run here, in the order in which they were given."""
@@ -79,7 +79,7 @@ class Request:
     @property
     def definition(self) -> str:
         """The name of the definition of a request without a problem."""
-        return str(self.material.definition.name)
+        return str(self.entry.definition.name)
 
 
 def read_requests(rest: Sequence[str], testlist: str | None, place: Platform) -> list[Request]:
@@ -202,7 +202,7 @@ def _prepare(request: Request, place: Platform) -> None:
             request.case = case = routine.make_case(args)
             refused = (routine.backends if routine.needs_ranks else case.refusals).__contains__
             own = [name for name in args.backends if name == TORCH or not refused(name)]
-            request.material = make_material(routine, case, own)
+            request.entry = generate_entry(routine, case, own)
     except Misuse as error:
         request.problem = str(error)
     except MemoryError:

@@ -24,7 +24,7 @@ from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.cli.perf.results import Results, make_row
 from flashinfer_bench.roofline.peaks import describe_time
-from flashinfer_bench.routines.case.materials import write_material
+from flashinfer_bench.routines.case.generated_entry import write_entry
 from flashinfer_bench.routines.case.spec import Check
 from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.families.moe_comm import count_phases
@@ -89,10 +89,10 @@ def time_rounds(
     rank, ranks, args, case = communicator.Get_rank(), communicator.Get_size(), request.args, request.case
     assert case is not None  # it has been made
     reference: dict[str, Any] = {}
-    exec(request.material.definition.reference, reference)
+    exec(request.entry.definition.reference, reference)
     with temporary_folder("perf") as root:
-        write_material(Path(root), request.material)
-        maker = InputMaker(request.material.definition, request.material.workload, device, Path(root))
+        write_entry(Path(root), request.entry)
+        maker = InputMaker(request.entry.definition, request.entry.workload, device, Path(root))
         inputs = maker.make(args.random_seed)
     hidden, ids, factors = (part[rank] for part in inputs[:3])
     wanted, payload = reference["run"](*inputs)[rank], reference["pack"](hidden)

@@ -29,7 +29,7 @@ from flashinfer_bench.data.measurement import Measurement, read_measurement
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.report.verdict import reason_of, to_one_line
 from flashinfer_bench.roofline.peaks import describe_time
-from flashinfer_bench.routines.case.materials import describe_case
+from flashinfer_bench.routines.case.generated_entry import describe_case
 from flashinfer_bench.routines.case.spec import TORCH
 from flashinfer_bench.routines.case.support import LIBRARY, Platform, resolve_backend
 from flashinfer_bench.timing.flags import LATE_SHARE
@@ -184,7 +184,7 @@ def introduce(request: Request, place: Platform) -> Iterator[str]:
     if args.verbose >= 1:
         yield from (f"[VERBOSE] {line}" for line in case.notes)
     if args.verbose >= 2:
-        yield from (f"[VVERBOSE] {line}" for line in describe_case(case, request.material.definition.reference))
+        yield from (f"[VVERBOSE] {line}" for line in describe_case(case, request.entry.definition.reference))
 
 
 def report(row: Row) -> Iterator[str]:

@@ -40,7 +40,7 @@ from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import DataSetError, Misuse
-from flashinfer_bench.routines.case.materials import write_material
+from flashinfer_bench.routines.case.generated_entry import write_entry
 from flashinfer_bench.routines.case.support import find_platform
 
 PRECISION: Final = 0.005
@@ -80,9 +80,9 @@ def run_session(argv: Sequence[str]) -> int:
         for request in requests:
             if not request.backends:
                 results.tell(request)
-        kept = [one for one in requests if one.material is not None and (one.backends or session.save_trace_set)]
+        kept = [one for one in requests if one.entry is not None and (one.backends or session.save_trace_set)]
         for request in kept:
-            write_material(root, request.material)
+            write_entry(root, request.entry)
         if session.save_trace_set:
             write_tolerances(root, kept)
         reason = "it was not run"
@@ -138,7 +138,7 @@ def in_groups(requests: Sequence[Request]) -> list[list[Request]]:
 
 
 def _run_group(results: Results, group: Sequence[Request], session: Namespace, root: Path) -> None:
-    asked = [(one, name, one.definition, one.material.solutions[name].name) for one in group for name in one.backends]
+    asked = [(one, name, one.definition, one.entry.solutions[name].name) for one in group for name in one.backends]
 
     def put(definition: str, solution: str | None, result: Any, device: str | None = None) -> None:
         for request, backend, *names in asked:
@@ -169,11 +169,11 @@ def _run_group(results: Results, group: Sequence[Request], session: Namespace, r
 def make_trace_set(group: Sequence[Request], root: Path, *, is_resumed: bool) -> TraceSet:
     """Return the trace set of a group's cases, in their order; in a resumed session with their recorded verdicts."""
     recorded = TraceSet.from_path(root).traces if is_resumed else {}
-    made = {request.definition: request.material for request in group}
+    made = {request.definition: request.entry for request in group}
     return TraceSet(
         root=root,
         definitions={name: one.definition for name, one in made.items()},
-        solutions={one.definition: [one.material.solutions[backend] for backend in one.backends] for one in group},
+        solutions={one.definition: [one.entry.solutions[backend] for backend in one.backends] for one in group},
         workloads={name: [Trace(definition=name, workload=one.workload)] for name, one in made.items()},
         traces={name: recorded.get(name, []) for name in made},
     )

@@ -1,6 +1,6 @@
 """A case in the trace-set format: a definition, a workload, one solution per backend, and the stored inputs.
 
-They hold everything that a run needs. So `write_material` makes a folder that `flashinfer-bench run` can run again.
+They hold everything that a run needs. So `write_entry` makes a folder that `flashinfer-bench run` can run again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9]+")
 
 
 @dataclass(frozen=True)
-class Material:
+class GeneratedEntry:
     """A case in the trace-set format."""
 
     definition: Definition
@@ -48,7 +48,7 @@ class Material:
     """Name of an input → its stored values."""
 
 
-def make_material(routine: Routine, case: Case, backends: Iterable[str]) -> Material:
+def generate_entry(routine: Routine, case: Case, backends: Iterable[str]) -> GeneratedEntry:
     """Return what the engine needs to run a case with these backends."""
     blobs = {name: tensor.value for name, tensor in case.inputs.items() if isinstance(tensor.value, np.ndarray)}
     fields = {
@@ -72,23 +72,23 @@ def make_material(routine: Routine, case: Case, backends: Iterable[str]) -> Mate
     inputs |= {name: {"type": "safetensors", "path": path, "tensor_key": name} for name in blobs}
     workload = Workload.model_validate({"uuid": identity, "axes": {}, "inputs": inputs, "cost": asdict(case.cost)})
     solutions = {backend: _solution(routine, case, definition, backend) for backend in backends}
-    return Material(definition, workload, solutions, blobs)
+    return GeneratedEntry(definition, workload, solutions, blobs)
 
 
-def write_material(root: Path, material: Material) -> None:
+def write_entry(root: Path, entry: GeneratedEntry) -> None:
     """Write a case into the folder of a trace set. Traces, and workloads and solutions of other cases, stay.
 
     Raises:
         DataSetError: the folder cannot be written.
     """
-    definition, workload = material.definition, material.workload
+    definition, workload = entry.definition, entry.workload
     names = {"op_type": definition.op_type, "definition": definition.name}
     files: dict[Path, str | bytes] = {layout.definition_path(root, **names): definition.to_json(indent=2) + "\n"}
-    for one in material.solutions.values():
+    for one in entry.solutions.values():
         path = layout.solution_path(root, author=one.author, solution=one.name, **names)
         files[path] = one.to_json(indent=2) + "\n"
-    if material.blobs:
-        content = save({name: np.asarray(value, order="C") for name, value in material.blobs.items()})
+    if entry.blobs:
+        content = save({name: np.asarray(value, order="C") for name, value in entry.blobs.items()})
         files[layout.blob_path(root, uuid=workload.uuid, **names)] = content
     workloads = layout.workloads_path(root, **names)
     try:
