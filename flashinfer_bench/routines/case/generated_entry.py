@@ -24,7 +24,7 @@ from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.jsonl import append_line, write_whole
 from flashinfer_bench.errors import DataSetError, Fault
-from flashinfer_bench.routines.case.lift import ENTRY, lift, top_level
+from flashinfer_bench.routines.case.extract_source import ENTRY, extract_source, top_level
 from flashinfer_bench.routines.case.spec import TORCH, Case, Routine, Tensor
 
 CALL: Final = "import flashinfer\nimport torch\n\n\ndef run({}):\n    {}{}\n"
@@ -56,7 +56,7 @@ def generate_entry(routine: Routine, case: Case, backends: Iterable[str]) -> Gen
         "axes": {axis: {"type": "const", "value": size} for axis, size in case.axes.items()},
         "inputs": {name: _spec(tensor) for name, tensor in case.inputs.items()},
         "outputs": {name: _spec(tensor) for name, tensor in case.outputs.items()},
-        "reference": lift(f"{routine.family}_torch", case.reference, case.constants, case.inputs)[0],
+        "reference": extract_source(f"{routine.family}_torch", case.reference, case.constants, case.inputs)[0],
         "tags": [f"routine:{routine.name}"],
     }
     values = {name: tensor.value for name, tensor in case.inputs.items()}
@@ -114,7 +114,9 @@ def _solution(routine: Routine, case: Case, definition: Definition, backend: str
         else:
             file, own = f"{routine.family}_flashinfer", f"{case.reference}_{backend.replace('-', '_')}"
             function = own if own in top_level(file) else case.reference
-            text, is_dps = lift(file, function, {**case.constants, "BACKEND": backend}, case.inputs, case.outputs)
+            text, is_dps = extract_source(
+                file, function, {**case.constants, "BACKEND": backend}, case.inputs, case.outputs
+            )
         # Flags such as --autotune change the source of a library's backend, so the solution gets another name.
         mark = f"_{sha256(text.encode()).hexdigest()[:8]}"
     return Solution.model_validate(

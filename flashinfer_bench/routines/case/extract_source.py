@@ -22,7 +22,7 @@ PACKAGE: Final = "flashinfer_bench.routines.code."
 ENTRY: Final = "run"
 
 
-def lift(
+def extract_source(
     file: str, function: str, constants: Mapping[str, Any], inputs: Collection[str], outputs: Collection[str] = ()
 ) -> tuple[str, bool]:
     """Return the source of a file that defines `run`, and `setup` where the function has one.
