@@ -7,9 +7,9 @@ from typing import Final
 
 from flashinfer_bench.data import Solution, TraceSet, Workload
 from flashinfer_bench.errors import FlashInferBenchError
-from flashinfer_bench.examine.inspect.look import Inspected, ToolStep, find_gpu, find_tool, look, plain
 from flashinfer_bench.examine.inspect.ncu import ask_ncu, list_metrics, plan_ncu, read_profile, render_profile
 from flashinfer_bench.examine.inspect.sanitizer import check_types, plan_sanitizer, read_findings, render_findings
+from flashinfer_bench.examine.inspect.tool_run import Inspected, ToolStep, find_gpu, find_tool, plain, run_tool
 
 PAGES: Final = ("details", "raw", "source", "session")
 
@@ -129,7 +129,7 @@ def _look(
 ) -> Inspected:
     gpu = find_gpu(device)
     trace_set = TraceSet.from_path(trace_set_path)
-    return look(trace_set, solution, workload, steps, gpu, temporary=tmpdir)
+    return run_tool(trace_set, solution, workload, steps, gpu, temporary=tmpdir)
 
 
 def _answer(work: Callable[[], str], max_lines: int | None = None) -> str:

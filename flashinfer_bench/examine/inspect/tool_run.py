@@ -77,7 +77,7 @@ class Inspected:
     """Parts of the sandbox that are missing."""
 
 
-def look(
+def run_tool(
     trace_set: TraceSet,
     solution: Solution | str,
     workload: Workload | str,
