@@ -1,4 +1,4 @@
-"""What runs on a node: one actor for one place, which judges batches as a run of one device does.
+"""What runs on a node: one actor for one slot, which judges batches as a run of one device does.
 
 Ray starts it, in a process of its own, and ends it with the program that asked for it or with its node. Then the kernel
 ends its sessions with everything below them: all are started by the one thread in which `judge` runs.
@@ -46,8 +46,8 @@ JUDGING: Final = "judging"
 
 
 @dataclass(frozen=True)
-class PlaceFacts:
-    """What a place tells of itself."""
+class SlotMetadata:
+    """What a slot tells of itself."""
 
     device: Device
     sandbox: Sandbox
@@ -61,7 +61,7 @@ Blob = tuple[tuple[int, ...], Any]
 
 @dataclass(frozen=True)
 class Batch:
-    """Jobs for a place."""
+    """Jobs for a slot."""
 
     jobs: Sequence[Job]
     seeds: dict[int, int]
@@ -72,8 +72,8 @@ class Batch:
     """Root and path below it → a file of stored inputs. Empty where all nodes see the host's files."""
 
 
-class PlaceActor:
-    """One place of a cluster.
+class SlotActor:
+    """One slot of a cluster.
 
     Args:
         node: its name.
@@ -87,7 +87,7 @@ class PlaceActor:
         self._cache = Path(settings.cache or cache_root(os.environ)).resolve()
         self._toolchain = find_toolchain()
         self._owned = ExitStack()
-        self._files = self._owned.enter_context(temporary_folder("place"))
+        self._files = self._owned.enter_context(temporary_folder("slot"))
         self._laid_out: dict[Path, tuple[int, ...]] = {}
         self._coming: queue.SimpleQueue[Sequence[Solution]] = queue.SimpleQueue()
         """Solutions of the next batch, which are built beside this one."""
@@ -101,25 +101,25 @@ class PlaceActor:
         self._farm: BuildFarm | None = None
         self._batch = Batch((), {}, {})
 
-    def describe(self) -> PlaceFacts:
-        """Return the place's facts.
+    def describe(self) -> SlotMetadata:
+        """Return the slot's metadata.
 
         Raises:
             ConfigError: another version is here, or the sandbox is to be strict and cannot be had.
             DeviceFault: this process does not see exactly one GPU.
         """
-        return self._facts
+        return self._metadata
 
     @cached_property
-    def _facts(self) -> PlaceFacts:
+    def _metadata(self) -> SlotMetadata:
         if self._version != __version__:
             raise ConfigError(f"it has flashinfer_bench {__version__}, and this run is of {self._version}")
         sandbox = find_sandbox(self._settings.sandbox, self._cache)
-        return PlaceFacts(self._find_device(), sandbox, find_unavailable_languages(self._toolchain))
+        return SlotMetadata(self._find_device(), sandbox, find_unavailable_languages(self._toolchain))
 
     @property
     def _capabilities(self) -> list[tuple[int, int]]:
-        capability = self._facts.device.capability
+        capability = self._metadata.device.capability
         return [] if capability is None else [capability]
 
     def _find_device(self) -> Device:
@@ -130,11 +130,11 @@ class PlaceActor:
         if len(found) != 1:
             raise DeviceFault(f"an actor was to see one GPU, and sees {len(found)}; is torch a CUDA build there?")
         numbers = [int(gpu) for gpu in ray.get_gpu_ids() if str(gpu).isdigit()] or [found[0].index]
-        return replace(found[0], index=numbers[0], node=self._node)  # the number tells places of one node apart
+        return replace(found[0], index=numbers[0], node=self._node)  # the number tells slots of one node apart
 
     def why_not_built(self, solutions: Iterable[Solution]) -> list[str | None]:
         """Return what this node lacks for each solution; None where nothing is missing."""
-        known, languages = (self._toolchain, self._capabilities), self._facts.languages
+        known, languages = (self._toolchain, self._capabilities), self._metadata.languages
         return [languages.get(one.spec.language.value) or why_not_buildable(one, *known) for one in solutions]
 
     def expect(self, solutions: Sequence[Solution]) -> None:
@@ -164,7 +164,7 @@ class PlaceActor:
             batch: what is judged.
 
         Raises:
-            DeviceFault: the place cannot be used.
+            DeviceFault: the slot cannot be used.
         """
         with self._judging:
             lacks = zip(batch.jobs, self.why_not_built(job.solution for job in batch.jobs), strict=True)
@@ -199,7 +199,7 @@ class PlaceActor:
         if self._scheduler is not None and self._farm is not None and hello == self._hello:
             return self._scheduler, self._farm
         self._end_session()
-        self._hello, sandbox = hello, self._facts.sandbox
+        self._hello, sandbox = hello, self._metadata.sandbox
         fitted = hello.model_copy(
             update={
                 "cache_root": str(self._cache),
@@ -220,7 +220,7 @@ class PlaceActor:
             blob_root_for=lambda job: Path(self._batch.roots[job.index]),
             seed_of=lambda job: self._batch.seeds[job.index],
         )
-        self._scheduler = Scheduler([self._facts.device], hello_for=lambda _: fitted, orders=orders)
+        self._scheduler = Scheduler([self._metadata.device], hello_for=lambda _: fitted, orders=orders)
         return self._scheduler, self._farm
 
     def _end_session(self) -> None:

@@ -1,10 +1,10 @@
-"""The host's side of a Ray cluster: its places, and the sessions that stand for them in the host's scheduler.
+"""The host's side of a Ray cluster: its slots, and the sessions that stand for them in the host's scheduler.
 
-A place is an actor: one for each GPU of each node or, where no node has one, one for each node's CPU. `Cluster.look`
-reads Ray's list of nodes every few seconds and starts what is missing; an actor is a place as soon as it has told its
-facts. Ray restarts an actor that is lost, twice. What does not fit the run is left out, with a notice.
+A slot is an actor: one for each GPU of each node or, where no node has one, one for each node's CPU. `Cluster.poll`
+reads Ray's list of nodes every few seconds and starts what is missing; an actor is a slot as soon as it has told its
+metadata. Ray restarts an actor that is lost, twice. What does not fit the run is left out, with a notice.
 
-A `FarSession` has a batch judged by one call of its actor, whose verdicts come one by one. It sends the batch when the
+A `RemoteSession` has a batch judged by one call of its actor, whose verdicts come one by one. It sends the batch when the
 scheduler begins it, and has its solutions built before.
 """
 
@@ -37,7 +37,7 @@ from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.client import News, SessionLost
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.sandbox import Sandbox
-from flashinfer_bench.cluster.actor import JUDGING, Batch, Blob, PlaceActor, PlaceFacts
+from flashinfer_bench.cluster.actor import JUDGING, Batch, Blob, SlotActor, SlotMetadata
 from flashinfer_bench.cluster.settings import ClusterSettings
 from flashinfer_bench.compile import BuildFarm
 from flashinfer_bench.compile.artifact import mark_of
@@ -46,12 +46,12 @@ from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.errors import ConfigError, WorkloadFault
 
 LOG: Final = logging.getLogger(__name__)
-LOOK_S: Final = 2.0
+POLL_S: Final = 2.0
 """Seconds between two looks at Ray's list of nodes."""
 FIRST_LIMIT_S: Final = 60.0
-"""Seconds in which the first place has to come, and another one where the last is lost."""
+"""Seconds in which the first slot has to come, and another one where the last is lost."""
 OTHERS_LIMIT_S: Final = 20.0
-"""Seconds for which a run waits for the other places of the cluster before it begins; later ones join it."""
+"""Seconds for which a run waits for the other slots of the cluster before it begins; later ones join it."""
 MOST_RESTARTS: Final = 2
 END_LIMIT_S: Final = 70.0
 """Seconds that an actor may take to end a session; then it is killed, and the session with it."""
@@ -60,7 +60,7 @@ CLOSE_LIMIT_S: Final = 5.0
 ASK_LIMIT_S: Final = 20.0
 """Seconds that an actor may take to say what its node can build."""
 MOST_ANSWERS: Final = 100_000
-"""Solutions of which the table remembers whether the places can build them."""
+"""Solutions of which the table remembers whether the slots can build them."""
 OFFERED_BYTES: Final = 4 << 30
 """Bytes of stored inputs that are kept in Ray's object store; the oldest go first, and come again if they have to."""
 
@@ -79,7 +79,7 @@ class NoBuilds(BuildFarm):
 
 @dataclass
 class BatchMaker:
-    """Makes batches for places."""
+    """Makes batches for slots."""
 
     farm: BuildFarm
     blob_root_for: Callable[[Job], Path]
@@ -96,7 +96,7 @@ class BatchMaker:
 
 
 @dataclass(eq=False)
-class ActorPlace:
+class ActorSlot:
     """One actor, and what is known of it."""
 
     node: str
@@ -105,19 +105,19 @@ class ActorPlace:
     """The name that people read."""
     actor: Any
     asked: Any = None
-    """Reference to the facts that it was asked for; None once they have come."""
-    facts: PlaceFacts | None = None
+    """Reference to the metadata that it was asked for; None once they have come."""
+    metadata: SlotMetadata | None = None
     """None while it cannot be used."""
 
 
 class Cluster:
-    """The table of a cluster's places. `close` ends their actors; Ray does so where this process ends before.
+    """The table of a cluster's slots. `close` ends their actors; Ray does so where this process ends before.
 
     Args:
         settings: which cluster, and what for.
 
     Raises:
-        ConfigError: no cluster answers, or it has no place for this run.
+        ConfigError: no cluster answers, or it has no slot for this run.
     """
 
     batch_maker: Final = BatchMaker
@@ -127,14 +127,14 @@ class Cluster:
 
     def __init__(self, settings: ClusterSettings) -> None:
         self._settings = settings
-        self._places: list[ActorPlace] = []
-        """Also those that are not used any more, so that no others are started in their place."""
+        self._slots: list[ActorSlot] = []
+        """Also those that are not used any more, so that no others are started in their slot."""
         self._names: dict[str, str] = {}
         self._sandboxes: dict[Device, Sandbox] = {}
-        """Also of places that are lost: their last verdicts may still be on their way into traces."""
-        self._next_look_s = 0.0
-        self._last_place_s = time.monotonic()
-        """When there was a place that could be used."""
+        """Also of slots that are lost: their last verdicts may still be on their way into traces."""
+        self._next_poll_s = 0.0
+        self._last_slot_s = time.monotonic()
+        """When there was a slot that could be used."""
         self._notices: list[str] = []
         self._numbers = itertools.count()
         self._blobs: dict[Path, Blob] = {}
@@ -154,30 +154,30 @@ class Cluster:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The devices of all places that can be used now."""
-        return tuple(place.facts.device for place in self._places if place.facts is not None)
+        """The devices of all slots that can be used now."""
+        return tuple(slot.metadata.device for slot in self._slots if slot.metadata is not None)
 
     @property
     def machine(self) -> Machine:
-        """The cluster as one machine: what is missing on one of its places is missing."""
+        """The cluster as one machine: what is missing on one of its slots is missing."""
         languages: dict[str, str | None] = {}
-        for place in self._places:
-            for language, reason in place.facts.languages.items() if place.facts is not None else ():
+        for slot in self._slots:
+            for language, reason in slot.metadata.languages.items() if slot.metadata is not None else ():
                 if languages.get(language) is None:
-                    languages[language] = None if reason is None else f"{place.name}: {reason}"
+                    languages[language] = None if reason is None else f"{slot.name}: {reason}"
         return Machine(self.devices, languages, self.why_not_buildable, self.sandbox.mark)
 
     @property
     def sandbox(self) -> Sandbox:
-        """How far workers are confined on its first place; all have walls, or none has."""
+        """How far workers are confined on its first slot; all have walls, or none has."""
         return next(iter(self._sandboxes.values()))
 
     def sandbox_of(self, device: Device) -> Sandbox:
-        """Return how far workers are confined on a place."""
+        """Return how far workers are confined on a slot."""
         return self._sandboxes[device]
 
     def survey(self, solutions: Iterable[Solution]) -> None:
-        """Ask all places at once what they lack for solutions. Usable from any thread."""
+        """Ask all slots at once what they lack for solutions. Usable from any thread."""
         with self._surveying:
             unasked = {digest: one for one in solutions if (digest := one.digest()) not in self._lacks}
             if not unasked:
@@ -185,70 +185,70 @@ class Cluster:
             if len(self._lacks) > MOST_ANSWERS:
                 self._lacks.clear()
             self._lacks |= dict.fromkeys(unasked)
-            places = [place for place in self._places if place.facts is not None]
-            asked = [place.actor.why_not_built.remote(list(unasked.values())) for place in places]
-            for place, answer in zip(places, asked, strict=True):
+            slots = [slot for slot in self._slots if slot.metadata is not None]
+            asked = [slot.actor.why_not_built.remote(list(unasked.values())) for slot in slots]
+            for slot, answer in zip(slots, asked, strict=True):
                 with contextlib.suppress(RayError):  # it is lost: what it runs next will tell
                     for digest, reason in zip(unasked, ray.get(answer, timeout=ASK_LIMIT_S), strict=True):
                         if reason is not None:
-                            self._lacks[digest] = f"{place.name}: {reason}"
+                            self._lacks[digest] = f"{slot.name}: {reason}"
 
     def why_not_buildable(self, solution: Solution) -> str | None:
-        """Return what the places lack for a solution; None where all can build it."""
+        """Return what the slots lack for a solution; None where all can build it."""
         self.survey([solution])
         return self._lacks.get(solution.digest())
 
-    def look(self) -> News:
-        """Say which places have come since the last look."""
+    def poll(self) -> News:
+        """Say which slots have come since the last look."""
         now = time.monotonic()
-        if now < self._next_look_s:
+        if now < self._next_poll_s:
             return News()
-        self._next_look_s = now + LOOK_S
+        self._next_poll_s = now + POLL_S
         if self.devices:
-            self._last_place_s = now
+            self._last_slot_s = now
         self._start_actors()
-        joined = tuple(self._hear_facts())
+        joined = tuple(self._receive_metadata())
         notices, self._notices = tuple(self._notices), []
         return News(joined, notices)
 
     def has(self, device: Device) -> bool:
-        """Tell whether a place is still there."""
+        """Tell whether a slot is still there."""
         return device in self.devices
 
     @property
     def expects_more(self) -> bool:
         """Whether an actor is on its way, or one that was lost comes back; but not for longer than a minute."""
-        is_coming = any(place.asked is not None for place in self._places)
-        return is_coming and time.monotonic() - self._last_place_s < FIRST_LIMIT_S
+        is_coming = any(slot.asked is not None for slot in self._slots)
+        return is_coming and time.monotonic() - self._last_slot_s < FIRST_LIMIT_S
 
     def lock(self, _device: Device, _held: ExitStack) -> Iterator[str | None]:
         """Do nothing: Ray gives a GPU to one actor, which takes its lock on the node."""
         yield from ()
 
-    def open(self, device: Device, hello: Hello) -> FarSession:
-        """Start a session on a place."""
-        place = next(place for place in self._places if place.facts is not None and place.facts.device == device)
-        return FarSession(self, place, next(self._numbers), hello)
+    def open(self, device: Device, hello: Hello) -> RemoteSession:
+        """Start a session on a slot."""
+        slot = next(slot for slot in self._slots if slot.metadata is not None and slot.metadata.device == device)
+        return RemoteSession(self, slot, next(self._numbers), hello)
 
     def close(self) -> None:
         """End all actors, and leave the cluster where this table has joined it."""
-        ending = [place.actor.close.remote() for place in self._places if place.asked is None]
+        ending = [slot.actor.close.remote() for slot in self._slots if slot.asked is None]
         if ending:
             ray.wait(ending, num_returns=len(ending), timeout=CLOSE_LIMIT_S)
-        for place in self._places:
+        for slot in self._slots:
             with contextlib.suppress(RayError):
-                ray.kill(place.actor)
-        self._places.clear()
+                ray.kill(slot.actor)
+        self._slots.clear()
         self._blobs.clear()
         if not self._is_guest and ray.is_initialized():
             ray.shutdown()
 
-    def lose(self, place: ActorPlace, error: RayError) -> str:
-        """Use a place no more: until Ray has restarted its actor, or for good if it cannot be used. Return why."""
-        place.facts = None
+    def lose(self, slot: ActorSlot, error: RayError) -> str:
+        """Use a slot no more: until Ray has restarted its actor, or for good if it cannot be used. Return why."""
+        slot.metadata = None
         if not isinstance(error, RayActorError):
             return _reason(error)
-        place.asked = place.actor.describe.remote()
+        slot.asked = slot.actor.describe.remote()
         return f"its node or its actor is lost ({type(error).__name__})"
 
     def offer(self, batch: Batch) -> tuple[Batch, dict[int, str]]:
@@ -280,27 +280,27 @@ class Cluster:
             return known
 
     def _await_first(self) -> None:
-        """Wait for the first place, and a little for the others that the cluster could have."""
+        """Wait for the first slot, and a little for the others that the cluster could have."""
         start = time.monotonic()
         while True:
-            self._next_look_s = 0.0
-            notices = self.look().notices
+            self._next_poll_s = 0.0
+            notices = self.poll().notices
             self._notices += notices
             waited_s = time.monotonic() - start
-            pending = [place.asked for place in self._places if place.asked is not None]
+            pending = [slot.asked for slot in self._slots if slot.asked is not None]
             if self.devices and (not pending or waited_s > OTHERS_LIMIT_S):
                 return
             if not pending or waited_s > FIRST_LIMIT_S:
                 reasons = "; ".join(self._notices) or "its actors do not start: is everything in use by others?"
-                raise ConfigError(f"cluster: no place for a {self._kind} session: {reasons}")
-            ray.wait(pending, num_returns=1, timeout=LOOK_S)
+                raise ConfigError(f"cluster: no slot for a {self._kind} session: {reasons}")
+            ray.wait(pending, num_returns=1, timeout=POLL_S)
 
     def _start_actors(self) -> None:
         """Start the actors that are missing: one for each GPU of each node, or one for its CPU."""
         alive = [node for node in ray.nodes() if node["Alive"]]
         self._alive = {node["NodeID"] for node in alive}
         hosts = Counter(node["NodeManagerHostname"] for node in alive)
-        there = Counter(place.node for place in self._places)
+        there = Counter(slot.node for slot in self._slots)
         for node in alive:
             uuid, host, resources = node["NodeID"], node["NodeManagerHostname"], node["Resources"]
             is_alone = hosts[host] == 1 and host not in self._names.values()
@@ -308,57 +308,57 @@ class Cluster:
             cpus, gpus = resources.get("CPU", 0), int(resources.get("GPU", 0))
             share = {"num_gpus": 1, "num_cpus": 0} if self._kind == "cuda" else {"num_cpus": cpus}
             for _ in range((gpus if self._kind == "cuda" else int(cpus >= 1)) - there[uuid]):
-                remote = ray.remote(concurrency_groups={JUDGING: 1})(PlaceActor).options(
+                remote = ray.remote(concurrency_groups={JUDGING: 1})(SlotActor).options(
                     **share,
                     scheduling_strategy=NodeAffinitySchedulingStrategy(uuid, soft=False),
                     max_restarts=MOST_RESTARTS,
                     max_task_retries=0,
                 )
                 actor = remote.remote(name, self._kind, __version__, self._settings)
-                self._places.append(ActorPlace(uuid, name, actor, actor.describe.remote()))
+                self._slots.append(ActorSlot(uuid, name, actor, actor.describe.remote()))
 
-    def _hear_facts(self) -> Iterator[Device]:
-        """Take up the places whose facts have come, where they fit."""
-        pending = {place.asked: place for place in self._places if place.asked is not None}
+    def _receive_metadata(self) -> Iterator[Device]:
+        """Take up the slots whose metadata have come, where they fit."""
+        pending = {slot.asked: slot for slot in self._slots if slot.asked is not None}
         ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=0) if pending else ([], [])
         for asked in ready:
-            place = pending[asked]
-            place.asked = None
+            slot = pending[asked]
+            slot.asked = None
             try:
-                facts: PlaceFacts = ray.get(asked)
+                metadata: SlotMetadata = ray.get(asked)
             except ActorUnavailableError:  # it is restarted just now
-                place.asked = place.actor.describe.remote()
+                slot.asked = slot.actor.describe.remote()
                 continue
             except RayError as error:
                 reason = _reason(error)
             else:
-                if not self._sandboxes or facts.sandbox.mark == self.sandbox.mark:
-                    place.facts, self._sandboxes[facts.device] = facts, facts.sandbox
-                    yield facts.device
+                if not self._sandboxes or metadata.sandbox.mark == self.sandbox.mark:
+                    slot.metadata, self._sandboxes[metadata.device] = metadata, metadata.sandbox
+                    yield metadata.device
                     continue
-                own = "walls" if facts.sandbox.has_walls else "no walls"
+                own = "walls" if metadata.sandbox.has_walls else "no walls"
                 reason = f"its workers would have {own}, unlike those of other nodes"
-            notice = f"node {place.name} is not used: {reason}"
-            if place.node in self._alive and notice not in self._notices:
+            notice = f"node {slot.name} is not used: {reason}"
+            if slot.node in self._alive and notice not in self._notices:
                 self._notices.append(notice)
 
 
-class FarSession:
-    """A session of a place, as the host's scheduler has it.
+class RemoteSession:
+    """A session of a slot, as the host's scheduler has it.
 
     Args:
-        cluster: of the place.
-        place: where it runs.
+        cluster: of the slot.
+        slot: where it runs.
         number: no other session of the cluster has it.
         hello: its settings; the node fits them to itself.
     """
 
     has_unsent, phase, left_s = False, "solution", float("inf")  # its node watches its times, and Ray its node
 
-    def __init__(self, cluster: Cluster, place: ActorPlace, number: int, hello: Hello) -> None:
-        assert place.facts is not None
-        self._cluster, self._place, self._number, self._hello = cluster, place, number, hello
-        self.device = place.facts.device
+    def __init__(self, cluster: Cluster, slot: ActorSlot, number: int, hello: Hello) -> None:
+        assert slot.metadata is not None
+        self._cluster, self._slot, self._number, self._hello = cluster, slot, number, hello
+        self.device = slot.metadata.device
         self.is_ready = True
         self._sent: Batch | None = None
         self._said: queue.SimpleQueue[dict[str, Any] | RayError] = queue.SimpleQueue()
@@ -374,7 +374,7 @@ class FarSession:
     def send(self, batch: Batch) -> None:
         """Have the solutions of the next batch built."""
         self._sent = batch
-        self._place.actor.expect.remote([job.solution for job in batch.jobs])
+        self._slot.actor.expect.remote([job.solution for job in batch.jobs])
 
     def drop(self) -> None:
         """Take back the batch that was sent and not begun."""
@@ -390,14 +390,14 @@ class FarSession:
         """Yield what was said.
 
         Raises:
-            SessionLost: the place is lost, or cannot be used.
+            SessionLost: the slot is lost, or cannot be used.
         """
         self._ours.recv(1 << 12)
         while not self._said.empty():
             said = self._said.get()
             if isinstance(said, RayError):
                 self.is_ready = isinstance(said, RayActorError)  # else no job is to blame
-                raise SessionLost(f"{self.device.label}: {self._cluster.lose(self._place, said)}")
+                raise SessionLost(f"{self.device.label}: {self._cluster.lose(self._slot, said)}")
             yield said
 
     def wait_forever(self) -> None:
@@ -412,12 +412,12 @@ class FarSession:
     def end(self) -> None:
         """End the session and every process below it; an actor that does not is killed."""
         try:
-            if self._place.facts is not None:
-                ray.get(self._place.actor.end.remote(self._number), timeout=END_LIMIT_S)
+            if self._slot.metadata is not None:
+                ray.get(self._slot.actor.end.remote(self._number), timeout=END_LIMIT_S)
         except RayError as error:
             LOG.debug("a session does not end", exc_info=error)
             with contextlib.suppress(RayError):
-                ray.kill(self._place.actor, no_restart=False)
+                ray.kill(self._slot.actor, no_restart=False)
         self._thread.shutdown()
         self._ours.close()
         self._theirs.close()
@@ -427,12 +427,12 @@ class FarSession:
             offered, broken = self._cluster.offer(batch)
             for index, why in broken.items():
                 self._say({"fault": {"job": index, "message": why, "retry": False}})
-            judge = self._place.actor.judge.options(num_returns="streaming", concurrency_group=JUDGING)
+            judge = self._slot.actor.judge.options(num_returns="streaming", concurrency_group=JUDGING)
             for said in judge.remote(self._number, self._hello, offered) if offered.jobs else ():
                 self._say(ray.get(said))
         except RayError as error:
             self._say(error)
-        except Exception as error:  # round one place: its jobs go to others
+        except Exception as error:  # round one slot: its jobs go to others
             self._say(RayError(f"{type(error).__name__}: {error}"))
 
     def _say(self, said: dict[str, Any] | RayError) -> None:

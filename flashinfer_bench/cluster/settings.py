@@ -20,7 +20,7 @@ class ClusterSettings:
     address: str | None = None
     """Of the cluster's head, as Ray takes it; None for the one that this machine belongs to."""
     kind: Literal["cpu", "cuda"] | None = None
-    """The kind of its places; None for GPUs where it has any."""
+    """The kind of its slots; None for GPUs where it has any."""
     sandbox: Level = "auto"
     cache: str | None = None
     """The folder for what is built, on every node; None for each node's own."""
@@ -33,10 +33,10 @@ class ClusterSettings:
 
 
 def join_cluster(settings: ClusterSettings) -> Cluster:
-    """Join a cluster and return its places.
+    """Join a cluster and return its slots.
 
     Raises:
-        ConfigError: ray is not installed, no cluster answers, or it has no place for this run.
+        ConfigError: ray is not installed, no cluster answers, or it has no slot for this run.
     """
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("cluster: ray is not installed; try: pip install 'flashinfer-bench[cluster]'")

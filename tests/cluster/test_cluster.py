@@ -1,4 +1,4 @@
-"""A cluster that is pretended: places come, go, or do not fit; each job has one verdict, and winners are confirmed."""
+"""A cluster that is pretended: slots come, go, or do not fit; each job has one verdict, and winners are confirmed."""
 
 import importlib
 import sys
@@ -45,7 +45,7 @@ def ray(monkeypatch, tmp_path):
     before = {name: sys.modules.pop(name, None) for name in WITH_RAY}
     for name, module in pretended.modules().items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(importlib.import_module(WITH_RAY[1]), "LOOK_S", 0.0)
+    monkeypatch.setattr(importlib.import_module(WITH_RAY[1]), "POLL_S", 0.0)
     locks = "flashinfer_bench.bench.runner.device_lock.lock_path"
     monkeypatch.setattr(locks, lambda device: tmp_path / "locks" / device.uuid)
     opened = threading.Event()
@@ -185,9 +185,9 @@ def test_a_late_node_that_does_not_fit_is_left_out_with_one_notice(ray, join, mo
     ray.differ = {"two": {"sandbox": Sandbox("off")}}
     ray.add_node("two", GPU=2.0)
     why = "its workers would have no walls, unlike those of other nodes"
-    assert cluster.look() == News(notices=(f"node two is not used: {why}",))
+    assert cluster.poll() == News(notices=(f"node two is not used: {why}",))
     ray.add_node("three", GPU=1.0)
-    assert [device.label for device in cluster.look().joined] == ["three/cuda:0"]
+    assert [device.label for device in cluster.poll().joined] == ["three/cuda:0"]
     cluster.close()
 
 
@@ -217,18 +217,18 @@ def test_a_late_node_that_cannot_build_a_solution_leaves_it_to_others(ray, run):
 
 
 def test_without_a_place_the_reason_is_an_error(ray, join):
-    with pytest.raises(ConfigError, match="no place for a cuda session: its actors do not start"):
+    with pytest.raises(ConfigError, match="no slot for a cuda session: its actors do not start"):
         join(kind="cuda")
     ray.add_node("one", GPU=1.0)
     ray.find_device = lambda handle: 1 / 0
-    with pytest.raises(ConfigError, match="no place for a cuda session: node one is not used: division by zero"):
+    with pytest.raises(ConfigError, match="no slot for a cuda session: node one is not used: division by zero"):
         join()
     assert not ray.is_joined
 
 
 def test_an_actor_is_of_this_version_and_sees_its_own_gpu_alone(ray, monkeypatch):
     module = importlib.import_module(WITH_RAY[0])
-    actor = module.PlaceActor("one", "cuda", "0.0.1", ClusterSettings())
+    actor = module.SlotActor("one", "cuda", "0.0.1", ClusterSettings())
     with pytest.raises(ConfigError, match=r"it has flashinfer_bench .*, and this run is of 0\.0\.1"):
         actor.describe()
     seen = [Device("cuda", 0, "NVIDIA H100", "GPU-5")]
@@ -298,8 +298,8 @@ def test_winners_are_confirmed_on_the_nodes_that_they_won_on(two, run):
     best = {}
     for event in done.finished:
         if event.job.assurance is None:
-            place = event.job.workload.uuid, event.device.name
-            best[place] = min(best.get(place, "z"), event.job.solution.name)
+            winner = event.job.workload.uuid, event.device.name
+            best[winner] = min(best.get(winner, "z"), event.job.solution.name)
     confirmed = {
         (one.job.workload.uuid, one.device.name): one.job.solution.name for one in done.finished if one.job.assurance
     }
