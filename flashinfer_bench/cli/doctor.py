@@ -10,7 +10,7 @@ from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.cli.parser import Parser, add_flags, add_format, add_sandbox
 
 if TYPE_CHECKING:
-    from flashinfer_bench.examine.doctor.visit import Report
+    from flashinfer_bench.examine.doctor.examination import Report
 
 MARKS: Final = {"ok": "ok", "note": "note", "broken": "BROKEN"}
 STATES: Final = (("sm_mhz", "MHz"), ("memory_mhz", "MHz of its memory"), ("power_w", "W"), ("temperature_c", "°C"))
@@ -35,11 +35,11 @@ def execute(args: Namespace) -> int:
     """Examine the machine and print the findings; return 1 if something is broken."""
     from flashinfer_bench.bench.machine import discover_devices
     from flashinfer_bench.cli.tables import write_result
-    from flashinfer_bench.examine.doctor import visit
+    from flashinfer_bench.examine.doctor import examination
 
     device = discover_devices(None if args.device is None else [args.device])[0]
     how = {"named": args.device, "quick": args.quick, "sandbox": args.sandbox}
-    report = visit.examine(device, tell=lambda line: write_err(f"{line} …"), **how)
+    report = examination.examine(device, tell=lambda line: write_err(f"{line} …"), **how)
     write_result(args, report.document(), render_report(report))
     return report.exit_code
 

@@ -1,11 +1,11 @@
-"""The host's side of a Ray cluster: its slots, and the sessions that stand for them in the host's scheduler.
+"""The host's side of a Ray cluster: its slots, and their sessions in the host's scheduler.
 
-A slot is an actor: one for each GPU of each node or, where no node has one, one for each node's CPU. `Cluster.poll`
-reads Ray's list of nodes every few seconds and starts what is missing; an actor is a slot as soon as it has told its
-metadata. Ray restarts an actor that is lost, twice. What does not fit the run is left out, with a notice.
+A slot is an actor. There is one for each GPU of each node. If no node has a GPU, there is one for each node's CPU.
+`Cluster.poll` reads Ray's list of nodes every few seconds and starts the missing actors. An actor becomes a slot when
+its metadata arrives. Ray restarts a lost actor twice. A slot that does not fit the run is skipped, with a notice.
 
-A `RemoteSession` has a batch judged by one call of its actor, whose verdicts come one by one. It sends the batch when the
-scheduler begins it, and has its solutions built before.
+A `RemoteSession` has one call of its actor judge a batch, and gets the verdicts one by one. It sends a batch when the
+scheduler begins it, and has the solutions built before that.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from flashinfer_bench.bench.scheduler import Judged, Rules, Scheduler
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.measurement import tell as tell_record
 from flashinfer_bench.examine.compare.result import (
-    LOOKS,
+    ANALYSES,
     MOST_PAIRS,
     Comparison,
     Ratio,
@@ -40,7 +40,7 @@ from flashinfer_bench.report.decision import UNKNOWN
 from flashinfer_bench.report.intervals import latency_of
 from flashinfer_bench.report.verdict import first_reason, reason_of
 
-TURN_S: Final = 0.2
+TICK_S: Final = 0.2
 """The loop looks at the clock at least this often, in seconds, so a budget is exceeded by no more."""
 TRIALS: Final = 1
 """Trials of a block, if nobody says another number: workers differ by more than trials of one worker do, so more
@@ -75,16 +75,16 @@ class PairSeries:
     def is_open(self, threshold: float) -> bool:
         """Say whether more pairs are wanted."""
         done = len(self.times())
-        is_decided = done >= min(LOOKS) and self.ratio().decide(threshold) != UNKNOWN
+        is_decided = done >= min(ANALYSES) and self.ratio().decide(threshold) != UNKNOWN
         return not self.stopped and not is_decided and done < MOST_PAIRS
 
     def plan(self) -> list[tuple[int, int]]:
         """Return the blocks up to the next look: numbers of a pair and of a side."""
         done = len(self.times())
-        pairs = range(done, next(look for look in LOOKS if look > done))
+        pairs = range(done, next(count for count in ANALYSES if count > done))
         return [(pair, side) for pair in pairs for side in ((0, 1) if pair % 2 == 0 else (1, 0))]
 
-    def hear(self, pair: int, side: int, found: Judged | JobFaulted) -> None:
+    def record(self, pair: int, side: int, found: Judged | JobFaulted) -> None:
         """Take the evaluation of a block, or why it has none."""
         if isinstance(found, JobFaulted):
             problem = f"has no verdict: {first_reason(found.message)}"
@@ -180,7 +180,7 @@ def _run(
     tell: Callable[[str], object],
 ) -> float:
     """Measure until all is decided or the budget is spent; return the seconds from the first block on."""
-    meant: list[tuple[PairSeries, int, int]] = []
+    requested: list[tuple[PairSeries, int, int]] = []
     """By the index of a job: its series, the numbers of its pair and of its side."""
     began = math.inf
     seconds = 0.0
@@ -188,22 +188,22 @@ def _run(
         blocks = [[(one, *block) for block in one.plan()] for one in still]
         longest = max(map(len, blocks))
         # The workloads are interleaved, a pair each.
-        turns = [block for at in range(0, longest, 2) for planned in blocks for block in planned[at : at + 2]]
-        jobs = [replace(one.jobs[side], index=len(meant) + at) for at, (one, _, side) in enumerate(turns)]
-        meant += turns
+        interleaved = [block for at in range(0, longest, 2) for planned in blocks for block in planned[at : at + 2]]
+        jobs = [replace(one.jobs[side], index=len(requested) + at) for at, (one, _, side) in enumerate(interleaved)]
+        requested += interleaved
         scheduler.add(jobs, Lane(in_order=True))
         while scheduler.has_open_jobs:
-            for happening in scheduler.step(limit_s=TURN_S):
+            for happening in scheduler.step(limit_s=TICK_S):
                 if isinstance(happening, Notice):
                     tell(happening.message)
                 if not isinstance(happening, (Judged, JobFaulted)):
                     continue
                 if isinstance(happening, Judged):
                     began = min(began, time.monotonic() - happening.seconds)
-                one, pair, side = meant[happening.job.index]
-                one.hear(pair, side, happening)
+                one, pair, side = requested[happening.job.index]
+                one.record(pair, side, happening)
                 if one.stopped:
-                    scheduler.remove([index for index, (other, _, _) in enumerate(meant) if other is one])
+                    scheduler.remove([index for index, (other, _, _) in enumerate(requested) if other is one])
             seconds = max(0.0, time.monotonic() - began)
             if seconds > budget_s:
                 return seconds

@@ -8,7 +8,7 @@ B. L. Welch, "The generalization of Student's problem when several different pop
 Biometrika 34, 1947.
 
 Looking again and again until an interval leaves out 1 finds a difference where there is none. So pairs are looked
-at in a few fixed places only, each time with an interval of `LOOKS`: a look spends a part of the 5 % that may be
+at in a few fixed places only, each time with an interval of `ANALYSES`: a look spends a part of the 5 % that may be
 wrong (K. K. G. Lan and D. L. DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70, 1983). The
 interval that stands when the series ends then holds the true ratio in about 95 of 100 series or more, by simulation
 (docs/compare.md).
@@ -40,12 +40,12 @@ COUNTS: Final = {
 """Attribute of a suite of JUnit XML → what it counts."""
 OVERALL: Final = "over all"
 MARKUP: Final = str.maketrans({"|": "\\|", "<": "&lt;", ">": "&gt;", "`": "\\`", "*": "\\*", "_": "\\_", "[": "\\["})
-LOOKS: Final = {4: 0.984, 6: 0.990, 9: 0.992, 13: 0.993, 19: 0.994, 28: 0.994, 42: 0.994, 63: 0.994, 94: 0.994}
+ANALYSES: Final = {4: 0.984, 6: 0.990, 9: 0.992, 13: 0.993, 19: 0.994, 28: 0.994, 42: 0.994, 63: 0.994, 94: 0.994}
 """Number of pairs at which a series is looked at → share of the intervals of this look that hold the true ratio.
 
 Each number is half as large again as the one before. The first look, which mostly decides on a GPU, has the narrowest
 interval."""
-MOST_PAIRS: Final = max(LOOKS)
+MOST_PAIRS: Final = max(ANALYSES)
 LEAST_ERROR: Final = 1e-12
 """A standard error that stands for 0, by which nothing could be divided."""
 MANY: Final = 1e9
@@ -92,13 +92,13 @@ class Ratio:
         if not self.pairs or self.decide(threshold) != UNKNOWN:
             return None
         if self.log_half is None:
-            return max(1, min(LOOKS) - self.pairs)
+            return max(1, min(ANALYSES) - self.pairs)
         edge = log(1 + threshold)
         place = abs(self.log_mean)
         room = edge - place if place <= edge else place
         if room <= 0 or self.error <= 0:
             return None
-        quantile = student_quantile(LOOKS[MOST_PAIRS], max(self.freedom, 8.0))
+        quantile = student_quantile(ANALYSES[MOST_PAIRS], max(self.freedom, 8.0))
         wanted = ceil((quantile * self.error / room) ** 2 * self.pairs)
         more = max(1, wanted - self.pairs)
         return more if more <= MOST_MORE else None
@@ -109,7 +109,7 @@ def level_at(pairs: int) -> float:
 
     Recorded ratios, without pairs, have intervals of 95 %.
     """
-    return next((level for look, level in LOOKS.items() if pairs <= look), LOOKS[MOST_PAIRS]) if pairs else 0.95
+    return next((level for count, level in ANALYSES.items() if pairs <= count), ANALYSES[MOST_PAIRS]) if pairs else 0.95
 
 
 def recorded_ratio(log_mean: float, log_half: float | None) -> Ratio:

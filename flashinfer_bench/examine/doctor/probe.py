@@ -1,4 +1,4 @@
-"""Measures the one device that this process sees: clock and launch gap (`visit.py` asks)."""
+"""Measures the one device that this process sees: clock and launch gap (`examination.py` asks)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole visit: look, measure, have the engine check itself, and report the findings.
+"""The whole examination: read, measure, have the engine check itself, and report the findings.
 
 *Twins* are one kernel as two solutions. The ratio of their times should be 1; by how far it differs, this machine and
 this engine distort every comparison. *Programs* of ours show how solutions can be compiled, loaded and called.
