@@ -1,7 +1,7 @@
-"""What runs on a node: one actor for one slot, which judges batches as a run of one device does.
+"""The node's side of a cluster: one actor for each slot, which judges batches as a run of one device does.
 
-Ray starts it, in a process of its own, and ends it with the program that asked for it or with its node. Then the kernel
-ends its sessions with everything below them: all are started by the one thread in which `judge` runs.
+Ray starts an actor in a process of its own. The actor ends with the program that requested it, or with its node. Then
+the kernel ends its sessions and their processes, because one thread starts them all: the thread of `judge`.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import ConfigError, DeviceFault
 
 JUDGING: Final = "judging"
-"""The group of the one thread in which `judge` runs, beside that of all other methods."""
+"""Concurrency group of `judge`. It has one thread; all other methods share another group."""
 
 
 @dataclass(frozen=True)
 class SlotMetadata:
-    """What a slot tells of itself."""
+    """A slot's description of itself."""
 
     device: Device
     sandbox: Sandbox
     languages: dict[str, str | None]
-    """Language → why its solutions cannot be built there; None where they can."""
+    """Language → why its solutions cannot be built there; None if they can."""
 
 
 Blob = tuple[tuple[int, ...], Any]
-"""What changes when a file does, and the reference to its bytes in Ray's object store."""
+"""A file's state (it changes whenever the file does), and the reference to its bytes in Ray's object store."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Batch:
     roots: dict[int, str]
     """Index of a job → folder of its stored inputs on the host."""
     blobs: Mapping[tuple[str, str], Blob] = field(default_factory=dict)
-    """Root and path below it → a file of stored inputs. Empty where all nodes see the host's files."""
+    """Root and path below it → a file of stored inputs. Empty if all nodes can read the host's files."""
 
 
 class SlotActor:
@@ -78,8 +78,8 @@ class SlotActor:
     Args:
         node: its name.
         kind: "cpu" or "cuda"; Ray has given this process one GPU.
-        version: the host's.
-        settings: what the host asks for.
+        version: the package version of the host.
+        settings: the host's settings for the cluster.
     """
 
     def __init__(self, node: str, kind: str, version: str, settings: ClusterSettings) -> None:
@@ -90,7 +90,7 @@ class SlotActor:
         self._files = self._owned.enter_context(temporary_folder("slot"))
         self._laid_out: dict[Path, tuple[int, ...]] = {}
         self._coming: queue.SimpleQueue[Sequence[Solution]] = queue.SimpleQueue()
-        """Solutions of the next batch, which are built beside this one."""
+        """Solutions of the next batch, which are built while this batch runs."""
         self._judging = threading.Lock()
         self._ended = -1
         """Number of the latest session that the host has ended."""
@@ -105,7 +105,7 @@ class SlotActor:
         """Return the slot's metadata.
 
         Raises:
-            ConfigError: another version is here, or the sandbox is to be strict and cannot be had.
+            ConfigError: this node has another version, or cannot provide the strict sandbox.
             DeviceFault: this process does not see exactly one GPU.
         """
         return self._metadata
@@ -125,43 +125,43 @@ class SlotActor:
     def _find_device(self) -> Device:
         if self._kind == "cpu":
             return replace(discover_devices(["cpu"])[0], node=self._node)
-        os.environ.pop("OMP_NUM_THREADS", None)  # Ray's; a session beside a GPU computes as it does without Ray
+        os.environ.pop("OMP_NUM_THREADS", None)  # set by Ray; without it a GPU session computes as outside of Ray
         found = [device for device in discover_devices(None) if device.kind == "cuda"]
         if len(found) != 1:
-            raise DeviceFault(f"an actor was to see one GPU, and sees {len(found)}; is torch a CUDA build there?")
+            raise DeviceFault(f"an actor must see one GPU, and sees {len(found)}; is torch a CUDA build there?")
         numbers = [int(gpu) for gpu in ray.get_gpu_ids() if str(gpu).isdigit()] or [found[0].index]
-        return replace(found[0], index=numbers[0], node=self._node)  # the number tells slots of one node apart
+        return replace(found[0], index=numbers[0], node=self._node)  # slots of one node differ in it
 
     def why_not_built(self, solutions: Iterable[Solution]) -> list[str | None]:
-        """Return what this node lacks for each solution; None where nothing is missing."""
+        """Return why this node cannot build each solution; None if it can."""
         known, languages = (self._toolchain, self._capabilities), self._metadata.languages
         return [languages.get(one.spec.language.value) or why_not_buildable(one, *known) for one in solutions]
 
     def expect(self, solutions: Sequence[Solution]) -> None:
-        """Build solutions of the next batch beside the present one; on a CPU that would disturb it."""
+        """Build solutions of the next batch while this batch runs. A CPU slot does not: builds disturb its times."""
         if self._kind != "cpu":
             self._coming.put(solutions)
             os.write(self._wake, b"\0")
 
     def end(self, number: int) -> None:
-        """End a session; returns when none of its processes is left."""
+        """End a session; return when all of its processes have ended."""
         self._ended = number
         os.write(self._wake, b"\0")
         with self._judging:
             self._end_session()
 
     def close(self) -> None:
-        """Remove what was laid out; all sessions have ended."""
+        """Remove the files of stored inputs; all sessions have ended."""
         self._owned.close()
         sweep_folders()
 
     def judge(self, number: int, hello: Hello, batch: Batch) -> Iterator[dict[str, Any]]:
-        """Judge a batch; yields the frames that the host's loop hears of a session.
+        """Judge a batch; yield the frames that the host's loop receives of a session.
 
         Args:
-            number: of the host's session; it stays for the next batch.
-            hello: its settings.
-            batch: what is judged.
+            number: the number of the host's session; the next batches of that session have the same number.
+            hello: the settings of the session.
+            batch: the jobs to judge.
 
         Raises:
             DeviceFault: the slot cannot be used.
@@ -189,13 +189,13 @@ class SlotActor:
                 self._end_session()
                 raise
             for job in batch.jobs:
-                scheduler.forget_solution(job)  # the host leaves out what hangs, as long as it is to be
+                scheduler.forget_solution(job)  # the host decides how long to skip a solution that hangs
             if scheduler.has_open_jobs and self._ended < number:
                 self._end_session()
                 raise DeviceFault("its session does not start")
 
     def _open(self, hello: Hello) -> tuple[Scheduler, BuildFarm]:
-        """Return the loop over this device under these settings, and its compilers."""
+        """Return the scheduler of this device with these settings, and its build pool."""
         if self._scheduler is not None and self._farm is not None and hello == self._hello:
             return self._scheduler, self._farm
         self._end_session()
@@ -229,29 +229,29 @@ class SlotActor:
             scheduler.close()
 
     def _find_root(self, root: str) -> Path:
-        """Return the folder that stands for one of the host's."""
+        """Return the folder on this node for a folder of the host."""
         return self._files / hashlib.sha256(root.encode()).hexdigest()[:16]
 
     def _lay_out(self, file: Path, blob: Blob) -> None:
-        """Write a file of stored inputs, unless it is there."""
+        """Write a file of stored inputs, unless it exists in this state."""
         state, content = blob
         if self._laid_out.get(file) != state:
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.unlink(missing_ok=True)  # a session may map it still
+            file.unlink(missing_ok=True)  # a session may still have it mapped
             file.write_bytes(ray.get(content))
             self._laid_out[file] = state
 
 
 def _to_frame(happening: Happening) -> dict[str, Any]:
-    """Return what the host hears of a happening."""
+    """Return the frame that reports a happening to the host."""
     match happening:
         case JobStarted(job):
             return {"phase": {"job": job.index, "name": "solution"}}
         case Notice(message):
             return {"notice": message}
         case JobFaulted():
-            told = {"message": happening.message, "is_left_out": happening.is_left_out}
-            return {"fault": {"job": happening.job.index, "retry": False, **told}}
+            details = {"message": happening.message, "is_left_out": happening.is_left_out}
+            return {"fault": {"job": happening.job.index, "retry": False, **details}}
         case _:
-            told = {"evaluation": happening.evaluation.model_dump(mode="json"), "ran_out": happening.ran_out}
-            return {"verdict": {"job": happening.job.index, "seconds": happening.seconds, **told}}
+            details = {"evaluation": happening.evaluation.model_dump(mode="json"), "ran_out": happening.ran_out}
+            return {"verdict": {"job": happening.job.index, "seconds": happening.seconds, **details}}

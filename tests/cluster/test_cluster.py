@@ -235,7 +235,7 @@ def test_an_actor_is_of_this_version_and_sees_its_own_gpu_alone(ray, monkeypatch
     monkeypatch.setattr(module, "discover_devices", lambda requested: tuple(seen))
     assert actor._find_device().label == "one/cuda:5"
     seen.append(Device("cuda", 1, "NVIDIA H100", "GPU-6"))
-    with pytest.raises(DeviceFault, match="was to see one GPU, and sees 2"):
+    with pytest.raises(DeviceFault, match="must see one GPU, and sees 2"):
         actor._find_device()
     actor.close()
 

@@ -103,6 +103,6 @@ PREFILL = "BatchPrefillWithPagedKVCacheWrapper"
     ],
 )
 def test_auto_is_told_by_what_it_stands_for(routine, flags, capability, status, resolved):
-    place = Platform("a GPU", capability, {}, frozenset({"flashinfer"}))
-    (asked,) = ask(f"--routine {routine} {AUTO} {flags}", place)
-    assert make_row(asked, "auto", place, status)["resolved_backend"] == resolved
+    platform = Platform("a GPU", capability, {}, frozenset({"flashinfer"}))
+    (asked,) = ask(f"--routine {routine} {AUTO} {flags}", platform)
+    assert make_row(asked, "auto", platform, status)["resolved_backend"] == resolved
