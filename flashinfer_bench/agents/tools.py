@@ -9,7 +9,7 @@ from flashinfer_bench.data import Solution, TraceSet, Workload
 from flashinfer_bench.errors import FlashInferBenchError
 from flashinfer_bench.examine.inspect.ncu import ask_ncu, list_metrics, plan_ncu, read_profile, render_profile
 from flashinfer_bench.examine.inspect.sanitizer import check_types, plan_sanitizer, read_findings, render_findings
-from flashinfer_bench.examine.inspect.tool_run import Inspected, ToolStep, find_gpu, find_tool, plain, run_tool
+from flashinfer_bench.examine.inspect.tool_runs import Inspected, ToolStep, find_gpu, find_tool, plain, run_tool
 
 PAGES: Final = ("details", "raw", "source", "session")
 

@@ -25,7 +25,7 @@ from flashinfer_bench.bench.job_queue import TURN_S, JobQueue, Lane
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.first_call import find_first_call
 from flashinfer_bench.bench.planning.plan import Job
-from flashinfer_bench.bench.runner.client import LocalSlots, SessionClient, SessionLost, SessionTimedOut
+from flashinfer_bench.bench.runner.client import LocalPlaces, SessionClient, SessionLost, SessionTimedOut
 from flashinfer_bench.bench.runner.device_lock import POLL_S as LOCK_POLL_S
 from flashinfer_bench.bench.runner.known_failures import KnownFailures
 from flashinfer_bench.bench.runner.orders import OrderMaker
@@ -34,9 +34,9 @@ from flashinfer_bench.data import Evaluation
 from flashinfer_bench.errors import DeviceFault, RanOut
 
 if TYPE_CHECKING:
-    from flashinfer_bench.cluster.cluster import BatchMaker, Cluster, RemoteSession
+    from flashinfer_bench.cluster.cluster import BatchMaker, Cluster, FarSession
 
-    Session: TypeAlias = "SessionClient | RemoteSession"
+    Session: TypeAlias = "SessionClient | FarSession"
 
 POLL_S: Final = 1.0
 """Longest wait of one step of the loop, unless its caller says otherwise."""
@@ -132,13 +132,13 @@ class Scheduler:
 
     def __init__(
         self,
-        places: Cluster | LocalSlots | Iterable[Device],
+        places: Cluster | LocalPlaces | Iterable[Device],
         *,
         hello_for: Callable[[Device], Hello],
         orders: OrderMaker | BatchMaker,
         rules: Rules = Rules(),
     ) -> None:
-        self._places = LocalSlots(places) if isinstance(places, Iterable) else places
+        self._places = LocalPlaces(places) if isinstance(places, Iterable) else places
         self.slots = [DeviceSlot(device) for device in self._places.devices]
         self._hello_for = hello_for
         self._orders = orders
@@ -220,7 +220,7 @@ class Scheduler:
         """
         notices, self._notices = self._notices, []
         yield from notices
-        news = self._places.poll()
+        news = self._places.look()
         yield from map(Notice, news.notices)
         for device in news.joined:
             if device not in {slot.device for slot in self.slots}:  # else its actor was lost, and nobody has told yet

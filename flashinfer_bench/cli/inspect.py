@@ -9,7 +9,7 @@ from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.cli.parser import EXIT_CODES, Parser, add_flags, add_format, add_local, add_sandbox
 
 if TYPE_CHECKING:
-    from flashinfer_bench.examine.inspect.tool_run import Inspected, ToolStep
+    from flashinfer_bench.examine.inspect.tool_runs import Inspected, ToolStep
 
 WALLS: Final = (
     "The tool and the solution run in a worker's sandbox. Exemptions for the tool: a private network with\n"
@@ -96,23 +96,23 @@ def _add_how(parser: Parser) -> None:
 def execute_ncu(args: Namespace) -> int:
     """Profile one call."""
     from flashinfer_bench.cli.tables import write_result
-    from flashinfer_bench.examine.inspect import ncu, tool_run
+    from flashinfer_bench.examine.inspect import ncu, tool_runs
 
-    program = tool_run.find_tool("ncu", args.ncu_path)
+    program = tool_runs.find_tool("ncu", args.ncu_path)
     how = {name: getattr(args, name) for name in NCU_FLAGS}
     plan = ncu.plan_ncu(program, ncu.list_metrics(program), **how)
     document, page = ncu.read_profile(_look(args, plan))
-    write_result(args, document, f"{tool_run.plain(page).rstrip()}\n\n{ncu.render_profile(document)}")
+    write_result(args, document, f"{tool_runs.plain(page).rstrip()}\n\n{ncu.render_profile(document)}")
     return 0
 
 
 def execute_sanitizer(args: Namespace) -> int:
     """Check one call; return 1 if there is a finding, or a check could not run."""
     from flashinfer_bench.cli.tables import write_result
-    from flashinfer_bench.examine.inspect import sanitizer, tool_run
+    from flashinfer_bench.examine.inspect import sanitizer, tool_runs
 
     types = sanitizer.check_types(args.checks)
-    program = tool_run.find_tool("compute-sanitizer", args.sanitizer_path)
+    program = tool_runs.find_tool("compute-sanitizer", args.sanitizer_path)
     document = sanitizer.read_findings(_look(args, sanitizer.plan_sanitizer(program, types, args.timeout)))
     write_result(args, document, sanitizer.render_findings(document))
     return 1 if document["findings"] or document["problems"] else 0
@@ -120,8 +120,8 @@ def execute_sanitizer(args: Namespace) -> int:
 
 def _look(args: Namespace, steps: list[ToolStep]) -> Inspected:
     from flashinfer_bench.cli.args import open_trace_set
-    from flashinfer_bench.examine.inspect import tool_run
+    from flashinfer_bench.examine.inspect import tool_runs
 
-    device = tool_run.find_gpu(args.device)
+    device = tool_runs.find_gpu(args.device)
     how = {"definition": args.definition, "sandbox": args.sandbox, "seed": args.seed, "tell": write_err}
-    return tool_run.run_tool(open_trace_set(args), args.solution, args.workload, steps, device, **how)
+    return tool_runs.run_tool(open_trace_set(args), args.solution, args.workload, steps, device, **how)

@@ -13,7 +13,7 @@ import pytest
 from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.cli.main import cli
 from flashinfer_bench.data import save_json_file
-from flashinfer_bench.examine.inspect import tool_run
+from flashinfer_bench.examine.inspect import tool_runs
 from flashinfer_bench.sandbox.namespaces import has_own_network
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 from tests.kit.processes import marked, wait_until_gone
@@ -69,7 +69,7 @@ def tools(monkeypatch, tmp_path):
     """Write programs in the tools' place, on PATH; they need no GPU."""
     monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", f"{tmp_path / 'programs'}:/usr/bin:/bin")
-    monkeypatch.setattr(tool_run, "find_gpu", lambda name: discover_devices(["cpu"])[0])
+    monkeypatch.setattr(tool_runs, "find_gpu", lambda name: discover_devices(["cpu"])[0])
     write_tools(tmp_path / "programs")
     return lambda **said: write_tools(tmp_path / "programs", **said)
 
@@ -100,13 +100,13 @@ def test_what_is_missing_on_the_machine_is_one_line(inspect, monkeypatch, tmp_pa
         return line if captured.out == "" else None
 
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(tool_run, "USUAL_FOLDERS", ())
+    monkeypatch.setattr(tool_runs, "USUAL_FOLDERS", ())
     line = refused()
     assert ("is not here" in line, product in line) == (True, True)
     assert "/nowhere/tool is not here" in refused(f"--{tool}-path", "/nowhere/tool")
     monkeypatch.setenv("PATH", f"{write_tools(tmp_path / 'programs')}:/usr/bin:/bin")
     assert "97" in refused("--device", "cuda:97")
-    monkeypatch.setattr(tool_run, "discover_devices", lambda names: discover_devices(["cpu"]))
+    monkeypatch.setattr(tool_runs, "discover_devices", lambda names: discover_devices(["cpu"]))
     assert "needs an NVIDIA GPU" in refused()
 
 

@@ -4,15 +4,15 @@ The session and everything below it hold the write end of a pipe (the lifeline) 
 end reports the end of the stream, no process of the session is left.
 
 The loop over the devices deals batches to places and hears frames. A place can run a device session: a device of this
-machine (`LocalSlots`), or one of a cluster's node (`cluster.Cluster`). Its device names it. A table of places has
+machine (`LocalPlaces`), or one of a cluster's node (`cluster.Cluster`). Its device names it. A table of places has
 
     devices         those of all places that can be used now
     least_shares    work is dealt as for this many places at least, so that something is left for one that comes
     expects_more    whether a place may come soon: a loop that has lost all others waits for it
-    poll()          which places have come since the last call; it is called often, and waits for nothing
+    look()          which places have come since the last look; it is called often, and waits for nothing
     has(device)     whether a place is still there
     lock(device, held)     keeps other runs off a device until `held` is closed; see `device_lock.ask_for_device`
-    open(device, hello)    starts a session: a `SessionClient` or a `RemoteSession`. Only its `end` waits for anything
+    open(device, hello)    starts a session: a `SessionClient` or a `FarSession`. Only its `end` waits for anything
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class News:
     """What a person should know."""
 
 
-class LocalSlots:
+class LocalPlaces:
     """The devices of this machine, one place each."""
 
     least_shares: Final = 1
@@ -204,7 +204,7 @@ class LocalSlots:
     def __init__(self, devices: Iterable[Device]) -> None:
         self.devices = tuple(devices)
 
-    def poll(self) -> News:
+    def look(self) -> News:
         """Return that nothing has changed: the devices of a machine stay."""
         return News()
 

@@ -26,7 +26,7 @@ from flashinfer_bench.bench.scheduler import Judged, Rules, Scheduler
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.measurement import tell as tell_record
 from flashinfer_bench.examine.compare.result import (
-    ANALYSES,
+    INTERIM_LEVELS,
     MOST_PAIRS,
     Comparison,
     Ratio,
@@ -75,13 +75,13 @@ class PairSeries:
     def is_open(self, threshold: float) -> bool:
         """Return whether more pairs are needed."""
         done = len(self.times())
-        is_decided = done >= min(ANALYSES) and self.ratio().decide(threshold) != UNKNOWN
+        is_decided = done >= min(INTERIM_LEVELS) and self.ratio().decide(threshold) != UNKNOWN
         return not self.stopped and not is_decided and done < MOST_PAIRS
 
     def plan(self) -> list[tuple[int, int]]:
         """Return the blocks up to the next analysis: the number of the pair, and of the side."""
         done = len(self.times())
-        pairs = range(done, next(count for count in ANALYSES if count > done))
+        pairs = range(done, next(count for count in INTERIM_LEVELS if count > done))
         return [(pair, side) for pair in pairs for side in ((0, 1) if pair % 2 == 0 else (1, 0))]
 
     def record(self, pair: int, side: int, found: Judged | JobFaulted) -> None:

@@ -8,7 +8,7 @@ B. L. Welch, "The generalization of Student's problem when several different pop
 Biometrika 34, 1947.
 
 A test that is repeated until an interval excludes 1 finds differences that do not exist. So a series is analysed at a
-few fixed numbers of pairs only (`ANALYSES`). Each interim analysis spends a part of the allowed error of 5 %
+few fixed numbers of pairs only (`INTERIM_LEVELS`). Each interim analysis spends a part of the allowed error of 5 %
 (K. K. G. Lan and D. L. DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70, 1983). The final
 interval then holds the true ratio in about 95 % of series or more, by simulation (docs/compare.md).
 """
@@ -39,12 +39,12 @@ COUNTS: Final = {
 """Attribute of a JUnit XML suite → the elements that it counts."""
 OVERALL: Final = "over all"
 MARKUP: Final = str.maketrans({"|": "\\|", "<": "&lt;", ">": "&gt;", "`": "\\`", "*": "\\*", "_": "\\_", "[": "\\["})
-ANALYSES: Final = {4: 0.984, 6: 0.990, 9: 0.992, 13: 0.993, 19: 0.994, 28: 0.994, 42: 0.994, 63: 0.994, 94: 0.994}
+INTERIM_LEVELS: Final = {4: 0.984, 6: 0.990, 9: 0.992, 13: 0.993, 19: 0.994, 28: 0.994, 42: 0.994, 63: 0.994, 94: 0.994}
 """Number of pairs at an interim analysis → confidence level of its interval.
 
 Each number is 1.5 times the number before. The first analysis has the narrowest interval, because it mostly decides on
 a GPU."""
-MOST_PAIRS: Final = max(ANALYSES)
+MOST_PAIRS: Final = max(INTERIM_LEVELS)
 LEAST_ERROR: Final = 1e-12
 """Least standard error: a division by 0 would fail."""
 MANY: Final = 1e9
@@ -91,13 +91,13 @@ class Ratio:
         if not self.pairs or self.decide(threshold) != UNKNOWN:
             return None
         if self.log_half is None:
-            return max(1, min(ANALYSES) - self.pairs)
+            return max(1, min(INTERIM_LEVELS) - self.pairs)
         edge = log(1 + threshold)
         place = abs(self.log_mean)
         room = edge - place if place <= edge else place
         if room <= 0 or self.error <= 0:
             return None
-        quantile = student_quantile(ANALYSES[MOST_PAIRS], max(self.freedom, 8.0))
+        quantile = student_quantile(INTERIM_LEVELS[MOST_PAIRS], max(self.freedom, 8.0))
         wanted = ceil((quantile * self.error / room) ** 2 * self.pairs)
         more = max(1, wanted - self.pairs)
         return more if more <= MOST_MORE else None
@@ -108,7 +108,7 @@ def level_at(pairs: int) -> float:
 
     Recorded ratios have no pairs, and intervals of 95 %.
     """
-    return next((level for count, level in ANALYSES.items() if pairs <= count), ANALYSES[MOST_PAIRS]) if pairs else 0.95
+    return next((level for count, level in INTERIM_LEVELS.items() if pairs <= count), INTERIM_LEVELS[MOST_PAIRS]) if pairs else 0.95
 
 
 def recorded_ratio(log_mean: float, log_half: float | None) -> Ratio:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.errors import FlashInferBenchError
-from flashinfer_bench.examine.inspect.tool_run import (
+from flashinfer_bench.examine.inspect.tool_runs import (
     WORK,
     Inspected,
     ToolStep,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.errors import Misuse
-from flashinfer_bench.examine.inspect.tool_run import Inspected, ToolStep, make_document, render_document
+from flashinfer_bench.examine.inspect.tool_runs import Inspected, ToolStep, make_document, render_document
 
 TYPES: Final = ("memcheck", "racecheck", "initcheck", "synccheck")
 OWN_FLAGS: Final = {"memcheck": ("--padding", "1024")}

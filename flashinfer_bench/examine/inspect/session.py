@@ -33,7 +33,7 @@ from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.bench.runner.workers.sandbox_policy import is_too_wide
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.errors import FlashInferBenchError, WorkloadFault
-from flashinfer_bench.examine.inspect.tool_run import DONE, LINE_INFO, STEPS, WORK, StepDone, ToolStep
+from flashinfer_bench.examine.inspect.tool_runs import DONE, LINE_INFO, STEPS, WORK, StepDone, ToolStep
 from flashinfer_bench.sandbox.namespaces import has_own_network
 
 LOAD_LIMIT_S: Final = 300.0
