@@ -107,8 +107,8 @@ def count(
                     found += judge_stress(checks, workload, one, baseline, context)
                 verdicts += len(found)
                 wrong += [
-                    f"{name}, seed {seed}, workload {workload.uuid}, {told}: {getattr(verdict, 'message', verdict)}"
-                    for told, verdict in found
+                    f"{name}, seed {seed}, workload {workload.uuid}, {reported}: {getattr(verdict, 'message', verdict)}"
+                    for reported, verdict in found
                     if isinstance(verdict, Accepted) == bool(twins)
                 ]
         if verdicts > before:

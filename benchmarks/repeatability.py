@@ -212,9 +212,9 @@ def take_compare(bench: Bench) -> Iterator[Figure]:
     wrong, known = [], {"copy": 1.0, "twin": 1 + more / steps}
     for kind, name, right in (("copy", "compare-same", "same"), ("twin", "compare-slower", "slower")):
         rows = [row for row in comparison.rows if row.solutions.startswith(kind)]
-        told = [row.ratio.decide(threshold) if row.ratio else "none" for row in rows]
-        decided = fmean(one.startswith(right) for one in told)
-        wrong += [one for one in told if one in {"same", "slower", "faster"} - {right}]
+        reported = [row.ratio.decide(threshold) if row.ratio else "none" for row in rows]
+        decided = fmean(one.startswith(right) for one in reported)
+        wrong += [one for one in reported if one in {"same", "slower", "faster"} - {right}]
         held = fmean(
             bool(row.ratio and row.ratio.log_half) and abs(row.ratio.log_mean - log(known[kind])) <= row.ratio.log_half
             for row in rows

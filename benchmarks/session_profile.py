@@ -40,7 +40,7 @@ STEPS: Final = (
     ),
     ("session.device_session", "DeviceSession", "_let_go _give_arena"),
     ("session.device_session", None, "judge_reads judge_stress"),
-    ("session.main", None, "run_block judge make_evaluation"),
+    ("session.main", None, "run_request judge make_evaluation"),
     ("session.precompiling", "Precompiler", "finish expect"),
     ("session.reference_timing", "ReferenceTimer", "measure"),
     ("workers.pool", "WorkerPool", "worker_for quiesce settle discard await_readers take_output _take tend"),
@@ -49,12 +49,12 @@ STEPS: Final = (
     ("workers.measuring", "Measuring", "_run_once _open _take_samples _make_up _confirm"),
     ("workers.process", "WorkerProcess", "ask end"),
     ("workers.arena", "SharedArena", "come_back renew step_aside"),
-    ("workers.timed.timed_calls", "TimedCalls", "write prepare finish look check_unchanged reads"),
+    ("workers.timed.timed_calls", "TimedCalls", "write prepare finish check_calls check_unchanged reads"),
     ("workers.timed.chain", "ChainTimer", "confirm _run_one"),
     ("workers.timed.chain", "ChainTools", "mask digests find_empty_ns"),
-    ("workers.timed.call_places", "CallPlaces", "poison synchronize read_spots find_unwritten"),
+    ("workers.timed.call_buffers", "CallBuffers", "poison synchronize read_spots find_unwritten"),
     ("workers.timed.batches", "BatchTimer", "_run _time_one"),
-    ("readout", "Readout", "look measured"),
+    ("run_metadata", "RunMetadata", "query measured"),
 )
 """Module below `bench.runner`, class or None, and its functions."""
 OTHERS: Final = (
@@ -64,7 +64,7 @@ OTHERS: Final = (
     ("bench.evaluators.inputs.make", "InputMaker", "make"),
     ("bench.evaluators.inputs.contents", "DealtContents", "write_all make"),
     ("bench.evaluators.inputs.stress", "StressPlan", "change"),
-    ("bench.evaluators.inputs.memory", None, "look_at_free_bytes"),
+    ("bench.evaluators.inputs.memory", None, "query_free_bytes"),
     ("bench.evaluators.reference", "Reference", "__call__"),
 )
 """The same below the package."""
@@ -79,7 +79,7 @@ class Log:
         self._depth = 0
 
     def wrap(self, step: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """Return a function that does a step and notes it; a request to a worker is named by its verb."""
+        """Return a function that does a step and notes it; a request to a worker is named by its method."""
 
         @functools.wraps(step)
         def noted(*args: Any, **fields: Any) -> Any:
@@ -163,9 +163,9 @@ def sum_up(notes: Sequence[Note], skip: int) -> tuple[dict[tuple[str, ...], list
         while open_steps and open_steps[-1][3] <= start:
             open_steps.pop()
         path = (*(step[0] for step in open_steps), name)
-        told = sums.setdefault(path, [0, 0.0, 0.0])
-        told[0] += 1
-        told[1] += end - start
+        reported = sums.setdefault(path, [0, 0.0, 0.0])
+        reported[0] += 1
+        reported[1] += end - start
         if path[:-1] in sums:
             sums[path[:-1]][2] += end - start
         open_steps.append(note)

@@ -118,14 +118,14 @@ def test_a_sweep_takes_workloads_from_the_smallest_to_the_largest(most, taken):
 
 
 @pytest.mark.parametrize(
-    ("blob", "code", "told"),
+    ("blob", "code", "reported"),
     [
         ("gone", 0, ["test", "3", "0", "PASSED:", "2,", "MISSING", "BLOB:", "1"]),
         ("broken", 1, ["test", "3", "1", "PASSED:", "2,", "FAULT:", "1"]),
     ],
 )
 def test_a_missing_blob_is_expected_and_one_that_cannot_be_read_fails_a_sweep(
-    tmp_path, monkeypatch, capsys, blob, code, told
+    tmp_path, monkeypatch, capsys, blob, code, reported
 ):
     monkeypatch.setattr(sweep_published.resource, "setrlimit", lambda *arguments: None)
     stored = {"x": {"type": "safetensors", "path": f"./blob/{blob}.safetensors", "tensor_key": "x"}}
@@ -139,4 +139,4 @@ def test_a_missing_blob_is_expected_and_one_that_cannot_be_read_fails_a_sweep(
     options = "--op-types test --workloads 0 --published-only --twins value --devices cpu --no-save"
     monkeypatch.setattr("sys.argv", ["sweep_published", str(tmp_path), *options.split()])
     assert sweep_published.main() == code
-    assert capsys.readouterr().out.splitlines()[-2].split() == told
+    assert capsys.readouterr().out.splitlines()[-2].split() == reported

@@ -38,10 +38,10 @@ def find_interpreter(version):
     kept = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
     named = [shutil.which(f"python{version}"), *map(str, kept)]
     for path in filter(None, named):
-        told = subprocess.run(
+        reported = subprocess.run(
             [path, "-c", "import venv"], capture_output=True, check=False
         )  # pyenv's shims may not work
-        if told.returncode == 0:
+        if reported.returncode == 0:
             return path
     return None
 

@@ -96,7 +96,7 @@ class Finished:
     root: Path
     found: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Solution to status and log."""
-    told: list[str] = field(default_factory=list)
+    reported: list[str] = field(default_factory=list)
     """Faults and notices."""
     skips: dict[str, str] = field(default_factory=dict)
     left: list[int] = field(default_factory=list)
@@ -105,7 +105,7 @@ class Finished:
     def check(self, name: str, style: str, fault: str | None, status: str) -> str:
         """Hold a twin's status; return its log."""
         found, log = self.found.get(make_twin(self.definitions[name], style=style, fault=fault).name, ("none", ""))
-        assert found == status, (log, self.told)
+        assert found == status, (log, self.reported)
         return log
 
 
@@ -140,7 +140,7 @@ def finished(published: Path) -> Finished:
                 evaluation = event.trace.evaluation
                 finished.found[event.job.solution.name] = (evaluation.status.value, evaluation.log)
             elif isinstance(event, (JobFaulted, Notice)):
-                finished.told.append(event.message)
+                finished.reported.append(event.message)
         finished.left = wait_until_gone(alive)
     return finished
 
@@ -168,4 +168,4 @@ def test_workloads_whose_blobs_are_missing_are_told_once_for_a_definition_and_th
     assert sum(int(reason.split()[0]) for reason in finished.skips.values()) == 36 + 2
     assert all(f"blob {finished.root}/" in reason for reason in finished.skips.values())
     assert len(finished.found) == len(FAULTY) * len(TWINS) + len(MADE_UP) + len(RATIO_STATUS)
-    assert (finished.told, finished.left) == ([], [])
+    assert (finished.reported, finished.left) == ([], [])

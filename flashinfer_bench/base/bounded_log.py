@@ -1,4 +1,4 @@
-"""What a process printed, kept in bounded memory: the head and the tail, with the cut marked."""
+"""The output of a process in bounded memory: the head and the tail, with the cut marked."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class BoundedLog:
         self._total = 0
 
     def add(self, data: bytes) -> None:
-        """Take what was read from the stream."""
+        """Take bytes that were read from the stream."""
         room = self._head_bytes - len(self._head)
         self._head += data[:room]
         self._tail = (self._tail + data[room:])[-self._tail_bytes :]
         self._total += len(data)
 
     def take(self) -> str:
-        """Return what was kept since the last call, and start anew."""
+        """Return the kept output since the last call, and start anew."""
         cut = self._total - len(self._head) - len(self._tail)
         middle = f"\n[... {cut} bytes cut ...]\n".encode() if cut > 0 else b""
         text = (self._head + middle + self._tail).decode("utf-8", "replace")

@@ -9,7 +9,7 @@ def describe_exit(code: int | None) -> str:
     """Say how a process ended.
 
     Args:
-        code: its exit code, the number of a signal below zero, or None where its end was not seen.
+        code: its exit code, the number of a signal below zero, or None if its end was not observed.
     """
     if code is None:
         return "ended (its exit code is not known)"

@@ -1,5 +1,5 @@
-"""What this process may use of its machine: cores and memory, by its affinity and by the limits of its container.
-Also how often the kernel ended a process because memory ran out.
+"""The resources of this process: cores and memory, by its affinity and by the limits of its container. Also the
+kernel's count of processes that it ended because memory ran out.
 
 And a pause for its garbage collector.
 """
@@ -17,24 +17,24 @@ from typing import Final
 
 SYSTEM: Final = Path("/")
 CORES_SHARE: Final = 4
-"""Work beside measurements gets this machine's cores divided by this."""
+"""Work alongside measurements gets this machine's cores divided by this."""
 
 
 def usable_cores(root: Path = SYSTEM) -> int:
-    """Return how many cores this process may use, at least one."""
+    """Return the number of cores that this process may use, at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [int(quota) // int(period) for quota, period in _read_limits(root, "cpu.max")]
     return max(1, min([cores, *quotas]))
 
 
 def spare_cores() -> list[int]:
-    """Return the cores that work beside measurements may use: the last ones, a quarter of them; of few cores none."""
+    """Return the cores for work alongside measurements: the last quarter; none if there are few."""
     cores = usable_cores()
     return sorted(os.sched_getaffinity(0))[-(cores // CORES_SHARE) :] if cores >= CORES_SHARE else []
 
 
 def cores_for_compilers() -> list[int]:
-    """Return the cores that compilers which take minutes may use beside measurements: all but a quarter."""
+    """Return the cores for compilers that take minutes alongside measurements: all but a quarter."""
     cores = usable_cores()
     return sorted(os.sched_getaffinity(0))[-(cores - cores // CORES_SHARE) :]
 
@@ -47,7 +47,7 @@ def usable_memory(root: Path = SYSTEM) -> int:
 
 
 def count_memory_kills(root: Path = SYSTEM) -> int:
-    """Return the kernel's count of processes that it ended because memory ran out; only its growth means anything."""
+    """Return the kernel's count of processes that it ended because memory ran out. Only its growth has a meaning."""
     with suppress(OSError):
         found = re.search(r"^oom_kill (\d+)$", (root / "proc/vmstat").read_text(encoding="utf-8"), re.MULTILINE)
         return int(found[1]) if found else 0
@@ -58,7 +58,7 @@ def count_memory_kills(root: Path = SYSTEM) -> int:
 def collector_paused() -> Iterator[None]:
     """Stop the garbage collector for a step that makes many objects and no cycles of them.
 
-    It would walk all objects again and again: that may triple the time of the step.
+    The collector would walk all objects again and again, which may triple the duration of a step.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -70,7 +70,7 @@ def collector_paused() -> Iterator[None]:
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """Yield the folders of this process's control groups and of those around them (cgroups(7), both versions)."""
+    """Yield the folders of this process's control groups and of their parents (cgroups(7), both versions)."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:

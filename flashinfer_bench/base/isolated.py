@@ -1,11 +1,11 @@
-"""One way to start a process of our own: a request goes in, a response comes out, and nothing of the process stays.
+"""Starts a process of our own that answers one request and leaves nothing behind.
 
     run_isolated("package.module", request, limit_s=60) -> response
 
 The child imports the module and calls its `answer(request)`. Request and response are JSON values. The child leads a
-session of its own: at its end, at the deadline, and when its parent ends, it is killed with all that it has started.
-Whatever it prints goes into its log, so that no print can pass for a response. It is no sandbox: a module that needs
-one enters it in `answer`.
+session of its own. The session is killed with all its processes when the child ends, at the deadline, and when the
+parent ends. The child's output goes into its log, so no print can pass for a response. It is no sandbox: a module that
+needs a sandbox enters it in `answer`.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Isolated:
     Args:
         module: full name of a module; or a file, which runs without site-packages and imports no heavy package.
         request: a JSON value.
-        environment: its variables; None for those of this process.
-        folder: its working folder; None for that of this process.
+        environment: its variables; None for the variables of this process.
+        folder: its working folder; None for the folder of this process.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Isolated:
         """Return the response; call it once.
 
         Args:
-            limit_s: seconds that it may take.
+            limit_s: seconds until the deadline.
 
         Raises:
             IsolatedFailure: it ended without a response, or took too long.
@@ -120,8 +120,8 @@ def run_isolated(module: str, request: Any, *, limit_s: float, environment: Mapp
     Args:
         module: full name of the module.
         request: a JSON value.
-        limit_s: seconds that it may take.
-        environment: variables of the process; None for those of this one.
+        limit_s: seconds until the deadline.
+        environment: variables of the process; None for the variables of this process.
 
     Raises:
         IsolatedFailure: it ended without a response, or took too long.

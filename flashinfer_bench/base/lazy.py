@@ -1,4 +1,4 @@
-"""The public names of a package, each imported when it is first asked for. Imports nothing of ours."""
+"""The public names of a package, each imported at its first use. Imports no other module of the package."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def lazy_names(
     Args:
         package: its full name.
         public: its `__all__`.
-        homes: module below the package, or beside it with its full name → names that it defines. Where two list a name,
-            the first one has it.
-        left_out: says why there is no such name, where people expect one; gives None for other names.
+        homes: module → the names that it defines. A module is named below the package, or by its full name. If two
+            modules list a name, the first one counts.
+        left_out: takes a name that people expect; returns why it is missing. Returns None for other names.
     """
 
     def find(name: str) -> Any:

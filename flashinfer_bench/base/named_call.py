@@ -1,6 +1,6 @@
-"""How a function is called whose arguments have names: which are given by position, and which by keyword.
+"""Decides how a function with named arguments is called: which are passed by position, and which by keyword.
 
-The judge and the worker both call a reference, and `validate` reads it without running it: all three ask here.
+The judge and the worker both call a reference, and `validate` reads it without a call. All three use this module.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ class NamedCall(NamedTuple):
 def split_names(signature: Signature | None, names: Iterable[str]) -> NamedCall:
     """Return how a function takes arguments that have these names.
 
-    A parameter with the name of an argument gets this argument. By position goes what can: a call by keyword takes
-    longer. If a name fits no parameter, all go by position in their own order, but for those that need a keyword.
+    A parameter with the name of an argument gets this argument, by position if possible, since keywords are slower. If
+    a name fits no parameter, all arguments are passed by position in their own order. Only parameters that need a
+    keyword get one.
 
     Args:
-        signature: of the function; None where it is not known.
+        signature: of the function; None if it is not known.
         names: of all arguments, in their own order.
     """
     names = tuple(names)
@@ -57,15 +58,14 @@ def find_call(function: Callable[..., Any], names: Iterable[str]) -> NamedCall:
     outer = read_signature(function, follow_wrapped=False)
     kinds = {parameter.kind for parameter in outer.parameters.values()} if outer is not None else None
     if kinds and kinds.isdisjoint((*POSITIONAL, Parameter.VAR_POSITIONAL)):
-        return NamedCall((), (*call.positional, *call.keywords))  # a decorator may pass keywords on and nothing else
+        return NamedCall((), (*call.positional, *call.keywords))  # a decorator may pass on keywords only
     return call
 
 
 def read_signature(function: Any, *, follow_wrapped: bool = True) -> Signature | None:
-    """Return a callable's parameters; None if Python cannot tell them.
+    """Return a callable's parameters; None if Python cannot read them.
 
-    Of a torch module, compiled by torch or not, its `forward` counts; of a scripted function and an operator, its
-    schema.
+    For a torch module, compiled or not, its `forward` counts; for a scripted function or an operator, its schema.
     """
     module = getattr(function, "_orig_mod", function)
     target = module.forward if hasattr(module, "_forward_hooks") else module

@@ -6,5 +6,5 @@ from typing import Any
 
 
 def to_number(value: Any) -> Any:
-    """Return a single number of numpy or torch as Python's own; any other value as it is."""
+    """Return a single number of numpy or torch as Python's own type; any other value unchanged."""
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value

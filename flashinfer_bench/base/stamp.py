@@ -1,4 +1,4 @@
-"""The time as it stands in traces and files."""
+"""The form of a time in traces and files."""
 
 from __future__ import annotations
 

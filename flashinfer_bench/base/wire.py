@@ -21,7 +21,7 @@ MAX_FRAME_BYTES: Final = 16 << 20
 READ_BYTES: Final = 1 << 16
 MAX_FDS: Final = 8
 LEAST_WAIT_S: Final = 0.001
-"""Seconds to send a frame whose deadline has passed; it may go without a wait."""
+"""Seconds to send a frame whose deadline has passed, so it may still be sent without a wait."""
 
 
 class WireError(Exception):
@@ -46,9 +46,9 @@ def send_frame(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] 
 
 
 def send_frame_by(deadline: float, sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> bool:
-    """Send one frame to a side that may not read; say whether all of it was taken before the deadline.
+    """Send one frame to a process that may not read; return whether all of it was taken before the deadline.
 
-    Otherwise part of it may be on its way: no other frame can follow.
+    If it was not, part of it may have been sent, and no other frame can follow.
     """
     before = sock.gettimeout()
     sock.settimeout(max(LEAST_WAIT_S, deadline - time.monotonic()))
@@ -62,12 +62,12 @@ def send_frame_by(deadline: float, sock: socket.socket, message: dict[str, Any],
 
 
 class FrameReader:
-    """Cut what arrives on one socket into frames; keeps what is not complete yet.
+    """Cuts the bytes of one socket into frames; keeps an incomplete frame for later.
 
     Args:
-        sock: a connected stream socket; this reader is the only one that reads it.
+        sock: a connected stream socket. No other reader may use it.
         max_bytes: frames that claim to be longer are refused.
-        takes_fds: whether descriptors may come along. Otherwise the kernel drops them, and this process never has them.
+        takes_fds: whether descriptors may arrive. If not, the kernel drops them, and this process never has them.
     """
 
     def __init__(self, sock: socket.socket, *, max_bytes: int = MAX_FRAME_BYTES, takes_fds: bool = True) -> None:
@@ -79,7 +79,7 @@ class FrameReader:
         self._takes_fds = takes_fds
 
     def pump(self) -> None:
-        """Read once what is there.
+        """Read the available bytes once.
 
         Raises:
             WireClosed: the other side has closed its end.
@@ -106,10 +106,10 @@ class FrameReader:
         return bool(length > self._max_bytes or len(self._buffer) >= HEADER.size + length)
 
     def pop(self) -> dict[str, Any] | None:
-        """Return the next whole frame, or None where more must be read first.
+        """Return the next whole frame, or None if more must be read first.
 
         Raises:
-            WireError: the bytes are no frame of ours.
+            WireError: the bytes are no valid frame.
         """
         if not self.has_frame:
             return None
@@ -130,7 +130,7 @@ class FrameReader:
         """Hand over the file descriptors that arrived so far; the caller closes them.
 
         Raises:
-            OSError: one was lost, since this process has as many files open as it may.
+            OSError: a descriptor was lost, since this process has no free descriptors.
         """
         if self._has_lost_fds:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

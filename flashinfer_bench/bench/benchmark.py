@@ -1,8 +1,8 @@
-"""A run of a trace set, in one screen: plan → submission → verdicts → traces.
+"""A run of a trace set on one page: plan → submission → verdicts → traces.
 
-Other modules decide: `planning` what is run, `machine` on which devices, `harness` how jobs and results flow,
-`evaluators` whether a solution is right. A fault is not a verdict. It makes no trace; it is an event, and stands in
-`faults`.
+Other modules decide. `planning` decides the jobs of a run, `machine` the devices, `harness` the flow of jobs and
+results, and `evaluators` whether a solution is right. A fault is not a verdict. It makes no trace; it is an event, and
+is listed in `faults`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flashinfer_bench.bench.confirm import Winners, may_confirm
 from flashinfer_bench.bench.context import HarnessContext
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobsAdded, Notice, RunStarted
 from flashinfer_bench.bench.harness import Harness, Result, Submission
-from flashinfer_bench.bench.job_queue import Lane
+from flashinfer_bench.bench.job_queue import QueueClass
 from flashinfer_bench.bench.planning.first_call import FirstCall, find_first_call
 from flashinfer_bench.bench.planning.plan import Job, Plan, Skip, describe_nothing, make_plan
 from flashinfer_bench.bench.planning.resume import RecordedJobs, names_of
@@ -39,30 +39,30 @@ from flashinfer_bench.data.sets.merge import reread_traces
 from flashinfer_bench.data.sets.results import in_order_of_time
 from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of, to_trace
 from flashinfer_bench.errors import ConfigError
-from flashinfer_bench.timing.between_workers import NOISY, told_of_workers
+from flashinfer_bench.timing.between_workers import NOISY, report_of_workers
 
 MOST_WORKERS: Final = 1000
 """Workers of one job, at most: a higher number is a slip."""
 IDLE_S: Final = 600.0
 """Seconds without a run after which kept sessions end."""
 RETRY_S: Final = 60.0
-"""Seconds after which a run with kept sessions tries a device again that was given up."""
+"""Seconds after which a run with kept sessions retries a lost device."""
 
 
 class Benchmark:
     """Judges the solutions of a trace set. Usable as a context manager.
 
     Args:
-        trace_set: what is run.
-        config: how it is run; the bundled defaults where it is left out. What the set says of its own definitions
-            (`tolerances.yaml`) goes below what the user says.
-        cache: folder for what is built; the user's cache where it is left out.
-        keeps_sessions: sessions stay between runs, until `close` or for ten minutes: imports and the times of
-            references are there for the next run.
+        trace_set: the set to run.
+        config: its settings; the bundled defaults if omitted. The set's settings of its own definitions
+            (`tolerances.yaml`) rank below the user's.
+        cache: folder of built files; the user's cache if omitted.
+        keeps_sessions: whether sessions stay alive between runs, until `close` or for ten minutes, so that the next run
+            has imports and the times of references.
 
     Raises:
-        ConfigError: the configuration asks for devices that are not there, evaluators that no session could import, or
-            a sandbox that cannot be had here.
+        ConfigError: the configuration requests missing devices, evaluators that no session can import, or a sandbox
+            that this machine lacks.
 
     Examples:
         >>> result = Benchmark(TraceSet.from_path("flashinfer-trace")).run_all()
@@ -85,7 +85,7 @@ class Benchmark:
         self.faults: list[JobFaulted] = []
         self._repeat = 1
         self._unsaved: dict[int, Trace] = {}
-        """The traces of this object's runs that the set has in memory only, by their identity: nothing is resumed from
+        """The traces of this object's runs that the set has only in memory, by identity: a run does not resume from
         them."""
         self._reserved: Reservation | None = None
         self._keeps_sessions = keeps_sessions
@@ -110,10 +110,11 @@ class Benchmark:
         self._seeds = JobSeeds(self.config.seed if run_seed is None else run_seed, recorded)
 
     def repeat(self, times: int) -> None:
-        """Time each solution in so many workers, each with one workload; a trace then has their mean and its interval.
+        """Time each solution in this many workers, each with one workload. A trace then has their mean and its
+        interval.
 
         Raises:
-            ConfigError: that is no number of workers.
+            ConfigError: the number of workers is invalid.
         """
         if not 1 <= times <= MOST_WORKERS:
             raise ConfigError(f"a job has 1 to {MOST_WORKERS} workers, not {times}")
@@ -127,15 +128,15 @@ class Benchmark:
 
     @collector_paused()
     def plan(self, *, resume: bool = False, retry_timeouts: bool = False) -> Plan:
-        """Return the jobs of a run and what is left out of it; nothing is started.
+        """Return the jobs of a run and the skipped parts; start nothing.
 
         Args:
-            resume: leave out jobs that a trace of the set records unchanged, but for traces that were not to be saved.
-            retry_timeouts: with `resume`, do jobs again that timed out.
+            resume: skip jobs that a trace of the set records unchanged, except traces that were not to be saved.
+            retry_timeouts: with `resume`, repeat jobs that timed out.
 
         Raises:
-            ConfigError: names that the set does not have, or filters that leave nothing, all of them at once; or
-                evaluators from outside that cannot be used.
+            ConfigError: names that the set does not have, or filters that select nothing, all of them at once; or
+                unusable foreign evaluators.
         """
         recorded = None
         if resume:
@@ -151,7 +152,7 @@ class Benchmark:
         return list(map(to_trace, plan.recorded))
 
     def reserve(self, plan: Plan) -> Plan:
-        """Return the plan of a resumed run without what other runs of the set judge and confirm now.
+        """Return the plan of a resumed run without the jobs and confirmations of other current runs.
 
         The rest is reserved for the next `run`, until it ends or `close` is called.
         """
@@ -170,7 +171,7 @@ class Benchmark:
         return replace(left, skips=(*plan.skips, *dict.fromkeys(left_out)), elsewhere=elsewhere)
 
     def run(self, plan: Plan, *, save_results: bool = True) -> Iterator[Event]:
-        """Run a plan; yields what happens as it happens. Closing the iterator stops every process of the run.
+        """Run a plan and yield its events as they happen. Closing the iterator stops every process of the run.
 
         The set gets each trace in memory, before its event is yielded.
 
@@ -203,15 +204,15 @@ class Benchmark:
             yield RunStarted(self.machine.devices, run.open)
             yield from map(Notice, tell_withheld(os.environ))
             run.begin()
-            told: dict[tuple[str, str | None, str], JobFinished] = {}
+            reported: dict[tuple[str, str | None, str], JobFinished] = {}
             while run.open:
-                for event in chain(harness.step(), run.tell_changes(told)):
+                for event in chain(harness.step(), run.tell_changes(reported)):
                     if isinstance(event, JobFinished):
                         if not save_results:
                             self._unsaved[id(event.trace)] = event.trace
                         self._trace_set.keep_traces([event.trace])
                         if winners is not None:
-                            told[names_of(event.trace)] = event
+                            reported[names_of(event.trace)] = event
                     elif isinstance(event, JobFaulted):
                         self.faults.append(event)
                     yield event
@@ -228,7 +229,7 @@ class Benchmark:
         return may_confirm(self.config, self.context.machine) and self._repeat == 1 and not self._keeps_sessions
 
     def _open_winners(self, plan: Plan) -> Winners | None:
-        """Return what confirms the best of each workload; None if nothing is confirmed."""
+        """Return the rules that confirm the best of each workload; None if nothing is confirmed."""
         if not self._may_confirm():
             return None
         names = {job.definition.name for job in (*plan.jobs, *plan.done)}
@@ -238,7 +239,8 @@ class Benchmark:
         return Winners(plan.jobs, plan.done, recorded, hardware=hardware, elsewhere=plan.elsewhere)
 
     def _keep(self, harness: Harness | None) -> Harness | None:
-        """Keep the sessions of a harness for the next run, or until none comes for long; return those kept before."""
+        """Keep a harness's sessions for the next run, or until none has begun for long; return the sessions kept
+        before."""
         with self._keeping:
             kept, self._kept = self._kept, harness
             if self._idle is not None:
@@ -264,22 +266,22 @@ class Benchmark:
     ) -> TraceSet:
         """Run every job of the set and return a new TraceSet.
 
-        It has the input's definitions, solutions and workloads, and this run's traces only; with `resume` also those
-        that record the jobs that were left out, as they are on disk now. Each job has one trace: if its solution was
-        confirmed, that of the confirmation. The input set gets the new traces, too. Where
-        everything was skipped, a warning says why; another one tells of errors in the set's files.
+        It has the input's definitions, solutions and workloads, and only this run's traces. With `resume` it also has
+        the traces on disk that record the skipped jobs. Each job has one trace: if its solution was confirmed, the
+        confirmation's. The input set gets the new traces, too. If all jobs were skipped, a warning gives the reason;
+        another warning reports errors in the set's files.
 
         Args:
-            save_results: append each trace to the set on disk the moment its job ends; a set without a folder has
-                them in memory alone, and a warning says so.
-            resume: leave out jobs that are already recorded, unchanged.
-            dump_traces: another name of `save_results`; where it is given, it counts.
+            save_results: append each trace to the set on disk when its job ends. A set without a folder keeps them only
+                in memory, and a warning says so.
+            resume: skip jobs that are already recorded, unchanged.
+            dump_traces: another name of `save_results`; if given, it counts.
             on_event: gets each event as it happens: `JobStarted`, `JobFinished`, `JobFaulted`, `Notice` and others of
                 `flashinfer_bench.bench.events`.
-            progress: show a bar; None shows it in notebooks alone.
+            progress: show a bar; None shows it only in notebooks.
 
         Raises:
-            ConfigError: as for `plan`. Jobs that could not be judged raise nothing: they stand in `faults`.
+            ConfigError: as for `plan`. Jobs that could not be judged raise nothing: they are listed in `faults`.
         """
         self._warn_of_errors()
         if resume:
@@ -316,7 +318,7 @@ class Benchmark:
             yield from (trace for trace in kept_of(traces) if id(trace) not in self._unsaved)
 
     def _warn_of_errors(self) -> None:
-        """Warn where files of the set could not be read: what they hold is not run."""
+        """Warn of files of the set that could not be read: their entries are not run."""
         wanted = self.config.definitions
         errors = [issue for issue in self._trace_set.issues if issue.severity == "error"]
         asked = [issue for issue in errors if wanted is None or {*issue.file.parts, issue.file.stem} & set(wanted)]
@@ -328,7 +330,7 @@ class Benchmark:
 
 
 def make_rules(context: HarnessContext, plan: Plan, *, keeps_sessions: bool = False, repeats: bool = False) -> Rules:
-    """Return the rules of a run: modules that first calls would compile are compiled ahead, if that is possible."""
+    """Return the rules of a run. Modules that first calls would compile are compiled ahead, if that is possible."""
     if keeps_sessions:
         return Rules(retry_device_s=RETRY_S)
     if repeats:
@@ -342,14 +344,14 @@ class PlanRun(Submission):
     """The jobs of a plan: each once, or in several workers that are interleaved between solutions.
 
     With several workers the latency is the mean over them; its interval comes from the spread between them. The first
-    worker that does not pass decides the verdict: a solution has to be right each time.
+    worker that does not pass decides the verdict, since a solution must be right each time.
 
     Args:
         harness: judges them.
         jobs: by their index.
         times: workers of each job.
-        is_saved: each trace is appended to the set on disk before it is told.
-        winners: what confirms the best of each workload; None if nothing is confirmed.
+        is_saved: whether each trace is appended to the set on disk before it is reported.
+        winners: confirms the best of each workload; None if nothing is confirmed.
     """
 
     def __init__(
@@ -358,12 +360,12 @@ class PlanRun(Submission):
         self._harness = harness
         self._jobs = tuple(jobs)
         self._times = times
-        self.lane = Lane(in_order=times > 1)
+        self.queue_class = QueueClass(in_order=times > 1)
         self.is_saved = is_saved
         self.open = len(jobs)
         """Jobs without a result."""
         self.added = 0
-        """Jobs that came to the run and were not told yet."""
+        """Jobs that joined the run and were not reported yet."""
         self._winners = winners
         self._begun: set[int] = set()
         self._found: defaultdict[int, list[Evaluation]] = defaultdict(list)
@@ -374,7 +376,7 @@ class PlanRun(Submission):
         self._harness.submit(self, self._jobs * self._times)
 
     def note_start(self, job: Job) -> bool:
-        """Return whether no worker of the job was told before."""
+        """Return whether no worker of the job was reported before."""
         is_first = job.index not in self._begun
         self._begun.add(job.index)
         return is_first
@@ -394,7 +396,7 @@ class PlanRun(Submission):
         return result
 
     def note(self, job: Job, result: Trace | JobFaulted) -> None:
-        """Take a job's other workers out; have the best of a workload confirmed that has all its verdicts."""
+        """Withdraw a job's other workers. If its workload has all its verdicts, have the best confirmed."""
         if self._times > 1:
             self._harness.withdraw(self, job)
         if self._winners is not None and (jobs := self._winners.note(job, result)):
@@ -402,11 +404,11 @@ class PlanRun(Submission):
             self.added += len(jobs)
             self._harness.submit(self, jobs)
 
-    def tell_changes(self, told: Mapping[tuple[str, str | None, str], JobFinished]) -> Iterator[Event]:
+    def tell_changes(self, reported: Mapping[tuple[str, str | None, str], JobFinished]) -> Iterator[Event]:
         """Yield which jobs were added, and verdicts that are taken back, which are saved before.
 
         Args:
-            told: the latest verdict of each job.
+            reported: the latest verdict of each job.
         """
         voided = self._winners.voided if self._winners is not None else []
         if self.added or voided:
@@ -414,7 +416,7 @@ class PlanRun(Submission):
         self.added = 0
         while voided:
             trace = voided.pop(0)
-            event = replace(told[names_of(trace)], trace=trace)
+            event = replace(reported[names_of(trace)], trace=trace)
             if self.is_saved:
                 self._harness.recorder.save(event.job, trace)
             yield event
@@ -425,15 +427,15 @@ class PlanRun(Submission):
 
 
 def join_workers(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """Return one evaluation of several workers that passed, at least two. What it does not join is the last one's."""
+    """Return one evaluation of at least two workers that passed. Fields that are not joined are the last worker's."""
     last = evaluations[-1]
     latencies = _latencies(evaluations)
     references = [one.performance.reference_latency_ms for one in evaluations if one.performance is not None]
     latency, reference = fmean(latencies), fmean(references) if min(references) > 0 else 0.0
     records = [dict((one.extra or {}).get("measurement", {})) for one in evaluations]
-    record = told_of_workers(records[-1], latencies)
+    record = report_of_workers(records[-1], latencies)
     raised = dict.fromkeys(flag for one in records for flag in one.get("flags", []))
-    flags = [flag for flag in raised if flag != NOISY]  # how far workers differ stands in the interval
+    flags = [flag for flag in raised if flag != NOISY]  # the interval has the spread between workers
     record = {key: value for key, value in record.items() if key != "flags"} | ({"flags": flags} if flags else {})
     performance = Performance(
         latency_ms=latency,

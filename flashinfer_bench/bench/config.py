@@ -1,9 +1,9 @@
 """Configuration of a run: its fields, and how a file, overrides and a trace set make one configuration.
 
 A `BenchmarkConfig` is a list of levels (`config_sources.py`) and their merged values. `default()` and `from_yaml()`
-read one file and lay overrides on top; the constructor reads no file. `for_set()` adds what a trace set says of its own
-definitions. Wrong keys and values of all sources are reported together. Names of definitions, op types and so on are
-checked by the plan, which knows the set.
+read one file and put overrides on top; the constructor reads no file. `for_set()` adds a trace set's settings of its
+own definitions. Wrong keys and values of all sources are reported together. The plan, which knows the set, checks names
+of definitions, op types and so on.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ BUNDLED_FILE: Final = Path(__file__).with_name("eval_config.yaml")
 OVERRIDE_ORIGIN: Final = "override"
 OLD_EXTRAS: Final = frozenset({"sampling_validation_trials", "sampling_tvd_threshold"})
 OLD_NAMES: Final = OLD_EXTRAS | {"log_dir"}
-"""Fields of the public package that have another place here. They are read with a warning."""
+"""Fields of the public package that have another location here. They are read with a warning."""
 BETWEEN: Final = ("flashinfer_bench", "pydantic")
 """Packages whose frames lie between a script's call and the validator."""
 
@@ -79,7 +79,7 @@ SandboxLevel = Annotated[  # YAML reads a bare `off` as false
 
 
 class NamedDefinition(Protocol):
-    """Facts of a definition that the cascade needs."""
+    """The fields of a definition that the cascade needs."""
 
     @property
     def name(self) -> str:
@@ -91,9 +91,9 @@ class NamedDefinition(Protocol):
 
 
 class BenchmarkConfig(EvalSettings):
-    """Everything that decides how a run goes. A wrong value or key raises pydantic's ValidationError.
+    """All settings of a run. A wrong value or key raises pydantic's ValidationError.
 
-    A value that is assigned (`config.iterations = 20`) is an override: it beats every section, as a flag does.
+    An assigned value (`config.iterations = 20`) is an override: like a flag, it beats every section.
     """
 
     model_config = ConfigDict(frozen=False)
@@ -175,7 +175,7 @@ class BenchmarkConfig(EvalSettings):
     @model_validator(mode="before")
     @classmethod
     def _read_old_names(cls, data: Any) -> Any:
-        """Move fields of the public package to their place here, and warn of each at the line of the script."""
+        """Move fields of the public package to their location here, and warn of each at the line of the script."""
         if not isinstance(data, Mapping) or OLD_NAMES.isdisjoint(data):
             return data
         level, frame = 1, inspect.currentframe()
@@ -205,7 +205,7 @@ class BenchmarkConfig(EvalSettings):
 
         Raises:
             ConfigError: the file cannot be read as a mapping.
-            ValidationError: keys or values of the file or the overrides are wrong; all at once, each with its place.
+            ValidationError: keys or values of the file or the overrides are wrong; all at once, each with its source.
         """
         return cls._read_file(Path(path), "user", overrides)
 
@@ -214,7 +214,7 @@ class BenchmarkConfig(EvalSettings):
         return self._lay(self._levels, overrides)
 
     def with_defaults(self, origin: str, **values: Any) -> BenchmarkConfig:
-        """Return this configuration with other defaults of eval fields: whatever a source gives beats them.
+        """Return this configuration with other defaults of eval fields: any source beats them.
 
         Args:
             origin: their origin.
@@ -223,7 +223,8 @@ class BenchmarkConfig(EvalSettings):
         return self._merge((Level(origin, EvalConfig(**values).flat(), "bundled"), *self._levels))
 
     def for_set(self, trace_set: TraceSet) -> BenchmarkConfig:
-        """Return this configuration with what a trace set says of its definitions (`tolerances.py`), and no other set.
+        """Return this configuration with a trace set's settings of its definitions (`tolerances.py`), and of no other
+        set.
 
         Raises:
             ConfigError: a tolerances file cannot be used.
@@ -255,7 +256,7 @@ class BenchmarkConfig(EvalSettings):
 
         Args:
             definition: the definition.
-            tolerance: what the workload says itself, from `own_tolerance`.
+            tolerance: the workload's own, from `own_tolerance`.
         """
         levels = self._levels
         if tolerance is not None:
@@ -272,13 +273,14 @@ class BenchmarkConfig(EvalSettings):
         return found | {name: origin for name, (_, origin) in cascade(self._levels).items()}
 
     def section_places(self, section: str, *, users_only: bool = False) -> Iterator[tuple[str, str]]:
-        """Yield place and name of each section of op_type_config or definition_config, in all sources or the user's."""
+        """Yield source and name of each section of op_type_config or definition_config, in all sources or the
+        user's."""
         for level in self._levels:
             if level.section == section and (level.owner == "user" or not users_only):
                 yield level.place, level.name
 
     def timing_mark(self) -> str | None:
-        """Return how this run's timing differs from the usual one, for a job's fingerprint; None if it does not."""
+        """Return the difference of this run's timing from the usual, for a job's fingerprint; None without one."""
         marks = [
             "quick" if self.quick else "",
             "warm L2" if self.l2_cache == "warm" else "",
@@ -300,7 +302,7 @@ class BenchmarkConfig(EvalSettings):
     def _lay(
         cls, below: Levels, overrides: Mapping[str, Any], problems: Sequence[InitErrorDetails] = ()
     ) -> BenchmarkConfig:
-        """Lay overrides on levels. All problems, those of the levels below among them, are raised at once."""
+        """Put overrides on top of levels. All problems, including those of the levels below, are raised at once."""
         above: Levels = ()
         try:
             above = cls.model_validate(dict(overrides))._as_levels(OVERRIDE_ORIGIN)

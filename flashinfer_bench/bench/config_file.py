@@ -1,7 +1,7 @@
-"""A YAML file of settings with the line of every key, and the problems of settings with their places.
+"""A YAML file of settings with the line of every key, and the problems of settings with their locations.
 
-Problems travel as pydantic's ValidationError. Each names its place (`my.yaml: op_type_config.moe.rtol (line 4)`), and
-for an unknown key the nearest known one. `config.py` and `tolerances.py` know what the keys mean.
+Problems are raised as pydantic's ValidationError. Each names its location (`my.yaml: op_type_config.moe.rtol (line
+4)`), and for an unknown key the nearest known key. `config.py` and `tolerances.py` know the meaning of the keys.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def read_config_file(path: Path) -> ConfigFile:
     """Read a YAML file that holds a mapping.
 
     Raises:
-        ConfigError: the file is missing, is no YAML or no mapping, or has a key twice. The message names the line,
-            if there is one.
+        ConfigError: the file is missing, is no YAML or no mapping, or has a key twice. The message names the line, if
+            it is known.
     """
     try:
         root, values = parse_yaml(read_whole(path, MOST_YAML_BYTES).decode("utf-8"))
@@ -58,7 +58,7 @@ def read_config_file(path: Path) -> ConfigFile:
     lines: dict[tuple[str, ...], int] = {}
     twice = []
     for key, line in _walk_keys(root, ()):
-        if lines.setdefault(key, line) != line:  # PyYAML would silently keep the last one
+        if lines.setdefault(key, line) != line:  # PyYAML would silently keep the last value
             twice.append(f"{path}: {'.'.join(key)} (line {line}): this key stands on line {lines[key]} already")
     if twice:
         raise ConfigError("\n".join(twice))
@@ -80,12 +80,12 @@ def list_problems(
     source: str | None = None,
     lines: Mapping[tuple[str, ...], int] | None = None,
 ) -> list[InitErrorDetails]:
-    """Return the problems of a validation error, from which `raise_problems` makes another one.
+    """Return the problems of a validation error, for a new error by `raise_problems`.
 
     Args:
         error: the validation error.
         known: keys of the model, for unknown keys.
-        source: origin of the values. With it, each problem gets its place.
+        source: origin of the values. With it, each problem gets its location.
         lines: line of each key in the source.
     """
     problems = []
@@ -96,8 +96,8 @@ def list_problems(
             hint = did_you_mean(str(location[-1]), known) or f"; known keys: {', '.join(known)}"
             kind, what = "unknown_key", f"unknown key{hint}"
         place = _place(source, location, lines or {}) if source is not None else context.get("place")
-        told = {"what": what} if place is None else {"place": place, "what": what}
-        fault = PydanticCustomError(kind, ": ".join(f"{{{name}}}" for name in told), told)
+        reported = {"what": what} if place is None else {"place": place, "what": what}
+        fault = PydanticCustomError(kind, ": ".join(f"{{{name}}}" for name in reported), reported)
         problems.append(InitErrorDetails(type=fault, loc=location, input=item["input"]))
     return problems
 
@@ -114,7 +114,7 @@ def as_validation_error(title: str, problems: Sequence[InitErrorDetails]) -> Val
 
 
 def describe_problems(error: ValidationError) -> list[str]:
-    """Return one line for each problem of a configuration: the place, the reason, the nearest known name."""
+    """Return one line for each problem of a configuration: the location, the reason, the nearest known name."""
     found = [(item, item.get("ctx", {})) for item in error.errors(include_url=False)]
     return [
         f"{context.get('place') or _place(error.title, item['loc'], {})}: {context.get('what', item['msg'])}"

@@ -1,8 +1,8 @@
-"""Evaluation settings, the sources that give them, and the cascade over these sources. Nothing here touches the disk.
+"""Evaluation settings, their sources, and the cascade over these sources. It does not access the disk.
 
-`EvalConfig` is partial: the fields that one section gives. `ResolvedEvalConfig` is complete: the settings of one
-definition, each with its origin. A `Level` is what one source gives at its top level, or in one section.
-`cascade` is the only place that decides which value wins:
+`EvalConfig` is partial: the fields of one section. `ResolvedEvalConfig` is complete: the settings of one definition,
+each with its origin. A `Level` has the values of one source at its top level, or in one section. `cascade` alone
+decides which value wins:
 
     package defaults < eval_config.yaml < tolerances.yaml of the set < workload's tolerance < user's file < overrides
 
@@ -41,7 +41,7 @@ OP_TYPES: Final = "op_type_config"
 DEFINITIONS: Final = "definition_config"
 SECTIONS: Final = (OP_TYPES, DEFINITIONS)
 OWNERS: Final = ("bundled", "set", "user")
-"""Who wrote a source: this package, a trace set about itself, or the user. A later one beats an earlier one."""
+"""The author of a source: this package, a trace set about itself, or the user. A later owner beats an earlier one."""
 AUTO: Final = "auto"
 """Number of iterations that follows from `precision`, at most the default number."""
 MOST_CALLS: Final = 10_000_000
@@ -82,7 +82,7 @@ WarmupRuns = Annotated[int, NotBool, Field(ge=0, le=MOST_CALLS)]
 Count = Annotated[int, NotBool, Field(ge=1, le=MOST_CALLS)]
 if TYPE_CHECKING:
     Iterations = int | Literal["auto"]
-else:  # a union would name both kinds in the place of each problem
+else:  # a union would name both kinds in the location of each problem
     Iterations = Annotated[Count, WrapValidator(_read_iterations), PlainSerializer(lambda value: value)]
 Tolerance = Annotated[float, NotBool, Field(ge=0, allow_inf_nan=False)]
 PositiveNumber = Annotated[float, NotBool, Field(gt=0, allow_inf_nan=False)]
@@ -91,11 +91,11 @@ Seconds = Annotated[float, NotBool, Field(gt=0, le=LONGEST_S, allow_inf_nan=Fals
 Precision = Annotated[float, NotBool, Field(gt=0, le=0.5, allow_inf_nan=False)]
 Ratio = Annotated[float, NotBool, Field(gt=0, le=1)]
 Extra = Annotated[dict[str, JsonValue], BeforeValidator(_read_extra), EmptyIfNone]
-"""Parameters of one evaluator. Values are JSON's, since they cross to the judge's process."""
+"""Parameters of one evaluator. Values are JSON's, since they are sent to the judge's process."""
 
 
 class StrictModel(BaseModel):
-    """A frozen model that refuses unknown keys and names the nearest known one."""
+    """A frozen model that refuses unknown keys and names the nearest known key."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -142,9 +142,9 @@ EVAL_FIELDS: Final = tuple(name for name in EvalSettings.model_fields if name !=
 
 
 class EvalConfig(StrictModel):
-    """Eval settings of one section (an op type's, a definition's): only the fields that it gives.
+    """Eval settings of one section (an op type's, a definition's): only the given fields.
 
-    None means "not given". A required_matched_ratio given as None asks for the evaluator's own rule.
+    None means "not given". A required_matched_ratio given as None requests the evaluator's own rule.
     """
 
     warmup_runs: WarmupRuns | None = None
@@ -167,7 +167,7 @@ class EvalConfig(StrictModel):
         return cls.model_construct({*nested}, **nested)
 
     def flat(self) -> dict[str, Any]:
-        """Return all that is given: fields by name, and `extra` by "extra.<key>"."""
+        """Return all given values: fields by name, and `extra` by "extra.<key>"."""
         given = {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
         return flatten(drop_unsaid(given))
 
@@ -213,12 +213,12 @@ class ResolvedEvalConfig(EvalSettings):
 
 
 def drop_unsaid(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values without those that are None. A matched ratio of None asks for the evaluator's own rule."""
+    """Return the values without those that are None. A matched ratio of None requests the evaluator's own rule."""
     return {name: it for name, it in values.items() if it is not None or name == "required_matched_ratio"}
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields with the keys of `extra` beside them, as "extra.<key>"."""
+    """Return the fields, and the keys of `extra` as "extra.<key>"."""
     extra = {f"extra.{key}": value for key, value in values.get("extra", {}).items()}
     return {**{name: value for name, value in values.items() if name != "extra"}, **extra}
 
@@ -231,14 +231,14 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Level(NamedTuple):
-    """Flat values that one source gives at its top level, or in one section. The source may be the bundled file, a set,
-    a user's file, the overrides, the constructor."""
+    """Flat values of one source at its top level, or in one section. The source may be the bundled file, a set, a
+    user's file, the overrides, the constructor."""
 
     origin: str
     """The source."""
     values: Mapping[str, Any]
     owner: Literal["bundled", "set", "user"] = "user"
-    """Names in a user's sections have to exist in the set. Names in other sections need not."""
+    """Names in a user's sections must exist in the set. Names in other sections need not."""
     section: str = ""
     """"op_type_config", "definition_config", or empty at the top level."""
     name: str = ""
@@ -246,7 +246,7 @@ class Level(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The place, as origins name it. A set's file has definitions alone, and no sections."""
+        """The location, as origins name it. A set's file has only definitions, and no sections."""
         path = [] if self.owner == "set" else [self.section]
         return ": ".join(filter(None, [self.origin, ".".join(filter(None, [*path, self.name]))]))
 
@@ -258,7 +258,7 @@ class Level(NamedTuple):
 
 
 Levels = tuple[Level, ...]
-"""From the lowest to the highest source; of one source the top level, then op types, then definitions."""
+"""From the lowest to the highest source; in one source the top level, then op types, then definitions."""
 Given = tuple[Any, str]
 """A value and its origin."""
 QUICK: Final = Level("quick", {"warmup_runs": 3, "iterations": 10, "num_trials": 1, "precision": 0.05})
@@ -266,7 +266,7 @@ QUICK: Final = Level("quick", {"warmup_runs": 3, "iterations": 10, "num_trials":
 
 
 def by_owner(levels: Iterable[Level]) -> Levels:
-    """Return levels from the lowest to the highest owner. Those of one owner keep their order."""
+    """Return levels from the lowest to the highest owner. Levels of the same owner keep their order."""
     return tuple(sorted(levels, key=lambda level: OWNERS.index(level.owner)))
 
 
@@ -283,9 +283,9 @@ def cascade(levels: Levels, definition: str = "", op_type: str = "") -> dict[str
 
 
 def merge_sections(levels: Levels, section: str) -> dict[str, EvalConfig]:
-    """Return the sections of all sources as one source would write them.
+    """Return the sections of all sources in the form of one source.
 
-    A value is left out if the top level of a higher source beats it. Two spellings of an op type are one section.
+    A value is omitted if the top level of a higher source beats it. Two spellings of an op type are one section.
     """
     merged: dict[str, tuple[str, dict[str, Any]]] = {}
     for level in levels:

@@ -1,13 +1,13 @@
-"""Winners are confirmed: the best of each workload is judged again at full assurance, and only then is it the best.
+"""Confirms winners: the best of each workload is judged again at full assurance, and only then is it the best.
 
-A run at standard assurance is cheap while many solutions are tried; what counts is judged by all that there is. This
-module decides what is judged again, and starts nothing: `next_to_confirm` by the standings of one workload, `Winners`
-by the results of a run, `BestKnown` by the single verdicts of an engine. The harness judges a confirmation like any
-other job, in a worker of its own and on other inputs; its trace is another line of the file.
+A run at standard assurance is cheap while many solutions are tried; winners are judged by all checks. This module
+decides what is judged again, and starts nothing: `next_to_confirm` by the standings of one workload, `Winners` by the
+results of a run, `BestKnown` by the single verdicts of an engine. The harness judges a confirmation like any other job,
+in a new worker and on other inputs; its trace is another line of the file.
 
-A confirmation may show that a solution passed what it should not have passed. If it breaks a rule that chance does not
-break, and another job of the solution in this run does, too, each workload that it passed in this run gets another
-line: the verdict by that rule (`void`).
+A confirmation may show that a solution passed wrongly. Suppose it breaks a rule that chance does not break, and so does
+another job of the solution in this run. Then each workload that the solution passed in this run gets another line: the
+verdict by that rule (`void`).
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.planning.resume import FULL
 from flashinfer_bench.data import Evaluation, EvaluationStatus, Trace
-from flashinfer_bench.data.measurement import read_measurement, tell
+from flashinfer_bench.data.measurement import read_measurement, read_reported
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 
 MOST_CONFIRMED: Final = 3
-"""Most confirmations of a workload in a run; what is as fast beyond these is a tie. Those that found a solution wrong,
-or its time raised, do not count."""
+"""Confirmations of a workload in a run, at most; further solutions of the same speed are a tie. A confirmation that
+found a solution wrong, or raised its time, does not count."""
 
 VOIDING: Final = {"unwritten": 0.0, "norm": 2.0, "lost_rows": 2.0, "regimes": 2.0}
 """Rule → error, in multiples of its limit, from which chance does not explain that it is broken. The draws of a sampler
 (`power`) are left to chance."""
 MOST_KNOWN: Final = 16
-"""Solutions that an engine knows of a workload on one kind of hardware: the fastest."""
+"""Solutions of a workload that an engine keeps for each kind of hardware: the fastest."""
 Confirm = Literal["if_best", "always", "never"]
-"""Whether what is submitted is judged at full assurance: if it would be the best, at once, or not at all."""
+"""Whether a submission is judged at full assurance: if it would be the best, at once, or not at all."""
 Scope = tuple[str, str]
 """Name of a definition, uuid of a workload."""
 
 
 class Standing(NamedTuple):
-    """How a solution stands on one workload: the time of its latest verdict, which is PASSED."""
+    """The standing of a solution on one workload: the time of its latest verdict, which is PASSED."""
 
     solution: str
-    """`Job.solution_key`, or the name of one that this run does not judge."""
+    """`Job.solution_key`, or the name of a solution that this run does not judge."""
     latency_ms: float
     low_ms: float
     high_ms: float
@@ -56,13 +56,13 @@ class Standing(NamedTuple):
 
 
 def next_to_confirm(standings: Iterable[Standing], tried: Collection[str]) -> str | None:
-    """Return the solution that is to be judged again on a workload; None if the best stands, or nothing can be done.
+    """Return the solution to judge again on a workload; None if the best stands, or no solution can be tried.
 
     That is the fastest without a confirmation, if each confirmed time lies behind its time by more than both intervals.
 
     Args:
         standings: of all solutions that pass on one kind of hardware, recorded ones included.
-        tried: solutions that this run has judged again, with whatever result.
+        tried: solutions that this run has judged again, with any result.
     """
     found = list(standings)
     if sum(one.solution in tried for one in found) >= MOST_CONFIRMED:
@@ -76,12 +76,12 @@ def next_to_confirm(standings: Iterable[Standing], tried: Collection[str]) -> st
 
 
 def stand(solution: str, evaluation: AnyEvaluation) -> Standing | None:
-    """Return how a solution stands by a verdict; None if it can never be the best."""
-    performance, told = evaluation.performance, tell(evaluation)
-    record = told.measurement
+    """Return the standing of a solution after a verdict; None if it can never be the best."""
+    performance, reported = evaluation.performance, read_reported(evaluation)
+    record = reported.measurement
     if evaluation.status is not EvaluationStatus.PASSED or performance is None or not record.meaningful:
         return None
-    if not told.may_be_best(performance.latency_ms):
+    if not reported.may_be_best(performance.latency_ms):
         return None
     low_ms, high_ms = record.bounds or (performance.latency_ms, performance.latency_ms)
     return Standing(solution, performance.latency_ms, low_ms, high_ms, record.is_full)
@@ -96,23 +96,23 @@ def note_standing(standings: dict[str, Standing], solution: str, evaluation: Any
 
 
 def may_confirm(config: BenchmarkConfig, machine: Machine) -> bool:
-    """Tell whether winners are confirmed at all: on a GPU, at standard assurance, unless the user does without."""
+    """Return whether winners are confirmed at all: on a GPU, at standard assurance, unless the user disables it."""
     return config.confirm and config.assurance == "standard" and not config.quick and machine.kind != "cpu"
 
 
 class BestKnown:
-    """The fastest solutions of each workload that an engine knows: recorded ones, and those that it has judged."""
+    """The fastest known solutions of each workload of an engine: recorded solutions, and those that it has judged."""
 
     def __init__(self) -> None:
         self._fastest: defaultdict[tuple[str, str, str], dict[str, Standing]] = defaultdict(dict)
-        """Definition, workload and hardware → solution → how it stands."""
+        """Definition, workload and hardware → solution → its standing."""
 
     def note(self, trace: AnyTrace, solution: str) -> bool:
-        """Note a verdict; return whether it makes its solution the best that is known, and is to be confirmed.
+        """Note a verdict; return whether its solution becomes the best known, and must be confirmed.
 
         Args:
             trace: the latest verdict of the solution on the workload.
-            solution: its digest, or the name of one that has none.
+            solution: its digest, or its name if it has no digest.
         """
         evaluation = trace.evaluation
         if evaluation is None:
@@ -134,14 +134,14 @@ class Contest:
     jobs: dict[str, Job] = field(default_factory=dict)
     """Solution → its job, if it can be confirmed."""
     standings: dict[str, dict[str, Standing]] = field(default_factory=lambda: defaultdict(dict))
-    """Hardware → solution → how it stands."""
+    """Hardware → solution → its standing."""
     tried: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """Hardware → solutions that were judged again."""
 
 
 @dataclass
 class Record:
-    """What a run knows of one solution."""
+    """A run's record of one solution."""
 
     passed: dict[str, tuple[Contest, Trace]] = field(default_factory=dict)
     """Uuid of a workload → its latest verdict in this run, which is PASSED."""
@@ -152,13 +152,13 @@ class Record:
 
 
 class Winners:
-    """The workloads of a run, and what confirms their best.
+    """The workloads of a run, and the confirmations of their best.
 
     Args:
         jobs: of the run, at standard assurance.
-        done: jobs that a resumed run leaves out, since a trace records them.
+        done: jobs that a resumed run skips, since a trace records them.
         recorded: all verdicts so far, the latest of a solution last.
-        hardware: names of the devices of the run; those that join later are known by their verdicts.
+        hardware: names of the devices of the run; devices that join later are known by their verdicts.
         elsewhere: workloads whose best another run confirms.
     """
 
@@ -176,7 +176,7 @@ class Winners:
         self._records: defaultdict[tuple[str, str], Record] = defaultdict(Record)
         self._numbers = count(len(jobs))
         self.voided: list[Trace] = []
-        """Lines that take verdicts of this run back, until somebody takes them out."""
+        """Lines that revoke verdicts of this run, until a caller takes them out."""
         for job in (*done, *jobs):
             self._contests[scope_of(job)].jobs[job.solution.name] = job
         for job in jobs:
@@ -189,9 +189,9 @@ class Winners:
                 note_standing(standings, name, trace.evaluation)
 
     def begin(self) -> list[Job]:
-        """Return what is judged first: the jobs of the run, and what an earlier one has left to be confirmed.
+        """Return the first jobs: those of the run, and the open confirmations of an earlier run.
 
-        A solution that nothing else is compared with is judged at full assurance at once.
+        A solution without any other to compare is judged at full assurance at once.
         """
         found = []
         for job in self._jobs:
@@ -201,7 +201,7 @@ class Winners:
         return [*found, *(job for contest in self._contests.values() for job in self._next(contest))]
 
     def note(self, job: Job, result: Trace | JobFaulted) -> list[Job]:
-        """Note what a job came to; return jobs that confirm the best of workloads that have all their verdicts."""
+        """Note the result of a job; return jobs that confirm the best of workloads with all their verdicts."""
         contest, name = self._contests[scope_of(job)], job.solution.name
         contest.open -= 1
         changed = [contest]
@@ -222,7 +222,7 @@ class Winners:
         return [confirmation for one in changed for confirmation in self._next(one)]
 
     def _void(self, record: Record, name: str) -> list[Contest]:
-        """Take back what a solution passed, if it is to be; return the workloads.
+        """Revoke the passed verdicts of a solution if its verdicts require it; return the workloads.
 
         Two verdicts at standard assurance are not enough: an honest solution may be wrong on some workloads.
         """
@@ -261,7 +261,7 @@ def scope_of(job: Job) -> Scope:
 
 
 def is_beyond_chance(evaluation: Evaluation) -> bool:
-    """Tell whether a verdict is by a rule that chance does not break, and no close one."""
+    """Return whether a verdict is by a rule that chance does not break, and not a close case."""
     found = (evaluation.extra or {}).get("integrity")
     evidence = found.get("evidence") if isinstance(found, dict) else None
     if not isinstance(found, dict) or not isinstance(evidence, dict) or found.get("rule") not in VOIDING:
@@ -270,18 +270,18 @@ def is_beyond_chance(evaluation: Evaluation) -> bool:
 
 
 def void(trace: Trace, broken: Sequence[Trace]) -> Trace:
-    """Return the line that takes a verdict back: the latest of the verdicts by a broken rule, for this workload."""
+    """Return the line that revokes a verdict: the latest of the verdicts by a broken rule, for this workload."""
     before, latest = trace.evaluation, broken[-1].evaluation
     assert before is not None
     assert latest is not None
     uuids = list(dict.fromkeys(one.workload.uuid for one in broken))
     integrity = {**(latest.extra or {})["integrity"], "voided_by": uuids}
-    told = f"the solution broke rule {integrity['rule']!r} on {' and '.join(uuids)}, once as it was confirmed"
+    reported = f"the solution broke rule {integrity['rule']!r} on {' and '.join(uuids)}, once as it was confirmed"
     changes = {
         "status": latest.status,
         "correctness": latest.correctness,
         "performance": None,
-        "log": f"it passed here, and is taken back: {told}",
+        "log": f"it passed here, and is taken back: {reported}",
         "timestamp": max(before.timestamp, latest.timestamp),
         "extra": {**{key: (before.extra or {}).get(key) for key in ("run", "evaluator")}, "integrity": integrity},
     }

@@ -1,4 +1,5 @@
-"""What judging a trace set needs, found once: the machine, the sandbox, the evaluators, the settings of a session.
+"""The services for judging a trace set, set up once: the machine, the sandbox, the evaluators, the settings of a
+session.
 
 Runs, the resident engine and comparisons all start from it. It starts no device session.
 """
@@ -22,8 +23,8 @@ from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner import baseline_cache
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.runner.lookup import EvaluatorLookup, look_up_evaluators
-from flashinfer_bench.bench.runner.orders import OrderMaker
-from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.protocol import SessionConfig
+from flashinfer_bench.bench.runner.requests import RequestMaker
 from flashinfer_bench.bench.runner.sandbox import Sandbox, find_sandbox
 from flashinfer_bench.bench.scheduler import Rules, Scheduler
 from flashinfer_bench.bench.spread_file import SPREAD_FOLDER, SpreadFile
@@ -52,7 +53,7 @@ from flashinfer_bench.timing.settings import TimingSettings
 
 GIB: Final = 1 << 30
 QUICK_SHARE: Final = 1 / 3
-"""A quick look may take this share of the time budgets: what one of the usual three trials may."""
+"""Share of the time budgets for a quick run: one of the usual three trials."""
 CACHE_FOLDERS: Final = (
     "serve",
     "artifacts",
@@ -66,17 +67,17 @@ CACHE_FOLDERS: Final = (
 
 
 class HarnessContext:
-    """What judging a trace set needs on this machine.
+    """The services for judging a trace set on this machine.
 
     Args:
-        trace_set: what is judged.
-        config: how; the bundled defaults where it is left out. What the set says of its own definitions
-            (`tolerances.yaml`) goes below what the user says.
-        cache: folder for what is built; the user's cache where it is left out.
+        trace_set: the set to judge.
+        config: its settings; the bundled defaults if omitted. The set's settings of its own definitions
+            (`tolerances.yaml`) rank below the user's.
+        cache: folder of built files; the user's cache if omitted.
 
     Raises:
-        ConfigError: the configuration asks for devices that are not there, evaluators that no session could import, or
-            a sandbox that cannot be had here.
+        ConfigError: the configuration requests missing devices, evaluators that no session can import, or a sandbox
+            that this machine lacks.
     """
 
     def __init__(self, trace_set: TraceSet, config: BenchmarkConfig | None, cache: Path | None) -> None:
@@ -98,7 +99,7 @@ class HarnessContext:
             )
         self._plug_ins = list_plug_ins(self.config.evaluator_modules)
         self.tool: tuple[str, str] | None = None
-        """What takes the place of sessions (`Hello.tool`)."""
+        """The module that replaces sessions (`SessionConfig.tool`)."""
         self._lookup = EvaluatorLookup()
 
     def fingerprint_evaluators(
@@ -107,11 +108,11 @@ class HarnessContext:
         """Return the fingerprint of the evaluator that judges each definition; only plug-ins need a process for it.
 
         Args:
-            definitions: which.
-            others: what may be asked for later: they are asked about at once where a process is needed.
+            definitions: the definitions.
+            others: definitions of later requests: if a process is needed, they are included at once.
 
         Raises:
-            ConfigError: a plug-in cannot be used, or `extra` has what it does not take.
+            ConfigError: a plug-in cannot be used, or `extra` has a key or value that it does not take.
         """
         if not self._plug_ins:
             return {definition.name: mark_built_in(definition) for definition in definitions}
@@ -134,7 +135,8 @@ class HarnessContext:
         return self.sandbox if self._cluster is None else self._cluster.sandbox_of(device)
 
     def survey(self, solutions: Iterable[Solution]) -> None:
-        """Ask the nodes of a cluster at once what they lack for solutions, which planning asks one by one."""
+        """Ask the nodes of a cluster at once for the missing requirements of solutions, which planning reads one by
+        one."""
         if self._cluster is not None:
             self._cluster.survey(solutions)
 
@@ -144,18 +146,18 @@ class HarnessContext:
             self._cluster.close()
 
     def may_compile_ahead(self) -> bool:
-        """Tell whether a session can compile ahead: on this machine's one GPU, with walls and cores for it."""
+        """Return whether a session can compile ahead: on this machine's one GPU, with a sandbox and cores for it."""
         is_alone = self._cluster is None and self.machine.kind == "cuda" and len(self.machine.devices) == 1
         return is_alone and self.sandbox.has_walls and bool(spare_cores())
 
     def make_scheduler(self, seeds: JobSeeds, rules: Rules, *, needs_triton: bool) -> Scheduler:
-        """Make the loop over the devices; nothing is started."""
-        makes = OrderMaker if self._cluster is None else self._cluster.batch_maker
+        """Make the loop over the devices; start nothing."""
+        makes = RequestMaker if self._cluster is None else self._cluster.batch_maker
         farm = self._make_farm() if self._cluster is None else self._cluster.no_builds(self.cache)
         return Scheduler(
             self.machine.devices if self._cluster is None else self._cluster,
-            hello_for=lambda device: self.greet(device, rules, needs_triton=needs_triton),
-            orders=makes(farm, blob_root_for=self.blob_root_for, seed_of=seeds.of),
+            session_config_for=lambda device: self.greet(device, rules, needs_triton=needs_triton),
+            requests=makes(farm, blob_root_for=self.blob_root_for, seed_of=seeds.of),
             rules=rules,
         )
 
@@ -164,15 +166,15 @@ class HarnessContext:
         return self.trace_set.blob_root(job.definition.name, job.workload.uuid) or Path.cwd()
 
     def root_of(self, solution: Solution) -> Path | None:
-        """Return the folder of the set that a solution's traces go to; None if it lives in memory."""
+        """Return the folder of the set for a solution's traces; None for a set in memory."""
         return self.trace_set.solution_root(solution.name)
 
-    def greet(self, device: Device, rules: Rules, *, needs_triton: bool) -> Hello:
+    def greet(self, device: Device, rules: Rules, *, needs_triton: bool) -> SessionConfig:
         """Return the settings of a session."""
         config = self.config
         isolated = config.use_isolated_runner or rules.one_worker_a_job
         share = QUICK_SHARE if config.quick else 1.0
-        return Hello(
+        return SessionConfig(
             device=device.kind,
             hardware=device.name,
             isolated=isolated,
@@ -223,18 +225,18 @@ class HarnessContext:
         )
 
     def learn_spread(self, groups: Sequence[Sequence[float]]) -> None:
-        """Keep what latencies of the same code in several workers tell of the spread between them.
+        """Learn the spread between workers from latencies of the same code in several workers.
 
-        Where a run has several devices, which worker was on which is not known, and nothing is kept.
+        With several devices, the device of each worker is unknown, and nothing is stored.
         """
         if len(self.machine.devices) == 1:
             SpreadFile(self.cache, self.machine.devices[0]).add(groups)
 
     def _choose_baselines(self, device: Device) -> Literal["use", "refresh", "off"]:
-        """Say whether times of references are kept between runs.
+        """Return whether times of references are stored between runs.
 
-        Not on a CPU, whose speed is another one every minute; not where workers have no walls, since they could write
-        what is kept; and not where every reading is wanted, which nobody keeps.
+        They are not stored on a CPU, whose speed changes every minute. Without a sandbox workers could write the stored
+        times. With `keep_samples` every sample is wanted, and samples are not stored.
         """
         is_wanted = self.config.profile_baseline and not self.config.keep_samples
         if device.kind == "cpu" or not self.sandbox.has_walls or not is_wanted:
@@ -243,11 +245,11 @@ class HarnessContext:
 
 
 def list_hidden_folders(trace_set: TraceSet, cache: Path) -> list[str]:
-    """Return what no worker reads, even if somebody has put it in a folder that workers need."""
+    """Return the folders that no worker may read, even if they lie in a folder that workers need."""
     parts = (DEFINITIONS, SOLUTIONS, WORKLOADS, TRACES, BLOB, SERVED)
     files = [*trace_set.definition_files.values(), *trace_set.solution_files.values()]
     loose = find_loose_folders(files, trace_set.roots)
-    # What a worker needs may lie beside: then only the definitions are hidden.
+    # Files that a worker needs may lie beside: then only the definitions are hidden.
     needed = [Path(sys.prefix), Path(__file__)]
     shut = {folder for folder in loose if not any(path.is_relative_to(folder.absolute()) for path in needed)}
     shown = [file for file in trace_set.definition_files.values() if file.parent in loose - shut]

@@ -1,4 +1,4 @@
-"""The resident engine: it judges what is submitted while it runs, from any thread, and stays warm in between.
+"""The resident engine: it judges submissions while it runs, from any thread, and stays warm in between.
 
     with Engine(trace_set, config) as engine:
         task = engine.submit(solution)          # returns at once
@@ -35,7 +35,7 @@ from flashinfer_bench.bench.context import HarnessContext
 from flashinfer_bench.bench.engine_state import EngineLimits, EngineState, describe_device
 from flashinfer_bench.bench.events import Event
 from flashinfer_bench.bench.harness import Harness
-from flashinfer_bench.bench.job_queue import Lane
+from flashinfer_bench.bench.job_queue import QueueClass
 from flashinfer_bench.bench.planning.plan import Job, JobMaker, check_extras, prepare, why_not_here
 from flashinfer_bench.bench.planning.resume import decide, read_fingerprint
 from flashinfer_bench.bench.planning.selection import Selected
@@ -55,7 +55,7 @@ RESTART_S: Final = 1.0
 RATE_S: Final = 60.0
 """Seconds before now over which verdicts are counted for the rate."""
 MOST_KEPT: Final = 10_000
-"""Jobs whose latest trace the engine answers from, of those that it has recorded. A line has some 6 KB."""
+"""Jobs whose latest recorded trace the engine keeps for answers. A line has some 6 KB."""
 Recorded = dict[tuple[str, str], list[AnyTrace]]
 """Uuid of a workload and digest of a solution → traces, the latest last."""
 
@@ -64,11 +64,11 @@ class Engine:
     """Judges solutions of a trace set's definitions as they are submitted. A context manager.
 
     Args:
-        trace_set: definitions and workloads; solutions may be submitted that it does not have.
-        config: how they are judged; the bundled defaults if left out. Its filters (`definitions`, `solutions`,
-            `workloads` and the like) choose nothing here.
-        cache: folder for what is built; the user's cache if left out.
-        limits: how much it takes, and how long it keeps devices.
+        trace_set: definitions and workloads; submitted solutions need not be part of it.
+        config: how they are judged; the bundled defaults if omitted. Its filters (`definitions`, `solutions`,
+            `workloads` and the like) have no effect here.
+        cache: folder of built files; the user's cache if omitted.
+        limits: its capacity, and how long it keeps devices.
 
     Raises:
         ConfigError: as for `Benchmark`.
@@ -130,21 +130,21 @@ class Engine:
         """Take a solution to be judged; return its handle at once. Usable from any thread.
 
         Args:
-            solution: a solution of one of the set's definitions, or the name of one that the set has.
+            solution: a solution of one of the set's definitions, or the name of a solution of the set.
             workloads: uuids of workloads of its definition; None for all.
-            priority: higher ones go first.
-            submitter: who asks. Submitters of one priority get equal shares of the devices.
+            priority: higher numbers go first.
+            submitter: name of the caller. Submitters of one priority get equal shares of the devices.
             save_results: append each trace to the set on disk before the task gets it.
-            use_recorded: take traces that the set has of equal jobs, in place of judging them again.
-            confirm: on a GPU, judge the solution again at full assurance on each workload of which it would be the
-                best known ("if_best"), judge it so at once ("always"), or do neither ("never"). The settings of the
-                engine may leave out all confirmations (`confirm`, `quick`), or judge everything so (`assurance`).
+            use_recorded: return the set's traces of equal jobs, instead of judging again.
+            confirm: on a GPU, judge the solution again at full assurance on each workload of which it would be the best
+                known ("if_best"), judge it so at once ("always"), or do neither ("never"). The settings of the engine
+                may disable all confirmations (`confirm`, `quick`), or judge everything so (`assurance`).
 
         Raises:
-            ConfigError: there is no such solution, definition or workload, it cannot run on this machine, the
-                priority is no whole number, or `confirm` is another word.
+            ConfigError: there is no such solution, definition or workload, it cannot run on this machine, the priority
+                is no whole number, or `confirm` has another value.
             DataSetError: results are to be saved, and the set has no folder, or its folder cannot be written safely.
-            QueueFull: as much is open as `limits` allow.
+            QueueFull: the open work has reached `limits`.
             EngineClosed: the engine was closed.
         """
         priority = to_number(priority)
@@ -164,7 +164,7 @@ class Engine:
             [job.workload.uuid for job in jobs],
             cancel=self._cancel,
             on_trace=self._note,
-            lane=Lane(priority, submitter),
+            queue_class=QueueClass(priority, submitter),
             is_saved=save_results,
             confirms_best=may and confirm == "if_best",
         )
@@ -183,7 +183,7 @@ class Engine:
         return task
 
     def state(self) -> EngineState:
-        """Return what the engine does now."""
+        """Return the engine's current state."""
         with self._lock:
             now, devices = time.monotonic(), tuple(self._devices.values())
             recent = sum(at >= now - RATE_S for at in self._harness.verdicts)
@@ -199,9 +199,9 @@ class Engine:
             )
 
     def subscribe(self, callback: Callable[[Event], object]) -> Callable[[], None]:
-        """Have a function told of everything that happens; return a function that ends this.
+        """Have a function called with every event; return a function that ends this.
 
-        It is called in the engine's thread, so it has to be quick. What it raises is logged.
+        It is called in the engine's thread, so it must be quick. Its exceptions are logged.
         """
         self._subscribers.append(callback)
 
@@ -223,7 +223,7 @@ class Engine:
         is_other = threading.current_thread() is not self._thread
         if drain and is_other:
             for task in open_tasks:
-                with contextlib.suppress(FlashInferBenchError):  # how it ended is the business of who holds it
+                with contextlib.suppress(FlashInferBenchError):  # the holder of the handle reads how it ended
                     task.result()
         self._is_stopping.set()
         self._wake_up()
@@ -236,7 +236,7 @@ class Engine:
         """Raise if a task cannot be taken."""
         if self._is_closed:
             raise EngineClosed("the engine was closed: it takes no more tasks")
-        count, most, submitter = self._harness.open_jobs, self.limits.queue, task.lane.submitter
+        count, most, submitter = self._harness.open_jobs, self.limits.queue, task.queue_class.submitter
         if count + len(jobs) > most:
             raise QueueFull(f"{count} jobs are open, and this task has {len(jobs)}; {most} may be open")
         if self._count_tasks().get(submitter, 0) >= self.limits.tasks_per_submitter:
@@ -246,7 +246,7 @@ class Engine:
 
     def _count_tasks(self) -> dict[str, int]:
         """Return how many tasks each submitter has open."""
-        return dict(Counter(task.lane.submitter for task in list(self._tasks.values()) if not task.is_done))
+        return dict(Counter(task.queue_class.submitter for task in list(self._tasks.values()) if not task.is_done))
 
     def _cancel(self, task: Task) -> None:
         task.end(TaskCancelled(f"task {task.id} was cancelled"))
@@ -265,7 +265,7 @@ class Engine:
         if not is_best or not task.confirms_best or job.assurance is not None:
             return False
         self._harness.submit(task, [confirming(job, job.index)])
-        if task.is_done:  # it was cancelled meanwhile
+        if task.is_done:  # it was cancelled in between
             self._harness.withdraw(task)
         return True
 
@@ -274,7 +274,7 @@ class Engine:
             while not self._is_stopping.is_set():
                 try:
                     self._serve()
-                except Exception as error:  # round one device loop: what is open has no verdict, the engine goes on
+                except Exception as error:  # around one device loop: open jobs get no verdict, the engine continues
                     LOG.exception("the loop over the devices failed, and is started anew")
                     self._release()
                     self._tell(self._harness.fail(f"the engine failed: {type(error).__name__}: {error}"))
@@ -290,7 +290,7 @@ class Engine:
             self._wake.close()
 
     def _serve(self) -> None:
-        """Drive the loop over the devices; hold no device after a while without a job."""
+        """Drive the loop over the devices; release the devices after some time without a job."""
         busy_at = float("-inf")
         while not self._is_stopping.is_set():
             if self._harness.open_jobs:
@@ -311,7 +311,7 @@ class Engine:
         self._look()
 
     def _look(self) -> None:
-        """Note what each device does."""
+        """Note the state of each device."""
         with self._lock:
             slots = {slot.device: slot for slot in self._harness.slots}
             for device in {**self._devices, **slots}:
@@ -323,12 +323,12 @@ class Engine:
             for callback in list(self._subscribers):
                 try:
                     callback(event)
-                except Exception:  # round one callback: it is not ours, and stops nothing
+                except Exception:  # around one callback: it is foreign code, and stops nothing
                     LOG.exception("a subscriber of the engine failed")
 
 
 class SolutionJobs:
-    """Makes jobs of solutions that come in one by one; usable from any thread.
+    """Makes jobs of solutions that arrive one by one; usable from any thread.
 
     Args:
         context: the trace set, the settings and the machine.
@@ -338,7 +338,7 @@ class SolutionJobs:
         self._context = context
         self._makers: dict[str, JobMaker] = {}
         self._recorded: dict[str, Recorded] = {}
-        """By definition, as the set has them."""
+        """Recorded verdicts by definition, as the set has them."""
         self._own: dict[tuple[str, str], str] = {}
         """The latest lines that the engine has recorded, the oldest first."""
         self._best = BestKnown()
@@ -348,7 +348,7 @@ class SolutionJobs:
         """Return a solution, which may be given by its name in the set.
 
         Raises:
-            ConfigError: the set has none of that name.
+            ConfigError: the set has no entry of that name.
         """
         if isinstance(solution, Solution):
             return solution
@@ -362,7 +362,7 @@ class SolutionJobs:
         """Return the jobs of a solution, not numbered yet.
 
         Args:
-            solution: what is judged.
+            solution: the solution to judge.
             workloads: uuids of workloads of its definition; None for all.
 
         Raises:
@@ -387,7 +387,7 @@ class SolutionJobs:
     def find_recorded(self, jobs: Sequence[Job]) -> dict[str, Trace]:
         """Return the traces that the set has of equal jobs, by the uuid of their workload.
 
-        A job is equal if a resumed run would not do it again; under which name a solution was judged does not matter.
+        A job is equal if a resumed run would skip it, whatever the name of its solution.
         """
         found: dict[str, Trace] = {}
         for job in jobs:
@@ -402,7 +402,7 @@ class SolutionJobs:
         return found
 
     def note(self, job: Job, trace: Trace, *, is_saved: bool) -> bool:
-        """Note a verdict of the engine; return whether it makes its solution the best, unless that is confirmed."""
+        """Note a verdict of the engine; return whether its solution becomes the best, unless that is confirmed."""
         mark = (job.workload.uuid, job.fingerprint["solution"])
         with self._lock:
             if is_saved:
@@ -434,6 +434,6 @@ class SolutionJobs:
         if kept is None:
             raise ConfigError(f"{name}: {lacks[-1].reason}")
         if may_confirm(context.config, context.machine):
-            self._recorded_of(name)  # before the first verdict comes
+            self._recorded_of(name)  # before the first verdict arrives
         evaluators = context.fingerprint_evaluators([definition], trace_set.definitions.values())
         return JobMaker(kept, context.config, context.machine, trace_set, evaluators)

@@ -1,4 +1,4 @@
-"""What the resident engine allows (`EngineLimits`) and what it is doing (`EngineState`); both are plain values."""
+"""The limits of the resident engine (`EngineLimits`) and its current state (`EngineState`); both are plain values."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ DeviceCondition = Literal["resting", "waiting", "starting", "ready", "working", 
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """What the engine takes, and for how long it keeps things."""
+    """The capacity of the engine, and how long it keeps things."""
 
     queue: int = 10_000
     """Most jobs that may be open. A task that would make more is refused with QueueFull."""
     tasks_per_submitter: int = 1_000
-    """Most open tasks of one submitter. A further one is refused with QueueFull."""
+    """Open tasks of one submitter, at most. A further task is refused with QueueFull."""
     idle_s: float = 600.0
     """After this many seconds without a job the engine ends its sessions and gives the devices back. The next job
     starts them again, which takes seconds."""
     retry_device_s: float = 60.0
-    """A device that was lost for good is tried again after this many seconds, and with the next task where none is
-    left."""
+    """Seconds after which a lost device is tried again. If no device is left, the next task tries it too."""
 
 
 class Shown(BaseModel):
@@ -46,7 +45,7 @@ class JobLabel(Shown):
 
 
 class DeviceState(Shown):
-    """What one device does."""
+    """The state of one device."""
 
     label: str
     """Such as "cuda:0"."""
@@ -55,7 +54,7 @@ class DeviceState(Shown):
     """False while it is given up: its sessions do not start, or another run keeps its lock."""
     condition: DeviceCondition
     """resting: it has no session, and gets one with the next job. waiting: another run has its lock. lost: given up for
-    a while."""
+    some time."""
     since: str
     """When that began, as ISO 8601 in UTC."""
     job: JobLabel | None = None
@@ -65,7 +64,7 @@ class DeviceState(Shown):
 
 
 class EngineState(Shown):
-    """What the engine does."""
+    """The state of the engine."""
 
     devices: tuple[DeviceState, ...]
     queue_size: int
@@ -85,9 +84,9 @@ def describe_device(device: Device, slot: DeviceSlot | None, done: int, before: 
 
     Args:
         device: the device.
-        slot: its place in the loop; None if no loop runs.
-        done: its verdicts.
-        before: its state before, if it had one.
+        slot: its slot in the loop; None if no loop runs.
+        done: its number of verdicts.
+        before: its previous state, if it had one.
     """
     condition: DeviceCondition = "working"
     if slot is None or (slot.session is None and slot.asking is None and slot.given_up_at is None):

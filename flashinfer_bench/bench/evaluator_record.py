@@ -1,13 +1,13 @@
-"""What evaluators of this package declare, read without running their files: the host imports no torch.
+"""The declarations of this package's evaluators, read without running their files, since the host imports no torch.
 
-An evaluator is one class in one file below `bench/evaluators/`. Its `record` says which definitions it takes, which
-keys of `extra` it reads, and the revision of its rules:
+An evaluator is one class in one file below `bench/evaluators/`. Its `record` has the definitions that it takes, the
+keys of `extra` that it reads, and the revision of its rules:
 
     class ParityEvaluator(DefaultEvaluator):
         record = EvaluatorRecord(revision=1, op_types=("parity",), extra_keys={"parity_share": SHARE})
 
-`find_records` parses the files and evaluates this one expression, with the functions, constants and imports of the file
-that it names. None of these may need torch. `registry` imports the classes of the records, in the same order.
+`find_records` parses the files and evaluates this one expression, with the functions, constants and imports of its
+file. None of these may need torch. `registry` imports the classes of the records, in the same order.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_ERROR_NORM: Final = "max_error_norm"
 SUMMED_TOLERANCE: Final = "summed_tolerance"
 """Key of `extra`: allow an error up to atol and rtol times the expected value together, as torch.allclose does."""
 MEASURE_REJECTED: Final = "measure_rejected"
-"""Key of `extra`: time a solution whose values are wrong, too. Its trace keeps its status and has no performance."""
+"""Key of `extra`: also time a solution with wrong values. Its trace keeps its status and has no performance."""
 EXPONENT: Final = re.compile(r"[-+]?\d+[eE][-+]?\d+$")
 SHOWN_CHARS: Final = 80
 """Characters of a wrong value that a message shows."""
@@ -73,11 +73,11 @@ class EvaluatorRecord:
     revision: int
     """Increase it when inputs, rules or numbers change for the definitions that it takes, also by shared code."""
     op_types: tuple[str, ...] = ()
-    """Op types that it may take; none: it takes what no other evaluator takes."""
+    """Op types that it may take; empty: it takes the definitions that no other evaluator takes."""
     takes: Callable[[Definition], bool] = lambda _definition: True
     """Further condition on a definition of these op types."""
     extra_keys: Mapping[str, ExtraKey] = field(default_factory=dict)
-    """Keys of `extra` that it reads, beside those that others declare."""
+    """Keys of `extra` that it reads, besides those that others declare."""
     module: str = ""
     """Module below `bench.evaluators`; `find_records` fills it in."""
     name: str = ""
@@ -96,7 +96,7 @@ def find_records() -> tuple[EvaluatorRecord, ...]:
 
 
 class _LightNames(dict[str, Any]):
-    """The names of a file, each defined when something asks for it; what nothing asks for may need torch."""
+    """The names of a file, each defined at its first use; names without a use may need torch."""
 
     def __init__(self, file: Path, top: Iterable[ast.stmt]) -> None:
         self._file = str(file)
@@ -138,17 +138,17 @@ def known_op_types() -> list[str]:
 
 
 def mark_built_in(definition: Definition) -> str:
-    """Return what a fingerprint says of the built-in evaluator that judges a definition."""
+    """Return the fingerprint of the built-in evaluator that judges a definition."""
     return next(make_mark(one.name, one.revision) for one in find_records() if one.covers(definition))
 
 
 def make_mark(name: str, revision: int) -> str:
-    """Return what a fingerprint says of an evaluator's code."""
+    """Return the fingerprint of an evaluator's code."""
     return f"{name} {revision}"
 
 
 def find_weights(definition: Definition) -> str | None:
-    """Give the name of the input with probabilities or logits; None if there is none, or more than one."""
+    """Return the name of the input with probabilities or logits; None if there is none, or more than one."""
     fitting = [
         name
         for name, spec in definition.inputs.items()
@@ -164,7 +164,7 @@ def known_keys() -> dict[str, ExtraKey]:
 
 
 def why_wrong(key: str, value: Any) -> str | None:
-    """Say what a known key's value should be; None if it is that, or the key is not known."""
+    """Return the valid values of a known key; None if the value is valid, or the key is unknown."""
     rule = known_keys().get(key)
     if rule is None or rule.holds(value):
         return None
@@ -173,25 +173,25 @@ def why_wrong(key: str, value: Any) -> str | None:
 
 
 def find_wrong_extras(configs: Iterable[ResolvedEvalConfig]) -> list[str]:
-    """Return a line for each wrong value of a known key, with the place that gave it."""
+    """Return a line for each wrong value of a known key, with its source."""
     return _lines(configs, why_wrong)
 
 
 def find_misspelt_extras(configs: Iterable[ResolvedEvalConfig], declared: Container[str] = ()) -> list[str]:
-    """Return a line for each key that is unknown here and nearly a known one, unless a plug-in declares it."""
+    """Return a line for each unknown key that is nearly a known key, unless a plug-in declares it."""
     known = known_keys()
 
-    def look(key: str, _value: Any) -> str | None:
+    def check(key: str, _value: Any) -> str | None:
         meant = None if key in known or key in declared else nearest_name(key, known, cutoff=KEY_CUTOFF)
         return meant and f"extra.{key} is no key of a built-in evaluator; did you mean {meant!r}?"
 
-    return _lines(configs, look)
+    return _lines(configs, check)
 
 
-def _lines(configs: Iterable[ResolvedEvalConfig], look: Callable[[str, Any], str | None]) -> list[str]:
+def _lines(configs: Iterable[ResolvedEvalConfig], check: Callable[[str, Any], str | None]) -> list[str]:
     lines: dict[str, None] = {}
     for config in configs:
         for key, value in config.extra.items():
-            if reason := look(key, value):
+            if reason := check(key, value):
                 lines[f"{config.origins.get(f'extra.{key}', 'the configuration')}: {reason}"] = None
     return list(lines)

@@ -30,7 +30,7 @@ class JobStarted:
 
 @dataclass(frozen=True)
 class JobFinished:
-    """The job has its verdict; where results are saved, the trace is on disk already."""
+    """The job has its verdict; if results are saved, the trace is already on disk."""
 
     job: Job
     trace: Trace
@@ -41,19 +41,19 @@ class JobFinished:
 
 @dataclass(frozen=True)
 class JobFaulted:
-    """The job has no verdict: we, the data or the machine failed, not the solution; or it was left out."""
+    """The job has no verdict: the engine, the data or the machine failed, not the solution; or it was skipped."""
 
     job: Job
     message: str
     is_out_of_time: bool = False
-    """Whether the reference ran into the job's limit, and nothing else is known to be wrong."""
+    """Whether the reference reached the job's time limit, and no other error is known."""
     is_left_out: bool = False
-    """Whether the job was left out because a call of its solution ran out of time in another job of the run."""
+    """Whether the job was skipped because a call of its solution ran out of time in another job of the run."""
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Something a person should know: a lock that is waited for, a session that was restarted."""
+    """A notice for the user: a lock that is waited for, a session that was restarted."""
 
     message: str
 

@@ -1,12 +1,12 @@
-"""The one front of judging: submissions on one side, the loop over the devices on the other, results in between.
+"""The only entry to judging: submissions on one side, the loop over the devices on the other, results in between.
 
     Benchmark.run ──┐                                    ┌─▶ queue ─▶ device sessions
                     ├─▶ Submission ─▶ Harness.submit ────┤
     Engine.submit ──┘        ▲                           └── verdicts, faults
                              └── trace (saved), fault ◀──────┘
 
-Whoever drives it calls `step` again and again: `Benchmark.run` in the caller's thread, `Engine` in a thread of its own.
-Equal jobs of submissions that share are one job: equal is the definition, the workload, the sources, the settings
+Its driver calls `step` again and again: `Benchmark.run` in the caller's thread, `Engine` in its own thread. Equal jobs
+of submissions that share are one job. Equal means the definition, the workload, the sources and the settings
 (`Job.fingerprint`), never the name of a solution. Each submission gets a trace with its own solution's name.
 """
 
@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from flashinfer_bench.bench.context import HarnessContext
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobStarted, Notice
-from flashinfer_bench.bench.job_queue import Lane
+from flashinfer_bench.bench.job_queue import QueueClass
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.environments import recorded_variables
@@ -37,7 +37,7 @@ from flashinfer_bench.data.store.trace_writer import TraceWriter
 from flashinfer_bench.errors import DataSetError, Fault, FlashInferBenchError
 from flashinfer_bench.roofline.peaks import describe_time
 from flashinfer_bench.roofline.workloads import cost_of_workload
-from flashinfer_bench.timing.between_workers import WORKERS, told_with_spread
+from flashinfer_bench.timing.between_workers import WORKERS, report_with_spread
 
 CANCELLED: Final = "CANCELLED"
 MOST_TIMES: Final = 100_000
@@ -46,27 +46,27 @@ Result = Evaluation | JobFaulted
 
 
 class Submission:
-    """Jobs that somebody wants judged. A subclass hears what becomes of them; it may submit further jobs then."""
+    """Jobs of one caller. A subclass gets their results, and may then submit further jobs."""
 
-    lane: Lane = Lane()
+    queue_class: QueueClass = QueueClass()
     is_shared = False
-    """Its jobs may be those of other submissions, too. A trace that cannot be saved is then a fault of its job, and
+    """Whether its jobs may be those of other submissions, too. Then a trace that cannot be saved is a fault of its job,
     otherwise an error."""
     is_saved = False
-    """Each trace is appended to the set on disk before it is told."""
+    """Whether each trace is appended to the set on disk before it is reported."""
 
     def note_start(self, job: Job) -> bool:
-        """Note that a device took a job up; return whether others are told."""
+        """Note that a device began a job; return whether the event is reported."""
         del job
         return True
 
     def join(self, job: Job, result: Result) -> Result | None:
-        """Return what a job comes to, given what one worker came to; None if that is not known yet, or was told."""
+        """Return the result of a job, from one worker's result; None if it is not known yet, or was reported."""
         del job
         return result
 
     def note(self, job: Job, result: Trace | JobFaulted) -> None:
-        """Note what a job came to."""
+        """Note the result of a job."""
 
 
 @dataclass
@@ -74,10 +74,10 @@ class OpenJob:
     """A job without a verdict."""
 
     job: Job
-    """With the number that the harness gave it: no other of its jobs ever has it."""
-    lane: Lane
+    """With its number from the harness, which no other job ever has."""
+    queue_class: QueueClass
     waiting: list[tuple[Submission, Job]] = field(default_factory=list)
-    """Submissions, each with the job as it is to them: with their own solution."""
+    """Submissions, each with its own job: with its own solution."""
 
 
 class Harness:
@@ -85,9 +85,9 @@ class Harness:
 
     Args:
         context: the set, the settings and the machine.
-        seeds: what the inputs of jobs are made from.
+        seeds: source of the seeds of jobs' inputs.
         rules: of the loop over the devices.
-        needs_triton: some solution is written in Triton.
+        needs_triton: whether a solution is written in Triton.
     """
 
     def __init__(self, context: HarnessContext, seeds: JobSeeds, rules: Rules, *, needs_triton: bool) -> None:
@@ -98,11 +98,11 @@ class Harness:
         self._numbers = itertools.count()
         self._open: dict[int, OpenJob] = {}
         self._equal: dict[object, OpenJob] = {}
-        """What equal jobs have in common → the open job that others may share."""
+        """Common key of equal jobs → the open job that they may share."""
         self._of_solution: Counter[str] = Counter()
         """Mark of a solution → how many of its jobs are open, under whatever names."""
         self._notes: deque[Callable[[Scheduler], object]] = deque()
-        """What is to be done between two steps of the loop."""
+        """Work between two steps of the loop."""
         self._scheduler: Scheduler | None = None
         self.ended: Counter[str] = Counter()
         """Status, FAULT, LEFT_OUT or CANCELLED → jobs that ended so."""
@@ -118,33 +118,33 @@ class Harness:
 
     @property
     def slots(self) -> list[DeviceSlot]:
-        """The devices of the loop; none while no session is held."""
+        """The devices of the loop; empty while no session is held."""
         return [] if self._scheduler is None else self._scheduler.slots
 
     def submit(self, submission: Submission, jobs: Iterable[Job]) -> None:
         """Take jobs of a submission."""
         new: list[Job] = []
         raised: list[int] = []
-        lane, shares = submission.lane, submission.is_shared
+        queue_class, shares = submission.queue_class, submission.is_shared
         with self.lock:
             for job in jobs:
                 entry = self._equal.get(_identity(job)) if shares else None
                 if entry is None:
-                    entry = OpenJob(replace(job, index=next(self._numbers)), lane)
+                    entry = OpenJob(replace(job, index=next(self._numbers)), queue_class)
                     self._open[entry.job.index] = entry
                     self._of_solution[_mark(job)] += 1
                     if shares:
                         self._equal[_identity(job)] = entry
                     new.append(entry.job)
-                elif lane.priority > entry.lane.priority:
-                    entry.lane = lane
+                elif queue_class.priority > entry.queue_class.priority:
+                    entry.queue_class = queue_class
                     raised.append(entry.job.index)
                 entry.waiting.append((submission, replace(job, index=entry.job.index) if shares else job))
             if new or raised:
-                self._notes.append(lambda scheduler: _deal(scheduler, lane, new, raised))
+                self._notes.append(lambda scheduler: _deal(scheduler, queue_class, new, raised))
 
     def withdraw(self, submission: Submission, job: Job | None = None) -> None:
-        """Take out a job of a submission, or all of them. One that runs may end; its verdict is told to nobody."""
+        """Withdraw a job of a submission, or all its jobs. A running job may end; its verdict is not reported."""
         unwanted = []
         with self.lock:
             for entry in self._open.values():
@@ -157,14 +157,14 @@ class Harness:
                 self._notes.append(lambda scheduler: self._drop(scheduler, unwanted))
 
     def step(self, wake: int | None = None, limit_s: float = POLL_S) -> Iterator[Event]:
-        """Go once round the loop; yield what happens.
+        """Run one step of the loop; yield its events.
 
         Args:
-            wake: a descriptor that ends the wait if it can be read.
+            wake: a descriptor that ends the wait when it is readable.
             limit_s: longest wait.
 
         Raises:
-            Fault: a trace cannot be saved, or a device cannot be had.
+            Fault: a trace cannot be saved, or a device is not available.
         """
         if self._scheduler is None:
             self._scheduler = self._make_scheduler()
@@ -176,19 +176,19 @@ class Harness:
             elif isinstance(happening, JobStarted):
                 with self.lock:
                     waiting = list(self._open[happening.job.index].waiting)
-                told = [job for submission, job in waiting if submission.note_start(job)]
-                yield from (replace(happening, job=job) for job in told[:1])
+                reported = [job for submission, job in waiting if submission.note_start(job)]
+                yield from (replace(happening, job=job) for job in reported[:1])
             else:
                 yield from self._settle(happening)
 
     def release(self) -> None:
-        """End all sessions; the next step starts others."""
+        """End all sessions; the next step starts new ones."""
         scheduler, self._scheduler = self._scheduler, None
         if scheduler is not None:
             scheduler.close()
 
     def fail(self, reason: str) -> Iterator[Event]:
-        """Fail every open job: the loop that had them is gone."""
+        """Fail every open job after its loop has ended."""
         with self.lock:
             self._notes.clear()
             jobs = [entry.job for entry in self._open.values()]
@@ -196,7 +196,7 @@ class Harness:
             yield from self._settle(JobFaulted(job, reason))
 
     def _drop(self, scheduler: Scheduler, unwanted: list[int]) -> None:
-        """Take jobs out of the loop that nobody wants any more; one that runs may end."""
+        """Remove unwanted jobs from the loop; a running job may end."""
         removed = scheduler.remove(unwanted)
         for job in removed:
             self._close(job)
@@ -224,8 +224,8 @@ class Harness:
                 elif isinstance(result, JobFaulted):
                     made[name] = replace(result, job=job)
                 yield made[name]
-            told = made[name]
-            submission.note(job, told.trace if isinstance(told, JobFinished) else replace(told, job=job))
+            reported = made[name]
+            submission.note(job, reported.trace if isinstance(reported, JobFinished) else replace(reported, job=job))
 
     def _finish(self, submission: Submission, judged: Judged, seed: dict[str, Any]) -> JobFinished | JobFaulted:
         """Return the event of a verdict, whose trace is saved if that is wanted."""
@@ -241,7 +241,7 @@ class Harness:
         return JobFinished(job, trace, judged.device, judged.seconds)
 
     def _close(self, job: Job) -> OpenJob:
-        """Take out a job that has ended, or that nobody wants any more."""
+        """Remove a job that has ended, or that is no longer wanted."""
         with self.lock:
             entry = self._open.pop(job.index)
             self._unshare(entry)
@@ -254,19 +254,19 @@ class Harness:
         return entry
 
     def _unshare(self, entry: OpenJob) -> None:
-        """Share an open job with no later one: an equal one begins anew."""
+        """Share an open job with no later job: an equal job begins anew."""
         if self._equal.get(_identity(entry.job)) is entry:
             del self._equal[_identity(entry.job)]
 
 
-def _deal(scheduler: Scheduler, lane: Lane, new: list[Job], raised: list[int]) -> None:
-    """Give jobs to the loop, in place of what it would have begun next."""
+def _deal(scheduler: Scheduler, queue_class: QueueClass, new: list[Job], raised: list[int]) -> None:
+    """Give jobs to the loop, before the jobs that it would have begun next."""
     scheduler.recall()
-    scheduler.add([*new, *scheduler.remove(raised)], lane)
+    scheduler.add([*new, *scheduler.remove(raised)], queue_class)
 
 
 def _identity(job: Job) -> object:
-    """Return what equal jobs have in common."""
+    """Return the common key of equal jobs."""
     return job.definition.name, job.workload.uuid, tuple(sorted(job.fingerprint.items()))
 
 
@@ -278,7 +278,7 @@ class TraceRecorder:
     """Makes traces of verdicts, and appends them to the set that the solution came from.
 
     Args:
-        context: under which settings the verdicts are reached.
+        context: the settings of the verdicts.
     """
 
     def __init__(self, context: HarnessContext) -> None:
@@ -286,13 +286,13 @@ class TraceRecorder:
         self._writers: dict[Path, TraceWriter] = {}
 
     def make_trace(self, job: Job, device: Device, evaluation: Evaluation, seed: Mapping[str, Any]) -> Trace:
-        """Return a trace: the verdict and what it was reached under.
+        """Return a trace: the verdict and its circumstances.
 
         Args:
-            job: what was judged.
-            device: the device that it ran on.
+            job: the judged job.
+            device: its device.
             evaluation: the verdict.
-            seed: the seed of its inputs, as a trace has it.
+            seed: the seed of its inputs, in the form of a trace.
         """
         config = self._context.config
         variables = recorded_variables(os.environ) if device.node is None else {}  # a node has others
@@ -335,7 +335,7 @@ class TraceRecorder:
         """Refuse a solution whose traces could not be saved.
 
         Raises:
-            DataSetError: the set has no folder, a link in it stands in the way, or it cannot be written.
+            DataSetError: the set has no folder, a link in it is on the path, or it cannot be written.
         """
         names = {"op_type": definition.op_type, "definition": definition.name}
         self._writer(solution).check(author=solution.author, **names)
@@ -358,9 +358,9 @@ class TraceRecorder:
         for name, latency_ms in times.items():
             record = extra.get(name)
             if isinstance(record, dict) and record.get("interval") != WORKERS:
-                found[name] = told_with_spread(record, latency_ms, spread)
+                found[name] = report_with_spread(record, latency_ms, spread)
         cost = None
         if device.kind != "cpu":
             cost = cost_of_workload(job.definition, job.workload, self._context.blob_root_for(job))
-        facts = None if cost is None else describe_time(cost, device.name, performance.latency_ms)
-        return found if facts is None else {**found, "roofline": facts}
+        roofline = None if cost is None else describe_time(cost, device.name, performance.latency_ms)
+        return found if roofline is None else {**found, "roofline": roofline}

@@ -1,16 +1,16 @@
-"""The one queue of open jobs: which jobs a device takes next. It decides on jobs alone, and starts nothing.
+"""The queue of open jobs: the jobs that a device takes next. It decides on jobs alone, and starts nothing.
 
-Each submitter has a lane for each priority. The highest priority goes first; within it, the lane that has had the
-fewest seconds. A lane that comes later, or comes again, starts level with the others and has no claim on the past.
+Each submitter has a queue class for each priority. The highest priority goes first. Within a priority, the class with
+the fewest device seconds goes first. A new or returning class starts level with the others.
 
-A lane holds groups in the order of submission: the jobs of one solution, which share a worker. A batch is of one lane
-and one definition, from the front:
+A class holds groups in the order of submission: the jobs of one solution, which share a worker. A batch has jobs of one
+class and one definition, from the front:
 
 * A run serves one plan (`turn_s` is infinite). A batch has whole solutions, up to a share of the remaining jobs, so
   batches shrink as the work runs out. A device stays with its definition, whose baselines it has. A solution is split
   only if fewer are left than devices.
 * A resident engine's batch has jobs for about `turn_s`, so an urgent job waits for one batch at most.
-* A lane with `in_order` keeps the exact order of its jobs, for measurements that are interleaved.
+* A class with `in_order` keeps the exact order of its jobs, for measurements that are interleaved.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ TURN_S: Final = 1.0
 BATCHES_PER_DEVICE: Final = 2
 """A batch of several solutions has at most the remaining jobs, divided by the devices and by this."""
 MOST_PACKED: Final = 4096
-"""Jobs in a batch of several solutions, at most: its order is one message."""
+"""Jobs in a batch of several solutions, at most, since its order is one message."""
 MOST_IN_ORDER: Final = 16
-"""Jobs in a batch of a lane with `in_order`, at most. A device prepares workers for two batches."""
+"""Jobs in a batch of a class with `in_order`, at most. A device prepares workers for two batches."""
 UNKNOWN_S: Final = 1.0
-"""Estimate of a job while none of its definition has ended."""
+"""Estimated seconds of a job while no job of its definition has ended."""
 LEAST_S: Final = 0.001
 """Least estimate of a job."""
 
 
-class Lane(NamedTuple):
-    """Where a job waits."""
+class QueueClass(NamedTuple):
+    """A job's share of the queue: its priority and its submitter."""
 
     priority: int = 0
     """Higher numbers go first."""
@@ -50,12 +50,12 @@ class Lane(NamedTuple):
 
 @dataclass
 class Waiting:
-    """What waits in one lane."""
+    """The waiting jobs of one queue class."""
 
     used_s: float
-    """Seconds of devices that the lane has had, from a start that all lanes of its priority share."""
+    """Device seconds of this class, from a start that all classes of its priority share."""
     groups: dict[object, list[Job]] = field(default_factory=dict)
-    """The next first; none is empty."""
+    """The next group first; every group has jobs."""
     out: int = 0
     """Jobs that devices have."""
 
@@ -69,31 +69,31 @@ class JobQueue:
 
     def __init__(self, turn_s: float = math.inf) -> None:
         self._turn_s = turn_s
-        self._lanes: dict[Lane, Waiting] = {}
+        self._queue_classes: dict[QueueClass, Waiting] = {}
         self.remaining = 0
         """Jobs that no device has."""
-        self._taken: dict[int, tuple[Lane, float]] = {}
-        """Index of each job that a device has → its lane, and the seconds that the lane was charged."""
+        self._taken: dict[int, tuple[QueueClass, float]] = {}
+        """Index of each job on a device → its queue class, and the seconds charged to that class."""
         self._at: dict[str, str] = {}
-        """Device → definition of what it took last."""
+        """Device → definition of its latest batch."""
         self._level: defaultdict[int, float] = defaultdict(float)
-        """Priority → seconds that a new lane begins with."""
+        """Priority → seconds that a new class begins with."""
         self._means: dict[str, tuple[float, int]] = {}
         """Definition → mean seconds and number of its jobs that have ended."""
 
-    def add(self, jobs: Iterable[Job], lane: Lane = Lane()) -> None:  # noqa: B008 - a constant
+    def add(self, jobs: Iterable[Job], queue_class: QueueClass = QueueClass()) -> None:  # noqa: B008 - a constant
         """Take further jobs."""
-        waiting = self._lanes.setdefault(lane, Waiting(0.0))
+        waiting = self._queue_classes.setdefault(queue_class, Waiting(0.0))
         if not waiting.groups:
-            waiting.used_s = max(waiting.used_s, self._level[lane.priority])
-        self._put(lane, jobs)
+            waiting.used_s = max(waiting.used_s, self._level[queue_class.priority])
+        self._put(queue_class, jobs)
 
     def remove(self, indices: Iterable[int]) -> list[Job]:
-        """Take out those of these jobs that no device has, and return them."""
+        """Remove those of these jobs that no device has, and return them."""
         wanted = set(indices)
         return [
             job
-            for waiting in self._lanes.values()
+            for waiting in self._queue_classes.values()
             for group in list(waiting.groups.values())
             for job in self._cut(waiting, [job for job in group if job.index in wanted])
         ]
@@ -106,71 +106,73 @@ class JobQueue:
         is_ready: Callable[[Job], bool] = lambda _job: True,
         idle: int = 1,
     ) -> list[Job]:
-        """Take the next batch for a device: jobs of one definition, none if nothing can be taken.
+        """Take the next batch for a device: jobs of one definition; empty if no job can be taken.
 
         Args:
             device: the device's name.
             devices: devices that share the work.
             is_ready: whether a job may be taken: its solution is built, and the device is of its hardware.
-            idle: devices that have nothing to do, this one among them; 0 if it asks ahead. Then it splits no solution.
+            idle: idle devices, including this one; 0 if it asks ahead. Then it splits no solution.
         """
-        lanes = [lane for lane, one in self._lanes.items() if one.groups]
-        for lane in sorted(lanes, key=lambda lane: (-lane.priority, self._lanes[lane].used_s)):
-            waiting = self._lanes[lane]
+        queue_classes = [queue_class for queue_class, one in self._queue_classes.items() if one.groups]
+        for queue_class in sorted(
+            queue_classes, key=lambda queue_class: (-queue_class.priority, self._queue_classes[queue_class].used_s)
+        ):
+            waiting = self._queue_classes[queue_class]
             groups: Iterable[list[Job]] = waiting.groups.values()
-            if lane.in_order:
+            if queue_class.in_order:
                 groups = itertools.takewhile(lambda group: is_ready(group[0]), groups)
                 batch = _prefix([], groups, MOST_IN_ORDER)
             else:
                 batch = self._pack([group for group in groups if is_ready(group[0])], device, devices, idle)
             if not batch:
                 continue
-            self._level[lane.priority] = max(self._level[lane.priority], waiting.used_s)
+            self._level[queue_class.priority] = max(self._level[queue_class.priority], waiting.used_s)
             cost_s = self._estimate(batch[0])
             waiting.used_s += cost_s * len(batch)
             waiting.out += len(batch)
-            self._taken |= dict.fromkeys((job.index for job in batch), (lane, cost_s))
+            self._taken |= dict.fromkeys((job.index for job in batch), (queue_class, cost_s))
             self._at[device] = batch[0].definition.name
             return self._cut(waiting, batch)
         return []
 
     def give_back(self, jobs: Iterable[Job]) -> None:
-        """Put jobs that were taken back in front of their lanes, which are not charged for them."""
-        returned: defaultdict[Lane, list[Job]] = defaultdict(list)
+        """Put jobs that were taken back in front of their queue classes. The classes get their seconds back."""
+        returned: defaultdict[QueueClass, list[Job]] = defaultdict(list)
         for job in jobs:
-            lane, cost_s = self._taken.pop(job.index)
-            self._lanes[lane].used_s -= cost_s
-            returned[lane].append(job)
-        for lane, listed in returned.items():
-            waiting = self._lanes[lane]
+            queue_class, cost_s = self._taken.pop(job.index)
+            self._queue_classes[queue_class].used_s -= cost_s
+            returned[queue_class].append(job)
+        for queue_class, listed in returned.items():
+            waiting = self._queue_classes[queue_class]
             behind, waiting.groups = waiting.groups, {}
             waiting.out -= len(listed)
-            self._level[lane.priority] = min(self._level[lane.priority], waiting.used_s)
-            self._put(lane, listed)
+            self._level[queue_class.priority] = min(self._level[queue_class.priority], waiting.used_s)
+            self._put(queue_class, listed)
             for key, group in waiting.groups.items():
                 group += behind.pop(key, [])
                 group.sort(key=lambda job: job.index)
             waiting.groups |= behind
 
     def end(self, job: Job, seconds: float | None = None) -> None:
-        """Forget a job that has ended, and charge its lane what it took.
+        """Forget a job that has ended, and charge its duration to its queue class.
 
         Args:
             job: the job.
-            seconds: its duration, from which others are estimated; None if it was not judged.
+            seconds: its duration, for estimates of others; None if it was not judged.
         """
         if seconds is not None:
             mean_s, count = self._means.get(job.definition.name, (0.0, 0))
             self._means[job.definition.name] = mean_s + (seconds - mean_s) / (count + 1), count + 1
         if job.index in self._taken:
-            lane, cost_s = self._taken.pop(job.index)
-            self._lanes[lane].out -= 1
-            self._lanes[lane].used_s += (seconds or 0.0) - cost_s
-        waiting = {lane.priority for lane, one in self._lanes.items() if one.groups}
-        for lane, one in list(self._lanes.items()):
-            is_level = lane.priority not in waiting or one.used_s <= self._level[lane.priority]
-            if not one.groups and not one.out and is_level:  # it would begin level with the others if it came again
-                del self._lanes[lane]
+            queue_class, cost_s = self._taken.pop(job.index)
+            self._queue_classes[queue_class].out -= 1
+            self._queue_classes[queue_class].used_s += (seconds or 0.0) - cost_s
+        waiting = {queue_class.priority for queue_class, one in self._queue_classes.items() if one.groups}
+        for queue_class, one in list(self._queue_classes.items()):
+            is_level = queue_class.priority not in waiting or one.used_s <= self._level[queue_class.priority]
+            if not one.groups and not one.out and is_level:  # it would start level with the others if it returned
+                del self._queue_classes[queue_class]
 
     def _pack(self, groups: list[list[Job]], device: str, devices: int, idle: int) -> list[Job]:
         """Return a batch of solutions of one definition."""
@@ -193,10 +195,10 @@ class JobQueue:
     def _estimate(self, job: Job) -> float:
         return max(self._means.get(job.definition.name, (UNKNOWN_S, 1))[0], LEAST_S)
 
-    def _put(self, lane: Lane, jobs: Iterable[Job]) -> None:
+    def _put(self, queue_class: QueueClass, jobs: Iterable[Job]) -> None:
         for job in jobs:
-            key = job.index if lane.in_order else job.solution_key
-            self._lanes[lane].groups.setdefault(key, []).append(job)
+            key = job.index if queue_class.in_order else job.solution_key
+            self._queue_classes[queue_class].groups.setdefault(key, []).append(job)
             self.remaining += 1
 
     def _cut(self, waiting: Waiting, jobs: list[Job]) -> list[Job]:
@@ -211,7 +213,7 @@ class JobQueue:
 
 
 def _prefix(batch: list[Job], groups: Iterable[list[Job]], most: int) -> list[Job]:
-    """Return a batch with the next groups, as far as they are of one definition and there is room."""
+    """Return a batch with the next groups of the same definition, while there is room."""
     for group in groups:
         if len(batch) + len(group) > most or (batch and group[0].definition.name != batch[0].definition.name):
             break

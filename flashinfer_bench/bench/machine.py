@@ -1,7 +1,7 @@
-"""What a run can use: the devices of this machine and, for each language, whether its solutions can run here.
+"""The resources of a run: the devices of this machine and, for each language, whether its solutions can run here.
 
 Devices are found through NVML, which makes no CUDA context, and without importing torch. Without a usable GPU the CPU
-is the device. Which languages can be built is told by the caller, who knows the builders.
+is the device. The caller, who knows the builders, passes the languages that can be built.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ class Device:
     name: str
     """The maker's name, for example "NVIDIA H200"."""
     uuid: str
-    """What pins and locks it: NVML's uuid ("GPU-…", "MIG-…"), or "cpu"."""
+    """Its name for pinning and locking: NVML's uuid ("GPU-…", "MIG-…"), or "cpu"."""
     capability: tuple[int, int] | None = field(default=None, compare=False)
-    """Compute capability, (9, 0) for Hopper; None for a CPU, or where NVML does not tell."""
+    """Compute capability, (9, 0) for Hopper; None for a CPU, or if NVML does not report it."""
     pci_rank: int | None = field(default=None, compare=False)
-    """Position among all GPUs by PCI address. None for a CPU, for a MIG slice, where NVML does not tell, and where MIG
-    divides a GPU of this machine: CUDA counts otherwise there."""
+    """Position among all GPUs by PCI address. None for a CPU, for a MIG slice, and if NVML does not report it. Also
+    None if MIG divides a GPU of this machine, since CUDA counts differently then."""
     node: str | None = None
     """The node of a cluster that has it; None for this machine."""
 
     @property
     def label(self) -> str:
-        """Return the short name: "cuda:0" or "cpu"; of a node's "node-7/cuda:0"."""
+        """Return the short name: "cuda:0" or "cpu"; on a node "node-7/cuda:0"."""
         own = "cpu" if self.kind == "cpu" else f"cuda:{self.index}"
         return own if self.node is None else f"{self.node}/{own}"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The devices of a run, and what can run on them."""
+    """The devices of a run, and the languages that can run on them."""
 
     devices: tuple[Device, ...]
     languages: Mapping[str, str | None]
-    """Language → None where its solutions can be built and run here, else the reason why not."""
+    """Language → None if its solutions can be built and run here, else the reason."""
     why_not_buildable: Callable[[Solution], str | None] = field(default=lambda _solution: None, compare=False)
-    """Gives what is missing here for one solution (a package, a binding), None where nothing is."""
+    """Returns the missing requirement of one solution (a package, a binding); None if nothing is missing."""
     sandbox: str | None = None
-    """How far workers are confined here, for a job's fingerprint; None where nobody has looked."""
+    """The sandbox of workers here, for a job's fingerprint; None if it was not checked."""
 
     @property
     def kind(self) -> Literal["cpu", "cuda"]:
@@ -70,7 +70,7 @@ class Machine:
 
     @property
     def hardware(self) -> str:
-        """Return the names of its devices, each once: what a verdict's timing depends on."""
+        """Return the names of its devices, each once: a verdict's timing depends on them."""
         return " + ".join(sorted({device.name for device in self.devices}))
 
     @property
@@ -80,7 +80,7 @@ class Machine:
 
 
 Nvml = Any
-"""The module pynvml, or what plays it."""
+"""The module pynvml, or its replacement."""
 
 
 def discover_devices(
@@ -90,16 +90,16 @@ def discover_devices(
     environment: Mapping[str, str] = os.environ,
     torch_has_cuda: Callable[[], bool] | None = None,
 ) -> tuple[Device, ...]:
-    """Return the devices to use: the requested ones in that order, or all visible GPUs, or the CPU where there is none.
+    """Return the devices to use: the requested devices in that order, or all visible GPUs, or the CPU without a GPU.
 
     Args:
         requested: "0", "cuda:1", a GPU's uuid or the start of one, or "cpu"; None for all.
-        nvml: the NVML binding; pynvml where None.
-        environment: where CUDA_VISIBLE_DEVICES is read; devices are counted as CUDA counts them under it.
+        nvml: the NVML binding; None for pynvml.
+        environment: has CUDA_VISIBLE_DEVICES; devices are counted as CUDA counts them under it.
         torch_has_cuda: whether torch is a CUDA build; a CPU build of torch cannot use the GPUs of a machine.
 
     Raises:
-        ConfigError: requested devices are not there; the message lists those that are.
+        ConfigError: requested devices are missing; the message lists the available devices.
     """
     cpu = Device("cpu", 0, read_cpu_name(), "cpu")
     if requested is not None and set(requested) == {"cpu"}:
@@ -129,7 +129,7 @@ def read_cpu_name(cpu_info: Path = CPU_INFO) -> str:
 
 
 def is_torch_cuda_build() -> bool:
-    """Tell whether the installed torch was built for CUDA, from its files: importing it takes a second."""
+    """Return whether the installed torch was built for CUDA, from its files: importing it takes a second."""
     spec = importlib.util.find_spec("torch")
     folders = list(spec.submodule_search_locations or []) if spec else []
     try:
@@ -140,13 +140,13 @@ def is_torch_cuda_build() -> bool:
 
 
 def guess_kind(devices: Path = Path("/dev")) -> Literal["cpu", "cuda"]:
-    """Guess, without asking the driver, what the devices of a run will be where nobody names one."""
+    """Guess a run's kind of device, without asking the driver, if no device is requested."""
     has_gpu = any(devices.glob("nvidia[0-9]*")) or (devices / "dxg").exists()
     return "cuda" if has_gpu and is_torch_cuda_build() else "cpu"
 
 
 def _list_visible_gpus(nvml: Nvml | None, environment: Mapping[str, str]) -> tuple[Device, ...]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; like CUDA, stop at the first entry of none."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES selects, in its order; like CUDA, stop at the first invalid entry."""
     try:
         nvml = nvml or importlib.import_module("pynvml")
     except ImportError:
@@ -165,7 +165,7 @@ def _list_visible_gpus(nvml: Nvml | None, environment: Mapping[str, str]) -> tup
     except nvml.NVMLError:
         return ()
     finally:
-        with contextlib.suppress(nvml.NVMLError):  # what was read is right whether or not NVML closes
+        with contextlib.suppress(nvml.NVMLError):  # the result is valid whether or not NVML closes
             nvml.nvmlShutdown()
     known = sorted(address for address in addresses if address is not None)
     if len(set(known)) == len(gpus):
@@ -179,7 +179,7 @@ def _list_visible_gpus(nvml: Nvml | None, environment: Mapping[str, str]) -> tup
 
 
 def _read_address(nvml: Nvml, handle: Any) -> Any:
-    """Return a GPU's PCI address; None if NVML does not tell, and for one that is divided by MIG."""
+    """Return a GPU's PCI address; None if NVML does not report it, and for a GPU that MIG divides."""
     with contextlib.suppress(nvml.NVMLError):  # a GPU that knows no MIG
         if nvml.nvmlDeviceGetMigMode(handle)[0]:
             return None
@@ -198,7 +198,8 @@ def _read_gpu(nvml: Nvml, handle: Any, uuid: str, index: int) -> Device:
 
 
 def _read_slice(nvml: Nvml, uuid: str) -> Device:
-    """Read a MIG slice, which only CUDA_VISIBLE_DEVICES can name; a driver that does not tell its name is no fault."""
+    """Read a MIG slice, which only CUDA_VISIBLE_DEVICES can name; a driver that does not report its name is no
+    fault."""
     try:
         return _read_gpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid), uuid, -1)
     except nvml.NVMLError:

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress_bar(*, wanted: bool | None = None, console: Console | None = None) -> Iterator[Callable[[Event], object]]:
-    """Show a bar while the block runs; gives the function that has to be told each event.
+    """Show a bar while the block runs; yield the function that takes each event.
 
     Args:
-        wanted: whether there is a bar at all; None for: in notebooks.
-        console: where it is drawn; the usual one by default.
+        wanted: whether to show a bar; None for: in notebooks.
+        console: its console; None for the usual one.
     """
     if not (is_notebook() if wanted is None else wanted):
         yield lambda _event: None

@@ -1,8 +1,8 @@
-"""Jobs that runs of one set have reserved, so that a second run at the same time leaves them out.
+"""Jobs that runs of one set have reserved, so that a second run at the same time skips them.
 
 A run writes the digests of its jobs to a file in `.runs/` below the set's root, and holds the file's flock(2) until it
-ends. The kernel frees the lock of a run that is killed; the next run removes its file. A set that cannot be written to
-has no reservations. So that one run alone confirms the best of a workload, workloads are reserved, too.
+ends. The kernel frees the lock of a killed run; the next run removes its file. A set that cannot be written has no
+reservations. Workloads are reserved, too, so that only one run confirms the best of a workload.
 
 Format of a file: the run's process id, then the digest of a job or a workload a line.
 """
@@ -32,8 +32,8 @@ class Reservation:
     """The jobs that one run has reserved.
 
     Args:
-        jobs: what the run is to judge, each with the folder of its set; None for a set in memory.
-        done: recorded jobs, whose winners the run may confirm, as those of `jobs`.
+        jobs: the jobs of the run, each with the folder of its set; None for a set in memory.
+        done: recorded jobs, whose winners the run may confirm, in the same form.
     """
 
     def __init__(self, jobs: Iterable[Placed] = (), done: Iterable[Placed] = ()) -> None:

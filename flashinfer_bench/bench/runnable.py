@@ -1,9 +1,9 @@
 """A solution or a reference as a callable of this process, for debugging: NOTHING IS ISOLATED.
 
-Its code runs here, with all that this process may do. It can change the results of everything else in the process, and
-crash it. What `Benchmark` judges never runs like this. `flashinfer_bench.compile` has these names for scripts.
+Its code runs in this process with all its rights. It can change the results of everything else in the process, and
+crash it. `Benchmark` never judges like this. `flashinfer_bench.compile` has these names for scripts.
 
-The builds are the engine's, in throw-away processes, kept in its cache. Only their results are loaded here.
+The engine builds in separate processes, and keeps the results in its cache. Only the results are loaded here.
 """
 
 from __future__ import annotations
@@ -31,50 +31,51 @@ from flashinfer_bench.worker.load import PACKAGE, LoadedEntry, load_entry
 
 @dataclass(frozen=True)
 class RunnableMetadata:
-    """What is known of a runnable."""
+    """The metadata of a runnable."""
 
     build_type: str
-    """How it was loaded: "python", "tvm-ffi", "torch", or "reference"."""
+    """The way it was loaded: "python", "tvm-ffi", "torch", or "reference"."""
     definition_name: str
     solution_name: str
     destination_passing_style: bool
     """Whether it writes into outputs that it is given."""
     definition: Definition
     misc: Mapping[str, Any] = field(default_factory=dict)
-    """What else a builder wants to tell."""
+    """Further metadata of a builder."""
 
 
 @dataclass
 class Runnable:
-    """A function in this process, unisolated, and what is known of it."""
+    """A function in this process, without isolation, and its metadata."""
 
     function: Callable[..., Any]
     metadata: RunnableMetadata
     cleaner: Callable[[], None] | None = None
-    """Forgets what was imported for it."""
+    """Removes its imported modules."""
 
     def __call__(self, *args: Any) -> Any:
-        """Call it in its own style: with the inputs, followed by the outputs if it writes into these."""
+        """Call it in its own style: with the inputs, followed by the outputs if it fills them."""
         return self.function(*args)
 
     def call_kwargs(self, **kwargs: Any) -> Any:
         """Call it in its own style, with the names of the definition.
 
         Raises:
-            TypeError: a name is none of the definition's, or one is missing.
+            TypeError: a name is not an input of the definition, or an input is missing.
         """
         return self(*self.metadata.definition.merge_kwargs_to_args((), kwargs))
 
     def call_value_returning(self, *inputs: Any) -> Any:
-        """Call it with inputs alone and return the outputs, whatever its style: one alone, several as a tuple."""
+        """Call it with inputs alone and return the outputs, whatever its style: a single output, or a tuple of
+        several."""
         outputs = self._call(inputs)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def call_destination_passing(self, *args: Any) -> None:
-        """Call it with inputs and the outputs behind them, whatever its style: the outputs are filled.
+        """Call it with inputs followed by outputs, whatever its style: the outputs are filled.
 
         Raises:
-            ValueError: it returns another number of outputs than the definition has.
+            ValueError: its number of outputs differs from the definition's.
         """
         count = len(self.metadata.definition.inputs)
         if self.metadata.destination_passing_style:
@@ -94,14 +95,14 @@ class Runnable:
         return outputs
 
     def cleanup(self) -> None:
-        """Forget what was imported for it; a second call does nothing."""
+        """Remove its imported modules; a second call does nothing."""
         if self.cleaner is not None:
             self.cleaner()
         self.cleaner = None
 
 
 class BuildError(FlashInferBenchError):
-    """A solution could not be built or loaded; the message says why, and whose fault it is."""
+    """A solution could not be built or loaded; the message has the reason, and who is to blame."""
 
 
 class Builder:
@@ -115,15 +116,15 @@ class Builder:
         self._cache = (cache or cache_root(os.environ)).resolve()
 
     def can_build(self, solution: Solution) -> bool:
-        """Tell whether this machine has what the solution's language needs."""
+        """Return whether this machine meets the requirements of the solution's language."""
         capabilities = _capabilities()
         return why_not_buildable(solution, find_toolchain(), capabilities) is None
 
     def build(self, definition: Definition, solution: Solution) -> Runnable:
         """Build a solution and load it into this process.
 
-        Modules of a solution that was loaded before are forgotten, since two may have modules of one name. What such a
-        solution imports only when it is called may then be another's.
+        Modules of a previously loaded solution are removed, since two solutions may have modules of the same name. If
+        such a solution imports modules only during its call, it may then get those of another solution.
 
         Raises:
             BuildError: it cannot be built or loaded.
@@ -188,7 +189,7 @@ class BuilderRegistry:
         return Runnable(lambda *inputs: reference.launch(inputs), metadata)
 
     def cleanup(self) -> None:
-        """Forget all runnables, and what was imported for them."""
+        """Remove all runnables and their imported modules."""
         for runnable in self._kept.values():
             runnable.cleanup()
         self._kept.clear()
@@ -202,7 +203,7 @@ def _capabilities() -> list[tuple[int, int]]:
 
 
 def _with_setup(entry: LoadedEntry) -> Callable[..., Any]:
-    """Return the entry function; if there is a `setup`, it is called before, and its result is passed on."""
+    """Return the entry function; if there is a `setup`, it is called first, and its result is passed to the entry."""
     setup, takes = entry.setup, entry.setup_signature
     if setup is None:
         return entry.function

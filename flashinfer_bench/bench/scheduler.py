@@ -1,13 +1,14 @@
-"""The loop over the devices: it deals jobs out, passes on what comes back, and replaces sessions that are lost.
+"""The loop over the devices: it assigns jobs, passes on results, and replaces lost sessions.
 
     queue → batch (its solutions are built) → session of a device slot → verdict, fault or notice
 
-A session is sent its next batch early, so that it prepares workers, and begins it when it is told to. A batch that was
-not begun is taken back if another device would idle, or if the order of the queue has changed. A job whose session was
-lost runs once more on a fresh session; the second time it is a fault. Compilers run meanwhile (`compile/farm.py`); on
-the CPU of a run they end before the first job begins.
+A session is sent its next batch early, so that it prepares workers, and begins it at the next message. A batch that was
+not begun is taken back if another device would idle, or if the order of the queue has changed. A job with a lost
+session runs once more on a fresh session; the second loss is a fault. Compilers run at the same time
+(`compile/farm.py`); in a run on a CPU they end before the first job begins.
 
-One thread drives the loop with one select. Nothing here judges, makes traces, or knows who wants a job: `harness.py`.
+One thread drives the loop with one select. It judges nothing, makes no traces, and knows no submissions: see
+`harness.py`.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from flashinfer_bench.base.files.held_folders import sweep_folders
 from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice
-from flashinfer_bench.bench.job_queue import TURN_S, JobQueue, Lane
+from flashinfer_bench.bench.job_queue import TURN_S, JobQueue, QueueClass
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.first_call import find_first_call
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.client import LocalPlaces, SessionClient, SessionLost, SessionTimedOut
 from flashinfer_bench.bench.runner.device_lock import POLL_S as LOCK_POLL_S
 from flashinfer_bench.bench.runner.known_failures import KnownFailures
-from flashinfer_bench.bench.runner.orders import OrderMaker
-from flashinfer_bench.bench.runner.protocol import REFERENCE_PHASE, Hello, JobFault, JobVerdict
+from flashinfer_bench.bench.runner.protocol import REFERENCE_PHASE, JobFault, JobVerdict, SessionConfig
+from flashinfer_bench.bench.runner.requests import RequestMaker
 from flashinfer_bench.data import Evaluation
 from flashinfer_bench.errors import DeviceFault, RanOut
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     Session: TypeAlias = "SessionClient | FarSession"
 
 POLL_S: Final = 1.0
-"""Longest wait of one step of the loop, unless its caller says otherwise."""
+"""Longest wait of one step of the loop, unless its caller passes another."""
 FAILED_STARTS: Final = 2
 """A device is given up after this many sessions that did not start."""
 
@@ -53,7 +54,7 @@ class Judged:
     evaluation: Evaluation
     seconds: float
     ran_out: RanOut | None = None
-    """In which call it ran out of time."""
+    """The call that ran out of time."""
 
 
 Happening = JobStarted | Judged | JobFaulted | Notice
@@ -61,13 +62,13 @@ Happening = JobStarted | Judged | JobFaulted | Notice
 
 @dataclass(frozen=True)
 class Rules:
-    """What differs between loops. The defaults are those of a run of one plan."""
+    """The differences between loops. The defaults are those of a run of one plan."""
 
     retry_device_s: float | None = None
-    """Solutions keep coming, and a device that was given up is tried again after this many seconds. None: never, and a
-    lock that another run holds for too long is an error if no other device is left."""
+    """Seconds after which a lost device is tried again, in a loop with a stream of solutions. None: never. Then a lock
+    that another run holds for too long is an error if no other device is left."""
     compiles_ahead: bool = False
-    """The session of the only device compiles ahead what would take minutes at a first call."""
+    """Whether the session of the only device compiles ahead, if a first call would take minutes."""
     one_worker_a_job: bool = False
     """Each job gets a worker of its own, whatever the configuration says."""
 
@@ -90,9 +91,9 @@ class DeviceSlot:
     current: int | None = None
     """The job that runs, or whose baseline is prepared: it is to blame if the session is lost."""
     started: int | None = None
-    """The job whose start was told last."""
+    """The job whose start was reported last."""
     is_blamed: bool = False
-    """The session has told which job is to blame for its end."""
+    """Whether the session has reported the job to blame for its end."""
     failed_starts: int = 0
     """Sessions in a row that ended before they were ready."""
     asking: Iterator[str | None] | None = None
@@ -108,7 +109,7 @@ class DeviceSlot:
         return [*self.begun.values(), *self.ahead.values()]
 
     def end_session(self) -> None:
-        """End its session; it has no jobs any more."""
+        """End its session, which has no jobs any more."""
         session, self.session = self.session, None
         self.begun, self.ahead, self.current, self.started = {}, {}, None, None
         if session is not None:
@@ -124,25 +125,25 @@ class Scheduler:
     """Runs jobs on devices. `close` ends its processes.
 
     Args:
-        places: where sessions run; devices are places of this machine.
-        hello_for: returns the settings of a device's session.
-        orders: makes the orders of batches; the scheduler ends its farm.
-        rules: of a run, or of a loop whose sessions stay.
+        places: the devices of sessions; of this machine or of a cluster.
+        session_config_for: returns the settings of a device's session.
+        requests: makes the requests of batches; the scheduler ends its farm.
+        rules: of a run, or of a loop with long-lived sessions.
     """
 
     def __init__(
         self,
         places: Cluster | LocalPlaces | Iterable[Device],
         *,
-        hello_for: Callable[[Device], Hello],
-        orders: OrderMaker | BatchMaker,
+        session_config_for: Callable[[Device], SessionConfig],
+        requests: RequestMaker | BatchMaker,
         rules: Rules = Rules(),
     ) -> None:
         self._places = LocalPlaces(places) if isinstance(places, Iterable) else places
         self.slots = [DeviceSlot(device) for device in self._places.devices]
-        self._hello_for = hello_for
-        self._orders = orders
-        self._farm = orders.farm
+        self._session_config_for = session_config_for
+        self._requests = requests
+        self._farm = requests.farm
         self._rules = rules
         self._queue = JobQueue(TURN_S) if rules.is_resident else JobQueue()
         self._names: set[str] = {slot.device.name for slot in self.slots}
@@ -165,9 +166,9 @@ class Scheduler:
         """Whether any job has no answer yet."""
         return bool(self._queue.remaining or any(slot.jobs for slot in self.slots))
 
-    def add(self, jobs: list[Job], lane: Lane = Lane()) -> None:  # noqa: B008 - a constant
-        """Take further jobs. Where solutions keep coming, one that ran out of time is tried again; so is each device if
-        none is left.
+    def add(self, jobs: list[Job], queue_class: QueueClass = QueueClass()) -> None:  # noqa: B008 - a constant
+        """Take further jobs. In a loop with a stream of solutions, a solution that ran out of time is tried again; so
+        is each device if none is left.
         """
         solutions = {job.solution_key: job.solution for job in jobs}
         before = self._farm.open_builds
@@ -176,10 +177,10 @@ class Scheduler:
         self._farm.add(solutions.values())
         self._farm.poll()
         if self._rules.compiles_ahead:
-            self._orders.expect(jobs)
+            self._requests.expect(jobs)
             slow = {key for key, solution in solutions.items() if find_first_call(solution).is_long}
             jobs = sorted(jobs, key=lambda job: job.solution_key in slow)
-        self._queue.add(jobs, lane)
+        self._queue.add(jobs, queue_class)
         count = self._farm.open_builds
         if count > before:
             solutions_of = "solution" if count == 1 else "solutions"
@@ -189,7 +190,7 @@ class Scheduler:
                 slot.given_up_at, slot.failed_starts = None, 0
 
     def remove(self, indices: Iterable[int]) -> list[Job]:
-        """Take out jobs that no session has begun; return those. The others go on, and are answered."""
+        """Remove and return the jobs that no session has begun. The others continue, and are answered."""
         wanted = set(indices)
         for slot in self.slots:
             if not wanted.isdisjoint(slot.ahead):
@@ -199,20 +200,20 @@ class Scheduler:
         return removed
 
     def forget_solution(self, job: Job) -> None:
-        """Forget what is known of a job's solution, of which no job is open."""
+        """Forget the record of a job's solution, which has no open job."""
         self._farm.forget(job.solution)
         self._known.hung.forget(job.solution_key)
 
     def recall(self) -> None:
-        """Take back batches that were not begun: the order of the queue changes."""
+        """Take back batches that were not begun, since the order of the queue changes."""
         for slot in self.slots:
             self._take_back(slot)
 
     def step(self, wake: int | None = None, limit_s: float = POLL_S) -> Iterator[Happening]:
-        """Go once round the loop: give every device work, then wait until something happens.
+        """Run one step of the loop: give every device work, then wait for an event.
 
         Args:
-            wake: a descriptor that ends the wait if it can be read.
+            wake: a descriptor that ends the wait when it is readable.
             limit_s: longest wait.
 
         Raises:
@@ -220,10 +221,10 @@ class Scheduler:
         """
         notices, self._notices = self._notices, []
         yield from notices
-        news = self._places.look()
+        news = self._places.poll()
         yield from map(Notice, news.notices)
         for device in news.joined:
-            if device not in {slot.device for slot in self.slots}:  # else its actor was lost, and nobody has told yet
+            if device not in {slot.device for slot in self.slots}:  # else its actor was lost, without a report so far
                 self.slots.append(DeviceSlot(device))
                 yield Notice(f"{device.label} ({device.name}) is used from now on")
         yield from self._open_sessions()
@@ -247,7 +248,7 @@ class Scheduler:
         return any(slot.given_up_at is None for slot in self.slots)
 
     def _open_sessions(self) -> Iterator[Happening]:
-        """Start the sessions that the open jobs need: as many as jobs, at most one for each device."""
+        """Start the sessions that the open jobs need: one for each job, at most one for each device."""
         retry_s = self._rules.retry_device_s
         needed = self._queue.remaining + sum(len(slot.jobs) - (slot.session is not None) for slot in self.slots)
         for slot in [slot for slot in self.slots if slot.session is None]:
@@ -276,7 +277,7 @@ class Scheduler:
                 raise
             yield self._drop_device(slot, str(fault))
             return
-        slot.session = self._places.open(slot.device, self._hello_for(slot.device))
+        slot.session = self._places.open(slot.device, self._session_config_for(slot.device))
 
     def _drop_device(self, slot: DeviceSlot, reason: str, last_words: str = "") -> Notice:
         slot.given_up_at, slot.asking = time.monotonic(), None
@@ -287,9 +288,9 @@ class Scheduler:
         return Notice(f"{slot.device.label} is not used for {self._rules.retry_device_s:g} s: {reason}")
 
     def _keep_busy(self, slot: DeviceSlot) -> Iterator[Happening]:
-        """Have a session run the batch that it was sent, and send it the next one.
+        """Have a session run its waiting batch, and send it the next batch.
 
-        One that is still starting gets its first batch, too: its workers start while it makes its own context.
+        A starting session gets its first batch, too: its workers start while it makes its own context.
         """
         session = slot.session
         if session is None:
@@ -310,7 +311,7 @@ class Scheduler:
     def _send(self, slot: DeviceSlot, session: Session) -> Iterator[JobFaulted]:
         """Send a session the next batch, if there is one.
 
-        One that has nothing to do may split a solution, and takes what another has not begun, too.
+        An idle session may split a solution, and may also take a batch that another session has not begun.
         """
         waits = slot.device.kind == "cpu" and not self._rules.is_resident and bool(self._farm.open_builds)
 
@@ -333,16 +334,16 @@ class Scheduler:
                 self._end(fault.job)
                 yield fault
             if left := [job for job in jobs if job.index not in failing]:
-                made: tuple[Any, list[tuple[Job, str]]] = self._orders.make(left)
-                order, broken = made
+                made: tuple[Any, list[tuple[Job, str]]] = self._requests.make(left)
+                request, broken = made
                 yield from (self._fault(job, message) for job, message in broken)
-                sent = {job.index for job in order.jobs}
+                sent = {job.index for job in request.jobs}
                 slot.ahead = {job.index: job for job in left if job.index in sent}
                 if slot.ahead:
-                    session.send(order)
+                    session.send(request)
 
     def _take_back(self, slot: DeviceSlot) -> None:
-        """Take back the batch that a session has not begun: it begins none that it is not told to."""
+        """Take back the batch that a session has not begun: it begins a batch only at a message."""
         jobs, slot.ahead = list(slot.ahead.values()), {}
         if jobs:
             self._queue.give_back(jobs)
@@ -419,7 +420,7 @@ class Scheduler:
             yield self._fault(job, message)
 
     def _replace(self, slot: DeviceSlot, session: Session, lost: SessionLost) -> Iterator[Happening]:
-        """Give a lost session's jobs back; the next step starts another, unless its device lets none start."""
+        """Requeue a lost session's jobs; the next step starts a new session, unless its device lets none start."""
         reason, jobs = str(lost), slot.jobs
         suspect = None if slot.current is None else slot.begun.get(slot.current)
         if suspect is None and session.is_ready and not slot.is_blamed:

@@ -1,9 +1,9 @@
-"""What is known of the spread between workers on each device, in the cache; a run and `doctor` add to it.
+"""The known spread between workers on each device, in the cache; a run and `doctor` add to it.
 
     <cache>/spread/<digest of the device>.json      {"device": name, "squares": sum, "freedom": degrees}
 
-A file that is strange, damaged or too large counts as missing: then the default of the kind of device is taken. Workers
-that have walls do not reach the folder. A file is small, and written whole.
+An invalid, damaged or too large file counts as missing: then the default of the kind of device is used. Workers in a
+sandbox do not reach the folder. A file is small, and written whole.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flashinfer_bench.timing.between_workers import MOST_FREEDOM, WorkerSpread, 
 
 SPREAD_FOLDER: Final = "spread"
 MOST_BYTES: Final = 4096
-"""Bytes of one file. A larger one is not read."""
+"""Bytes of one file, at most. A larger file is not read."""
 
 
 class SpreadFile:
@@ -39,14 +39,14 @@ class SpreadFile:
         self.path = cache / SPREAD_FOLDER / f"{digest_of({'name': device.name, 'uuid': device.uuid})}.json"
 
     def read(self) -> WorkerSpread:
-        """Return what is known."""
+        """Return the known spread."""
         return learned_spread(self._device.kind, *self._numbers())
 
     def add(self, groups: Sequence[Sequence[float]]) -> None:
         """Learn from latencies of the same code in several workers.
 
         Args:
-            groups: each of one solution on one workload: the latencies of its workers.
+            groups: for each solution and workload, the latencies of its workers.
         """
         found, before = sum_squares(groups), self._numbers()
         squares, freedom = found[0] + before[0], found[1] + before[1]
@@ -57,7 +57,7 @@ class SpreadFile:
                 write_whole(self.path, json.dumps(document) + "\n")
 
     def _numbers(self) -> tuple[float, float]:
-        """Return the sum of squares and its degrees of freedom; zeros where nothing is known."""
+        """Return the sum of squares and its degrees of freedom; zeros if they are unknown."""
         try:
             found = json.loads(read_whole(self.path, MOST_BYTES))
             squares, freedom = float(found["squares"]), float(found["freedom"])

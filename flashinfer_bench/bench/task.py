@@ -1,4 +1,4 @@
-"""A handle on what was submitted: its state, its traces as they come, its result. For all threads, and for asyncio."""
+"""A handle on a submission: its state, its traces as they come, its result. For all threads, and for asyncio."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from typing import Any, Final, Literal
 
 from flashinfer_bench.bench.events import JobFaulted
 from flashinfer_bench.bench.harness import Submission
-from flashinfer_bench.bench.job_queue import Lane
+from flashinfer_bench.bench.job_queue import QueueClass
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.data import Solution, Trace
 from flashinfer_bench.errors import EngineRefusal, TaskCancelled, TaskFailed
 
 TaskState = Literal["pending", "running", "completed", "failed", "cancelled"]
-MOST_TOLD: Final = 5
-"""The message of a failed task tells this many of its faults."""
+MOST_REPORTED: Final = 5
+"""Faults in the message of a failed task, at most."""
 
 
 class Task(Submission):
     """One submitted solution with some workloads of its definition. `Engine.submit` makes it.
 
-    `async for trace in task` gives each trace once as it comes; `await task` gives what `result` does.
+    `async for trace in task` yields each trace once as it comes; `await task` returns the same as `result`.
 
     Args:
         solution: the solution.
         workloads: uuids, in the order of the definition's workloads.
-        cancel: takes the task out of the engine.
-        on_trace: told of each trace; says whether another one will come in its place, of a confirmation.
-        lane: who asks, and how urgently.
-        is_saved: traces are saved before the task has them.
-        confirms_best: the solution is judged again on each workload of which it would be the best.
+        cancel: removes the task from the engine.
+        on_trace: called with each trace; returns whether a confirmation's trace will replace it.
+        queue_class: the submitter and its priority.
+        is_saved: whether traces are saved before the task gets them.
+        confirms_best: whether the solution is judged again on each workload of which it would be the best.
     """
 
     is_shared = True
@@ -47,14 +47,14 @@ class Task(Submission):
         *,
         cancel: Callable[[Task], object],
         on_trace: Callable[[Task, Job, Trace], bool] = lambda *_: False,
-        lane: Lane = Lane(),  # noqa: B008 - a constant
+        queue_class: QueueClass = QueueClass(),  # noqa: B008 - a constant
         is_saved: bool = True,
         confirms_best: bool = False,
     ) -> None:
         self.id = uuid.uuid4().hex
         self.solution = solution
         self.workloads = tuple(workloads)
-        self.lane = lane
+        self.queue_class = queue_class
         self.is_saved = is_saved
         self.confirms_best = confirms_best
         self._cancel = cancel
@@ -77,7 +77,7 @@ class Task(Submission):
 
     @property
     def state(self) -> TaskState:
-        """`pending` until its first job runs; `failed` where a job has no verdict."""
+        """`pending` until its first job runs; `failed` if a job has no verdict."""
         if not self._end.done():
             return "running" if self._is_running else "pending"
         error = self._end.exception()
@@ -95,19 +95,20 @@ class Task(Submission):
 
     @property
     def faults(self) -> list[JobFaulted]:
-        """The jobs that have no verdict, each with the reason. A job left out beside a TIMEOUT fails no task."""
+        """The jobs without a verdict, each with the reason. A job skipped because of a TIMEOUT fails no task."""
         return list(self._faults)
 
     def result(self, timeout_s: float | None = None) -> list[Trace]:
         """Wait for the task, and return its traces in the order of the workloads.
 
-        A workload that was left out, since a call on another one ran out of time, has none: that one is a TIMEOUT.
+        A workload that was skipped after a call on another one ran out of time has no trace; the other one is a
+        TIMEOUT.
 
         Args:
-            timeout_s: wait this many seconds at most; None waits for as long as it takes.
+            timeout_s: seconds to wait, at most; None waits without a limit.
 
         Raises:
-            TimeoutError: it has not ended by then. It goes on.
+            TimeoutError: it has not ended by then. It continues.
             TaskFailed: a job has no verdict. `traces` has those of the others.
             TaskCancelled: it was cancelled.
             EngineClosed: the engine was closed before.
@@ -118,16 +119,16 @@ class Task(Submission):
             raise TimeoutError(f"task {self.id} is {self.state} after {timeout_s:g} s") from None
 
     def cancel(self) -> bool:
-        """Give the task up; say whether it was open. A job that runs may end, and nobody gets its verdict."""
+        """Cancel the task; return whether it was open. A running job may end, and its verdict is dropped."""
         if self.is_done:
             return False
         self._cancel(self)
         return True
 
     def add_done_callback(self, callback: Callable[[Task], object]) -> None:
-        """Have a function called with the task when it has ended, at once where it has.
+        """Have a function called with the task when it has ended, or at once if it has ended already.
 
-        It is called in the engine's thread, so it has to be quick. What it raises is logged.
+        It is called in the engine's thread, so it must be quick. Its exceptions are logged.
         """
         self._end.add_done_callback(lambda _end: callback(self))
 
@@ -135,11 +136,11 @@ class Task(Submission):
         return asyncio.shield(asyncio.wrap_future(self._end)).__await__()
 
     async def __aiter__(self) -> AsyncIterator[Trace]:
-        """Give each trace once, as it comes; then raise what `result` does where the task failed."""
+        """Yield each trace once, as it comes; then raise the exception of `result` if the task failed."""
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
 
         def wake(_end: object = None) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
                 loop.call_soon_threadsafe(woken.set)
 
         self._listeners.append(wake)
@@ -164,19 +165,19 @@ class Task(Submission):
         return super().note_start(job)
 
     def note(self, job: Job, result: Trace | JobFaulted) -> None:
-        """Hear what one of its jobs came to. The engine calls this."""
+        """Note the result of one of its jobs. The engine calls this."""
         if self.is_done:
             return
         uuid = job.workload.uuid
         if isinstance(result, Trace) and self._on_trace(self, job, result):
             self._held[uuid] = result
         elif isinstance(result, JobFaulted):
-            self.keep(self._held.get(uuid, result))  # what could not be confirmed counts as it is
+            self.keep(self._held.get(uuid, result))  # a result that could not be confirmed counts as it is
         else:
             self.keep(result)
 
     def keep(self, result: Trace | JobFaulted) -> None:
-        """Keep what a workload came to; end with the last one. The engine calls this."""
+        """Store the result of a workload; end with the last one. The engine calls this."""
         self._is_running = True
         if isinstance(result, JobFaulted):
             self._faults.append(result)
@@ -185,7 +186,7 @@ class Task(Submission):
         for listener in list(self._listeners):
             listener()
         if len(self._traces) + len(self._faults) >= len(self.workloads):
-            # A task that lacks the verdict for which its jobs were left out must not look as if all was well.
+            # A task without the verdict that caused its jobs to be skipped must not seem complete.
             timed_out = any(one.evaluation and one.evaluation.status.value == "TIMEOUT" for one in self._traces)
             failed = [fault for fault in self._faults if not (fault.is_left_out and timed_out)]
             self.end(TaskFailed(describe_faults(failed)) if failed else None)
@@ -203,5 +204,5 @@ class Task(Submission):
 def describe_faults(faults: list[JobFaulted]) -> str:
     """Say why a task failed."""
     lines = [f"{fault.job.solution.name}, workload {fault.job.workload.uuid}: {fault.message}" for fault in faults]
-    more = [f"and {len(lines) - MOST_TOLD} more"] if len(lines) > MOST_TOLD else []
-    return "\n".join([*lines[:MOST_TOLD], *more])
+    more = [f"and {len(lines) - MOST_REPORTED} more"] if len(lines) > MOST_REPORTED else []
+    return "\n".join([*lines[:MOST_REPORTED], *more])

@@ -1,6 +1,6 @@
-"""The time of a callable in this process, for debugging: NOTHING IS ISOLATED, so what is timed could forge it.
+"""The time of a callable in this process, for debugging: NOTHING IS ISOLATED, so the timed code could forge it.
 
-`flashinfer_bench.testing.bench_gpu_time` tells more: every reading, and how it was taken.
+`flashinfer_bench.testing.bench_gpu_time` returns more: every sample, and how it was taken.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def time_runnable(
     """Time `fn(*args)` by the engine's recipe, with a cold L2 on a GPU, and return the median in milliseconds.
 
     Args:
-        fn: what is called, for example a Runnable.
+        fn: the callable, for example a Runnable.
         args: its arguments.
         warmup: calls before the timed ones.
         iters: timed calls.
-        device: the GPU that is current meanwhile; None for that of the arguments.
+        device: the current GPU during the calls; None for that of the arguments.
     """
     where = None if device is None else torch.device(device)
     with torch.cuda.device(where) if where is not None and where.type == "cuda" else nullcontext():

@@ -1,13 +1,13 @@
-"""What a trace set says of how its own definitions are judged: `tolerances.yaml` in its root, tolerances of workloads.
+"""A trace set's own settings for judging its definitions: `tolerances.yaml` in its root, and tolerances of workloads.
 
     rmsnorm_h4096:
       rtol: 0.02
       atol: 0.001
       required_matched_ratio: 0.98
 
-A set is trusted as its references are, which decide what is right. So its tolerances hold for its own definitions. They
-beat the bundled settings; whatever the user says beats them. A workload's tolerance, which stands in its line, beats
-the file; it counts if the workload lies in the same root as its definition.
+A set is trusted like its references, which decide what is right. So its tolerances hold for its own definitions. They
+beat the bundled settings, and the user's settings beat them. The tolerance in a workload's line beats the file; it
+counts if the workload lies in the same root as its definition.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Section(StrictModel):
-    """Settings that the file may give for one definition; only those count that it gives. A tolerance may be 0."""
+    """Settings that the file may give for one definition; only given settings count. A tolerance may be 0."""
 
     rtol: Tolerance | None = None
     atol: Tolerance | None = None
@@ -41,7 +41,7 @@ class Section(StrictModel):
     extra: Extra = Field(default_factory=dict)
 
     def given(self) -> dict[str, Any]:
-        """Return what the file gives."""
+        """Return the given values of the file."""
         return drop_unsaid(self.model_dump(exclude_unset=True))
 
 
@@ -56,22 +56,22 @@ class SetTolerances:
 
     file: Path
     sections: Sections
-    """Of the definitions that the root has."""
+    """Sections of the definitions that the root has."""
     unknown: tuple[str, ...] = ()
     """Names that the root has no definition of."""
 
 
 def find_tolerances(trace_set: TraceSet) -> list[SetTolerances]:
-    """Return what each root of a trace set says of its own definitions, of those that say anything.
+    """Return the settings of each root of a trace set for its own definitions, without empty ones.
 
     Raises:
-        ConfigError: a file cannot be read or used; all problems of a file at once, each with its place.
+        ConfigError: a file cannot be read or used; all problems of a file at once, each with its location.
     """
     return [read_own_tolerances(root, trace_set) for root in trace_set.roots if os.path.lexists(root / TOLERANCES_FILE)]
 
 
 def read_own_tolerances(root: Path, trace_set: TraceSet) -> SetTolerances:
-    """Return what one root of a trace set says of its own definitions.
+    """Return the settings of one root of a trace set for its own definitions.
 
     Raises:
         ConfigError: the file cannot be read or used.
@@ -83,10 +83,10 @@ def read_own_tolerances(root: Path, trace_set: TraceSet) -> SetTolerances:
 
 
 def merge_tolerances(trace_sets: Iterable[TraceSet]) -> str:
-    """Return the text of one file with the tolerances of several sets; empty if they say nothing.
+    """Return the text of one file with the tolerances of several sets; empty if there are none.
 
     Raises:
-        ConfigError: a file cannot be used, or two say different things of one definition.
+        ConfigError: a file cannot be used, or two files contradict each other on a definition.
     """
     merged: Sections = {}
     said: dict[str, Path] = {}
@@ -102,9 +102,9 @@ def merge_tolerances(trace_sets: Iterable[TraceSet]) -> str:
 
 
 def own_tolerance(trace_set: TraceSet, definition: str, workload: Workload) -> Mapping[str, Any] | None:
-    """Return what a workload says of how it is judged, by field or "extra.<key>".
+    """Return a workload's own settings for judging, by field or "extra.<key>".
 
-    None if it says nothing, or is of another root.
+    None if it has none, or is of another root.
     """
     given = workload.tolerance
     if given is None or not trace_set.is_of_one_root(definition, workload.uuid):
@@ -121,7 +121,7 @@ def own_tolerance(trace_set: TraceSet, definition: str, workload: Workload) -> M
 
 
 def read_tolerances(root: Path) -> Sections:
-    """Return the sections of a root's file, by definition; none if there is no file.
+    """Return the sections of a root's file, by definition; empty without a file.
 
     Raises:
         ConfigError: the file cannot be read or used.

@@ -1,4 +1,4 @@
-"""The inputs of a workload in this process, for debugging: NOTHING IS ISOLATED, and nothing is kept secret.
+"""The inputs of a workload in this process, for debugging: NOTHING IS ISOLATED, and nothing is secret.
 
 They are made as a run makes them. A run draws them in a process that no solution shares, from a secret seed.
 """
@@ -24,12 +24,12 @@ def gen_inputs(
     device: torch.device | str,
     safe_tensors: Mapping[str, torch.Tensor] | None = None,
 ) -> list[Any]:
-    """Make the inputs of a workload, in the order of the definition. `torch.manual_seed` decides what is random.
+    """Make the inputs of a workload, in the order of the definition. `torch.manual_seed` decides random values.
 
     Args:
-        definition: what the inputs are for.
-        workload: their sizes, and where they come from.
-        device: where they are put.
+        definition: names the inputs.
+        workload: has their sizes and sources.
+        device: of the tensors.
         safe_tensors: input name → its stored tensor, from `load_safetensors`.
 
     Raises:
@@ -53,7 +53,7 @@ def load_safetensors(definition: Definition, workload: Workload, root: Path | st
     """Read the stored inputs of a workload onto the CPU, by the input's name.
 
     Raises:
-        WorkloadFault: a file, a key, a shape or a dtype is not as it should be.
+        WorkloadFault: a file, a key, a shape or a dtype is invalid.
     """
     _, shapes = bind_axes(definition, workload)
     store, found = BlobStore(root), {}

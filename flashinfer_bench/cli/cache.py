@@ -96,8 +96,8 @@ def execute_show(args: Namespace) -> int:
         "artifacts": entries,
         "compiled_at_run": folders,
     }
-    told = f"{_bytes(size - judge_bytes)} of {_bytes(size_limit())}; kernels that judge: {_bytes(judge_bytes)}"
-    total = f"{count(len(entries), 'artifact')} and what ran solutions compiled, {told}; in {cache.root}"
+    reported = f"{_bytes(size - judge_bytes)} of {_bytes(size_limit())}; kernels that judge: {_bytes(judge_bytes)}"
+    total = f"{count(len(entries), 'artifact')} and what ran solutions compiled, {reported}; in {cache.root}"
     write_result(args, document, lay_out(TABLE, [*entries, *folders]), [total])
     return 0
 
@@ -151,8 +151,8 @@ def execute_baselines(args: Namespace) -> int:
     for file in files:
         usable += file.baseline is not None
         kept = file.baseline.model_dump(mode="json", exclude_none=True) if file.baseline is not None else {}
-        facts = {"path": str(file.path), "size_bytes": file.size_bytes, "last_used": _date(file.last_used_s)}
-        entries.append(facts | kept)
+        metadata = {"path": str(file.path), "size_bytes": file.size_bytes, "last_used": _date(file.last_used_s)}
+        entries.append(metadata | kept)
     size = sum(file.size_bytes for file in files)
     damaged = f", {len(files) - usable} that cannot be used" if usable < len(files) else ""
     total = f"{count(len(files), 'baseline')}{damaged}, {_bytes(size)}, in {cache.folder}"
@@ -167,8 +167,8 @@ def _open() -> ArtifactCache:
 
 def _document(entry: Entry) -> dict[str, Any]:
     built = {name: getattr(entry.manifest, name, None) for name in ("language", "build_seconds", "failure")}
-    facts = {"path": str(entry.path), "size_bytes": entry.size_bytes, "last_used": _date(entry.last_used_s)}
-    return {**facts, "solution": entry.solution, "artifact": entry.digest, "is_whole": entry.is_whole, **built}
+    metadata = {"path": str(entry.path), "size_bytes": entry.size_bytes, "last_used": _date(entry.last_used_s)}
+    return {**metadata, "solution": entry.solution, "artifact": entry.digest, "is_whole": entry.is_whole, **built}
 
 
 def _size(cache: ArtifactCache) -> int:

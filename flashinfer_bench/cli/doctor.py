@@ -49,11 +49,11 @@ def render_report(report: Report) -> str:
     from flashinfer_bench.cli.tables import available_width, join_sections, render_table, wrap_line
 
     width = available_width(sys.stdout)
-    facts = [(title, text) for title, text in describe_machine(report).items() if text]
+    machine = [(title, text) for title, text in describe_machine(report).items() if text]
     rows = [(MARKS[finding.state], finding.topic, finding.text) for finding in report.findings]
     advice = [f"{finding.topic}: {finding.advice}" for finding in report.findings if finding.advice]
     return join_sections(
-        render_table(["Machine", ""], facts),
+        render_table(["Machine", ""], machine),
         render_table(["State", "What", "Found"], rows),
         ["What to do", *(wrap_line(line, width, 2) for line in advice)] if advice else [],
         [wrap_line(report.summary, width)],

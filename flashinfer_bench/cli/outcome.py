@@ -19,7 +19,7 @@ from flashinfer_bench.cli.output import FAILED, INTERRUPTED, RAN
 from flashinfer_bench.cli.tables import count, format_duration, indent_text, join_sections, lay_out, list_counts, some
 from flashinfer_bench.cli.verdicts import describe_job, render_summary
 from flashinfer_bench.data import Trace, TraceSet
-from flashinfer_bench.data.measurement import CONFIRMED, NOT_CONFIRMED, read_measurement, tell
+from flashinfer_bench.data.measurement import CONFIRMED, NOT_CONFIRMED, read_measurement, read_reported
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.report.blind import find_blind
 from flashinfer_bench.report.intervals import read_interval
@@ -270,7 +270,7 @@ def _verdict(trace: Trace) -> dict[str, Any]:
     return {
         **names,
         "status": evaluation.status.value,
-        "quick": tell(evaluation).run.quick,
+        "quick": read_reported(evaluation).run.quick,
         "confirmed": read_measurement(evaluation).is_full,
         "reason": None if performance else reason_of(evaluation),
         "latency_ms": performance and performance.latency_ms,

@@ -292,7 +292,7 @@ def execute_history(args: Namespace) -> int:
     trace_set = open_trace_set(args)
     chosen = Namespace(definitions=[args.definition], solutions=args.solutions)
     results = list_results(trace_set, choose_traces(trace_set, chosen), latest_only=False)
-    epochs = find_epochs([item for item in results if not item.told.run.quick], args.threshold)
+    epochs = find_epochs([item for item in results if not item.reported.run.quick], args.threshold)
     cells = {"Solution": "{solution}", **_of_hardware(epochs), **HISTORY}
     render = partial(lay_out, cells, epochs, spared=("Sources", "#Passed"), notes=[CHANGE_NOTE])
     return show_rows(args, epochs, render, f"note: there is no whole verdict on {args.definition}")

@@ -47,7 +47,7 @@ def execute(args: Namespace) -> int:
     from flashinfer_bench.cli.run_jobs import plan_recorded
     from flashinfer_bench.cli.settings import read_config
     from flashinfer_bench.cli.tables import write_result
-    from flashinfer_bench.data.measurement import tell
+    from flashinfer_bench.data.measurement import read_reported
     from flashinfer_bench.data.store.layout import path_part
     from flashinfer_bench.examine.repro.start import QUICK, reproduce
 
@@ -61,7 +61,7 @@ def execute(args: Namespace) -> int:
         raise DataSetError(describe_nothing(plan))
     job = plan.jobs[0]
     for trace in recorded:
-        digest = trace.evaluation and tell(trace.evaluation).run.fingerprint.solution
+        digest = trace.evaluation and read_reported(trace.evaluation).run.fingerprint.solution
         if digest and digest != job.solution.digest():
             write_err(f"warning: {job.solution.name} has changed since it was judged; its present source is called")
     name = args.dump or f"repro-{path_part(job.solution.name)}-{path_part(job.workload.uuid)}"

@@ -372,7 +372,7 @@ def wait_for_change(
     """
     last = before
     while True:
-        sleep(LOOK_EVERY_S)
+        sleep(POLL_EVERY_S)
         now = take_stamp(drafts), take_stamp(beside)
         if now != before and now == last and all(path.exists() for path in drafts):
             return now

@@ -136,8 +136,8 @@ def _device_of(trace: Trace) -> Device:
 
     evaluation: Any = trace.evaluation
     given = (evaluation.extra or {}).get("run", {}).get("device", {})
-    told: Any = {"kind": "cpu", "index": 0, "uuid": None, **given}
-    return Device(told["kind"], told["index"], evaluation.environment.hardware, str(told["uuid"]))
+    reported: Any = {"kind": "cpu", "index": 0, "uuid": None, **given}
+    return Device(reported["kind"], reported["index"], evaluation.environment.hardware, str(reported["uuid"]))
 
 
 def declare_top(parser: Parser) -> None:

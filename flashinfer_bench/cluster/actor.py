@@ -24,8 +24,8 @@ from flashinfer_bench.base.files.held_folders import sweep_folders, temporary_fo
 from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.planning.plan import Job
-from flashinfer_bench.bench.runner.orders import OrderMaker
-from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.protocol import SessionConfig
+from flashinfer_bench.bench.runner.requests import RequestMaker
 from flashinfer_bench.bench.runner.sandbox import Sandbox, find_sandbox
 from flashinfer_bench.bench.scheduler import Happening, Scheduler
 from flashinfer_bench.cluster.settings import ClusterSettings
@@ -96,7 +96,7 @@ class SlotActor:
         """Number of the latest session that the host has ended."""
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._woken, False)
-        self._hello: Hello | None = None
+        self._session_config: SessionConfig | None = None
         self._scheduler: Scheduler | None = None
         self._farm: BuildFarm | None = None
         self._batch = Batch((), {}, {})
@@ -175,7 +175,7 @@ class SlotActor:
             laid_out = {root: str(self._find_root(root)) for root, _ in batch.blobs}
             roots = {index: laid_out.get(root, root) for index, root in batch.roots.items()}
             self._batch = replace(batch, roots=roots)
-            scheduler, farm = self._open(hello)
+            scheduler, farm = self._open(session_config)
             scheduler.add(list(batch.jobs))
             try:
                 while scheduler.has_open_jobs and self._ended < number and scheduler.slots[0].given_up_at is None:
@@ -205,8 +205,8 @@ class SlotActor:
                 "cache_root": str(self._cache),
                 "has_walls": sandbox.has_walls,
                 "sandbox_user": sandbox.user,
-                "hidden": [*hello.hidden, *(str(self._cache / name) for name in self._settings.hidden)],
-                "baselines": hello.baselines if sandbox.has_walls else "off",
+                "hidden": [*session_config.hidden, *(str(self._cache / name) for name in self._settings.hidden)],
+                "baselines": session_config.baselines if sandbox.has_walls else "off",
             }
         )
         self._farm = BuildFarm(
@@ -215,7 +215,7 @@ class SlotActor:
             target=BuildTarget.of(self._capabilities),
             toolchain=self._toolchain,
         )
-        orders = OrderMaker(
+        requests = RequestMaker(
             self._farm,
             blob_root_for=lambda job: Path(self._batch.roots[job.index]),
             seed_of=lambda job: self._batch.seeds[job.index],

@@ -35,7 +35,7 @@ from flashinfer_bench import __version__
 from flashinfer_bench.bench.machine import Device, Machine
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.client import News, SessionLost
-from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.protocol import SessionConfig
 from flashinfer_bench.bench.runner.sandbox import Sandbox
 from flashinfer_bench.cluster.actor import JUDGING, Batch, Blob, SlotActor, SlotMetadata
 from flashinfer_bench.cluster.settings import ClusterSettings

@@ -1,4 +1,4 @@
-"""Build: sources become an artifact, which is files in a cache. Nothing here imports or runs what it builds.
+"""Builds: sources become an artifact, a folder of files in a cache. Nothing here imports or runs the result.
 
     builders/                      a solution → its recipe: commands, products, the digest of what decides them
     toolchain.py, requirements.py  the compilers and libraries of this machine, and which of them a solution lacks
@@ -8,8 +8,8 @@
     run_compiler.py                 the sandbox of one command, its time and memory, and its end
     cache.py                       the folder of artifacts, and which of them are removed first
 
-The last names of `__all__` are for debugging: they load what was built into the caller's process, where nothing is
-isolated. They are another package's (`bench.runnable`), and are imported when they are first asked for.
+The last names of `__all__` are for debugging: they load an artifact into the caller's process, without isolation. They
+belong to another package (`bench.runnable`), and are imported at their first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the parts of a build hand to one another: the target, the recipe, the artifact, and the outcome.
+"""The values that the parts of a build exchange: the target, the recipe, the artifact, and the outcome.
 
 A recipe has the sources, commands and products of one build, and the digest of everything that decides the products.
 Equal recipes have equal digests, and the digest is the name of the artifact. Making a recipe starts no process.
@@ -26,7 +26,8 @@ FORMAT: Final = 2
 PRODUCTS: Final = "../artifact/files"
 """The folder of the products, seen from the folder of the sources."""
 HEADERS: Final = "../headers"
-"""The folder of precompiled headers, seen from there. If it is missing, compilers read the headers themselves."""
+"""The folder of precompiled headers, seen from the folder of the sources. If it is missing, compilers read the headers
+themselves."""
 READ_LIST: Final = "read.d"
 """The product of a precompiled header that lists the files of which it was made."""
 LINK: Final = "link"
@@ -55,12 +56,12 @@ class BuildStep:
     """One command, run in the folder of the sources."""
 
     name: str
-    """For people: "compile kernel.cu"."""
+    """For the reader of a log: "compile kernel.cu"."""
     argv: tuple[str, ...]
 
 
 Stages = tuple[tuple[BuildStep, ...], ...]
-"""Steps of one stage may run at once. Stages follow one another."""
+"""Steps of one stage may run at once. Stages run in order."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class BuildRecipe:
     stages: Stages = ()
     """Without a stage, the sources are the artifact."""
     readable: tuple[Path, ...] = ()
-    """Folders that the compilers may read beside the system's and the sources."""
+    """Folders that the compilers may read besides the system's and the sources."""
     probe: Stages = ()
     """Steps that compile a source of one line. If they fail too, the machine is at fault and not the solution."""
     probe_sources: Mapping[str, bytes] = field(default_factory=dict)
@@ -88,9 +89,9 @@ class BuildRecipe:
     needs_symbol: str | None = None
     """The symbol that the library must export. Without it the entry point is wrong."""
     lacks_symbol: str = ""
-    """What the author has to change if it is missing."""
+    """The change that its author must make if the symbol is missing."""
     header: BuildRecipe | None = None
-    """The header that its compilers would take precompiled. It decides their duration and nothing else."""
+    """The header that its compilers would take precompiled. It decides only their duration."""
     note: str | None = None
     """A line for the log about how it is built."""
     toolkit: tuple[int, int] | None = None
@@ -98,7 +99,7 @@ class BuildRecipe:
     chooses_architecture: bool = False
     """The solution's own flags name the GPUs that it is compiled for."""
     guessed_seconds: float = 0.0
-    """Expected seconds of compiling. They decide the order of builds and nothing else."""
+    """Expected seconds of compiling. They decide only the order of builds."""
 
     @cached_property
     def digest(self) -> str:
@@ -142,7 +143,7 @@ class StepReport:
 
 
 class BuildFailure(Exception):
-    """The solution cannot be built. The message tells its author what to change."""
+    """The solution cannot be built. The message says what its author must change."""
 
 
 @dataclass(frozen=True)
@@ -158,9 +159,9 @@ class Built:
 
 
 def mark_of(path: Path) -> tuple[int, ...]:
-    """Return facts of a file that change whenever somebody writes to it; empty for a missing file."""
+    """Return the fields of a file's `stat` that change with each write; empty for a missing file."""
     try:
-        facts = path.stat()
+        stat = path.stat()
     except OSError:
         return ()
-    return (facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+    return (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)

@@ -1,9 +1,9 @@
-"""One build, from its lock to its place in the cache, and the compilers that it runs.
+"""One build, from its lock to its location in the cache, and its compilers.
 
-`Build.run` takes as long as its compilers do. It takes the lock and looks into the cache. If the artifact is missing,
-it runs the compilers in a folder of its own, finds out whether the solution or the machine is to blame if they fail,
-checks the files that they have read, and publishes the products. Sources that do not compile anywhere are published
-too, as a manifest with the failure.
+`Build.run` takes as long as its compilers do. It takes the lock and searches the cache. If the artifact is missing, it
+runs the compilers in a new folder. If they fail, it decides whether the solution or the machine is to blame. It checks
+the files that they have read, and publishes the products. Sources that compile nowhere are published too, as a manifest
+with the failure.
 
 `Compilers` bounds how many compilers of a farm run at once, each confined in a process of its own (`run_compiler.py`).
 Any other thread may hold further compilers back, or cancel all of them.
@@ -68,10 +68,10 @@ PASSED_ON: Final = ("PATH", "LD_LIBRARY_PATH")
 MOST_LIST_BYTES: Final = 16 << 20
 """A compiler's list of the files that it read is refused if it has more bytes."""
 LOCK_LIMIT_S: Final = 3600.0
-"""Seconds to wait for another process that builds the same: a few compilers that reach their limit of time."""
+"""Seconds to wait for another process with the same build: a few compilers that reach their time limit."""
 GIB: Final = 1 << 30
 LEAST_ROOM: Final = GIB
-"""Bytes of a disk for files that compilers write meanwhile; with less, it may have been full."""
+"""Bytes of free disk for files of compilers; below it, the disk may have been full."""
 REMEMBERED: Final = (
     "It did not compile before, so it was not compiled again; `flashinfer-bench cache clear --failed` forgets that."
 )
@@ -96,13 +96,13 @@ class Compilers:
         self._is_cancelled = False
 
     def allow(self, *, start: bool) -> None:
-        """Let compilers start, or start none from now on."""
+        """Allow compilers to start, or forbid new ones."""
         with self._changed:
             self._may_start = start
             self._changed.notify_all()
 
     def cancel(self) -> None:
-        """Kill all compilers, and let none start."""
+        """Kill all compilers, and start no more."""
         with self._changed:
             self._is_cancelled = True
             for process in self._running:
@@ -120,7 +120,7 @@ class Compilers:
         Args:
             step: the command.
             folder: the build's own folder with `src`, `obj`, `tmp`; commands run in `src`.
-            readable: folders that compilers may read beside the system's.
+            readable: folders that compilers may read besides the system's.
 
         Raises:
             BuildFailure: it took too long.
@@ -240,11 +240,11 @@ class Build:
         return BuildFailure(failure) if failure is not None else self._finish(manifest)
 
     def _compile(self) -> str | None:
-        """Run the compilers, and check the files that they have read; return a failure that the cache remembers.
+        """Run the compilers, and check the files that they have read; return a failure to store in the cache.
 
         Raises:
-            BuildFailure: the solution is at fault, and another attempt may end otherwise.
-            BuildFault: this machine is.
+            BuildFailure: the solution is at fault, and another attempt may end differently.
+            BuildFault: this machine is at fault.
         """
         recipe, kills, header = self.recipe, count_memory_kills(), self._find_header()
         failed = self._run(recipe.stages, header)
@@ -258,9 +258,9 @@ class Build:
         return None
 
     def _find_header(self) -> tuple[Path, ...]:
-        """Return the folder of the precompiled header, if there is one that this build may take.
+        """Return the folder of the precompiled header, if this build may take it.
 
-        No source may have the name of a file that the header was made of: it could be read in place of that file.
+        No source may have the name of a file of that header, since it could be read in place of that file.
         """
         if self.recipe.header is None:
             return ()
@@ -271,7 +271,7 @@ class Build:
         return () if any(Path(path).name in names for path in self.recipe.sources) else (found.directory,)
 
     def _run(self, stages: Stages, header: tuple[Path, ...] = ()) -> StepReport | None:
-        """Run all steps; return the first one that failed."""
+        """Run all steps; return the first failed step."""
         link = self._folder / "src" / HEADERS
         link.unlink(missing_ok=True)
         for folder in header:
@@ -287,11 +287,11 @@ class Build:
         return None
 
     def _blame(self, failed: StepReport, memory_kills: int) -> str | None:
-        """Return a failure that is the sources' own; raise any other. A short source of ours is compiled first.
+        """Return a failure of the sources themselves; raise any other. A short source of ours is compiled first.
 
         Args:
             failed: the step.
-            memory_kills: processes that the kernel killed meanwhile because memory ran out.
+            memory_kills: processes that the kernel killed during the build because memory ran out.
         """
         recipe = self.recipe
         lacked = find_lacked(failed.output, recipe.toolkit) if recipe.toolkit else None

@@ -8,8 +8,8 @@
                    /locks/<digest>             locked while an artifact is built
                    /in_use                     locked by each run (shared), and by each process that removes something
 
-A build takes the lock, looks again, stages, checks and moves in place. `kill -9` and a full disk leave no more than a
-staging folder. Nothing is removed while a run uses the cache; a run that begins waits until the removal has ended.
+A build takes the lock, searches again, stages, checks and moves in place. `kill -9` and a full disk leave at most a
+staging folder. No entry is removed while a run uses the cache; a new run waits until the removal has ended.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from flashinfer_bench.errors import ConfigError
 
 SIZE_VARIABLE: Final = "FIB_CACHE_GB"
 DEFAULT_SIZE_GB: Final = 20.0
-"""Gigabytes of artifacts that are kept if $FIB_CACHE_GB is not set."""
+"""Gigabytes of artifacts to keep if $FIB_CACHE_GB is not set."""
 MANIFEST: Final = "manifest.json"
 FILES: Final = "files"
 IN_USE: Final = "in_use"
@@ -45,11 +45,11 @@ JIT_FOLDER: Final = "jit"
 NAME_SUFFIX: Final = ".solution"
 MOST_NAME_BYTES: Final = 4096
 MOST_MANIFEST_BYTES: Final = 16 << 20
-"""A manifest of more bytes cannot be read: its artifact is damaged."""
+"""Bytes of a manifest, at most; a larger one belongs to a damaged artifact."""
 MOST_FILE_BYTES: Final = 4 << 30
 """A built file of more bytes is damaged. It is not read to its end, which would take the judge's time."""
 LOCK_POLL_S: Final = 0.05
-"""Seconds between two looks at whether a build that waits for another process was cancelled."""
+"""Seconds between two checks whether a waiting build was cancelled."""
 
 
 class Manifest(BaseModel):
@@ -68,12 +68,12 @@ class Manifest(BaseModel):
     made_from: dict[str, Any]
     """The values of which the digest is made."""
     failure: str | None = None
-    """Why the sources do not compile: the compilers' message. Then there are no files."""
+    """The compilers' message if the sources do not compile. Then there are no files."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One folder of the cache: an artifact, or the files that a solution's compilers made when it ran (`is_jit`)."""
+    """One folder of the cache: an artifact, or the files that a solution's compilers made at run time (`is_jit`)."""
 
     path: Path
     size_bytes: int
@@ -90,7 +90,7 @@ class Entry:
 
     @cached_property
     def manifest(self) -> Manifest | None:
-        """The artifact's manifest; None if it cannot be read, or there is none."""
+        """The artifact's manifest; None if it is missing or cannot be read."""
         return None if self.is_jit else read_manifest(self.path)
 
     @property
@@ -109,7 +109,7 @@ class Entry:
 
 
 def size_limit(environment: Mapping[str, str] = os.environ) -> int:
-    """Return how many bytes of artifacts and JIT folders are kept: $FIB_CACHE_GB, else 20 GB."""
+    """Return the bytes of artifacts and JIT folders to keep: $FIB_CACHE_GB, else 20 GB."""
     try:
         gigabytes = float(environment.get(SIZE_VARIABLE, DEFAULT_SIZE_GB))
     except ValueError:
@@ -124,12 +124,12 @@ class ArtifactCache:
         self.root = root
 
     def place(self, digest: str) -> Path:
-        """Return where an artifact lies, or would lie."""
+        """Return the location of an artifact, present or not."""
         return self.root / "artifacts" / digest[:2] / digest
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Use the cache for a block: nothing is removed meanwhile.
+        """Use the cache for a block, during which no entry is removed.
 
         Raises:
             ConfigError: the folder cannot be made or written to.
@@ -148,7 +148,7 @@ class ArtifactCache:
 
     @contextmanager
     def unused(self) -> Iterator[bool]:
-        """Keep runs from using the cache for a block; yield False, and keep nobody, if one uses it already."""
+        """Keep runs from using the cache for a block; yield False, without keeping them, if one uses it already."""
         fd = self._open_in_use()
         try:
             yield try_lock(fd)
@@ -166,7 +166,7 @@ class ArtifactCache:
         Args:
             digest: the artifact's name.
             limit_s: seconds to wait for another process that builds it.
-            check: called now and then; it may raise.
+            check: called from time to time; it may raise.
 
         Raises:
             TimeoutError: another process held the lock all the time.
@@ -186,7 +186,7 @@ class ArtifactCache:
             yield
 
     def read(self, digest: str, expected: Mapping[str, str]) -> Manifest | None:
-        """Return an artifact's manifest if every file is as it was made, else None. This counts as a use.
+        """Return an artifact's manifest if every file is unchanged, else None. This counts as a use.
 
         Args:
             digest: the artifact's name.
@@ -217,7 +217,7 @@ class ArtifactCache:
         Args:
             digest: its name.
             content: a folder on the cache's file system whose `files/` is complete; it is moved away.
-            manifest: written into it last; its digests are those of the files as they lie there.
+            manifest: written into it last; its digests are those of the files in `content`.
 
         Raises:
             OSError: the disk is full.
@@ -225,20 +225,20 @@ class ArtifactCache:
         (content / MANIFEST).write_text(manifest.model_dump_json(), encoding="utf-8")
         place = self.place(digest)
         place.parent.mkdir(parents=True, exist_ok=True)
-        remove_tree(place)  # the artifact that stands there failed its check
+        remove_tree(place)  # the existing artifact failed its check
         os.rename(content, place)  # noqa: PTH104 - Path.rename hides that a folder is never replaced
 
     def entries(self) -> list[Entry]:
-        """Return every artifact; the one with the latest use comes first."""
+        """Return every artifact, in the order of their latest use, the latest first."""
         return _read_entries(self.root / "artifacts", is_jit=False)
 
     def jit_folders(self) -> list[Entry]:
-        """Return the files that each solution's compilers made when it ran; the latest use comes first."""
+        """Return the files that each solution's compilers made at run time, the latest use first."""
         found = _read_entries(self.root / JIT_FOLDER, is_jit=True)
         return [one for one in found if one.size_bytes or not one.is_whole]
 
     def verify(self) -> list[tuple[Entry, str]]:
-        """Compare every artifact with its manifest, and return those that differ, each with the reason."""
+        """Compare every artifact with its manifest; return the changed artifacts, each with the reason."""
         problems = []
         for entry in self.entries():
             manifest = entry.manifest
@@ -248,25 +248,25 @@ class ArtifactCache:
         return problems
 
     def remove(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Remove entries, unless a run uses the cache; return those that were removed."""
+        """Remove entries, unless a run uses the cache; return the removed entries."""
         with self.unused() as is_unused:
             return [entry for entry in entries if is_unused and _remove(entry)]
 
     def forget_failures(self) -> int:
-        """Remove the memory of failed builds; return how many were removed."""
+        """Remove the records of failed builds; return their number."""
         return len(self.remove(entry for entry in self.entries() if entry.has_failed))
 
     def clear(self, *others: str) -> bool:
-        """Remove all artifacts, everything that was compiled at run, and other folders; False if a run uses them."""
+        """Remove all artifacts, all files compiled at run time, and other folders; return False if a run uses them."""
         with self.unused() as is_unused:
             for name in ("staging", "locks", "artifacts", JIT_FOLDER, *others) if is_unused else ():
                 remove_tree(self.root / name)
             return is_unused
 
     def evict(self, limit_bytes: float) -> int:
-        """Remove what was not used for longest until `limit_bytes` are left at most; return the bytes freed.
+        """Remove the least recently used entries until at most `limit_bytes` are left; return the bytes freed.
 
-        Nothing is removed while a run uses the cache. JIT folders that cannot be counted are removed first.
+        No entry is removed while a run uses the cache. JIT folders that cannot be counted are removed first.
         """
         freed = 0
         with self.unused() as is_unused:
@@ -296,7 +296,7 @@ def read_manifest(place: Path) -> Manifest | None:
 
 
 def find_change(folder: Path, files: Mapping[str, str]) -> str | None:
-    """Return which of a folder's files (path → sha256) is not as it was made, or None."""
+    """Return a changed file of a folder (path → sha256), or None."""
     for path, digest in files.items():
         try:
             if digest_file(folder / path) != digest:
@@ -307,7 +307,7 @@ def find_change(folder: Path, files: Mapping[str, str]) -> str | None:
 
 
 def find_stranger(folder: Path, files: Iterable[str]) -> str | None:
-    """Return a file or link of a folder that is not one of these, else None. Python could import such a stranger.
+    """Return a file or link of a folder that is not listed, else None. Python could import such a stranger.
 
     A part of the folder that cannot be walked is a stranger.
     """
@@ -324,7 +324,7 @@ def digest_file(path: Path) -> str:
     """
     digest, left = hashlib.sha256(), MOST_FILE_BYTES
     with open_stream(path, MOST_FILE_BYTES) as handle:
-        while (block := handle.read(1 << 20)) and left >= 0:  # it may grow meanwhile
+        while (block := handle.read(1 << 20)) and left >= 0:  # the file may grow while it is read
             digest.update(block)
             left -= len(block)
     return digest.hexdigest()

@@ -1,4 +1,5 @@
-"""Messages of failed compilers: the first error with file and line, then the bounded log. And who is to blame."""
+"""Messages of failed compilers: the first error with file and line, then the bounded log. It also decides who is to
+blame."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from flashinfer_bench.base.exits import describe_exit
 from flashinfer_bench.compile.artifact import StepReport
 
 MAX_LOG: Final = 12_000
-"""Characters of a compiler's log in a message; the middle of a longer one is cut. It has to fit into a trace's log."""
+"""Characters of a compiler's log in a message; the middle of a longer log is cut. It must fit into a trace's log."""
 ERRORS: Final = tuple(
     re.compile(pattern, re.MULTILINE)
     for pattern in (
@@ -26,9 +27,9 @@ ERRORS: Final = tuple(
     )
 )
 BUILD_SYSTEM: Final = re.compile(r"^ninja: |^FAILED: |Error building extension|non-zero exit status", re.MULTILINE)
-"""What build systems say where a compiler has failed: extensions that a solution builds while it is imported."""
+"""Output of build systems after a compiler has failed: extensions that a solution builds while it is imported."""
 FOLDERS: Final = re.compile(r"^/[^\s:]*/(?=[^\s:/]+:\d+: )")
-"""The folders of an absolute path before a line's number: those of a worker are long, and mean nothing afterwards."""
+"""The folders of an absolute path before a line's number: a worker's folders are long, and gone afterwards."""
 OUT_OF_MEMORY: Final = re.compile(
     r"out of memory|virtual memory exhausted|bad_alloc|cannot allocate memory|memory exhausted|memory allocation", re.I
 )
@@ -36,7 +37,7 @@ DISK_FULL: Final = re.compile(r"No space left on device|Disk quota exceeded")
 KILLED: Final = re.compile(
     r"(?:Killed|Terminated) signal terminated program|died due to signal (?:9|15)\b|\bKilled$", re.M
 )
-"""Words of drivers of compilers. A source can have the same words printed (`#error Killed`), so they prove nothing."""
+"""Words of compiler drivers. A source can print the same words (`#error Killed`), so they prove nothing."""
 WRONG_ARCHITECTURE: Final = re.compile(
     r"^(?:ptxas .*(?:not supported on|requires) \.target|nvcc fatal\s*: Unsupported gpu architecture).*$", re.M
 )
@@ -58,7 +59,7 @@ def describe_failure(step: StepReport, note: str | None = None) -> str:
 
 
 def first_error(output: str, patterns: Sequence[re.Pattern[str]] = ERRORS) -> str | None:
-    """Return the first error as `file:line: error: what`; None if no line reads like one."""
+    """Return the first error as `file:line: error: message`; None if no line is an error."""
     for pattern in patterns:
         found = pattern.search(output)
         if found:
@@ -69,10 +70,10 @@ def first_error(output: str, patterns: Sequence[re.Pattern[str]] = ERRORS) -> st
 
 
 def lead_with_error(message: str) -> str:
-    """Return an error's message with the first error of a compiler in front, where a build system only quotes that."""
+    """Return an error's message with a compiler's first error in front, if a build system only quotes it."""
     if not BUILD_SYSTEM.search(message):
         return message
-    first = first_error(message, ERRORS[:-1])  # the last one takes any line with the word
+    first = first_error(message, ERRORS[:-1])  # the last pattern takes any line with the word
     return message if first is None else f"{FOLDERS.sub('', first)}\n{message}"
 
 
@@ -92,7 +93,7 @@ def is_no_plain_error(step: StepReport) -> bool:
 def fails_everywhere(step: StepReport) -> bool:
     """Tell whether a step failed by its source alone, so that it fails again with the same compilers.
 
-    A link may lack a library that is installed later. So does compiling where a file is missing.
+    A link may lack a library that is installed later. Compiling may lack a file in the same way.
     """
     lacks = any(words.search(step.output) for words in (LACKING, OUT_OF_MEMORY, DISK_FULL, KILLED))
     return step.name.startswith("compile ") and not is_no_plain_error(step) and not lacks
@@ -102,9 +103,9 @@ def why_machine(step: StepReport, *, disk_is_full: bool, memory_kills: int) -> s
     """Return why the machine, and not the solution, is to blame; None if it is not.
 
     Args:
-        step: that failed.
-        disk_is_full: there is no room where it wrote.
-        memory_kills: processes that the kernel has killed meanwhile, because memory ran out.
+        step: the failed step.
+        disk_is_full: whether its disk has no room.
+        memory_kills: processes that the kernel killed during the step because memory ran out.
     """
     if disk_is_full and DISK_FULL.search(step.output):
         return "the disk is full"
@@ -114,7 +115,7 @@ def why_machine(step: StepReport, *, disk_is_full: bool, memory_kills: int) -> s
 
 
 def other_architecture(step: StepReport) -> str | None:
-    """Return the line in which a compiler says that the code needs another GPU; None if it does not say so."""
+    """Return the line in which a compiler says that the code needs another GPU; None if there is none."""
     if first_error(step.output, ERRORS[:2]) is not None:  # the source is wrong, whatever else it has printed
         return None
     found = WRONG_ARCHITECTURE.search(step.output)

@@ -1,12 +1,12 @@
 """Compiles the solutions of a run before their jobs begin: several at once, the longest first.
 
-Each build runs in a thread, which waits for its compilers. Everything else is the owner's: it waits for `wakers`, then
-calls `poll`, which returns the builds that ended. Solutions in Python need no compiler; they are laid out when they are
-asked for. Failures are kept too, so that a run builds nothing twice.
+Each build runs in a thread, which waits for its compilers. The owner does everything else: it waits for `wakers`, then
+calls `poll`, which returns the ended builds. Solutions in Python need no compiler; their files are written on demand.
+Failures are stored too, so a run builds nothing twice.
 
-The shortest build begins first, so that a GPU has work, then the longest ones. The order follows a guess
-(`BuildRecipe.guessed_seconds`). A header that many builds read is precompiled by a build of its own. Builds that begin
-when it is in the cache take it; the others read its text. If it cannot be compiled, all read the text.
+The shortest build begins first, so that a GPU has work, then the longest builds. The order follows a guess
+(`BuildRecipe.guessed_seconds`). A header of many builds is precompiled by a build of its own. Builds that begin when it
+is in the cache take it; the others read its text. If it cannot be compiled, all read the text.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from flashinfer_bench.compile.toolchain import Toolchain, find_toolchain
 from flashinfer_bench.data import Solution
 
 BUILD_LIMIT_S: Final = 900.0
-"""Seconds that each compiler may take. A build with one that takes longer has failed."""
+"""Seconds of one compiler, after which the build has failed."""
 MEMORY_SHARE: Final = 0.8
 """The share of the machine's memory that all compilers together may take."""
 LEAST_MEMORY: Final = 4 * GIB
 MOST_MEMORY: Final = 16 * GIB
 """Bytes of address space for one compiler: its part of that share, but at least and at most this."""
 LEAST_BUILDS: Final = 3
-"""A header is precompiled if at least this many builds wait for it that find no core free. It takes one and a half
-times as long as one of them, and saves each about half of its time."""
+"""Builds, at least, that wait for a core before their common header is precompiled. Precompiling takes one and a half
+times as long as a build, and saves each about half of its time."""
 
 
 def default_jobs(*, spared_cores: int = 1) -> int:
-    """Return the default number of compilers at once: one for each core, less those that are spared for sessions."""
+    """Return the default number of compilers at once: the cores, less those for sessions."""
     return max(1, usable_cores() - spared_cores)
 
 
 def make_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -> BuildRecipe:
-    """Return how a solution is built: by the module in `builders/` that the record of its language names.
+    """Return a solution's recipe, from the module in `builders/` that the record of its language names.
 
     Raises:
         BuildFailure: the solution is at fault.
@@ -62,9 +62,9 @@ class BuildFarm:
 
     Args:
         root: the cache's folder.
-        jobs: how many compilers run at once; None for one less than there are cores.
-        target: what to build for.
-        toolchain: what to build with; None looks for it.
+        jobs: number of compilers at once; None for one less than the cores.
+        target: of the builds.
+        toolchain: of the builds; None searches for it.
         limits: the time and memory for one compiler; None derives them from the machine.
     """
 
@@ -116,7 +116,7 @@ class BuildFarm:
         return sum(build.solution is not None for build in self._running.values())
 
     def hold(self) -> None:
-        """Start no further compiler until `release`: something is measured on the cores that they need."""
+        """Start no further compiler until `release`: a measurement needs their cores."""
         self._compilers.allow(start=False)
 
     def release(self) -> None:
@@ -124,7 +124,7 @@ class BuildFarm:
         self._compilers.allow(start=True)
 
     def wakers(self) -> list[socket.socket]:
-        """Return what to wait on. When it can be read, call `poll`."""
+        """Return the sockets to wait on. When one is readable, call `poll`."""
         return [self._woken]
 
     def add(self, solutions: Iterable[Solution]) -> None:
@@ -162,7 +162,7 @@ class BuildFarm:
         return list(wanted.values())
 
     def forget(self, solution: Solution) -> None:
-        """Forget the outcome of a solution; if it comes again, it is in the cache."""
+        """Forget the outcome of a solution; the cache still has it."""
         self._built.pop(solution.digest(), None)
 
     def is_ready(self, solution: Solution) -> bool:
@@ -200,7 +200,7 @@ class BuildFarm:
         select.select([self._woken], [], [])
 
     def _tell(self, *_: object) -> None:
-        with suppress(OSError):  # it can be read already, or nobody waits any more
+        with suppress(OSError):  # it is readable already, or no thread waits any more
             self._wake.send(b"\0")
 
     def _make(self, solution: Solution) -> Build | Built:
@@ -232,14 +232,14 @@ def build_solution(
     """Build one solution, or find it built.
 
     Args:
-        solution: what is to be built.
+        solution: the solution to build.
         root: the cache's folder.
-        target: what to build for; None for the default of a machine without a GPU.
-        toolchain: what to build with; None looks for it.
+        target: of the build; None for the default of a machine without a GPU.
+        toolchain: of the build; None searches for it.
 
     Raises:
         BuildFailure: the solution is at fault.
-        BuildFault: this machine is.
+        BuildFault: this machine is at fault.
     """
     with BuildFarm(root, target=target, toolchain=toolchain) as farm:
         built = next(farm.build_all([solution]))

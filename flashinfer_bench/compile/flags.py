@@ -1,9 +1,9 @@
-"""The compiler flags that a solution may ask for: a closed list, so that none reads or writes outside the build.
+"""The compiler flags that a solution may request: a closed list, without reads or writes outside the build.
 
-A flag that is not in the list is refused, and the message says where it stands. nvcc hands its arguments to a shell, so
-the values of macros are limited too. A word that begins with `@` makes any tool read more arguments from a file, and
-nvcc and `-Wl,` split words at commas. So no word, and nothing after a comma, may begin with `@`. docs/building.md has
-the list in words.
+A flag outside the list is refused, with its location in the message. nvcc hands its arguments to a shell, so the values
+of macros are limited too. A word that begins with `@` makes any tool read more arguments from a file, and nvcc and
+`-Wl,` split words at commas. So no word, and nothing after a comma, may begin with `@`. docs/building.md has the list
+in words.
 """
 
 from __future__ import annotations
@@ -97,11 +97,11 @@ def check_flags(options: CompileOptions | None, readable: Sequence[Path]) -> Fla
     """Return a solution's flags as words for the compilers.
 
     Args:
-        options: the flags that the solution asks for.
+        options: the requested flags of the solution.
         readable: folders outside the sources that a flag may name: the toolkit's, a package's.
 
     Raises:
-        BuildFailure: flags are not allowed. The message names the first of each list, with its place.
+        BuildFailure: flags are not allowed. The message names the first of each list, with its location.
     """
     if options is None:
         return Flags()
@@ -162,7 +162,7 @@ def _value(flag: str, words: Iterator[str]) -> str:
 
 
 def _path(flag: str, text: str, readable: Sequence[Path]) -> str:
-    """Return the path of a folder that may be read: one among the sources as "./…", or one of the toolkit."""
+    """Return the path of a readable folder: of the sources as "./…", or of the toolkit."""
     path = PurePosixPath(text)
     if not text or ".." in path.parts or re.search(r"^[@\-]|[$`\\'\"\s,]", text):
         raise _Refused(f"{flag} {text!r} leaves the sources")

@@ -1,4 +1,4 @@
-"""Programs of ours that every working machine builds, loads and calls: one for each way of compiling solutions.
+"""Our own programs that every working machine builds, loads and calls: one for each way of compiling solutions.
 
 If a solution fails and such a program fails in the same way, the machine is at fault and not the solution.
 """
@@ -20,18 +20,18 @@ class KnownGood:
     """One program."""
 
     what: str
-    """For people: "C++ with the binding tvm-ffi"."""
+    """Description: "C++ with the binding tvm-ffi"."""
     language: str
     entry: str
     """Name of its one source file."""
     source: str
     binding: str | None = None
     words: tuple[str, ...] = ()
-    """A solution in Python is compiled in this way if its sources have one of these words; without words, each is."""
+    """A solution in Python is compiled in this way if its sources have one of these words; without words, always."""
 
     @property
     def needs_gpu(self) -> bool:
-        """Whether it says something on a GPU only; Triton's interpreter compiles nothing."""
+        """Whether it tests something only on a GPU; Triton's interpreter compiles nothing."""
         return self.language in ("cuda", "triton")
 
     def solution(self, note: str = "") -> Solution:
@@ -167,7 +167,7 @@ PROGRAMS: Final = (
     KnownGood("torch.utils.cpp_extension", "python", "inline.py", INLINE, words=("cpp_extension", "flashinfer")),
     KnownGood("Triton", "triton", "kernel.py", TRITON, words=("triton",)),
 )
-"""Those of Python that take less time come first."""
+"""Faster Python programs come first."""
 
 
 def define_double() -> Definition:
@@ -190,8 +190,8 @@ def programs_like(language: str, binding: str, sources: Iterable[str]) -> list[K
 
     Args:
         language: the solution's.
-        binding: the solution's where it is compiled ahead.
-        sources: the texts of a solution that is not.
+        binding: the solution's, if it is compiled ahead.
+        sources: the texts of a solution that is not compiled ahead.
     """
     text = "\n".join(sources)
     ahead = [one for one in PROGRAMS if one.binding is not None and (one.language, one.binding) == (language, binding)]

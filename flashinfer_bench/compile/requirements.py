@@ -1,7 +1,7 @@
-"""What a solution needs of a machine, and what this machine lacks of it, with what to install. Nothing is run here.
+"""A solution's requirements that this machine lacks, with the package to install. Nothing is run here.
 
-A solution is not blamed for what a machine lacks: a compiler, a package, a library of the CUDA toolkit, or a toolkit
-and GPU for its architecture. `why_not_buildable` looks before a build, `find_lacked` reads a failed compiler's output.
+A solution is not blamed for what the machine lacks: a compiler, a package, a library of the CUDA toolkit, or a toolkit
+and GPU for its architecture. `why_not_buildable` checks before a build, `find_lacked` reads a failed compiler's output.
 A dependency that names no package ("any recent driver") is ignored: in doubt a solution runs.
 """
 
@@ -41,7 +41,7 @@ MODULES: Final = {"nvidia-cutlass-dsl": "cutlass", "nvidia-cudnn-frontend": "cud
 CUTLASS: Final = ("cutlass", "cute", "nvidia-cutlass")
 TOOLKIT: Final = ("cuda", "cudatoolkit", "cuda-toolkit", "nvcc")
 COMPILERS: Final = ("gcc", "clang", "cpp", "cmake", "ninja", "make")
-"""Words for a compiler. They are not looked up: the solution's language says already which compiler it needs."""
+"""Words for a compiler. They are not checked, since the solution's language implies the compiler."""
 
 
 class ToolkitLibrary(NamedTuple):
@@ -107,12 +107,12 @@ def _why_unavailable(record: Language, toolchain: Toolchain) -> str | None:
 def why_not_buildable(
     solution: Solution, toolchain: Toolchain, capabilities: Sequence[tuple[int, int]] = ()
 ) -> str | None:
-    """Return what this machine lacks for a solution, with what to install; None if nothing is missing.
+    """Return what this machine lacks for a solution, and what to install; None if nothing is missing.
 
     Args:
-        solution: what is to be built.
+        solution: the solution to build.
         toolchain: the compilers and libraries of this machine.
-        capabilities: the compute capabilities of the GPUs that are to run it; empty if it is only compiled.
+        capabilities: the compute capabilities of the GPUs that run it; empty if it is only compiled.
     """
     record = solution.spec.language.record
     reason = _why_unavailable(record, toolchain)
@@ -138,14 +138,14 @@ def _why_wrong_architecture(
     try:
         chosen = chosen_targets(check_flags(solution.spec.compile_options, [cuda.home]).nvcc)
     except BuildFailure:
-        return None  # the build will say what is wrong with its flags
+        return None  # the build reports the error of its flags
     unfit = [one for one in capabilities if chosen and not any(runs_on(name, one) for name in chosen)]
     there = " and ".join(f"sm_{major}{minor}" for major, minor in unfit)
     return f"it is compiled for {', '.join(chosen)} alone; the GPU here is {there}" if unfit else None
 
 
 def chosen_targets(flags: Iterable[str]) -> list[str]:
-    """Return the targets that a solution's own nvcc flags name ("sm_90a", "compute_80"); empty if they name none.
+    """Return the targets that a solution's own nvcc flags name ("sm_90a", "compute_80"); empty without such flags.
 
     `-arch=sm_80` alone makes machine code and PTX, which the driver finishes for the GPU. So it stands for both.
     """
@@ -180,14 +180,14 @@ def toolkit_includes(cuda: CudaToolkit, packages: Sequence[Path]) -> list[Path]:
 
 
 def is_in(header: str, folders: Iterable[Path]) -> bool:
-    """Tell whether a header lies in one of some folders."""
+    """Return whether a header lies in one of some folders."""
     return any((folder / header).is_file() for folder in folders)
 
 
 def find_lacked(output: str, version: tuple[int, int]) -> tuple[str, str] | None:
-    """Return the header or library of the toolkit that a failed step did not find, and what to say of it; or None.
+    """Return the toolkit's header or library that a failed step did not find, with a message; or None.
 
-    A source can have the same words printed. The caller has to check whether the header is really missing.
+    A source can print the same words. The caller must check whether the header is really missing.
 
     Args:
         output: the step's.
@@ -221,7 +221,7 @@ def wants_cutlass(dependencies: Iterable[str]) -> bool:
 
 
 def find_missing(dependencies: Iterable[str], toolchain: Toolchain, *, is_compiled: bool) -> list[str]:
-    """Return a line for each dependency that is not met. It says what is there, and what to install."""
+    """Return a line for each dependency that is not met: the installed version, and what to install."""
     lines: list[str] = []
     for requirement in map(_parse, dependencies):
         if requirement is None or (requirement.marker is not None and not requirement.marker.evaluate()):
@@ -268,7 +268,7 @@ def _fits(requirement: Requirement, version: str) -> bool:
 
 
 def installed_version(distribution: str) -> str | None:
-    """Return the version of an installed package; "" if it has none to tell; None if it is not installed."""
+    """Return the version of an installed package; "" if it has no version; None if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

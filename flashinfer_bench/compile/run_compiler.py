@@ -1,10 +1,10 @@
-"""The throw-away process that runs one compiler. Called by `building.py`; `answer` takes a request.
+"""The process that runs one compiler and then ends. Called by `building.py`; `answer` takes a request.
 
     request   {"argv": command, "memory_bytes", "file_bytes": limits of each process that it starts,
                "readable": [path], "writable": [path]}
     response  {"code", "output", "seconds"}
 
-The process gives up the network and, if the kernel has Landlock, all files but those in the request. It runs by its
+The process gives up the network and, if the kernel has Landlock, all files except those in the request. It runs by its
 path without site-packages (`base/isolated.py`), and so imports no heavy package.
 """
 
@@ -24,9 +24,9 @@ from flashinfer_bench.sandbox.namespaces import enter_own_network
 
 HEAD_BYTES: Final = 49_152
 TAIL_BYTES: Final = 16_384
-"""Bytes kept of the beginning and of the end of a compiler's output; the middle is cut."""
+"""Bytes kept of each end of a compiler's output; the middle is cut."""
 NICENESS: Final = 10
-"""Compilers give way to a measurement on the same machine."""
+"""Niceness of compilers, so that they yield to a measurement on the same machine."""
 
 
 def answer(order: dict[str, Any]) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def confine(readable: list[str], writable: list[str]) -> None:
-    """Deny this process, and all it starts, the network and every file but the named ones, as far as the kernel can."""
+    """Deny this process and its children the network and every file except the given ones, as far as the kernel can."""
     process_tree.prctl(process_tree.PR_SET_NO_NEW_PRIVS, 1)
     with suppress(OSError):
         enter_own_network()

@@ -1,7 +1,7 @@
-"""Finds what this machine compiles with: compilers, the CUDA toolkit, headers and libraries of the bindings.
+"""Finds this machine's toolchain: compilers, the CUDA toolkit, headers and libraries of the bindings.
 
-It only looks at files. It starts no compiler and imports nothing, so a run that finds all its artifacts in the cache
-pays for a few `stat` calls only.
+It only reads files. It starts no compiler and imports nothing. So a run that finds all its artifacts in the cache pays
+only for a few `stat` calls.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Compiler:
     """Changes when the compiler is replaced: a digest of its real path, size and time."""
 
     def files(self) -> list[Path]:
-        """Return its files: the compiler itself and, where that lies in a `bin`, the folders beside it."""
+        """Return its files: the compiler itself and, if it lies in a `bin`, the folders beside it."""
         real = self.path.resolve()
         if real.parent.name != "bin":
             return [self.path, real]
@@ -84,7 +84,7 @@ class BindingFiles:
 
 @dataclass(frozen=True)
 class Toolchain:
-    """Everything that a compiled solution may be built with; None for each thing that is not installed."""
+    """Everything that a compiled solution may be built with; None for each part that is not installed."""
 
     cxx: Compiler | None
     cuda: CudaToolkit | None
@@ -97,7 +97,7 @@ class Toolchain:
 
 
 def find_toolchain(environment: Mapping[str, str] = os.environ) -> Toolchain:
-    """Look for everything. $CXX and $CUDA_HOME come before the path."""
+    """Search for everything. $CXX and $CUDA_HOME come before the path."""
     include = Path(sysconfig.get_paths()["include"])
     spec = importlib.util.find_spec("nvidia")
     roots = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
@@ -120,7 +120,8 @@ def find_cxx(environment: Mapping[str, str]) -> Compiler | None:
 
 
 def find_cuda(environment: Mapping[str, str]) -> CudaToolkit | None:
-    """Return the CUDA toolkit: $CUDA_HOME or $CUDA_PATH, else that of the nvcc on the path, else /usr/local/cuda."""
+    """Return the CUDA toolkit: $CUDA_HOME or $CUDA_PATH, else the toolkit of the nvcc on the path, else
+    /usr/local/cuda."""
     for home in _cuda_homes(environment):
         nvcc, header = home / "bin" / "nvcc", home / "include" / "cuda.h"
         if nvcc.is_file() and header.is_file():
@@ -138,13 +139,13 @@ def _cuda_homes(environment: Mapping[str, str]) -> Iterator[Path]:
     on_path = shutil.which("nvcc", path=environment.get("PATH"))
     if on_path:
         yield Path(on_path).resolve().parents[1]
-    yield Path("/usr/local/cuda")  # an nvcc on the path may be a script that starts the one here
+    yield Path("/usr/local/cuda")  # an nvcc on the path may be a script that starts this one
 
 
 def _compiler(path: Path) -> Compiler:
     real = path.resolve()
-    facts = real.stat()
-    text = f"{real}|{facts.st_size}|{facts.st_mtime_ns}"
+    stat = real.stat()
+    text = f"{real}|{stat.st_size}|{stat.st_mtime_ns}"
     return Compiler(path, hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
@@ -164,7 +165,7 @@ def find_tvm_ffi() -> BindingFiles | None:
 
 
 def find_torch() -> BindingFiles | None:
-    """Return torch's files, with what its headers ask of a compiler."""
+    """Return torch's files, and its headers' demands on a compiler."""
     home = find_package("torch")
     if home is None or not (home / "include" / "torch" / "extension.h").is_file():
         return None

@@ -189,13 +189,13 @@ class Definition(DataModel):
     @property
     def not_runnable_reason(self) -> str | None:
         """Why nothing can be judged against this definition; None when it can."""
-        facts = read_module(self.reference)
+        module = read_module(self.reference)
         if not self.outputs:
             return "it has no outputs, so there is nothing to compare"
-        if ENTRY_NAME not in facts.names:
-            last = f"; its last function is {facts.functions[-1]!r}" if facts.functions else ""
+        if ENTRY_NAME not in module.names:
+            last = f"; its last function is {module.functions[-1]!r}" if module.functions else ""
             return f"its reference has no top-level function 'run'{last}"
-        why = facts.names[ENTRY_NAME]
+        why = module.names[ENTRY_NAME]
         return f"its reference's 'run' {why}" if why is not None else None
 
     @property

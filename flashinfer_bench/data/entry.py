@@ -82,13 +82,13 @@ def check_entry(solution: Solution, definition: Definition | None = None) -> lis
 
 
 def _check_python(solution: Solution, definition: Definition | None) -> Iterator[str]:
-    facts, symbol = read_module(solution.get_entry_source().content), solution.get_entry_symbol()
-    if symbol not in facts.names:
-        if "*" not in facts.names:
-            yield _missing(solution, facts.functions)
+    module, symbol = read_module(solution.get_entry_source().content), solution.get_entry_symbol()
+    if symbol not in module.names:
+        if "*" not in module.names:
+            yield _missing(solution, module.functions)
         return
-    signature, has_setup = facts.signatures.get(symbol), SETUP in facts.names
-    if (why := facts.names[symbol]) not in (None, A_CLASS):
+    signature, has_setup = module.signatures.get(symbol), SETUP in module.names
+    if (why := module.names[symbol]) not in (None, A_CLASS):
         yield f"{solution.spec.entry_point} {why}"
     elif signature is not None:
         keyed = [one for one in signature.parameters.values() if one.kind is Parameter.KEYWORD_ONLY]

@@ -13,7 +13,7 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Language:
-    """Facts of one language."""
+    """Metadata of one language."""
 
     suffixes: tuple[str, ...]
     """Suffixes of its own source files."""

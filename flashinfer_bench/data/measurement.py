@@ -1,7 +1,7 @@
 """What a trace tells beside its verdict, in `evaluation.extra`: how it was timed, its roofline, and what it is of.
 
-`timing.summary` makes the record of a measurement, of facts that `timing.measurement` names. Traces come from foreign
-files too, so nothing in them is trusted: each entry of another form than expected counts as not given.
+`timing.summary` makes the record of a measurement from metadata that `timing.measurement` names. Traces come from
+foreign files too, so nothing in them is trusted: each entry of another form than expected counts as not given.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ class RunRecord(msgspec.Struct, frozen=True, gc=False):
     seed: int | None = None
 
 
-class ToldTrace(msgspec.Struct, frozen=True, gc=False):
-    """What a trace tells beside its verdict."""
+class ReportedTrace(msgspec.Struct, frozen=True, gc=False):
+    """The fields of a trace's `extra` that reports read."""
 
     measurement: Measurement = Measurement()
     baseline: Measurement = Measurement()
@@ -177,14 +177,14 @@ class ToldTrace(msgspec.Struct, frozen=True, gc=False):
         return not (self.run.quick or both_wait or is_raised)
 
 
-def tell(evaluation: AnyEvaluation) -> ToldTrace:
-    """Return what a trace tells; all of it "not given" where there is no `extra`."""
-    return read_extra(evaluation, ToldTrace)
+def read_reported(evaluation: AnyEvaluation) -> ReportedTrace:
+    """Return the reported fields of a trace; defaults if it has no `extra`."""
+    return read_extra(evaluation, ReportedTrace)
 
 
 def read_measurement(evaluation: AnyEvaluation) -> Measurement:
     """Return how the solution was timed; all of it "not given" where the trace has no record."""
-    return tell(evaluation).measurement
+    return read_reported(evaluation).measurement
 
 
 def read_extra(evaluation: AnyEvaluation, kind: type[Record]) -> Record:

@@ -23,7 +23,7 @@ MOST_CHARACTERS: Final = 1 << 18
 """Longest source that is parsed, in characters: parsing takes seconds, and a thousand times as many bytes of memory."""
 
 
-class ModuleFacts(NamedTuple):
+class ModuleMetadata(NamedTuple):
     """What the syntax tree of a module says."""
 
     names: Mapping[str, str | None]
@@ -38,8 +38,8 @@ class ModuleFacts(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def read_module(source: str) -> ModuleFacts:
-    """Read the facts off a module; raise ValueError with the reason if it does not parse."""
+def read_module(source: str) -> ModuleMetadata:
+    """Read a module's metadata; raise ValueError with the reason if it does not parse."""
     tree = _parse(source)
     bound = dict(_find_bindings(tree.body))
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
@@ -49,7 +49,7 @@ def read_module(source: str) -> ModuleFacts:
             packages |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
             packages.add((node.module or "").partition(".")[0])
-    return ModuleFacts(
+    return ModuleMetadata(
         names={name: _why_not_called(node) for name, node in bound.items()},
         functions=[one.name for one in functions if OF_DEVICES.isdisjoint(map(_name_of, one.decorator_list))],
         signatures={

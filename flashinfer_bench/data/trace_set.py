@@ -203,7 +203,9 @@ class TraceSet:
 
         Quick looks are not among them. `def_name` is another name of `definition`.
         """
-        found = [item for item in self._results(definition or def_name) if item.is_passed and not item.told.run.quick]
+        found = [
+            item for item in self._results(definition or def_name) if item.is_passed and not item.reported.run.quick
+        ]
         return [to_trace(item.trace) for item in found if _is_within(item, atol, rtol)]
 
     def get_best_trace(

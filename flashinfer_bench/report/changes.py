@@ -119,7 +119,7 @@ def _not_comparable(old: Result, new: Result) -> str:
     for item, which in ((old, "old"), (new, "new")):
         if not item.is_ranked:
             return f"the {which} time is of a quick look, or means nothing"
-    difference = find_difference(*(marks_of(item.told, item.hardware) for item in (old, new)))
+    difference = find_difference(*(marks_of(item.reported, item.hardware) for item in (old, new)))
     return "" if difference is None else f"{difference.kind}: {difference.first} then, {difference.second} now"
 
 
@@ -144,7 +144,7 @@ def _epoch(current: dict[str, Result], previous: dict[str, Result], threshold: f
     return Epoch(
         solution=first.solution,
         hardware=first.hardware,
-        digest=first.told.run.fingerprint.solution[:8],
+        digest=first.reported.run.fingerprint.solution[:8],
         begin=first.evaluation.timestamp,
         verdicts=len(current),
         passed=len(passed),
@@ -161,7 +161,7 @@ def _differences(before: dict[str, Result], new: Result) -> tuple[str, ...]:
         return ()
     old = next(iter(before.values()))
     then, now = (item.evaluation.environment.libs for item in (old, new))
-    is_other = old.told.run.fingerprint.solution != new.told.run.fingerprint.solution
+    is_other = old.reported.run.fingerprint.solution != new.reported.run.fingerprint.solution
     versions = [
         f"{name} {then.get(name, '-')} -> {now.get(name, '-')}"
         for name in sorted({*then, *now})

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from flashinfer_bench.data.measurement import ToldTrace
+from flashinfer_bench.data.measurement import ReportedTrace
 from flashinfer_bench.report.verdict import to_one_line
 
 KINDS: Final = {
@@ -34,9 +34,9 @@ class Difference(NamedTuple):
     second: str
 
 
-def marks_of(told: ToldTrace, hardware: str) -> dict[str, str]:
+def marks_of(reported: ReportedTrace, hardware: str) -> dict[str, str]:
     """Return what two times have to have in common; a mark is left out where the trace does not say."""
-    known, record = told.run.fingerprint, told.measurement
+    known, record = reported.run.fingerprint, reported.measurement
     usual = USUAL if known.protocol or known.sandbox or known.solution else ""
     marks = (hardware, record.cache_state, record.method, known.protocol, known.sandbox, known.timing or usual)
     return {key: to_one_line(str(mark)) for key, mark in zip(KINDS, marks, strict=True) if mark}

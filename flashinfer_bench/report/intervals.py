@@ -72,7 +72,7 @@ def half_of(result: Result) -> float | None:
 
 def speedup_half_of(result: Result) -> float | None:
     """Return half the interval of a speed-up, as a logarithm, by the intervals of both times."""
-    reference = _interval(result.reference_ms, result.told.baseline, result.measurement.method)
+    reference = _interval(result.reference_ms, result.reported.baseline, result.measurement.method)
     return join_halves([half_of(result), _half(result.reference_ms, reference)])
 
 

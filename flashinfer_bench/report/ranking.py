@@ -105,7 +105,7 @@ def rank_by_author(results: Iterable[Result], baseline_author: str | None = None
     Raises:
         Misuse: the baseline author has no result.
     """
-    kept = [item for item in results if not item.told.run.quick]
+    kept = [item for item in results if not item.reported.run.quick]
     authors = group(kept, attrgetter("author"))
     if baseline_author is not None and baseline_author not in authors:
         known = ", ".join(sorted(authors)) or "none"
@@ -159,7 +159,7 @@ def speedup_of(results: Iterable[Result], baseline: _Baseline = None) -> MeanRat
 
 def roofline_share_of(results: Iterable[Result]) -> float | None:
     """Return the geometric mean of the known shares of the roofline, of results that are ranked."""
-    shares = [item.told.roofline.share or 0.0 for item in results if item.is_ranked]
+    shares = [item.reported.roofline.share or 0.0 for item in results if item.is_ranked]
     known = [share for share in shares if share > 0]
     return geometric_mean(known) if known else None
 

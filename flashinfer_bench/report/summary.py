@@ -192,7 +192,7 @@ def _row(
         latency_ms=median(latencies) if latencies else None,
         speedup=geometric_mean(speedups) if len(speedups) > 1 else next(iter(speedups), None),
         timing_caveat=next(filter(None, map(caveat_in, records)), None),
-        timing=count_timing([item.told for item in passed]),
+        timing=count_timing([item.reported for item in passed]),
         failures=_group_failures(item for item in items if not item.is_passed),
         standing=standing,
         confirmed=standing == CONFIRMED,

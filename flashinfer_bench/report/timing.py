@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Final
 
 from flashinfer_bench.bench.planning.resume import PROTOCOL
-from flashinfer_bench.data.measurement import BOUNDS, FingerprintRecord, RunRecord, ToldTrace, tell
+from flashinfer_bench.data.measurement import BOUNDS, FingerprintRecord, ReportedTrace, RunRecord, read_reported
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.timing.flags import FLAGS
@@ -45,15 +45,15 @@ class Timing:
 
 def read_timing(passed: Iterable[AnyEvaluation]) -> Timing:
     """Count how passed evaluations were timed."""
-    return count_timing([tell(item) for item in passed if item.performance is not None])
+    return count_timing([read_reported(item) for item in passed if item.performance is not None])
 
 
-def count_timing(told: Sequence[ToldTrace]) -> Timing:
+def count_timing(reported: Sequence[ReportedTrace]) -> Timing:
     """Count how evaluations with a performance were timed."""
-    records = [item.measurement for item in told]
+    records = [item.measurement for item in reported]
     known = [record for record in records if record.method]
     real = [record for record in records if record.meaningful]
-    marks = (mark for item in told for mark in marks_of_run(item.run))
+    marks = (mark for item in reported for mark in marks_of_run(item.run))
     flags = _count([*(flag for record in real for flag in record.flags), *marks])
     return Timing(
         ways=_count(_describe_way(record.method, record.cache_state, record.fallback) for record in known),

@@ -1,1 +1,1 @@
-"""The best time of an operation on a device: its cost, what the device can do, and the share that was reached."""
+"""The best time of an operation on a device: its cost, the device's peak, and the reached share."""

@@ -1,7 +1,7 @@
 """The least cost of one call: arithmetic, and bytes between memory and chip. Pure numbers.
 
-Every input element that has to be read, and every output element that has to be written, counts once. What a kernel
-reads twice, or stores in between, does not count.
+Every input element that must be read, and every output element that must be written, counts once. Repeated reads and
+intermediate stores of a kernel do not count.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNIT_OF: Final[Mapping[str, Unit]] = {
     "float8_e5m2": "fp8",
     "float4_e2m1": "fp4",
 }
-"""dtype of the multiplied elements → the unit that multiplies them, on tensor cores where the device has some."""
+"""dtype of the multiplied elements → the unit that multiplies them, on tensor cores if the device has some."""
 
 
 @dataclass(frozen=True)
@@ -47,5 +47,5 @@ class Cost:
 
 
 def size_of(dtype: str) -> float:
-    """Return the bytes of one element; half a byte for a 4-bit one."""
+    """Return the bytes of one element; half a byte for a 4-bit element."""
     return DTYPES[dtype].bits / 8

@@ -1,9 +1,9 @@
 """The cost of a definition on a workload, counted by op type from the names of axes and inputs that the format gives.
 
 FLOPs follow the true lengths. Bytes are those of all inputs and outputs; of a pool (cached tokens, experts, states,
-angles) only the part that the workload uses counts. A definition has no cost if its axes have other names, its
-lengths or mask are not known, or its inputs contradict each other: no cost is better than a wrong one. A formula then
-raises LookupError, ValueError or ArithmeticError.
+angles) only the used part counts. A definition has no cost if its axes have other names, its lengths or mask are
+unknown, or its inputs contradict each other: no cost is better than a wrong one. A formula then raises LookupError,
+ValueError or ArithmeticError.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TOP_K: Final = re.compile(r"(?:^|_)topk(\d+)(?:_|$)")
 Values = Mapping[str, Sequence[int]]
 """Name of an input → its numbers: offsets, lengths, indices."""
 Counted = tuple[float, Mapping[str, float]]
-"""FLOPs; and for inputs and outputs that are used in part: name → share of its bytes."""
+"""FLOPs; and for partly used inputs and outputs: name → share of its bytes."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Sized:
         return name in self.definition.inputs
 
     def __getitem__(self, names: str) -> int:
-        """Return the size of the first axis that there is, of names with | between them; ValueError for none."""
+        """Return the size of the first existing axis, of names with | between them; ValueError if none exists."""
         size, *_ = [self.axes[name] for name in names.split("|") if name in self.axes]
         return size
 
@@ -76,7 +76,7 @@ class Sized:
 
 
 def find_cost(definition: Definition, axes: Mapping[str, int], values: Values | None = None) -> Cost | None:
-    """Return the cost of one call; None if the op type, its axes or its lengths are not known.
+    """Return the cost of one call; None if the op type, its axes or its lengths are unknown.
 
     Args:
         definition: what is computed.
@@ -116,7 +116,7 @@ def _gemm(sized: Sized) -> Counted:
 def _lowbit(sized: Sized) -> Counted:
     """As a GEMM, if the definition is a product of two matrices. Others (quantizers, norms, RoPE) have no cost.
 
-    In a product a second matrix, which is no scale, has the output's last axis and at least one bit for each column of
+    In a product, a second matrix that is no scale has the output's last axis, and at least one bit for each column of
     the first input. The first input is a float: whole numbers may be packed, and then its axis is not the summed one.
     """
     (_, first), *others = sized.definition.inputs.items()
@@ -173,12 +173,12 @@ def _dsa(sized: Sized) -> Counted:
 
 
 def _mla_dims(sized: Sized) -> int:
-    """Scores over both parts of a compressed cache, and values from the compressed one."""
+    """Scores over both parts of a compressed cache, and values from the compressed part."""
     return 2 * sized["head_dim_ckv"] + sized["head_dim_kpe"]
 
 
 def find_causal(definition: Definition) -> bool | None:
-    """Tell whether a definition is causal, by its name, else by its tags; None if neither has the word.
+    """Return whether a definition is causal, by its name, else by its tags; None if neither has the word.
 
     Published definitions are named ..._prefill_causal_...
     """
@@ -192,7 +192,7 @@ def find_causal(definition: Definition) -> bool | None:
 def count_pairs(queries: Sequence[int], keys: Sequence[int], *, causal: bool) -> int:
     """Count the pairs of a query and a key that this query sees.
 
-    With a causal mask the last query sees all keys, and each query before it sees one key less, down to none.
+    With a causal mask the last query sees all keys, and each query before it sees one key less, down to zero.
     """
     pairs = list(zip(queries, keys, strict=True))
     if not causal:

@@ -1,9 +1,9 @@
 """The roofline of a device: the vendor's figures, the share of them that a time reaches, and impossible times.
 
 A call is bound by its arithmetic or by its bytes, whichever takes longer (S. Williams, A. Waterman, D. Patterson:
-"Roofline", CACM 52(4), 2009). The figures are limits for dense data; none is measured.
-Sources: NVIDIA's data sheets and architecture white papers: T4, A100, L4, L40S, H100, H200, H20, GH200, B200, B300, RTX
-4090, RTX 5090, RTX PRO 6000. Boost clocks; memory bandwidth as specified.
+"Roofline", CACM 52(4), 2009). The figures are limits for dense data, not measured. They come from NVIDIA's data sheets
+and architecture white papers: T4, A100, L4, L40S, H100, H200, H20, GH200, B200, B300, RTX 4090, RTX 5090, RTX PRO 6000.
+They use boost clocks and the specified memory bandwidth.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 from flashinfer_bench.roofline.cost import TERA, Cost
 
 SLACK: Final = 1.05
-"""A time is impossible where even this many times it is below the floor. Clocks and vendors' figures are rounded."""
+"""A time is impossible if this many times it is still below the floor. Clocks and vendors' figures are rounded."""
 UNITS: Final = ("fp64", "fp32", "tf32", "fp16", "fp8", "fp4")
 """The units of arithmetic, the widest first. The rows of `PEAKS` have their figures in this order."""
 
@@ -28,7 +28,7 @@ class Peak:
     name: str
     """The device as its data sheet names it."""
     tflops: Mapping[str, float]
-    """Unit (one of `UNITS`) → 10^12 operations a second. The device lacks a unit that is not listed."""
+    """Unit (one of `UNITS`) → 10^12 operations a second. The device lacks units that are not listed."""
     tb_per_sec: float
     """Memory bandwidth, 10^12 bytes a second."""
     l2_bytes: int = 0
@@ -40,7 +40,7 @@ class Peak:
         return f"{self.name} (vendor)"
 
     def operations(self, unit: str) -> float:
-        """Return 10^12 operations a second of a unit, or of the next wider one where the device lacks it."""
+        """Return 10^12 operations a second of a unit, or of the next wider unit if the device lacks it."""
         as_wide = UNITS[UNITS.index(unit) :: -1]
         return next((self.tflops[name] for name in as_wide if name in self.tflops), max(self.tflops.values()))
 
@@ -73,7 +73,7 @@ PEAKS: Final = (
 
 
 def find_peak(device_name: str) -> Peak | None:
-    """Return the figures of a device by the vendor's name ("NVIDIA H200"); None where it is not listed."""
+    """Return the figures of a device by the vendor's name ("NVIDIA H200"); None if it is not listed."""
     for pattern, name, figures, tb_per_sec, mib in PEAKS:
         if re.search(pattern, device_name):
             tflops = {unit: figure for unit, figure in zip(UNITS, figures, strict=True) if figure}
@@ -91,20 +91,20 @@ def describe_time(cost: Cost, device_name: str, milliseconds: float) -> dict[str
     """
     if milliseconds <= 0:
         return None
-    facts: dict[str, Any] = {"flops": cost.flops, "bytes": cost.bytes, "unit": cost.unit}
-    facts |= {"tflops": cost.tflops(milliseconds), "tb_per_sec": cost.tb_per_sec(milliseconds)}
+    record: dict[str, Any] = {"flops": cost.flops, "bytes": cost.bytes, "unit": cost.unit}
+    record |= {"tflops": cost.tflops(milliseconds), "tb_per_sec": cost.tb_per_sec(milliseconds)}
     peak = find_peak(device_name)
     if peak is None:
-        return facts
+        return record
     compute_ms = cost.flops / TERA / peak.operations(cost.unit) * 1e3
     floor_ms = max(compute_ms, cost.bytes / TERA / peak.tb_per_sec * 1e3)
     bound = "compute" if compute_ms == floor_ms else "memory"
-    facts |= {"share": floor_ms / milliseconds, "bound": bound, "floor_ms": floor_ms, "peak": peak.label}
+    record |= {"share": floor_ms / milliseconds, "bound": bound, "floor_ms": floor_ms, "peak": peak.label}
     if cost.bytes <= peak.l2_bytes:  # data that fit into the cache need not come from memory
         floor_ms, bound = compute_ms, "compute"
     if milliseconds * SLACK < floor_ms:
-        facts["too_fast"] = (
+        record["too_fast"] = (
             f"{milliseconds:.6f} ms is faster than the device allows ({floor_ms:.6f} ms, bound by "
             f"{bound}): work was skipped, the clock is wrong, or the cost is counted too high"
         )
-    return facts
+    return record

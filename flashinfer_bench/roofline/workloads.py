@@ -24,13 +24,13 @@ from flashinfer_bench.roofline.cost import Cost
 from flashinfer_bench.roofline.definitions import find_cost
 
 MOST_NUMBERS: Final = 1 << 22
-"""Numbers of an index input that are read at most. A workload with a larger one has no known cost."""
+"""Numbers of an index input that are read, at most. A workload with a larger input has no known cost."""
 INTEGERS: Final = ("I64", "I32", "I16", "I8")
 """Integer types of safetensors."""
 
 
 def cost_of_workload(definition: Definition, workload: Workload, blob_root: Path) -> Cost | None:
-    """Return what one call costs: as the workload states it, else counted from its definition; None where unknown."""
+    """Return the cost of one call: as the workload states it, else counted from its definition; None if unknown."""
     if workload.cost is not None:
         return Cost(workload.cost.flops, workload.cost.bytes, workload.cost.unit)
     try:
@@ -55,7 +55,7 @@ def _read_values(definition: Definition, workload: Workload, blob_root: Path) ->
 
 @lru_cache(maxsize=256)
 def read_integers(file: Path, key: str) -> tuple[int, ...] | None:
-    """Read an integer tensor of a safetensors file as flat numbers; None if it is no such tensor, or too large."""
+    """Read an integer tensor of a safetensors file as flat numbers; None if it is another tensor, or too large."""
     try:
         if not file.is_file():  # a pipe would be waited for
             return None
@@ -65,4 +65,4 @@ def read_integers(file: Path, key: str) -> tuple[int, ...] | None:
                 return None
             return tuple(tensors.get_tensor(key).ravel().tolist())
     except (OSError, ValueError, SafetensorError):
-        return None  # the judge reads the file as well, and says what is wrong with it
+        return None  # the judge reads the file as well, and reports its error

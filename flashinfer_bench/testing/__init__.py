@@ -1,10 +1,10 @@
-"""One call, timed from Python as a benchmark script does it: `bench_gpu_time`. Imported when it is first asked for.
+"""Times one call from Python, as a benchmark script does: `bench_gpu_time`. Imported at its first use.
 
-The package measures nothing itself: samples are taken by `timing.procedure`, and summarised by `timing.summary`.
-It isolates nothing, and judges nothing.
+The package measures nothing itself: `timing.procedure` takes samples, and `timing.summary` summarises them. It isolates
+nothing, and judges nothing.
 
-* `gpu_time` decides what was asked for, and which warnings say what was done otherwise.
-* `device` decides where a call is timed, and by which clock.
+* `gpu_time` reads the request, and warns of each deviation from it.
+* `device` selects the device and its clock.
 """
 
 from __future__ import annotations

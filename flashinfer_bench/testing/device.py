@@ -16,11 +16,11 @@ from flashinfer_bench.timing.settings import ClockChoice, L2Cache
 
 
 class TimingDevice:
-    """A GPU, or the CPU: no L2 that could be flushed, and no state.
+    """A GPU, or the CPU, which has no L2 to flush and no state.
 
     Args:
         device: a CPU, or a CUDA device with its index.
-        clock: "cuda_events" takes CUDA events; "auto" takes CUPTI where it works.
+        clock: "cuda_events" selects CUDA events; "auto" selects CUPTI if it works.
     """
 
     now = staticmethod(perf_counter)
@@ -44,7 +44,7 @@ class TimingDevice:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def clock(self, l2_cache: L2Cache) -> Clock:
-        """Return the clock that flushes the L2 before each call, or the one that does not. It is kept."""
+        """Return the clock that flushes the L2 before each call, or the clock that does not. Both are cached."""
         if l2_cache not in self._clocks:
             torch.zeros(1, device=self.device)  # makes the context that a clock needs
             clock = make_clock(self.device, l2_cache=l2_cache, clock=self._clock_choice)
@@ -60,7 +60,7 @@ class TimingDevice:
 
 @cache
 def timing_device(device: torch.device, clock: ClockChoice) -> TimingDevice:
-    """Return the one object of a device and a choice of clock in this process."""
+    """Return the shared object of a device and a choice of clock in this process."""
     return TimingDevice(device, clock)
 
 
@@ -68,7 +68,7 @@ def find_device(tensors: Iterable[torch.Tensor], clock: ClockChoice) -> TimingDe
     """Return the GPU that a call's tensors lie on, else the current GPU, else the CPU.
 
     Raises:
-        ValueError: they lie on several GPUs.
+        ValueError: the tensors lie on several GPUs.
     """
     gpus = sorted({str(tensor.device) for tensor in tensors if tensor.device.type == "cuda"})
     if len(gpus) > 1:

@@ -1,4 +1,4 @@
-"""`bench_gpu_time`: the time of one call, taken by the engine's own procedure and clocks.
+"""`bench_gpu_time`: the time of one call, by the engine's own procedure and clocks.
 
 If something is done otherwise than it was asked for, a warning says so, and so does the measurement.
 """
@@ -35,7 +35,7 @@ LONGEST_S: Final = 1e6
 MOST: Final = 10_000
 """Most calls that a time to fill asks for."""
 MOST_GIVEN: Final = 10_000_000
-"""A larger count is refused: no script waits for so many calls."""
+"""Largest count of calls; a script never waits for more."""
 ESTIMATE: Final = Procedure(warmup_runs=CHECKS, iterations=9, budget_s=1.0, cuda_graphs=False, fewest=9)
 """The trial that estimates the time of a call."""
 ON_A_CPU: Final = (
@@ -47,7 +47,7 @@ WITHOUT_EFFECT: Final = (
 )
 UNPACK: Final = opmap["UNPACK_SEQUENCE"]
 UNPACK_SOME: Final = opmap["UNPACK_EX"]
-"""Of `first, *others = …`."""
+"""The opcode of `first, *others = …`."""
 NO_PLACES: Final = (
     "it is unclear whether samples or (median, std) are meant: unpack the result, median_ms, std_ms = …, "
     "or take its times_ms"
@@ -56,10 +56,10 @@ NO_PLACES: Final = (
 
 @dataclass(frozen=True)
 class GpuTime:
-    """The time of one call. `median_ms, std_ms = …` unpacks it; to everything else it is the single samples.
+    """The time of one call. `median_ms, std_ms = …` unpacks it; any other use gets the single samples.
 
-    So it serves scripts that take two numbers, and those that take a list: `min`, `sorted`, `statistics.median`, `len`
-    and numpy's functions are of the samples.
+    So it serves scripts that expect two numbers, and scripts that expect a list: `min`, `sorted`, `statistics.median`,
+    `len` and numpy's functions use the samples.
     """
 
     median_ms: float
@@ -81,7 +81,7 @@ class GpuTime:
         return self.times_ms[place]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return the samples, so that `numpy.median(bench_gpu_time(...))` says what a script expects of it."""
+        """Return the samples, so that `numpy.median(bench_gpu_time(...))` is the median that a script expects."""
         del copy  # it is made anew each time
         return np.array(self.times_ms, dtype=dtype)
 
@@ -92,10 +92,10 @@ class GpuTime:
 
 
 def _unpacks_two(frame: FrameType) -> bool:
-    """Return whether code is about to unpack a value into two names. Nothing else tells the two uses apart.
+    """Return whether code is about to unpack a value into two names. No other sign separates the two uses.
 
     Raises:
-        TypeError: it is about to put all but some into one name.
+        TypeError: it is about to put all but some values into one name.
     """
     operation, count = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 2]
     if operation == UNPACK_SOME:
@@ -127,32 +127,32 @@ def bench_gpu_time(
     sleep_after_run: bool = False,
     aggregate_op: Callable[..., object] | None = None,
 ) -> GpuTime:
-    """Time `fn(*args, **kwargs)` on the GPU that its tensors lie on, else on the current one.
+    """Time `fn(*args, **kwargs)` on the GPU of its tensors, else on the current GPU.
 
     The result unpacks to `(median_ms, std_ms)`; it holds every sample and the measurement's record, too.
 
     Args:
-        fn: what is called. It launches on the current stream, or on streams that wait for it.
+        fn: the function to call. It launches on the current stream, or on streams that wait for it.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        enable_cupti: read the times that the GPU records, where CUPTI works; else CUDA events, after a warning.
-        use_cuda_graph: time a call of several operations as the replay of a CUDA graph, if the replay launches what the
-            call does. If it cannot be, a warning says why, and the call is launched on the stream. A single operation
-            takes the same time either way, and is launched on the stream.
-        num_iters: calls that are timed; 30 if neither it nor `repeat_time_ms` is given.
+        enable_cupti: whether to read the GPU's own times with CUPTI, if it works; else CUDA events, after a warning.
+        use_cuda_graph: time a call of several operations as the replay of a CUDA graph, if the replay launches the same
+            operations. If it cannot be, a warning gives the reason, and the call is launched on the stream. A single
+            operation takes the same time either way, and is launched on the stream.
+        num_iters: timed calls; 30 if neither it nor `repeat_time_ms` is given.
         dry_run_iters: calls before them; 5 if neither it nor `dry_run_time_ms` is given, and never fewer than 3.
         cold_l2_cache: empty the L2 before each timed call.
         rotate_buffers: the same as `cold_l2_cache`; no copies are made, and a warning says so.
-        time_budget_s: seconds for the whole measurement, without what the first call compiles. A call that is too slow
-            for all its samples gets fewer, with a warning; the measurement's `stop` says why.
+        time_budget_s: seconds for the whole measurement, without compilation in the first call. A call that is too slow
+            for all its samples gets fewer, with a warning; the measurement's `stop` has the reason.
         repeat_iters: the same as `num_iters`.
-        repeat_time_ms: instead of a count, about how long to go on, in milliseconds.
-        dry_run_time_ms: instead of a count, about how long to make untimed calls, in milliseconds.
+        repeat_time_ms: approximate duration of the timed calls in milliseconds, instead of a count.
+        dry_run_time_ms: approximate duration of the untimed calls in milliseconds, instead of a count.
         input_args: the same as `args`.
         input_kwargs: the same as `kwargs`.
-        l2_flush: the same as `cold_l2_cache`; it counts if it is given.
-        num_iters_within_graph, l2_flush_size_mb, l2_flush_device, sleep_after_run, aggregate_op: have no effect, and a
-            warning says so; taken for the sake of scripts that give them.
+        l2_flush: the same as `cold_l2_cache`, and overrides it if given.
+        num_iters_within_graph, l2_flush_size_mb, l2_flush_device, sleep_after_run, aggregate_op: accepted for existing
+            scripts; they have no effect, and a warning says so.
 
     Raises:
         ValueError: a count or time is out of range, or two names of one parameter are given and differ.
@@ -176,7 +176,7 @@ def bench_gpu_time(
     device = find_device(tensors, "auto" if enable_cupti else "cuda_events")
     per_call_ms = cache(partial(_estimate_call_ms, call, device, l2_cache))
     with device.active():
-        call()  # what it compiles counts for nothing
+        call()  # compilation does not count
         procedure = Procedure(
             warmup_runs=_count(dry_runs, DRY_RUNS, dry_fill_ms, per_call_ms),
             iterations=_count(iterations, ITERATIONS, fill_ms, per_call_ms),
@@ -215,7 +215,7 @@ def _either(name: str, value: Any, other_name: str, other: Any, kinds: tuple[typ
 
 
 def _number(name: str, value: Any, least: float, most: float) -> Any:
-    """Return a number of Python, numpy or torch as Python's own, or None. It is to be whole if `least` is."""
+    """Return a number of Python, numpy or torch as Python's own type, or None. It must be whole if `least` is whole."""
     number, kind = to_number(value), int if isinstance(least, int) else (int, float)
     if number is not None and (isinstance(number, bool) or not isinstance(number, kind) or not least <= number <= most):
         whole = "whole " if kind is int else ""
@@ -233,12 +233,12 @@ def _count(number: int | None, usual: int, time_ms: float | None, per_call_ms: C
 def _estimate_call_ms(call: partial[object], device: TimingDevice, l2_cache: L2Cache) -> float:
     """Return the wall time of one more sample: flush, delay kernel and call, or the host's time if that is longer."""
     trial = take_trial(lambda _: call, device.clock(l2_cache), ESTIMATE, now=device.now)
-    delay_ns = int(trial.facts.get("spin_ns", 0)) + (FLUSH_NS if trial.facts["cache_state"] == "cold" else 0)
+    delay_ns = int(trial.metadata.get("spin_ns", 0)) + (FLUSH_NS if trial.metadata["cache_state"] == "cold" else 0)
     return max(1, median(max(delay_ns + one.span_ns, one.enqueue_ns) for one in trial.samples)) / 1e6
 
 
 def _describe_departures(record: Mapping[str, Any], use_cuda_graph: bool) -> list[str]:
-    """Say what was done otherwise than it was asked for, by the record of the measurement."""
+    """Return a sentence for each deviation from the request, by the record of the measurement."""
     notes = []
     if record["stop"] != "count":
         notes.append(f"time_budget_s: the call is too slow for all its samples; {record['samples']} were taken.")

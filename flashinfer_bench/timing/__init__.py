@@ -1,1 +1,1 @@
-"""Measure: how long one launch takes, by which method, in which cache state. It knows nothing of solutions."""
+"""Measures the duration of one launch, by a clock and in a cache state. It knows no solutions."""

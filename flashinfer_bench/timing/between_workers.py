@@ -1,9 +1,9 @@
-"""Run-to-run intervals: how far a time holds for the next worker. Pure.
+"""Run-to-run intervals: how far a time of one worker holds for the next. Pure.
 
-Samples of one worker agree better with each other than with the next worker's: each worker has memory, a context and
-moments of its own. So the interval of one worker's samples is widened by the spread between workers, or comes from
-several workers by Student's t. A spread is the standard deviation of the logarithm of latencies of the same code in
-different workers: 0.004 means 0.4 %.
+Samples of one worker agree better with each other than with the next worker's. Each worker has its own memory, context
+and moments. So the interval of one worker's samples is widened by the spread between workers, or comes from several
+workers by Student's t. A spread is the standard deviation of the logarithm of latencies of the same code in different
+workers: 0.004 means 0.4 %.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from flashinfer_bench.timing.statistics import LEVEL, STEP_NS, mean_half_width, 
 DEFAULT_SPREADS: Final = {"cuda": 0.004, "cpu": 0.1}
 """Spread on an unknown machine: the smallest that held nearly all workers of equal code on the machines tried."""
 DEFAULT_FREEDOM: Final = 6.0
-"""Degrees of freedom of a default; a measured spread counts alone from as many on."""
+"""Degrees of freedom of a default; a measured spread with at least this many counts alone."""
 MOST_FREEDOM: Final = 200.0
-"""A spread that is known by more degrees of freedom forgets the oldest: a machine changes."""
+"""Degrees of freedom, at most; beyond them the oldest are dropped, since a machine changes."""
 WORKERS: Final = "workers"
 ONE_WORKER: Final = "one worker, widened"
 NOISY: Final = "noisy"
@@ -31,7 +31,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class WorkerSpread:
-    """What is known of the spread between workers on one device."""
+    """The known spread between workers on one device."""
 
     share: float
     """Standard deviation of the latency between workers, as a share of it."""
@@ -42,9 +42,9 @@ class WorkerSpread:
 
     @property
     def half(self) -> float:
-        """Half the interval, as a logarithm, of one worker whose samples leave nothing open.
+        """Half the interval, as a logarithm, of one worker with exact samples.
 
-        Two such intervals of equal code meet unless their workers differ by twice this.
+        Two such intervals of equal code overlap unless their workers differ by twice this.
         """
         return student_quantile(LEVEL, self.freedom) * self.share
 
@@ -55,7 +55,7 @@ def default_spread(kind: str) -> WorkerSpread:
 
 
 def learned_spread(kind: str, squares: float, freedom: float) -> WorkerSpread:
-    """Return the spread that measurements show; the default counts for missing degrees of freedom.
+    """Return the measured spread; the default counts for missing degrees of freedom.
 
     Args:
         kind: "cuda" or "cpu".
@@ -81,7 +81,7 @@ def sum_squares(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 def widened_interval(latency: float, samples: Interval | None, spread: WorkerSpread) -> Interval:
-    """Return the 95 % interval of one worker's latency: that of its samples and the spread add up as squares."""
+    """Return the 95 % interval of one worker's latency: the sum of squares of its samples' interval and the spread."""
     within = 0.0 if samples is None or latency <= 0 else (samples[1] - samples[0]) / 2 / latency
     share = sqrt(within**2 + spread.half**2)
     return latency * exp(-share), latency * exp(share)
@@ -94,33 +94,33 @@ def interval_of_workers(latencies: Sequence[float]) -> Interval:
 
 
 def is_noisy(latency_ns: float, samples_ns: Interval | None, spread: WorkerSpread) -> bool:
-    """Tell whether the samples of one worker leave more open than the next worker would: more samples would help."""
+    """Return whether the sample noise of one worker exceeds the run-to-run spread, so that more samples would help."""
     half_ns = 0.0 if samples_ns is None else (samples_ns[1] - samples_ns[0]) / 2
     return half_ns > STEP_NS and half_ns > spread.half * latency_ns > 0
 
 
-def told_with_spread(record: Mapping[str, Any], latency_ms: float, spread: WorkerSpread) -> dict[str, Any]:
-    """Return one worker's record with an interval that holds for the next worker; that of its samples is renamed."""
-    told = dict(record)
-    bounds, flags = told.pop("interval95_ms", None), [flag for flag in told.pop("flags", []) if flag != NOISY]
+def report_with_spread(record: Mapping[str, Any], latency_ms: float, spread: WorkerSpread) -> dict[str, Any]:
+    """Return one worker's record with an interval that holds for the next worker; the samples' interval is renamed."""
+    reported = dict(record)
+    bounds, flags = reported.pop("interval95_ms", None), [flag for flag in reported.pop("flags", []) if flag != NOISY]
     samples = (float(bounds[0]), float(bounds[1])) if isinstance(bounds, (list, tuple)) and len(bounds) == 2 else None
     if samples is not None:
-        told["readings95_ms"] = [*samples]
+        reported["readings95_ms"] = [*samples]
         if is_noisy(latency_ms * 1e6, (samples[0] * 1e6, samples[1] * 1e6), spread):
             flags.append(NOISY)
-    told |= {"flags": flags} if flags else {}
+    reported |= {"flags": flags} if flags else {}
     interval = widened_interval(latency_ms, samples, spread)
     if latency_ms <= 0 or not all(map(isfinite, interval)):
-        return told
-    told |= {"interval95_ms": _rounded(interval), "interval": ONE_WORKER, "worker_spread": round(spread.share, 6)}
-    return told | {"worker_spread_from": "this machine" if spread.is_measured else "default"}
+        return reported
+    reported |= {"interval95_ms": _rounded(interval), "interval": ONE_WORKER, "worker_spread": round(spread.share, 6)}
+    return reported | {"worker_spread_from": "this machine" if spread.is_measured else "default"}
 
 
-def told_of_workers(record: Mapping[str, Any], latencies_ms: Sequence[float]) -> dict[str, Any]:
+def report_of_workers(record: Mapping[str, Any], latencies_ms: Sequence[float]) -> dict[str, Any]:
     """Return the record of one of several workers with all their latencies and the interval of the mean."""
-    told = {"readings95_ms" if key == "interval95_ms" else key: value for key, value in record.items()}
-    told |= {"interval95_ms": _rounded(interval_of_workers(latencies_ms)), "interval": WORKERS}
-    return told | {"workers_ms": _rounded(latencies_ms)}
+    reported = {"readings95_ms" if key == "interval95_ms" else key: value for key, value in record.items()}
+    reported |= {"interval95_ms": _rounded(interval_of_workers(latencies_ms)), "interval": WORKERS}
+    return reported | {"workers_ms": _rounded(latencies_ms)}
 
 
 def _rounded(values: Sequence[float]) -> list[float]:

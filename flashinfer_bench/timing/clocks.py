@@ -1,7 +1,7 @@
-"""The clocks, and which one a device gets: CUPTI on a GPU, else CUDA events; the wall clock on a CPU.
+"""The clocks, and the choice for a device: CUPTI on a GPU, else CUDA events; the wall clock on a CPU.
 
-A clock takes samples between `with clock:` and its end. Nothing but the call lies between the two ends of a sample.
-A launch may have `puts_away`: then its `put_away()` brings what its call returned into place, after the sample.
+A clock takes samples between `with clock:` and its end. Only the call lies between the two ends of a sample. A launch
+may have `puts_away`: then its `put_away()` moves its call's result into the outputs, after the sample.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from flashinfer_bench.timing.cupti import CuptiRecorder, RecordsLost, import_cupti
 from flashinfer_bench.timing.flush import CHAIN, GpuQueue, Preamble
 from flashinfer_bench.timing.graphs import CaptureRefused, capture, capture_first, see_operations
-from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, FALLING_BACK, WALL, Facts, Sample
+from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, FALLING_BACK, WALL, Metadata, Sample
 from flashinfer_bench.timing.settings import ClockChoice, L2Cache
 from flashinfer_bench.timing.timeline import HostCall, TimelineBroken, read_samples
 
@@ -47,8 +47,8 @@ ASIDE_NS: Final = 50_000
 """If the device is busy for longer after a call's second event, the call has left work on other streams."""
 CALLS_IN_FLIGHT: Final = 64
 OPERATIONS_IN_FLIGHT: Final = 512
-"""Most calls, and about the most operations, that the host enqueues before it waits: in a full queue it would wait
-inside a call, and its time would be misread."""
+"""Calls, and about the operations, that the host enqueues before it waits. In a full queue it would wait inside a call,
+and its time would be wrong."""
 EMPTY_LAUNCHES: Final = 12
 """Samples of a kernel of known cost."""
 EMPTY_LAUNCH: Final = Preamble(delay_ns=15_000)
@@ -58,11 +58,11 @@ Launch = Callable[[], object]
 
 
 class ClockLost(Exception):
-    """The clock cannot give the samples that were asked for; the reason is its text."""
+    """The clock cannot take the requested samples; the reason is its text."""
 
 
 class Clock:
-    """What a clock is. The defaults are those of a clock that sees whole calls only, and has no fall-back."""
+    """The interface of a clock. The defaults are those of a clock that sees whole calls only, and has no fall-back."""
 
     method: str
     """"cupti", "cuda_events" or "wall"."""
@@ -73,8 +73,8 @@ class Clock:
     sees_operations: bool = False
     """Samples hold the single operations of a call."""
     fresh_graphs: int | None = None
-    """Graphs that replays of distinct calls take in turn, if one was not replayed yet; else 0. None if each distinct
-    call is captured when it is first asked for."""
+    """Graphs that replays of distinct calls use in rotation, if one was not replayed yet; else 0. None if each distinct
+    call is captured at its first use."""
 
     def __enter__(self) -> Clock:
         return self
@@ -91,19 +91,19 @@ class Clock:
         raise NotImplementedError
 
     def replays(self, source: Callable[[int], Launch]) -> Callable[[int], Launch]:
-        """Return a source of replays of the launches that `source` gives; each distinct launch is captured once.
+        """Return a source of replays of the launches of `source`; each distinct launch is captured once.
 
         It raises CaptureRefused if a call cannot be captured.
         """
         return source
 
     def fall_back(self, reason: str) -> Clock | None:
-        """Return the clock to use instead, which says why in its facts; None if there is none."""
+        """Return the clock to use instead; its metadata has the reason. None if there is no other clock."""
         del reason
         return None
 
     def launch_gap_ns(self) -> int:
-        """Return what one more launch in a full queue costs before it runs; 0 if GPU times hold it already."""
+        """Return the cost of one more launch in a full queue before it runs; 0 if GPU times include it."""
         return 0
 
     def chain_gap_ns(self) -> int:
@@ -114,13 +114,13 @@ class Clock:
         """Return the GPU time of the least call that can be right, which moves one word; 0 if unknown."""
         return 0
 
-    def facts(self) -> Facts:
-        """Return what the clock knows of its own samples."""
+    def metadata(self) -> Metadata:
+        """Return the clock's metadata of its own samples."""
         return {}
 
 
 def _put_away(launch: Any) -> bool:
-    """Have a launch bring what its call returned into place; tell whether that is part of the work."""
+    """Have a launch move its call's result into the outputs; return whether that is part of the work."""
     return bool(getattr(launch, "puts_away", False) and launch.put_away())
 
 
@@ -134,7 +134,7 @@ class WallClock(Clock):
     cache_state = "warm"
 
     def sample(self, launches: Sequence[Launch], preambles: Sequence[Preamble]) -> list[Sample]:
-        """Time each call; there is no queue to fill."""
+        """Time each call. A CPU has no queue to fill."""
         del preambles
         samples = []
         for launch in launches:
@@ -150,8 +150,9 @@ class WallClock(Clock):
 class CudaEventClock(Clock):
     """CUDA events around each call on the current stream: the fall-back if CUPTI cannot be used.
 
-    A pair of events with nothing between them reads a constant, which is reported and not subtracted. Events do not
-    hold work on streams that nobody waits for: such a call leaves the device busy, and is timed until it is idle.
+    A pair of events with nothing between them has a constant time, which is reported and not subtracted. Events do not
+    cover work on streams that the current stream does not wait for. Such a call leaves the device busy, and is timed
+    until it is idle.
 
     Args:
         queue: of the GPU.
@@ -175,7 +176,7 @@ class CudaEventClock(Clock):
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        """Leave the device idle; an error of the device itself is the one that is under way already."""
+        """Leave the device idle; an error of the device is raised already."""
         if raised[1] is None:
             self._queue.synchronize()
 
@@ -201,7 +202,7 @@ class CudaEventClock(Clock):
             _put_away(launch)
         return samples
 
-    def facts(self) -> Facts:
+    def metadata(self) -> Metadata:
         """Return the constant of an empty pair, and why this clock is used."""
         return {"empty_pair_ns": self._empty_ns or 0} | ({"fallback": self._reason} if self._reason else {})
 
@@ -242,7 +243,7 @@ class CuptiClock(Clock):
         self._leads_ns: list[int] = []
 
     def __enter__(self) -> Clock:
-        self._queue.synchronize()  # records of earlier work come when it is done
+        self._queue.synchronize()  # records of earlier work arrive at its end
         try:
             self._recorder.start()
         except RecordsLost as lost:
@@ -281,7 +282,7 @@ class CuptiClock(Clock):
             end_ns, puts_away = now(), bool(getattr(launch, "puts_away", False))
             calls.append(HostCall(begin_ns, end_ns, puts_away, bool(getattr(launch, "is_replay", False))))
             if puts_away:
-                self._queue.launch_empty()  # the mark: what follows is no part of the call
+                self._queue.launch_empty()  # the mark: later work is no part of the call
                 _put_away(launch)
         self._queue.synchronize()
         flushes = self._queue.l2_cache == "cold" and preambles[0].flushes
@@ -329,7 +330,7 @@ class CuptiClock(Clock):
         """Return a clock of CUDA events."""
         return CudaEventClock(self._queue, reason)
 
-    def facts(self) -> Facts:
+    def metadata(self) -> Metadata:
         """Return the usual time from the end of the delay to the call's first operation."""
         return {"lead_ns": int(median(self._leads_ns))} if self._leads_ns else {}
 
@@ -340,10 +341,10 @@ def make_clock(
     """Return the best clock for a device.
 
     Args:
-        device: where the calls run; on a GPU there must be a context.
-        l2_cache: "cold" flushes a GPU's L2 before each call. A CPU's caches are left as they are.
+        device: the device of the calls; a GPU must have a context.
+        l2_cache: "cold" flushes a GPU's L2 before each call. A CPU's caches are never flushed.
         clock: "cuda_events" takes CUDA events.
-        image: machine code of the timing kernels, if it is known already.
+        image: machine code of the timing kernels, if it exists already.
     """
     if device.type != "cuda":
         return WallClock()

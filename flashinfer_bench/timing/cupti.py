@@ -1,8 +1,8 @@
 """CUPTI's activity records of kernels, copies and fills, through cupti-python.
 
 The package's record objects cost about 25 µs each, more than the calls that they describe. So the package only switches
-CUPTI on and off, and says where the fields of a record lie; records are read from CUPTI's buffers here. Records of API
-calls stay off: they slow the host.
+CUPTI on and off, and has the layout of a record; records are read from CUPTI's buffers here. Records of API calls stay
+off, since they slow the host.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class CuptiRecorder:
         self._callbacks = (Requested(self._on_requested), Completed(self._on_completed))
 
     def _find_layout(self, record: str) -> tuple[int, int, int, int | None, str]:
-        """Return where start, launch, stream and name of a record lie, and the name of one that has none.
+        """Return the offsets of start, launch, stream and name in a record, and the name of a record without one.
 
-        The package names a description by the record's version; the newest counts.
+        The package names a description by the record's version; the newest version counts.
         """
         pattern = re.compile(rf"activity_{record}(\d*)_dtype")
         found = [(int(match[1] or 0), match[0]) for match in map(pattern.fullmatch, dir(self._cupti)) if match]
@@ -113,7 +113,7 @@ class CuptiRecorder:
         for kind in self._kinds:
             with suppress(self._error):  # it was not on
                 self._cupti.activity_disable(kind)
-        with suppress(self._error):  # a broken device: its own error is under way
+        with suppress(self._error):  # a broken device has an error already
             self._discard()
 
     def now(self) -> int:
@@ -121,10 +121,10 @@ class CuptiRecorder:
         return int(self._cupti.get_timestamp())
 
     def take(self) -> list[Operation]:
-        """Return what was recorded since the last time. Call it while the device is idle.
+        """Return the records since the last call. Call it while the device is idle.
 
         Raises:
-            RecordsLost: CUPTI dropped records, or does not hand them out.
+            RecordsLost: CUPTI dropped records, or does not deliver them.
         """
         try:
             self._cupti.activity_flush_all(0)
@@ -182,7 +182,7 @@ class CuptiRecorder:
         return operations
 
     def _name(self, pointer: int) -> str:
-        """Return a kernel's name, read once: CUPTI keeps the text for as long as the module is loaded."""
+        """Return a kernel's name, read once: CUPTI keeps the text while the module is loaded."""
         if pointer not in self._names:
             text = ctypes.string_at(pointer) if pointer else b""
             self._names[pointer] = text.decode("utf-8", "replace")
@@ -192,9 +192,9 @@ class CuptiRecorder:
 def import_cupti() -> None:
     """Import CUPTI's bindings if they are installed, in a process that others are forked from.
 
-    It takes 0.1 s or more, starts no thread and touches no device: neither CUPTI nor the driver is loaded by it.
+    It takes 0.1 s or more, starts no thread and touches no device: it loads neither CUPTI nor the driver.
     """
-    with suppress(ImportError):  # a recorder will say what is missing
+    with suppress(ImportError):  # a recorder reports the missing package
         importlib.import_module(MODULE)
 
 
@@ -206,7 +206,7 @@ def _loaded_library() -> ctypes.CDLL:
     """Return the CUPTI that cupti-python and torch have loaded into this process.
 
     Raises:
-        RecordsLost: there is none.
+        RecordsLost: there is no such record.
     """
     with Path("/proc/self/maps").open(encoding="utf-8") as maps:
         paths = {line.split()[-1] for line in maps if "libcupti.so" in line}

@@ -130,7 +130,7 @@ class Launcher:
 
 
 def make_stream() -> int:
-    """Make a stream that waits for the legacy default stream, and is waited for; return its handle.
+    """Make a stream that waits for the legacy default stream, which waits for it too; return its handle.
 
     Streams of torch do neither. While this stream is captured, a launch on the legacy default stream is an error that
     ends the capture. While a stream of torch's is captured, the launch runs at once and the graph does not hold it.
@@ -144,7 +144,7 @@ def make_stream() -> int:
 def count_captured(stream: int) -> int | None:
     """Return how many kernels, copies and fills a stream's capture has so far.
 
-    None if that cannot be told: the driver is older than CUDA 11.3, or the capture holds another graph.
+    None if it is unknown: the driver is older than CUDA 11.3, or the capture holds another graph.
 
     Args:
         stream: handle of a stream under capture.

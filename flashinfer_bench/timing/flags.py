@@ -1,4 +1,4 @@
-"""The flags of a measurement: what a reader should know before acting on its number.
+"""The flags of a measurement: warnings to read before acting on its number.
 
 To add a flag, add its text to FLAGS, its condition to `find_flags`, and a row to the table in `docs/numbers.md`. A flag
 without a condition there is raised where it becomes known, in the session.
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-from flashinfer_bench.timing.measurement import WALL, Trial, join_facts, latency_ns
+from flashinfer_bench.timing.measurement import WALL, Trial, join_metadata, latency_ns
 from flashinfer_bench.timing.statistics import FEWEST_BATCHES, count_together
 
 if TYPE_CHECKING:  # reports name flags without NVML
@@ -47,29 +47,31 @@ def find_flags(
 
     Args:
         trials: its trials, at least one.
-        is_noisy: its samples leave more open than the run-to-run spread.
+        is_noisy: whether the sample noise exceeds the run-to-run spread.
         before: the GPU before the first trial.
-        after: the GPU after the last one.
+        after: the GPU after the last trial.
     """
-    facts = join_facts([trial.facts for trial in trials])
+    metadata = join_metadata([trial.metadata for trial in trials])
     samples = [sample for trial in trials for sample in trial.samples]
     states = [state for state in (before, after) if state is not None]
-    method, is_empty = facts.get("method", WALL), any(sample.operations == 0 for sample in samples)
+    method, is_empty = metadata.get("method", WALL), any(sample.operations == 0 for sample in samples)
     is_late = sum(sample.late for sample in samples) > LATE_SHARE * len(samples)
-    host_takes_longer = facts.get("enqueue_ns", 0) > median(latency_ns(sample, 0) for sample in samples)
+    host_takes_longer = metadata.get("enqueue_ns", 0) > median(latency_ns(sample, 0) for sample in samples)
 
     def differs(name: str) -> bool:
-        return len({trial.facts[name] for trial in trials if name in trial.facts}) > 1
+        return len({trial.metadata[name] for trial in trials if name in trial.metadata}) > 1
 
     def varies(trial: Trial) -> Any:
-        return trial.facts.get("operations_vary") or len({sample.operations for sample in trial.samples}) > 1
+        return trial.metadata.get("operations_vary") or len({sample.operations for sample in trial.samples}) > 1
 
     found = {
         "no_gpu_work": is_empty,
-        "host_bound": method != WALL and not is_empty and (is_late or facts.get("waits_inside") or host_takes_longer),
-        "waits_inside": facts.get("waits_inside"),
-        "side_stream": facts.get("side_stream"),
-        "persisting_l2": facts.get("lines_reset"),
+        "host_bound": method != WALL
+        and not is_empty
+        and (is_late or metadata.get("waits_inside") or host_takes_longer),
+        "waits_inside": metadata.get("waits_inside"),
+        "side_stream": metadata.get("side_stream"),
+        "persisting_l2": metadata.get("lines_reset"),
         "noisy": is_noisy,
         "too_few_samples": len(samples) < FEWEST_BATCHES * count_together([one.span_ns for one in samples], method),
         "throttled": any(state.slowed_by for state in states),

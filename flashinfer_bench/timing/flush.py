@@ -1,4 +1,4 @@
-"""The queue of a GPU as the clocks use it: the preamble of a timed call, and kernels of known cost.
+"""The queue of a GPU for the clocks: the preamble of a timed call, and kernels of known cost.
 
 The preamble flushes the L2 and keeps the GPU busy by a delay kernel, so that the host gets ahead.
 """
@@ -34,10 +34,10 @@ LINE_BYTES: Final = 512
 
 @dataclass(frozen=True)
 class Preamble:
-    """What goes before a timed call."""
+    """The work before a timed call."""
 
     delay_ns: int = 0
-    """How long the GPU is kept busy after the flush."""
+    """Time for which the GPU is kept busy after the flush."""
     flushes: bool = True
     """Flush the L2 before the delay, if calls are to be cold."""
     drains: bool = False
@@ -86,7 +86,7 @@ class GpuQueue:
         return torch.cuda.current_stream(self._device).cuda_stream
 
     def enqueue(self, preamble: Preamble) -> None:
-        """Enqueue what goes before a timed call; the delay kernel is the last of it."""
+        """Enqueue the work before a timed call; the delay kernel is its last part."""
         stream = self._stream
         if preamble.waits_first or preamble.resets_lines:
             torch.cuda.synchronize(self._device)
@@ -103,11 +103,11 @@ class GpuQueue:
         torch.cuda.synchronize(self._device)
 
     def launch_empty(self) -> None:
-        """Launch a kernel that does nothing."""
+        """Launch an empty kernel."""
         self._empty(self._stream)
 
     def launch_chain(self) -> None:
-        """Launch CHAIN kernels that do nothing, each of as many blocks as a small kernel has."""
+        """Launch CHAIN empty kernels, each with the blocks of a small kernel."""
         stream = self._stream
         for _ in range(CHAIN):
             self._link(stream)

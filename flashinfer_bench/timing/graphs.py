@@ -1,14 +1,14 @@
 """A call as a CUDA graph: captured once, replayed for each sample.
 
-A replay runs the call's operations as serving engines run them: gaps do not depend on how a process feeds the GPU.
+A replay runs the call's operations like a serving engine: gaps do not depend on how a process feeds the GPU.
 
 * From the fourth capture in a process on, the driver starts each operation of every replay later. Serving processes
   have made dozens of captures, so a process that measures makes some first (`capture_first`).
-* All captures use one stream of our own. torch gives 32 streams in turn: a capture on a solution's side stream would
-  run two branches one after the other.
+* All captures use one stream of our own. torch gives 32 streams in rotation: a capture on a solution's side stream
+  would run two branches one after the other.
 * Kernels launched as `kernel<<<blocks, threads>>>` go to the legacy default stream, which no graph can hold. Our stream
-  waits for that one, so the driver refuses such a launch, and the call is timed as it is launched. On other streams the
-  driver refuses nothing; `see_operations` finds that the graph lacks them.
+  waits for that stream, so the driver refuses such a launch, and the call is timed without a graph. On other streams
+  the driver refuses nothing; `see_operations` finds that the graph lacks them.
 * Each graph has a memory pool of its own, which `torch.cuda.empty_cache` frees once the graph is gone.
 """
 
@@ -24,7 +24,7 @@ import torch
 from flashinfer_bench.timing import driver
 
 CAPTURES_FIRST: Final = 8
-"""Captures before a process measures. Four bring the later start; after eight it seldom goes back."""
+"""Captures before a process measures. Four already delay the start; after eight it seldom returns."""
 
 
 class CaptureRefused(Exception):
@@ -32,11 +32,11 @@ class CaptureRefused(Exception):
 
 
 def capture(launch: Callable[[], object]) -> Callable[[], object]:
-    """Return a function that replays what the call launches on the current device.
+    """Return a function that replays the call's launches on the current device.
 
     Raises:
-        CaptureRefused: the call cannot be captured: it waits for the GPU, launches on the legacy default stream, or
-            does something else that a graph cannot hold.
+        CaptureRefused: the call waits for the GPU, launches on the legacy default stream, or does something else that a
+            graph cannot hold.
     """
     graph = torch.cuda.CUDAGraph()
     stream = _capture_stream(torch.cuda.current_device())
@@ -48,7 +48,7 @@ def capture(launch: Callable[[], object]) -> Callable[[], object]:
                 launch()
             finally:
                 graph.capture_end()
-    except Exception as error:  # the call may raise anything; it can still be timed without a graph
+    except Exception as error:  # the call may raise any error; it can still be timed without a graph
         torch.cuda.synchronize()
         _free_generator()
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -59,7 +59,7 @@ def capture(launch: Callable[[], object]) -> Callable[[], object]:
 
 
 def see_operations(least: int) -> None:
-    """See that the capture on the current stream has this many operations so far, if the driver can tell.
+    """Check that the capture on the current stream has this many operations so far, if the driver reports it.
 
     Raises:
         CaptureRefused: it has fewer.
@@ -70,7 +70,7 @@ def see_operations(least: int) -> None:
 
 
 def _free_generator() -> None:
-    """Let the current device's generator draw again: torch takes a capture that failed for one that goes on."""
+    """Let the current device's generator draw again: torch takes a failed capture for one under way."""
     with suppress(AttributeError, IndexError, RuntimeError):  # an older torch has no such calls; one without CUDA, none
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
         generator.graphsafe_set_state(generator.clone_state())
@@ -89,7 +89,7 @@ def capture_first(device: torch.device) -> None:
 
 @cache
 def _capture_stream(device: int) -> torch.cuda.Stream:
-    """Return the stream for captures on a device of this process; it is the current one."""
+    """Return the stream for captures on a device of this process; it becomes the current stream."""
     torch.cuda.current_stream(device)  # the context is there
     stream: torch.cuda.Stream = torch.cuda.ExternalStream(driver.make_stream(), device)  # type: ignore[no-untyped-call]
     return stream

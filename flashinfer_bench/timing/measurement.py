@@ -1,13 +1,14 @@
 """Values of a measurement: samples, trials, the metadata of trials, and the one number with its record. Pure.
 
-`timing.procedure` takes trials where the code runs; `timing.summary` turns them into a number where they are judged.
+`timing.procedure` takes trials in the process with the clock; `timing.summary` turns them into a number in the judge.
 
-Metadata of a trial ("facts"), by name:
+Metadata of a trial, by name:
 
 * method ("wall", "cupti", "cuda_events"), cache_state ("cold", "warm"), calls (in all, timed or not).
 * launch ("stream", "graph"), launch_reason (why it is no graph).
 * spin_ns (delay kernel before each call), enqueue_ns (host time of a launch), lead_ns (from the end of the delay to the
-  first operation), empty_pair_ns (two CUDA events with nothing between), fallback (why no better clock was used).
+  first operation), empty_pair_ns (two CUDA events with nothing between), fallback (reason why no better clock was
+  used).
 * waits_inside, side_stream, operations_vary, lines_reset, streams, retaken (samples taken again behind a longer delay),
   extra_samples (beyond the number wanted).
 """
@@ -23,16 +24,16 @@ from pydantic import AfterValidator, Field
 
 Stop = Literal["count", "precision", "budget"]
 """Why sampling ended: all samples were taken, the interval was narrow enough, or the time was spent."""
-Facts = dict[str, Any]
+Metadata = dict[str, Any]
 """Metadata of a trial by name; the values are JSON-able."""
 WALL: Final = "wall"
 """The clock of a CPU."""
 EVENTS_ASKED_FOR: Final = "CUDA events were asked for"
-"""The fact "fallback" of a measurement whose user chose CUDA events."""
+"""The value of "fallback" of a measurement whose user chose CUDA events."""
 FALLING_BACK: Final = "Falling back to CUDA events."
-"""End of the fact "fallback" if CUPTI does not work, as the documents promise."""
+"""End of "fallback" if CUPTI does not work, as the documents promise."""
 MEDIANS: Final = ("calls", "spin_ns", "enqueue_ns", "lead_ns", "empty_pair_ns", "retaken")
-"""Facts of which a record has the median over trials."""
+"""Names of metadata whose median over the trials is recorded."""
 
 
 def printable(text: str) -> str:
@@ -46,7 +47,7 @@ Nanoseconds = Annotated[int, Field(ge=0, le=10**15)]
 
 
 def reason_of_fallback(fallback: str) -> str:
-    """Return the fact "fallback" without the words at its end."""
+    """Return the value of "fallback" without the words at its end."""
     return fallback.removesuffix(FALLING_BACK).rstrip(" .")
 
 
@@ -93,11 +94,11 @@ def latency_ns(sample: Sample, launch_gap_ns: int) -> int:
 
 @dataclass(frozen=True)
 class Trial:
-    """Samples of one set of inputs, or of several sets by turns."""
+    """Samples of one set of inputs, or of several interleaved sets."""
 
     samples: tuple[Sample, ...]
     stop: Stop
-    facts: Facts = field(default_factory=dict)
+    metadata: Metadata = field(default_factory=dict)
 
     @property
     def spans_ns(self) -> list[int]:
@@ -123,13 +124,13 @@ class Measured:
     trials: list[float]
     """Median of each trial, in milliseconds."""
     record: dict[str, Any]
-    """JSON-able: method, cache state, counts, spread, why sampling stopped, flags."""
+    """JSON-able: method, cache state, counts, spread, reason why sampling stopped, flags."""
 
 
-def join_facts(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the facts of all trials as one table: medians of times and counts, else those of the last trial."""
+def join_metadata(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join the metadata of all trials: medians of times and counts, else the values of the last trial."""
     joined: dict[str, Any] = {}
-    for name in dict.fromkeys(name for facts in trials for name in facts):
-        found = [facts[name] for facts in trials if name in facts]
+    for name in dict.fromkeys(name for metadata in trials for name in metadata):
+        found = [metadata[name] for metadata in trials if name in metadata]
         joined[name] = int(median(found)) if name in MEDIANS else found[-1]
     return joined

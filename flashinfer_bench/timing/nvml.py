@@ -1,4 +1,4 @@
-"""The state of a GPU through NVML: clocks, power, temperature, what slows it down, who else uses it. No CUDA."""
+"""The state of a GPU through NVML: clocks, power, temperature, throttle reasons, other processes. No CUDA."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ SLOWED_BY: Final = {
 
 @dataclass(frozen=True)
 class GpuState:
-    """State of one GPU at one moment; a field is None if the driver does not say."""
+    """State of one GPU at one moment; a field is None if the driver does not report it."""
 
     sm_mhz: int | None
     memory_mhz: int | None
     power_w: float | None
     temperature_c: int | None
     slowed_by: tuple[str, ...]
-    """Why its clocks are below what they could be: keys of SLOWED_BY."""
+    """Throttle reasons: keys of SLOWED_BY."""
     other_processes: int | None
-    """Processes of others with a context on it. None also if NVML gives process ids of another namespace, as in a
-    container."""
+    """Processes of other programs with a context on it. None also if NVML gives process ids of another namespace, as in
+    a container."""
 
 
 @dataclass(frozen=True)
 class GpuSettings:
-    """What a GPU is set to; a field is None if the driver does not say."""
+    """Settings of a GPU; a field is None if the driver does not report it."""
 
     power_limit_w: float | None
     application_sm_mhz: int | None
-    """Clocks that programs are to run at, if somebody has set them. No driver reports locked clocks."""
+    """Requested clocks of programs, if they were set. No driver reports locked clocks."""
     application_memory_mhz: int | None
     most_sm_mhz: int | None
     most_memory_mhz: int | None
@@ -78,7 +78,7 @@ def read_gpu_state(uuid: str, *, ours: Collection[int] = ()) -> GpuState | None:
 
 
 def read_gpu_settings(uuid: str) -> GpuSettings | None:
-    """Return what a GPU is set to; None if NVML does not know it."""
+    """Return the settings of a GPU; None if NVML does not know it."""
     gpu = handle(uuid)
     if gpu is None:
         return None
@@ -88,7 +88,8 @@ def read_gpu_settings(uuid: str) -> GpuSettings | None:
 
 
 def count_others(seen: Collection[int], ours: Collection[int]) -> int | None:
-    """Return how many processes on a GPU are not ours; None if none of ours is among them, so that ids mean nothing."""
+    """Return the number of foreign processes on a GPU. None if no process of ours is among them, so ids are of another
+    namespace."""
     others = sum(pid not in ours for pid in seen)
     return None if ours and others == len(seen) else others
 

@@ -1,11 +1,12 @@
-"""The procedure of a trial: check → look for persisting lines → warm up → choose the launch source → sample → metadata.
+"""The procedure of a trial: check → test for persisting lines → warm up → choose the launch source → sample → metadata.
 
-It runs where the clock is: for `bench_gpu_time` in the caller's process, for a timed solution or reference in the
-session, whose clock asks a worker. It only takes samples; `timing.summary` says what they mean.
+It runs in the process with the clock. For `bench_gpu_time` that is the caller's process; for a timed solution or
+reference it is the session, whose clock sends requests to a worker. It only takes samples; `timing.summary` interprets
+them.
 
-Each sample is (flush, delay kernel, call). The flush leaves nothing of the inputs in the L2. The delay kernel lets
-memory and power rest, and keeps the GPU busy until the host has enqueued the whole call, so that operations run back to
-back as in a full queue. Nothing but the call lies between the two ends of a sample.
+Each sample is (flush, delay kernel, call). The flush evicts the inputs from the L2. The delay kernel lets memory and
+power recover, and keeps the GPU busy until the host has enqueued the whole call. So operations run back to back as in a
+full queue. Only the call lies between the two ends of a sample.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Final
 
 from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch
 from flashinfer_bench.timing.flush import Preamble
-from flashinfer_bench.timing.measurement import Facts, Sample, Trial
+from flashinfer_bench.timing.measurement import Metadata, Sample, Trial
 from flashinfer_bench.timing.settings import PRECISION
 from flashinfer_bench.timing.statistics import LONG_SAMPLE_NS, quantile
 from flashinfer_bench.timing.stopping import QUICK_S, StoppingRule
@@ -32,25 +33,27 @@ PROBE_NS: Final = 2_000_000
 """Least delay, beyond the host's time, behind which a call shows whether it waits for the GPU. It waits if the delay
 makes it slower on the host by more than half of that."""
 PROBES: Final = 2, 3
-"""Probes of the check, and after the warm-up, that all have to find that a call waits: first calls wait if the driver
+"""Probes of the check, and after the warm-up, that must all find that a call waits. First calls wait if the driver
 gives them memory, and the host may be held up."""
 QUEUE_HOLDS: Final = 900
-"""A call of more operations may fill the device's queue: then the host waits for room, and not the call for the GPU."""
+"""Operations that a device's queue holds. With more, the host waits for room in the queue, and not the call for the
+GPU."""
 DELAY_MARGIN: Final = 1.5
 DELAY_FLOOR_NS: Final = 6_000
 DELAY_CEILING_NS: Final = 50_000_000
 """The delay is the host's time for a call times the first, plus the second, and at most the third."""
 REST_NS: Final = 100_000, 50_000_000
-"""The GPU rests between these times before each call: as long as the call takes, and twice as long before calls of
+"""Limits of the GPU's cool-down before each call: as long as the call takes, and twice as long before calls of
 LONG_SAMPLE_NS. Right after a flush times scatter more; a GPU without a pause reaches its power limit."""
 FLUSH_NS: Final = 50_000
 """Most time of a flush, as a part of the expected time of a sample."""
 SPARED_S: Final = 0.005
-"""A call that may stop early and whose sample takes longer gets no warm-up beyond the check, and no look for lines."""
+"""A call that may stop early and has longer samples gets no warm-up beyond the check, and no test for persisting
+lines."""
 REQUEST_S: Final = 0.015
 REQUEST_CALLS: Final = 3
-"""A single call may take REQUEST_S on a busy machine, which says nothing of a sample among others. Up to this, the
-clock tells whether a call that may stop early is quick. If one takes longer, REQUEST_CALLS together tell."""
+"""A single call may take REQUEST_S on a busy machine, which does not predict a sample among others. Below this, the
+clock decides whether a call that may stop early is quick. If one takes longer, REQUEST_CALLS together decide."""
 LATE_SHARE: Final = 0.1
 """If a larger share of a batch is late, the delay is doubled and the batch is taken again."""
 RETAKES: Final = 3
@@ -58,8 +61,8 @@ EXTRA_SHARE: Final = 10
 EXTRA_S: Final = 0.05
 """A quick call that scatters gets at most EXTRA_SHARE times the wanted samples more, in EXTRA_S a set of inputs."""
 LINES_CALLS: Final = 5, 15
-"""Calls of each kind in a look for persisting lines, with and without a reset of them. The second look comes only if
-the first one suspects lines."""
+"""Calls of each kind in a test for persisting lines, with and without a reset of them. The second test is made only if
+the first suspects lines."""
 LINES_SHARE: Final = 0.03
 LINES_NS: Final = 64
 """A call leaves persisting lines if a reset of them slows it by more than both limits."""
@@ -76,7 +79,7 @@ LaunchSource = Callable[[int], Launch]
 
 @dataclass(frozen=True)
 class Procedure:
-    """What is wanted of one trial."""
+    """The request for one trial."""
 
     warmup_runs: int
     """Untimed calls before the samples."""
@@ -89,23 +92,23 @@ class Procedure:
     cuda_graphs: bool = True
     """Time a call of several operations as the replay of a CUDA graph, if it can be captured."""
     sets: int = 1
-    """The i-th call has set i % sets of the inputs, and each set has as many samples."""
+    """The i-th call has set i % sets of the inputs, and all sets have equally many samples."""
     fewest: int | None = None
-    """Samples from which on a call gets no more than `precision` needs, and never more than are wanted. None to take
-    all that are wanted, and more if they scatter."""
+    """Samples from which on a call stops at `precision`, and the requested samples are the limit. None to take all
+    requested samples, and more if they scatter."""
     stops_early: bool = False
-    """A call that is not quick stops once its median is known, also if the budget holds all samples. For trusted code:
-    a slow call gets neither warm-up nor a look for persisting lines."""
+    """Whether a call that is not quick stops once its median is known, even if the budget holds all samples. For
+    trusted code: a slow call gets neither warm-up nor a test for persisting lines."""
 
 
 def take_trial(
     source: LaunchSource, clock: Clock, procedure: Procedure, *, now: Callable[[], float] = perf_counter
 ) -> Trial:
-    """Take one trial of a call that was made before; the clock is switched off again whatever happens.
+    """Take one trial of a call that was made before; the clock is always switched off again.
 
     Args:
-        source: gives the launch for the i-th call.
-        clock: takes samples. One that loses samples is replaced by its fall-back, and the facts say so.
+        source: returns the launch of the i-th call.
+        clock: takes samples. A clock that loses samples is replaced by its fall-back; the metadata has the reason.
         procedure: counts and budget.
         now: the host's clock, in seconds.
     """
@@ -124,7 +127,7 @@ def take_trial(
 
 @dataclass
 class TrialInProgress:
-    """A trial while it is taken, and what is known of its call so far."""
+    """A trial under way, and the known properties of its call."""
 
     source: LaunchSource
     clock: Clock
@@ -136,7 +139,7 @@ class TrialInProgress:
     waits_inside: bool = False
     """The call waits for the GPU before it returns."""
     overfills: bool = False
-    """The call launches more than the device's queue holds: no delay can get the host ahead of the GPU."""
+    """Whether the call launches more than the device's queue holds: no delay can get the host ahead of the GPU."""
     per_call_s: float = 0.0
     """Wall time of one of the latest calls."""
     enqueue_ns: int = 0
@@ -151,7 +154,7 @@ class TrialInProgress:
         procedure, start = self.procedure, self.now()
         latest = self.check()
         if self.now() - start > procedure.budget_s:
-            return Trial((latest,), "budget", self.facts("the budget holds no more calls", []))
+            return Trial((latest,), "budget", self.metadata("the budget holds no more calls", []))
         if not procedure.stops_early or self.per_call_s <= SPARED_S:
             self.warm_up(self.now() + procedure.budget_s / SLOW_SHARE - CHECKS * self.per_call_s)
         elif self.waits_inside:
@@ -170,8 +173,8 @@ class TrialInProgress:
 
         Args:
             count: of calls.
-            source: gives the launches, if not the call's own.
-            preambles: of each call, if not the trial's own.
+            source: returns the launches; None for the call's own.
+            preambles: of each call; None for the trial's own.
         """
         begin, give = self.now(), source or self.source
         launches = [give(self.calls + index) for index in range(count)]  # may copy arguments or capture graphs
@@ -181,7 +184,7 @@ class TrialInProgress:
         return samples
 
     def size_delay(self, samples: Sequence[Sample] = (), *, enqueue_ns: int | None = None) -> None:
-        """Set the delay: it covers the host's time for what is timed, and the rest of memory and power.
+        """Set the delay: it covers the host's time for the timed call, and the cool-down of memory and power.
 
         Args:
             samples: of the call, which show the host's time.
@@ -197,7 +200,7 @@ class TrialInProgress:
     # Check
 
     def check(self) -> Sample:
-        """Make the first calls: what the call launches, whether it waits inside, how long the host needs.
+        """Make the first calls, to find the call's launches, whether it waits inside, and its host time.
 
         Returns:
             The sample that counts if the budget holds no more calls.
@@ -230,7 +233,8 @@ class TrialInProgress:
         return alone
 
     def probe(self, tries: int) -> Sample:
-        """See whether a call waits for the GPU: each of some calls behind a delay that outlasts the host's time for it.
+        """Find out whether a call waits for the GPU: each of some calls runs behind a delay that outlasts its host
+        time.
 
         Returns:
             The latest sample.
@@ -247,9 +251,9 @@ class TrialInProgress:
     # Warm-up
 
     def warm_up(self, deadline: float) -> None:
-        """Look for persisting lines, and make the rest of the untimed calls; slow ones in growing batches.
+        """Test for persisting lines, and make the rest of the untimed calls; slow calls in growing batches.
 
-        The look comes first, since its calls warm up. It comes last for a call that seems to wait inside, and if the
+        The test comes first, since its calls warm up. It comes last for a call that seems to wait inside, and if the
         check was so slow that there seemed to be no time.
         """
         looked = [] if self.waits_inside else self.check_lines(deadline)
@@ -270,17 +274,17 @@ class TrialInProgress:
     def check_lines(self, deadline: float) -> list[Sample]:
         """Find out whether the call leaves persisting lines in the L2, which no flush evicts; if so, have them reset.
 
-        Both kinds of samples wait for an idle device, as a reset has to: they differ by the reset alone.
+        Both kinds of samples wait for an idle device, as a reset must: only the reset differs between them.
 
         Returns:
-            The samples of its calls; none if there is no time for a look.
+            The samples of its calls; empty if there is no time for a test.
         """
         made: list[Sample] = []
         kinds = replace(self.preamble, waits_first=True), replace(self.preamble, resets_lines=True)
 
         def is_slower(count: int) -> bool:
             if self.now() + 2 * count * self.per_call_s >= deadline:
-                return bool(made)  # no time for a second look: the first one counts
+                return bool(made)  # no time for a second test: the first one counts
             before_s = self.per_call_s
             samples = self.time_calls(2 * count, preambles=[kind for kind in kinds for _ in range(count)])
             self.per_call_s = min(before_s, self.per_call_s)
@@ -297,7 +301,7 @@ class TrialInProgress:
     # Launch source
 
     def choose_calls(self) -> tuple[LaunchSource, str]:
-        """Return the calls to be timed: replays of graphs, or the calls and why no graph is used."""
+        """Return the calls to be timed: replays of graphs, or the calls and the reason why no graph is used."""
         eager, reason = self.looked_at, self._why_no_graph()
         if reason or eager is None:
             return self.source, reason
@@ -323,14 +327,14 @@ class TrialInProgress:
             self.per_call_s = known_s
         if any(one.launched != eager.launched for one in (first, *others)):
             return self.source, OTHER
-        # The content of a call may change its work, so the middle one of the others counts.
+        # The content of a call may change its work, so the middle of the others counts.
         if first.work_ns < least_ns or median([one.work_ns for one in others or [first]]) < WORK_SHARE * first.work_ns:
             return self.source, LESS
         self.size_delay(enqueue_ns=first.enqueue_ns)
         return replays, ""
 
     def _why_no_graph(self) -> str:
-        """Return why no graph is tried; nothing to try."""
+        """Return why no graph is tried; empty to try."""
         call, operations = self.looked_at, 0 if self.looked_at is None else self.looked_at.operations or 0
         gaps_ns = 0 if call is None else call.span_ns - (call.busy_ns or 0)
         reasons = {
@@ -353,9 +357,9 @@ class TrialInProgress:
         """Take samples until the stopping rule says why to stop.
 
         Args:
-            source: gives the launches that are timed.
+            source: returns the timed launches.
             reason: why these are no graphs.
-            start: when the trial's budget began.
+            start: start of the trial's budget.
         """
         procedure, begin = self.procedure, self.now()
         extra = 0  # a call that waits, or whose operations the clock does not see, gets no more than the count
@@ -376,17 +380,17 @@ class TrialInProgress:
             seen, spent_s = Trial(tuple(samples), "count"), self.now() - begin
             more = rule.next_batch(seen.spans_ns, seen.busy_ns, spent_s=spent_s, per_call_s=self.per_call_s)
             if isinstance(more, str):
-                return replace(seen, stop=more, facts=self.facts(reason, samples))
+                return replace(seen, stop=more, metadata=self.metadata(reason, samples))
             samples += self.take_batch(source, more, first=len(samples), deadline=begin + rule.budget_s)
 
     def take_batch(self, source: LaunchSource, count: int, *, deadline: float, first: int = 0) -> list[Sample]:
         """Take samples; if too many are late, take them again behind a longer delay.
 
         Args:
-            source: gives the launches.
+            source: returns the launches.
             count: of samples.
-            deadline: late samples are kept if taking others would last until after it.
-            first: samples that there are: the sets of inputs go on by turns.
+            deadline: late samples are kept if new ones would take longer than this.
+            first: existing samples: the sets of inputs continue after them.
         """
         retakes = 0
         while True:
@@ -401,17 +405,17 @@ class TrialInProgress:
             self.preamble = replace(self.preamble, delay_ns=longer_ns)
             retakes, self.retaken = retakes + 1, self.retaken + count
 
-    def facts(self, reason: str, samples: Sequence[Sample]) -> Facts:
-        """Return how the samples came about; facts that do not hold are left out.
+    def metadata(self, reason: str, samples: Sequence[Sample]) -> Metadata:
+        """Return how the samples were taken, without the conditions that do not hold.
 
         Args:
-            reason: why the calls are no replays of graphs; nothing if they are.
-            samples: that count.
+            reason: why the calls are no replays of graphs; empty if they are.
+            samples: the samples that count.
         """
-        facts: Facts = {"method": self.clock.method, "cache_state": self.clock.cache_state, "calls": self.calls}
+        metadata: Metadata = {"method": self.clock.method, "cache_state": self.clock.cache_state, "calls": self.calls}
         if self.clock.fills_queue:
-            facts |= {"launch": "stream" if reason else "graph", "spin_ns": self.preamble.delay_ns}
-            facts |= {"enqueue_ns": self.enqueue_ns}
+            metadata |= {"launch": "stream" if reason else "graph", "spin_ns": self.preamble.delay_ns}
+            metadata |= {"enqueue_ns": self.enqueue_ns}
         seen = [*samples, *([] if self.looked_at is None else [self.looked_at])]
         streams, sets = max((sample.streams for sample in seen), default=0), self.procedure.sets
         holding: dict[str, Any] = {
@@ -424,7 +428,7 @@ class TrialInProgress:
             "operations_vary": any(len({one.launched for one in samples[at::sets]}) > 1 for at in range(sets)),
             "streams": streams if streams > 1 else 0,
         }
-        return {**facts, **{name: value for name, value in holding.items() if value}, **self.clock.facts()}
+        return {**metadata, **{name: value for name, value in holding.items() if value}, **self.clock.metadata()}
 
 
 def _skipping(source: LaunchSource, skipped: int, index: int) -> Launch:
@@ -432,7 +436,7 @@ def _skipping(source: LaunchSource, skipped: int, index: int) -> Launch:
 
 
 def rest_ns(call: Sample | None) -> int:
-    """Return how long the GPU rests before a call: as long as the call keeps it busy, or up to twice that."""
+    """Return the GPU's cool-down before a call: its busy time, or up to twice that."""
     busy_ns = 0 if call is None else call.span_ns if call.busy_ns is None else call.busy_ns
     least_ns, most_ns = REST_NS
     return min(max(busy_ns + busy_ns * min(busy_ns, LONG_SAMPLE_NS) // LONG_SAMPLE_NS, least_ns), most_ns)

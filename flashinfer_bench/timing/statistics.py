@@ -1,7 +1,7 @@
 """Statistics of samples: order statistics, and intervals of their middle for samples that are dependent. Pure.
 
 Consecutive samples share clocks, temperature and caches, so intervals come from batch means (Alexopoulos and Seila,
-"Output Data Analysis", Handbook of Simulation, 1998, section 7.3): a series is cut into consecutive batches, and the
+"Output Data Analysis", Handbook of Simulation, 1998, section 7.3). A series is cut into consecutive batches, and the
 medians (or trimmed means) of batches are treated as independent.
 """
 
@@ -24,9 +24,10 @@ FEWEST_BATCHES: Final = 3
 BATCH: Final = 3
 """Least samples of a batch."""
 LONG_SAMPLE_NS: Final = 10_000_000
-"""A GPU sample of this length is a batch by itself: the pause before it outlasts what slowed the sample before."""
+"""A GPU sample of this length is a batch by itself: the pause before it outlasts the disturbance of the sample
+before."""
 STEP_NS: Final = 32
-"""Step of a GPU's clock: a time known to half a step is known well enough, and to one step never noisy."""
+"""Step of a GPU's clock. A time known to half a step is known well enough; a time known to one step is never noisy."""
 STEPS: Final = 2_000
 """Steps of the sum that gives a quantile of Student's t to five digits."""
 FURTHEST: Final = 40.0
@@ -44,7 +45,7 @@ def describe(series: Sequence[Sequence[float]]) -> dict[str, float]:
     """Return the order statistics of all samples, and their mean and standard deviation, by name.
 
     Args:
-        series: samples of each trial; none is empty.
+        series: samples of each trial; every trial has some.
     """
     values = sorted(value for own in series for value in own)
     quartiles = {name: quantile(values, share) for name, share in (("q25", 0.25), ("median", 0.5), ("q75", 0.75))}
@@ -52,13 +53,13 @@ def describe(series: Sequence[Sequence[float]]) -> dict[str, float]:
 
 
 def interval_of_trials(series: Sequence[Sequence[float]], batch: int = BATCH) -> tuple[float, float] | None:
-    """Return the 95 % interval of the mean of the trials' medians; None if there are too few samples to tell.
+    """Return the 95 % interval of the mean of the trials' medians; None if there are too few samples.
 
     It is the wider of two, from batches of all trials together and from the trials' medians alone, since differences
     between trials are drawn once for each.
 
     Args:
-        series: samples of each trial in the order in which they were taken; none is empty.
+        series: samples of each trial in the order in which they were taken; every trial has some.
         batch: least samples of a batch.
     """
     medians, most = [median(values) for values in series], max(1, MOST_BATCHES // len(series))
@@ -111,7 +112,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
-    """Return the mean without a tenth of the values at either end, at least one of three or more.
+    """Return the mean without a tenth of the values at either end; from three values on, at least one at each end.
 
     It is finer than the steps of a GPU's clock, and steadier than a median if samples have two typical durations.
     """

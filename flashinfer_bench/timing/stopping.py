@@ -1,8 +1,8 @@
 """When a trial has enough samples. Pure.
 
-The count that was asked for is usual. A quick call whose samples scatter gets more, until it is known to the precision
-that was asked for. A slow call gets fewer: until its median is known to it, or the time is spent. `fewest` lets a quick
-call stop there, too.
+The requested count is usual. A quick call whose samples scatter gets more, until the requested precision is reached. A
+slow call gets fewer, until its median is that precise, or the time is spent. `fewest` lets a quick call stop there,
+too.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from flashinfer_bench.timing.statistics import (
 )
 
 SLOW_BATCH: Final = 3
-"""Samples of a call too slow for the budget that are taken before the rule looks again."""
+"""Samples of a call too slow for the budget that are taken before the rule decides again."""
 FEW_SHARE: Final = 0.5
 """Share of the precision that half the interval of fewer than nine long samples must reach: few agree by chance."""
 EXTRA_SHARE: Final = 3
-"""Of the wanted samples, one in this many is taken at once beyond them."""
+"""For each this many requested samples, one more is taken at once."""
 QUICK_S: Final = 0.002
 """A call whose sample takes at most this is quick: all its samples are taken in one batch."""
 BATCH_SHARE: Final = 1 / 8
-"""Share of the time left that a batch of another call takes: some calls become slower while they are timed."""
+"""Share of the remaining time for a batch of another call: some calls become slower while they are timed."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class StoppingRule:
     def next_batch(
         self, spans_ns: Sequence[int], busy_ns: Sequence[int] = (), *, spent_s: float, per_call_s: float
     ) -> int | Stop:
-        """Return how many samples to take before looking again, or why to stop.
+        """Return the number of samples to take before the next decision, or the reason to stop.
 
         Args:
             spans_ns: samples so far, in order.
@@ -93,7 +93,8 @@ class StoppingRule:
         return max(1, min(wanted, SLOW_BATCH, int(max(left_s, 0.0) / per_call_s)))
 
     def _is_known(self, spans_ns: Sequence[int], busy_ns: Sequence[int]) -> bool | None:
-        """Tell whether the median GPU time, and the mean busy time, are known to the precision; None for too few."""
+        """Return whether the median GPU time, and the mean busy time, are known to the precision; None for too few
+        samples."""
         widths = half_widths(spans_ns, busy_ns, self.method)
         if any(half_ns is None for half_ns, _ in widths):
             return None
@@ -101,12 +102,12 @@ class StoppingRule:
 
 
 def reached_precision(trials: Sequence[Trial]) -> float | None:
-    """Return to which share the mean of the trials' times is known: GPU or busy times, whichever is known worse.
+    """Return the relative precision of the trials' times, GPU or busy times, whichever is worse.
 
-    None if no trial tells. Trials that do not tell count as known like the others.
+    None if no trial has a precision. Trials without one count like the others.
     """
     found: list[float] = []
-    widths = [half_widths(trial.spans_ns, trial.busy_ns, trial.facts.get("method", WALL)) for trial in trials]
+    widths = [half_widths(trial.spans_ns, trial.busy_ns, trial.metadata.get("method", WALL)) for trial in trials]
     for kind in zip(*widths, strict=False):
         known = [half_ns / time_ns for half_ns, time_ns in kind if half_ns is not None and time_ns > 0]
         if known:

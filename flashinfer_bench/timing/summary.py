@@ -12,7 +12,7 @@ from typing import Final
 
 from flashinfer_bench.timing.between_workers import default_spread, is_noisy
 from flashinfer_bench.timing.flags import find_flags
-from flashinfer_bench.timing.measurement import WALL, Measured, Stop, Trial, join_facts, latency_ns
+from flashinfer_bench.timing.measurement import WALL, Measured, Stop, Trial, join_metadata, latency_ns
 from flashinfer_bench.timing.nvml import GpuState
 from flashinfer_bench.timing.statistics import count_together, describe, interval_of_trials, trimmed_mean
 
@@ -43,7 +43,7 @@ def summarise(
         [median(own) / 1e6 for own in latencies_ns],
         [one for trial in trials for one in trial.samples],
     )
-    record = join_facts([trial.facts for trial in trials])
+    record = join_metadata([trial.metadata for trial in trials])
     method, latency_ms = record.get("method", WALL), fmean(medians_ms)
     interval = interval_of_trials(latencies_ns, count_together([sample.span_ns for sample in samples], method))
     stop = max((trial.stop for trial in trials), key=STOPS.index)

@@ -1,7 +1,7 @@
 """From GPU records to samples: the operations between two delay kernels belong to the call launched between them. Pure.
 
-An operation is given to a call by the order of launches (its correlation id), and not by its time: work on a stream
-that does not wait for the current one may run before the delay has ended.
+Operations are assigned to a call by the order of launches (correlation id), and not by time. Work on a stream that does
+not wait for the current one may run before the delay has ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_FILL_NS: Final = 5_000
 
 
 class TimelineBroken(Exception):
-    """The records do not hold one delay for each call, so calls cannot be told apart."""
+    """The records do not have one delay for each call, so calls cannot be separated."""
 
 
 @dataclass(frozen=True)
@@ -35,32 +35,32 @@ class Operation:
     start_ns: int
     end_ns: int
     correlation: int
-    """Grows in the order of launches; all nodes of a graph launch share one."""
+    """Grows in the order of launches; all nodes of a graph launch share one number."""
     stream: int = 0
 
 
 @dataclass(frozen=True)
 class HostCall:
-    """When the host began and ended one call, on the same clock."""
+    """Begin and end of one call on the host, on the same clock."""
 
     begin_ns: int
     end_ns: int
     ends_with_mark: bool = False
-    """An empty kernel was launched behind it: what follows is no part of the call."""
+    """Whether an empty kernel was launched behind it: later work is no part of the call."""
     is_replay: bool = False
-    """It replayed one graph: torch's fills before the graph are no part of the call."""
+    """Whether it replayed one graph: torch's fills before the graph are no part of the call."""
 
 
 def read_samples(operations: Sequence[Operation], calls: Sequence[HostCall], *, flushes: bool) -> list[Sample]:
     """Return one sample per call.
 
     Args:
-        operations: all that ran, in any order.
+        operations: all operations that ran, in any order.
         calls: the host's side of each call, in order.
-        flushes: a flush stands before each delay.
+        flushes: whether a flush stands before each delay.
 
     Raises:
-        TimelineBroken: there is not one delay for each call.
+        TimelineBroken: there is not exactly one delay for each call.
     """
     delays: list[Operation] = []
     groups: list[list[Operation]] = []
@@ -96,7 +96,7 @@ def _find_last(operations: Sequence[Operation], name: str) -> int | None:
 def _cut_fills(operations: list[Operation], before: Operation) -> Operation:
     """Remove torch's fills before a graph, in the order of launches; return the work before the graph.
 
-    They tell a graph that draws random numbers where its draws begin; without the graph the numbers come with launches.
+    The fills tell a graph with random numbers where its draws begin; without the graph, the launch has the numbers.
     """
     count = 0
     for one in operations[: min(MOST_FILLS, len(operations) - 1)]:
@@ -124,7 +124,8 @@ def read_call(operations: Sequence[Operation], call: HostCall, before: Operation
         late=late,
         lead_ns=max(0, first - before.end_ns),
         launched=_count_names(tuple([operation.name for operation in operations])),
-        # On the same stream one may begin a moment early (programmatic dependent launch); it waits for the end itself.
+        # On the same stream an operation may begin a moment early (programmatic dependent launch); it waits for the end
+        # itself.
         escaped=first < before.end_ns
         and any(one.start_ns < before.end_ns and one.stream != before.stream for one in operations),
         work_ns=sum([operation.end_ns - operation.start_ns for operation in operations]),
@@ -134,7 +135,7 @@ def read_call(operations: Sequence[Operation], call: HostCall, before: Operation
 
 @lru_cache
 def _count_names(names: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
-    """Return how often each name comes, sorted; calls of one solution have the same names."""
+    """Count the occurrences of each name, sorted; calls of one solution have the same names."""
     return tuple(sorted(Counter(names).items()))
 
 

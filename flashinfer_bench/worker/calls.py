@@ -1,6 +1,6 @@
 """The calls of a solution in its worker: each with a place of its own in the arena.
 
-A place is a set of inputs and output slots. The session lays the places out, writes inputs into them, and reads the
+A place is a set of inputs and output slots. The session lays the buffers out, writes inputs into them, and reads the
 output slots after the calls. A launch is what a clock times; the results of a value-returning solution are brought into
 the slots after the sample, and before the next call: honest code may return the same buffer each time.
 """
@@ -136,7 +136,7 @@ def address_of(value: torch.Tensor) -> int:
         return 0
 
 
-class Shelf:
+class OutputCache:
     """Keeps the latest results alive, so that the outputs of the next call lie elsewhere in memory.
 
     Where an output lies changes the time of a short call by 1 to 5 % on a GPU. A result that holds more memory than its
@@ -144,19 +144,19 @@ class Shelf:
 
     Args:
         size: bytes of all outputs of one call.
-        places: number of places in memory that outputs take in turn, the next call's among them.
+        buffers: number of buffers in memory that outputs take in turn, the next call's among them.
     """
 
-    def __init__(self, size: int, places: int = 1) -> None:
-        self.has_room = places > 1
+    def __init__(self, size: int, buffers: int = 1) -> None:
+        self.has_room = buffers > 1
         """It keeps any result at all: on a CPU it keeps none."""
         self._size = size
-        self._results: deque[Any] = deque(maxlen=max(places - 1, 0))
+        self._results: deque[Any] = deque(maxlen=max(buffers - 1, 0))
         self._keeps: bool | None = None
 
     @classmethod
-    def for_gpu(cls, size: int, device: torch.device) -> Shelf:
-        """Return a shelf for the memory of a GPU."""
+    def for_gpu(cls, size: int, device: torch.device) -> OutputCache:
+        """Return a cache for the memory of a GPU."""
         if size * PLACEMENTS <= FEW_BYTES:
             return cls(size, PLACEMENTS)
         free_bytes, _ = torch.cuda.mem_get_info(device)
@@ -177,13 +177,13 @@ class CallLaunch:
 
     Args:
         call: what is called.
-        shelf: keeps its results for a while.
+        output_cache: keeps its results for a while.
         part: "run", "setup", "both" (one behind the other) or "nothing".
     """
 
-    def __init__(self, call: LaidCall, shelf: Shelf, part: str) -> None:
+    def __init__(self, call: LaidCall, output_cache: OutputCache, part: str) -> None:
         self.call = call
-        self._shelf = shelf
+        self._output_cache = output_cache
         self._part = part
         self.slots = call.outputs
         self.puts_away = part != "setup" and call.returns
@@ -200,8 +200,8 @@ class CallLaunch:
         """Bring the result into its output slots; tell whether a result lay otherwise than its slot."""
         if self.puts_away:
             self.call.store()
-            if self._shelf.has_room:
-                self._shelf.keep(self.call.values())
+            if self._output_cache.has_room:
+                self._output_cache.keep(self.call.values())
         return self.call.is_strided
 
     def plain_results(self) -> list[torch.Tensor] | None:

@@ -47,7 +47,7 @@ def message_of(error: BaseException) -> str:
     """Return an exception's message, without the location and the source lines that Python and Triton put into it."""
     if isinstance(error, SyntaxError):
         return error.msg or ""
-    kernels = [told for one in _causes_of(error) if (told := getattr(one, "error_message", None))]
+    kernels = [reported for one in _causes_of(error) if (reported := getattr(one, "error_message", None))]
     return str(kernels[-1] if kernels else error)
 
 

@@ -1,4 +1,4 @@
-"""A worker: our loop and one solution. It answers the verbs of `protocol.py` until it is told to exit.
+"""A worker: our loop and one solution. It answers the methods of `protocol.py` until it is told to exit.
 
 It holds the solution's artifact, its inputs and the output slots that the session laid out. It decides nothing.
 """
@@ -41,7 +41,7 @@ from flashinfer_bench.worker.calls import (
     CallLaunch,
     GraphLaunch,
     LaidCall,
-    Shelf,
+    OutputCache,
     address_of,
     lay_out_calls,
     share_memory,
@@ -53,7 +53,7 @@ from flashinfer_bench.worker.jit.precompile import precompile
 from flashinfer_bench.worker.load import LoadedEntry, load_entry
 from flashinfer_bench.worker.protocol import MOST_WORDS, STACK_FILE, STACK_SIGNAL, answer_readings
 
-VERBS: Final = ("load", "bind", "lay_out", "start", "calls", "burst", "relay", "collect", "stop", "recover", "unbind")
+METHODS: Final = ("load", "bind", "lay_out", "start", "calls", "burst", "relay", "collect", "stop", "recover", "unbind")
 """What a session may ask for, beside the end."""
 
 
@@ -129,15 +129,15 @@ class Worker:
         self._returns_same = self._is_looked_at = False
         """The solution returns the same memory each time, as far as was seen; the calls that are laid out were looked
         at for that."""
-        self._shelf = Shelf(0)
+        self._output_cache = OutputCache(0)
         self._graphs: dict[tuple[Any, ...], GraphLaunch] = {}
-        """What is captured, the part of its calls, their places → the graph."""
+        """What is captured, the part of its calls, their buffers → the graph."""
         self._gated_chains = GatedChains(device)
         self._running = ExitStack()
 
     def serve(self) -> None:
         """Answer one request after the other; returns when told to exit or when the session is gone."""
-        verbs = {name: getattr(self, name) for name in VERBS}
+        methods = {name: getattr(self, name) for name in METHODS}
         gaps = {"launch_gap_ns": self.clock.launch_gap_ns(), "chain_gap_ns": self.clock.chain_gap_ns()}
         capture_first(self.device)
         found = {"clock": describe_clock(self.clock), "gpu_uuid": read_gpu_uuid(self.device)}
@@ -152,7 +152,7 @@ class Worker:
             if "first" in request:
                 request["indices"] = range(request["first"])
             try:
-                answer = verbs[request["verb"]](request) or {}
+                answer = methods[request["verb"]](request) or {}
             except BaseException as error:
                 answer = {"error": describe_error(error)}
             flush_output()
@@ -183,17 +183,19 @@ class Worker:
             self.arena = None
 
     def lay_out(self, request: dict[str, Any]) -> None:
-        """Take the places of a job's calls."""
+        """Take the buffers of a job's calls."""
         if self.loaded is None or self.arena is None:
             raise RuntimeError("the worker was asked to lay out calls before load and bind")
         self._forget_calls()
         self._laid = lay_out_calls(self.loaded, self.arena.block, request)
         if self._laid and self.device.type == "cuda" and self.clock.cache_state == "cold":
-            self._shelf = Shelf.for_gpu(sum(output.nbytes for output in self._laid[0].outputs), self.device)
+            self._output_cache = OutputCache.for_gpu(
+                sum(output.nbytes for output in self._laid[0].outputs), self.device
+            )
 
     def _forget_calls(self) -> None:
         self._returns_same = self._returns_same or share_memory(self._laid)
-        self._laid, self._shelf, self._is_looked_at = [], Shelf(0), False
+        self._laid, self._output_cache, self._is_looked_at = [], OutputCache(0), False
         has_graphs = self._gated_chains.forget() or bool(self._graphs)
         self._graphs.clear()
         if has_graphs:
@@ -233,7 +235,7 @@ class Worker:
     # Calls.
 
     def calls(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Make the calls of some places, each once, in order; read the clock where there is a lead."""
+        """Make the calls of some buffers, each once, in order; read the clock where there is a lead."""
         launches: list[Any] = self._launches(request)
         try:
             if request["replay"]:
@@ -242,7 +244,7 @@ class Worker:
                 ]
             if request["lead"] is not None:
                 samples = self.clock.sample(launches, [Preamble(*one) for one in request["lead"]])
-                return {"readings": answer_readings(samples), "facts": self.clock.facts()}
+                return {"readings": answer_readings(samples), "facts": self.clock.metadata()}
         except (CaptureRefused, ClockLost) as error:
             return {"lost" if isinstance(error, ClockLost) else "refused": str(error)[:MOST_WORDS]}
         returned = []
@@ -280,7 +282,7 @@ class Worker:
         return {"copied": copied, "strided": copied and self._has_strided(request)}
 
     def collect(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Bring the latest results of the calls of some places into their output slots."""
+        """Bring the latest results of the calls of some buffers into their output slots."""
 
         def put_all_away(launches: Sequence[CallLaunch]) -> None:
             for launch in launches:
@@ -304,7 +306,7 @@ class Worker:
     def _launches(self, request: dict[str, Any]) -> list[CallLaunch]:
         part = request["part"]
         calls = [self._no_call if part == "nothing" else self._laid[index] for index in request["indices"]]
-        return [CallLaunch(call, self._shelf, part) for call in calls]
+        return [CallLaunch(call, self._output_cache, part) for call in calls]
 
     def _replay(self, index: int, launch: CallLaunch) -> GraphLaunch:
         """Return a call's launch as a replay, which is captured once for each place."""
@@ -313,7 +315,7 @@ class Worker:
             self._graphs[key] = GraphLaunch([launch], self.clock.replays(lambda _index: launch)(0))
         return self._graphs[key]
 
-    def _make(self, verb: str, request: dict[str, Any], launch_all: Callable[[Sequence[CallLaunch]], None]) -> None:
+    def _make(self, method: str, request: dict[str, Any], launch_all: Callable[[Sequence[CallLaunch]], None]) -> None:
         """Launch the calls of a request; `together` as one graph, which is captured once and replayed without Python.
 
         A burst drops the graphs of the burst before, and of its results: they hold memory. Those of empty calls stay.
@@ -324,9 +326,9 @@ class Worker:
         if not request["together"]:
             launch_all(self._launches(request))
             return
-        key = verb, request["part"], request["first"]
+        key = method, request["part"], request["first"]
         if key not in self._graphs:
-            if verb == "burst":
+            if method == "burst":
                 self._graphs = {key: graph for key, graph in self._graphs.items() if key[1] == "nothing"}
             launches = self._launches(request)
             self._graphs[key] = GraphLaunch(launches, capture(partial(launch_all, launches)))

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from flashinfer_bench.worker.calls import CallLaunch, LaidCall, Shelf
+from flashinfer_bench.worker.calls import CallLaunch, LaidCall, OutputCache
 from flashinfer_bench.worker.errors import describe_error
 from flashinfer_bench.worker.load import load_entry
 
@@ -40,7 +40,7 @@ def call_solution(order: Mapping[str, Any]) -> None:
     outputs = {str(at): torch.empty_like(one, device=device) for at, one in enumerate(values["outputs"])}
 
     def lay_out(style: str) -> CallLaunch:
-        return CallLaunch(LaidCall(loaded, arguments, outputs, style), Shelf(0), "both")
+        return CallLaunch(LaidCall(loaded, arguments, outputs, style), OutputCache(0), "both")
 
     def synchronize() -> None:
         if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""The protocol of a worker: a closed list of verbs, and the checks on its answers.
+"""The protocol of a worker: a closed list of methods, and the checks on its answers.
 
 The session asks, one frame at a time; the worker answers each with one frame that repeats the request's `id`.
 
@@ -22,9 +22,9 @@ The session asks, one frame at a time; the worker answers each with one frame th
     exit      -                                               none; the process ends
 
 There is one kind of call. A call has a place of its own (lay_out): inputs and output slots in the arena. `calls` makes
-the calls of some places in order, each once, and reads the clock where `lead` has the preamble of each. The results of
+the calls of some buffers in order, each once, and reads the clock where `lead` has the preamble of each. The results of
 a call lie in its output slots when the answer comes. The session writes other inputs between two requests. `first` is
-the number of the first places, whose calls are made: a list of hundreds would take as long as they do. `burst`,
+the number of the first buffers, whose calls are made: a list of hundreds would take as long as they do. `burst`,
 `collect` and `relay` are asked of a GPU's worker only. `burst` makes calls back to back, as one CUDA graph if
 `together` is true and it holds `operations` of each, and leaves their results where they are; `collect` brings those
 into the output slots. In a `relay` (`gated_chain/`) the inputs of a call lie in its place, masked, and the control
@@ -221,7 +221,7 @@ class WorkerError(Part):
 
 
 class Failed(Claim):
-    """The verb did not come to its end."""
+    """The method did not come to its end."""
 
     error: WorkerError
 

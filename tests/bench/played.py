@@ -33,9 +33,9 @@ class PlayedSession:
     loss, chance = 0.0, random.Random(0)
     """Share of the jobs that end their session, and what decides it."""
 
-    def __init__(self, device, hello):
+    def __init__(self, device, session_config):
         self._ours, self._theirs = socket.socketpair()
-        self.hello, self.sent, self.todo, self.is_ready, self.has_ended = hello, None, 0, False, False
+        self.session_config, self.sent, self.todo, self.is_ready, self.has_ended = session_config, None, 0, False, False
         self.begun = []
         self.all.append(self)
         if type(self).fails_to_start > 0:
@@ -47,9 +47,9 @@ class PlayedSession:
     def fileno(self):
         return self._ours.fileno()
 
-    def send(self, block):
+    def send(self, request):
         assert self.sent is None
-        self.sent = block
+        self.sent = request
 
     def drop(self):
         assert self.sent is not None
@@ -58,13 +58,13 @@ class PlayedSession:
     def begin(self):
         assert self.is_ready
         assert self.todo == 0
-        block, self.sent, self.todo = self.sent, None, len(self.sent.jobs)
-        self.begun.append(block)
-        threading.Thread(target=self._judge, args=(block,), daemon=True).start()
+        request, self.sent, self.todo = self.sent, None, len(self.sent.jobs)
+        self.begun.append(request)
+        threading.Thread(target=self._judge, args=(request,), daemon=True).start()
 
-    def _judge(self, block):
-        for job in block.jobs:
-            if not self._judge_one(job, block.solutions[job.solution].name):
+    def _judge(self, request):
+        for job in request.jobs:
+            if not self._judge_one(job, request.solutions[job.solution].name):
                 with contextlib.suppress(OSError):
                     self._theirs.shutdown(socket.SHUT_RDWR)
                 return
@@ -85,7 +85,7 @@ class PlayedSession:
         if found is not None and "fault" in found:
             self._say({"fault": {"job": job.index, "message": "", "retry": False, **found["fault"]}})
         elif found is not None:
-            environment = {"hardware": getattr(self.hello, "hardware", ""), "libs": {}}
+            environment = {"hardware": getattr(self.session_config, "hardware", ""), "libs": {}}
             ran_out = found.pop("ran_out", None)
             evaluation = make_evaluation(**{"environment": environment, **found}).model_dump(mode="json")
             self._say({"verdict": {"job": job.index, "evaluation": evaluation, "seconds": 0.6, "ran_out": ran_out}})

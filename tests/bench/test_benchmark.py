@@ -35,9 +35,9 @@ def test_times_of_references_are_kept_between_runs_on_a_gpu_and_behind_walls(tmp
     sandbox.has_walls = settings.pop("has_walls")
     benchmark = Benchmark(write_set(tmp_path, {}), BenchmarkConfig(devices=["cpu"], **settings))
     monkeypatch.setattr(benchmark.context, "sandbox", sandbox)
-    hello = benchmark.context.greet(device, Rules(), needs_triton=False)
-    assert hello.baselines == baselines
-    assert str(BaselineCache(Path(hello.cache_root)).folder) in hello.hidden
+    session_config = benchmark.context.greet(device, Rules(), needs_triton=False)
+    assert session_config.baselines == baselines
+    assert str(BaselineCache(Path(session_config.cache_root)).folder) in session_config.hidden
 
 
 @pytest.mark.cpu

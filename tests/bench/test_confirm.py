@@ -207,7 +207,7 @@ def level_of(trace):
 def run(monkeypatch, tmp_path):
     """Run `a` and `b` on pretended GPUs, by the same set each time.
 
-    Returns: `told`: (solution, workload) → "standard", "full" or the status that counts; `confirmed`: (solution,
+    Returns: `reported`: (solution, workload) → "standard", "full" or the status that counts; `confirmed`: (solution,
     workload) → confirmations that sessions got; `ended`: events; `file`: the traces on disk; `outcome` as `run` has it.
     """
 
@@ -236,8 +236,8 @@ def run(monkeypatch, tmp_path):
             with contextlib.suppress(KeyboardInterrupt):
                 result = benchmark.run_all(resume=resume, on_event=note)
                 assert sorted(map(repr, traces_of(result))) == sorted(map(repr, done.outcome.traces))
-        done.told = {(one.solution, one.workload.uuid): level_of(one) for one in done.outcome.traces}
-        jobs = [job for session in PlayedSession.all for block in session.begun for job in block.jobs]
+        done.reported = {(one.solution, one.workload.uuid): level_of(one) for one in done.outcome.traces}
+        jobs = [job for session in PlayedSession.all for request in session.begun for job in request.jobs]
         done.seeds = [job.seed for job in jobs]
         done.confirmed = Counter((one.solution.split("@")[0], one.workload["uuid"]) for one in jobs if one.assurance)
         done.file = traces_of(TraceSet.from_path(root))
@@ -263,9 +263,9 @@ def levels(a, b):
 def test_a_run_on_a_gpu_confirms_the_best_of_each_workload_and_has_one_trace_a_job(run, asked, is_confirmed):
     done = run(**asked)
     assert done.confirmed == ({("a", "w0"): 1, ("a", "w1"): 1} if is_confirmed else {})
-    assert len(done.told) == 4
+    assert len(done.reported) == 4
     assert len(set(done.seeds)) == len(done.ended) == len(done.file) == 4 + 2 * is_confirmed  # inputs of their own
-    assert not is_confirmed or done.told == levels("full", "standard")
+    assert not is_confirmed or done.reported == levels("full", "standard")
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_a_run_on_a_gpu_confirms_the_best_of_each_workload_and_has_one_trace_a_j
 def test_a_winner_that_is_not_confirmed_makes_way_for_the_next(run, found, a, unconfirmed):
     done = run(at_full(**found))
     said = render_outcome(done.outcome)
-    assert done.told == levels(a, "full")
+    assert done.reported == levels(a, "full")
     assert (len(done.outcome.unconfirmed), done.outcome.faults, done.outcome.left) == (unconfirmed, [], 0)
     assert (done.outcome.exit_code(require_passed=False), "Not confirmed" in said) == (0, bool(unconfirmed))
     assert "the best is confirmed at full assurance on 2 of 2 workloads" in said
@@ -288,9 +288,9 @@ def test_a_winner_that_is_not_confirmed_makes_way_for_the_next(run, found, a, un
 def test_a_stopped_run_is_resumed_with_what_is_left_and_only_that(run, finished):
     assert len(run(stops_after=finished).file) == finished
     second = run(resume=True)
-    assert (len(second.ended), second.told) == (6 - finished, levels("full", "standard"))
+    assert (len(second.ended), second.reported) == (6 - finished, levels("full", "standard"))
     third = run(resume=True)
-    assert (third.ended, third.told) == ([], second.told)
+    assert (third.ended, third.reported) == ([], second.reported)
 
 
 def test_winners_are_confirmed_on_the_hardware_that_they_won_on(run):
@@ -316,7 +316,7 @@ def test_lines_that_take_verdicts_back_are_in_the_file(run):
     lines = [one for one in done.file if "voided_by" in one.evaluation.extra.get("integrity", {})]
     assert {one.workload.uuid for one in lines} == {"w2", "w3"}
     assert all(one.evaluation.extra["run"]["fingerprint"]["solution"] for one in lines)
-    assert {(name, level) for (name, _), level in done.told.items()} == {("a", STATUS["wrong"]), ("b", "full")}
+    assert {(name, level) for (name, _), level in done.reported.items()} == {("a", STATUS["wrong"]), ("b", "full")}
     assert TraceSet.from_path(done.root).get_best_trace("double").solution == "b"
     assert run(resume=True).ended == []
 
@@ -357,14 +357,14 @@ def outcome(task):
 
 
 def judged_levels():
-    return [job.assurance for session in PlayedSession.all for block in session.begun for job in block.jobs]
+    return [job.assurance for session in PlayedSession.all for request in session.begun for job in request.jobs]
 
 
 WRONG = STATUS["wrong"]
 
 
 @pytest.mark.parametrize(
-    ("recorded", "name", "asked", "told", "at"),
+    ("recorded", "name", "asked", "reported", "at"),
     [
         (None, "a1", {}, "full", [None, "full"]),
         (judged("2"), "a1", {}, "full", [None, "full"]),
@@ -378,9 +378,9 @@ WRONG = STATUS["wrong"]
         (judged("0.5"), "a1", {"confirm": "always"}, "full", ["full"]),
     ],
 )
-def test_an_engine_judges_again_what_would_be_the_best_known(engine, tmp_path, recorded, name, asked, told, at):
+def test_an_engine_judges_again_what_would_be_the_best_known(engine, tmp_path, recorded, name, asked, reported, at):
     made = engine(recorded)
-    assert (outcome(submit(made, name, **asked)), judged_levels()) == (told, at)
+    assert (outcome(submit(made, name, **asked)), judged_levels()) == (reported, at)
     assert len(TraceSet.from_path(tmp_path / "set").traces["double"]) == len(at) + (recorded is not None)
     with pytest.raises(ConfigError, match="confirm must be one of if_best, always, never"):
         submit(made, "a1", confirm="maybe")
@@ -388,12 +388,12 @@ def test_an_engine_judges_again_what_would_be_the_best_known(engine, tmp_path, r
 
 def test_what_an_engine_judged_before_counts_as_known_and_answers_unless_full_assurance_is_asked_for(engine):
     made = engine()
-    for name, told in (("a4", "full"), ("a3", "full"), ("a5", "standard"), ("a1-wrong", WRONG)):
-        assert outcome(submit(made, name, save_results=False)) == told
+    for name, reported in (("a4", "full"), ("a3", "full"), ("a5", "standard"), ("a1-wrong", WRONG)):
+        assert outcome(submit(made, name, save_results=False)) == reported
     assert outcome(submit(made, "a2")) == "full"  # the faster one was found wrong
     assert outcome(submit(made, "a1", confirm="never")) == "standard"
     assert outcome(submit(made, "c1.5")) == "standard"  # also what is not confirmed is known
     before = len(judged_levels())
-    for confirm, told in (("if_best", "standard"), ("always", "full"), ("if_best", "full")):
-        assert outcome(submit(made, "a1", use_recorded=True, confirm=confirm)) == told
+    for confirm, reported in (("if_best", "standard"), ("always", "full"), ("if_best", "full")):
+        assert outcome(submit(made, "a1", use_recorded=True, confirm=confirm)) == reported
     assert len(judged_levels()) == before + 1

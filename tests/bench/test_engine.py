@@ -62,18 +62,18 @@ def begin(engine):
     return task
 
 
-def told(traces):
+def reported(traces):
     return [f"{one.solution} {one.workload.uuid}" for one in traces]
 
 
 def judged(engine, *submitted, **asked):
     """Submit a solution with the gate open; return the names and workloads of its traces."""
     PlayedSession.gate.set()
-    return told(submit(engine, *submitted, **asked).result(LIMIT_S))
+    return reported(submit(engine, *submitted, **asked).result(LIMIT_S))
 
 
 def recorded(tmp_path):
-    return sorted(told(TraceSet.from_path(tmp_path / "set").traces.get("double", [])))
+    return sorted(reported(TraceSet.from_path(tmp_path / "set").traces.get("double", [])))
 
 
 def order_of(*tasks):
@@ -91,7 +91,7 @@ def test_a_task_goes_from_pending_over_running_to_its_traces_which_are_saved_if_
     with pytest.raises(TimeoutError):
         task.result(0.01)
     order_of(task, dropped)
-    assert told(task.result()) == ["mine d0", "mine d1"]
+    assert reported(task.result()) == ["mine d0", "mine d1"]
     assert (task.state, task.is_done, task.faults, task.cancel()) == ("completed", True, [], False)
     assert recorded(tmp_path) == ["first d0", "mine d0", "mine d1"]
 
@@ -101,7 +101,7 @@ def test_many_threads_submit_and_each_gets_its_own_with_a_seed_of_its_own(engine
     with ThreadPoolExecutor() as pool:
         made = pool.map(lambda at: submit(engine, f"s{at}", submitter=str(at)).result(LIMIT_S), range(6))
         results = [*made, submit(engine, "s0").result(LIMIT_S)]  # a solution comes again
-    assert [told(traces) for traces in results] == [[f"s{at % 6} d0", f"s{at % 6} d1"] for at in range(7)]
+    assert [reported(traces) for traces in results] == [[f"s{at % 6} d0", f"s{at % 6} d1"] for at in range(7)]
     assert len({one.evaluation.extra["run"]["seed"] for traces in results for one in traces}) == 14
 
 
@@ -111,7 +111,7 @@ def test_equal_jobs_are_one_whatever_their_names_and_each_task_gets_a_trace_of_i
     twins = [submit(engine, f"twin={text}", "d0", submitter=text) for text in ("right", "wrong")]
     order_of(*tasks, *twins)
     assert (PlayedSession.judged.count(("twin", "d0")), len(PlayedSession.judged)) == (2, 5)
-    assert [told(task.traces) for task in tasks] == [["a d0", "a d1"], ["b d0", "b d1"], ["a d1"]]
+    assert [reported(task.traces) for task in tasks] == [["a d0", "a d1"], ["b d0", "b d1"], ["a d1"]]
     assert recorded(tmp_path)[:4] == ["a d0", "a d1", "b d0", "b d1"]
     marks = [task.traces[0].evaluation.extra["run"]["fingerprint"]["solution"] for task in twins]
     assert marks == [task.solution.digest() for task in twins]
@@ -147,7 +147,7 @@ def test_a_cancelled_task_leaves_the_queue_and_what_others_share_goes_on(engine,
         with pytest.raises(TaskCancelled):
             task.result(LIMIT_S)
     assert order_of(other, submit(engine, "first", "d0")) == ["shared"]
-    assert told(other.traces) == ["other d0", "other d1"]
+    assert reported(other.traces) == ["other d0", "other d1"]
     wait_for(lambda: engine.state().jobs == {"PASSED": 3, "CANCELLED": 3})
     assert (tasks[0].traces, recorded(tmp_path)) == ([], ["first d0", "other d0", "other d1"])
 
@@ -158,7 +158,7 @@ def test_a_lost_session_gives_its_jobs_back_and_the_second_loss_is_a_fault(engin
     task = submit(engine, "twice")
     with pytest.raises(TaskFailed, match="twice, workload d0: the session ended"):
         task.result(LIMIT_S)
-    assert (told(task.traces), [one.job.workload.uuid for one in task.faults]) == (["twice d1"], ["d0"])
+    assert (reported(task.traces), [one.job.workload.uuid for one in task.faults]) == (["twice d1"], ["d0"])
     assert engine.state().jobs == {"PASSED": 3, "FAULT": 1}
 
 
@@ -222,7 +222,7 @@ def test_what_callbacks_raise_is_logged_and_stops_nothing(engine, caplog):
     wait_for(lambda: ended == [task, task])
     end()
     judged(engine, "two")
-    assert told(one.trace for one in events if isinstance(one, JobFinished)) == ["one d0", "one d1"]
+    assert reported(one.trace for one in events if isinstance(one, JobFinished)) == ["one d0", "one d1"]
     assert "a subscriber of the engine failed" in caplog.text
     assert caplog.text.count("ZeroDivisionError") > 1
 
@@ -238,7 +238,7 @@ def test_asyncio_gets_traces_as_they_come_the_result_and_the_end(engine):
         asyncio.get_running_loop().call_later(0.01, cancelled.cancel)
         with pytest.raises(TaskCancelled):
             await cancelled
-        return told(seen), [len(traces) for traces in both]
+        return reported(seen), [len(traces) for traces in both]
 
     assert asyncio.run(use()) == (["one d0", "one d1"], [2, 2])
 
@@ -247,7 +247,7 @@ def test_a_recorded_job_is_answered_from_the_record_where_that_is_wanted(engine)
     judged(engine, "one", "d0")
     assert judged(engine, "one", use_recorded=True) == ["one d0", "one d1"]
     task = submit(engine, "another=one", use_recorded=True)
-    assert (task.state, told(task.result())) == ("completed", ["another d0", "another d1"])
+    assert (task.state, reported(task.result())) == ("completed", ["another d0", "another d1"])
     assert len(PlayedSession.judged) == 2
     judged(engine, "one", "d0")
     assert len(PlayedSession.judged) == 3

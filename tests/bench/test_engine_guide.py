@@ -26,8 +26,8 @@ def test_the_programs_tell_verdicts_as_they_come_and_a_reward_for_each_candidate
     for program in PROGRAMS[:2]:
         exec(program, {"__name__": "__main__"})
     first, second, *rewards, counts = capsys.readouterr().out.splitlines()
-    told = [tuple(line.split()[:3:2]) for line in (first, second)]
-    assert told == [("plain_rmsnorm_h4096", "PASSED"), ("torch_rmsnorm_h4096", "PASSED")]
+    reported = [tuple(line.split()[:3:2]) for line in (first, second)]
+    assert reported == [("plain_rmsnorm_h4096", "PASSED"), ("torch_rmsnorm_h4096", "PASSED")]
     for line in rewards:
         right, *others = eval(line.removeprefix("rewards: "))
         assert (right > 0, others) == (True, [0.0, 0.0])

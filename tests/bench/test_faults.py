@@ -47,13 +47,16 @@ def test_bad_references_and_a_missing_blob_fault_their_jobs_and_no_other(tmp_pat
     run = judge(trace_set, between=(tmp_path / "none.safetensors").unlink)
     judged = {("good", "w0"), ("good", "w1"), ("odd", "w1")}
     assert set(run.done) == {(f"{name}_{definition}", uuid) for name in "ab" for definition, uuid in judged}
-    told = {fault.job.definition.name: fault.message for fault in run.faults}
-    assert Counter(fault.job.definition.name for fault in run.faults) == dict.fromkeys(told, 4) | {"good": 2, "odd": 2}
-    assert "reference of bad: ValueError: no such axis" in told["bad"]
-    assert "reference of random: a second call with equal inputs gives something else" in told["random"]
-    assert "none.safetensors" in told["good"]
-    assert "an error that nobody knows" in told["odd"]
-    assert "exit code 3" in told["deadly"]
+    reported = {fault.job.definition.name: fault.message for fault in run.faults}
+    assert Counter(fault.job.definition.name for fault in run.faults) == dict.fromkeys(reported, 4) | {
+        "good": 2,
+        "odd": 2,
+    }
+    assert "reference of bad: ValueError: no such axis" in reported["bad"]
+    assert "reference of random: a second call with equal inputs gives something else" in reported["random"]
+    assert "none.safetensors" in reported["good"]
+    assert "an error that nobody knows" in reported["odd"]
+    assert "exit code 3" in reported["deadly"]
     assert sum("go back to the queue" in notice for notice in run.notices) <= 6
 
 
@@ -61,11 +64,11 @@ def test_a_reference_that_hangs_is_ended_by_the_host(tmp_path, monkeypatch):
     monkeypatch.setattr(session_client, "PHASE_GRACE_S", 2.0)
     references = {"endless": "def run(x):\n    while True: pass\n", "good": HONEST}
     run = judge(write_set(tmp_path, {"a": HONEST, "b": HONEST}, references, sizes=(8, 9, 10, 11)), timeout_seconds=1.0)
-    told = [fault.message for fault in run.faults]
-    assert "stopped answering in phase 'reference', which may take 3 s" in told[0]
-    assert told[-1] == "reference of endless: it ran out of time on workloads w0, w1"
+    reported = [fault.message for fault in run.faults]
+    assert "stopped answering in phase 'reference', which may take 3 s" in reported[0]
+    assert reported[-1] == "reference of endless: it ran out of time on workloads w0, w1"
     # Two workloads are tried, once each, and then no other.
-    assert (len(run.notices), len(told), len(run.done)) == (2, 8, 8)
+    assert (len(run.notices), len(reported), len(run.done)) == (2, 8, 8)
 
 
 # Solutions that do not end: they cost their limit once, the other jobs are left out, and a resumed run judges them.

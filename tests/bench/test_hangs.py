@@ -49,9 +49,9 @@ def test_a_hang_is_told_with_its_part_limit_and_stack(run, name):
     evaluation = run.done[name, "w0"]
     assert evaluation.status.value == "TIMEOUT"
     assert words in evaluation.log.partition("\n")[0]
-    told = evaluation.extra["timeout"]
-    assert (told["part"], told["limit_s"], told["compiling_s"]) == (part, CALL_S, 0)
-    assert told["stack"][0] in evaluation.log
+    reported = evaluation.extra["timeout"]
+    assert (reported["part"], reported["limit_s"], reported["compiling_s"]) == (part, CALL_S, 0)
+    assert reported["stack"][0] in evaluation.log
     assert evaluation.extra["run"]["call_timeout_seconds"] == CALL_S
     assert part == "import" or (name, "w1") not in run.done
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashinfer_bench.bench.job_queue import JobQueue, Lane
+from flashinfer_bench.bench.job_queue import JobQueue, QueueClass
 
 SECONDS = {"d": 0.5, "e": 0.5, "quick": 0.1, "cheap": 0.25, "dear": 2.0}
 """Duration of a job by its definition."""
@@ -43,7 +43,7 @@ def resident(text, queue=None):
             queue.end(make_job(-1, definition=definition), seconds)
     for index, submitter, *names in (job.split() for job in text.split(",")):
         priority = int(submitter[-1]) if submitter[-1].isdigit() else 0
-        queue.add([make_job(int(index), *names)], Lane(priority, submitter))
+        queue.add([make_job(int(index), *names)], QueueClass(priority, submitter))
     return queue
 
 
@@ -118,14 +118,14 @@ def test_a_batch_has_whole_solutions_but_for_the_last(shapes, devices, idle, siz
 
 
 def test_an_order_that_is_given_is_kept():
-    queue, lane = JobQueue(), Lane(in_order=True)
+    queue, queue_class = JobQueue(), QueueClass(in_order=True)
     jobs = [make_job(index, f"s{index % 2}", "d" if index < 20 else "e") for index in range(22)]
-    queue.add(jobs, lane)
+    queue.add(jobs, queue_class)
     first = queue.take()
     assert indices(first) == list(range(16))
     queue.give_back(first[3:])
     assert [indices(queue.take()) for _ in range(3)] == [list(range(3, 19)), [19], [20, 21]]
-    queue.add(jobs[:2], lane)
+    queue.add(jobs[:2], queue_class)
     assert queue.take(is_ready=lambda job: job.solution.name == "s1") == []
 
 

@@ -95,8 +95,8 @@ def test_which_devices_a_run_gets(requested, visible, how, expected):
 
 
 def test_a_machine_tells_names_and_capabilities():
-    told = Machine((*discover(), Device("cuda", 3, "NVIDIA B200", "GPU-2")), {})
-    assert (told.kind, told.hardware, told.capabilities) == ("cuda", "NVIDIA B200 + NVIDIA H200", [(9, 0)])
+    reported = Machine((*discover(), Device("cuda", 3, "NVIDIA B200", "GPU-2")), {})
+    assert (reported.kind, reported.hardware, reported.capabilities) == ("cuda", "NVIDIA B200 + NVIDIA H200", [(9, 0)])
     assert Machine(discover(fails_at="DeviceGetCudaComputeCapability"), {}).capabilities == []
 
 

@@ -111,8 +111,8 @@ def test_wrong_names_are_told_at_once_with_the_nearest_and_so_are_filters_that_l
     with pytest.raises(ConfigError) as caught:
         plan(**named(filters))
     words = expected.replace("NOTHING", "nothing is left of the set; the filters given are")
-    told, wanted = str(caught.value).splitlines(), words.replace("NO ", "the trace set has no ").split("|")
-    assert [line[: len(one)] for line, one in zip(told, wanted, strict=True)] == wanted
+    reported, wanted = str(caught.value).splitlines(), words.replace("NO ", "the trace set has no ").split("|")
+    assert [line[: len(one)] for line, one in zip(reported, wanted, strict=True)] == wanted
 
 
 def test_sections_of_what_the_set_does_not_have_are_refused(plan):

@@ -12,7 +12,7 @@ MARKS = {"definition": "d", "solution": "s", "workload": "w", "evaluator": "e", 
 WHOLE, QUICK = fingerprint(**MARKS), fingerprint(**MARKS, timing="quick")
 
 
-def look(marks=QUICK, **parts):
+def quick(marks=QUICK, **parts):
     """Return the trace of a quick look; those of other hours come later in the day."""
     return make_trace(
         extra={"run": {"fingerprint": marks, "quick": True}}, timestamp=_at(parts.pop("hour", 3)), **parts
@@ -33,15 +33,15 @@ OTHER, OTHER_QUICK = {**WHOLE, "solution": "x"}, {**QUICK, "solution": "x"}
 @pytest.mark.parametrize(
     ("traces", "shown"),
     [
-        ([look()], 0),
-        ([whole(), look()], 0),
-        ([whole(status="TIMEOUT"), look()], 0),
-        ([whole(), look(status="TIMEOUT")], 1),
-        ([whole(), look(status="TIMEOUT"), look(hour=4)], 0),
-        ([whole(), look(OTHER_QUICK)], 1),
-        ([make_trace(timestamp=_at(1)), look()], 0),
-        ([look(hour=0), whole()], 1),
-        ([whole(), look(), whole(hour=5)], 2),
+        ([quick()], 0),
+        ([whole(), quick()], 0),
+        ([whole(status="TIMEOUT"), quick()], 0),
+        ([whole(), quick(status="TIMEOUT")], 1),
+        ([whole(), quick(status="TIMEOUT"), quick(hour=4)], 0),
+        ([whole(), quick(OTHER_QUICK)], 1),
+        ([make_trace(timestamp=_at(1)), quick()], 0),
+        ([quick(hour=0), whole()], 1),
+        ([whole(), quick(), whole(hour=5)], 2),
     ],
 )
 def test_a_quick_look_that_passed_displaces_no_whole_verdict_on_the_same(traces, shown):
@@ -49,7 +49,7 @@ def test_a_quick_look_that_passed_displaces_no_whole_verdict_on_the_same(traces,
 
 
 def test_no_choice_falls_on_a_quick_look():
-    fast = look(solution="fast", speedup=99.0, latency_ms=0.01)
+    fast = quick(solution="fast", speedup=99.0, latency_ms=0.01)
     slow = whole(solution="slow", speedup=2.0)
     trace_set = TraceSet(traces={"double": [slow, fast]})
     assert trace_set.get_best_trace("double") == slow
@@ -57,5 +57,5 @@ def test_no_choice_falls_on_a_quick_look():
     assert trace_set.summary()["min_latency_ms"] == 1.0
     assert [(row.solution, row.contenders) for row in best_by_workload([slow, fast])] == [("slow", 1)]
     assert [row.solution for row in best_by_definition([slow, fast])] == ["slow"]
-    for traces in ([fast], [whole(OTHER, speedup=5.0), look()]):  # nor on what was changed since its whole verdict
+    for traces in ([fast], [whole(OTHER, speedup=5.0), quick()]):  # nor on what was changed since its whole verdict
         assert best_by_workload(traces) == best_by_definition(traces) == []

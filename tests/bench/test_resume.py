@@ -30,7 +30,7 @@ def trace(marks=WANTED, *, day=1, hardware=H200, extra=None, run=(), **parts):
     return make_trace(environment={"hardware": hardware}, timestamp=when, extra=extra, **parts)
 
 
-def look(marks=QUICK, **parts):
+def quick(marks=QUICK, **parts):
     return trace(marks, run={"quick": True}, **parts)
 
 
@@ -91,11 +91,11 @@ CASES = [
     ([timed(0.0)], {"profile_baseline": False}, SKIP),
     ([timed(0.0), timed(2.0)], {}, SKIP),
     # A quick look is never resumed from; one that failed makes its job be done again.
-    *(([look(marks)], {}, QUICK_ONLY) for marks in (QUICK, WANTED)),
-    ([trace(), look(day=2)], {}, SKIP),
-    ([trace(), look(status="TIMEOUT", day=2)], {}, "failed in a quick look"),
-    ([trace(), look(status="TIMEOUT", day=2), look(day=3)], {}, SKIP),
-    ([trace(), look(QUICK | {"solution": "x"}, day=2)], {}, QUICK_ONLY),
+    *(([quick(marks)], {}, QUICK_ONLY) for marks in (QUICK, WANTED)),
+    ([trace(), quick(day=2)], {}, SKIP),
+    ([trace(), quick(status="TIMEOUT", day=2)], {}, "failed in a quick look"),
+    ([trace(), quick(status="TIMEOUT", day=2), quick(day=3)], {}, SKIP),
+    ([trace(), quick(QUICK | {"solution": "x"}, day=2)], {}, QUICK_ONLY),
 ]
 
 
@@ -118,6 +118,6 @@ def test_a_recorded_job_is_skipped_or_done_again_with_the_reason(traces, asked, 
 
 def test_the_trace_of_a_skipped_job_is_the_latest_with_a_baseline_and_one_of_another_name_is_new():
     first = timed(2.0)
-    assert decide([first, timed(0.0)]).trace is decide([first, look(day=2)]).trace is first
+    assert decide([first, timed(0.0)]).trace is decide([first, quick(day=2)]).trace is first
     for key in ({"uuid": "uuid-2"}, {"name": "other"}):
         assert decide([trace(), make_trace(solution=None, workload=make_workload("uuid-2"))], **key) == ("", None)

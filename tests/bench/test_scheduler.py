@@ -54,8 +54,8 @@ def make_solutions(count):
 @pytest.mark.parametrize(("devices", "shape", "loss"), [(2, (5, 4), 0.05), (4, (3, 8), 0.1), (3, (1, 9), 0.1)])
 def test_every_job_is_done_once_whatever_is_lost_and_taken_back(run, devices, shape, loss):
     done = run(make_solutions(shape[0]), shape[1], devices=devices, loss=loss)
-    told = [(one.job.solution.name, one.job.workload.uuid) for one in (*done.finished, *done.faults)]
-    assert sorted(told) == [(f"s{at}", f"w{work}") for at in range(shape[0]) for work in range(shape[1])]
+    reported = [(one.job.solution.name, one.job.workload.uuid) for one in (*done.finished, *done.faults)]
+    assert sorted(reported) == [(f"s{at}", f"w{work}") for at in range(shape[0]) for work in range(shape[1])]
 
 
 def test_a_device_that_another_run_has_keeps_nobody_waiting_who_can_use_another(run):

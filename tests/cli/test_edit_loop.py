@@ -86,7 +86,7 @@ def test_what_is_wrong_with_a_draft_or_its_flags_is_told(run, tmp_path, line, co
 
 
 def test_watching_judges_again_when_the_file_is_saved(run, tmp_path, monkeypatch):
-    file, sources, told = tmp_path / "fast.py", [], []
+    file, sources, reported = tmp_path / "fast.py", [], []
 
     def verdict_of(job):
         sources.append(job.solution.sources[0].content)
@@ -95,30 +95,30 @@ def test_watching_judges_again_when_the_file_is_saved(run, tmp_path, monkeypatch
         return KeyboardInterrupt() if len(sources) == 4 else {}
 
     def tell(text):
-        told.append(text)
+        reported.append(text)
         file.write_text(DOUBLE + "# 3\n")
 
     monkeypatch.setattr(run_jobs, "write_problems", tell)
     assert run("--solution fast.py --watch --no-save-results", verdict_of)[0] == 130
     assert sources == [DOUBLE, DOUBLE, DOUBLE + "# 3\n", DOUBLE + "# 3\n"]
-    assert "not Python" in told[0]
+    assert "not Python" in reported[0]
 
 
 def test_a_change_of_what_decides_counts_once_the_file_is_there_and_has_settled(tmp_path):
     file, other = tmp_path / "a.py", tmp_path / "tolerances.yaml"
     file.write_text("1")
-    before, looks = (run_jobs.take_stamp([file]), run_jobs.take_stamp([other])), []
+    before, polls = (run_jobs.take_stamp([file]), run_jobs.take_stamp([other])), []
 
     def sleep(_):
-        looks.append(1)
-        if len(looks) == 1:
+        polls.append(1)
+        if len(polls) == 1:
             file.unlink()  # some editors do, before they write
             other.write_text("{}")
-        if len(looks) == 4:
+        if len(polls) == 4:
             file.write_text("1")
 
     run_jobs.wait_for_change([file], [other], before, sleep)
-    assert len(looks) == 5
+    assert len(polls) == 5
 
 
 @pytest.mark.parametrize(

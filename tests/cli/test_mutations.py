@@ -106,7 +106,7 @@ WARNINGS = {
 
 
 @pytest.fixture
-def look(good, tmp_path, capfd):
+def validate_in_process(good, tmp_path, capfd):
     """Change a copy of the set; return the exit codes of `validate` and of a run that plays its verdicts."""
 
     def start(name, flags=""):
@@ -122,8 +122,8 @@ def look(good, tmp_path, capfd):
 
 
 @pytest.mark.parametrize("name", [*ERRORS, *WARNINGS])
-def test_an_error_is_one_for_both_and_a_warning_for_neither(name, look):
-    codes, out, err = look(name)
+def test_an_error_is_one_for_both_and_a_warning_for_neither(name, validate_in_process):
+    codes, out, err = validate_in_process(name)
     is_error, stops = name in ERRORS, name.startswith("tolerances")
     assert codes == (is_error, 2 if stops else is_error)
     assert stops or "1 PASSED" in out or "2 PASSED" in out

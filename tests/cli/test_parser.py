@@ -173,4 +173,4 @@ def test_a_sweep_gives_a_case_for_each_value_and_says_what_tells_them_apart(word
         with pytest.raises(Misuse, match=cases):
             expand_sweeps(words.split())
     else:
-        assert [f"{' '.join(case)} | {told}".strip() for case, told in expand_sweeps(words.split())] == cases
+        assert [f"{' '.join(case)} | {reported}".strip() for case, reported in expand_sweeps(words.split())] == cases

@@ -88,16 +88,16 @@ def test_no_help_imports_the_engine():
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "reported"),
     [
         ("run --local none --devices cpu", "True []\n"),
         ("perf --devices cpu --routine none", "True []\n"),
         ("run --local none --dry-run", ""),
     ],
 )
-def test_the_import_of_torch_is_started_before_anything_slow_is_imported(line, told):
+def test_the_import_of_torch_is_started_before_anything_slow_is_imported(line, reported):
     ended = start(sys.executable, "-c", AHEAD, *line.split())
-    assert (ended.stdout, ended.returncode) == (told, 2), ended.stderr
+    assert (ended.stdout, ended.returncode) == (reported, 2), ended.stderr
 
 
 def test_an_interrupt_before_the_command_line_is_loaded_is_one_line():

@@ -13,7 +13,7 @@ from tests.kit.make import make_definition, make_evaluation, make_solution, make
 
 
 @pytest.fixture
-def told(capsys):
+def reported(capsys):
     """Validate a set; returns the exit code, and the report in JSON."""
 
     def start(root, line=""):
@@ -68,20 +68,20 @@ REASONS = {
 }
 
 
-def test_each_check_warns_of_what_is_its_own(odd_set, told):
-    code, report = told(odd_set)
+def test_each_check_warns_of_what_is_its_own(odd_set, reported):
+    code, report = reported(odd_set)
     assert (code, report["checks"]) == (0, list(REASONS))
     for check, reasons in REASONS.items():
         issues = [issue for issue in report["issues"] if issue["check"] == check]
         assert all(reason in issue["reason"] for reason, issue in zip(reasons, issues, strict=True))
-        assert found(told(odd_set, f"--checks {check}")[1]) == [(check, "warning")] * len(reasons)
+        assert found(reported(odd_set, f"--checks {check}")[1]) == [(check, "warning")] * len(reasons)
     assert any(issue["file"].endswith("workloads/odd/double.jsonl") for issue in report["issues"])
 
 
-def test_findings_of_other_definitions_are_left_out(odd_set, told):
-    _, report = told(odd_set, "--definitions right")
+def test_findings_of_other_definitions_are_left_out(odd_set, reported):
+    _, report = reported(odd_set, "--definitions right")
     assert (found(report), report["definitions"], report["traces"]) == ([], 1, 1)
-    _, report = told(odd_set, "--op-types odd --checks trace,layout")
+    _, report = reported(odd_set, "--op-types odd --checks trace,layout")
     assert found(report) == [("layout", "warning"), *[("trace", "warning")] * 4]
 
 
@@ -133,7 +133,7 @@ OUT_OF_TIME = {"status": "TIMEOUT", "log": "the call was still running"}
         ("cpu", ConfigError("tolerances.yaml: wrong"), "error", "not judged: tolerances.yaml: wrong"),
     ],
 )
-def test_what_becomes_of_a_verdict_of_a_reference(told, tmp_path, monkeypatch, kind, verdict, severity, said):
+def test_what_becomes_of_a_verdict_of_a_reference(reported, tmp_path, monkeypatch, kind, verdict, severity, said):
     def make(trace_set, config):
         if isinstance(verdict, ConfigError):
             raise verdict
@@ -141,12 +141,12 @@ def test_what_becomes_of_a_verdict_of_a_reference(told, tmp_path, monkeypatch, k
 
     monkeypatch.setattr(FakeEngine, "machine", Machine((Device(kind, 0, "test device", "uuid"),), {"python": None}))
     monkeypatch.setattr(validate_by_judging, "Benchmark", make)
-    issue = told(write_small_set(tmp_path), "--checks baseline")[1]["issues"][0]
+    issue = reported(write_small_set(tmp_path), "--checks baseline")[1]["issues"][0]
     assert (issue["severity"], said in issue["reason"]) == (severity, True)
 
 
 @pytest.mark.cpu
-def test_references_and_the_baselines_solutions_are_judged_by_the_engine_and_no_others(tmp_path, told):
+def test_references_and_the_baselines_solutions_are_judged_by_the_engine_and_no_others(tmp_path, reported):
     root = write_trace_set(
         tmp_path,
         definitions=[make_definition(inputs=TWO, reference="def run(b, *, a):\n    return a - b\n")],
@@ -159,7 +159,7 @@ def test_references_and_the_baselines_solutions_are_judged_by_the_engine_and_no_
             for workload in (make_workload(inputs={}), make_workload("gone", inputs=BLOB))
         ],
     )
-    code, report = told(root, "--checks baseline,benchmark --disable-gpu")
+    code, report = reported(root, "--checks baseline,benchmark --disable-gpu")
     assert (code, [job["status"] for job in report["jobs"]]) == (1, ["PASSED", "INCORRECT_NUMERICAL"])
     assert report["jobs"][0]["solution"] == "double__reference"
     left_out, *others = sorted(issue["reason"] for issue in report["issues"])

@@ -152,7 +152,7 @@ def test_a_lost_node_loses_nothing_and_only_its_open_jobs_are_repeated(two, run)
     assert (done.judged, done.faults, done.used) == (EACH, [], {"one/cuda:0", "two/cuda:0"})
     assert any("its node or its actor is lost (RayActorError); " in line for line in done.notices)
     assert len(PlayedSession.judged) - len(EACH) <= 4  # of the batch that it was at
-    assert all("artifacts" in str(session.hello.hidden) for session in PlayedSession.all)
+    assert all("artifacts" in str(session.session_config.hidden) for session in PlayedSession.all)
 
 
 def test_an_actor_that_is_lost_is_restarted_twice(ray, run):

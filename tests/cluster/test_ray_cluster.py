@@ -139,21 +139,21 @@ def test_an_engine_on_two_nodes_gives_the_verdicts_and_no_worker_reaches_anythin
         nodes = {device.node: device.kind for device in engine.context.machine.devices}
         assert list_actors(ray_cluster) != []
     assert wait_until_gone(lambda: list_actors(ray_cluster)) == []
-    assert {name: [one.evaluation.status.value for one in told] for name, told in traces.items()} == {
+    assert {name: [one.evaluation.status.value for one in reported] for name, reported in traces.items()} == {
         "double_python": ["PASSED"] * 2,
         "wrong": ["INCORRECT_NUMERICAL"] * 2,
         "spy": ["PASSED"] * 2,
     }
     assert len(TraceSet.from_path(tmp_path / "set").traces["double"]) == 6  # the host alone has written them
-    ran = [one.evaluation.extra["run"] for told in traces.values() for one in told]
+    ran = [one.evaluation.extra["run"] for reported in traces.values() for one in reported]
     assert [*nodes.values()] == ["cpu", "cpu"]
     assert {one["device"]["node"] for one in ran} <= nodes.keys()
     assert all(one["sandbox"]["level"] == "auto" for one in ran)
     if HAS_WALLS:
         said = traces["spy"][0].evaluation.log.splitlines()
-        told = {line.rsplit(" refused", 1)[0]: line for line in said}
+        reported = {line.rsplit(" refused", 1)[0]: line for line in said}
         for what in ("port", "raylet", "store", "folder", "shared memory"):
-            assert "refused" in told[what], told
+            assert "refused" in reported[what], reported
         assert "processes empty None" in said
         assert "variables []" in said
         assert "descriptors []" in said
@@ -180,8 +180,8 @@ def test_what_cannot_be_had_is_said_in_one_line_and_ray_prints_nothing_where_res
         with pytest.raises(ConfigError, match=words):
             Benchmark(trace_set, BenchmarkConfig.default(cluster="ray", **settings))
     Benchmark(trace_set, make_config(ray_cluster)).close()
-    told = {"lines": ["Raylet is terminated."], "pid": "raylet", "is_err": False}
-    worker.print_to_stdstream(told, ignore_prefix=False)
+    reported = {"lines": ["Raylet is terminated."], "pid": "raylet", "is_err": False}
+    worker.print_to_stdstream(reported, ignore_prefix=False)
     assert capsys.readouterr().out == ""
 
 

@@ -15,9 +15,9 @@ from flashinfer_bench.timing.between_workers import (
     interval_of_workers,
     is_noisy,
     learned_spread,
+    report_of_workers,
+    report_with_spread,
     sum_squares,
-    told_of_workers,
-    told_with_spread,
     widened_interval,
 )
 
@@ -26,13 +26,13 @@ DEVICE = Device("cuda", 0, "NVIDIA H200", "GPU-1")
 
 
 def test_an_interval_of_one_worker_is_widened_and_named():
-    told = told_with_spread({"interval95_ms": [0.999, 1.001], "flags": ["noisy", "throttled"]}, 1.0, GPU)
-    low, high = told["interval95_ms"]
-    assert (told["interval"], told["worker_spread_from"]) == ("one worker, widened", "default")
-    assert (told["readings95_ms"], told["flags"]) == ([0.999, 1.001], ["throttled"])
+    reported = report_with_spread({"interval95_ms": [0.999, 1.001], "flags": ["noisy", "throttled"]}, 1.0, GPU)
+    low, high = reported["interval95_ms"]
+    assert (reported["interval"], reported["worker_spread_from"]) == ("one worker, widened", "default")
+    assert (reported["readings95_ms"], reported["flags"]) == ([0.999, 1.001], ["throttled"])
     assert low < 0.999 < 1.001 < high
     assert (high - low) / 2 == pytest.approx(GPU.half, rel=0.05)
-    alone = told_with_spread({}, 2.0, CPU)  # without enough readings
+    alone = report_with_spread({}, 2.0, CPU)  # without enough readings
     assert log(alone["interval95_ms"][1] / 2.0) == pytest.approx(CPU.half)
     assert "readings95_ms" not in alone
 
@@ -44,9 +44,15 @@ def test_noisy_is_relative_to_the_spread_between_workers():
 
 
 def test_several_workers_have_students_interval():
-    told = told_of_workers({"interval95_ms": [1.1, 1.3], "method": "wall"}, [1.0, 1.1, 1.2])
-    assert (told["interval"], told["workers_ms"], told["readings95_ms"]) == ("workers", [1.0, 1.1, 1.2], [1.1, 1.3])
-    assert told["interval95_ms"] == pytest.approx([1.1 - 4.303 * 0.1 / 3**0.5, 1.1 + 4.303 * 0.1 / 3**0.5], rel=1e-3)
+    reported = report_of_workers({"interval95_ms": [1.1, 1.3], "method": "wall"}, [1.0, 1.1, 1.2])
+    assert (reported["interval"], reported["workers_ms"], reported["readings95_ms"]) == (
+        "workers",
+        [1.0, 1.1, 1.2],
+        [1.1, 1.3],
+    )
+    assert reported["interval95_ms"] == pytest.approx(
+        [1.1 - 4.303 * 0.1 / 3**0.5, 1.1 + 4.303 * 0.1 / 3**0.5], rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("spread", [0.003, 0.1])

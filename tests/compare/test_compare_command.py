@@ -40,9 +40,9 @@ def test_a_wrong_kernel_is_not_compared_and_equal_sources_are_told(root, capsys)
     document = json.loads(capsys.readouterr().out)
     assert document["overall"] is None
     assert document["rows"][0]["problem"].startswith("B did not pass: INCORRECT_NUMERICAL")
-    for other, is_told in (("double_python", True), ("another", False)):
+    for other, is_reported in (("double_python", True), ("another", False)):
         assert compare(root, other, "--workloads", "nowhere") == 2
-        assert ("both sides have the same sources" in capsys.readouterr().err) is is_told
+        assert ("both sides have the same sources" in capsys.readouterr().err) is is_reported
 
 
 def test_the_workflow_of_the_guide_is_a_gate(tmp_path):

@@ -33,8 +33,8 @@ def simulate(true: float, spread: float, threshold: float, *, count: int) -> lis
     random, found = Random(1), []
     for _ in range(count):
         logs: list[float] = []
-        for look in (4, 6, 9, 13, 19, 28, 42, 63, 94):  # docs/compare.md
-            logs += [random.gauss(log(true), spread) for _ in range(look - len(logs))]
+        for analysis in (4, 6, 9, 13, 19, 28, 42, 63, 94):  # docs/compare.md
+            logs += [random.gauss(log(true), spread) for _ in range(analysis - len(logs))]
             ratio = ratio_of_pairs(logs)
             if ratio.decide(threshold) != "cannot tell yet":
                 break

@@ -50,7 +50,7 @@ TWO = "def run(left, right):\n    return left + right\n"
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (("double_py.py", "twice_py.py"), "of twice (by the name 'twice_py'); double_py.py is of double: give two"),
         (("double_python", "twice_py.py"), "of twice (by the name 'twice_py'); double_python is of double: give two"),
@@ -61,14 +61,14 @@ TWO = "def run(left, right):\n    return left + right\n"
         (("double_python", "notes.txt"), "no source file (.cc, .cpp, .cu, .cxx, .py) tells the language"),
     ],
 )
-def test_what_is_wrong_with_a_source_is_one_line(root, mine, monkeypatch, words, told):
+def test_what_is_wrong_with_a_source_is_one_line(root, mine, monkeypatch, words, reported):
     monkeypatch.chdir(mine.parent)
     inputs = dict.fromkeys(("left", "right"), "float32[n]")
     write_trace_set(root, definitions=[make_definition("other", inputs=inputs, reference=TWO)])
     for name, text in {"double_py.py": SOURCE, "twice_py.py": SOURCE, "two.py": TWO, "notes.txt": "nothing"}.items():
         Path(name).write_text(text)
     Path("empty").mkdir()
-    with pytest.raises(DataSetError, match=rf"^.*{re.escape(told)}[^\n]*$"):
+    with pytest.raises(DataSetError, match=rf"^.*{re.escape(reported)}[^\n]*$"):
         sides_of(root, *words)
 
 
@@ -95,7 +95,7 @@ def test_what_is_recorded_of_a_source_is_what_it_is_now(root, mine):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (["double_python", "mine.py"], "no trace set was named"),
         (["double_python", "twice_python", "--local", "set", "--entry", "run"], "--entry: neither side is a source"),
@@ -105,8 +105,8 @@ def test_what_is_recorded_of_a_source_is_what_it_is_now(root, mine):
         ),
     ],
 )
-def test_the_command_tells_what_it_found_out_and_what_is_misuse(root, mine, monkeypatch, capsys, words, told):
+def test_the_command_tells_what_it_found_out_and_what_is_misuse(root, mine, monkeypatch, capsys, words, reported):
     monkeypatch.chdir(root.parent)
     monkeypatch.delenv("FIB_DATASET_PATH", raising=False)
     assert main(["compare", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert reported in capsys.readouterr().err

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.cpu
 
 def convert(source, output, capsys, *, code=0):
     assert main(["convert", str(source), "--output", str(output), "--format", "json"]) == code
-    told = capsys.readouterr()
-    return json.loads(told.out), told.err
+    reported = capsys.readouterr()
+    return json.loads(reported.out), reported.err
 
 
 def test_problems_and_dumps_become_a_set_with_all_they_have(tmp_path, capsys):
@@ -63,10 +63,10 @@ def test_what_is_lost_is_told_and_the_exit_code_is_1(tmp_path, capsys):
     stored = {"type": "safetensors", "path": "blob/absent.safetensors", "tensor_key": "x"}
     write_problem(tmp_path / "all/p", lines=[make_line("w0", inputs={**INPUTS, "x": stored})])
     (tmp_path / "all/dump.json").write_text(json.dumps(dumped("a", inputs={"x": {"shape": ["n"], "dtype": "unknown"}})))
-    document, told = convert(tmp_path / "all", tmp_path / "out", capsys, code=1)
+    document, reported = convert(tmp_path / "all", tmp_path / "out", capsys, code=1)
     assert (document["definitions"], document["workloads"], len(document["lost"])) == (1, 1, 2)
-    assert "not carried over: blob" in told
-    assert "not carried over: what the 1 error above is about" in told
+    assert "not carried over: blob" in reported
+    assert "not carried over: what the 1 error above is about" in reported
 
 
 @pytest.mark.parametrize(

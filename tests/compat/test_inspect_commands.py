@@ -112,7 +112,7 @@ def test_what_is_missing_on_the_machine_is_one_line(inspect, monkeypatch, tmp_pa
 
 @pytest.mark.usefixtures("tools")
 @pytest.mark.parametrize(
-    ("change", "flags", "told"),
+    ("change", "flags", "reported"),
     [
         ({"solution": "double_pyhton"}, (), "no solution 'double_pyhton'; did you mean 'double_python'"),
         ({"workload": "first"}, (), "'first' is the start of several uuids; it has first-a, first-b"),
@@ -124,9 +124,9 @@ def test_what_is_missing_on_the_machine_is_one_line(inspect, monkeypatch, tmp_pa
         ({}, ("--checks", "memcheck,leaks"), "unknown leaks; known: memcheck, racecheck"),
     ],
 )
-def test_wrong_names_are_misuse(inspect, capsys, change, flags, told):
+def test_wrong_names_are_misuse(inspect, capsys, change, flags, reported):
     assert inspect("sanitizer", *flags, **change) == 2
-    assert told in capsys.readouterr().err
+    assert reported in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -154,31 +154,31 @@ def test_findings_have_file_and_line_and_a_check_that_did_not_look_is_no_clean_o
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "reported"),
     [
         ("echo ==ERROR== ERR_NVGPUCTRPERM; exit 1", "an administrator can allow it"),
         ("echo ==WARNING== No kernels were profiled.; exit 0", "launched no kernel"),
         ("setsid sleep 600 & sleep 600", "it did not end within 2 s"),
     ],
 )
-def test_why_there_is_no_profile_is_told_and_nothing_of_a_program_is_left(inspect, tools, capsys, script, told):
+def test_why_there_is_no_profile_is_told_and_nothing_of_a_program_is_left(inspect, tools, capsys, script, reported):
     tools(script=script)
     with marked() as alive:
         assert inspect("ncu", "--sandbox", "off", "--timeout", "2") == 1
         assert not wait_until_gone(alive)
-    assert told in capsys.readouterr().err
+    assert reported in capsys.readouterr().err
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tools")
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "reported"),
     [(RAISES, "the solution failed while ncu looked at it"), (f"{RAISES}run(1)\n", "the solution cannot be imported")],
 )
 def test_a_solution_that_raises_is_told_with_its_words_and_no_traceback_of_ours(
-    inspect, tmp_path, capsys, source, told
+    inspect, tmp_path, capsys, source, reported
 ):
     save_json_file(make_solution("raises", source=source), tmp_path / "raises.json")
     assert inspect("ncu", "--sandbox", "off", solution=str(tmp_path / "raises.json")) == 1
     errors = capsys.readouterr().err
-    assert (told in errors, "ValueError: not today" in errors, "session.py" in errors) == (True, True, False)
+    assert (reported in errors, "ValueError: not today" in errors, "session.py" in errors) == (True, True, False)

@@ -214,9 +214,9 @@ def test_a_tolerance_of_another_set_than_the_definitions_does_not_count(tmp_path
 def test_custom_inputs_of_another_set_than_the_first_need_trust(tmp_path, capsys):
     command = dry_run(lay_over(tmp_path)[::-1])
     assert main(command) == 0
-    told = capsys.readouterr()
-    assert f"{told.out}{told.err}".count("--trust-definitions") == 1
-    assert "no job to run" in told.out
+    reported = capsys.readouterr()
+    assert f"{reported.out}{reported.err}".count("--trust-definitions") == 1
+    assert "no job to run" in reported.out
     assert main([*command, "--trust-definitions"]) == 0
     assert "2 jobs" in capsys.readouterr().out
 

@@ -96,8 +96,8 @@ def test_a_definition_that_gives_no_tensors_is_kept_with_the_reason(parts, words
 def test_a_run_that_cannot_be_called_with_the_inputs_is_told(parameters, words):
     trace_set = TraceSet()
     issues = find_reference_issues(trace_set, [make_definition(reference=f"def run({parameters}): ...")])
-    told = [issue.reason for issue in issues if issue.severity == "error"]
-    assert (told == []) if words is None else (words in told[0])
+    reported = [issue.reason for issue in issues if issue.severity == "error"]
+    assert (reported == []) if words is None else (words in reported[0])
 
 
 def test_the_digest_covers_what_decides_a_verdict_and_no_more():

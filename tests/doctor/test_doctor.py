@@ -105,7 +105,7 @@ def examined(monkeypatch, tmp_path):
             monkeypatch.setattr(examination, name, Mock(side_effect=effect, return_value=value))
         return examination.examine(device, tell=told.append)
 
-    told = examine.told = []
+    reported = examine.reported = []
     return examine
 
 
@@ -116,7 +116,7 @@ def broken(report):
 def test_a_visit_of_a_healthy_machine_reads_like_this(examined):
     report = examined()
     assert (report.exit_code, broken(report)) == (0, [])
-    assert examined.told[:2] == ["looking at the machine", "measuring cuda:0"]
+    assert examined.reported[:2] == ["looking at the machine", "measuring cuda:0"]
     document = json.loads(json.dumps(report.document()))
     assert (document["exit_code"], document["twins"]["overall"]["ratio"]) == (0, 1.0)
     assert document["findings"][0].keys() == {"topic", "state", "text", "advice"}
@@ -155,8 +155,8 @@ def test_what_a_driver_does_not_tell_is_not_known():
     found = read_machine(GPU, nvml=nvml, environment={"PATH": ""})
     assert (found.gpus, found.at_rest, found.versions["driver"], found.compilers["C++"]) == (0, None, None, None)
     assert (bool(found.versions["torch"]), found.languages["python"]) == (True, None)
-    told = {"CudaDriverVersion": 13000, "DriverVersion": "580.1"}
-    answers = {f"nvmlSystemGet{name}.return_value": value for name, value in told.items()}
+    reported = {"CudaDriverVersion": 13000, "DriverVersion": "580.1"}
+    answers = {f"nvmlSystemGet{name}.return_value": value for name, value in reported.items()}
     found = read_machine(GPU, nvml=Mock(NVMLError=RuntimeError, **answers, **{"nvmlDeviceGetCount.return_value": 8}))
     assert (found.gpus, found.versions["driver"]) == (8, "580.1 (CUDA 13.0)")
 

@@ -47,18 +47,18 @@ class Digests:
 
     def __init__(self, kernels, count, pieces=1):
         self._kernels = kernels
-        self._told = torch.zeros(count, 2 * count_groups(pieces), dtype=torch.int64, device=DEVICE)
+        self._reported = torch.zeros(count, 2 * count_groups(pieces), dtype=torch.int64, device=DEVICE)
         self._taken = 0
 
     def take(self, *held):
-        self._kernels.commit([piece_of(one) for one in held], self._told[self._taken].data_ptr())
+        self._kernels.commit([piece_of(one) for one in held], self._reported[self._taken].data_ptr())
         self._taken += 1
 
     def read(self):
-        assert self._taken == len(self._told)
-        told = self._told.tolist()
-        assert all(all(words) for words in told)
-        return [tuple(words) for words in told]
+        assert self._taken == len(self._reported)
+        reported = self._reported.tolist()
+        assert all(all(words) for words in reported)
+        return [tuple(words) for words in reported]
 
 
 @pytest.mark.parametrize("words", [1, 33, SMALL_BYTES // WORD_BYTES, SMALL_BYTES // WORD_BYTES + 1, 70_001])

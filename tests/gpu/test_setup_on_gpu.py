@@ -55,13 +55,13 @@ def test_attention_that_is_planned_in_setup_has_the_kernels_own_time(routine, tm
 
     assert measured["kernel_ms"] == pytest.approx(alone_ms, rel=CLOSE)
     assert measured["setup_ms"] > 0
-    both, told = measured["kernel_ms"] + measured["setup_ms"], evaluation.performance.latency_ms
-    assert measured.get("claimed_ms", told) == pytest.approx(both)
+    both, reported = measured["kernel_ms"] + measured["setup_ms"], evaluation.performance.latency_ms
+    assert measured.get("claimed_ms", reported) == pytest.approx(both)
     # `plan` is the host's work, up to 1.7 times as long in one process as in the next: a relay that it held up longer
     # than the readings raises the latency of both together, never above what it took itself, and not `kernel_ms`.
     assert (
         both * (1 - 1e-6)
-        <= told
+        <= reported
         <= max(both, measured.get("relay_ms", 0.0), measured.get("burst_ms", 0.0)) * (1 + 1e-6)
     )
 

@@ -116,17 +116,17 @@ class PlayedGpu:
 
     def go_on(self, *, to_the_end=False):
         """Do what needs no key that is not there, up to what a call commits to."""
-        told = None
-        while self.queue and told is not False and (to_the_end or not told):
-            told = self.queue[0]()
-            if told is not False:
+        reported = None
+        while self.queue and reported is not False and (to_the_end or not reported):
+            reported = self.queue[0]()
+            if reported is not False:
                 self.queue.popleft()
 
     def synchronize(self, device):
         meanwhile, self.meanwhile = self.meanwhile, None
         if meanwhile is not None:
-            looks = iter([False])
-            meanwhile(lambda: next(looks, True) and not self.on_answer())
+            polls = iter([False])
+            meanwhile(lambda: next(polls, True) and not self.on_answer())
             self.gives_up = True
         self.go_on(to_the_end=True)
         self.call = None
@@ -162,19 +162,19 @@ class PlayedGpu:
         held = (ctypes.c_uint8 * row.nbytes).from_address(row.address)
         held[:] = bytes(one ^ mask for one, mask in zip(held, masks, strict=True))
 
-    def commit(self, pieces, told):
+    def commit(self, pieces, reported):
         def tell():
             held = b"".join(ctypes.string_at(*piece) for piece in pieces)
             words = hashlib.blake2b(held, digest_size=16 * -(-len(pieces) // 4)).digest()
-            self.committed = lambda: ctypes.memmove(told, bytes(word | 1 for word in words), len(words)) and None
+            self.committed = lambda: ctypes.memmove(reported, bytes(word | 1 for word in words), len(words)) and None
             if self.call not in self.lost:
                 self.committed()
             return True
 
         self.launch(tell)
 
-    def committer(self, sizes, told):
-        return lambda addresses: self.commit(list(map(Piece, addresses, sizes)), told)
+    def committer(self, sizes, reported):
+        return lambda addresses: self.commit(list(map(Piece, addresses, sizes)), reported)
 
 
 class PlayedCall:
@@ -184,7 +184,7 @@ class PlayedCall:
 
     def __init__(self, worker, at):
         self.worker, self.gpu, self.at = worker, worker.gpu, at
-        self.slots = worker.trial.places.outputs(at)
+        self.slots = worker.trial.buffers.outputs(at)
         self.made = [torch.zeros_like(one) for one in self.slots]
 
     def __call__(self):
@@ -200,7 +200,7 @@ class PlayedCall:
         self.gpu.log.append((what, self.at))
         self.gpu.now += takes_ns
         if (what == "copy") is (self.at in self.worker.late):
-            (x,) = self.worker.trial.places.inputs(self.at)
+            (x,) = self.worker.trial.buffers.inputs(self.at)
             self.worker.sums.append(float(x.sum()))
             torch.mul(x, 2, out=self.made[0])
         if what == "copy":
@@ -230,14 +230,14 @@ class PlayedWorker:
         """Answer a request; the descriptor is closed afterwards, whatever happens."""
         copy, self.gpu.is_asked = os.dup(fd), True
         try:
-            return self.chains.run(fields, copy, self.calls, self.trial.places.arena.block.data_ptr())
+            return self.chains.run(fields, copy, self.calls, self.trial.buffers.arena.block.data_ptr())
         finally:
             self.gpu.is_asked = self.gpu.gives_up = False
             with pytest.raises(OSError, match="Bad file descriptor"):
                 os.fstat(copy)
 
-    def __call__(self, verb, expected, what, *, fds, meanwhile, **fields):
-        self.asked.append((verb, fields))
+    def __call__(self, method, expected, what, *, fds, meanwhile, **fields):
+        self.asked.append((method, fields))
         self.gpu.meanwhile = meanwhile
         answer = {"joined": self.run_chain(fds[0], **fields)}
         self.then()

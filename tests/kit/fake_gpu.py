@@ -23,7 +23,7 @@ EVENT_NS = 1_500
 
 @dataclass
 class FakeGpu:
-    """A device with its host; it is the lane of both clocks."""
+    """A device with its host; it stands for the queue of both clocks."""
 
     l2_cache: str = "cold"
     log: list[str] = field(default_factory=list)

@@ -5,7 +5,7 @@ from math import log
 import pytest
 
 from flashinfer_bench.bench.planning.resume import PROTOCOL
-from flashinfer_bench.data.measurement import ToldTrace, tell
+from flashinfer_bench.data.measurement import ReportedTrace, read_reported
 from flashinfer_bench.report.blind import find_blind
 from flashinfer_bench.report.comparable import find_difference, marks_of
 from flashinfer_bench.report.decision import decide, join_halves, log_half_of
@@ -61,8 +61,8 @@ def test_a_line_says_how_times_were_taken(evaluations, line):
 
 def test_a_line_says_by_what_latencies_are_bound_and_at_which_assurance():
     chain, floor = (timed(bound=bound, assurance="standard") for bound in ("chain", "floor"))
-    told = "latencies bound: 2 by a gated chain of calls at standard assurance, 1 by the least time"
-    assert describe_bounds([read_timing([chain, chain, floor, timed()])]).startswith(told)
+    reported = "latencies bound: 2 by a gated chain of calls at standard assurance, 1 by the least time"
+    assert describe_bounds([read_timing([chain, chain, floor, timed()])]).startswith(reported)
     assert describe_bounds([read_timing([timed()])]) is None
     indicative = read_timing([timed("wall", bound="none")])
     assert describe_bounds([indicative]) == "latencies bound: all by nothing (indicative)"
@@ -107,11 +107,11 @@ def test_an_interval_that_reaches_to_zero_tells_nothing_of_a_ratio():
 
 
 def test_what_one_trace_does_not_tell_is_not_held_against_it():
-    marks = marks_of(ToldTrace(), "x")
+    marks = marks_of(ReportedTrace(), "x")
     assert find_difference(marks, {**marks, "sandbox": "walls", "timing": "no graphs"}) is None
     assert find_difference(marks, {"hardware": "y"}) == ("other hardware", "x", "y")
     run = {"fingerprint": {"timing": {"strange": 1}, "protocol": 3, "sandbox": "walls", "solution": "d"}}
-    strange = marks_of(tell(make_evaluation(extra={"run": run})), "x")
+    strange = marks_of(read_reported(make_evaluation(extra={"run": run})), "x")
     assert strange == {"hardware": "x", "protocol": "3", "sandbox": "walls", "timing": "usual"}
 
 

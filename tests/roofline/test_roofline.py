@@ -22,9 +22,9 @@ def test_bytes_or_arithmetic_bind_and_a_share_is_reached():
     for flops, bound, floor_ms in ((1e9, "memory", 1.0), (9.89e12, "compute", 10.0)):
         found = describe_time(Cost(flops, 4.8e9, "fp16"), H200, 20.0)
         assert (found["bound"], found["floor_ms"], found["share"]) == (bound, pytest.approx(floor_ms), floor_ms / 20)
-    facts = describe_time(Cost(0, 4.8e9), H200, 2.0)
+    record = describe_time(Cost(0, 4.8e9), H200, 2.0)
     expected = {"flops": 0, "bytes": 4.8e9, "unit": "fp32", "tb_per_sec": 2.4, "peak": "H200 SXM (vendor)"}
-    assert {key: facts[key] for key in expected} == expected
+    assert {key: record[key] for key in expected} == expected
     assert "share" not in describe_time(Cost(0, 4.8e9), "unheard of", 2.0)
     assert describe_time(Cost(0, 1), H200, 0.0) is None
 

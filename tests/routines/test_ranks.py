@@ -196,14 +196,14 @@ def test_rows_are_phases_with_their_work_and_a_mismatch_fails(tmp_path, capsys):
     (request,) = ask(command, PLACE)
     assert report_ranks(request, session, PLACE, times, ["3 / 9 elements of rank 1 are different"]) == 1
     out = capsys.readouterr().out
-    told = "[ERROR] Output tensor mismatch between backends torch and a2a_total: 3 / 9"
-    assert (told in out, "[PERF]" in out) == (True, False)
-    for words, told in {"": ["a2a_total"], "--per_phase_timing": [*times]}.items():
+    reported = "[ERROR] Output tensor mismatch between backends torch and a2a_total: 3 / 9"
+    assert (reported in out, "[PERF]" in out) == (True, False)
+    for words, reported in {"": ["a2a_total"], "--per_phase_timing": [*times]}.items():
         (request,) = ask(f"{command} {words}", PLACE)
         assert report_ranks(request, session, PLACE, times, []) == 0
-        assert capsys.readouterr().out.count("[PERF]") == len(told)
+        assert capsys.readouterr().out.count("[PERF]") == len(reported)
         rows = {row["backend"]: row for row in read_rows(tmp_path / "a.csv")}
-        assert [*rows] == told
+        assert [*rows] == reported
     moved = {name: float(row["bytes"]) for name, row in rows.items()}
     assert moved["a2a_total"] == moved["a2a_dispatch"] + moved["a2a_combine"]
     assert moved["a2a_total"] + moved["moe_kernel"] == pytest.approx(request.case.cost.bytes)

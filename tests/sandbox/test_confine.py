@@ -185,12 +185,12 @@ def found(cell):
         Path(path).chmod(0o777)
         local.listen()
         local.settimeout(0)
-        told = outcomes(cell, acts, f"PORT, PATH = {tcp.getsockname()[1]}, {path!r}\n" + HELPERS)
+        reported = outcomes(cell, acts, f"PORT, PATH = {tcp.getsockname()[1]}, {path!r}\n" + HELPERS)
         with pytest.raises(BlockingIOError):
             local.accept()
-    assert set(told) == set(acts)
+    assert set(reported) == set(acts)
     assert state == [[file.read_text(), *file.stat()[:6], file.stat().st_mtime_ns] for file in files]
-    return {kind: {name: told[f"{kind}: {name}"] for name in one} for kind, one in kinds.items()}
+    return {kind: {name: reported[f"{kind}: {name}"] for name in one} for kind, one in kinds.items()}
 
 
 def test_nothing_of_others_can_be_read_or_changed(found):
@@ -223,7 +223,7 @@ def test_a_worker_holds_no_right_of_roots(cell, found):
 
 
 def test_a_worker_works_in_its_own_folders(found):
-    assert found["own"] == {name: told.strip() for name, (_, told) in OWN_FILES.items()}
+    assert found["own"] == {name: reported.strip() for name, (_, reported) in OWN_FILES.items()}
 
 
 COMPILES = r"""
@@ -296,6 +296,6 @@ def test_programs_of_a_tool_speak_with_each_other_and_with_nothing_else(users):
         acts = {name: act for name, (act, _) in TOOL.items()}
         found = outcomes(cell, acts | {"system": SYSTEM["core_pattern"]}, before, for_tool=True)
         assert found.pop("system") in ("EACCES", "EROFS", "ENOENT")
-        assert found == {name: told for name, (_, told) in TOOL.items()}
+        assert found == {name: reported for name, (_, reported) in TOOL.items()}
         alone = outcomes(cell, {"child": TOOL["thread of a child"][0], "name": "local('\\0nobody')"}, NAMES)
         assert alone == {"child": str(100 + errno.EACCES), "name": "EACCES"}

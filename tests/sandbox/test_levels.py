@@ -29,7 +29,7 @@ MACHINES = [
 
 @pytest.mark.parametrize(("machine", "part", "worker"), MACHINES)
 def test_strict_names_what_is_missing_and_auto_goes_without(machine, part, worker):
-    sandbox = find_sandbox("auto", CACHE, look=lambda _: machine)
+    sandbox = find_sandbox("auto", CACHE, probe=lambda _: machine)
     has_walls = part in ("", "root")
     assert (sandbox.has_walls, sandbox.mark, sandbox.user) == (has_walls, "walls" if has_walls else "none", worker)
     assert bool(sandbox.notes) is worker.startswith("root")
@@ -38,14 +38,14 @@ def test_strict_names_what_is_missing_and_auto_goes_without(machine, part, worke
     assert (sandbox.record(), "".join(sandbox.missing)) == (record, part)
     if part:
         with pytest.raises(ConfigError, match=f"strict cannot be had on this machine: {part}: ") as refused:
-            find_sandbox("strict", CACHE, look=lambda _: machine)
+            find_sandbox("strict", CACHE, probe=lambda _: machine)
         assert refused.value.exit_code == 2
     else:
-        assert find_sandbox("strict", CACHE, look=lambda _: machine).has_walls
+        assert find_sandbox("strict", CACHE, probe=lambda _: machine).has_walls
 
 
 def test_off_looks_at_nothing():
-    sandbox = find_sandbox("off", CACHE, look=None)
+    sandbox = find_sandbox("off", CACHE, probe=None)
     assert (sandbox.has_walls, sandbox.mark, sandbox.record()["reached"]) == (False, "none", [])
 
 

@@ -349,13 +349,13 @@ MACHINE = "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 300 kB\nAnonPages:   
 
 
 @pytest.mark.parametrize(
-    ("told", "hidden"),
+    ("reported", "hidden"),
     [
         (MACHINE, (300 * 1024, 7 * 1024)),
         ("", (0, 0)),
     ],
 )
-def test_memory_that_no_process_shows_is_what_is_left_of_the_machines(tmp_path, told, hidden):
-    (tmp_path / "meminfo").write_text(told)
+def test_memory_that_no_process_shows_is_what_is_left_of_the_machines(tmp_path, reported, hidden):
+    (tmp_path / "meminfo").write_text(reported)
     assert hidden_memory(tmp_path / "meminfo") == hidden
     assert hidden_memory(tmp_path / "none") == (0, 0)

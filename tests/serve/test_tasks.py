@@ -70,8 +70,8 @@ async def test_a_cancelled_task_stays_cancelled(site):
 
 async def test_a_fault_is_told_as_the_error_of_its_task(site):
     async with site.serve(loss=1.0) as client:
-        told = await wait_for(client, await submit(client))
-        assert (told["status"], told["error"]) == ("failed", "the session ended")
+        reported = await wait_for(client, await submit(client))
+        assert (reported["status"], reported["error"]) == ("failed", "the session ended")
 
 
 async def test_what_finds_no_room_is_asked_to_come_again_and_was_never_accepted(site):
@@ -116,8 +116,8 @@ async def test_a_killed_server_loses_and_repeats_nothing(site, lost):
         execute(site, "DELETE FROM verdicts")
     execute(site, "UPDATE tasks SET state = 'open', ended_at = NULL")
     async with site.serve(evaluate=staticmethod(lambda *_: {})) as client:
-        told = await wait_for(client, task)
-        assert (told["status"], len(told["traces"])) == ("completed", 2)
+        reported = await wait_for(client, task)
+        assert (reported["status"], len(reported["traces"])) == ("completed", 2)
         left = {"half a line": [["w0", "w1"]], "the end": []}.get(lost, [["w1"]])
         assert [asked["workloads"] for asked in client.engine.asked] == left
     assert verdicts(site) == {(task, "w0"): 1, (task, "w1"): 1}
@@ -174,8 +174,8 @@ async def test_while_the_disk_fails_tasks_end_and_their_ends_are_kept_when_it_wo
         database.execute(full.format("INSERT", "verdicts"))
         database.execute(full.format("UPDATE", "tasks"))
         PlayedSession.gate.set()
-        told = await wait_for(client, task)
-        assert (told["status"], "disk is full" in told["error"]) == ("failed", True)
+        reported = await wait_for(client, task)
+        assert (reported["status"], "disk is full" in reported["error"]) == ("failed", True)
         assert (await client.get("/tasks")).json()["tasks"][0]["status"] == "failed"
         database.execute("DROP TRIGGER full_UPDATE")
         while client.store.read(task)[0].state != "failed":

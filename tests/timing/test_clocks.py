@@ -85,10 +85,10 @@ def test_which_clock_a_gpu_gets(on_a_gpu, cupti, monkeypatch, choice, error, met
     if error:
         monkeypatch.setattr(importlib, "import_module", lambda _name: (_ for _ in ()).throw(error))
     clock = make_clock(on_a_gpu, clock=choice)
-    assert (clock.method, clock.facts().get("fallback")) == (method, fallback)
+    assert (clock.method, clock.metadata().get("fallback")) == (method, fallback)
     if method == "cupti":
         assert clock._recorder is make_clock(on_a_gpu, l2_cache="warm")._recorder
-        assert clock.fall_back("3 dropped").facts()["fallback"] == "3 dropped"
+        assert clock.fall_back("3 dropped").metadata()["fallback"] == "3 dropped"
     assert make_clock(torch.device("cpu")).method == "wall"
 
 

@@ -57,7 +57,7 @@ chain = lambda: [torch.add(x, 1, out=x) for _ in range(12)]
 for others in (0, 8):
     graphs = [capture(chain) for _ in range(others)]
     trial = take_trial(lambda _index: chain, clock, Procedure(10, 50, 10.0))
-    assert trial.facts["launch"] == "graph", trial.facts
+    assert trial.metadata["launch"] == "graph", trial.metadata
     print(sorted(trial.spans_ns)[25])
 """
 

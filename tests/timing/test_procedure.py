@@ -68,7 +68,7 @@ FOUND = {
 @pytest.mark.parametrize(("call", "found", "flags"), FOUND.values(), ids=FOUND)
 def test_what_is_found_of_a_call(gpu, call, found, flags):
     trial = take(gpu, source=partial(call, gpu))
-    assert ({name: trial.facts.get(name) for name in found}, len(trial.samples)) == (found, 50)
+    assert ({name: trial.metadata.get(name) for name in found}, len(trial.samples)) == (found, 50)
     assert flags is None or summarise([trial]).record.get("flags", []) == flags
 
 
@@ -82,9 +82,9 @@ def test_what_is_found_of_a_call(gpu, call, found, flags):
 def test_lost_records_fall_back_to_events_and_the_next_trial_tries_again(gpu, fault, reason, next_method):
     clock, recorder = fake_cupti_clock(gpu, **fault)
     trial = take(gpu, gpu.call(), clock=clock)
-    assert (trial.facts["method"], len(trial.samples), trial.stop) == ("cuda_events", 50, "count")
-    assert (trial.facts["fallback"].startswith(reason), trial.facts["empty_pair_ns"]) == (True, 1_500)
-    assert (recorder.is_on, take(gpu, gpu.call(), clock=clock).facts["method"]) == (False, next_method)
+    assert (trial.metadata["method"], len(trial.samples), trial.stop) == ("cuda_events", 50, "count")
+    assert (trial.metadata["fallback"].startswith(reason), trial.metadata["empty_pair_ns"]) == (True, 1_500)
+    assert (recorder.is_on, take(gpu, gpu.call(), clock=clock).metadata["method"]) == (False, next_method)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def refuse(_launch):
 def test_several_operations_are_timed_as_replays_of_a_graph(gpu):
     released = []
     trial = take(gpu, gpu.call(operations=3, host_ns=400_000), release=lambda: released.append(len(gpu.log)))
-    assert (trial.facts["launch"], "launch_reason" in trial.facts, len(released)) == ("graph", False, 1)
+    assert (trial.metadata["launch"], "launch_reason" in trial.metadata, len(released)) == ("graph", False, 1)
     assert {(one.operations, one.span_ns, one.late) for one in trial.samples} == {(3, 31_000, False)}
     assert gpu.log.count("replay") == 2 + 50  # those that are looked at, then the samples
 
@@ -160,8 +160,8 @@ def test_replays_are_trusted_if_they_launch_what_the_call_does(gpu, honest, chan
     clock = fake_cupti_clock(gpu, capture=capture)[0]
     clock.fresh_graphs = 4
     trial = take(gpu, source=lambda at: calls[at % 4], clock=clock)
-    assert trial.facts["launch"] == ("stream" if reason else "graph")
-    assert (reason or "") in trial.facts.get("launch_reason", "")
+    assert trial.metadata["launch"] == ("stream" if reason else "graph")
+    assert (reason or "") in trial.metadata.get("launch_reason", "")
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,8 @@ def test_replays_are_trusted_if_they_launch_what_the_call_does(gpu, honest, chan
 )
 def test_a_graph_that_is_not_used_is_not_used_for_a_reason(gpu, call, changes, options, reason):
     trial = take(gpu, gpu.call(operations=3, **call), replace(USUAL, **changes), **options)
-    assert (trial.facts["launch"], "replay" in gpu.log) == ("stream", False)
-    assert trial.facts["launch_reason"].startswith(reason)
+    assert (trial.metadata["launch"], "replay" in gpu.log) == ("stream", False)
+    assert trial.metadata["launch_reason"].startswith(reason)
 
 
 def test_whatever_raises_comes_through_and_none_of_its_trial_reaches_the_next_one(gpu):
@@ -198,7 +198,7 @@ def test_a_later_call_that_cannot_be_captured_has_all_of_them_launched_within_th
 
     procedure = replace(USUAL, warmup_runs=5, budget_s=1.5)
     trial = take(gpu, procedure=procedure, source=lambda _: gpu.call(operations=2, host_ns=200_000), capture=capture)
-    assert (trial.facts["launch"], "reads a result back" in trial.facts["launch_reason"]) == ("stream", True)
+    assert (trial.metadata["launch"], "reads a result back" in trial.metadata["launch_reason"]) == ("stream", True)
     assert (len(made), gpu.seconds() - start < 1.6) == (8, True)
 
 
@@ -224,4 +224,4 @@ def test_the_wall_clock_warms_up_and_reads_without_a_delay():
     calls = []
     trial = take_trial(lambda index: lambda: calls.append(index), WallClock(), USUAL)
     assert calls == list(range(60))
-    assert (trial.facts, len(trial.samples)) == ({"method": "wall", "cache_state": "warm", "calls": 60}, 50)
+    assert (trial.metadata, len(trial.samples)) == ({"method": "wall", "cache_state": "warm", "calls": 60}, 50)

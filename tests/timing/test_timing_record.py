@@ -11,25 +11,25 @@ from hypothesis import strategies as st
 
 from flashinfer_bench.report.timing import MEANINGS
 from flashinfer_bench.timing import nvml
-from flashinfer_bench.timing.measurement import Sample, Trial, join_facts
+from flashinfer_bench.timing.measurement import Sample, Trial, join_metadata
 from flashinfer_bench.timing.nvml import GpuSettings, GpuState, read_gpu_settings, read_gpu_state
 from flashinfer_bench.timing.statistics import LONG_SAMPLE_NS
 from flashinfer_bench.timing.summary import summarise
 
 pytestmark = pytest.mark.cpu
-FACTS = {"method": "cupti", "cache_state": "cold", "launch": "stream", "enqueue_ns": 2_000}
+METADATA = {"method": "cupti", "cache_state": "cold", "launch": "stream", "enqueue_ns": 2_000}
 COOL = GpuState(1980, 3201, 300.0, 50, (), 0)
 OTHERS = GpuState(1980, 3201, 300.0, 50, (), 1)
 UNKNOWN = GpuState(None, None, None, None, (), None)
 SLOWED = GpuState(1200, 3201, 700.0, 50, ("power_cap",), 0)
 
 
-def trial(*spans_ns, stop="count", facts=(), **sample):
+def trial(*spans_ns, stop="count", metadata=(), **sample):
     """Return a trial of one-operation calls that kept the GPU busy all the time, unless it is said otherwise."""
     spans_ns = spans_ns or (10_000,) * 20
     usual = {"enqueue_ns": 2_000, "operations": 1}
     samples = [Sample(**{"span_ns": span, "busy_ns": span, **usual, **sample}) for span in spans_ns]
-    return Trial(tuple(samples), stop, {**FACTS, **dict(facts)})
+    return Trial(tuple(samples), stop, {**METADATA, **dict(metadata)})
 
 
 def record_of(*trials, **options):
@@ -52,15 +52,15 @@ def drifting(first, last):
     return trial(*[first] * 10, *[last] * 10)
 
 
-def having(late=0, **facts):
+def having(late=0, **metadata):
     samples = trial(*[10_000] * (20 - late)).samples + (trial(*[10_000] * late, late=True).samples if late else ())
-    return Trial(samples, "count", {**FACTS, **facts})
+    return Trial(samples, "count", {**METADATA, **metadata})
 
 
-VARIED = Trial((*trial().samples, *trial(800_000, operations=4).samples), "count", FACTS)
+VARIED = Trial((*trial().samples, *trial(800_000, operations=4).samples), "count", METADATA)
 BY_EVENTS = having(method="cuda_events")
 FLAGGED = [
-    ("no_gpu_work", [Trial(trial().samples + trial(0, operations=0).samples, "count", FACTS)], [trial()]),
+    ("no_gpu_work", [Trial(trial().samples + trial(0, operations=0).samples, "count", METADATA)], [trial()]),
     ("host_bound", [having(enqueue_ns=11_000)], [having(enqueue_ns=9_000)]),
     ("host_bound", [having(late=6)], [having(late=4)]),
     ("host_bound", [having(waits_inside=True)], [having(method="wall", enqueue_ns=11_000)]),
@@ -98,7 +98,7 @@ SAYS |= {"EnforcedPowerLimit": 700_000, "ApplicationsClock": 1980, "ClockInfo": 
 
 
 @pytest.fixture
-def look(monkeypatch):
+def query(monkeypatch):
     """Return the state and the settings of a GPU whose driver says something; an error is raised."""
 
     def looked(uuid="GPU-1", ours=(7,), **changes):
@@ -132,20 +132,22 @@ def look(monkeypatch):
         ({"ComputeRunningProcesses": []}, (), None),  # ours are not seen: ids are of another namespace
     ],
 )
-def test_what_slows_a_gpu_has_a_name_and_other_processes_are_counted_if_ours_are_seen(look, changes, slowed_by, others):
-    state, settings = look(**changes)
+def test_what_slows_a_gpu_has_a_name_and_other_processes_are_counted_if_ours_are_seen(
+    query, changes, slowed_by, others
+):
+    state, settings = query(**changes)
     assert state == GpuState(1980, 1980, 512.3, 41, slowed_by, others)
     assert settings == GpuSettings(700.0, 1980, 1980, 3201, 3201)
 
 
-def test_what_the_driver_does_not_say_is_none(look):
-    state, settings = look(**dict.fromkeys(SAYS, UNSUPPORTED))
+def test_what_the_driver_does_not_say_is_none(query):
+    state, settings = query(**dict.fromkeys(SAYS, UNSUPPORTED))
     assert state == GpuState(None, None, None, None, (), None)
     assert settings == GpuSettings(None, None, None, None, None)
-    assert look("GPU-2") == (None, None)
+    assert query("GPU-2") == (None, None)
 
 
 def test_facts_of_several_trials_are_medians_and_the_rest_is_the_last_ones():
-    tables = [{**FACTS, "enqueue_ns": value, "calls": 60} for value in (1, 5, 90)]
+    tables = [{**METADATA, "enqueue_ns": value, "calls": 60} for value in (1, 5, 90)]
     tables[0]["fallback"], tables[1]["fallback"] = "first", "last"
-    assert join_facts(tables) == {**FACTS, "enqueue_ns": 5, "calls": 60, "fallback": "last"}
+    assert join_metadata(tables) == {**METADATA, "enqueue_ns": 5, "calls": 60, "fallback": "last"}

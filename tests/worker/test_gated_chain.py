@@ -47,9 +47,9 @@ def open_worker(gpu):
 def run_chain(worker, fd, keys=KEYS, **changes):
     """Have a worker answer a request for a chain whose keys are there ahead."""
     ControlBlock(fd).clear()
-    worker.gpu.ahead, places = iter(keys), worker.trial.places
+    worker.gpu.ahead, buffers = iter(keys), worker.trial.buffers
     fields = {"size": SIZE, "indices": range(CALLS), "operations": 5, "settles": False, **changes}
-    return worker.run_chain(fd, stride=places.stride, inputs=places.inputs_end, **fields)
+    return worker.run_chain(fd, stride=buffers.stride, inputs=buffers.inputs_end, **fields)
 
 
 BY_HOST, SETTLED = {"operations": None}, {"settles": True}

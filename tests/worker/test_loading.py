@@ -163,5 +163,5 @@ def test_a_program_of_its_own_shows_its_style_by_a_call(tmp_path, monkeypatch, s
     style = {"style": None, "warm_up_calls": 1, "outcome": str(outcome), "values": str(values)}
     order.write_text(json.dumps(place | style))
     assert one_call.main([str(order)]) == (1 if error else 0)
-    told = json.loads(outcome.read_text())
-    assert told == {"called": True} if error is None else error in told["error"]
+    reported = json.loads(outcome.read_text())
+    assert reported == {"called": True} if error is None else error in reported["error"]

@@ -136,9 +136,9 @@ def run(x, n):
             worker.drain()
             said = worker.log.take()
             assert (worker.exit.code, worker.exit.signal) == (0, None), said
-    told = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
+    reported = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
     means = {"cores": [core], "nice": 19, "device": "cuda:0", "compilers": "3"}
-    assert told == {**means, "linked": ["norm"], "leave": 1}
+    assert reported == {**means, "linked": ["norm"], "leave": 1}
 
 
 def test_what_a_first_launch_asks_other_programs_is_asked_before_workers_are_forked():

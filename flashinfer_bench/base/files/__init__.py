@@ -1,1 +1,1 @@
-"""Files that somebody else may have put there: opening, walking, removing and locking them without being held up."""
+"""Files that another user may have made: opening, walking, removing and locking them without being held up."""

@@ -20,18 +20,19 @@ from flashinfer_bench.base.files.trees import remove_tree
 PREFIX: Final = "flashinfer-bench."
 """All names begin with it, and no other folder's."""
 SWEEP_LIMIT_S: Final = 120.0
-"""Seconds for removing what was left. The rest stays for the next run."""
+"""Seconds for removing leftovers. The rest stays for the next run."""
 
 
 def hold_folder(name: str) -> tuple[Path, int]:
-    """Make a folder; return it with the descriptor that holds it. Closing that, here and in all forks, gives it up."""
+    """Make a folder; return it with the descriptor that holds it. Closing the descriptor, here and in all forks,
+    releases it."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name}."))
         try:
             fd = _open(folder)
-        except FileNotFoundError:  # somebody has swept it before it was locked
+        except FileNotFoundError:  # another process swept it before it was locked
             continue
-        with suppress(OSError):  # the file system has no locks: then nobody sweeps it
+        with suppress(OSError):  # the file system has no locks, so no process sweeps it
             if not try_lock(fd) or not os.fstat(fd).st_nlink:
                 os.close(fd)
                 continue
@@ -50,7 +51,7 @@ def temporary_folder(name: str) -> Iterator[Path]:
 
 
 def sweep_folders() -> None:
-    """Remove this user's folders that nobody holds."""
+    """Remove this user's folders that no process holds."""
     deadline = time.monotonic() + SWEEP_LIMIT_S
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):  # it is another user's, is being removed, or cannot be locked

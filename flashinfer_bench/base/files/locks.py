@@ -1,13 +1,14 @@
 """Locks on files and folders that several processes use: flock(2), with a deadline.
 
-The kernel gives a lock back when its holder ends, however it ends. A wait that reaches its limit raises TimeoutError,
-an OSError that names the path. What is no regular file is refused.
+The kernel releases a lock when its holder ends, however it ends. A wait that reaches its limit raises TimeoutError, an
+OSError that names the path. Anything but a regular file is refused.
 
 Some file systems have no flock: Lustre without `-o flock`, some NFS. There, `locked_file` and `locked_folder` hold a
 file `.<name>.lock` beside. A holder that is killed leaves it; the TimeoutError then says that it may be removed. The
 other functions raise an OSError that says so.
 
-The package filelock locks a path: neither an open file below a root whose links nobody follows, nor a folder.
+The package filelock locks a path. It locks neither an open file below a root whose links are not followed, nor a
+folder.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from typing import Final
 from flashinfer_bench.base.files.writing import OpenFolder, open_folder
 
 USUAL_LIMIT_S: Final = 60.0
-"""How many seconds to wait for a lock whose holder needs it for one short write."""
+"""Seconds to wait for a lock whose holder needs it for one short write."""
 POLL_S: Final = 0.005
 TRIES: Final = 100
-"""Open a path this many times if its file is another one each time by the time it is locked."""
+"""Opens of a path, at most, while another process replaces its file before it is locked."""
 NO_FLOCK: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-"""What flock(2) says on a file system that does not have it."""
+"""Error numbers of flock(2) on a file system that does not have it."""
 
 
 class NoFlock(OSError):
@@ -37,7 +38,7 @@ class NoFlock(OSError):
 
 
 def try_lock(fd: int, *, is_shared: bool = False) -> bool:
-    """Lock an open file if nobody holds it; False if somebody does. Shared locks stand beside one another."""
+    """Lock an open file if no process holds it, else return False. Shared locks do not exclude one another."""
     try:
         fcntl.flock(fd, fcntl.LOCK_NB | (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX))
     except BlockingIOError:
@@ -64,7 +65,7 @@ def wait_for_lock(fd: int, path: Path, limit_s: float, *, is_shared: bool = Fals
 
 @contextlib.contextmanager
 def locked_file(folder: OpenFolder, name: str, limit_s: float, *, needs_flock: bool = False) -> Iterator[int]:
-    """Open a file for appending, made where it is missing, and hold its lock for a block; yield its descriptor.
+    """Open a file for appending and hold its lock for a block; yield its descriptor. A missing file is made.
 
     Another process may move or remove the file while this one waits. Then the file that has the name now is locked.
 

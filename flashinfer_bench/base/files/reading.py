@@ -1,8 +1,8 @@
-"""Opens files to read, where anything may stand in their place: pipe, device, endless file.
+"""Opens files to read. A pipe, a device or an endless file may stand in their place.
 
-Nothing here waits: a pipe or a device is refused, and so is a file that is larger than the reader allows. What is wrong
-is an OSError whose `strerror` says it in words. Links are followed, since data sets are often made of links; it counts
-what they lead to. Imports nothing of ours.
+No function here waits: a pipe or a device is refused, and so is a file that is larger than the reader allows. Errors
+are OSErrors whose `strerror` is a sentence. Links are followed, since data sets are often made of links; the target
+decides. Imports no other module of the package.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 OWN_DESCRIPTORS: Final = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
-"""A path that begins so is a descriptor that the user gave to this process: a pipe in a shell's `<(command)`. It is
-read, whatever it is. No walk over a data set ever makes such a path."""
+"""Prefixes of descriptors that the user gave to this process, such as a pipe of a shell's `<(command)`. They are read
+whatever they are. No walk over a data set ever makes such a path."""
 BLOCK_BYTES: Final = 1 << 20
 """Read at most this many bytes at once."""
 POINTER_START: Final = b"version https://git-lfs.github.com/spec/"
-"""What git-lfs puts in place of a file that was not fetched begins so."""
+"""First bytes of a git-lfs pointer, which stands for a file that was not fetched."""
 KINDS: Final = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a pipe"),
@@ -30,11 +30,11 @@ KINDS: Final = (
 
 
 class GitLfsPointer(OSError):
-    """A git-lfs pointer stands in place of a file."""
+    """A file is only a git-lfs pointer."""
 
 
 def open_to_read(path: Path | str) -> int:
-    """Open a regular file; return its descriptor. Nothing is waited for.
+    """Open a regular file without waiting; return its descriptor.
 
     Raises:
         OSError: it cannot be opened, or is no regular file.
@@ -44,7 +44,7 @@ def open_to_read(path: Path | str) -> int:
     refuse_strange(Path(path).stat(), path)  # opening a device may do something
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        refuse_strange(os.fstat(fd), path)  # it may be another one by now
+        refuse_strange(os.fstat(fd), path)  # another process may have replaced it
     except BaseException:
         os.close(fd)
         raise
@@ -52,7 +52,7 @@ def open_to_read(path: Path | str) -> int:
 
 
 def read_whole(path: Path | str, most_bytes: int) -> bytes:
-    """Return what a regular file holds.
+    """Return the content of a regular file.
 
     Raises:
         OSError: it cannot be read, is no regular file, is a git-lfs pointer, or holds more than `most_bytes`.
@@ -82,14 +82,14 @@ def open_stream(path: Path | str, most_bytes: int) -> BinaryIO:
 
 
 def refuse_strange(found: os.stat_result, path: Path | str) -> None:
-    """Raise OSError for what is no regular file."""
+    """Raise OSError unless it is a regular file."""
     if not stat.S_ISREG(found.st_mode):
         kind = next((name for is_kind, name in KINDS if is_kind(found.st_mode)), "something strange")
         raise OSError(errno.EINVAL, f"this is {kind}, and no regular file", str(path))
 
 
 def refuse_pointer(start: bytes | bytearray, path: Path | str) -> None:
-    """Raise GitLfsPointer for one that stands in place of a file, by its first bytes."""
+    """Raise GitLfsPointer if the first bytes are those of a pointer."""
     if start.startswith(POINTER_START):
         said = "this is a git-lfs pointer, not the file; run `git lfs pull` in its repository"
         raise GitLfsPointer(errno.EINVAL, said, str(path))

@@ -1,6 +1,6 @@
-"""Walks and removes trees of folders that somebody else may have made: thousands deep, with links that lead round.
+"""Walks and removes folder trees that another user may have made: thousands deep, or with links in circles.
 
-A walk has limits, and tells what it leaves out. Removing has none but time. Imports nothing of ours.
+A walk has limits and reports what it skips. Removing has only a time limit. Imports no other module of the package.
 """
 
 from __future__ import annotations
@@ -15,28 +15,29 @@ from pathlib import Path
 from typing import Final
 
 DEEPEST: Final = 32
-"""A walk goes down this many folders; what lies deeper is left out."""
+"""Depth of a walk in folders; deeper files are skipped."""
 MOST_ENTRIES: Final = 1_000_000
-"""A walk looks at this many files and folders; the rest is left out."""
+"""Files and folders of a walk; the rest is skipped."""
 FEW_ENTRIES: Final = 64
 """Files and folders of a small tree."""
 SYSTEM_FOLDERS: Final = ("/proc", "/sys", "/dev")
 """A walk that follows links does not go into these, whose folders may have no end."""
 
 Tell = Callable[[Path, str], None]
-"""Takes a path that is left out, and why."""
+"""Takes a skipped path, and the reason."""
 
 
 def walk_files(
     folder: Path, tell: Tell, *, follows_links: bool = False, passes_over: Callable[[str], bool] = lambda _: False
 ) -> Iterator[Path]:
-    """Yield everything below a folder that is no folder, in a fixed order: what lies in it before what lies deeper.
+    """Yield every path below a folder that is no folder itself, in a fixed order. The files of a folder come before its
+    subfolders.
 
     Args:
-        folder: the top. If it is missing, that is told.
-        tell: takes what is left out.
+        folder: the top. A missing folder is reported.
+        tell: takes the skipped paths.
         follows_links: go into folders that links lead to, into each folder once.
-        passes_over: takes a name, and says whether it is left out in silence.
+        passes_over: takes a name; returns whether it is skipped without a report.
     """
     seen = {_identity(folder)}
     above = {_identity(parent) for parent in folder.absolute().resolve().parents}
@@ -84,15 +85,15 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def remove_tree(folder: Path, limit_s: float | None = None) -> bool:
-    """Remove a folder with all that is in it, or a file or link of this name; tell whether it is gone.
+    """Remove a folder with all its content, or a file or link of this name; return whether it is gone.
 
     Never raises OSError. Links are not followed. A tree that Python cannot remove is left to rm(1), after its folders
     got every right for their owner. rm goes down by descriptors, so neither depth nor the length of a path matters.
 
     Args:
         folder: the path.
-        limit_s: seconds for each of these programs; None for no limit. With a limit, they remove all but small trees: a
-            large process starts one in the time in which it removes a hundred files.
+        limit_s: seconds for each of these programs; None for no limit. With a limit, they remove all but small trees. A
+            large process takes longer to start a program than to remove a hundred files.
     """
     with suppress(OSError):
         folder.unlink()
@@ -108,7 +109,7 @@ def remove_tree(folder: Path, limit_s: float | None = None) -> bool:
 
 
 def _has_few(folder: Path) -> bool:
-    """Tell whether a folder has at most FEW_ENTRIES files and folders in it, all told; looks at no more of them."""
+    """Return whether a folder has at most FEW_ENTRIES files and folders, at all depths; read no more of them."""
     left, found = [os.fspath(folder)], 0
     with suppress(OSError):
         while left and found <= FEW_ENTRIES:

@@ -1,13 +1,12 @@
-"""Opens files to write, also below a root that a stranger may have filled: no link in it leads a write out of it.
+"""Opens files to write, also below a root with foreign content: no link in it leads a write out of it.
 
-A trace set may come from a stranger. Its root, and the folders above it, may be links: the user named them. Below the
-root, each folder is opened from the one above it, and no link is followed. So a folder that another process exchanges
-in between leads nothing out either. A file is refused if it is no regular file, or has further names (hard links). A
-refusal is a `WriteRefused`; its `strerror` names the place that a link leads to. Every writer below a root opens its
-files here.
+A trace set may come from a stranger. Its root and the folders above it may be links, since the user named them. Below
+the root, each folder is opened from the one above it, and no link is followed. So replacing a folder in between leads
+no write out either. A file is refused if it is not regular, or has further names (hard links). A refusal is a
+`WriteRefused`; its `strerror` names the target of the link. Every writer below a root opens its files here.
 
-This is no sandbox: it does not watch other programs, and a folder that is moved away while it is open is still written
-to. Reading follows links, see `reading.py`. Without a root, the path is the user's own choice, and links are followed.
+This is no sandbox: it does not watch other programs, and a folder that is moved away while open is still written to.
+Reading follows links, see `reading.py`. Without a root, the path is the user's own choice, and links are followed.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class OpenFolder:
     """Its path, for messages."""
     fd: int
     root: Path | None
-    """No link is followed below it. None: links are followed."""
+    """No link is followed below this folder. None: links are followed."""
 
     @property
     def own_path(self) -> Path:
@@ -47,7 +46,7 @@ class OpenFolder:
         return Path(f"/proc/self/fd/{self.fd}")
 
     def open(self, name: str, flags: int, mode: int = 0o666) -> int:
-        """Open a regular file of the folder, and return its descriptor. Nothing is waited for.
+        """Open a regular file of the folder without waiting, and return its descriptor.
 
         Raises:
             OSError: it cannot be opened, or is no regular file.
@@ -60,20 +59,20 @@ class OpenFolder:
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.path / name)) from None
         try:
-            self._refuse(os.fstat(fd), name)  # it may be another one by now
+            self._refuse(os.fstat(fd), name)  # another process may have replaced it
         except BaseException:
             os.close(fd)
             raise
         return fd
 
     def open_new(self, name: str, mode: int = 0o666) -> int:
-        """Make a file that was not there before, and return its descriptor; a file of this name is removed."""
+        """Make a new file and return its descriptor; an existing file of this name is removed."""
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.fd)
         return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=self.fd)
 
     def find(self, name: str) -> os.stat_result | None:
-        """Return what the system tells of a file; None if it is not there.
+        """Return the `stat` of a file; None if it is missing.
 
         Raises:
             WriteRefused: it is a link, and there is a root.
@@ -87,7 +86,7 @@ class OpenFolder:
         return found
 
     def is_file(self, name: str, fd: int) -> bool:
-        """Tell whether an open file is the one that has this name now."""
+        """Return whether an open file still has this name."""
         found = self.find(name)
         return found is not None and os.path.samestat(os.fstat(fd), found)
 
@@ -107,14 +106,14 @@ def open_folder(
     """Open a folder for a block.
 
     Args:
-        folder: its path; below the root, if there is one.
-        root: no link is followed below it.
+        folder: its path; below the root, if a root is given.
+        root: links below it are not followed.
         makes: make missing folders.
-        mode: of those that are made.
+        mode: of new folders.
 
     Raises:
         OSError: it cannot be opened or made.
-        WriteRefused: a link stands in the way below the root.
+        WriteRefused: a link below the root is on the path.
     """
     top = folder if root is None else root
     if makes:
@@ -151,11 +150,11 @@ def _refuse_link(path: Path, root: Path | None, kind: str) -> WriteRefused:
 
 
 def check_place(path: Path, root: Path | None) -> None:
-    """Raise if a file could not be written at a path; nothing is made, and nothing is written.
+    """Raise if a file could not be written at a path. Makes and writes no file.
 
     Raises:
-        OSError: a file that is there, or the folder that is there of those above it, cannot be written.
-        WriteRefused: a link stands in the way below the root, or the file is one.
+        OSError: the existing file, or the deepest existing folder above it, cannot be written.
+        WriteRefused: a link below the root is on the path, or the file is a link.
     """
     above = next(folder for folder in path.parents if os.path.lexists(folder))
     below = root if root is not None and above.is_relative_to(root) else None
@@ -167,7 +166,7 @@ def check_place(path: Path, root: Path | None) -> None:
 
 
 def open_new(path: Path, mode: int = 0o666) -> int:
-    """Make a file that was not there before, and return its descriptor; a file of this name is removed.
+    """Make a new file and return its descriptor; an existing file of this name is removed.
 
     Raises:
         OSError: it cannot be made.
@@ -177,13 +176,13 @@ def open_new(path: Path, mode: int = 0o666) -> int:
 
 
 def open_to_replace(path: Path, *, root: Path | None = None) -> int:
-    """Open a file for writing it anew, made where it is missing; return its descriptor. Its folders are made.
+    """Open a file for replacing its content; return its descriptor. A missing file and its folders are made.
 
     Without a root, it may be a device or a pipe.
 
     Raises:
         OSError: it cannot be opened.
-        WriteRefused: a link stands in the way below the root, or the file is one.
+        WriteRefused: a link below the root is on the path, or the file is a link.
     """
     with open_folder(path.parent, root) as folder:
         if root is None:
@@ -194,7 +193,7 @@ def open_to_replace(path: Path, *, root: Path | None = None) -> int:
 
 
 def open_to_append(path: Path, *, root: Path | None = None) -> int:
-    """Open a regular file for writing at its end, made where it is missing; return its descriptor.
+    """Open a regular file for writing at its end; return its descriptor. A missing file is made.
 
     Raises:
         OSError: it cannot be opened, or is no regular file.

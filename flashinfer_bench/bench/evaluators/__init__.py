@@ -1,7 +1,6 @@
-"""The judge: evaluators decide whether a solution is right. They run in the device session, never beside a solution.
+"""The judge: evaluators decide whether a solution is right. They run in the device session, never in a worker.
 
-The names below are for scripts that debug in a process of their own, where nothing is isolated; each is imported when
-it is first asked for.
+The names below are for scripts that debug in their own process, without isolation. Each is imported at its first use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Default evaluator: every element of every output within tolerance, on fresh inputs in each trial.
 
-It is the template of the other evaluators: they override one of its hooks (`tolerance`, `judge_trial`,
-`check_reference`) and inherit the rest. Its steps have names in this module too, for evaluators that borrow one.
+The other evaluators derive from it: they override a hook (`tolerance`, `judge_trial`, `check_reference`) and inherit
+the rest. Its steps are also functions of this module, for evaluators that need one of them.
 """
 
 from __future__ import annotations
@@ -79,10 +79,11 @@ class DefaultEvaluator(Evaluator):
     is_random: ClassVar[bool] = False
     """Whether equal inputs may give different outputs. Then no second call of the reference is judged."""
     own_rule: ClassVar[str] = ""
-    """What outputs do, if `judge_trial` judges them by the inputs alone. Then it judges the reference's, too."""
+    """The rule for outputs, in words, if `judge_trial` judges them by the inputs alone. Then it judges the reference's
+    too."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Take back what an overriding class no longer keeps, unless it declares it itself."""
+        """Reset declarations that an overriding class no longer satisfies, unless it declares them itself."""
         super().__init_subclass__(**keywords)
         own = vars(cls)
         if "record" in own:
@@ -131,7 +132,7 @@ class DefaultEvaluator(Evaluator):
 
     @classmethod
     def compares_elements(cls, definition: Definition) -> bool:
-        """Tell whether outputs have to be near the reference's; then the rules beside the tolerance hold."""
+        """Return whether outputs must be near the reference's; then the rules besides the tolerance hold."""
         return cls.is_elementwise
 
     @classmethod
@@ -145,7 +146,7 @@ class DefaultEvaluator(Evaluator):
     def judge_call(
         cls, definition: Definition, trial: JudgedCall, cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> Verdict:
-        """Judge one call by the user's tolerance, and then by the rules beside it."""
+        """Judge one call by the user's tolerance, and then by the additional rules."""
         verdict = cls.judge_trial(definition, trial, cfg)
         if isinstance(verdict, Rejected) or not cls.compares_elements(definition):
             return verdict
@@ -162,7 +163,7 @@ class DefaultEvaluator(Evaluator):
     def check_reference(
         cls, definition: Definition, baseline: Baseline, cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> None:
-        """Judge the reference as a solution is judged: by `own_rule`, else by a second call on the first inputs.
+        """Judge the reference like a solution: by `own_rule`, else by a second call on the first inputs.
 
         Raises:
             DefinitionFault: it is rejected.
@@ -195,7 +196,7 @@ class DefaultEvaluator(Evaluator):
     ) -> Baseline:
         """Make the inputs of each trial, have the reference compute them, check the reference and time it."""
         baseline = make_expected(definition, workload, cfg, device, context)
-        cls.check_reference(definition, baseline, cfg, context)  # meanwhile the worker that times it starts
+        cls.check_reference(definition, baseline, cfg, context)  # the worker that times it starts at the same time
         return time_reference(baseline, context)
 
     @classmethod
@@ -209,7 +210,7 @@ class DefaultEvaluator(Evaluator):
         *,
         context: JudgeContext,
     ) -> Verdict:
-        """Call the solution on the inputs of each trial and judge what it gives; the first wrong trial decides."""
+        """Call the solution on the inputs of each trial and judge its outputs; the first wrong trial decides."""
         right = []
         for trial, (given, expected) in enumerate(zip(inputs, ref_outputs, strict=True), start=1):
             got = check_form(definition, sol_runnable(*given), expected)
@@ -227,9 +228,10 @@ class DefaultEvaluator(Evaluator):
     def judge_reads(
         cls, definition: Definition, calls: Sequence[JudgedCall], cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> Verdict:
-        """Judge calls that were made while the solution was timed; all together first, as far as that is the same."""
-        can_look = cls.judges_calls_alone and cls.compares_elements(definition)
-        if can_look and surely_pass(calls, cls.norm_rule(definition, cfg), cls.tolerance(cfg)) is not None:
+        """Judge calls that were made while the solution was timed; all together first, if that gives the same
+        results."""
+        can_check = cls.judges_calls_alone and cls.compares_elements(definition)
+        if can_check and surely_pass(calls, cls.norm_rule(definition, cfg), cls.tolerance(cfg)) is not None:
             return Accepted(Correctness())
         return super().judge_reads(definition, calls, cfg, context)
 

@@ -1,9 +1,9 @@
-"""What an evaluator is, and what its methods take and give. It runs in the judge's process; solution code never does.
+"""The interface of an evaluator: its methods, their arguments and results. It runs in the judge's process, without
+solution code.
 
-To judge a kind of definition in another way, subclass `DefaultEvaluator` and override one method, or subclass
-`Evaluator`. docs/evaluators.md shows how, and how a run finds the new evaluator. What an evaluator can do is declared
-in attributes of its class. An evaluator reads parameters of its own with `cls.extra_value(cfg, "my_param")`, and
-declares them in `extra_keys`.
+To judge a kind of definition differently, subclass `DefaultEvaluator` and override one method, or subclass `Evaluator`.
+docs/evaluators.md shows how, and how a run finds the new evaluator. Class attributes declare the abilities of an
+evaluator. It reads its own parameters with `cls.extra_value(cfg, "my_param")`, and declares them in `extra_keys`.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Rejected:
 
     status: EvaluationStatus
     message: str
-    """Says what is wrong, where, and how far off; the trace's log shows it."""
+    """What is wrong, at which place, and the size of the error; the trace's log has it."""
     correctness: Correctness | None = None
-    """How far off the values are; None if no values were compared."""
+    """The errors; None if no values were compared."""
     integrity: Mapping[str, Any] | None = None
-    """`rule` and `evidence` if a rule beside the user's tolerance decided; the trace has it in `extra`."""
+    """`rule` and `evidence` if a rule besides the user's tolerance decided; the trace has it in `extra`."""
     call: JudgedCall | None = None
-    """The call that was judged, if it was a single one; `repro` writes it down."""
+    """The judged call, if it was a single one; `repro` writes it to disk."""
 
 
 Verdict = Accepted | Rejected
@@ -53,12 +53,12 @@ Verdict = Accepted | Rejected
 
 @dataclass(frozen=True)
 class Baseline:
-    """The inputs and what is expected of them; one entry for each trial."""
+    """The inputs and their expected outputs; one entry for each trial."""
 
     inputs: list[list[Any]]
-    """Tensors, Python numbers, and None for an optional input that is left out; in the order of the definition."""
+    """Tensors, Python numbers, and None for an omitted optional input; in the order of the definition."""
     outputs: list[list[torch.Tensor]]
-    """What the reference gives for the inputs; in the order of the definition."""
+    """The reference's outputs for the inputs; in the order of the definition."""
     mean_latency_ms: float | None
     """Latency of the reference; None if the reference is not timed."""
     measurement: dict[str, Any] | None
@@ -67,20 +67,20 @@ class Baseline:
 
 @dataclass(frozen=True)
 class JudgeContext:
-    """What the device session gives an evaluator for one job."""
+    """The device session's services for one job."""
 
     seed: int
-    """Every random value of this job comes from this seed; a solution does not learn it before it is judged."""
+    """Every random value of this job comes from this seed; a solution does not get it before it is judged."""
     blob_root: Path
     """Root of the trace set that holds the workload."""
     reference: Callable[[list[Any]], list[torch.Tensor]]
-    """The reference. Takes inputs and gives outputs, both in the order of the definition; numbers are 0-d tensors."""
+    """The reference. Takes inputs and returns outputs, both in the order of the definition; numbers are 0-d tensors."""
     profile_baseline: bool
     """Whether the reference is timed."""
     measure_reference: Callable[[list[list[Any]]], Measured]
     """Times the reference, one trial for each set of inputs."""
     notes: dict[str, Any]
-    """What the evaluator puts in here goes into the trace, as JSON."""
+    """Entries of the evaluator for the trace, as JSON."""
 
 
 class SolutionRunnable(Protocol):
@@ -88,13 +88,13 @@ class SolutionRunnable(Protocol):
 
     @property
     def metadata(self) -> Any:
-        """Has `destination_passing_style`: whether the solution writes into outputs that it is given."""
+        """Has `destination_passing_style`: whether the solution writes into given outputs."""
 
     def __call__(self, *args: Any) -> list[torch.Tensor]:
         """Return the outputs for inputs in the order of the definition; outputs given after the inputs are filled."""
 
     def call_repeatedly(self, inputs: Sequence[Any], count: int) -> Iterator[list[torch.Tensor]]:
-        """Yield the outputs of `count` calls on the same inputs. Quick ones come sooner than by single calls."""
+        """Yield the outputs of `count` calls on the same inputs. Short calls are faster so than one by one."""
 
     def measure(self, input_sets: list[list[Any]]) -> Measured:
         """Time the solution, one trial for each set of inputs."""
@@ -106,13 +106,13 @@ class JudgedCall:
 
     inputs: list[Any]
     got: list[torch.Tensor]
-    """What the solution gave."""
+    """The solution's outputs."""
     expected: list[torch.Tensor]
-    """What the reference gave for the same inputs."""
+    """The reference's outputs for the same inputs."""
 
 
 class RecordedCalls:
-    """Timed calls, as a solution that can be called: each inputs give what they gave then."""
+    """Timed calls as a callable solution: inputs return the outputs of their timed call."""
 
     metadata = SimpleNamespace(destination_passing_style=False)
 
@@ -122,7 +122,7 @@ class RecordedCalls:
             self._outputs.setdefault(tuple(map(id, call.inputs)), []).append(call.got)
 
     def __call__(self, *args: Any) -> list[torch.Tensor]:
-        """Return copies of what was given for these inputs.
+        """Return copies of the outputs recorded for these inputs.
 
         Raises:
             WorkloadFault: no call was made on them.
@@ -130,15 +130,15 @@ class RecordedCalls:
         found = self._outputs.get(tuple(map(id, args)))
         if found is None:
             raise WorkloadFault("the evaluator asks for a call on inputs of its own after the solution was timed")
-        found.append(found.pop(0))  # several calls on the same inputs: one after the other
+        found.append(found.pop(0))  # several calls on the same inputs: one after another
         return [output.clone() for output in found[-1]]
 
     def call_repeatedly(self, inputs: Sequence[Any], count: int) -> Iterator[list[torch.Tensor]]:
-        """Yield copies of what was given for these inputs, `count` times."""
+        """Yield copies of the outputs recorded for these inputs, `count` times."""
         return (self(*inputs) for _ in range(count))
 
     def measure(self, input_sets: list[list[Any]]) -> Measured:
-        """Refuse: what was recorded cannot be timed."""
+        """Refuse: recorded calls cannot be timed."""
         raise WorkloadFault("the evaluator asks for a measurement after the solution was timed")
 
 
@@ -149,17 +149,17 @@ class Evaluator(ABC):
     """Increase it when a verdict or its numbers may change: resumed runs then judge again."""
     extra_keys: ClassVar[Mapping[str, Any] | None] = None
     """The keys of `extra` that it reads, each with its default, or with its type (`float`) if it has none. A run
-    refuses other keys, and values of another type. None: it does not say; then any key may be its own."""
+    refuses other keys, and values of another type. None declares nothing: any key may be its own."""
     judges_calls_alone: ClassVar[bool] = False
-    """Whether `check_correctness` judges each trial by one call on its inputs, whatever the others give. Then the first
-    trial is checked before the solution is timed, and the inputs of the others among timed calls."""
+    """Whether `check_correctness` judges each trial by one call on its inputs, independent of the other trials. Then
+    the first trial is checked before the solution is timed, and the inputs of the others among timed calls."""
     needs_expected: ClassVar[bool] = True
-    """Whether `judge_reads` looks at what the reference gives for each call; else only at its form."""
+    """Whether `judge_reads` needs the reference's output values for each call; else only their form."""
 
     @classmethod
     @abstractmethod
     def can_evaluate(cls, definition: Definition) -> bool:
-        """Tell whether this evaluator judges the definition; it is called where there may be no device."""
+        """Return whether this evaluator judges the definition; it may be called without a device."""
 
     @classmethod
     def why(cls, definition: Definition) -> str:
@@ -168,7 +168,7 @@ class Evaluator(ABC):
 
     @classmethod
     def extra_value(cls, cfg: ResolvedEvalConfig, key: str) -> Any:
-        """Return what the configuration gives for one of `extra_keys`, else its default; None if it has none."""
+        """Return the configured value of one of `extra_keys`, else its default; None if it has no default."""
         declared = (cls.extra_keys or {})[key]
         return cfg.extra.get(key, None if isinstance(declared, type) else declared)
 
@@ -183,7 +183,7 @@ class Evaluator(ABC):
         *,
         context: JudgeContext,
     ) -> Baseline:
-        """Make the inputs, and have the reference compute what is expected of them.
+        """Make the inputs, and have the reference compute the expected outputs.
 
         Raises:
             WorkloadFault: the workload, its files or the reference cannot be used.
@@ -201,7 +201,7 @@ class Evaluator(ABC):
         *,
         context: JudgeContext,
     ) -> Verdict:
-        """Call the solution and judge what it gives."""
+        """Call the solution and judge its outputs."""
 
     @classmethod
     def count_reads(cls, elements: int) -> int:
@@ -218,15 +218,15 @@ class Evaluator(ABC):
     ) -> Verdict:
         """Judge calls that were made while the solution was timed, as `check_correctness` judges its own.
 
-        An evaluator that calls a solution more than once on the same inputs overrides this: here each call of
-        `check_correctness` on some inputs gives what the solution gave for them.
+        An evaluator that calls a solution more than once on the same inputs overrides this. Here each call of
+        `check_correctness` on some inputs returns the recorded outputs for them.
         """
         inputs, expected = [call.inputs for call in calls], [call.expected for call in calls]
         return cls.check_correctness(definition, RecordedCalls(calls), inputs, expected, cfg, context=context)
 
     @classmethod
     def stress_checks(cls, definition: Definition, cfg: ResolvedEvalConfig) -> StressChecks | None:
-        """Return what judges calls on inputs of stress cases; None: no call gets such inputs."""
+        """Return the checks of calls on inputs of stress cases; None: no call gets such inputs."""
         return None
 
     @classmethod

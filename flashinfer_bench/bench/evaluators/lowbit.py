@@ -1,8 +1,8 @@
 """The LowBit evaluator: as Default, but a small share of the elements may miss the tolerance.
 
 A kernel that quantises its intermediate values rounds differently from the reference. In a near tie this may send a
-token to another expert. How wrong the share may be is limited: see `compare.tolerance`. The share must also be small
-without the elements that are zero on both sides, because scales in tiles are mostly padding where there are few rows.
+token to another expert. `compare.tolerance` limits the errors of that share. The share must also be small among the
+elements that are not zero on both sides, because scales in tiles are mostly padding if there are few rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flashinfer_bench.data import Definition
 from flashinfer_bench.data.dtypes import DTYPES
 
 DEFAULT_MATCHED_RATIO: Final = 0.95
-"""Share of elements that must match where the configuration gives none."""
+"""Share of elements that must match if the configuration gives none."""
 
 
 def has_low_bits(definition: Definition) -> bool:

@@ -1,12 +1,12 @@
-"""Evaluators from outside this package: which ones a run has, and which keys of `extra` they declare.
+"""Evaluators from outside this package: the plug-ins of a run, and the keys of `extra` that they declare.
 
-They are imported by `registry`, not here: this module needs no torch. A plug-in is named `module` or `module:name`, as
-the value of an entry point. It comes from one of three places: the configuration (`evaluator_modules`), an installed
-package (entry-point group `flashinfer_bench.evaluators`), or a script that appended a class to `registry._EVALUATORS`.
-The script's process does not judge, so the class is imported again.
+`registry` imports them, so this module needs no torch. A plug-in is named `module` or `module:name`, like the value of
+an entry point. It comes from one of three places: the configuration (`evaluator_modules`), an installed package
+(entry-point group `flashinfer_bench.evaluators`), or a script that appended a class to `registry._EVALUATORS`. The
+script's process does not judge, so the class is imported again.
 
-An evaluator declares key → default, or key → type if there is no default. If all plug-ins of a run declare theirs,
-every other key is a slip; if one declares nothing, only a key that is nearly a known one is.
+An evaluator declares key → default, or key → type if there is no default. If all plug-ins of a run declare their keys,
+any other key is a slip. If one declares none, only a near miss of a known key is a slip.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BUILT_IN: Final = "built-in"
 APPENDED: Final = "registry._EVALUATORS"
 """Origin of evaluators that were appended to the registry."""
 REGISTRY: Final = "flashinfer_bench.bench.evaluators.registry"
-"""Module of the registry; it needs torch, so it is looked at only if something else has imported it."""
+"""Module of the registry. It needs torch, so it is read only if it has been imported already."""
 OWN_PACKAGE: Final = "flashinfer_bench."
 """Start of the module names of this package's evaluators."""
 KINDS: Final[dict[str, tuple[str, type | tuple[type, ...]]]] = {
@@ -44,7 +44,7 @@ KINDS: Final[dict[str, tuple[str, type | tuple[type, ...]]]] = {
     "dict": ("a mapping", dict),
     "NoneType": ("any value", object),
 }
-"""Name of a type → what a value of it is called in a configuration, and the types that are taken for it."""
+"""Name of a type → the name of its values in a configuration, and the types that are accepted."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class PlugIn:
     origin: str
     """Where it was named, for messages."""
     is_first: bool = True
-    """Whether its evaluators are asked before the built-in ones."""
+    """Whether its evaluators are asked before the built-in evaluators."""
     folder: str | None = None
-    """Where this process finds its module; others may not have the folder on their search path, as that of a script."""
+    """The folder from which this process imports the module; other processes may lack it on their search path."""
 
 
 @dataclass(frozen=True)
@@ -84,18 +84,18 @@ class EvaluatorChoice:
     """Name of the class."""
     module: str
     origin: str
-    """`BUILT_IN`, or where the plug-in was named."""
+    """`BUILT_IN`, or the source that names the plug-in."""
     why: str
-    """Why the evaluator takes the definition, in one line."""
+    """Reason why the evaluator takes the definition, in one line."""
     fingerprint: str
     """Class and revision; for a plug-in also a digest of its source file."""
     parameters: Mapping[str, Parameter] | None = None
-    """The keys of `extra` that it declares; None if it declares nothing, or is built in."""
+    """The keys of `extra` that it declares; None if it declares none, or is built in."""
 
 
 @dataclass(frozen=True)
 class KnownParameters:
-    """What the plug-ins of a run declare together. `extra` is one for all of them, so a key of another is no slip."""
+    """The declarations of all plug-ins of a run. They share one `extra`, so a key of another plug-in is no slip."""
 
     keys: frozenset[str] = field(default_factory=frozenset)
     are_all: bool = True
@@ -106,11 +106,11 @@ EntryPoints = Callable[..., Iterable[metadata.EntryPoint]]
 
 
 def list_plug_ins(modules: Sequence[str], *, find_entry_points: EntryPoints = metadata.entry_points) -> list[PlugIn]:
-    """Return the plug-ins in the order in which they are asked: the configuration's, installed ones, appended ones.
+    """Return the plug-ins in the order in which they are asked: configured, then installed, then appended plug-ins.
 
     Args:
         modules: the configuration's `evaluator_modules`.
-        find_entry_points: gives the entry points of `group=`.
+        find_entry_points: returns the entry points of `group=`.
 
     Raises:
         ConfigError: a class that was appended in this process cannot be imported by another process.
@@ -123,10 +123,10 @@ def list_plug_ins(modules: Sequence[str], *, find_entry_points: EntryPoints = me
 
 
 def list_appended(evaluators: Sequence[Any]) -> list[PlugIn]:
-    """Return the evaluators of a registry that are not of this package, as plug-ins with the same place in its order.
+    """Return the foreign evaluators of a registry, as plug-ins with the same position in its order.
 
     Raises:
-        ConfigError: one is no class, or was defined where only this process can find it.
+        ConfigError: an entry is no class, or only this process can find its definition.
     """
     found, is_first = [], True
     for evaluator in evaluators:
@@ -146,14 +146,14 @@ def list_appended(evaluators: Sequence[Any]) -> list[PlugIn]:
 
 
 def _find_folder(reference: str) -> str | None:
-    """Return the folder that this process would import a plug-in's module or package from; nothing is imported."""
+    """Return the folder from which this process would import a plug-in's module or package; import nothing."""
     spec = PathFinder.find_spec(reference.partition(":")[0].partition(".")[0])
     places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin]
     return next((str(Path(place).absolute().parent) for place in places if place is not None), None)
 
 
 def read_parameters(declared: Any) -> dict[str, Parameter]:
-    """Read what an evaluator declares (`extra_keys`).
+    """Read the declaration of an evaluator (`extra_keys`).
 
     Raises:
         ValueError: it is no mapping of names to defaults or types.
@@ -178,13 +178,13 @@ def read_parameters(declared: Any) -> dict[str, Parameter]:
 def find_wrong_parameters(
     config: ResolvedEvalConfig, evaluator: str, parameters: Mapping[str, Parameter], known: KnownParameters
 ) -> list[str]:
-    """Return a line for each key and value of `extra` that an evaluator cannot use, with the place that gave it.
+    """Return a line for each key and value of `extra` that an evaluator cannot use, with its source.
 
     Args:
-        config: the settings of a definition that it judges.
+        config: the settings of a definition of this evaluator.
         evaluator: its name.
-        parameters: what it declares.
-        known: what all plug-ins of the run declare.
+        parameters: its declaration.
+        known: the declarations of all plug-ins of the run.
     """
     everyone, lines = sorted({*parameters, *known_keys(), *known.keys}), []
     for key, value in config.extra.items():

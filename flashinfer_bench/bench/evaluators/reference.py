@@ -32,7 +32,7 @@ from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 MAX_ERROR_TEXT: Final = 2_000
 """Characters of an error's own text that a message keeps."""
 REPEAT_BUDGET_S: Final = 10.0
-"""No more second calls are made after all of them took this many seconds together; the first is always made."""
+"""Seconds of all second calls together, after which no more are made; the first is always made."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Reference:
     mutates: frozenset[str] | None = None
     """Names of the inputs that the reference writes to; None before the first call."""
     broken: str | None = None
-    """Why the reference cannot be used at all: two calls disagreed before any two agreed. None if it can be used."""
+    """Reason why the reference is unusable: two calls disagreed before any two agreed. None if it is usable."""
     _repeated: set[tuple[Any, ...]] = field(default_factory=set)
     """Shapes of inputs on which two calls agreed."""
     _repeating_s: float = 0.0
@@ -80,10 +80,10 @@ class Reference:
         return cls(definition, run)
 
     def __call__(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
-        """Call the reference with inputs in the order of the definition; the inputs are not changed.
+        """Call the reference with inputs in the order of the definition, without changing them.
 
         Raises:
-            DefinitionFault: the reference fails, or what it returns does not fit the definition.
+            DefinitionFault: the reference fails, or its result does not fit the definition.
         """
         if self.broken is not None:
             raise DefinitionFault(self.broken)
@@ -96,7 +96,7 @@ class Reference:
         return self._fit(returned, spared, inputs)
 
     def launch(self, inputs: Sequence[Any]) -> Any:
-        """Call the reference and give what it returns, unchecked; this is what is timed.
+        """Call the reference and return its unchecked result. Timing uses this call.
 
         Raises:
             DefinitionFault: the reference fails.
@@ -119,7 +119,8 @@ class Reference:
         ]
 
     def _note_writes(self, inputs: Sequence[Any], spared: Sequence[Any], versions: Sequence[int]) -> None:
-        """Note the inputs that a call wrote to; those of the first call are compared, since kernels write unseen.
+        """Note the inputs that a call wrote to. Inputs of the first call are compared, since torch does not see writes
+        of kernels.
 
         Raises:
             DefinitionFault: the call wrote to an input that was no clone.
@@ -146,7 +147,7 @@ class Reference:
         Args:
             inputs: of the first call.
             outputs: of the first call.
-            find_difference: says how the outputs of the two calls differ; None if they do not.
+            find_difference: describes the difference of two calls' outputs; returns None if there is none.
 
         Raises:
             DefinitionFault: the calls differ. If no two calls agreed before, every later call raises this too.
@@ -164,7 +165,7 @@ class Reference:
         self._repeated.add(shapes)
 
     def _fit(self, returned: Any, spared: Sequence[Any], inputs: Sequence[Any]) -> list[torch.Tensor]:
-        """Give what the reference returned as the definition's outputs: in their order, count, shapes and dtypes."""
+        """Return the reference's result as the definition's outputs: in their order, count, shapes and dtypes."""
         device = next((value.device for value in inputs if isinstance(value, torch.Tensor)), None)
         try:
             values = normalize_result(self.definition, returned, device)
@@ -186,10 +187,10 @@ class Reference:
         return outputs
 
     def _check_form(self, inputs: Sequence[Any], outputs: Sequence[torch.Tensor], device: torch.device | None) -> None:
-        """Compare dtypes and shapes with the definition's; the first tensor with a var axis says its size.
+        """Compare dtypes and shapes with the definition's; the first tensor with a var axis sets its size.
 
         Raises:
-            DefinitionFault: an output has another dtype or shape, or lies elsewhere than the inputs.
+            DefinitionFault: an output has another dtype, shape or device than it must have.
         """
         definition, sizes = self.definition, dict[str, int]()
         specs = (*definition.inputs.values(), *definition.outputs.values())
@@ -212,9 +213,9 @@ class Reference:
 
 
 def normalize_result(definition: Definition, result: Any, device: torch.device | str | None) -> list[torch.Tensor]:
-    """Return what a function returned as a list of tensors in the order of the outputs.
+    """Return a function's result as a list of tensors in the order of the outputs.
 
-    It may be one value, a tuple or a list of them, or a dict by output name; a number becomes a 0-d tensor.
+    The result may be one value, a tuple or a list of values, or a dict by output name; a number becomes a 0-d tensor.
 
     Raises:
         ValueError: there are too few or too many values, or names that are no outputs.
@@ -238,7 +239,7 @@ def normalize_result(definition: Definition, result: Any, device: torch.device |
 
 
 def execute_reference(definition: str, source: str) -> dict[str, Any]:
-    """Execute the source of a reference as a module of its own; return what it defines.
+    """Execute the source of a reference as its own module; return its namespace.
 
     The module is found by its name: pickle, dataclasses and `typing` look for a class there. Tracebacks, inspect and
     triton.jit look for the source under the name of its file.
@@ -257,7 +258,7 @@ _numbers = count()
 
 
 def explain_error(definition: Definition, error: BaseException) -> WorkloadFault:
-    """Make a fault that names the reference's line: the workload's where memory is short, else the definition's."""
+    """Make a fault that names the reference's line: the workload's if memory is short, else the definition's."""
     file_name = _file_name(definition.name)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file_name]
     where = f" (line {frames[-1].lineno}: `{frames[-1].line}`)" if frames else ""
@@ -277,7 +278,7 @@ def _file_name(definition: str) -> str:
 
 
 def _version(value: Any) -> int:
-    """Give torch's count of in-place writes to a tensor; 0 for other values."""
+    """Return torch's count of in-place writes to a tensor; 0 for other values."""
     return value._version if isinstance(value, torch.Tensor) else 0
 
 

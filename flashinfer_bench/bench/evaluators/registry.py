@@ -1,9 +1,9 @@
 """The list of evaluators, in the order in which they are asked. The judge's process adds the evaluators of plug-ins.
 
 A plug-in's module offers its evaluators in a list `EVALUATORS`, or appends them to `_EVALUATORS` while it is imported.
-Evaluators as the public package documents them are made to fit the calls of the device session: their methods may have
-no parameter `context`, or take `device`, `log_path` and `trace_set_root`. They may return a `Correctness`, or a pair of
-it and an `Evaluation`, which is None if the solution is right.
+Evaluators in the public package's documented form are adapted to the calls of the device session. Their methods may
+have no parameter `context`, or take `device`, `log_path` and `trace_set_root`. They may return a `Correctness`, or a
+pair of it and an `Evaluation`, which is None if the solution is right.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ _EVALUATORS: list[type[Evaluator]] = [
     for record in find_records()
     if record.op_types
 ]
-"""The first that takes a definition judges it; if none does, DefaultEvaluator. The built-in ones are those of the
-records that the files of this package declare (`bench/evaluator_record.py`)."""
+"""The first evaluator that takes a definition judges it; if none does, DefaultEvaluator. The built-in evaluators are
+those of the records in this package's files (`bench/evaluator_record.py`)."""
 
 _ORIGINS: dict[type[Evaluator], str] = {}
-"""Evaluator of a plug-in → where the plug-in was named."""
+"""Evaluator of a plug-in → the source that names the plug-in."""
 
 OFFER: Final = "EVALUATORS"
 """Name of a module's list of the evaluators that it offers."""
 SLIP_CUTOFF: Final = 0.9
-"""A method at this similarity to one that may be overridden is a slip: a letter or two of such names differ."""
+"""Similarity from which on a method counts as a misspelt overridable method: a letter or two differ."""
 DIGEST_LENGTH: Final = 16
 """Hexadecimal digits of a source file's sha256 that a fingerprint has."""
 METHODS: Final = ("build_baseline", "check_correctness", "eval_performance")
 """The methods that the device session calls with `context`."""
 NEEDED: Final = {"check_correctness": "Accepted(correctness) or Rejected(…)", "eval_performance": "a Performance"}
-"""Method → what it has to return."""
+"""Method → its required return value."""
 
 
 def find_evaluator(definition: Definition) -> type[Evaluator]:
-    """Give the evaluator that judges a definition, such that each of its methods can be called with `context`."""
+    """Return the evaluator that judges a definition, with methods that can be called with `context`."""
     evaluator = _find(definition)
-    # The module of somebody who has put theirs into a checkout has our name, too.
+    # The module of a user's file in a checkout has our name, too.
     if evaluator.__module__.startswith(OWN_PACKAGE) and all(_takes_context(getattr(evaluator, it)) for it in METHODS):
         return evaluator
     kept = ("__module__", "__qualname__", "__doc__", "is_elementwise")
@@ -75,7 +75,7 @@ def find_evaluator(definition: Definition) -> type[Evaluator]:
 
 
 def register(plug_ins: Iterable[PlugIn]) -> None:
-    """Import plug-ins and add their evaluators: before the built-in ones if `is_first`, else after them.
+    """Import plug-ins and add their evaluators: before the built-in evaluators if `is_first`, else after them.
 
     Raises:
         ConfigError: a plug-in cannot be imported, offers no evaluator, or offers something that is no evaluator.
@@ -116,7 +116,7 @@ def choose_evaluator(definition: Definition) -> EvaluatorChoice:
 
 
 def list_known_parameters() -> KnownParameters:
-    """Return what the registered plug-ins declare together."""
+    """Return the declarations of all registered plug-ins."""
     declared = [item.extra_keys for item in _EVALUATORS if not item.__module__.startswith(OWN_PACKAGE)]
     keys = frozenset(key for parameters in declared for key in parameters or ())
     return KnownParameters(keys, are_all=None not in declared)
@@ -128,21 +128,21 @@ def _find(definition: Definition) -> type[Evaluator]:
 
 def _import_evaluators(plug_in: PlugIn) -> list[type[Evaluator]]:
     name, _, attribute = plug_in.reference.partition(":")
-    before, told = list(_EVALUATORS), f"{plug_in.origin}: {plug_in.reference}"
+    before, reported = list(_EVALUATORS), f"{plug_in.origin}: {plug_in.reference}"
     if plug_in.folder is not None and plug_in.folder not in sys.path:
-        sys.path.append(plug_in.folder)  # last, so that nothing in it hides an installed module
-    with Blame(partial(_explain, f"{told} cannot be imported", missing=name)):
+        sys.path.append(plug_in.folder)  # last, so that it hides no installed module
+    with Blame(partial(_explain, f"{reported} cannot be imported", missing=name)):
         module = importlib.import_module(name)
         offered = operator.attrgetter(attribute)(module) if attribute else getattr(module, OFFER, None)
     if offered is None:
         offered = [evaluator for evaluator in _EVALUATORS if evaluator not in before or evaluator.__module__ == name]
     evaluators = list(offered) if isinstance(offered, (list, tuple)) else [offered]
     if not evaluators:
-        raise ConfigError(f"{told} offers no evaluator; give the module a list {OFFER} = [...]")
+        raise ConfigError(f"{reported} offers no evaluator; give the module a list {OFFER} = [...]")
     for evaluator in evaluators:
         reason = _why_unusable(evaluator)
         if reason is not None:
-            raise ConfigError(f"{told} offers {evaluator!r}, {reason}")
+            raise ConfigError(f"{reported} offers {evaluator!r}, {reason}")
     return evaluators
 
 
@@ -158,7 +158,7 @@ def _why_unusable(evaluator: Any) -> str | None:
     known = {name for owner in (Evaluator, DefaultEvaluator) for name in vars(owner) if not name.startswith("_")}
     for name in (name for name, item in own.items() if isinstance(item, (classmethod, staticmethod))):
         meant = None if name.startswith("_") or name in known else nearest_name(name, known, cutoff=SLIP_CUTOFF)
-        # A name that goes on behind a known one, such as `tolerances`, is no slip.
+        # A longer name than a known one, such as `tolerances`, is no slip.
         if meant is not None and meant not in own and not name.startswith(meant):
             return f"whose {name} overrides nothing: is {meant} meant? (if not, begin the name with an underscore)"
     try:
@@ -173,7 +173,8 @@ def _why_unusable(evaluator: Any) -> str | None:
 
 
 def _explain(what: str, error: BaseException, *, missing: str = "") -> ConfigError:
-    """Say where a plug-in failed and in which line; if the module `missing` is not found, how to make it found."""
+    """Describe the failure of a plug-in with its line; if the module `missing` is not found, describe how to install
+    it."""
     ours = (__file__, importlib.__file__)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in ours and frame.line]
     where = f" ({frames[0].filename}, line {frames[0].lineno})" if frames else ""
@@ -189,7 +190,7 @@ def _takes_context(method: Callable[..., Any]) -> bool:
 
 
 def _call(name: str, method: Callable[..., Any], cls: type[Evaluator], *arguments: Any, context: JudgeContext) -> Any:
-    """Call a method of an evaluator from outside with the parameters that it has, and read what it returns."""
+    """Call a foreign evaluator's method with the parameters that it has, and read its result."""
     offered: dict[str, Any] = {"context": context, "log_path": os.devnull, "trace_set_root": context.blob_root}
     if name != "build_baseline":
         tensors = (value for trial in arguments[2] for value in trial if isinstance(value, torch.Tensor))

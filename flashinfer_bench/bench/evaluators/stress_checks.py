@@ -1,12 +1,12 @@
 """Judges calls on inputs of stress cases (`inputs/stress.py`), for evaluators that compare element by element.
 
-Floats are judged by norms alone: a tolerance of single elements is made for usual inputs. A reference may leave the
-range of its numbers there, so `keep_finite` takes the rows that can be judged.
+Floats are judged by norms alone: a tolerance of single elements is made for usual inputs. A reference may exceed the
+range of its numbers there, so `keep_finite` selects the rows that can be judged.
 
-Outputs that are the same on all usual inputs, such as a count or a flag, may be left out unseen. These are outputs of
-whole numbers and bools, and of floats that are one number over and over. One thing is judged of them: whether they
-differ from the usual ones in the elements in which the reference's do. Numbers near a threshold may differ by rounding,
-so elements that roundings of the inputs turn are left out, and some others may be wrong.
+A solution could omit outputs that are the same on all usual inputs, such as a count or a flag. These are outputs of
+whole numbers and bools, and floats that repeat one number. The check is whether they differ from the usual output in
+the same elements as the reference's. Numbers near a threshold may differ by rounding. So elements that change under
+rounding of the inputs are skipped, and some others may be wrong.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ SEE: Final = "`flashinfer-bench repro` saves such a call, and `--no-regimes-rule
 FLOAT_CHANGE: Final = 0.01
 """A float counts as changed if it differs by more than this share of its value on usual inputs."""
 LEAST_FLOAT: Final = 1e-12
-"""The same for a value of zero: a share of very many elements is more, and what some processors take for zero less."""
+"""Least change of a float whose usual value is zero. A share of very many elements is larger, and a flushed denormal
+smaller."""
 WRONG_SHARE: Final = 0.25
 """Elements that may be wrong, as a share of those that differ from the usual output."""
 ODD_KINDS: Final = (torch.isposinf, torch.isneginf, torch.isnan)
@@ -50,7 +51,7 @@ Constants = Mapping[int, torch.Tensor]
 
 @dataclass(frozen=True)
 class StressChecks:
-    """The checks of one definition. To judge in another way, override `judge` and `surely_pass` together."""
+    """The checks of one definition. Override `judge` and `surely_pass` together to judge differently."""
 
     definition: Definition
     rule: NormRule
@@ -77,16 +78,16 @@ class StressChecks:
         return replace(verdict, message=message, integrity=integrity)
 
     def surely_pass(self, calls: Sequence[JudgedCall]) -> list[bool] | None:
-        """Tell by one look at several calls whether `judge` would accept each, as `norm_rule.surely_pass` does."""
+        """Return from one check of several calls whether `judge` would accept each, as `norm_rule.surely_pass` does."""
         return surely_pass(calls, self._rule)
 
     def judge_constants(self, case: str, call: JudgedCall, constants: Constants, context: JudgeContext) -> Verdict:
-        """Judge whether outputs differ from the usual ones where the reference's do.
+        """Judge whether outputs differ from the usual output in the same elements as the reference's.
 
         Args:
             case: the name of the stress case.
-            call: what is judged.
-            constants: the outputs that are judged.
+            call: the judged call.
+            constants: the judged outputs.
             context: of the job.
         """
         suspects: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -122,11 +123,10 @@ def find_constants(outputs: Sequence[Outputs]) -> Constants:
     """Return the outputs that are the same in all calls.
 
     Args:
-        outputs: what the reference gave, for each call. Of a single call, an output of whole numbers or bools counts
-            that is one number over and over: nothing says that it differs elsewhere. One of floats has to be that in
-            several calls.
+        outputs: the reference's outputs, for each call. In a single call, an output of whole numbers or bools counts if
+            it repeats one number. A float output must repeat it in several calls.
     """
-    calls = list({id(one): one for one in outputs}.values())  # where memory is short, trials share what is expected
+    calls = list({id(one): one for one in outputs}.values())  # if memory is short, trials share their expected outputs
     found: dict[int, torch.Tensor] = {}
     for number, value in enumerate(calls[0] if calls else ()):
         whole, others = is_whole(value), [call[number] for call in calls[1:]]
@@ -140,7 +140,7 @@ def find_constants(outputs: Sequence[Outputs]) -> Constants:
 
 
 def differs(value: torch.Tensor, usual: torch.Tensor) -> torch.Tensor:
-    """Tell of each element whether it differs from its value on usual inputs; roundings of floats are no difference.
+    """Return for each element whether it differs from its value on usual inputs; roundings of floats are no difference.
 
     Args:
         value: of any shape.
@@ -149,7 +149,7 @@ def differs(value: torch.Tensor, usual: torch.Tensor) -> torch.Tensor:
     if is_whole(value):
         return value != usual
     bound = usual.double().abs().mul_(FLOAT_CHANGE).clamp_(min=LEAST_FLOAT)
-    return ~((value.double() - usual.double()).abs() <= bound)  # also where it is no number
+    return ~((value.double() - usual.double()).abs() <= bound)  # also for nan
 
 
 def keep_finite(
@@ -157,17 +157,17 @@ def keep_finite(
 ) -> tuple[JudgedCall, JudgeContext] | None:
     """Return a call, and a context for judging it, with the rows that can be judged; None if all can.
 
-    A row in which the reference is not finite is left out whole: if a sum overflows, what is divided by it is zero, and
-    a better solution has other numbers there. So is a row in which only the solution is not finite: a narrower format
-    overflows sooner, and a shortcut that fits numbers of the usual size gives none that are infinite. An output that
-    overflows in some rows is left out whole: what grows that fast is moved by any rounding, and rows that are nearly
-    infinite outweigh all others. Infinities and nans that usual inputs give, too, such as scores that a mask leaves
-    out, are meant: the rest of such a row is judged.
+    A row in which the reference is not finite is skipped: if a sum overflows, a quotient by it is zero, and a better
+    solution has other numbers. A row in which only the solution is not finite is skipped too, since a narrower format
+    overflows sooner. A shortcut for numbers of the usual size returns no infinite numbers. An output that overflows in
+    some rows is skipped as a whole: any rounding moves numbers that grow so fast, and nearly infinite rows dominate all
+    others. Infinities and nans that usual inputs give too, such as masked scores, are expected; the rest of such a row
+    is judged.
 
     Args:
         call: on inputs of a stress case.
         context: of the job.
-        usual: what the reference gives for usual inputs, call by call.
+        usual: the reference's outputs for usual inputs, call by call.
     """
     kept: list[torch.Tensor | None] = []
     is_odd = False

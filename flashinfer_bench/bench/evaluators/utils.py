@@ -1,4 +1,4 @@
-"""Parts of the judge for debugging in this process, where NOTHING IS ISOLATED; evaluators of runs use other parts."""
+"""Parts of the judge for debugging in this process, where NOTHING IS ISOLATED. Evaluators of runs use other parts."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def allocate_outputs(
     """Return an uninitialised tensor for each output, in order.
 
     Args:
-        definition: says which outputs there are.
+        definition: names the outputs.
         inputs: the inputs, in order; or the sizes of the var axes.
-        device: where the tensors lie.
+        device: of the tensors.
     """
     sizes = inputs if isinstance(inputs, Mapping) else definition.get_axes_values_from_inputs(inputs)
     shapes = definition.get_output_shapes(sizes)

@@ -22,7 +22,7 @@ from flashinfer_bench.errors import WorkloadFault
 INFINITE_ERRORS: Final = dict.fromkeys(("max_absolute_error", "max_relative_error"), math.inf)
 """Errors of values that cannot be compared."""
 UNWRITTEN: Final = "unwritten"
-"""Rule: every element of an output is written, also those that are NaN by right."""
+"""Rule: every element of an output is written, also elements that are NaN by right."""
 
 
 def decide(problem: str | None, correctness: Correctness, integrity: Mapping[str, Any] | None = None) -> Verdict:
@@ -50,10 +50,10 @@ def read_parameter(cfg: ResolvedEvalConfig, key: str, default: float) -> float:
 def check_form(
     definition: Definition, returned: Any, expected: Sequence[torch.Tensor]
 ) -> list[torch.Tensor] | Rejected:
-    """Check count, shapes and dtypes of what a solution returned; return its outputs as a list of tensors.
+    """Check count, shapes and dtypes of a solution's result; return its outputs as a list of tensors.
 
     A Python number is taken as a 0-d tensor of its kind. A bool output may be given as its bytes, in uint8. Elements
-    that are NaN by right have to be written, too.
+    that are NaN by right must be written, too.
     """
     values = list(returned) if isinstance(returned, (list, tuple)) else [returned]
     names, outputs = list(definition.outputs), list[torch.Tensor]()

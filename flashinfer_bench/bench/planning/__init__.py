@@ -1,1 +1,1 @@
-"""Says what a run does: names, machine and records become jobs. Nothing is started here."""
+"""Makes the plan of a run: names, machine and records become jobs. It starts nothing."""

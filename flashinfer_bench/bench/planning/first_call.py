@@ -1,4 +1,4 @@
-"""What a solution compiles at its first call, by its language and its texts."""
+"""Predicts from a solution's language and sources what its first call compiles."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ OTHERS: Final = re.compile(r"\b(?:torch\.compile|tvm|tvm_ffi)\b")
 
 
 class FirstCall(Enum):
-    """What is compiled at a solution's first call."""
+    """The compilation in a solution's first call."""
 
     NOTHING = "nothing"
     TRITON = "Triton's kernels"
     """In 0.3 to some ten seconds."""
     MODULES = "FlashInfer's modules, or extensions of torch's"
-    """For tens of seconds, or minutes, by ninja, which goes on where it was ended; Triton's kernels, too, if any."""
+    """Tens of seconds, or minutes, by ninja, which continues after an interruption; Triton's kernels, too, if any."""
     OTHERS = "what other compilers make"
     """For tens of seconds, or minutes, and not without a GPU."""
 
@@ -33,7 +33,7 @@ class FirstCall(Enum):
         return self in (FirstCall.MODULES, FirstCall.OTHERS)
 
 
-def look_at_first_call(language: str, texts: Iterable[str]) -> FirstCall:
+def classify_first_call(language: str, texts: Iterable[str]) -> FirstCall:
     """Return what a solution's first call compiles."""
     if SupportedLanguages(language).record.is_compiled:
         return FirstCall.NOTHING
@@ -46,5 +46,5 @@ def look_at_first_call(language: str, texts: Iterable[str]) -> FirstCall:
 
 
 def find_first_call(solution: Solution) -> FirstCall:
-    """Return what a solution compiles at its first call, by its language and its texts."""
-    return look_at_first_call(solution.spec.language, (source.content for source in solution.sources))
+    """Return what a solution's first call compiles, by its language and its sources."""
+    return classify_first_call(solution.spec.language, (source.content for source in solution.sources))

@@ -1,9 +1,10 @@
-"""The jobs of a run: definition by solution by workload; and what is skipped and why. Nothing is built or started here.
+"""The jobs of a run: definition by solution by workload; and the skipped parts with their reasons. It builds and starts
+nothing.
 
-Names are checked first (selection.py). `prepare` leaves of a definition what can be judged: workloads whose stored
-inputs are there, and whose inputs no foreign code makes. Solutions that cannot run here are skipped, by their language
-and the free text of their target_hardware: in doubt they run. Then jobs are skipped that are recorded (resume.py). The
-order of the jobs is the set's: by definition, solution, workload.
+Names are checked first (selection.py). `prepare` selects the workloads that can be judged: their stored inputs exist,
+and no foreign code makes their inputs. Solutions that cannot run here are skipped, by their language and the free text
+of their target_hardware; in doubt they run. Then recorded jobs are skipped (resume.py). The order of the jobs is the
+set's: by definition, solution, workload.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from flashinfer_bench.data.trace_set import TraceSet
 from flashinfer_bench.data.workload import Workload
 from flashinfer_bench.errors import ConfigError
 
-# The same words for all definitions: skips are told together by reason.
+# The same words for all definitions, since skips are reported together by reason.
 NO_DEFINITIONS: Final = "nothing was run: the set has no definitions"
 NO_WORKLOADS: Final = f"it has no workloads; write them to {WORKLOADS}/<op_type>/<definition>.jsonl, one a line"
 KEPT_DRAFT: Final = "`run --solution FILE` keeps it as a draft; --solution NAME or --author me runs it"
@@ -58,23 +59,23 @@ class Job:
     """One solution on one workload of its definition."""
 
     index: int
-    """Position in the plan; of a resident engine, a number that no other of its jobs ever has."""
+    """Position in the plan; in a resident engine, a number that is unique among its jobs."""
     definition: Definition
     workload: Workload
     solution: Solution
     config: ResolvedEvalConfig
     fingerprint: Mapping[str, str]
-    """What decides the verdict, as digests; it is recorded with the verdict."""
+    """The inputs of the verdict, as digests; it is recorded with the verdict."""
     assurance: Literal["standard", "full"] | None = None
     """The assurance at which a winner is confirmed; None for the run's."""
     hardware: str | None = None
-    """Name of the devices that may judge it: a winner is confirmed on the hardware that it won on. None for any."""
+    """Name of the devices that may judge it: a winner is confirmed on the hardware of its win. None for any."""
 
     @cached_property
     def solution_key(self) -> str:
-        """What one worker may serve: the solution, and the level at which a winner is confirmed.
+        """Key of the jobs that one worker may serve: the solution, and the level at which a winner is confirmed.
 
-        The name is not enough, since two submitters may use one.
+        The name is not enough, since two submitters may use the same name.
         """
         digest = self.fingerprint.get("solution")
         key = self.solution.name if digest is None else f"{self.solution.name}@{digest}"
@@ -87,12 +88,12 @@ class Skip:
 
     definition: str
     solution: str | None
-    """None when the whole definition is skipped."""
+    """None if the whole definition is skipped."""
     workload: str | None
-    """The uuid; None when all workloads are skipped, or those that the reason tells of."""
+    """The uuid; None if all workloads are skipped, or the workloads in the reason."""
     reason: str
     is_fault: bool = False
-    """Whether the data set lacks what it would take: then the run has failed, whatever else it judged."""
+    """Whether the data set lacks a required part: then the run has failed, whatever else it judged."""
 
 
 @dataclass(frozen=True)
@@ -104,34 +105,34 @@ class PlanRow:
     solution: str
     author: str
     workloads: int
-    """How many of them are to be run."""
+    """Workloads to run."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run is going to do."""
+    """The plan of a run."""
 
     jobs: tuple[Job, ...]
     skips: tuple[Skip, ...] = ()
     recorded: tuple[AnyTrace, ...] = ()
-    """The traces of jobs that are left out because they record them."""
+    """The traces of the jobs that are skipped because of them."""
     done: tuple[Job, ...] = ()
-    """Those jobs: a resumed run may confirm the best of them."""
+    """The skipped jobs: a resumed run may confirm the best of them."""
     redone_reasons: Mapping[str, int] = field(default_factory=dict)
     """Reason → recorded jobs that are in the plan for it: "solution changed", "timed out"."""
     plug_in_keys: frozenset[str] = frozenset()
-    """Keys of `extra` that evaluators from outside declare: these are not misspelt."""
+    """Keys of `extra` that foreign evaluators declare; they are not misspelt."""
     elsewhere: frozenset[tuple[str, str]] = frozenset()
     """Workloads (definition, uuid) whose best another run confirms."""
 
     @property
     def resumed(self) -> int:
-        """How many jobs are left out because an equal one is recorded."""
+        """Jobs that are skipped because an equal job is recorded."""
         return len(self.recorded)
 
     @property
     def redone(self) -> int:
-        """How many jobs are recorded and yet in the plan: something changed."""
+        """Recorded jobs that are in the plan, since something changed."""
         return sum(self.redone_reasons.values())
 
     def with_jobs(self, jobs: Iterable[Job]) -> Plan:
@@ -157,14 +158,14 @@ def make_plan(
     """Return the plan of a run; with `recorded`, without the jobs that are recorded and unchanged.
 
     Args:
-        trace_set: what is run.
-        config: what is chosen of it, and how it is judged.
-        machine: where.
-        recorded: what a resumed run need not do again.
+        trace_set: the set to run.
+        config: selects the jobs, and sets how they are judged.
+        machine: runs them.
+        recorded: the jobs that a resumed run can skip.
         evaluators: definition → fingerprint of the evaluator that judges it.
 
     Raises:
-        ConfigError: the configuration names what the set does not have, its filters together leave nothing, or a
+        ConfigError: the configuration names an entry that the set does not have, the filters select nothing, or a
             parameter of a built-in evaluator has a wrong value.
     """
     selected = select(trace_set, config)
@@ -201,14 +202,14 @@ def make_plan(
 
 
 def describe_nothing(plan: Plan) -> str:
-    """Say why a plan has no jobs: each reason with how many definitions, solutions or workloads it holds for."""
+    """Return why a plan has no jobs: each reason with its number of definitions, solutions or workloads."""
     reasons = Counter(skip.reason for skip in plan.skips)
     lines = [f"{reason} ({number} skipped)" for reason, number in reasons.items()]
     return "\n  ".join(["nothing was run, since everything was skipped:", *lines]) if lines else NO_DEFINITIONS
 
 
 def check_extras(definitions: Iterable[Definition], config: BenchmarkConfig) -> None:
-    """Check what `extra` gives built-in evaluators of definitions.
+    """Check the values of `extra` for built-in evaluators of definitions.
 
     Raises:
         ConfigError: a known key has a wrong value; all of them are listed.
@@ -220,7 +221,7 @@ def check_extras(definitions: Iterable[Definition], config: BenchmarkConfig) -> 
 def prepare(
     selected: Selected, trace_set: TraceSet, config: BenchmarkConfig, *, needs_solutions: bool = True
 ) -> tuple[Selected | None, list[Skip]]:
-    """Return what can be judged of a definition, None if nothing can; and what is left out of it."""
+    """Return the part of a definition that can be judged, or None; and the skipped parts."""
     definition = selected.definition
     name, kept, missing, skips = definition.name, list[Workload](), list[str](), list[Skip]()
     for workload in selected.workloads:
@@ -250,12 +251,12 @@ def prepare(
 
 
 class JobMaker:
-    """Makes the jobs of a definition's solutions; what they share is digested once.
+    """Makes the jobs of a definition's solutions; shared values are digested once.
 
     Args:
-        selected: the definition and its workloads, some of which may say something of their own.
+        selected: the definition and its workloads, some with settings of their own.
         config: how they are judged.
-        machine: where.
+        machine: runs them.
         trace_set: has the tolerances of workloads.
         evaluators: definition → fingerprint of the evaluator that judges it.
     """
@@ -272,7 +273,7 @@ class JobMaker:
         resolved = config.resolve_eval_config(definition)
         digest = resolved.digest()
         self._workloads: list[tuple[Workload, ResolvedEvalConfig, Mapping[str, str]]] = []
-        """Each with its settings, and what a fingerprint says of both."""
+        """Each with its settings, and the fingerprint fields of both."""
         for workload in selected.workloads:
             tolerance = own_tolerance(trace_set, definition.name, workload)
             own = resolved if tolerance is None else config.resolve_eval_config(definition, tolerance)
@@ -299,12 +300,12 @@ class JobMaker:
 
 
 def why_not_here(solution: Solution, machine: Machine, *, interpret: bool = False) -> str | None:
-    """Return why a solution cannot run on this machine, or None when it can.
+    """Return why a solution cannot run on this machine; None if it can.
 
     Args:
-        solution: what is to run.
-        machine: where.
-        interpret: Triton's interpreter runs kernels that are for GPUs alone, where there is no GPU.
+        solution: the solution to run.
+        machine: runs it.
+        interpret: whether Triton's interpreter runs GPU kernels without a GPU.
     """
     language = solution.spec.language
     if language.value not in machine.languages:
@@ -328,7 +329,7 @@ def why_not_here(solution: Solution, machine: Machine, *, interpret: bool = Fals
 
 
 def _read_target_kinds(target_hardware: Iterable[str]) -> frozenset[Literal["cpu", "cuda"]]:
-    """Return the kinds of device that the entries name; empty when an entry may mean any device."""
+    """Return the kinds of device that the entries name; empty if an entry may mean any device."""
     kinds: set[Literal["cpu", "cuda"]] = set()
     for entry in target_hardware:
         words = set(re.split(r"[^a-z0-9]+", entry.lower()))

@@ -1,12 +1,12 @@
-"""What a resumed run need not do again: a job's fingerprint, and the recorded jobs that it is looked up in.
+"""The jobs that a resumed run can skip: a job's fingerprint, and its search among the recorded jobs.
 
-The fingerprint stands in a trace under `evaluation.extra["run"]["fingerprint"]`: digests of the definition, the
-solution, the workload and the eval config, the hardware's name, the evaluator's class with its revision (of a plug-in
-the digest of its source too), the timing where it is not the usual one (quick, warm L2, CUDA events, no graphs),
-whether workers had walls, the seed where the user gave one, and the assurance where it was full. A trace without a
-fingerprint (another engine's) proves nothing, nor does one from before evaluators had revisions.
+The fingerprint of a trace is in `evaluation.extra["run"]["fingerprint"]`. It has digests of the definition, the
+solution, the workload and the eval config, the hardware's name, the evaluator's class with its revision, and for a
+plug-in the digest of its source. It has the timing if it is unusual (quick, warm L2, CUDA events, no graphs), whether
+workers had a sandbox, a given seed, and full assurance. A trace without a fingerprint (another engine's) proves
+nothing, nor does a trace from before evaluators had revisions.
 
-A quick look is never resumed from; where it failed, its job is done again though a whole verdict is recorded.
+A quick run is never resumed from. If it failed, its job is done again even if a whole verdict is recorded.
 
 Reports show the latest verdict of a job. So a recorded verdict stops counting when a later verdict on the same hardware
 was made with a changed solution, definition, workload or evaluator. Later verdicts under other settings change nothing.
@@ -35,24 +35,24 @@ FINGERPRINT_KEYS: Final = (
     *("protocol", "sandbox", "seed", "assurance"),
 )
 PROTOCOL: Final = 15
-"""How solutions are called and timed. It is raised when a verdict or its time may change: traces of an older protocol
-are judged again. 2: each call has content of its own, and bursts confirm times. 3: calls that draw random numbers are
-timed as replays of graphs, too. 4: stored probabilities change their order from call to call; more of the calls that
-were timed is judged. 5: calls of more than a millisecond are timed while no context is made; normal inputs are drawn
-anew on a CPU, too. 6: calls that wait for the GPU inside take turns with their references. 7: a GPU rests longer before
-calls of more than 10 ms; bits of random bytes are flipped; more draws of timed samplers are judged. 8: it rests twice
-as long before such calls; bits of stored narrow numbers are flipped; states of mamba and gdn forget at all speeds;
-draws of flat rows are tested by themselves. 9: bursts of short calls on a GPU are longer, and less is taken off them
-for what waits in the cache; one thread copies results on a CPU, where bursts after relays refuse less. 10: calls on a
-GPU are held against relays. 11: random integers fit what the reference does with them; bytes, bools and 8-bit floats
-have stress cases, too, and some come because a reference asks for them. 12: stress cases are judged in the rows where
-the reference is finite, and in a secret order. 13: secret parts of inputs differ in some calls; calls that wait for the
-GPU inside take turns of eight with their references. 14: who makes calls on a GPU leaves slow cores. 15: a gated chain
-bounds every latency on a GPU, batches at full assurance alone, and no latency is below the physical floor; nothing
-bounds a CPU's; a job's stress cases are settled by its definition and workload; all trials are timed as one; no core is
-chosen any more."""
+"""Version of calling and timing solutions. It is raised when a verdict or its time may change: traces of an older
+protocol are judged again. 2: each call has its own content, and batches confirm times. 3: calls that draw random
+numbers are timed as replays of graphs, too. 4: stored probabilities change their order from call to call; more of the
+timed calls are judged. 5: calls of more than a millisecond are timed while no context is made; normal inputs are drawn
+anew on a CPU, too. 6: calls that wait for the GPU inside are interleaved with their references. 7: a GPU cools down
+longer before calls of more than 10 ms; bits of random bytes are flipped; more draws of timed samplers are judged. 8: it
+cools down twice as long before such calls; bits of stored narrow numbers are flipped; states of mamba and gdn forget at
+all speeds; draws of flat rows are tested separately. 9: batches of short calls on a GPU are longer, and less is
+subtracted for values that wait in the cache; one thread copies results on a CPU, where batches after chains refuse
+less. 10: calls on a GPU are compared with gated chains. 11: random integers fit the reference's use of them; bytes,
+bools and 8-bit floats have stress cases, too, and the reference's tests add some. 12: stress cases are judged in the
+rows in which the reference is finite, and in a secret order. 13: secret parts of inputs differ in some calls; calls
+that wait for the GPU inside are interleaved with their references by eights. 14: the process that makes calls on a GPU
+leaves slow cores. 15: a gated chain bounds every latency on a GPU, batches only at full assurance, and no latency is
+below the physical floor; a CPU's latency has no bound; the definition and the workload decide a job's stress cases; all
+trials are timed as one; no core is chosen any more."""
 FULL: Final = "full"
-"""Mark of this assurance. Its verdicts hold where the standard one is asked for, which has no mark."""
+"""Mark of this assurance. Its verdicts also count if standard assurance, which has no mark, is requested."""
 HARDWARE_JOINT: Final = " + "
 """Joins the names of the devices of one run."""
 QUICK_ONLY: Final = "it was a quick look"
@@ -64,17 +64,17 @@ JobKey = tuple[str, str, str]
 
 
 def names_of(trace: AnyTrace) -> tuple[str, str | None, str]:
-    """Return what a trace is of: the names of a job."""
+    """Return the names of a trace's job."""
     return trace.definition, trace.solution, trace.workload.uuid
 
 
 def fingerprint(**marks: str | int | None) -> dict[str, str]:
-    """Return what decides a verdict, by FINGERPRINT_KEYS; a mark that is None is left out."""
+    """Return the inputs of a verdict, by FINGERPRINT_KEYS; a mark that is None is omitted."""
     return {key: str(marks[key]) for key in FINGERPRINT_KEYS if marks.get(key) is not None}
 
 
 def is_same(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> bool:
-    """Tell whether a recorded fingerprint is the wanted one, or of a higher assurance.
+    """Return whether a recorded fingerprint is the wanted one, or of a higher assurance.
 
     Where no seed is asked for, any will do.
     """
@@ -88,13 +88,13 @@ class Decision(NamedTuple):
     """Whether a resumed run does a job. A job without a reason and without a trace is new."""
 
     reason: str = ""
-    """Why a recorded job is done again: "solution changed", "timed out"."""
+    """Reason why a recorded job is done again: "solution changed", "timed out"."""
     trace: AnyTrace | None = None
-    """What records a job that is skipped: the latest, with a baseline if any has one."""
+    """The record of a skipped job: its latest trace, with a baseline if any has one."""
 
 
 class RecordedRun(msgspec.Struct, frozen=True, gc=False):
-    """What is read of the record of a run."""
+    """The fields that are read of the record of a run."""
 
     fingerprint: dict[str, str] | None = None
     quick: bool = False
@@ -112,7 +112,7 @@ class RecordedRun(msgspec.Struct, frozen=True, gc=False):
 
 
 class RecordedExtra(msgspec.Struct, frozen=True, gc=False):
-    """What is read of `extra`."""
+    """The fields that are read of `extra`."""
 
     run: RecordedRun = RecordedRun()
 
@@ -124,14 +124,14 @@ class RecordedJobs:
     """The jobs that a trace set has verdicts of.
 
     Args:
-        traces: recorded ones; workload lines are passed over.
-        retry_timeouts: do a job again whose verdict was TIMEOUT.
+        traces: recorded traces; lines without an evaluation are skipped.
+        retry_timeouts: whether to repeat a job with the verdict TIMEOUT.
     """
 
     def __init__(self, traces: Iterable[AnyTrace], *, retry_timeouts: bool = False) -> None:
         self._retries = retry_timeouts
         self._by_key: defaultdict[tuple[str, str | None, str], list[AnyTrace]] = defaultdict(list)
-        """The verdicts on each job, the latest last. What they record is read when somebody asks for the job."""
+        """The verdicts on each job, the latest last. Their records are read when the job is asked for."""
         for trace in in_order_of_time(traces):
             self._by_key[names_of(trace)].append(trace)
 
@@ -142,7 +142,7 @@ class RecordedJobs:
 
 
 def decide(job: Job, config: BenchmarkConfig, traces: Sequence[AnyTrace], *, retry_timeouts: bool = False) -> Decision:
-    """Say whether a job is recorded by traces with an evaluation, of which the latest comes last."""
+    """Decide whether traces with an evaluation, the latest last, record a job."""
     wanted = job.fingerprint
     devices = wanted.get("hardware", "").split(HARDWARE_JOINT)
     records = [
@@ -169,7 +169,8 @@ def decide(job: Job, config: BenchmarkConfig, traces: Sequence[AnyTrace], *, ret
 
 
 def _which_limit(evaluation: AnyEvaluation, run: RecordedRun, config: BenchmarkConfig, *, retry_timeouts: bool) -> str:
-    """Return which limit ended a job and is larger now; empty if none. No limit of memory leaves it to the machine."""
+    """Return the limit that ended a job and is larger now; empty if there is none. Without a memory limit, the machine
+    is the limit."""
     if evaluation.status is EvaluationStatus.TIMEOUT:
         if retry_timeouts:
             return "timed out"
@@ -182,7 +183,7 @@ def _which_limit(evaluation: AnyEvaluation, run: RecordedRun, config: BenchmarkC
 
 
 def _newest_alike(records: list[Record], wanted: Mapping[str, str]) -> list[Record]:
-    """Return the records since the last one that is of another solution, definition, workload or evaluator."""
+    """Return the records since the last one of another solution, definition, workload or evaluator."""
     judged = list(map(wanted.get, JUDGED_KEYS))
     for index in range(len(records), 0, -1):
         marks = records[index - 1][2].fingerprint
@@ -192,12 +193,12 @@ def _newest_alike(records: list[Record], wanted: Mapping[str, str]) -> list[Reco
 
 
 def read_fingerprint(evaluation: AnyEvaluation) -> Mapping[str, str] | None:
-    """Return the fingerprint of a verdict, with the seed of its run; None if it has none."""
+    """Return the fingerprint of a verdict, with the seed of its run; None if it has no fingerprint."""
     return read_extra(evaluation, RecordedExtra).run.marks
 
 
 def find_fingerprint(extra: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-    """Return the record of the run in the `extra` of a verdict, and the fingerprint in it as it stands there."""
+    """Return the record of the run in the `extra` of a verdict, and its unchanged fingerprint."""
     run = (extra or {}).get("run")
     if not isinstance(run, Mapping):
         return {}, None

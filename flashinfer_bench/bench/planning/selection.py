@@ -1,6 +1,6 @@
 """Which definitions, solutions and workloads the filters of a configuration leave, and whether all their names exist.
 
-All wrong names are told at once, each with its place and the nearest known name.
+All wrong names are reported at once, each with its source and the nearest known name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FILTERS: Final = ("definitions", "op_types", "solutions", "authors", "workloads"
 
 @dataclass(frozen=True)
 class Selected:
-    """What is left of one definition's matrix."""
+    """The selected part of one definition's matrix."""
 
     definition: Definition
     solutions: tuple[Solution, ...]
@@ -35,7 +35,7 @@ def select(trace_set: TraceSet, config: BenchmarkConfig) -> list[Selected]:
     """Return the definitions that the filters leave, with their solutions and workloads, in the order of the set.
 
     Raises:
-        ConfigError: a name does not exist (all such names are listed), or the filters together leave nothing.
+        ConfigError: a name does not exist (all such names are listed), or the filters together select nothing.
     """
     check_names(trace_set, config)
     op_types = None if config.op_types is None else set(map(normalise_op_type, config.op_types))
@@ -64,7 +64,7 @@ def select(trace_set: TraceSet, config: BenchmarkConfig) -> list[Selected]:
 
 
 def check_names(trace_set: TraceSet, config: BenchmarkConfig) -> None:
-    """Raise one ConfigError that lists every name which the set does not have."""
+    """Raise one ConfigError that lists all names that the set does not have."""
     definitions = trace_set.definitions
     solutions = [item for listed in trace_set.solutions.values() for item in listed]
     authors = {item.author for item in solutions}
@@ -106,7 +106,7 @@ def _has(names: Collection[str] | None, name: str) -> bool:
 
 
 def _find_uuid(wanted: str, known: Collection[str]) -> list[str]:
-    """Return the uuid that has a name or begins with it, if there is one."""
+    """Return the uuid that equals a name or begins with it, if there is one."""
     found = [wanted] if wanted in known else [uuid for uuid in known if uuid.startswith(wanted)]
     if len(found) > 1:
         raise ConfigError(f"workloads: {wanted!r} is the start of several uuids{_list_some(found)}; write more of it")

@@ -1,7 +1,7 @@
 """C++ and CUDA solutions: each .cpp and .cu is compiled to an object, and all objects are linked to a shared library.
 
 The compilers run in the folder of the sources, which is on the include path. `cuda` uses the CUDA toolkit, `cpp` does
-not. The binding decides how Python reaches the library: `Binding` has what it adds to compiling and linking.
+not. The binding decides how Python calls the library: `Binding` has its additions to compiling and linking.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ GCC_FLAGS: Final = ("-fmax-errors=20", "-fdiagnostics-color=never")
 SECONDS: Final = {"tvm-ffi": 4.0, "torch": 25.0, "cuda": 10.0, "cutlass": 40.0}
 """Guessed seconds of compiling: for each file the headers of its binding, and more for a .cu file and CUTLASS.
 
-The guess decides the order of builds and nothing else."""
+The guess decides only the order of builds."""
 SECONDS_A_BYTE: Final = 1e-4
 BLANK: Final = rb"\s|//[^\n]*\n|/\*(?:[^*]|\*(?!/))*\*/"
 """A character of white space, or a comment."""
@@ -71,7 +71,7 @@ class Binding:
     exports: str
     """Symbol that the library exports; {0} stands for the entry function."""
     lacks: str
-    """What the author has to change if it does not."""
+    """The change that the author must make if it is missing."""
     main_header: str
     """The header that solutions with this binding include."""
     nvcc_macros: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class Binding:
 
 
 def read_binding(binding: SupportedBindings, toolchain: Toolchain) -> Binding:
-    """Return a binding of this machine; `why_not_buildable` has said that it is there."""
+    """Return a binding of this machine; `why_not_buildable` has found it."""
     tvm_ffi, torch, python = toolchain.tvm_ffi, toolchain.torch, toolchain.python_include
     if binding is SupportedBindings.TVM_FFI:
         assert tvm_ffi is not None  # asked before
@@ -88,7 +88,7 @@ def read_binding(binding: SupportedBindings, toolchain: Toolchain) -> Binding:
             kind="tvm-ffi",
             files=tvm_ffi,
             includes=tuple(tvm_ffi.includes()),
-            macros=("-DTVM_FFI_DLL_EXPORT_INCLUDE_METADATA=1",),  # tells the worker how many arguments the entry takes
+            macros=("-DTVM_FFI_DLL_EXPORT_INCLUDE_METADATA=1",),  # tells the worker the count of arguments
             libraries=("-ltvm_ffi",),
             exports="__tvm_ffi_{0}",
             lacks="no function {0!r} is exported; export it with TVM_FFI_DLL_EXPORT_TYPED_FUNC({0}, your_function)",
@@ -96,7 +96,7 @@ def read_binding(binding: SupportedBindings, toolchain: Toolchain) -> Binding:
         )
     assert torch is not None  # asked before
     assert python is not None  # asked before
-    # A CPU build of torch lacks the one header that its own CUDA headers include; the last macro leaves it out.
+    # A CPU build of torch lacks the one header that its own CUDA headers include; the last macro omits it.
     no_cuda = () if torch.has_cuda else ("-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE",)
     return Binding(
         kind="torch",
@@ -112,12 +112,12 @@ def read_binding(binding: SupportedBindings, toolchain: Toolchain) -> Binding:
         exports=f"PyInit_{MODULE}",
         lacks="no module is defined; bind with PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)",
         main_header="torch/extension.h",
-        # As torch's own extension builder defines them; solutions that were written against it expect them.
+        # The same macros as in torch's own extension builder, which existing solutions expect.
         nvcc_macros=tuple(
             f"-D__CUDA_NO_{name}__"
             for name in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS")
         ),
-        # Else g++ optimises all virtual functions of torch's headers, and drops them again; and it frees memory
+        # Otherwise g++ optimises all virtual functions of torch's headers before it drops them. It also frees memory
         # more often, though little of these headers could be freed.
         gcc_flags=("-fno-devirtualize", "--param=ggc-min-expand=200"),
     )
@@ -234,10 +234,10 @@ def _search(folders: Iterable[Path]) -> list[str]:
 
 
 def make_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -> BuildRecipe:
-    """Return how a cpp or cuda solution is built; `why_not_buildable` has said that the toolchain is there.
+    """Return the recipe of a cpp or cuda solution; `why_not_buildable` has found the toolchain.
 
     Raises:
-        BuildFailure: the solution asks for something that cannot or must not be.
+        BuildFailure: the solution requests something impossible or forbidden.
     """
     cxx, cuda = toolchain.cxx, toolchain.cuda if solution.spec.language.record.requires_cuda else None
     assert cxx is not None  # asked before
@@ -287,7 +287,7 @@ def choose_units(paths: Sequence[str], *, is_cuda: bool) -> list[str]:
     """Return the sources that are compiled to an object each; all others are headers.
 
     Raises:
-        BuildFailure: there is none, or one that this language does not compile, or a header that is compiled already.
+        BuildFailure: there is no such source, a source of another language, or a header that is already compiled.
     """
     units = [path for path in paths if PurePosixPath(path).suffix in (*HOST_SUFFIXES, DEVICE_SUFFIX)]
     if not units:
@@ -304,13 +304,14 @@ def choose_units(paths: Sequence[str], *, is_cuda: bool) -> list[str]:
 
 
 def begins_with(source: bytes, header: str) -> bool:
-    """Tell whether the first thing in a source, but for comments, is the include of a header."""
+    """Return whether a source begins, after comments, with the include of a header."""
     name = re.escape(header.encode())
     return re.match(rb"(?:%b)*#[ \t]*include[ \t]*(?:<%b>|\"%b\")" % (BLANK, name, name), source) is not None
 
 
 def _header_recipe(commands: Commands, readable: tuple[Path, ...]) -> BuildRecipe:
-    """Return how the main header is precompiled: from it alone, with the solution's flags but macros and folders.
+    """Return the recipe of the precompiled main header: from it alone, with the solution's flags except macros and
+    folders.
 
     g++ itself refuses a precompiled header if a macro differs that the header knows.
     """

@@ -63,17 +63,17 @@ def _timestamp(result: Result) -> str | None:
 READERS: Final[Mapping[str, Callable[[Result], Any]]] = {
     "axes": lambda result: json.dumps(dict(result.trace.workload.axes)),
     "author": lambda result: result.author if result.language else None,
-    "is_quick": lambda result: result.told.run.quick,
+    "is_quick": lambda result: result.reported.run.quick,
     "timestamp": _timestamp,
     "latency_low_ms": lambda result: (result.measurement.bounds or (None,))[0],
     "latency_high_ms": lambda result: (result.measurement.bounds or (None,))[-1],
     "reference_latency_ms": lambda result: result.reference_ms,
     "is_meaningful": lambda result: result.measurement.meaningful,
     "flags": lambda result: " ".join(result.measurement.flags),
-    "roofline_share": lambda result: result.told.roofline.share,
-    "solution_digest": lambda result: result.told.run.fingerprint.solution or None,
-    "definition_digest": lambda result: result.told.run.fingerprint.definition or None,
-    "seed": lambda result: None if result.told.run.seed is None else str(result.told.run.seed),
+    "roofline_share": lambda result: result.reported.roofline.share,
+    "solution_digest": lambda result: result.reported.run.fingerprint.solution or None,
+    "definition_digest": lambda result: result.reported.run.fingerprint.definition or None,
+    "seed": lambda result: None if result.reported.run.seed is None else str(result.reported.run.seed),
     "engine_version": _lib("flashinfer_bench"),
     "torch_version": _lib("torch"),
     "triton_version": _lib("triton"),
@@ -90,7 +90,7 @@ OF_TIMES: Final = frozenset({"is_meaningful", "flags", "confirmed"})
 def make_row(result: Result) -> dict[str, Any]:
     """Return the row of a result, by the names of the columns."""
     evaluation = result.evaluation
-    parts = (result, result.measurement, result.told.roofline, result.told, evaluation.correctness)
+    parts = (result, result.measurement, result.reported.roofline, result.reported, evaluation.correctness)
     row = {}
     for name, kind in COLUMNS.items():
         if name in READERS:

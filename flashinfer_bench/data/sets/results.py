@@ -21,7 +21,7 @@ import msgspec
 
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.data.evaluation import EvaluationStatus, as_time
-from flashinfer_bench.data.measurement import CONFIRMED, Measurement, ToldTrace, tell
+from flashinfer_bench.data.measurement import CONFIRMED, Measurement, ReportedTrace, read_reported
 from flashinfer_bench.data.store.dialects import UNKNOWN_AUTHOR
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace, PerformanceLine
 
@@ -42,7 +42,7 @@ class Result(NamedTuple):
 
     trace: AnyTrace
     evaluation: AnyEvaluation
-    told: ToldTrace
+    reported: ReportedTrace
     op_type: str
     """Empty for a definition that the set does not have."""
     author: str
@@ -84,7 +84,7 @@ class Result(NamedTuple):
     @property
     def measurement(self) -> Measurement:
         """How it was timed."""
-        return self.told.measurement
+        return self.reported.measurement
 
     @property
     def latency_ms(self) -> float | None:
@@ -112,17 +112,17 @@ class Result(NamedTuple):
     def is_ranked(self) -> bool:
         """Whether it may be compared with others: it passed, is no quick run, and its time means something."""
         known = self.is_passed and self.latency_ms is not None
-        return known and not self.told.run.quick and self.told.measurement.meaningful
+        return known and not self.reported.run.quick and self.reported.measurement.meaningful
 
     @property
     def may_be_best(self) -> bool:
-        """Whether its latency may be called the best, as `ToldTrace.may_be_best` says."""
-        return self.told.may_be_best(self.latency_ms or 0.0)
+        """Whether its latency may be called the best, as `ReportedTrace.may_be_best` says."""
+        return self.reported.may_be_best(self.latency_ms or 0.0)
 
     @property
     def standing(self) -> str:
         """What its time counts for in a ranking, as of a measurement; empty if it is not ranked."""
-        return self.told.measurement.standing if self.is_ranked else ""
+        return self.reported.measurement.standing if self.is_ranked else ""
 
 
 @collector_paused()
@@ -146,7 +146,7 @@ def list_results(trace_set: TraceSet | None, traces: Iterable[AnyTrace], *, late
         evaluation, is_latest = trace.evaluation, id(trace) in latest
         if evaluation is not None and (is_latest or not latest_only):
             op_type, who = op_types.get(trace.definition, ""), authors.get(trace.solution, (UNKNOWN_AUTHOR, ""))
-            found.append(Result(trace, evaluation, tell(evaluation), op_type, *who, is_latest))
+            found.append(Result(trace, evaluation, read_reported(evaluation), op_type, *who, is_latest))
     return found
 
 
@@ -174,12 +174,14 @@ def find_latest(traces: Iterable[AnyTrace]) -> list[AnyTrace]:
 
 
 def _is_quick(trace: AnyTrace) -> bool:
-    return trace.evaluation is not None and tell(trace.evaluation).run.quick
+    return trace.evaluation is not None and read_reported(trace.evaluation).run.quick
 
 
 def _may_be_alike(*traces: AnyTrace) -> bool:
     """Tell whether two traces are of the same things by their fingerprints, or one has none."""
-    judged = {_JUDGED(tell(trace.evaluation).run.fingerprint) for trace in traces if trace.evaluation is not None}
+    judged = {
+        _JUDGED(read_reported(trace.evaluation).run.fingerprint) for trace in traces if trace.evaluation is not None
+    }
     return len(judged - {("", "", "", "")}) < 2
 
 

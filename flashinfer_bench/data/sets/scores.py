@@ -154,7 +154,7 @@ def _score(trace_set: TraceSet, definition: str, solutions: Iterable[Solution], 
             f"baseline author {baseline_author!r} needs exactly one solution of {definition}, and has {has}"
         )
     results = list_results(None, kept_of(trace_set.traces.get(definition, [])), latest_only=False)
-    judged = group((item for item in results if not item.told.run.quick), attrgetter("solution"))
+    judged = group((item for item in results if not item.reported.run.quick), attrgetter("solution"))
     place = attrgetter("workload", "hardware")
     base, found = fastest_of(judged.get(baselines[0], []), place), []
     for solution in solutions:
@@ -227,7 +227,7 @@ def summarise(
     """
     results = list_results(trace_set, trace_set.all_traces())
     passed = [item for item in results if item.is_passed]
-    latencies = [item.latency_ms for item in passed if not item.told.run.quick and item.latency_ms is not None]
+    latencies = [item.latency_ms for item in passed if not item.reported.run.quick and item.latency_ms is not None]
     counts: dict[str, Any] = {
         **trace_set.counts,
         "total": len(results),

@@ -138,10 +138,10 @@ def _upgrade_dump(new: Raw, remarks: Remarks) -> None:
             remarks.append((f"axes.{axis}", "not listed; read as var, so workloads give the size"))
     reference = new.setdefault("reference", "")
     with suppress(ValueError):
-        facts = read_module(reference)
-        if ENTRY_NAME not in facts.names and facts.functions:
-            new["reference"] = f"{reference.rstrip()}\n\n\n{ENTRY_NAME} = {facts.functions[-1]}\n"
-            remarks.append(("reference", f"its last function, {facts.functions[-1]!r}, is taken as {ENTRY_NAME!r}"))
+        module = read_module(reference)
+        if ENTRY_NAME not in module.names and module.functions:
+            new["reference"] = f"{reference.rstrip()}\n\n\n{ENTRY_NAME} = {module.functions[-1]}\n"
+            remarks.append(("reference", f"its last function, {module.functions[-1]!r}, is taken as {ENTRY_NAME!r}"))
 
 
 def upgrade_solution(raw: Raw, place: Place, remarks: Remarks) -> Raw:

@@ -21,7 +21,7 @@ from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.entry import COMMENT, SETUP, check_entry, list_exports
 from flashinfer_bench.data.json_utils import load_json_file
 from flashinfer_bench.data.names import did_you_mean
-from flashinfer_bench.data.reference import ENTRY_NAME, ModuleFacts, read_module
+from flashinfer_bench.data.reference import ENTRY_NAME, ModuleMetadata, read_module
 from flashinfer_bench.data.solution import BuildSpec, Solution, SourceFile, SupportedLanguages
 from flashinfer_bench.data.store.dialects import MOST_SOURCE_BYTES
 from flashinfer_bench.data.store.pack import MANIFEST_NAMES, pack_folder, read_sources
@@ -153,8 +153,8 @@ def _make(path: Path, sources: dict[str, str], definitions: Mapping[str, Definit
     problems = check_entry(solution) if hints.entry else []
     if problems:
         raise DataSetError(f"--entry: {problems[0]}")
-    told = f"{path}: {language.value}, {solution.spec.entry_point}, of {definition} ({told_by})"
-    return Draft(solution, path, told, False)
+    reported = f"{path}: {language.value}, {solution.spec.entry_point}, of {definition} ({told_by})"
+    return Draft(solution, path, reported, False)
 
 
 def _choose_language(path: Path, sources: Mapping[str, str], given: str | None) -> SupportedLanguages:
@@ -186,11 +186,11 @@ def _is_python(path: str) -> bool:
     return _suffix(path) in SupportedLanguages.PYTHON.record.suffixes
 
 
-def _read(text: str) -> ModuleFacts:
+def _read(text: str) -> ModuleMetadata:
     try:
         return read_module(text)
     except ValueError:
-        return ModuleFacts({}, [], {}, frozenset())
+        return ModuleMetadata({}, [], {}, frozenset())
 
 
 def _find_entry_file(language: SupportedLanguages, sources: Mapping[str, str]) -> str:
@@ -238,10 +238,10 @@ def _list_functions(path: str, source: str) -> dict[str, Signatures]:
         text = COMMENT.sub(" ", source)
         signatures = {tuple(LAST_WORD.findall(found)) for found in FUNCTION_IN_C.findall(text)}
         return dict.fromkeys(list_exports(text), signatures)
-    facts = _read(source)
-    public = [name for name in facts.functions if not name.startswith("_") and name != SETUP]
-    names = [ENTRY_NAME, *public] if ENTRY_NAME in facts.names else public
-    return {name: _parameters_of(facts.signatures.get(name)) for name in names}
+    module = _read(source)
+    public = [name for name in module.functions if not name.startswith("_") and name != SETUP]
+    names = [ENTRY_NAME, *public] if ENTRY_NAME in module.names else public
+    return {name: _parameters_of(module.signatures.get(name)) for name in names}
 
 
 def _parameters_of(signature: Signature | None) -> Signatures:

@@ -65,8 +65,8 @@ def pack_folder(folder: Path) -> Packed:
     issues = [Place(folder).issue("error", problem, ("sources",)) for problem in problems]
     solution = parse_raw(Solution, raw, Place(file), issues)
     if solution is None or any(issue.severity == "error" for issue in issues):
-        told = [f"  {replace(issue, field=(issue.field or '').removeprefix('spec.'))}" for issue in issues]
-        raise DataSetError("\n".join([f"{folder} cannot be packed:", *told]))
+        reported = [f"  {replace(issue, field=(issue.field or '').removeprefix('spec.'))}" for issue in issues]
+        raise DataSetError("\n".join([f"{folder} cannot be packed:", *reported]))
     return Packed(solution, issues)
 
 

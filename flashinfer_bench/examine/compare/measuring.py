@@ -18,13 +18,13 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.context import HarnessContext
 from flashinfer_bench.bench.engine import SolutionJobs
 from flashinfer_bench.bench.events import JobFaulted, Notice
-from flashinfer_bench.bench.job_queue import Lane
+from flashinfer_bench.bench.job_queue import QueueClass
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.scheduler import Judged, Rules, Scheduler
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.measurement import tell as tell_record
+from flashinfer_bench.data.measurement import read_reported
 from flashinfer_bench.examine.compare.result import (
     INTERIM_LEVELS,
     MOST_PAIRS,
@@ -90,7 +90,7 @@ class PairSeries:
             problem = f"has no verdict: {first_reason(found.message)}"
         elif latency_ms := latency_of(found.evaluation):
             self.blocks[side][pair] = latency_ms
-            self.marks[side] = marks_of(tell_record(found.evaluation), found.device.name)
+            self.marks[side] = marks_of(read_reported(found.evaluation), found.device.name)
             return
         else:
             problem = f"did not pass: {found.evaluation.status.value}: {reason_of(found.evaluation)}".rstrip(": ")

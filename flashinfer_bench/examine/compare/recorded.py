@@ -66,7 +66,7 @@ def _compare(key: Key, first: list[Result], second: list[Result]) -> Iterator[Ro
         return
     others = (next(iter(a.values())), next(iter(b.values())))
     for one, two in [(a[name], b[name]) for name in a if name in b] or [others]:
-        difference = find_difference(*(marks_of(found.told, found.hardware) for found in (one, two)))
+        difference = find_difference(*(marks_of(found.reported, found.hardware) for found in (one, two)))
         if difference is not None:
             yield replace(row, problem=describe_difference(row.workload, difference))
             continue
@@ -81,6 +81,6 @@ def _latency(result: Result) -> float:
 def _why_no_time(side: str, results: list[Result]) -> str:
     latest = results[-1]
     if latest.is_passed:
-        why = "it is a quick look" if latest.told.run.quick else caveat_in(latest.measurement) or "there is none"
+        why = "it is a quick look" if latest.reported.run.quick else caveat_in(latest.measurement) or "there is none"
         return f"the time of {side} does not count: {why}"
     return f"{side} did not pass: {latest.status}: {reason_of(latest.evaluation)}".rstrip(": ")

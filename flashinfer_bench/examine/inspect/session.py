@@ -24,9 +24,9 @@ from flashinfer_bench.base.bounded_log import BoundedLog
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.bench.runner.environments import PACKAGE
-from flashinfer_bench.bench.runner.protocol import BlockJob, JobFault
+from flashinfer_bench.bench.runner.protocol import JobFault, RequestedJob
 from flashinfer_bench.bench.runner.session.device_session import DeviceSession
-from flashinfer_bench.bench.runner.session.job import BlockContext, JobContext
+from flashinfer_bench.bench.runner.session.job import JobContext, RequestContext
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact, place_of
 from flashinfer_bench.bench.runner.workers.pool import SolutionFiles
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
@@ -60,19 +60,19 @@ class Session(DeviceSession):
         """Return False: the reference is not needed."""
         return False
 
-    def run_job(self, block: BlockContext, order: BlockJob) -> JobFault:
+    def run_job(self, request: RequestContext, requested: RequestedJob) -> JobFault:
         """Run the steps."""
-        job = block.open_job(order)
+        job = request.open_job(requested)
         self._say(job, "inspect")
         problem = "inspected"
-        assert self._hello.tool is not None
-        folder = Path(self._hello.tool[1])
+        assert self._session_config.tool is not None
+        folder = Path(self._session_config.tool[1])
         try:
             found = self._inspect(job, folder)
             (folder / DONE).write_text(json.dumps([asdict(done) for done in found]), encoding="utf-8")
         except FlashInferBenchError as error:
             problem = str(error)
-        return JobFault(job=order.index, message=problem, retry=False)
+        return JobFault(job=requested.index, message=problem, retry=False)
 
     def _inspect(self, job: JobContext, folder: Path) -> list[StepDone]:
         """Make the inputs, load the solution, and run the programs.
@@ -83,7 +83,7 @@ class Session(DeviceSession):
         solution = job.solution
         if solution.build_error is not None:
             raise FlashInferBenchError(f"it cannot be built: {solution.build_error}")
-        if self._hello.has_walls and not has_own_network():
+        if self._session_config.has_walls and not has_own_network():
             raise FlashInferBenchError(NO_NETWORK)
         steps = [ToolStep(**one) for one in json.loads((folder / STEPS).read_text(encoding="utf-8"))]
         policies = self._pool.policies
@@ -153,8 +153,8 @@ class Session(DeviceSession):
         Raises:
             WorkloadFault: inputs cannot be made, or shapes of outputs are unknown.
         """
-        definition = job.block.definition
-        maker = InputMaker(definition, job.workload, self._device, Path(job.order.blob_root))
+        definition = job.request.definition
+        maker = InputMaker(definition, job.workload, self._device, Path(job.requested.blob_root))
         try:
             made = maker.make(job.order.seed)
         except Exception as error:  # code of the set may make them

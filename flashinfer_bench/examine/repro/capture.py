@@ -18,9 +18,9 @@ from flashinfer_bench.bench.evaluators.compare.outputs import find_failing
 from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import JudgedCall, Rejected
-from flashinfer_bench.bench.runner.protocol import BlockJob, JobFault
+from flashinfer_bench.bench.runner.protocol import JobFault, RequestedJob
 from flashinfer_bench.bench.runner.session.device_session import DeviceSession
-from flashinfer_bench.bench.runner.session.job import BlockContext, JobContext, JobResult
+from flashinfer_bench.bench.runner.session.job import JobContext, JobResult, RequestContext
 from flashinfer_bench.data import Definition
 
 STORED: Final = frozenset({"float64", "float32", "float16", "bfloat16", "bool", "uint8", "int8", "int32", "int64"})
@@ -62,7 +62,7 @@ class Session(DeviceSession):
             "compares": compares,
             "tolerance": asdict(tolerance),
             "evidence": evidence,
-            "device": self._hello.device,
+            "device": self._session_config.device,
             **save_call(folder, definition, call),
         }
         (folder / "call.json").write_text(json.dumps(metadata, indent=2, default=str) + "\n", encoding="utf-8")

@@ -125,7 +125,7 @@ def _numbers(item: Result) -> list[float | None]:
     """Return latency, its interval, speed-up and share of the roofline; nothing if the time means nothing."""
     interval = interval_of(item)
     bounds = (interval.low_ms, interval.high_ms) if interval is not None else (None, None)
-    numbers = [item.latency_ms, *bounds, item.speedup, item.told.roofline.share]
+    numbers = [item.latency_ms, *bounds, item.speedup, item.reported.roofline.share]
     return numbers if item.measurement.meaningful else [None] * len(numbers)
 
 
@@ -133,15 +133,15 @@ def _describe_verdict(result: Result, logs: dict[str, int]) -> dict[str, Any]:
     evaluation, measured = result.evaluation, result.measurement
     details = to_builtins(measured) | {
         "standing": result.standing,
-        "evaluator": result.told.evaluator,
-        "seed": result.told.run.seed,
+        "evaluator": result.reported.evaluator,
+        "seed": result.reported.run.seed,
         "max_absolute_error": getattr(evaluation.correctness, "max_absolute_error", None),
         "max_relative_error": getattr(evaluation.correctness, "max_relative_error", None),
     }
     latency, low, high, speedup, share = _numbers(result)
     reference = result.reference_ms if measured.meaningful else None
     libraries = list(evaluation.environment.libs.items())[:MOST_CHIPS]
-    flags = [*measured.flags, *marks_of_run(result.told.run)][:MOST_CHIPS]
+    flags = [*measured.flags, *marks_of_run(result.reported.run)][:MOST_CHIPS]
     return {
         "w": result.workload,
         "axes": ", ".join(f"{name}={size}" for name, size in result.trace.workload.axes.items()),

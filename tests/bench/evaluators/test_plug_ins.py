@@ -181,9 +181,9 @@ ALONE, SOME = (KnownParameters(frozenset(DECLARED), are_all=are_all) for are_all
 )
 def test_a_value_of_another_type_or_an_unknown_key_is_refused_with_its_place(extra, known, words):
     config = ResolvedEvalConfig(extra=extra, origins={f"extra.{key}": "my.yaml: op_type_config.mine" for key in extra})
-    told = "; ".join(find_wrong_parameters(config, "Mine", read_parameters(DECLARED), known))
-    assert told.startswith(f"my.yaml: op_type_config.mine: extra.{next(iter(extra))} " if words else "")
-    assert told.endswith(words) if words else told == ""
+    reported = "; ".join(find_wrong_parameters(config, "Mine", read_parameters(DECLARED), known))
+    assert reported.startswith(f"my.yaml: op_type_config.mine: extra.{next(iter(extra))} " if words else "")
+    assert reported.endswith(words) if words else reported == ""
 
 
 @pytest.mark.parametrize("declared", [{1: 2}, {"a": [object()]}])

@@ -10,7 +10,7 @@ import pytest
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.runner.baseline_cache import BaselineCache, KeptBaseline
-from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.protocol import SessionConfig
 from flashinfer_bench.bench.runner.session import reference_timing
 from flashinfer_bench.bench.runner.session.reference_timing import KeptTimes, move_to_gap
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
@@ -109,13 +109,15 @@ def session(tmp_path, monkeypatch):
         monkeypatch.setattr(reference_timing, "read_gpu_settings", lambda _uuid: settings)
         monkeypatch.setattr(reference_timing, "read_gpu_state", lambda _uuid: state)
         names = {"baselines": baselines, "gpu_uuid": gpu_uuid, "cache_root": str(tmp_path / "cache")}
-        kept = KeptTimes.open(Hello.model_construct(hardware="H200", **names), {"torch": libraries}, dict(environment))
+        kept = KeptTimes.open(
+            SessionConfig.model_construct(hardware="H200", **names), {"torch": libraries}, dict(environment)
+        )
         definition, workload = make_definition(reference=reference), make_workload(axes={"n": n}, inputs=stored)
         config = BenchmarkConfig(num_trials=num_trials).resolve_eval_config(definition)
         job = SimpleNamespace(
-            block=SimpleNamespace(definition=definition, evaluator=evaluator, config=config),
+            request=SimpleNamespace(definition=definition, evaluator=evaluator, config=config),
             workload=workload,
-            order=SimpleNamespace(blob_root=str(tmp_path)),
+            requested=SimpleNamespace(blob_root=str(tmp_path)),
             key=(definition.digest(), workload.digest()),
         )
         taken = replace(MeasurePlan(10, 50, 2.0), **plan)

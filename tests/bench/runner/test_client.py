@@ -12,7 +12,7 @@ from flashinfer_bench.bench.runner import client as session_client
 from flashinfer_bench.bench.runner import device_lock
 from flashinfer_bench.bench.runner.client import LocalPlaces
 from flashinfer_bench.bench.runner.device_lock import lock_device
-from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.protocol import SessionConfig
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.sandbox.process_tree import descendants, is_alive
 from tests.kit.strange import STRANGE
@@ -25,9 +25,15 @@ GPU, OTHER = Device("cuda", 0, "a GPU", "GPU-1234"), Device("cuda", 1, "a GPU", 
 @pytest.fixture
 def client(tmp_path):
     """A session that is up."""
-    hello = {"device": "cpu", "hardware": "cpu", "isolated": False, "profile_baseline": False, "needs_triton": False}
+    session_config = {
+        "device": "cpu",
+        "hardware": "cpu",
+        "isolated": False,
+        "profile_baseline": False,
+        "needs_triton": False,
+    }
     limits = {"timeout_seconds": 5.0, "time_budget_s": 1.0, "baseline_budget_s": 1.0, "worker_memory_bytes": None}
-    opened = LocalPlaces([CPU]).open(CPU, Hello(**hello, **limits, cache_root=str(tmp_path)))
+    opened = LocalPlaces([CPU]).open(CPU, SessionConfig(**session_config, **limits, cache_root=str(tmp_path)))
     try:
         while not opened.is_ready:
             list(opened.messages())

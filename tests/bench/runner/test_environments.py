@@ -51,8 +51,8 @@ def test_a_worker_sees_what_names_compilers_and_libraries_and_nothing_else_of_th
 
 def test_what_is_set_and_reaches_no_solution_is_told_by_name():
     own = dict.fromkeys((*WITHHELD, *SETTINGS, *SECRETS), "/opt/x") | {"CC": "ccache gcc", "PATH": "/bin"}
-    told = [line.split()[1] for line in tell_withheld(own)]
-    assert sorted(told) == sorted([*WITHHELD, "CC"])
+    reported = [line.split()[1] for line in tell_withheld(own)]
+    assert sorted(reported) == sorted([*WITHHELD, "CC"])
     assert not tell_withheld({"HOME": "/root", "CUSTOM_CACHE_DIR": "/opt/x"})
 
 

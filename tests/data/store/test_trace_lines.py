@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flashinfer_bench.bench.planning.resume import read_fingerprint
 from flashinfer_bench.data import Trace, TraceSet
-from flashinfer_bench.data.measurement import tell
+from flashinfer_bench.data.measurement import read_reported
 from flashinfer_bench.data.store.parse import Place, parse_line
 from flashinfer_bench.data.store.trace_lines import TraceLine, TraceList, kept_of, read_trace_line
 from flashinfer_bench.report.summary import best_by_workload, summarise
@@ -55,7 +55,7 @@ def check_alike(line: TraceLine | None, trace: Trace) -> None:
         names = [] if wanted is None else [name for name in type(wanted).model_fields if name != "extra"]
         assert (read is None) == (wanted is None)
         assert [getattr(read, name) for name in names] == [getattr(wanted, name) for name in names]
-    for read in (read_fingerprint, tell):
+    for read in (read_fingerprint, read_reported):
         assert read(kept) == read(whole)
 
 

@@ -23,17 +23,19 @@ def make(root, *paths):
 
 
 def found(folder, **how):
-    told = []
-    paths = [path.relative_to(folder).as_posix() for path in walk_files(folder, lambda *what: told.append(what), **how)]
-    return paths, told
+    reported = []
+    paths = [
+        path.relative_to(folder).as_posix() for path in walk_files(folder, lambda *what: reported.append(what), **how)
+    ]
+    return paths, reported
 
 
 def test_a_tree_deeper_than_any_path_is_walked_to_a_limit_and_removed(tmp_path):
     with deep_folder(tmp_path / "deep", "d" * 100) as deep:
         make(deep, "a.json")
-        paths, told = found(deep)
+        paths, reported = found(deep)
         assert paths == ["a.json"]
-        assert [why for _, why in told] == ["lies more than 32 folders deep; it is left out"]
+        assert [why for _, why in reported] == ["lies more than 32 folders deep; it is left out"]
         assert remove_tree(deep)
         assert not deep.exists()
 
@@ -64,9 +66,9 @@ def test_links_are_followed_once_and_not_out_to_the_system(tmp_path):
     targets = {"again": top / "a", "back": top, "other": "../../other", "proc": "/proc", "root": "/"}
     for name, target in targets.items():
         (top / "a" / name).symlink_to(target)
-    paths, told = found(top, follows_links=True)
+    paths, reported = found(top, follows_links=True)
     assert paths == ["file", "a/own", "a/other/file"]
-    assert sorted(path.name for path, _ in told) == ["proc", "root"]
+    assert sorted(path.name for path, _ in reported) == ["proc", "root"]
     assert {"a/again", "a/other", "a/root"} < set(found(top)[0])
 
 

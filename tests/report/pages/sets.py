@@ -27,13 +27,13 @@ def at(size, solution, latency=None, *, definition="double", hardware=HARDWARE[0
     """Make a trace on the workload of a size; its time, if it has one, has an interval of 1 %."""
     parts["environment"] = {"hardware": hardware, "libs": {"torch": "2"}}
     if latency is not None:
-        told = {"method": "cupti", "samples": 30}
+        reported = {"method": "cupti", "samples": 30}
         parts["latency_ms"] = latency
         parts["extra"] = {
-            "measurement": told
+            "measurement": reported
             | {"interval95_ms": [latency * 0.995, latency * 1.005], "flags": ["noisy"]}
             | (record or {}),
-            "baseline": told | {"interval95_ms": [latency * 1.99, latency * 2.01]},
+            "baseline": reported | {"interval95_ms": [latency * 1.99, latency * 2.01]},
             "roofline": {"flops": 1e9, "bytes": 1e6, "share": 0.25},
         } | parts.get("extra", {})
     workload = make_workload(f"w{size}", axes={"n": size})

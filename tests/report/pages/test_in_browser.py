@@ -286,8 +286,8 @@ FACTS = [
 
 @pytest.mark.parametrize(("name", "place", "selector", "words"), FACTS)
 def test_a_page_shows(request, visit, name, place, selector, words):
-    told = iter(texts(visit(request.getfixturevalue(name)).open(place), selector))
-    assert [word for word in words if not any(word in text for text in told)] == []
+    reported = iter(texts(visit(request.getfixturevalue(name)).open(place), selector))
+    assert [word for word in words if not any(word in text for text in reported)] == []
 
 
 def test_what_is_opened_or_picked_stays_so_and_charts_follow_the_theme(usual, visit):
@@ -308,5 +308,5 @@ def test_what_is_opened_or_picked_stays_so_and_charts_follow_the_theme(usual, vi
     assert page.locator("input.compare:checked").count() == len(HARDWARE) + 1  # each of its rows, on a warm device too
     boxes.nth(0).uncheck()
     assert page.locator("input.compare:checked").count() == 0
-    told = page.evaluate("[1.2, 13, 0.0296, 1500].map((ms) => fibReport.time(ms))")
-    assert told == ["1.20\u00a0ms", "13.0\u00a0ms", "29.6\u00a0µs", "1.50\u00a0s"]
+    reported = page.evaluate("[1.2, 13, 0.0296, 1500].map((ms) => fibReport.time(ms))")
+    assert reported == ["1.20\u00a0ms", "13.0\u00a0ms", "29.6\u00a0µs", "1.50\u00a0s"]

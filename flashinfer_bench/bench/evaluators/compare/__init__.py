@@ -1,1 +1,1 @@
-"""Compare an output with the expected one: how far off it is, whether it is close enough. Imports no evaluator."""
+"""Compares an output with the expected output: its errors, and whether it is close enough. Imports no evaluator."""

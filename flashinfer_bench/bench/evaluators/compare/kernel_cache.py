@@ -1,8 +1,8 @@
-"""What Triton compiles once a process, whatever is launched: compiled once a machine, and lent to each solution.
+"""Modules that Triton compiles in each process: compiled once a machine here, and lent to each solution.
 
-Triton's driver compiles helpers of its own at its first use, which takes seconds. A session does so into a folder that
-no worker reads or writes, and copies them into the new caches of solutions. The folder is used only if it is of this
-user and nobody else writes to it. Its name has the versions that decide what is compiled.
+Triton's driver compiles its own helpers at its first use, which takes seconds. A session compiles them into a folder
+that no worker reads or writes. It copies them into the new caches of solutions. The folder is used only if it belongs
+to this user and no other user can write to it. Its name has the versions that decide the content.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ JUDGE_FOLDER: Final = "judge"
 """Below the cache's root. No worker reads or writes it."""
 VARIABLE: Final = "TRITON_CACHE_DIR"
 HELPERS: Final = "*/cuda_utils*.so"
-"""Modules of Triton's driver in a cache. What they are made of is part of their folder's name."""
+"""Modules of Triton's driver in a cache. The name of their folder has the versions of their sources."""
 HELPER_MODE: Final = 0o644
-"""Mode of a lent module: the worker, which may be of another user, reads it."""
+"""Mode of a lent module, since a worker of another user reads it."""
 _shared: Path | None = None
 _log = logging.getLogger(__name__)
 
 
 def share_kernels(cache_root: Path) -> None:
-    """Keep helpers for later sessions; workers are kept out of the cache."""
+    """Store helpers for later sessions; workers have no access to the cache."""
     global _shared
     _shared = shared_folder(cache_root)
 
 
 def shared_folder(cache_root: Path) -> Path | None:
-    """Make and return the folder of these versions; None if it cannot be made, or is open to others."""
+    """Make and return the folder of these versions; None if it cannot be made, or other users can write to it."""
     try:
         versions = [f"{name}-{metadata.version(name)}" for name in ("triton", "torch")]
         folder = cache_root / JUDGE_FOLDER / "_".join([*versions, f"python-{platform.python_version()}"])
@@ -67,10 +67,10 @@ def build_helpers() -> None:
 
 
 def lend_helpers(folder: Path) -> list[Path]:
-    """Copy the helpers into a solution's new Triton cache; return the entries that were made there.
+    """Copy the helpers into a solution's new Triton cache; return the new entries.
 
     Args:
-        folder: the cache; nobody else may have written there yet.
+        folder: the cache; no worker may have written there yet.
     """
     made: list[Path] = []
     for helper in sorted(_shared.glob(HELPERS)) if _shared is not None else ():

@@ -1,8 +1,8 @@
 """Compare an output with the expected one, chunk by chunk with torch: every dtype on every device, no whole copy.
 
-Floats are compared in float32, float64 in float64, integers and booleans bit by bit. A first look takes every float
-for one that matches; if one does not, all chunks are looked at closely. The numbers of all chunks come over in one
-transfer; the worst element comes in another. `rule` decides on the numbers.
+Floats are compared in float32, float64 in float64, integers and booleans bit by bit. A quick pass assumes that all
+floats match. If one does not, a second pass examines all chunks closely. One transfer brings the numbers of all chunks;
+another brings the worst element. `rule` decides on the numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ZERO: Final = 2.0**-127
 
 
 class _Found(NamedTuple):
-    """Figures of a chunk, on its device or as floats. Those of a first look hold if all are finite and match."""
+    """Figures of a chunk, on its device or as floats. Figures of the quick pass hold if all are finite and match."""
 
     error: Any
     """Largest absolute error."""
@@ -44,14 +44,14 @@ class _Found(NamedTuple):
     place: Any
     """Index of the element with this error."""
     expected: Any
-    """What was expected of that element."""
+    """The expected value of that element."""
     got: Any
     failed: Any = 0.0
     """Elements that fail."""
     nonfinite: Any = 0.0
     """Elements that fail because a side is not finite."""
     unwritten: Any = -1.0
-    """Index of a window that looks unwritten; -1 if there is none."""
+    """Index of a window that seems unwritten; -1 if there is none."""
     shared: Any = 0.0
     """Elements that are zero on both sides, or nan on both sides."""
 
@@ -67,8 +67,8 @@ def compare(
     """Compare an output with the expected one of the same shape and dtype.
 
     Args:
-        expected: what the reference gave.
-        got: what the solution gave. A bool output may be given as its bytes; a byte other than 0 and 1 is wrong.
+        expected: the reference's output.
+        got: the solution's output. A bool output may be given as its bytes; a byte other than 0 and 1 is wrong.
         tolerance: what decides.
         output: the output's name for messages.
         chunk_elements: stored elements of a chunk; the result does not depend on it.
@@ -90,7 +90,9 @@ def compare(
         wanted, given = (int(_bytes_of_bool(side[at]).item()) for side in (left, right))
     off = float(abs(given - wanted))
     off = off if off == off else math.inf if worst.score > 1 else 0.0
-    blank = next((at * size * width + int(one.unwritten) for at, one in enumerate(found) if one.unwritten >= 0), None)
+    unwritten = next(
+        (at * size * width + int(one.unwritten) for at, one in enumerate(found) if one.unwritten >= 0), None
+    )
     shape = (*expected.shape[:-1], expected.shape[-1] * width) if width > 1 else tuple(expected.shape)
     nonfinite = sum(one.nonfinite for one in found)
     return Comparison(
@@ -103,7 +105,7 @@ def compare(
         max_rel_error=math.inf if nonfinite else max(one.relative for one in found),
         max_expected=max(one.largest for one in found),
         worst=Element(_unravel(at, shape), wanted, given, off),
-        unwritten_at=None if blank is None else _unravel(blank, shape),
+        unwritten_at=None if unwritten is None else _unravel(unwritten, shape),
         shared_zeros=int(sum(one.shared for one in found)),
         is_exact=is_exact,
     )
@@ -136,7 +138,7 @@ def _bring(found: list[torch.Tensor]) -> list[_Found]:
 
 
 def _look(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
-    """Return the largest errors of a chunk of floats and the place of the worst, as if all were finite and matched."""
+    """Return the largest errors of a chunk of floats and the index of the worst, as if all were finite and matched."""
     expected, got = read_values(left), read_values(right)
     error, magnitude = (got - expected).abs_(), expected.abs()
     worst, at = (error / bounds_of(magnitude, tolerance)).max(dim=0)
@@ -147,10 +149,10 @@ def _look(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> torc
 
 
 def _look_closely(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
-    """Return the figures of a chunk: counts, largest errors, and the place of the worst element."""
+    """Return the figures of a chunk: counts, largest errors, and the index of the worst element."""
     expected, got = read_values(left), read_values(right)
     failed, finite = find_failing(left, right, tolerance), expected.isfinite()
-    # The arithmetic is wrong where a side is nan or infinite.
+    # The arithmetic is wrong if a side is nan or infinite.
     error, magnitude = (got - expected).abs_(), torch.where(finite, expected.abs(), 0.0)
     error = torch.where(error.isnan(), torch.where(failed, math.inf, 0.0), error)
     if is_whole(left):
@@ -176,7 +178,7 @@ def _look_closely(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance)
 
 
 def _first_unwritten(got: torch.Tensor, failed: torch.Tensor) -> torch.Tensor:
-    """Return the index of the first window that looks unwritten; -1 if there is none."""
+    """Return the index of the first window that seems unwritten; -1 if there is none."""
     whole = got.numel() // WINDOW * WINDOW
     if whole == 0:
         return torch.full((), -1, device=got.device)
@@ -186,7 +188,7 @@ def _first_unwritten(got: torch.Tensor, failed: torch.Tensor) -> torch.Tensor:
 
 
 def _bytes_of_bool(values: torch.Tensor) -> torch.Tensor:
-    """Return booleans as their bytes, because torch takes every byte but 0 as true; other values as they are."""
+    """Return booleans as their bytes, because torch takes every byte except 0 as true; other values as they are."""
     return values.view(torch.uint8) if values.dtype == torch.bool else values
 
 

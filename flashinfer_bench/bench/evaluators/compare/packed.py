@@ -14,7 +14,7 @@ import torch
 E2M1_VALUES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The value of each 4-bit code. A code is one bit of sign, two of exponent, one of mantissa."""
 FLOAT4_PACKED: Final[torch.dtype | None] = getattr(torch, "float4_e2m1fn_x2", None)
-"""The torch dtype of a byte with two elements; None where torch has no such dtype."""
+"""The torch dtype of a byte with two elements; None if torch has no such dtype."""
 
 
 def is_packed(dtype: torch.dtype) -> bool:
@@ -23,7 +23,7 @@ def is_packed(dtype: torch.dtype) -> bool:
 
 
 def storage_shape(shape: Sequence[int], dtype_name: str) -> tuple[int, ...]:
-    """Give the shape of the stored tensor for a definition's shape; they differ only where elements are packed."""
+    """Return the shape of the stored tensor for a definition's shape; they differ only if elements are packed."""
     if dtype_name != "float4_e2m1":
         return tuple(shape)
     if not shape or shape[-1] % 2:

@@ -1,9 +1,9 @@
-"""Says in a few words what a wrong output looks like: what was done to all values, or at which places they differ.
+"""Describes a wrong output in a few words: a change of all values, or the places at which they differ.
 
-A pattern is a hint for the author of a solution; nothing is decided by it. If many elements fail, one change of all
-values is looked for: a factor, an offset, a shift, another order. Else the places are described along each axis, as one
-stretch of places, or as the same stretch of each tile; or as a side of the diagonal. Most places of a stretch fail, and
-hardly any others do.
+A pattern is a hint for the author of a solution and decides nothing. If many elements fail, the search tries one change
+of all values: a factor, an offset, a shift, another order. Otherwise the failing places are described along each axis:
+one stretch, the same stretch of each tile, or a side of the diagonal. Most places of a stretch fail, and few places
+outside of it.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from flashinfer_bench.bench.evaluators.compare.outputs import find_failing, is_w
 from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance, find_beyond
 
 MOST_ELEMENTS: Final = 1 << 24
-"""No pattern is looked for in an output with more elements: it would take seconds."""
+"""Elements of an output, at most, for which a pattern is searched: more would take seconds."""
 LEAST_SHARE: Final = 0.99
 """Share of the elements that fit a pattern of values, at least."""
 LEAST_FAILING: Final = 0.25
-"""Patterns of values are looked for if this share of the elements fails."""
+"""Share of failing elements from which on patterns of values are searched."""
 MOST_WRONG: Final = 0.2
 """Places of an axis for which a stretch is wrong, at most, as a share of those that fail."""
 MOST_ELSEWHERE: Final = 0.1
-"""A place counts if more than this share of the elements fail that fail at the worst place. A side of the diagonal has
-all that fails but this share."""
+"""A place counts if it has more than this share of the failures of the worst place. A side of the diagonal has all
+failures except this share."""
 MOST_OF_TILE: Final = 0.6
 """Share of each tile that fails, at most."""
 LEAST_HITS: Final = 4
 """Places that fail in tiles, at least."""
 SHIFTS: Final = tuple(2**power for power in range(8))
-"""Places by which a shifted output is looked for along each axis: one, and the sizes of tiles."""
+"""Places by which a shifted output is searched along each axis: one, and the sizes of tiles."""
 TILES: Final = tuple(2**power for power in range(1, 13))
 
 
 def describe_pattern(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> str | None:
-    """Return what a wrong output looks like; None if no pattern is known, or nothing fails."""
+    """Describe a wrong output; None if no pattern is known, or no element fails."""
     if not 1 < expected.numel() <= MOST_ELEMENTS or expected.shape != got.shape:
         return None
     failing = find_failing(expected, got, tolerance)
@@ -54,7 +54,7 @@ def describe_pattern(expected: torch.Tensor, got: torch.Tensor, tolerance: Toler
 
 
 def describe_places(failing: torch.Tensor) -> str | None:
-    """Say at which places along each axis elements fail; None if they fail at all places of every axis, or none."""
+    """Describe the failing places along each axis; None if all places of every axis fail, or none does."""
     count = int(failing.sum())
     if not count:
         return None
@@ -62,7 +62,7 @@ def describe_places(failing: torch.Tensor) -> str | None:
         upper = torch.ones_like(failing).triu()
         for words, side in (("on", upper & upper.T), ("above", ~upper.T), ("below", ~upper)):
             inside = int((failing & side).sum())
-            # Half of a side's places fail, at least: few places at random are no side.
+            # At least half of a side's places fail: a few random places are no side.
             if inside >= max(count * (1 - MOST_ELSEWHERE), int(side.sum()) / 2):
                 return f"{'only' if inside == count else 'mostly'} {words} the diagonal"
     found = [one for axis in range(failing.ndim) if (one := _describe_axis(failing, axis))]
@@ -71,7 +71,7 @@ def describe_places(failing: torch.Tensor) -> str | None:
 
 
 def _describe_axis(failing: torch.Tensor, axis: int) -> tuple[str, bool] | None:
-    """Return which places of an axis fail, and whether no element fails elsewhere; None if they lie anywhere."""
+    """Return which places of an axis fail, and whether no element fails elsewhere; None without a pattern."""
     size = failing.shape[axis]
     counts = failing.movedim(axis, 0).reshape(size, -1).sum(dim=1).cpu()
     hit = counts > counts.max() * MOST_ELSEWHERE
@@ -104,7 +104,7 @@ def _describe_axis(failing: torch.Tensor, axis: int) -> tuple[str, bool] | None:
 
 
 def _candidates(left: torch.Tensor, right: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Yield what may have been done, what it would give, and what was given."""
+    """Yield each possible change, its result, and the actual values."""
     finite = left.isfinite() & right.isfinite()
     usable = finite & (left.abs() > left[finite].abs().mean() if bool(finite.any()) else finite)
     if bool(usable.any()):

@@ -1,15 +1,15 @@
-"""The rule of tolerances, stated once, and what decides on one output.
+"""The rule of tolerances, stated once, and the decision on one output.
 
-An element fails where |got - expected| > atol and |got - expected| > rtol * |expected|. If the tolerance is a sum, it
-fails where |got - expected| > atol + rtol * |expected|. So where the expected value is zero, atol alone decides.
-Integers and booleans have no tolerance. Where the expected value is not finite, only the same kind (nan, +inf, -inf)
-matches. A nan or an infinity anywhere else is wrong, whatever the matched ratio.
+An element fails if |got - expected| > atol and |got - expected| > rtol * |expected|. If the tolerance is a sum, it
+fails if |got - expected| > atol + rtol * |expected|. So if the expected value is zero, atol alone decides. Integers and
+booleans have no tolerance. If the expected value is not finite, only the same kind (nan, +inf, -inf) matches. A nan or
+an infinity anywhere else is wrong, whatever the matched ratio.
 
 An output passes if the share of matching elements reaches the required ratio. A ratio below 1 has two more rules: no
-error may be over a cap, and no stretch of the output may look unwritten. If shared zeros are ignored, the ratio has to
-be reached once more among the elements that are neither zero nor nan on both sides (padding often is).
+error may exceed a cap, and no stretch of the output may seem unwritten. If shared zeros are ignored, the ratio must
+also be reached among the elements that are neither zero nor nan on both sides (padding often is).
 
-`outputs` measures. The script that `repro` writes has copies of both: they need torch alone.
+`outputs` measures. The script of `repro` has copies of both modules, since they need torch alone.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Tolerance:
 
 
 def bounds_of(magnitude: torch.Tensor, tolerance: Tolerance, most: float = math.inf) -> torch.Tensor:
-    """Return the error that each element may have, by its expected magnitude; it is finite, and `most` at most.
+    """Return the largest allowed error of each element, by its expected magnitude; it is finite, and at most `most`.
 
-    An infinite magnitude has the largest finite bound, or nan if rtol is zero: no error there is within it.
+    An infinite magnitude has the largest finite bound, or nan if rtol is zero: no error is within it.
     """
     limits = torch.finfo(magnitude.dtype)
     most = min(most, limits.max)
@@ -76,7 +76,7 @@ def find_beyond(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance)
 
 
 def match_bits(expected: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-    """Return which whole numbers or booleans of two tensors of one width are equal."""
+    """Return which whole numbers or booleans of two tensors of the same width are equal."""
     bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[expected.element_size()]
     return expected.view(bits) == got.view(bits)
 
@@ -92,7 +92,7 @@ class Element:
 
     @property
     def rel_error(self) -> float:
-        """|got - expected| / |expected|; infinite where only the expected value is zero."""
+        """|got - expected| / |expected|; infinite if only the expected value is zero."""
         has_share = self.expected and math.isfinite(self.expected)
         return self.abs_error / abs(self.expected) if has_share else math.inf if self.abs_error else 0.0
 
@@ -115,21 +115,21 @@ class Comparison:
     nonfinite_mismatched: int = 0
     """Elements that are nan or infinite on one side only, or in different ways on both sides."""
     max_abs_error: float = 0.0
-    """Infinite where `nonfinite_mismatched` is not zero."""
+    """Infinite if `nonfinite_mismatched` is not zero."""
     max_rel_error: float = 0.0
-    """Largest of the elements whose expected value is not zero; infinite where `nonfinite_mismatched` is not zero."""
+    """Largest of the elements whose expected value is not zero; infinite if `nonfinite_mismatched` is not zero."""
     max_expected: float = 0.0
     """Largest finite magnitude that was expected."""
     worst: Element | None = None
     """The element with the largest error in multiples of its bound; None for an empty output."""
     unwritten_at: tuple[int, ...] | None = None
-    """First element of a stretch that looks unwritten; searched only if some elements may fail."""
+    """First element of a stretch that seems unwritten; searched only if some elements may fail."""
     shared_zeros: int = 0
     """Elements that are zero or nan on both sides; counted only if the tolerance ignores them and an element fails."""
     is_exact: bool = False
     """Whether the dtype has no tolerance, as integers and booleans."""
     pattern: str | None = None
-    """What a wrong output looks like; None if it is not known."""
+    """Description of a wrong output; None if it is not known."""
 
     @property
     def matched_ratio(self) -> float:

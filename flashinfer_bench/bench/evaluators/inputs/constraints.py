@@ -1,10 +1,10 @@
 """Check the constraints of a definition on real axes and inputs.
 
 A constraint may use axes, inputs, numbers, arithmetic, comparisons, and/or/not, subscripts, `.shape`, `.ndim`, `len`
-and the methods in `ATTRIBUTES`. Only an expression of these is evaluated; no other code of a data set is executed. Any
-other constraint cannot be checked: it is noted, and the workload is used nevertheless. So is a constraint that the axes
-of a workload break, whatever the inputs are: its author chose these sizes, and published references cope with them.
-Imports no torch: `validate` reports such workloads, too.
+and the methods in `ATTRIBUTES`. Only such an expression is evaluated; no other code of a data set is executed. Any
+other constraint cannot be checked: it is noted, and the workload is used nevertheless. A constraint that the axes of a
+workload break for all inputs is noted too. The author chose these sizes, and published references handle them. Imports
+no torch, since `validate` reports such workloads, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ UNDERSTOOD: Final = (
     *(ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.BoolOp, ast.And, ast.Or, ast.Compare),
     *(ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE),
 )
-"""Nodes of an expression that are evaluated as they are; constants, attributes and calls are looked at."""
+"""Nodes of an expression that are evaluated directly; constants, attributes and calls are checked."""
 
 
 class Uncheckable(Exception):
@@ -42,7 +42,7 @@ _FAILURES: Final = (Uncheckable, TypeError, AttributeError, IndexError, Arithmet
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """Stands for a tensor of which only the shape is known; a use of its values raises."""
+    """Stands for a tensor with a known shape and no values; a use of its values raises."""
 
     shape: tuple[int, ...]
 
@@ -92,7 +92,7 @@ def find_strange_names(definition: Definition) -> dict[str, list[str]]:
 def find_broken_by_axes(definition: Definition, workload: Workload) -> dict[str, str]:
     """Return the constraints that the axes of a workload break, whatever the inputs are, each with a message.
 
-    Axes that cannot be bound break none: they are reported elsewhere.
+    Axes that cannot be bound break no constraint: they are reported elsewhere.
     """
     if not definition.constraints:
         return {}
@@ -112,10 +112,10 @@ def check_constraints(constraints: Sequence[str], values: Mapping[str, Any]) -> 
 
     Args:
         constraints: Python expressions.
-        values: every axis and input by name; None for an input that is left out.
+        values: every axis and input by name; None for an omitted input.
 
     Raises:
-        WorkloadFault: one or more do not hold; all of them are named.
+        WorkloadFault: at least one does not hold; the message names all of them.
     """
     broken, unchecked = find_broken(constraints, values)
     if broken:
@@ -124,7 +124,7 @@ def check_constraints(constraints: Sequence[str], values: Mapping[str, Any]) -> 
 
 
 def find_broken(constraints: Sequence[str], values: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """Return the constraints that do not hold, each with a message, and those without an answer, with the reason."""
+    """Return the broken constraints, each with a message, and those without an answer, with the reason."""
     broken: dict[str, str] = {}
     unchecked = []
     for constraint in constraints:
@@ -137,7 +137,7 @@ def find_broken(constraints: Sequence[str], values: Mapping[str, Any]) -> tuple[
 
 
 class _Names(dict[str, Any]):
-    """Axes and inputs by name. A tensor is true if all its elements are, and so is what is computed of it."""
+    """Axes and inputs by name. A tensor is true if all its elements are, and so is a value computed from it."""
 
     def __getitem__(self, name: str) -> Any:
         value = self.get(name)

@@ -1,7 +1,7 @@
-"""What the inputs of single calls hold: each timed call of a job gets content of its own, made from a secret.
+"""The content of the inputs of single calls: each timed call of a job gets its own, derived from a secret.
 
-A solution that has seen an input before could answer from memory, so no call gets what another had. The content comes
-from a set of inputs that the evaluator made, in one of four ways, chosen by the input's rule (`rules.py`):
+A solution could answer a repeated input from memory, so no two calls get the same content. The content comes from a set
+of inputs that the evaluator made, in one of four modes, chosen by the input's rule (`rules.py`):
 
     scaled   random normal values are drawn anew. Other floats are moved along by a secret number of elements, shuffled
              in rows and multiplied by factors of 0.8 to 1.25; half of the calls negate an input that has both signs
@@ -12,8 +12,8 @@ from a set of inputs that the evaluator made, in one of four ways, chosen by the
     fixed    integers that give structure (page tables, offsets), single numbers, tables of constants: as they are
 
 Factors and orders are secret and differ from row to row and element to element. With one factor, or one order, sums and
-largest elements of rows would follow from the base. Moving alone would leave converted weights in the solution's cache.
-`writer.py` does the writing.
+largest elements of rows would follow from the base. Moving alone would leave converted weights valid in the solution's
+cache. `writer.py` writes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import torch
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
 from flashinfer_bench.bench.evaluators.inputs.custom import SLOW_S, CustomInputs, is_same, list_custom
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
-from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
+from flashinfer_bench.bench.evaluators.inputs.random_values import ValueSpec
 from flashinfer_bench.bench.evaluators.inputs.rules import VariedInput, find_varied_input
 from flashinfer_bench.bench.evaluators.inputs.writer import DRAWN, MULTIPLIED, NEGATED, Unsigned, Writer, open_writer
 from flashinfer_bench.data import Definition, RandomInput, Workload
@@ -38,21 +38,22 @@ from flashinfer_bench.data import Definition, RandomInput, Workload
 LARGEST_SHARE_FACTOR: Final = 2.0
 """Bound of the factors of rows that keep their sum: the order of elements changes, and rows stay about as sharp."""
 SHORTEST_ROW: Final = 64
-"""Shorter rows are not shuffled each by itself: a few places give little away, but a few elements do."""
+"""Shorter rows are not shuffled one by one: the order of a few elements can be guessed."""
 SHORT_TOGETHER: Final = 4096
-"""Most elements of short rows that are shuffled as one row."""
+"""Elements of short rows that are shuffled as one row, at most."""
 LONGEST_ROW: Final = 1 << 22
 """Longer rows are shuffled in parts of at most this length: such a part of float32 fits a GPU's L2."""
 PROBES: Final = range(-3, 0)
-"""Numbers that no call has. Their contents tell whether an input can differ; one value may repeat by chance."""
+"""Numbers that no call has. Their contents show whether an input can differ; one value may repeat by chance."""
 COUNTED_TOGETHER: Final = 1 << 26
-"""Bytes that are counted at a time."""
+"""Bytes counted at once."""
 LEAST_REACH: Final = 4
-"""Whole numbers of both signs count as quantised from this size on. Smaller ones may be codes, such as -1 for none."""
+"""Whole numbers of both signs count as quantised from this size on. Smaller numbers may be codes, such as -1 for "no
+value"."""
 SECRETS_TOGETHER: Final = 64
 """Calls whose secrets come from one digest."""
 ALIGNED: Final = 256
-"""Elements of which a multiple lies from one call's input to the next one's."""
+"""The inputs of two consecutive calls are a multiple of this many elements apart."""
 
 Rows = Sequence[torch.Tensor | None]
 """For each input a tensor [rows, *shape] of its dtype whose rows are contiguous; None if the input is no tensor."""
@@ -61,8 +62,8 @@ Rows = Sequence[torch.Tensor | None]
 def find_varied(definition: Definition, workload: Workload, device: torch.device) -> list[VariedInput]:
     """Return how each input of a workload differs from call to call, in the order of the definition.
 
-    Custom inputs that no chance decides stay the same, unless that holds for all. The others are made anew if their
-    function is quick and leaves integers that give structure alone; else they vary as stored ones do.
+    Custom inputs without random values stay the same, unless all are so. The others are made anew if their function is
+    quick and keeps integers that give structure; otherwise they vary like stored inputs.
 
     Raises:
         WorkloadFault: an axis of the workload has no size.
@@ -73,13 +74,13 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
         if shape is None:
             found[name] = VariedInput(name, "fixed")
         else:
-            blank = Blank(name, definition, shape, axes, device=device)
+            value_spec = ValueSpec(name, definition, shape, axes, device=device)
             is_random = isinstance(workload.inputs.get(name), RandomInput | None)
-            found[name] = find_varied_input(blank, is_random=is_random)
+            found[name] = find_varied_input(value_spec, is_random=is_random)
     if list_custom(workload):
         custom = CustomInputs(definition, workload, axes, shapes, device)
         differing, seconds = custom.compare_draws()
-        is_redrawn = seconds <= SLOW_S and not any(found[name].way == "fixed" for name in differing)
+        is_redrawn = seconds <= SLOW_S and not any(found[name].mode == "fixed" for name in differing)
         for name in custom.names if differing else ():
             if name not in differing:
                 found[name] = VariedInput(name, "fixed")
@@ -102,7 +103,7 @@ class _Calls:
             numbers: of the calls.
             into: where each input's contents lie.
             rows: those of the calls.
-            writer: takes many calls in little more time than one.
+            writer: writes many calls in little more time than one.
         """
         raise NotImplementedError
 
@@ -161,7 +162,7 @@ class Contents(_Calls):
         for index, (value, targets) in enumerate(zip(self.base, into, strict=True)):
             if not isinstance(value, torch.Tensor) or targets is None or not value.numel():
                 continue
-            is_fixed = self._varied[index].way == "fixed"
+            is_fixed = self._varied[index].mode == "fixed"
             same = rows if is_fixed else as_base
             if same:
                 writer.move_rows(value, targets, same, np.zeros(len(same), np.uint64))
@@ -174,7 +175,7 @@ class Contents(_Calls):
                 self._write(index, secrets[at : at + 1], targets, [row], writer)
 
     def _draw_secrets(self, numbers: Sequence[int]) -> Unsigned:
-        """Return the secrets of calls, below 2**63: [calls, inputs + 1]; the last one is for joint inputs."""
+        """Return the secrets of calls, below 2**63: [calls, inputs + 1]; the last column is for joint inputs."""
         blocks = sorted({number // SECRETS_TOGETHER for number in numbers})
         if not blocks:
             return np.zeros((0, len(self.base) + 1), np.uint64)
@@ -183,7 +184,7 @@ class Contents(_Calls):
         return drawn[[number + of_block[number // SECRETS_TOGETHER] for number in numbers]]
 
     def _draw_block(self, block: int) -> Unsigned:
-        """Return the secrets of calls whose numbers follow one another: one digest gives all of them."""
+        """Return the secrets of calls with consecutive numbers, all from one digest."""
         if block not in self._secrets:
             columns = len(self.base) + 1
             text = "\x1f".join(map(str, (self._seed, "contents", block)))
@@ -199,12 +200,12 @@ class Contents(_Calls):
         """Have one input of some calls written, given the secrets of each."""
         value, varied = self.base[index], self._varied[index]
         keys = secrets[:, -1 if varied.is_joint else index]
-        if varied.way == "redrawn":
+        if varied.mode == "redrawn":
             for key, row in zip(keys.tolist(), rows, strict=True):
                 into[row].copy_(self._redraw(index, key))
         elif varied.deviation is not None and self._is_drawn(index):
             writer.draw_rows(into, rows, keys, varied.deviation)
-        elif varied.way == "scaled" and value.dtype in MULTIPLIED:
+        elif varied.mode == "scaled" and value.dtype in MULTIPLIED:
             is_negated = (keys >> np.uint64(60) & np.uint64(1)) * np.uint64(NEGATED if self._has_signs(index) else 0)
             moves, columns = choose_moves(value, keys), choose_columns(value)
             writer.vary_rows(value, into, rows, moves, keys | is_negated, columns)
@@ -239,7 +240,7 @@ class Contents(_Calls):
 
 
 class DealtContents(_Calls):
-    """The inputs of a job's calls, which get the evaluator's sets of inputs in turn.
+    """The inputs of a job's calls, which get the evaluator's sets of inputs interleaved.
 
     Call n has set n % sets, with the content of that set's call n // sets.
 
@@ -277,7 +278,7 @@ class DealtContents(_Calls):
 
 
 def make_rows(value: torch.Tensor, count: int) -> torch.Tensor:
-    """Return memory for as many tensors like a contiguous one: [count, *shape], each aligned as a tensor of its own."""
+    """Return memory for `count` tensors like a contiguous one: [count, *shape], each aligned like a separate tensor."""
     step = -(-value.numel() // ALIGNED) * ALIGNED
     return value.new_empty(count * step).as_strided((count, *value.shape), (step, *value.stride()))
 
@@ -303,7 +304,7 @@ def redraw_rows(value: torch.Tensor, key: int, *, keeps_length: bool) -> torch.T
 
 
 def choose_moves(value: torch.Tensor, keys: Unsigned) -> Unsigned:
-    """Return by how many elements a tensor is moved along for each key: never by whole rows, if these are longer."""
+    """Return for each key the number of elements by which a tensor is moved: never whole rows, if these are longer."""
     count = value.numel()
     if count < 2:
         return np.zeros(len(keys), np.uint64)
@@ -314,9 +315,9 @@ def choose_moves(value: torch.Tensor, keys: Unsigned) -> Unsigned:
 
 
 def choose_columns(value: torch.Tensor) -> int:
-    """Return how many elements of a tensor are shuffled as one row; the last row may be shorter.
+    """Return the number of elements of a tensor that are shuffled as one row; the last row may be shorter.
 
-    Very short rows are taken together, very long ones are divided.
+    Very short rows are joined, very long rows are divided.
     """
     count, columns = value.numel(), value.shape[-1] if value.ndim else 1
     if SHORTEST_ROW <= columns <= LONGEST_ROW:
@@ -328,9 +329,9 @@ def choose_columns(value: torch.Tensor) -> int:
 def find_nudge(value: torch.Tensor) -> torch.Tensor | None:
     """Return which bits of each byte of stored quantised numbers may be flipped together; None if all have to stay.
 
-    A byte becomes one that the tensor has as well, with another sign, another lowest bit, or both; of int8 with another
-    sign. Zeros, infinities and NaN stay, and nothing becomes one of them. So labels, and narrower codes packed into
-    bytes, stay what they are. Waits for a GPU.
+    A byte changes to another byte of the tensor with another sign, another lowest bit, or both; in int8 with another
+    sign. Zeros, infinities and NaN stay, and no byte becomes one of them. So labels, and narrower codes packed into
+    bytes, do not change. Waits for a GPU.
 
     Args:
         value: of int8 or a narrow float.
@@ -347,9 +348,9 @@ def find_nudge(value: torch.Tensor) -> torch.Tensor | None:
     may_be = (counts.cpu() > 0) & (numbers.isfinite() & (numbers != 0)).all(1)
     is_int = value.dtype is torch.int8
     masks = (0x99, 0x11, 0x88) if is_packed(value.dtype) else (0x81, 0x01, 0x80)
-    ways = [codes ^ typed.neg().view(torch.uint8)] if is_int else [torch.full_like(codes, mask) for mask in masks]
+    flips = [codes ^ typed.neg().view(torch.uint8)] if is_int else [torch.full_like(codes, mask) for mask in masks]
     bits = torch.zeros_like(codes)
-    for way in ways:
-        bits = torch.where((bits == 0) & may_be & may_be[(codes ^ way).int()], way, bits)
+    for flip in flips:
+        bits = torch.where((bits == 0) & may_be & may_be[(codes ^ flip).int()], flip, bits)
     sizes = numbers[bits != 0].abs()
     return bits.to(value.device) if sizes.numel() and sizes.amax() >= (LEAST_REACH if is_int else 0) else None

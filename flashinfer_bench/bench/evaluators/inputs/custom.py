@@ -1,9 +1,9 @@
 """Inputs that a workload calls "custom": a function beside the definition's reference makes them.
 
-Its code is trusted as the reference is, and runs in the judge's process, too. An error in it is the definition's fault.
-It is called with the sizes of all axes and the workload's numbers, as a dict or by their names, and with the device; it
-gives a dict by name, or the inputs in order. Its random values come from torch's own generators, and from those of
-Python and numpy, which are seeded before each call. So an equal seed gives equal inputs.
+Its code is trusted like the reference, and runs in the judge's process, too. An error in it is the definition's fault.
+The function gets the sizes of all axes and the workload's numbers, as a dict or by their names, and the device. It
+returns a dict by name, or the inputs in order. Its random values come from the generators of torch, Python and numpy,
+which are seeded before each call. So an equal seed gives equal inputs.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from flashinfer_bench.data.workload import CustomInput, ScalarInput
 from flashinfer_bench.errors import DefinitionFault
 
 DEVICE: Final = "device"
-"""The parameter that gets the device, where there is one of this name."""
+"""The name of the parameter that gets the device."""
 SLOW_S: Final = 0.05
-"""A function that takes longer, in seconds, does not make the inputs of each call anew: a job has hundreds of calls."""
+"""Seconds of a call. A slower function does not make the inputs of each call anew, since a job has hundreds of calls.
+"""
 _NUMPY_SEEDS: Final = 1 << 32
 
 
@@ -66,10 +67,10 @@ class CustomInputs:
         self._last: tuple[int, dict[str, Any]] | None = None
 
     def draw(self, seed: int) -> dict[str, Any]:
-        """Make all of them; those of the last seed are kept.
+        """Make all of them; the inputs of the last seed are cached.
 
         Raises:
-            DefinitionFault: the function fails, or what it gives does not fit the definition.
+            DefinitionFault: the function fails, or its result does not fit the definition.
             WorkloadFault: there is not enough memory.
         """
         if self._last is None or self._last[0] != seed:
@@ -81,14 +82,14 @@ class CustomInputs:
         return self._last[1]
 
     def compare_draws(self) -> tuple[list[str], float]:
-        """Make them of two seeds; return the names of those that differ, and how many seconds one draw takes."""
+        """Make them with two seeds; return the names of those that differ, and the seconds of one draw."""
         first, start = self.draw(1), time.monotonic()
         second = self.draw(2)
         seconds = time.monotonic() - start
         return [name for name in self.names if not is_same(first[name], second[name])], seconds
 
     def _by_name(self, made: Any) -> Mapping[str, Any]:
-        """Return what the function gave by the names of the inputs."""
+        """Return the function's result by the names of the inputs."""
         wanted = ", ".join(self.names)
         if not isinstance(made, Mapping):
             values = made if isinstance(made, (tuple, list)) else [made]
@@ -103,7 +104,7 @@ class CustomInputs:
         return made
 
     def _fit(self, name: str, value: Any) -> Any:
-        """Return one value as the definition has it: a tensor of its shape and dtype, or a number."""
+        """Return one value in the definition's form: a tensor of its shape and dtype, or a number."""
         spec, shape = self._definition.inputs[name], self._shapes[name]
         if shape is None:
             return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
@@ -144,7 +145,8 @@ def _find_function(definition: Definition) -> Callable[..., Any]:
 
 
 def _bind(function: Callable[..., Any], values: Mapping[str, Any], device: torch.device) -> Callable[[], Any]:
-    """Return the call of a function: by the names of axes and numbers if it asks for them, else with all in a dict."""
+    """Return the call of a function: by the names of axes and numbers if its parameters have them, else with one
+    dict."""
     signature = inspect.signature(function)
     names, known = signature.parameters, {**values, DEVICE: device}
     takes_any = any(one.kind is one.VAR_KEYWORD for one in names.values())

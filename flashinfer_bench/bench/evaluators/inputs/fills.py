@@ -1,8 +1,9 @@
-"""What outputs hold before a call: a kernel that writes every element leaves none of it.
+"""The content of outputs before a call. A kernel that writes every element overwrites all of it.
 
-Floats of 16 bits and more are filled with a quiet NaN whose payload no conversion and no arithmetic makes: canonical
-NaNs have no payload or all ones, and those of shorter floats end in zeros. A NaN of 8 bits has one or two bit patterns,
-so these are filled now with NaN and now with a finite number: whoever has not written an element is wrong under one.
+Floats of 16 bits and more are filled with a quiet NaN whose payload no conversion and no arithmetic makes. Canonical
+NaNs have no payload or all ones, and NaNs from shorter floats end in zeros. A NaN of 8 bits has one or two bit
+patterns, so these outputs are filled alternately with NaN and a finite number. An unwritten element is wrong under one
+of them.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ NANS: Final = {
     torch.float16: (torch.int16, 0x7F5B),
     torch.bfloat16: (torch.int16, 0x7FD3),
 }
-"""Float dtype → the dtype of its bits, and those of its fill."""
+"""Float dtype → the dtype of its bits, and the bits of its fill."""
 NAN_BYTE: Final = 0xFF
 """NaN in every float of 8 bits."""
 OTHER_BYTE: Final = 0xA5
-LOOKED_AT_TOGETHER: Final = 1 << 26
-"""Elements that are looked at together; it bounds the memory that this takes."""
+CHECKED_TOGETHER: Final = 1 << 26
+"""Elements that are checked together; bounds the extra memory."""
 
 
 def fill_words(dtype: torch.dtype) -> tuple[int, ...]:
-    """Return the words that an output of a dtype may be filled with, as unsigned numbers; the usual one comes first."""
+    """Return the words that an output of a dtype may be filled with, as unsigned numbers; the usual word is first."""
     if dtype in NANS:
         bits, value = NANS[dtype]
         parts = [value.to_bytes(bits.itemsize, "little")]
@@ -45,17 +46,17 @@ def fill(into: torch.Tensor, word: int) -> None:
 
 
 def count_unwritten(expected: torch.Tensor, got: torch.Tensor) -> int:
-    """Count the elements that are NaN by right and hold what lay there before the call, bit by bit.
+    """Count the elements that are NaN by right and still hold their bits from before the call.
 
     Args:
-        expected: what the reference gave.
-        got: what a call left, of the same shape.
+        expected: the reference's output.
+        got: the output after a call, of the same shape.
     """
     if expected.dtype not in NANS or got.dtype != expected.dtype:
         return 0
     bits, value = NANS[expected.dtype]
     count = 0
-    sides = [torch.split(side.contiguous().view(-1), LOOKED_AT_TOGETHER) for side in (expected, got)]
+    sides = [torch.split(side.contiguous().view(-1), CHECKED_TOGETHER) for side in (expected, got)]
     for wanted, found in zip(*sides, strict=True):
         is_fill = found.view(bits) == value
         if bool(is_fill.any()):

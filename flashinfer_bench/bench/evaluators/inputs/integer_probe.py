@@ -1,12 +1,12 @@
-"""Find by trial runs of the reference which values an integer input may have, and what the reference does with them.
+"""Finds by trial runs of the reference the valid values of an integer input, and the reference's use of them.
 
-A run is made on stand-ins (`stand_ins.py`) with one value all over an input. The value is valid if all indices that the
-run reports lie inside of their tensors, the run ends as usual, and the constraints hold. The range of valid values is
-found by bisection, first among the sizes of the indexed tensors. Python numbers that come from an input are followed
-as well as tensors.
+A run uses stand-ins (`stand_ins.py`) with the same value in all elements of an input. The value is valid if all
+reported indices lie inside their tensors, the run ends as usual, and the constraints hold. Bisection finds the range of
+valid values, first among the sizes of the indexed tensors. Python numbers that come from an input are followed like
+tensors.
 
-If the reference fails on stand-ins, or takes too many operations, an input keeps the range that its name gives it,
-unless a run shows indices outside of a tensor.
+If the reference fails on stand-ins, or has too many operations, an input keeps the range of its name's rule. An
+exception is a run that shows indices outside of a tensor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.data import Definition
 
 BEYOND: Final = (2, 8, 32)
-"""Multiples of the largest indexed size at which a bound of the values is looked for."""
+"""Multiples of the largest indexed size at which a bound of the values is searched."""
 FEW: Final = 8
 """If fewer values are valid, negative indices count as valid, too."""
 WRAPPED: Final = 2
@@ -32,7 +32,7 @@ WRAPPED: Final = 2
 MOST_PADDINGS: Final = 4
 """Negative numbers of the reference's text that are tried as padding."""
 TESTS: Final = re.compile(r"[<>=!]=?\s*-?\d|\d\s*[<>=!]|\.[lgen][et]\(|ignore_index")
-"""What a reference has that tells padding from other values."""
+"""Source text that tests for padding."""
 
 
 class IntegerProbe:
@@ -42,7 +42,7 @@ class IntegerProbe:
         definition: has the reference and the constraints.
         axes: the size of every axis.
         values: all inputs by name: numbers, tensors with values on the CPU, or tensors on "meta".
-        device: where the reference takes its tensors to be.
+        device: the device that the reference assumes for its tensors.
 
     Raises:
         DefinitionFault: the reference cannot be called.
@@ -62,7 +62,7 @@ class IntegerProbe:
                 break
 
     def find(self, name: str, usual: int, info: torch.iinfo) -> tuple[range, int | None]:
-        """Return the values that an input may have, and the negative number that stands for none; None if none does.
+        """Return the valid values of an input, and its negative padding value; None if it has no padding.
 
         Args:
             name: the input.
@@ -108,14 +108,14 @@ class IntegerProbe:
         else:
             moved = [seen.size for seen in self._run(name, low, low).seen if seen not in known]
             return range(start, max(min(WRAPPED * min(moved, default=0), low + 1), usual, start + 1))
-        step = 1  # it doubles, so that an integer that overflows is seen
+        step = 1  # it doubles, so that an integer overflow is observed
         while low + step < end and is_valid(low + step):
             low, step = low + step, 2 * step
         beyond = range(low + 1, min(low + step, end))
         return range(start, low + 1 + bisect_left(beyond, True, key=lambda value: not is_valid(value)))
 
     def _find_padding(self, name: str, valid: range, least: int) -> int | None:
-        """Return the negative number that the reference tells from an input's values, and bears; None if none."""
+        """Return the negative number that the reference tests for and accepts; None if there is none."""
         source = self._reference.definition.reference
         if valid.start or TESTS.search(source) is None:
             return None
@@ -125,17 +125,17 @@ class IntegerProbe:
             padded = self._run(name, None, number)
             is_tested = (name, number) in padded.tests
             is_other = [seen.operation for seen in usual.seen] != [seen.operation for seen in padded.seen]
-            least = -1 if is_tested and number == -1 else 0  # what it gives for -1 may be masked later
+            least = -1 if is_tested and number == -1 else 0  # its result for -1 may be masked later
             if (is_tested or is_other) and self._fits(padded, least) and self._holds(name, None, number):
                 return number
         return None
 
     def is_opened(self, name: str, *, is_masked: bool) -> bool:
-        """Tell whether the reference takes the bits of an input apart, and any bits may stand in it.
+        """Return whether the reference takes the bits of an input apart, and any bits are valid.
 
         Args:
             name: the input.
-            is_masked: it has to shift and to mask them; else one of these, a division or another dtype does as well.
+            is_masked: both shift and mask are required; else one of shift, mask, division or another dtype is enough.
         """
         did = self._run().did
         ways = [name in did[way] for way in ("shift", "mask", "divide")]
@@ -143,17 +143,17 @@ class IntegerProbe:
         return is_used and name not in did["choose"] and self._run().end in (DONE, STOPPED)
 
     def _fits(self, run: Watch, least: int) -> bool:
-        """Tell whether a run had valid indices, but for those of the first run, and ended as that did."""
+        """Return whether a run had valid indices, except those of the first run, and ended like it."""
         base = self._run()
         return run.end in (base.end, STOPPED) and all(one in base.seen or one.lies_within(least) for one in run.seen)
 
     def _holds(self, name: str, value: int | None, other: int) -> bool:
-        """Tell whether the constraints that bound an input's values hold for these; equations are not bounds."""
+        """Return whether the constraints that bound an input's values hold for these; equations are not bounds."""
         texts = [one for one in asking_for(self._reference.definition.constraints, name) if not re.search("[=!]=", one)]
         return not texts or not find_broken(texts, {**self._axes, name: self._fill(name, value, other).long()})[0]
 
     def _fill(self, name: str, value: int | None, other: int) -> torch.Tensor:
-        """Return an input of one value, or of its values so far, with every second element another one."""
+        """Return an input filled with one value, or with its values so far and `other` in every second element."""
         filled: torch.Tensor = self._values[name].clone()
         if value is not None:
             filled.fill_(value)

@@ -1,7 +1,7 @@
 """Random integers with a meaning: offsets, lengths, pages, positions, slots, words. All fit the axes around them.
 
-A table says by an input's name what its values are. `integer_probe` says what the reference indexes with them, and so
-which of them are valid; it also finds padding and packed words. It runs once for the sizes of a workload.
+A table maps an input's name to its values. `integer_probe` finds what the reference indexes with them, and so the valid
+values; it also finds padding and packed words. It runs once for the sizes of a workload.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
 from flashinfer_bench.bench.evaluators.inputs import random_values
 from flashinfer_bench.bench.evaluators.inputs.constraints import asking_for
 from flashinfer_bench.bench.evaluators.inputs.integer_probe import IntegerProbe
-from flashinfer_bench.bench.evaluators.inputs.random_values import ANY, Blank, Make, Rule, find_rule, split_total
+from flashinfer_bench.bench.evaluators.inputs.random_values import ANY, Make, Rule, ValueSpec, find_rule, split_total
 from flashinfer_bench.bench.evaluators.inputs.stand_ins import MOST_ELEMENTS, take_values
 from flashinfer_bench.data import Definition
 from flashinfer_bench.data.dtypes import DTYPES, torch_dtype
@@ -42,180 +42,190 @@ _CLASS_AXES: Final = (
     *("vocab_size", "vocabulary_size", "n_vocab", "vocab"),
 )
 SMALL: Final = 8
-"""Integers of which nothing is said stay below it."""
+"""Exclusive bound of integers without a rule."""
 PADDED_SHARE: Final = 1 / 8
 """Share of the indices that are -1 if the reference tests for that."""
 IGNORED_SHARE: Final = 1 / 4
 """Share of the values that are another negative number, as -100 for labels, if the reference tests for that."""
 SURELY_PADDED: Final = 8
-"""Of this many indices at least one is padding."""
+"""From this many indices on, at least one is padding."""
 FREE_LENGTH: Final = 4
-"""Mean length of a sequence if nothing says the total."""
+"""Mean length of a sequence if the total is not given."""
 MOST_PROBES: Final = 64
 _probes: dict[tuple[Any, ...], IntegerProbe | None] = {}
 """Reference, inputs, sizes and numbers → the runs on them; None if the reference cannot be called."""
 
 
-def row_offsets(blank: Blank) -> torch.Tensor:
+def row_offsets(value_spec: ValueSpec) -> torch.Tensor:
     """Make offsets that begin at 0, never fall, and end at the total that a constraint or an axis gives.
 
-    Of keys each sequence has enough for causal attention to have an answer for every query.
+    Each sequence gets enough keys for causal attention to have an answer for every query.
     """
-    parts = max(blank.shape[0] - 1, 0)
-    total = _total(blank)
+    parts = max(value_spec.shape[0] - 1, 0)
+    total = _total(value_spec)
     if total is None:
-        total = _find(blank, FREE_LENGTH * parts + 1)[0].stop - 1
-    base, queries = torch.zeros(parts, dtype=torch.long), _lengths_of(blank.made.get("qo_indptr"))
-    if "kv" in blank.name.lower() and queries is not None and len(queries) == parts:
-        page_size = blank.size("page_size") or 1
-        is_paged = "kv_indices" in blank.definition.inputs
+        total = _find(value_spec, FREE_LENGTH * parts + 1)[0].stop - 1
+    base, queries = torch.zeros(parts, dtype=torch.long), _lengths_of(value_spec.made.get("qo_indptr"))
+    if "kv" in value_spec.name.lower() and queries is not None and len(queries) == parts:
+        page_size = value_spec.size("page_size") or 1
+        is_paged = "kv_indices" in value_spec.definition.inputs
         base = -(-queries // page_size) + (page_size > 1) if is_paged else queries
     if int(base.sum()) > total:
         base = torch.zeros_like(base)
-    lengths = base + split_total(total - int(base.sum()), parts, blank.generator())
+    lengths = base + split_total(total - int(base.sum()), parts, value_spec.generator())
     offsets = torch.cat((torch.zeros(1, dtype=torch.long), lengths.cumsum(0)))
-    return blank.finish(offsets[: blank.shape[0]])
+    return value_spec.finish(offsets[: value_spec.shape[0]])
 
 
-def _total(blank: Blank) -> int | None:
-    """Return the number that the last offset must have; None if nothing says it."""
-    for constraint in blank.definition.constraints:
+def _total(value_spec: ValueSpec) -> int | None:
+    """Return the required last offset; None if no rule gives it."""
+    for constraint in value_spec.definition.constraints:
         match = _TOTAL.fullmatch(constraint.strip())
-        if match is not None and match[2] == blank.name and (match[1] or match[3]) in blank.axes:
-            return blank.axes[match[1] or match[3]]
-    owner = blank.name.lower()
+        if match is not None and match[2] == value_spec.name and (match[1] or match[3]) in value_spec.axes:
+            return value_spec.axes[match[1] or match[3]]
+    owner = value_spec.name.lower()
     side = "kv" if "kv" in owner or owner.endswith("_k") else "q" if "q" in owner.split("_")[0] else ""
-    return blank.size(*_TOTAL_AXES[side])
+    return value_spec.size(*_TOTAL_AXES[side])
 
 
 def _lengths_of(offsets: Any) -> torch.Tensor | None:
     return torch.diff(offsets.long().cpu()) if isinstance(offsets, torch.Tensor) and offsets.ndim == 1 else None
 
 
-def last_page_lengths(blank: Blank) -> torch.Tensor:
-    """Make numbers of tokens in the last page; if queries are given, no fewer than causal attention needs."""
-    page_size = blank.size("page_size") or 1
-    least = torch.ones(blank.shape[0], dtype=torch.long)
-    queries, pages = _lengths_of(blank.made.get("qo_indptr")), _lengths_of(blank.made.get("kv_indptr"))
+def last_page_lengths(value_spec: ValueSpec) -> torch.Tensor:
+    """Make numbers of tokens in the last page; with given queries, no fewer than causal attention needs."""
+    page_size = value_spec.size("page_size") or 1
+    least = torch.ones(value_spec.shape[0], dtype=torch.long)
+    queries, pages = _lengths_of(value_spec.made.get("qo_indptr")), _lengths_of(value_spec.made.get("kv_indptr"))
     if queries is not None and pages is not None and len(queries) == len(pages) <= len(least):
         least[: len(queries)] = (queries - (pages - 1) * page_size).clamp(1, page_size)
-    picked = torch.rand(blank.shape[0], generator=blank.generator(), dtype=torch.float64) * (page_size + 1 - least)
-    return blank.finish(least + picked.long())
+    picked = torch.rand(value_spec.shape[0], generator=value_spec.generator(), dtype=torch.float64) * (
+        page_size + 1 - least
+    )
+    return value_spec.finish(least + picked.long())
 
 
-def _capacity(blank: Blank) -> int | None:
+def _capacity(value_spec: ValueSpec) -> int | None:
     """Return the longest sequence that the block table or an axis allows."""
-    pages = blank.size(*_TABLE_AXES)
-    return blank.size(*_LENGTH_AXES) if pages is None else pages * (blank.size("page_size", "block_size") or 1)
+    pages = value_spec.size(*_TABLE_AXES)
+    return (
+        value_spec.size(*_LENGTH_AXES) if pages is None else pages * (value_spec.size("page_size", "block_size") or 1)
+    )
 
 
-def sparse_tokens(blank: Blank) -> torch.Tensor:
-    """Make the cached tokens that each query looks at: distinct tokens, and -1 if the cache has too few."""
-    tokens = (blank.size("num_pages") or 1) * (blank.size("page_size") or 1)
-    chosen = min(blank.shape[-1], tokens)
-    indices = torch.full(blank.shape, -1, dtype=torch.long)
-    narrow = replace(blank, shape=(*blank.shape[:-1], chosen))
+def sparse_tokens(value_spec: ValueSpec) -> torch.Tensor:
+    """Make the cached tokens that each query attends to: distinct tokens, and -1 if the cache has too few."""
+    tokens = (value_spec.size("num_pages") or 1) * (value_spec.size("page_size") or 1)
+    chosen = min(value_spec.shape[-1], tokens)
+    indices = torch.full(value_spec.shape, -1, dtype=torch.long)
+    narrow = replace(value_spec, shape=(*value_spec.shape[:-1], chosen))
     indices[..., :chosen] = random_values.distinct_rows(narrow, tokens).cpu()
-    return blank.finish(indices)
+    return value_spec.finish(indices)
 
 
 def below(
-    find_size: Callable[[Blank], int | None], usual: int | None = SMALL, *, least: int = 0, is_distinct: bool = False
+    find_size: Callable[[ValueSpec], int | None],
+    usual: int | None = SMALL,
+    *,
+    least: int = 0,
+    is_distinct: bool = False,
 ) -> Make:
     """Make valid values below a size.
 
     Args:
-        find_size: gives the size; None if nothing says it.
-        usual: the end if nothing is known of the values either; None for the least leading size.
+        find_size: returns the size; None if it is unknown.
+        usual: the end if nothing is known of the values either; None for the smallest leading size.
         least: the least value; the size itself is a value then.
-        is_distinct: whether no value comes twice, as far as there are enough. There is no right answer if two
-            sequences write to one slot.
+        is_distinct: whether values are distinct, if there are enough. If two sequences write to one slot, there is no
+            right answer.
     """
 
-    def make(blank: Blank) -> torch.Tensor:
-        size = find_size(blank)
-        most = max(size or usual or _leading_size(blank), 1) + least
-        valid, padding = _find(blank, most)
+    def make(value_spec: ValueSpec) -> torch.Tensor:
+        size = find_size(value_spec)
+        most = max(size or usual or _leading_size(value_spec), 1) + least
+        valid, padding = _find(value_spec, most)
         start = max(valid.start, least)
         stop = max(min(valid.stop, most) if size or is_distinct else valid.stop, start + 1)
         if is_distinct:
-            values = random_values.distinct_rows(blank, stop - start).add_(start)
+            values = random_values.distinct_rows(value_spec, stop - start).add_(start)
         else:
-            values = blank.empty().random_(start, stop, generator=blank.generator(blank.device))
-        return values if padding is None or values.numel() < 2 else _pad(blank, values, padding)
+            values = value_spec.empty().random_(start, stop, generator=value_spec.generator(value_spec.device))
+        return values if padding is None or values.numel() < 2 else _pad(value_spec, values, padding)
 
     return make
 
 
 def within(*axes: str, usual: int | None = SMALL, is_distinct: bool = False) -> Make:
     """Make valid values below the size of the first of these axes that the definition has."""
-    return below(lambda blank: blank.size(*axes), usual, is_distinct=is_distinct)
+    return below(lambda value_spec: value_spec.size(*axes), usual, is_distinct=is_distinct)
 
 
-def top_k(blank: Blank) -> torch.Tensor:
+def top_k(value_spec: ValueSpec) -> torch.Tensor:
     """Make numbers of tokens to keep: uniform on a logarithmic scale, up to the vocabulary."""
-    vocabulary = max(blank.size("vocab_size", "vocabulary_size", "vocab") or 64, 1)
-    exponent = torch.rand(blank.shape, dtype=torch.float64, generator=blank.generator())
-    return blank.finish((vocabulary**exponent).long().clamp(1, vocabulary))
+    vocabulary = max(value_spec.size("vocab_size", "vocabulary_size", "vocab") or 64, 1)
+    exponent = torch.rand(value_spec.shape, dtype=torch.float64, generator=value_spec.generator())
+    return value_spec.finish((vocabulary**exponent).long().clamp(1, vocabulary))
 
 
-def experts(blank: Blank) -> torch.Tensor:
+def experts(value_spec: ValueSpec) -> torch.Tensor:
     """Make the experts of each token.
 
     If no input has the experts' weights and the description says "packed", the weights are the lower 16 bits, as
     bfloat16.
     """
-    count = blank.size("num_experts", "num_local_experts", "num_global_experts") or 1
-    chosen = random_values.distinct_rows(blank, count)
-    is_packed = "packed" in (blank.definition.inputs[blank.name].description or "").lower()
-    has_weights = any(re.fullmatch(r"(top_?k|expert|routing)_?weights", name) for name in blank.definition.inputs)
-    if has_weights or not is_packed or blank.dtype_name != "int32":
+    count = value_spec.size("num_experts", "num_local_experts", "num_global_experts") or 1
+    chosen = random_values.distinct_rows(value_spec, count)
+    is_packed = "packed" in (value_spec.definition.inputs[value_spec.name].description or "").lower()
+    has_weights = any(re.fullmatch(r"(top_?k|expert|routing)_?weights", name) for name in value_spec.definition.inputs)
+    if has_weights or not is_packed or value_spec.dtype_name != "int32":
         return chosen
-    weights = torch.rand(blank.shape, generator=blank.generator()).softmax(dim=-1).to(torch.bfloat16)
+    weights = torch.rand(value_spec.shape, generator=value_spec.generator()).softmax(dim=-1).to(torch.bfloat16)
     bits = weights.view(torch.int16).to(torch.int32) & 0xFFFF
-    return blank.finish((chosen.cpu() << 16) | bits)
+    return value_spec.finish((chosen.cpu() << 16) | bits)
 
 
-def small_or_bytes(blank: Blank) -> torch.Tensor:
-    """Make integers of which nothing is said: valid in what the reference indexes, else small; bytes of any value."""
-    made: torch.Tensor = within()(blank) if _is_wide(blank) else words(blank)
+def small_or_bytes(value_spec: ValueSpec) -> torch.Tensor:
+    """Make integers without a rule: valid indices if the reference indexes by them, else small; bytes of any value."""
+    made: torch.Tensor = within()(value_spec) if _is_wide(value_spec) else words(value_spec)
     return made
 
 
-def words(blank: Blank) -> torch.Tensor:
+def words(value_spec: ValueSpec) -> torch.Tensor:
     """Make words of any bits."""
-    return random_values.fill_bytes(blank)
+    return random_values.fill_bytes(value_spec)
 
 
-def packed_keys(blank: Blank) -> torch.Tensor:
+def packed_keys(value_spec: ValueSpec) -> torch.Tensor:
     """Make pages of fp8 keys: first all values of a page, then one float32 scale for each of its tokens."""
-    if len(blank.shape) != 4 or blank.shape[-1] <= 4:
-        return words(blank)
-    page_count, page_size, _, width = blank.shape
-    drawn: dict[str, Any] = {"generator": blank.generator(blank.device), "device": blank.device}
+    if len(value_spec.shape) != 4 or value_spec.shape[-1] <= 4:
+        return words(value_spec)
+    page_count, page_size, _, width = value_spec.shape
+    drawn: dict[str, Any] = {"generator": value_spec.generator(value_spec.device), "device": value_spec.device}
     values = torch.randn(page_count, page_size * (width - 4), **drawn).to(torch.float8_e4m3fn)
     scales = torch.rand(page_count, page_size, **drawn).add_(0.5)
     packed = torch.cat((values.view(torch.uint8), scales.view(torch.uint8)), dim=1)
-    return packed.view(blank.shape).view(blank.empty().dtype)
+    return packed.view(value_spec.shape).view(value_spec.empty().dtype)
 
 
-def _find(blank: Blank, usual: int) -> tuple[range, int | None]:
+def _find(value_spec: ValueSpec, usual: int) -> tuple[range, int | None]:
     """Return which values are valid, and which number is padding, as trial runs of the reference show.
 
     Args:
-        blank: the input.
+        value_spec: the input.
         usual: the range's end if the reference indexes nothing by it.
     """
-    info = torch.iinfo(torch_dtype(blank.dtype_name))
-    probe = _probe(blank)
-    return (range(max(min(usual, info.max + 1), 1)), None) if probe is None else probe.find(blank.name, usual, info)
+    info = torch.iinfo(torch_dtype(value_spec.dtype_name))
+    probe = _probe(value_spec)
+    return (
+        (range(max(min(usual, info.max + 1), 1)), None) if probe is None else probe.find(value_spec.name, usual, info)
+    )
 
 
-def _pad(blank: Blank, values: torch.Tensor, padding: int) -> torch.Tensor:
+def _pad(value_spec: ValueSpec, values: torch.Tensor, padding: int) -> torch.Tensor:
     """Write padding over some indices; some of each row stay."""
     count = values.numel()
     columns = values.shape[-1] if values.ndim and values.shape[-1] > 1 else count
-    generator = blank.generator(torch.device("cpu"), "padding")
+    generator = value_spec.generator(torch.device("cpu"), "padding")
     is_padding = torch.rand(count // columns, columns, generator=generator)
     is_padding = is_padding < (PADDED_SHARE if padding == -1 else IGNORED_SHARE)
     kept = torch.randint(columns, (), generator=generator)
@@ -225,40 +235,40 @@ def _pad(blank: Blank, values: torch.Tensor, padding: int) -> torch.Tensor:
     return values.masked_fill_(is_padding.view(values.shape).to(values.device), padding)
 
 
-def _leading_size(blank: Blank) -> int:
+def _leading_size(value_spec: ValueSpec) -> int:
     """Return the smallest first dimension of the other inputs: an index below it is valid in all of them."""
-    shapes = zip(blank.definition.inputs, blank.definition.get_input_shapes(blank.axes), strict=True)
-    return max(min((shape[0] for name, shape in shapes if shape and name != blank.name), default=1), 1)
+    shapes = zip(value_spec.definition.inputs, value_spec.definition.get_input_shapes(value_spec.axes), strict=True)
+    return max(min((shape[0] for name, shape in shapes if shape and name != value_spec.name), default=1), 1)
 
 
-def _is_wide(blank: Blank) -> bool:
-    return blank.dtype.bits > 8
+def _is_wide(value_spec: ValueSpec) -> bool:
+    return value_spec.dtype.bits > 8
 
 
-def _has_words(blank: Blank, *, is_masked: bool) -> bool:
-    """Tell whether any bits may stand in an input of more than 8 bits, of which the reference takes parts."""
-    may_be = not is_masked or re.search(r">>|shift", blank.definition.reference) is not None
-    if not may_be or not _is_wide(blank) or asking_for(blank.definition.constraints, blank.name):
+def _has_words(value_spec: ValueSpec, *, is_masked: bool) -> bool:
+    """Return whether any bits are valid in an input of more than 8 bits that the reference takes apart."""
+    may_be = not is_masked or re.search(r">>|shift", value_spec.definition.reference) is not None
+    if not may_be or not _is_wide(value_spec) or asking_for(value_spec.definition.constraints, value_spec.name):
         return False
-    probe = _probe(blank)
-    return probe is not None and probe.is_opened(blank.name, is_masked=is_masked)
+    probe = _probe(value_spec)
+    return probe is not None and probe.is_opened(value_spec.name, is_masked=is_masked)
 
 
-def _probe(blank: Blank) -> IntegerProbe | None:
+def _probe(value_spec: ValueSpec) -> IntegerProbe | None:
     """Return the runs of a reference on the sizes of a workload; None for inputs of the runs themselves."""
-    if blank.is_plain:
+    if value_spec.is_plain:
         return None
-    definition, given = blank.definition, blank.given
+    definition, given = value_spec.definition, value_spec.given
     numbers = [(name, one.sum().item() if _is_integer(one) else one) for name, one in given.items()]
-    known = [one for one in (*blank.axes.items(), *numbers) if not isinstance(one[1], torch.Tensor)]
-    key = (definition.digest(), blank.device.type, *known)
+    known = [one for one in (*value_spec.axes.items(), *numbers) if not isinstance(one[1], torch.Tensor)]
+    key = (definition.digest(), value_spec.device.type, *known)
     if key not in _probes:
         if len(_probes) >= MOST_PROBES:
             _probes.clear()
         _probes[key] = None
         with suppress(DefinitionFault):
-            values = find_plain_values(definition, blank.axes, given)
-            _probes[key] = IntegerProbe(definition, blank.axes, values, blank.device)
+            values = find_plain_values(definition, value_spec.axes, given)
+            _probes[key] = IntegerProbe(definition, value_spec.axes, values, value_spec.device)
     return _probes[key]
 
 
@@ -270,7 +280,7 @@ def _is_integer(value: Any) -> TypeGuard[torch.Tensor]:
 def find_plain_values(
     definition: Definition, axes: Mapping[str, int], given: Mapping[str, Any], *, has_integers: bool = True
 ) -> dict[str, Any]:
-    """Return all inputs as runs on stand-ins begin with them: numbers, values on the CPU, or shapes on "meta".
+    """Return all inputs in the initial form of runs on stand-ins: numbers, values on the CPU, or shapes on "meta".
 
     Args:
         definition: names the inputs.
@@ -290,13 +300,13 @@ def find_plain_values(
         elif not has_integers or dtype.kind == "float" or dtype.bits == 8 or math.prod(shape) > MOST_ELEMENTS:
             values[name] = torch.empty(storage_shape(shape, spec.dtype), dtype=torch_dtype(spec.dtype), device="meta")
         else:
-            plain = Blank(name, definition, shape, axes, values, is_plain=True)
+            plain = ValueSpec(name, definition, shape, axes, values, is_plain=True)
             values[name] = find_rule(INTEGER_RULES, plain).make(plain)
     return values
 
 
 PACKED: Final = r"(.*_)?(q_?(weights?|zeros?)|packed_?(weights?|w|zeros?)|(weights?|w|zeros?|zero_points?)_packed)"
-"""Names of whole numbers that hold several quantised ones each."""
+"""Names of whole numbers that hold several quantised numbers each."""
 LABELS: Final = r"(.*_)?(labels?|targets?|class(es)?)"
 INDEX_TEXT: Final = "below the sizes of what the reference indexes; where that is unclear, below all leading sizes"
 LABELS_TEXT: Final = "more than 8 bits: below what the reference indexes, else below `num_classes`, else 0 to 7"

@@ -1,5 +1,5 @@
-"""The inputs of a workload: numbers and stored tensors as given, custom ones by the definition's own function, all
-others random. An equal seed gives equal inputs.
+"""The inputs of a workload: given numbers and stored tensors, custom inputs from the definition's own function, and
+random values for all others. An equal seed gives equal inputs.
 
 Each input has a generator of its own, seeded by a sha256 of the seed and the input's name. So an input's values do not
 depend on which inputs were made before it. `rules` says which random values an input gets.
@@ -22,7 +22,7 @@ from flashinfer_bench.bench.evaluators.compare.packed import is_packed, storage_
 from flashinfer_bench.bench.evaluators.inputs.constraints import check_constraints, find_broken_by_axes
 from flashinfer_bench.bench.evaluators.inputs.custom import CustomInputs, list_custom
 from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
-from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
+from flashinfer_bench.bench.evaluators.inputs.random_values import ValueSpec
 from flashinfer_bench.bench.evaluators.inputs.rules import make_number, make_tensor
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.data import Definition, RandomInput, SafetensorsInput, ScalarInput, TensorSpec, Workload
@@ -43,15 +43,15 @@ class InputMaker:
     blob_root: Path
     """Root of the trace set that holds the workload."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """Gets "broken_constraints" where the axes break some, and "unchecked_constraints" where some cannot be checked."""
+    """Gets "broken_constraints" if the axes break some, and "unchecked_constraints" if some cannot be checked."""
     _stored: dict[str, Any] = field(default_factory=dict)
-    """What was read from files, by the input's name: each file is read once."""
+    """Content of files, by the input's name: each file is read once."""
 
     def make(self, seed: int) -> list[Any]:
-        """Make a set of inputs, in the order of the definition; an optional input that the workload leaves out is None.
+        """Make a set of inputs, in the order of the definition; an omitted optional input is None.
 
         Raises:
-            WorkloadFault: a file, a number, an axis, a constraint or the definition's function is not as it should be.
+            WorkloadFault: a file, a number, an axis, a constraint or the definition's function is invalid.
         """
         definition, device = self.definition, self.device
         axes, shapes = bind_axes(definition, self.workload)
@@ -82,8 +82,8 @@ class InputMaker:
         # Numbers first: what an integer may be can depend on them.
         for name, shape in sorted(shapes.items(), key=lambda item: item[1] is not None):
             if name not in made:
-                blank = Blank(name, definition, shape or (), axes, made, seed, device, given)
-                made[name] = make_number(blank) if shape is None else make_tensor(blank)
+                value_spec = ValueSpec(name, definition, shape or (), axes, made, seed, device, given)
+                made[name] = make_number(value_spec) if shape is None else make_tensor(value_spec)
         broken = find_broken_by_axes(definition, self.workload)
         if broken:
             self.notes["broken_constraints"] = list(broken.values())
@@ -105,7 +105,7 @@ class InputMaker:
 
 
 def _make_scalar(name: str, spec: TensorSpec, value: bool | float, *, device: torch.device) -> Any:
-    """Give a workload's number as a Python number of the input's kind, or as a 0-d tensor where the shape is [].
+    """Return a workload's number as a Python number of the input's kind, or as a 0-d tensor if the shape is [].
 
     Raises:
         WorkloadFault: the input's dtype does not hold the number, or the input is a tensor with dimensions.
@@ -125,18 +125,18 @@ def read_stored(file: Path, key: str, spec: TensorSpec, shape: tuple[int, ...] |
     Args:
         file: the safetensors file.
         key: the tensor's name in the file.
-        spec: what the definition says of the input.
+        spec: the definition's entry for the input.
         shape: the shape that it must have; None for a single number.
         where: names input, workload, file and key in messages.
 
     Raises:
-        WorkloadFault: the file, the key, the shape or the dtype is not as it should be.
+        WorkloadFault: the file, the key, the shape or the dtype is invalid.
     """
     try:
         fd = open_to_read(file)
     except OSError as error:
         raise WorkloadFault(f"{where}: cannot be read: {error.strerror}") from error
-    try:  # the file that was looked at is read, whatever has its name by now
+    try:  # the checked file is read, even if its name is now another file's
         with safe_open(f"/dev/fd/{fd}", framework="pt", device="cpu") as blob:
             keys = list(blob.keys())
             if key not in keys:
@@ -170,7 +170,7 @@ def bind_axes(
     """Give the size of every axis and the shape of every input.
 
     Raises:
-        WorkloadFault: an axis has no size, or the workload gives a constant axis a size that is not the definition's.
+        WorkloadFault: an axis has no size, or the workload's size of a constant axis is not the definition's.
     """
     axes = {**workload.axes, **definition.const_axes}
     for name, size in definition.const_axes.items():

@@ -1,4 +1,4 @@
-"""How much memory a device has. It decides how many sets of inputs are kept and which are refused as too large."""
+"""The free memory of a device. It decides how many sets of inputs are kept, and which inputs are too large."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from flashinfer_bench.base.host import usable_memory
 
 RECENT_S: Final = 0.2
 ROOMY_S: Final = 2.0
-"""Seconds for which a reading of a GPU's free memory counts, and for which one counts that found more than half of it
-free. While the driver ends another process's context, a reading waits for it, and a job has a dozen places that want
-one."""
+"""Seconds for which a query of a GPU's free memory is reused, and the same for a query that found more than half of it
+free. While the driver ends another process's context, a query waits for it, and a job needs a dozen."""
 SMALL_SHARE: Final = 1024
 """An allocation of at most a device's memory divided by this is made without asking how much is free."""
-_looks: dict[torch.device, tuple[float, int]] = {}
+_queries: dict[torch.device, tuple[float, int]] = {}
 """GPU → until when the latest reading counts, and the free bytes."""
 _most_free: dict[torch.device, int] = {}
-"""GPU → the most that was read."""
+"""GPU → the largest free memory that was read."""
 
 
 @cache
@@ -34,20 +33,20 @@ def total_bytes(device: torch.device) -> int:
 
 
 def has_room(device: torch.device, size: int, share: int) -> bool:
-    """Tell whether `size` bytes fit into the free memory of a device divided by `share`; a small size always does."""
+    """Return whether `size` bytes fit into the free memory of a device divided by `share`; a small size always fits."""
     return size <= total_bytes(device) // SMALL_SHARE or size <= free_bytes(device) // share
 
 
 def recently_free_bytes(device: torch.device) -> int:
-    """Return the memory of a GPU that no process held a moment ago: for a use that needs a share of it."""
-    until_s, free = _looks.get(device, (0.0, 0))
-    return free if time.monotonic() < until_s else look_at_free_bytes(device)
+    """Return the memory of a GPU that was free a moment ago, for callers that need a share of it."""
+    until_s, free = _queries.get(device, (0.0, 0))
+    return free if time.monotonic() < until_s else query_free_bytes(device)
 
 
-def look_at_free_bytes(device: torch.device) -> int:
+def query_free_bytes(device: torch.device) -> int:
     """Return the memory of a GPU that no process holds now."""
     free, total = map(int, torch.cuda.mem_get_info(device))
-    _looks[device] = time.monotonic() + (ROOMY_S if 2 * free > total else RECENT_S), free
+    _queries[device] = time.monotonic() + (ROOMY_S if 2 * free > total else RECENT_S), free
     _most_free[device] = max(free, most_free_bytes(device))
     return free
 
@@ -60,7 +59,7 @@ def most_free_bytes(device: torch.device) -> int:
 def cached_bytes(device: torch.device) -> int:
     """Return the memory of a GPU that torch holds in this process for no tensor.
 
-    `torch.cuda.memory_reserved` sorts 160 figures for one of them, which takes a third of a millisecond.
+    `torch.cuda.memory_reserved` sorts 160 figures to return one of them, which takes a third of a millisecond.
     """
     figures = torch.cuda.memory_stats_as_nested_dict(device)
     names = ("reserved_bytes", "allocated_bytes")
@@ -71,7 +70,7 @@ def cached_bytes(device: torch.device) -> int:
 def free_bytes(device: torch.device) -> int:
     """Return the memory that can be allocated on the device now."""
     if device.type == "cuda":
-        return look_at_free_bytes(device) + cached_bytes(device)
+        return query_free_bytes(device) + cached_bytes(device)
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)

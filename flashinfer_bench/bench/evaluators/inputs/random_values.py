@@ -1,6 +1,6 @@
-"""Random tensors of any dtype. Large tensors are filled in place or in chunks; none is copied whole.
+"""Random tensors of any dtype. Large tensors are filled in place or in chunks, never copied whole.
 
-A `Blank` is one input that has no values yet. The functions here make its values; `rules` says which input gets which.
+A `ValueSpec` is an input that has no values yet. The functions here make its values; `rules` picks the function.
 Small integer tensors are made on the CPU and moved, so that every device gets the same values.
 """
 
@@ -20,15 +20,15 @@ from flashinfer_bench.data import Definition
 from flashinfer_bench.data.dtypes import DTYPES, POWERS_OF_TWO, Dtype, torch_dtype
 
 CHUNK_ELEMENTS: Final = 1 << 22
-"""Number of elements that are made at once if torch cannot fill the dtype in place."""
+"""Elements that are made at once if torch cannot fill the dtype in place."""
 EXPONENTS: Final = (125, 130)
 """Codes of exponents: 2 ** -2 to 2 ** 2."""
 _CPU: Final = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Blank:
-    """One input that has no values yet: what it has to be, and what is known around it."""
+class ValueSpec:
+    """An input that has no values yet: its name, shape and seed, and the inputs made before it."""
 
     name: str
     definition: Definition
@@ -43,7 +43,7 @@ class Blank:
     given: Mapping[str, Any] = field(default_factory=dict)
     """The inputs that are the same for each seed, by name: numbers of the workload, and tensors of files."""
     is_plain: bool = False
-    """Its values are usual ones, whatever the reference does with them: trial runs begin with such."""
+    """Whether its values ignore the reference's use of them: trial runs begin with such values."""
 
     @property
     def dtype_name(self) -> str:
@@ -56,7 +56,7 @@ class Blank:
         return DTYPES[self.dtype_name]
 
     def size(self, *names: str) -> int | None:
-        """Return the size of the first of these axes that exists; None if none does."""
+        """Return the size of the first existing axis of these names; None if none exists."""
         return next((self.axes[name] for name in names if name in self.axes), None)
 
     def generator(self, device: torch.device = _CPU, *names: str) -> torch.Generator:
@@ -73,9 +73,9 @@ class Blank:
         return values.reshape(self.shape).to(self.device, torch_dtype(self.dtype_name))
 
 
-Way = Literal["scaled", "rolled", "redrawn", "fixed"]
-"""How an input differs from call to call; `contents.py` says what each means."""
-Make = Callable[[Blank], Any]
+Mode = Literal["scaled", "rolled", "redrawn", "fixed"]
+"""How an input differs from call to call; `contents.py` explains each mode."""
+Make = Callable[[ValueSpec], Any]
 ANY: Final = ".*"
 
 
@@ -90,94 +90,94 @@ class Rule(NamedTuple):
     """Regular expression that the name matches."""
     make: Make
     what: str
-    """What the values are, in words: the site's page of random values lists them."""
-    way: Way | None = None
+    """The values, in words: the site's page of random values lists them."""
+    mode: Mode | None = None
     """How the input differs from call to call; None leaves it to the dtype."""
-    when: Callable[[Blank], bool] | None = None
-    """What else has to hold of the input; `what` says it."""
-    deviation: Callable[[Blank], float] | None = None
+    when: Callable[[ValueSpec], bool] | None = None
+    """A further condition on the input; `what` states it."""
+    deviation: Callable[[ValueSpec], float] | None = None
     """Standard deviation of values that are normal around zero; None for others."""
 
 
-def find_rule(rules: tuple[Rule, ...], blank: Blank) -> Rule:
+def find_rule(rules: tuple[Rule, ...], value_spec: ValueSpec) -> Rule:
     """Return the first rule that fits an input; the last rules of a table fit all inputs."""
-    op_type, name = blank.definition.op_type.replace("-", "_"), blank.name.lower()
+    op_type, name = value_spec.definition.op_type.replace("-", "_"), value_spec.name.lower()
     return next(
         rule
         for rule in rules
-        if blank.dtype.kind in rule.kinds.split()
+        if value_spec.dtype.kind in rule.kinds.split()
         and re.fullmatch(rule.op_type, op_type)
         and re.fullmatch(rule.name, name)
-        and (rule.when is None or rule.when(blank))
+        and (rule.when is None or rule.when(value_spec))
     )
 
 
-def fill_floats(blank: Blank, fill: Callable[[torch.Tensor, torch.Generator], object]) -> torch.Tensor:
+def fill_floats(value_spec: ValueSpec, fill: Callable[[torch.Tensor, torch.Generator], object]) -> torch.Tensor:
     """Make a float input; if torch cannot fill the dtype in place, float32 chunks are made and rounded.
 
-    Packed 4-bit floats get every code equally often, exponents those of 2 ** -2 to 2 ** 2.
+    Packed 4-bit floats get every code equally often, exponents the codes of 2 ** -2 to 2 ** 2.
     """
-    tensor = blank.empty()
+    tensor = value_spec.empty()
     if is_packed(tensor.dtype):
-        return fill_bytes(blank)
-    if blank.dtype_name == POWERS_OF_TWO:
-        return fill_bytes(blank, *EXPONENTS)
-    generator = blank.generator(blank.device)
+        return fill_bytes(value_spec)
+    if value_spec.dtype_name == POWERS_OF_TWO:
+        return fill_bytes(value_spec, *EXPONENTS)
+    generator = value_spec.generator(value_spec.device)
     if tensor.itemsize > 1:
         fill(tensor, generator)
         return tensor
     for part in torch.split(tensor.view(-1), CHUNK_ELEMENTS):
-        values = torch.empty(part.shape, dtype=torch.float32, device=blank.device)
+        values = torch.empty(part.shape, dtype=torch.float32, device=value_spec.device)
         fill(values, generator)
         part.copy_(values)
     return tensor
 
 
-def normal(blank: Blank, deviation: float = 1.0) -> torch.Tensor:
+def normal(value_spec: ValueSpec, deviation: float = 1.0) -> torch.Tensor:
     """Make normal values around zero."""
-    return fill_floats(blank, lambda values, generator: values.normal_(0.0, deviation, generator=generator))
+    return fill_floats(value_spec, lambda values, generator: values.normal_(0.0, deviation, generator=generator))
 
 
-def uniform(blank: Blank, low: float, high: float) -> torch.Tensor:
+def uniform(value_spec: ValueSpec, low: float, high: float) -> torch.Tensor:
     """Make uniform values between two numbers."""
-    return fill_floats(blank, lambda values, generator: values.uniform_(low, high, generator=generator))
+    return fill_floats(value_spec, lambda values, generator: values.uniform_(low, high, generator=generator))
 
 
-def uniform_logs(blank: Blank, low: float, high: float) -> torch.Tensor:
+def uniform_logs(value_spec: ValueSpec, low: float, high: float) -> torch.Tensor:
     """Make the logarithms of numbers of all magnitudes between two positive numbers, as float32."""
-    shares = torch.rand(blank.shape, generator=blank.generator(blank.device), device=blank.device)
+    shares = torch.rand(value_spec.shape, generator=value_spec.generator(value_spec.device), device=value_spec.device)
     return shares.mul_(math.log(high / low)).add_(math.log(low))
 
 
-def fill_bytes(blank: Blank, low: int = 0, high: int = 256) -> torch.Tensor:
+def fill_bytes(value_spec: ValueSpec, low: int = 0, high: int = 256) -> torch.Tensor:
     """Make an input of random bytes in [low, high)."""
-    tensor = blank.empty()
-    tensor.view(-1).view(torch.uint8).random_(low, high, generator=blank.generator(blank.device))
+    tensor = value_spec.empty()
+    tensor.view(-1).view(torch.uint8).random_(low, high, generator=value_spec.generator(value_spec.device))
     return tensor
 
 
-def distinct_rows(blank: Blank, limit: int) -> torch.Tensor:
+def distinct_rows(value_spec: ValueSpec, limit: int) -> torch.Tensor:
     """Make random integers in [0, limit).
 
     No number is twice in the tensor if `limit` is large enough for that. Otherwise no number is twice in a row, if
     `limit` is large enough for that.
     """
-    generator = blank.generator()
-    columns = blank.shape[-1] if blank.shape else 1
-    rows = math.prod(blank.shape) // max(columns, 1)
+    generator = value_spec.generator()
+    columns = value_spec.shape[-1] if value_spec.shape else 1
+    rows = math.prod(value_spec.shape) // max(columns, 1)
     if rows * columns <= limit:
-        return blank.finish(torch.randperm(limit, generator=generator)[: rows * columns])
+        return value_spec.finish(torch.randperm(limit, generator=generator)[: rows * columns])
     if columns > limit:
-        return blank.finish(torch.randint(max(limit, 1), (rows, columns), generator=generator))
+        return value_spec.finish(torch.randint(max(limit, 1), (rows, columns), generator=generator))
     # One number from each of equal parts of the range: distinct without a permutation of `limit` for every row.
     ends = torch.arange(columns + 1) * limit // columns
     picked = ends[:-1] + (torch.rand(rows, columns, generator=generator, dtype=torch.float64) * ends.diff()).long()
     order = torch.rand(rows, columns, generator=generator).argsort(dim=1)
-    return blank.finish(picked.gather(1, order))
+    return value_spec.finish(picked.gather(1, order))
 
 
 def split_total(total: int, parts: int, generator: torch.Generator) -> torch.Tensor:
-    """Split a number into random parts; no part is zero if the number is large enough for that."""
+    """Split a number into random parts; no part is zero if the number is large enough."""
     least = 1 if total >= parts else 0
     weights = torch.empty(parts, dtype=torch.float64).exponential_(generator=generator)
     edges = (weights.cumsum(0) / weights.sum() * (total - least * parts)).round().long()

@@ -1,8 +1,8 @@
-"""Inputs that a reference provably reads whole: each of their elements changes what it returns.
+"""Finds inputs that a reference provably reads whole: each of their elements changes its result.
 
-The reference is run once on stand-ins, and its operations are followed. Whatever is not listed here proves nothing:
-indices, slices, masks, branches on values, loops, writes in place. Nor do functions that may vanish or saturate: what
-they are multiplied with may be left unread.
+The reference runs once on stand-ins, and its operations are followed. Operations that are not listed here prove
+nothing: indices, slices, masks, branches on values, loops, writes in place. Nor do functions that may vanish or
+saturate, since their factors may stay unread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.integers import find_plain_values
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
-from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
+from flashinfer_bench.bench.evaluators.inputs.random_values import ValueSpec
 from flashinfer_bench.bench.evaluators.inputs.rules import find_varied_input
 from flashinfer_bench.bench.evaluators.inputs.stand_ins import DONE, Traced, Watch, read_operation, run
 from flashinfer_bench.bench.evaluators.reference import Reference
@@ -39,14 +39,14 @@ class _Whole(NamedTuple):
 
     inputs: frozenset[str]
     is_computed: bool = False
-    """It is no copy of an input: who returns a copy may return the input's own memory, and read nothing."""
+    """Whether it is computed: a copy of an input may be the input's own memory, which proves no read."""
 
 
 class _Follower(Watch):  # type: ignore[no-untyped-call] # torch has no types for it
-    """Follows what the operations of torch do with inputs, of which each element is to be read."""
+    """Follows the operations of torch on inputs, to prove that each element is read."""
 
     def conclude(self, func: Any, given: Mapping[str, Any], result: Any) -> None:
-        """Note what follows for an operation's result."""
+        """Derive the note of an operation's result."""
         tensors = [value for value in given.values() if isinstance(value, Traced)]
         sides: list[frozenset[str]] = [value.note.inputs for value in tensors if value.note is not None]
         if not isinstance(result, Traced) or len(sides) < len(tensors) or not sides or not result.is_floating_point():
@@ -68,10 +68,10 @@ class _Follower(Watch):  # type: ignore[no-untyped-call] # torch has no types fo
 
 
 def find_read_whole(definition: Definition, workload: Workload) -> dict[str, float]:
-    """Return the bytes of each input that the reference provably reads whole, by name; empty if nothing is proven.
+    """Return the bytes of each input that the reference provably reads whole, by name; empty without a proof.
 
-    Only inputs with normal random values count: none of them can be a mask. The reference is compiled anew, since one
-    that keeps tensors would keep some without values.
+    Only inputs with normal random values count, since they cannot be masks. The reference is compiled anew, since a
+    reference that keeps tensors would keep some without values.
     """
     with suppress(WorkloadFault):
         axes, shapes = bind_axes(definition, workload)
@@ -83,7 +83,7 @@ def find_read_whole(definition: Definition, workload: Workload) -> dict[str, flo
                 given[name] = source.value if isinstance(source, ScalarInput) else None
                 continue
             is_random = isinstance(source, RandomInput | None)
-            if is_random and find_varied_input(Blank(name, definition, shape, axes)).deviation is not None:
+            if is_random and find_varied_input(ValueSpec(name, definition, shape, axes)).deviation is not None:
                 normal[name] = math.prod(shape) * DTYPES[spec.dtype].bits / 8
         follower = _Follower(torch.device("cpu"), truth=True)
         values = find_plain_values(definition, axes, given, has_integers=False)

@@ -1,9 +1,9 @@
 """Which random values an input gets: two tables of rules. The first rule that fits decides.
 
-A rule fits if the op type, the kind of dtype and the input's whole name in lower case match. Definitions say only by
-its name what an integer means. The rules at the end of each table fit all names. The last column says in words what
-the values are. `find_varied_input` says what of an input's values no rule gives a meaning, so that calls and stress
-cases may change it.
+A rule fits if the op type, the kind of dtype and the input's whole name in lower case match. Definitions express the
+meaning of an integer only by its name. The rules at the end of each table fit all names. The last column describes the
+values in words. `find_varied_input` finds inputs whose values have no meaning by a rule, so calls and stress cases may
+change them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from flashinfer_bench.bench.evaluators.inputs import integers
 from flashinfer_bench.bench.evaluators.inputs.constraints import asking_for
 from flashinfer_bench.bench.evaluators.inputs.random_values import (
     ANY,
-    Blank,
     Make,
+    Mode,
     Rule,
-    Way,
+    ValueSpec,
     find_rule,
     normal,
     uniform,
@@ -35,24 +35,26 @@ from flashinfer_bench.data.dtypes import POWERS_OF_TWO
 SCALE_RANGE: Final = (0.5, 1.5)
 """Range of quantisation scales. They are near 1, so a product of normal values keeps their magnitude."""
 STEP_RANGE: Final = (0.001, 0.1)
-"""Range of the steps of a state, to which a bias is added before the softplus that makes them. A step times the rate of
-a channel says how much the channel forgets in it. Models begin with such biases: with steps near one all channels would
+"""Range of the steps of a state. A bias is added before the softplus that makes the steps. A step times the rate of a
+channel is how much the channel forgets in it. Models begin with such biases: with steps near one, all channels would
 forget within 20 steps."""
 DELTA_STEP_RANGE: Final = (0.01, 1.0)
-"""The same of a gated delta net, whose outputs grow with what it remembers: with smaller steps code that rounds to
-bfloat16 would be refused. It forgets by itself, too, since new keys overwrite old ones."""
+"""Range of the steps of a gated delta net. With smaller steps its outputs grow with its memory, and code that rounds to
+bfloat16 would be refused. It also forgets by itself, since new keys overwrite old keys."""
 RATE_RANGE: Final = (1.0, 16.0)
 """Range of these rates if steps have a bias: channels forget within a step, within hundreds, or in between."""
 LONE_RATE_RANGE: Final = (0.001, 16.0)
-"""The same if they have none: then steps are near one, and the rates alone say how long a channel remembers."""
+"""Range of these rates if steps have no bias: steps are near one, and the rates alone decide how long a channel
+remembers."""
 LOGIT_DEVIATION: Final = 3.0
 ABSORBED_HEAD_DIM: Final = 128
-"""Elements of a DeepSeek query without its rotary part, before the projection is absorbed; no axis of mla says it."""
+"""Elements of a DeepSeek query without its rotary part, before the projection is absorbed; no axis of mla gives it."""
 FEW_BOOLS: Final = 64
-"""Of fewer all could become false, and what they mask might leave nothing: they are moved along, and not flipped."""
+"""Elements of a bool input, at least, whose bits are flipped. In a shorter input all could become false, and a mask
+could select nothing; it is only moved along."""
 STEP_BIAS: Final = "dt_bias"
 NO_NUMBERS: Final = r"scale|zero|mask|flag|sign|type|code|bits"
-"""What a name of stored int8 says if its values are no quantised numbers."""
+"""Parts of a name of stored int8 whose values are no quantised numbers."""
 PROBABILITIES: Final = r"((draft|target)_)?prob(s|abilities)"
 
 Kind = Literal["float", "float8", "bytes", "bools"]
@@ -63,7 +65,7 @@ class VariedInput:
     """How an input differs from call to call, as far as no rule gives its values a meaning."""
 
     name: str
-    way: Way
+    mode: Mode
     remake: Callable[[int], torch.Tensor] | None = None
     """Makes a random or custom input from a seed; None if it is stored."""
     is_joint: bool = False
@@ -75,28 +77,28 @@ class VariedInput:
     is_nudged: bool = False
     """Whether a "rolled" input that is not random holds quantised numbers, which may change a little."""
     kind: Kind | None = None
-    """What stress cases take it for if it is random; None if a rule says what its range is."""
+    """Its kind for stress cases if it is random; None if a rule fixes its range."""
 
 
-def find_varied_input(blank: Blank, *, is_random: bool = True) -> VariedInput:
+def find_varied_input(value_spec: ValueSpec, *, is_random: bool = True) -> VariedInput:
     """Return how an input differs from call to call."""
-    rule, dtype = find_rule(TENSOR_RULES, blank), blank.dtype
+    rule, dtype = find_rule(TENSOR_RULES, value_spec), value_spec.dtype
     is_float, is_wide, is_any = dtype.kind == "float", dtype.bits > 8, rule.name == ANY
-    way: Way = "fixed"
-    if rule.way is not None:
-        way = rule.way
+    mode: Mode = "fixed"
+    if rule.mode is not None:
+        mode = rule.mode
     elif is_float or (dtype.bits == 8 and dtype.kind != "bool"):
-        way = "scaled" if is_float and is_wide else "rolled"
-    has_codes = is_float and not is_wide and rule.deviation is not None and blank.dtype_name != POWERS_OF_TWO
+        mode = "scaled" if is_float and is_wide else "rolled"
+    has_codes = is_float and not is_wide and rule.deviation is not None and value_spec.dtype_name != POWERS_OF_TWO
     if not is_random:
-        is_int8 = blank.dtype_name == "int8" and is_any and not re.search(NO_NUMBERS, blank.name.lower())
-        is_quantised = (has_codes or is_int8) and not asking_for(blank.definition.constraints, blank.name)
-        way = "fixed" if dtype.kind == "bool" else way
-        return VariedInput(blank.name, way, is_nudged=is_quantised and way == "rolled")
+        is_int8 = value_spec.dtype_name == "int8" and is_any and not re.search(NO_NUMBERS, value_spec.name.lower())
+        is_quantised = (has_codes or is_int8) and not asking_for(value_spec.definition.constraints, value_spec.name)
+        mode = "fixed" if dtype.kind == "bool" else mode
+        return VariedInput(value_spec.name, mode, is_nudged=is_quantised and mode == "rolled")
     flips = 0
     kind: Kind | None = None
     if dtype.kind == "bool":
-        flips = 0x01 if math.prod(blank.shape) >= FEW_BOOLS else 0
+        flips = 0x01 if math.prod(value_spec.shape) >= FEW_BOOLS else 0
         kind = "bools" if flips else None
     elif has_codes:
         flips = 0x80 if dtype.bits == 8 else 0xFF
@@ -106,96 +108,100 @@ def find_varied_input(blank: Blank, *, is_random: bool = True) -> VariedInput:
         kind = None if is_wide else "bytes"
     elif is_float and is_wide and is_any:
         kind = "float"
-    deviation = rule.deviation(blank) if rule.deviation is not None and is_wide else None
-    flips = flips if way == "rolled" else 0
-    return VariedInput(blank.name, way, partial(_remake, blank), deviation=deviation, flips=flips, kind=kind)
+    deviation = rule.deviation(value_spec) if rule.deviation is not None and is_wide else None
+    flips = flips if mode == "rolled" else 0
+    return VariedInput(value_spec.name, mode, partial(_remake, value_spec), deviation=deviation, flips=flips, kind=kind)
 
 
-def _remake(blank: Blank, seed: int) -> torch.Tensor:
-    return make_tensor(replace(blank, seed=seed))
+def _remake(value_spec: ValueSpec, seed: int) -> torch.Tensor:
+    return make_tensor(replace(value_spec, seed=seed))
 
 
-def make_tensor(blank: Blank) -> torch.Tensor:
+def make_tensor(value_spec: ValueSpec) -> torch.Tensor:
     """Make a random tensor input."""
-    rule = find_rule(TENSOR_RULES, blank)
-    made: torch.Tensor = rule.make(blank) if rule.deviation is None else normal(blank, rule.deviation(blank))
+    rule = find_rule(TENSOR_RULES, value_spec)
+    made: torch.Tensor = (
+        rule.make(value_spec) if rule.deviation is None else normal(value_spec, rule.deviation(value_spec))
+    )
     return made
 
 
-def make_number(blank: Blank) -> bool | int | float:
+def make_number(value_spec: ValueSpec) -> bool | int | float:
     """Make a random input that is a single Python number."""
-    if blank.name in blank.axes:
-        return blank.axes[blank.name]
-    number: bool | int | float = find_rule(NUMBER_RULES, blank).make(blank)
+    if value_spec.name in value_spec.axes:
+        return value_spec.axes[value_spec.name]
+    number: bool | int | float = find_rule(NUMBER_RULES, value_spec).make(value_spec)
     return number
 
 
-def _softmax_rows(blank: Blank) -> torch.Tensor:
-    """Make rows of probabilities, from nearly flat to nearly certain, as those of language models are."""
-    generator = blank.generator(blank.device)
-    logits = torch.empty(blank.shape, dtype=torch.float32, device=blank.device).normal_(generator=generator)
-    sharpness = torch.empty((*blank.shape[:-1], 1), dtype=torch.float32, device=blank.device)
-    return blank.finish(logits.mul_(sharpness.uniform_(1.0, 5.0, generator=generator)).softmax(dim=-1))
+def _softmax_rows(value_spec: ValueSpec) -> torch.Tensor:
+    """Make rows of probabilities, from nearly flat to nearly certain, like those of language models."""
+    generator = value_spec.generator(value_spec.device)
+    logits = torch.empty(value_spec.shape, dtype=torch.float32, device=value_spec.device).normal_(generator=generator)
+    sharpness = torch.empty((*value_spec.shape[:-1], 1), dtype=torch.float32, device=value_spec.device)
+    return value_spec.finish(logits.mul_(sharpness.uniform_(1.0, 5.0, generator=generator)).softmax(dim=-1))
 
 
-def _unit_rows(blank: Blank) -> torch.Tensor:
-    return blank.finish(torch.nn.functional.normalize(normal(blank).float(), dim=-1))
+def _unit_rows(value_spec: ValueSpec) -> torch.Tensor:
+    return value_spec.finish(torch.nn.functional.normalize(normal(value_spec).float(), dim=-1))
 
 
-def _cos_sin(blank: Blank) -> torch.Tensor:
+def _cos_sin(value_spec: ValueSpec) -> torch.Tensor:
     """Make a cache of rotary embeddings: cosines in the first half of a row, sines in the second half."""
-    half = blank.shape[-1] // 2
+    half = value_spec.shape[-1] // 2
     frequency = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / max(half, 1))
-    angle = torch.arange(blank.shape[0], dtype=torch.float64)[:, None] * frequency
-    return blank.finish(torch.cat((angle.cos(), angle.sin()), dim=-1))
+    angle = torch.arange(value_spec.shape[0], dtype=torch.float64)[:, None] * frequency
+    return value_spec.finish(torch.cat((angle.cos(), angle.sin()), dim=-1))
 
 
-def _log_rates(blank: Blank) -> torch.Tensor:
-    has_bias = any(name.lower() == STEP_BIAS for name in blank.definition.inputs)
-    return uniform_logs(blank, *(RATE_RANGE if has_bias else LONE_RATE_RANGE))
+def _log_rates(value_spec: ValueSpec) -> torch.Tensor:
+    has_bias = any(name.lower() == STEP_BIAS for name in value_spec.definition.inputs)
+    return uniform_logs(value_spec, *(RATE_RANGE if has_bias else LONE_RATE_RANGE))
 
 
-def _log_decay(blank: Blank) -> torch.Tensor:
-    return blank.finish(_log_rates(blank))
+def _log_decay(value_spec: ValueSpec) -> torch.Tensor:
+    return value_spec.finish(_log_rates(value_spec))
 
 
-def _decay(blank: Blank) -> torch.Tensor:
-    return blank.finish(_log_rates(blank).exp_().neg_())
+def _decay(value_spec: ValueSpec) -> torch.Tensor:
+    return value_spec.finish(_log_rates(value_spec).exp_().neg_())
 
 
 def _step_bias(low: float, high: float) -> Make:
     """Make biases whose softplus is a step: softplus(step + log(1 - exp(-step))) is the step."""
 
-    def make(blank: Blank) -> torch.Tensor:
-        steps = uniform_logs(blank, low, high).exp_()
-        return blank.finish(steps + torch.log(-torch.expm1(-steps)))
+    def make(value_spec: ValueSpec) -> torch.Tensor:
+        steps = uniform_logs(value_spec, low, high).exp_()
+        return value_spec.finish(steps + torch.log(-torch.expm1(-steps)))
 
     return make
 
 
-def _weights_scale(blank: Blank) -> torch.Tensor:
+def _weights_scale(value_spec: ValueSpec) -> torch.Tensor:
     """Make scales of quantised weights with which a product with normal inputs has a size near 1."""
-    stem = re.sub(r"_scales?$", "", blank.name)
-    weights = {"output1": "gemm1_weights", "output2": "gemm2_weights"}.get(blank.name[:7], stem)
-    shapes = dict(zip(blank.definition.inputs, blank.definition.get_input_shapes(blank.axes), strict=True))
+    stem = re.sub(r"_scales?$", "", value_spec.name)
+    weights = {"output1": "gemm1_weights", "output2": "gemm2_weights"}.get(value_spec.name[:7], stem)
+    shapes = dict(
+        zip(value_spec.definition.inputs, value_spec.definition.get_input_shapes(value_spec.axes), strict=True)
+    )
     fan_in = (shapes.get(weights) or (1,))[-1]
-    return uniform(blank, *(bound * math.sqrt(1 / max(fan_in, 1)) for bound in SCALE_RANGE))
+    return uniform(value_spec, *(bound * math.sqrt(1 / max(fan_in, 1)) for bound in SCALE_RANGE))
 
 
-def _moe_deviation(blank: Blank) -> float:
-    return 1.0 if blank.dtype.bits <= 8 else math.sqrt(1 / max(blank.shape[-1], 1))
+def _moe_deviation(value_spec: ValueSpec) -> float:
+    return 1.0 if value_spec.dtype.bits <= 8 else math.sqrt(1 / max(value_spec.shape[-1], 1))
 
 
-def _even(blank: Blank) -> torch.Tensor:
-    return blank.finish(torch.rand(blank.shape, generator=blank.generator()) < 0.5)
+def _even(value_spec: ValueSpec) -> torch.Tensor:
+    return value_spec.finish(torch.rand(value_spec.shape, generator=value_spec.generator()) < 0.5)
 
 
-def _softmax_scale(blank: Blank) -> float:
-    """Return 1 / sqrt(d), where d is the head dimension of queries and keys; for mla, d before absorption."""
-    rope = blank.size("head_dim_kpe", "qk_rope_head_dim")
-    if blank.size("head_dim_ckv") is not None and rope is not None:
+def _softmax_scale(value_spec: ValueSpec) -> float:
+    """Return 1 / sqrt(d) with the head dimension d of queries and keys; for mla, d before absorption."""
+    rope = value_spec.size("head_dim_kpe", "qk_rope_head_dim")
+    if value_spec.size("head_dim_ckv") is not None and rope is not None:
         return math.sqrt(1 / (ABSORBED_HEAD_DIM + rope))
-    return math.sqrt(1 / max(blank.size("qk_dim", "head_dim_qk", "head_dim", "head_size") or 128, 1))
+    return math.sqrt(1 / max(value_spec.size("qk_dim", "head_dim_qk", "head_dim", "head_size") or 128, 1))
 
 
 def _between(low: float, high: float) -> Make:
@@ -203,14 +209,16 @@ def _between(low: float, high: float) -> Make:
     return partial(uniform, low=low, high=high)
 
 
-def _number(low: float, high: float) -> Callable[[Blank], float]:
+def _number(low: float, high: float) -> Callable[[ValueSpec], float]:
     """Make one random number, uniform in (low, high]."""
-    return lambda blank: high - (high - low) * torch.rand((), dtype=torch.float64, generator=blank.generator()).item()
+    return lambda value_spec: (
+        high - (high - low) * torch.rand((), dtype=torch.float64, generator=value_spec.generator()).item()
+    )
 
 
 TENSOR_RULES: Final[tuple[Rule, ...]] = (
     *integers.INTEGER_RULES,
-    # op types whose inputs have to fit each other
+    # op types whose inputs must fit each other
     Rule("sampling", "float", PROBABILITIES, _softmax_rows, "softmax rows of mixed sharpness", "redrawn"),
     Rule("sampling", "float", r".*logits", normal, "normal, deviation 3", deviation=lambda _: LOGIT_DEVIATION),
     Rule("gdn", "float", r"k", _unit_rows, "normal rows of unit length: longer keys make the state explode", "redrawn"),
@@ -246,7 +254,7 @@ NUMBER_RULES: Final[tuple[Rule, ...]] = (
     Rule(ANY, "float", r".*theta", lambda _: 10_000.0, "10000"),
     Rule(ANY, "float", r".*soft_?cap", lambda _: 30.0, "30"),
     Rule(ANY, "float", ANY, _number(0.5, 1.5), "0.5 to 1.5"),
-    Rule(ANY, "int uint", r"top_?k", lambda blank: int(integers.top_k(blank)), "1 to the vocabulary"),
+    Rule(ANY, "int uint", r"top_?k", lambda value_spec: int(integers.top_k(value_spec)), "1 to the vocabulary"),
     Rule(ANY, "int uint", r".*offset", lambda _: 0, "0"),
     Rule(ANY, "int uint", ANY, lambda _: 1, "1"),
     Rule(ANY, "bool", r".*causal", lambda _: True, "true"),

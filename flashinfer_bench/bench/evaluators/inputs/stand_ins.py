@@ -1,11 +1,11 @@
-"""Run a definition's reference on stand-ins for its tensors, and note what it does with integers.
+"""Runs a definition's reference on stand-ins for its tensors, and notes its operations on integers.
 
-Integers have values, on the CPU; floats have shapes alone, on "meta". So an operation costs some microseconds, whatever
-the sizes are. Operations that index or slice by integers report them, with the size that they have to stay below, and
-go on with valid ones. What depends on floats is chosen: an element is 1, and a mask takes all.
+Integers have values, on the CPU; floats have only shapes, on "meta". So an operation costs some microseconds at any
+size. Operations that index or slice by integers report the indices with their exclusive bound, and continue with valid
+ones. Values that depend on floats are chosen: an element is 1, and a mask selects all.
 
-A run changes no input, and executes no code of a solution. It ends early if the reference goes where stand-ins cannot
-follow: to code that asks for a tensor's address, that turns a tensor in place, or on for too many operations.
+A run changes no input, and executes no code of a solution. It ends early if stand-ins cannot follow the reference: it
+asks for a tensor's address, changes a tensor's shape in place, or has too many operations.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from flashinfer_bench.bench.evaluators.reference import Reference
 MOST_OPERATIONS: Final = 300
 """Operations of torch in one run."""
 MOST_ELEMENTS: Final = 1 << 20
-"""Elements of integers with values; a larger tensor has a shape alone."""
+"""Elements of integers with values; a larger tensor has only a shape."""
 MOST_FLOATS: Final = 1 << 12
-"""The same of floats that are computed of integers."""
+"""Elements of floats computed from integers; a larger tensor has only a shape."""
 BY_DIMENSION: Final = re.compile(
     r"(select|embedding|index_(select|add|copy|fill|reduce)|gather|scatter(_add|_reduce)?)_?"
 )
@@ -42,11 +42,11 @@ DID: Final = {
     **dict.fromkeys(("pow", "ldexp", "exp", "exp2", "expm1", "cosh", "sinh", "bitwise_left_shift", "lshift"), "choose"),
     **dict.fromkeys(("nonzero", "bincount", "unique2", "repeat_interleave"), "choose"),
 }
-"""Operation, without underscores around it → what it does with the bits of a word.
+"""Operation, without underscores around it → its effect on the bits of a word.
 
 Words of any bits must not "choose" elements or sizes, nor be exponents."""
 TESTS: Final = frozenset({("lt", 0), ("ge", 0), ("gt", -1), ("le", -1)})
-"""Comparisons that tell -1 from all numbers above it."""
+"""Comparisons that separate -1 from all larger numbers."""
 BOOLS: Final = re.compile(r"eq|ne|l[te]|g[te]|any|all|is(nan|inf|finite)|signbit|logical.*")
 """Operations that give bools."""
 INDICES: Final = re.compile(r"arg(max|min|sort)|searchsorted|bucketize|(count_)?nonzero")
@@ -68,7 +68,7 @@ class Seen(NamedTuple):
     """Whether negative indices count from the end."""
 
     def lies_within(self, least: int) -> bool:
-        """Tell whether all indices are inside of the tensor; those from the end are at least a number."""
+        """Return whether all indices are inside the tensor, and negative indices are at least `least`."""
         return self.low > self.high or (
             self.low >= (max(least, -self.size) if self.wraps else 0) and self.high < self.size
         )
@@ -87,7 +87,7 @@ class Traced(torch.Tensor):
     """Inputs on which the values depend; a view shares the set with its base."""
     watch: Watch
     note: Any = None
-    """What a watch has found out of it."""
+    """A watch's result for this tensor."""
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment] # as torch has it
 
     @classmethod
@@ -96,7 +96,7 @@ class Traced(torch.Tensor):
 
     @staticmethod
     def make(inner: torch.Tensor, sources: set[str], watch: Watch) -> Traced:
-        """Return a stand-in; whoever asks for its address gets an error."""
+        """Return a stand-in; asking for its address raises an error."""
         made: Traced = torch.Tensor._make_wrapper_subclass(
             Traced, inner.shape, strides=inner.stride(), dtype=inner.dtype, device=watch.device
         )
@@ -129,20 +129,20 @@ class Traced(torch.Tensor):
 
 
 class Operation(NamedTuple):
-    """What the schema of an operation of torch says."""
+    """The schema of an operation of torch."""
 
     name: str
     arguments: list[str]
     returns: int
     written: str
-    """The argument that it writes to; "" if there is none."""
+    """The argument that it writes to; "" if it writes to none."""
     is_view: bool
     tags: frozenset[str]
 
 
 @cache
 def read_operation(func: Any) -> Operation:
-    """Return what the schema of an operation says."""
+    """Return the schema of an operation."""
     schema = func._schema
     return Operation(
         schema.name.removeprefix("aten::"),
@@ -155,10 +155,10 @@ def read_operation(func: Any) -> Operation:
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no types for it
-    """Executes operations on stand-ins, and notes what they do with integers.
+    """Executes operations on stand-ins, and notes their effect on integers.
 
     Args:
-        device: where the reference's tensors are.
+        device: of the reference's tensors.
         truth: the value of bools that depend on floats.
     """
 
@@ -169,7 +169,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
         self.tests: set[tuple[str, int]] = set()
         """Inputs that were compared with a negative number that was their least value."""
         self.did: dict[str, set[str]] = {what: set() for what in ("shift", "mask", "divide", "choose", "lost")}
-        """What was done with values → the inputs on which they depend; "lost" are indices without known values."""
+        """Kind of use → the inputs on which the used values depend; "lost" are indices without known values."""
         self.count = 0
         self.is_open = True
         """Whether Python saw no values, and nothing was written in place."""
@@ -204,7 +204,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
             written: Traced = given[operation.written]
             written.sources |= sources
             self.is_open = False
-            if is_known:  # else its old values stand for the new ones
+            if is_known:  # else its old values would stand for the new values
                 _execute(func, given)
             return written
         results = None if operation.is_view else _find_shapes(operation, given, tensors)
@@ -220,10 +220,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
         return made
 
     def conclude(self, func: Any, given: Mapping[str, Any], result: Any) -> None:
-        """Note more of an operation that writes nothing in place."""
+        """Note further results of an operation that writes nothing in place."""
 
     def _note(self, name: str, given: Mapping[str, Any], sources: set[str]) -> None:
-        """Note what an operation does with the bits of words, and tests for padding."""
+        """Note an operation's effect on the bits of words, and tests for padding."""
         what, other = DID.get(name.strip("_")), given.get("other")
         if name == "view" and "dtype" in given:
             what = "choose" if given["dtype"].is_floating_point else "divide"
@@ -235,7 +235,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
                 self.tests |= {(one, number) for one in sources}
 
     def _check_indices(self, name: str, given: dict[str, Any], tensors: list[Traced]) -> None:
-        """Note the indices among arguments, and put valid ones in their places."""
+        """Note the indices among arguments, and replace them by valid ones."""
         shape: Sequence[int] = tensors[0].shape if tensors else ()
         dim, key = given.get("dim", 0), "indices" if "indices" in given else "index"
         if name.strip("_") in ("index", "index_put", "unsafe_index"):
@@ -253,7 +253,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
             given[key] = self._check(name, given[key], shape[dim] if shape else 1, wraps=name == "select")
 
     def _to_integers(self, index: Traced | None) -> list[Traced | None]:
-        """Return the indices of what a mask chooses; of one without known values, of all elements."""
+        """Return the indices that a mask selects; a mask without known values selects all elements."""
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             return [index]
         inner, unknown = index.content, torch.empty(index.ndim, index.numel(), dtype=torch.long, device="meta")
@@ -307,7 +307,7 @@ def _is_small(result: tuple[Sequence[int], torch.dtype]) -> bool:
 def _find_shapes(
     operation: Operation, given: Mapping[str, Any], tensors: list[Traced]
 ) -> list[tuple[Sequence[int], torch.dtype]]:
-    """Return shapes and dtypes of what an operation gives; those of its first tensor if nothing else is known.
+    """Return shapes and dtypes of an operation's result; those of its first tensor if they are unknown.
 
     Torch itself would import its compiler for that, which takes seconds.
     """
@@ -374,13 +374,13 @@ def take_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _counts(values: Traced) -> bool:
-    """Tell whether a tensor has the numbers from 0 on: what equals them is a class."""
+    """Return whether a tensor counts from 0: a value equal to one of its numbers is a class."""
     inner = values.content
     return inner.ndim == 1 and not inner.is_meta and torch.equal(inner, torch.arange(len(inner)))
 
 
 def run(reference: Reference, values: Mapping[str, Any], watch: Watch) -> Any:
-    """Call a reference on stand-ins and return what it returns; `watch.end` says how it ended.
+    """Call a reference on stand-ins and return its result; `watch.end` is how it ended.
 
     Args:
         reference: the reference.

@@ -1,13 +1,13 @@
-"""Stress cases: inputs that differ from usual ones in scale, side or shape, which some calls of a job get.
+"""Stress cases: inputs that differ from usual inputs in scale, side or shape, for some calls of a job.
 
-Usual inputs are normal values around zero, near one. There x passes for 30 tanh(x / 30), rows need no normalisation,
-a part of a row tells the size of all of it, and a mean is nothing. Each case makes one of these wrong. `STRESS_CASES`
-is the table of them: steps of a support (which elements) and a transform (what they become), and the calls of a job.
-Bytes keep to a part of their range instead, and bools to another rate, whatever the transform.
+Usual inputs are normal values around zero, near one. With them x passes for 30 tanh(x / 30), rows need no
+normalisation, a part of a row predicts its size, and a mean is zero. Each case breaks one of these. `STRESS_CASES` is
+the table of them: steps of a support (which elements) and a transform (their new values), and the calls of a job. Any
+transform keeps bytes in a part of their range and changes the rate of bools instead.
 
-The definition and the workload settle the list: each run tries the same cases. The places and values of each are
-secret, and so is when they come. Only random inputs are changed to which no rule gives a meaning. Nothing here waits
-for a GPU.
+The definition and the workload decide the list, so each run tries the same cases. The places and values of each are
+secret, and so is the time of its calls. Only random inputs without a meaning by a rule are changed. No function here
+waits for a GPU.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.looks import look_at
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes, count_bytes
-from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
+from flashinfer_bench.bench.evaluators.inputs.random_values import ValueSpec
 from flashinfer_bench.bench.evaluators.inputs.rules import Kind, find_varied_input
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
+from flashinfer_bench.bench.evaluators.inputs.source_checks import find_source_checks
 from flashinfer_bench.data import Definition, RandomInput, Workload
 from flashinfer_bench.data.dtypes import DTYPES
 
 FEW: Final = 8
-"""Large values of a row. Of fewer, the rounding of one would move the whole row."""
+"""Large values of a row. With fewer, the rounding of one of them would move the whole row."""
 LOUD: Final = 15
-"""Columns, and rows, that keep their scale if all others are smaller still. A look at a part sees some of them."""
+"""Columns, and rows, that keep their scale if all others are smaller still. A sample of the elements hits some of them.
+"""
 QUIET_SHARE: Final = 1 / 400
-"""Share of a square sum that the others have. A format that rounds them to zero is off by half of the limit."""
+"""Share of a square sum from the remaining elements. A format that rounds them to zero is off by half of the limit."""
 ROWS_PER_CHOSEN: Final = 64
-"""One of this many rows, or groups of rows, is chosen: a look at a part of them seldom sees it."""
+"""Rows, or groups of rows, for each chosen one: a sample of them rarely hits it."""
 OUTWEIGHS: Final = 32
-"""A row that outweighs the others is this many times as large as they are together; half of it will do."""
+"""A dominant row is this many times as large as all others together; half of it is still dominant."""
 USUAL_REACH: Final = 10.0
 """Usual values reach no further."""
 NEAR: Final = (0.9, 1.2)
@@ -48,7 +49,7 @@ NEAR: Final = (0.9, 1.2)
 FAR: Final = (2.5, 4.5)
 """A shift after which a mean of sigmoids is at least 0.9, or at most 0.1."""
 GATE: Final = (3.5, 5.0)
-"""A shift of a gate: a sigmoid keeps nearly all then, or lets as much through."""
+"""A shift of a gate: a sigmoid then keeps nearly all, or lets nearly all in."""
 OPEN_STEPS: Final = 80
 """Last steps in which some gates are shifted. Before them a state lets something in."""
 LEAST_LENGTH: Final = 4
@@ -56,26 +57,26 @@ LEAST_LENGTH: Final = 4
 DENSITIES: Final = (0.02, 0.1, 0.9, 0.98)
 """Shares of the changed bools that are true."""
 LEAST_BOOLS: Final = 8
-"""Elements of a row that are expected to be true, and false: without, a row may have no right answer."""
+"""Expected true and false elements of a row: a row without either may have no right answer."""
 FEW_NUMBERS: Final = 16
-"""An output of fewer elements may be right by chance, so more calls look at it."""
+"""Elements of an output, below which more calls check it, since it may be right by chance."""
 MOST_BYTES: Final = 1 << 30
-"""Bytes of inputs of all these calls, which are kept until they are judged; one call may take more."""
+"""Bytes of the inputs of all these calls, which are kept until they are judged; a single call may exceed it."""
 MANY_ELEMENTS: Final = 1 << 28
-"""Larger inputs of 8 bits stay: changing one takes its memory several times over."""
+"""Elements of inputs of 8 bits that are changed, at most: a change needs several times their memory."""
 QUICK_MS: Final = 5.0
 SLOW_CALLS: Final = 2
 """Cases for which a reference on a GPU is called that takes longer than QUICK_MS."""
 PATIENCE_MS: Final = 1e3
-"""Time that a reference on a CPU may take for all cases; it is called at least once."""
+"""Milliseconds that a reference on a CPU may take for all cases; it is called at least once."""
 HAVE_RULES: Final = re.compile(r"gdn|mamba.*")
 """Op types whose gates have rules of their own."""
 RATES: Final = re.compile(r"a_?log|log_?a|dt_bias|(log_?)?decays?(_rates?)?")
-"""Names of inputs that say how fast a state forgets: they have no other scale."""
+"""Names of inputs that set how fast a state forgets: they have no other scale."""
 
 
 class Chance:
-    """A source of chance: numbers on the host, and tensors on a device, for which nobody waits."""
+    """A source of random numbers on the host, and of tensors on a device without waiting for it."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self.seed, self.device = seed, device
@@ -95,7 +96,7 @@ class Chance:
         return torch.randperm(count, generator=self.many, device=self.device)
 
     def places(self, below: int, count: int) -> torch.Tensor:
-        """Return random numbers below another; some may occur twice."""
+        """Return `count` random numbers below `below`; some may repeat."""
         return torch.randint(below, (count,), generator=self.many, device=self.device)
 
     def uniform(self, like: torch.Tensor) -> torch.Tensor:
@@ -113,15 +114,15 @@ class Field(NamedTuple):
     chance: Chance
     """Of this input and call."""
     of_columns: Chance
-    """The same for all inputs with the same last axis."""
+    """Shared by all inputs with the same last axis."""
     of_rows: Chance
-    """The same for all inputs with the same other axes."""
+    """Shared by all inputs with the same other axes."""
     groups: int
     """As in `Free`."""
     part: int
     """Number of the part that differs."""
     not_finite: tuple[float, ...]
-    """Values that the reference looks for."""
+    """Values that the reference tests for."""
 
     @property
     def side(self) -> int:
@@ -130,10 +131,10 @@ class Field(NamedTuple):
 
 
 Support = Callable[[Field], Any]
-"""Gives bools that are broadcast to a field's rows, or an index of these; one that begins with an ellipsis is of its
-values. None if there are no such elements."""
+"""Gives bools that are broadcast to a field's rows, or an index of the rows. An index that begins with an ellipsis is
+of the values. None if there are no such elements."""
 Transform = Callable[[torch.Tensor, Field], torch.Tensor]
-"""Turns some elements of a field into others in place, and gives them."""
+"""Changes some elements of a field in place, and returns them."""
 
 
 def everything(_field: Field) -> Any:
@@ -144,8 +145,8 @@ def everything(_field: Field) -> Any:
 def part_of(axis: int, *, turn: int = 0, late: bool = False) -> Support:
     """Choose every second place in one half of an axis.
 
-    A look at one half, or at every second place, misses it in one of two calls: of parts 0 and 1, as of 2 and 3, each
-    half and each second place has one.
+    Reading one half, or every second place, misses it in one of two calls. Parts 0 and 1 cover each half and each
+    second place, and so do parts 2 and 3.
 
     Args:
         axis: -1 or -2.
@@ -167,7 +168,7 @@ def part_of(axis: int, *, turn: int = 0, late: bool = False) -> Support:
 
 
 def sixth_of_rows(number: int) -> Support:
-    """Choose a sixth of the rows, in an order that both sixths of a call share; the only row is in the first one."""
+    """Choose a sixth of the rows, in an order that both sixths of a call share; a single row is in the first sixth."""
 
     def choose(field: Field) -> Any:
         sixth = math.ceil(len(field.rows) / 6)
@@ -178,7 +179,7 @@ def sixth_of_rows(number: int) -> Support:
 
 
 def few_columns(rows_per_chosen: int | None = None) -> Support:
-    """Choose FEW columns of one row, or of one of this many rows."""
+    """Choose FEW columns of one row, or of one row in `rows_per_chosen`."""
 
     def choose(field: Field) -> Any:
         rows, columns = field.rows.shape
@@ -190,7 +191,7 @@ def few_columns(rows_per_chosen: int | None = None) -> Support:
 
 
 def stretch(field: Field) -> Any:
-    """Choose columns of one row: as many as outweigh its square sum, a sum of all rows, or between these."""
+    """Choose columns of one row: enough to dominate its square sum, a sum of all rows, or a number between these."""
     rows, columns = field.rows.shape
     fewest = max(1.0, columns / 1e5)
     most = max(fewest, min(columns / 4, columns * math.sqrt(rows) / 1e3))
@@ -199,7 +200,7 @@ def stretch(field: Field) -> Any:
 
 
 def _spaced(count: int, columns: int, chance: Chance) -> torch.Tensor:
-    """Return columns, neighbours or 32 apart. A look at each second or eighth one sees all of these, or none."""
+    """Return columns, neighbours or 32 apart. Reading every second or eighth column hits all of them, or none."""
     step = min(chance.host.choice((1, 32, 32)), columns // count)
     first = chance.host.randrange(columns)
     return torch.arange(first, first + count * step, step, device=chance.device) % columns
@@ -225,7 +226,7 @@ def loud_size(field: Field) -> float:
 
 
 def most_of(axis: int) -> Support:
-    """Choose all rows (0) or columns (1) but LOUD, the same of inputs that share them; none if these are all."""
+    """Choose all rows (0) or columns (1) except LOUD, the same for inputs that share them; none if LOUD covers all."""
 
     def choose(field: Field) -> Any:
         count, chance = field.rows.shape[axis], (field.of_rows, field.of_columns)[axis]
@@ -247,7 +248,7 @@ def one_element(field: Field) -> Any:
 
 
 def redraw(values: torch.Tensor, field: Field) -> torch.Tensor:
-    """Draw bools at another rate, or keep bytes to a small part of their range: low numbers, or one end of it.
+    """Draw bools at another rate, or keep bytes in a small part of their range: low numbers, or one end of it.
 
     No row of bools is expected to be empty or full.
     """
@@ -269,7 +270,7 @@ def scale(low: float, high: float) -> Transform:
 
 
 def shift(low: float, high: float, side: int = 0) -> Transform:
-    """Add one number, of either side if none is given."""
+    """Add one number, of either sign if no side is given."""
     return lambda values, field: values.add_((side or field.side) * field.chance.host.uniform(low, high))
 
 
@@ -279,7 +280,7 @@ def quieten(axis: int, least: float = 0.0) -> Transform:
 
 
 def large(size: Callable[[Field], float]) -> Transform:
-    """Replace by values of 0.7 to 1 times a size, of either sign, as far as the dtype can tell."""
+    """Replace by values of 0.7 to 1 times a size, of either sign, as precisely as the dtype allows."""
 
     def change(values: torch.Tensor, field: Field) -> torch.Tensor:
         top = size(field)
@@ -301,27 +302,27 @@ def same(choose: Callable[[Field], float]) -> Transform:
 
 
 def spike(field: Field) -> float:
-    """Return a number of 10 to 1,000 of either sign; in one of three calls one beyond those of float16."""
+    """Return a number of 10 to 1,000 of either sign; in one of three calls, a number beyond float16's range."""
     chance = field.chance.host
     size = 10 ** chance.uniform(*chance.choice(((1, 3), (1, 3), (4.9, 5.5))))
     return min(size, torch.finfo(field.values.dtype).max) * chance.choice((1, -1))
 
 
 class StressCase(NamedTuple):
-    """One way in which inputs of a call differ from usual ones."""
+    """One difference of a call's inputs from usual inputs."""
 
     steps: Sequence[tuple[Support, Transform]]
     calls: Mapping[str, int]
-    """Trait of a job → calls if it has the trait; the most of these count. See `StressPlan`."""
+    """Trait of a job → calls if it has the trait; the largest number counts. See `StressPlan`."""
     strength: float = 2.0
-    """How soon it comes if not all cases are tried: a case twice as strong comes first twice as often."""
+    """How early it is tried if not all cases are: a case of twice the strength is first twice as often."""
     is_of_floats: bool = True
     """Whether it leaves bytes and bools as they are."""
 
 
 TO_80: Final = large(lambda _: 80.0)
-"""Squares of such values are numbers of float16, and so is a sum of FEW. So is the square of a value of 240, and one of
-these among 100,000 usual ones outweighs a square sum."""
+"""float16 holds the squares of such values, and a sum of FEW of them. It also holds the square of 240, but one such
+value among 100,000 usual ones dominates a square sum."""
 TO_SMALL: Final = ((everything, scale(1 / 32, 1 / 16)), (most_of(1), quieten(1)), (most_of(0), quieten(0, 1 / 256)))
 """Squares of the smallest rows stay numbers."""
 TWO_SIXTHS: Final = ((sixth_of_rows(0), shift(*NEAR)), (sixth_of_rows(1), shift(*FAR)))
@@ -356,12 +357,12 @@ STRESS_CASES: Final = {
     "one huge value": StressCase([(one_element, same(spike))], {"constants": 12}),
     "all values 100 to 1,000 times as large": StressCase([(everything, scale(1e2, 1e3))], {"constants": 3}, 1.0),
 }
-"""All cases: name, in words → the case. Traces and messages have these names. Cases that differ in a small part have
-more calls: a look may miss it in some."""
+"""All cases: name, in words → the case. Traces and messages have these names. A case that differs in a small part has
+more calls, since a partial read misses it in some."""
 GATES: Final = frozenset(name for name, case in STRESS_CASES.items() if "gates" in case.calls)
 """Cases that change the inputs of a sigmoid or softplus, if a state is carried from step to step."""
 FOR_CONSTANTS_ALONE: Final = frozenset(name for name, case in STRESS_CASES.items() if {*case.calls} == {"constants"})
-"""Cases in which floats are not judged: between the operations of a kernel float16 has no such numbers."""
+"""Cases in which floats are not judged: float16 cannot hold such numbers between the operations of a kernel."""
 
 
 class Free(NamedTuple):
@@ -375,7 +376,7 @@ class Free(NamedTuple):
 
 
 def why_no_stress(definition: Definition) -> str | None:
-    """Say why a definition is judged on usual inputs only; None if it is not. Indices and counts have no norm."""
+    """Return why a definition is judged on usual inputs only; None if it is not. Indices and counts have no norm."""
     return None if _float_outputs(definition) else "none of its outputs is a float"
 
 
@@ -385,12 +386,12 @@ def _float_outputs(definition: Definition) -> dict[str, tuple[str, ...]]:
     return {name: tuple(spec.shape or ()) for name, spec in specs if DTYPES[spec.dtype].kind == "float"}
 
 
-def _find_free(blank: Blank) -> Free | None:
-    """Return how a random input is changed; None if it stays: a rule, or its name, says what its range is."""
-    name, definition, shape = blank.name, blank.definition, blank.shape
+def _find_free(value_spec: ValueSpec) -> Free | None:
+    """Return how a random input is changed; None if it stays, since a rule or its name fixes its range."""
+    name, definition, shape = value_spec.name, value_spec.definition, value_spec.shape
     count = math.prod(shape)
-    kind = find_varied_input(blank).kind
-    is_large = blank.dtype.bits == 8 and count > MANY_ELEMENTS
+    kind = find_varied_input(value_spec).kind
+    is_large = value_spec.dtype.bits == 8 and count > MANY_ELEMENTS
     if kind is None or is_large or RATES.fullmatch(name.lower()) or not shape or not count:
         return None
     axes = tuple(definition.inputs[name].shape or ())
@@ -403,7 +404,7 @@ def _find_free(blank: Blank) -> Free | None:
 
 
 def count_affordable(latency_ms: float | None, device_type: str) -> int | None:
-    """Return for how many cases a reference is called; None if it is quick enough for all.
+    """Return the number of cases for which a reference is called; None if it is quick enough for all.
 
     Args:
         latency_ms: of one call; None if it was not timed.
@@ -423,7 +424,7 @@ class StressPlan:
         definition: what is computed.
         workload: says which inputs are random.
         seed: of the job; secret while the job is judged.
-        has_constants: whether outputs that are the same on all usual inputs are tried on others, too.
+        has_constants: whether outputs that are the same on all usual inputs are tried on other inputs, too.
         most: calls at most; None for all.
 
     Raises:
@@ -440,20 +441,20 @@ class StressPlan:
         most: int | None = None,
     ) -> None:
         self._seed = derive_seed(seed, "stress")
-        self._looks = look_at(definition.reference or "")
+        self._source_checks = find_source_checks(definition.reference or "")
         self._changed: Counter[str] = Counter()
         """Calls of each case that were changed."""
         axes, shapes = bind_axes(definition, workload)
         self.free = [
-            _find_free(Blank(name, definition, shape, axes))
+            _find_free(ValueSpec(name, definition, shape, axes))
             if shape and isinstance(workload.inputs.get(name), RandomInput | None)
             else None
             for name, shape in shapes.items()
         ]
         """Which inputs are changed, in the order of the definition."""
         found = [one for one in self.free if one is not None]
-        self._guarded = self._looks.guarded & {one.name for one in found}
-        self._gates = self._looks.gates & {one.name for one in found if one.kind == "float"}
+        self._guarded = self._source_checks.guarded & {one.name for one in found}
+        self._gates = self._source_checks.gates & {one.name for one in found if one.kind == "float"}
         traits = self._find_traits(definition, workload, found)
         traits |= {"any": bool(found), "constants": has_constants and bool(found)}
         counts = {
@@ -467,16 +468,16 @@ class StressPlan:
         keys = {name: settled.expovariate(STRESS_CASES[name].strength) for name in self.names}
         calls = sorted((again, keys[name], name) for name in self.names for again in range(counts[name]))
         self.calls = [name for _, _, name in calls[: min(affordable, affordable if most is None else most)]]
-        """The case of each call of the job, in the order in which they come: one of each first, strong ones sooner."""
+        """The case of each call of the job, in order: each case once first, strong cases earlier."""
 
     def _find_traits(self, definition: Definition, workload: Workload, free: Sequence[Free]) -> dict[str, Any]:
-        """Return what the job is like: it says which cases make sense, and how many calls find a shortcut."""
+        """Return the traits of the job. They decide which cases make sense, and how many calls find a shortcut."""
         outputs = _float_outputs(definition)
         shapes = dict(zip(definition.outputs, definition.get_output_shapes(workload.axes), strict=True))
         has_rules = HAVE_RULES.fullmatch(definition.op_type.replace("-", "_"))
         return {
             "floats": any(one.kind == "float" for one in free),
-            # Rows join in one number if an output lacks their axis. Statistics of bytes are of whole images.
+            # Rows are combined in one number if an output lacks their axis. Statistics of bytes are of whole images.
             "joined rows": any(
                 one.kind in ("bytes", "bools") or any(one.axes[-2] not in axes for axes in outputs.values())
                 for one in free
@@ -485,17 +486,17 @@ class StressPlan:
             "gates": not has_rules and self._gates,
             "few numbers": free and any(0 < math.prod(shapes[name] or ()) < FEW_NUMBERS for name in outputs),
             "groups": any(one.groups >= FEW_NUMBERS for one in free),
-            "zeros": free and self._looks.zeros,
-            "not finite": free and self._looks.not_finite,
+            "zeros": free and self._source_checks.zeros,
+            "not finite": free and self._source_checks.not_finite,
         }
 
     def change(self, name: str, number: int, values: Sequence[torch.Tensor | None]) -> None:
-        """Turn usual inputs of a call into those of a case, in place.
+        """Turn usual inputs of a call into the inputs of a case, in place.
 
         Args:
             name: of the case.
             number: of the call.
-            values: its inputs, in the order of the definition; None for one that is no tensor.
+            values: its inputs, in the order of the definition; None for an input that is no tensor.
         """
         self._changed[name] += 1
         for index, (free, value) in enumerate(zip(self.free, values, strict=True)):
@@ -517,7 +518,7 @@ class StressPlan:
                     field.rows[places] = transform(field.rows[places], field)
             if free.kind == "bools":
                 _keep_some(value, usual)
-                if self._looks.empty_rows and name in (SHIFTED_ROWS, CUBED) and len(field.rows) > 1:
+                if self._source_checks.empty_rows and name in (SHIFTED_ROWS, CUBED) and len(field.rows) > 1:
                     field.rows[field.of_rows.host.randrange(len(field.rows))] = False
             if free.kind == "float8":
                 largest = torch.finfo(value.dtype).max
@@ -538,11 +539,11 @@ class StressPlan:
         part = derive_seed(self._seed, "part", name, free.name) % 4 ^ (self._changed[name] - 1) % 4
         of_columns, of_rows = draw("places", *free.axes[-1:]), draw("places", *free.axes[:-1])
         rows = values.view(-1, values.shape[-1])
-        return Field(values, rows, draw(index), of_columns, of_rows, free.groups, part, self._looks.not_finite)
+        return Field(values, rows, draw(index), of_columns, of_rows, free.groups, part, self._source_checks.not_finite)
 
 
 def _keep_some(values: torch.Tensor, usual: torch.Tensor) -> None:
-    """Undo changes of rows and columns in which all bools are true, or none is: they may have no right answer."""
+    """Undo changes of rows and columns whose bools are all true, or all false: they may have no right answer."""
     for dim in (-1, -2)[: values.ndim]:
         is_odd = values.all(dim, keepdim=True) | ~values.any(dim, keepdim=True)
         torch.where(is_odd, usual, values, out=values)

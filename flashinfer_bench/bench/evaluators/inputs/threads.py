@@ -1,4 +1,4 @@
-"""How many threads torch has on the CPU beside a GPU: one for our small work, all for the code of definitions."""
+"""The CPU threads of torch alongside a GPU: one for our small work, all for the code of definitions."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import contextmanager
 import torch
 
 _usual: list[int] = []
-"""The number that torch had before this process was kept to one thread; empty where it was not."""
+"""The number of threads before this process was limited to one; empty if it was not limited."""
 
 
 def keep_to_one_thread() -> None:
-    """Have torch compute in one thread from here on, but within `usual_threads`.
+    """Have torch compute in one thread from here on, except within `usual_threads`.
 
-    On 16 cores, of which workers hold some, an operation on 50,000 numbers took 5 to 8 ms: it waits for the last of its
-    threads. They spin meanwhile and after it, on cores that other workers and sessions need.
+    With more threads, a small operation waits for the last of them while workers hold some cores. The threads also spin
+    on cores that other workers and sessions need.
     """
     if not _usual:
         _usual.append(torch.get_num_threads())
@@ -24,7 +24,7 @@ def keep_to_one_thread() -> None:
 
 @contextmanager
 def usual_threads() -> Iterator[None]:
-    """Let torch have as many threads as it had before this process was kept to one."""
+    """Let torch have its number of threads from before this process was limited to one."""
     if not _usual:
         yield
         return

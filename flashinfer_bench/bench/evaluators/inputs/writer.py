@@ -1,11 +1,11 @@
-"""Writes the inputs of timed calls: copies, moved or shuffled values, normal values, random bits; fills outputs, too.
+"""Writes the inputs of timed calls: copies, moved or shuffled values, normal values, random bits. Fills outputs, too.
 
-On a GPU all writes are collected, and one launch of `content_kernel.cu` does them: with torch each would take several
-launches, which cost more than the writing. On a CPU numpy and torch write at once. Both draw their own numbers: the
-same key gives the same values on the same kind of device. `contents.py` decides what is written.
+On a GPU all writes are collected, and one launch of `content_kernel.cu` does them. With torch each write would take
+several launches, which cost more than the writing. On a CPU numpy and torch write at once. Both draw their own numbers:
+the same key gives the same values on the same kind of device. `contents.py` decides the content.
 
-Elements are shuffled within rows: each comes from a secret place, and is multiplied by a factor of its row and one of
-its own. Neither can be told from the base without the key.
+Elements are shuffled within rows. Each comes from a secret place, and is multiplied by a factor of its row and its own
+factor. Neither follows from the base without the key.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ MOVE: Final = 1
 LARGEST_FACTOR: Final = 1.25
 """Factors lie between this and its inverse, so that outputs keep the size that tolerances are made for."""
 ROOT: Final = math.sqrt(LARGEST_FACTOR)
-"""Bound of a row's factor and of an element's own. The kernel has the same one."""
+"""Bound of a row's factor and of an element's own. The kernel has the same bound."""
 NEGATED: Final = 1 << 63
 """Bit of a key that negates all elements; other keys are below it."""
 WORDS: Final = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Bytes of an element → dtype in which numpy moves it: numpy has no bfloat16."""
+"""Bytes of an element → dtype in which numpy moves it, since numpy has no bfloat16."""
 TILE: Final = 16_384
-"""Elements that a block writes at a time; a multiple of eight."""
+"""Elements that a block writes at once; a multiple of eight."""
 BLOCKS_PER_PROCESSOR: Final = 8
 THREADS: Final = 256
 PIECE_FIELDS: Final = 8
-"""Numbers of a piece of the kernel's work; the first one counts the tiles before it."""
+"""Fields of a piece of the kernel's work; the first field counts the tiles before it."""
 COUNT: Final = 4
 """Place of the count of elements among them."""
 FLIPPED_TOGETHER: Final = 1 << 26
-"""Bytes whose bits are flipped together; the random bits take as much memory, and places in a table four times that."""
+"""Bytes whose bits are flipped together; the random bits need the same memory, and places in a table four times that.
+"""
 
 
 Flips = int | torch.Tensor
@@ -57,7 +58,8 @@ Flips = int | torch.Tensor
 
 
 class Writer:
-    """Writes tensors: on a CPU at once, on a GPU in one launch at `finish`. Until then the caller holds all of them.
+    """Writes tensors: on a CPU at once, on a GPU in one launch at `finish`. Until then the caller keeps all of them
+    alive.
 
     Args:
         device: of all tensors.
@@ -82,12 +84,12 @@ class Writer:
         self._add(FILL, word, addresses_of(held, rows), held.shape[1])
 
     def move_rows(self, value: torch.Tensor, into: torch.Tensor, rows: Sequence[int], by: Unsigned) -> None:
-        """Write a tensor to some rows, moved along by a number of elements; the first ones come last.
+        """Write a tensor to some rows, moved along by a number of elements; the first elements come last.
 
         Args:
             value: contiguous.
             into: [all rows, *shape] of its dtype; each row is contiguous.
-            rows: those that are written.
+            rows: the rows to write.
             by: [rows].
         """
         size = value.dtype.itemsize
@@ -107,7 +109,7 @@ class Writer:
         Args:
             value: contiguous, of a dtype in MULTIPLIED, not empty.
             into: [all rows, *shape] of its dtype; each row is contiguous.
-            rows: those that are written.
+            rows: the rows to write.
             by: [rows]: elements by which it is moved.
             keys: [rows]: secrets below 2**63, and NEGATED.
             columns: elements of a line, below 2**23; the last line may have fewer.
@@ -132,7 +134,7 @@ class Writer:
 
         Args:
             into: [all rows, *shape] of a dtype in DRAWN; each row is contiguous.
-            rows: those that are written.
+            rows: the rows to write.
             keys: [rows]: secrets below 2**63.
             deviation: the values' standard deviation.
         """
@@ -149,7 +151,7 @@ class Writer:
 
         Args:
             into: [all rows, *shape]; each row is contiguous.
-            rows: those that are changed.
+            rows: the rows to change.
             keys: [rows]: secrets below 2**63.
             flips: the bits.
         """
@@ -163,14 +165,14 @@ class Writer:
         self._pieces.append(pieces)
 
     def finish(self) -> None:
-        """Launch the kernel, and flip bits behind it on the same stream. Nobody waits for either."""
+        """Launch the kernel, and flip bits behind it on the same stream. Does not wait for either."""
         if self._launch is not None and self._pieces:
             pieces = np.concatenate(self._pieces)
             ends = np.cumsum(-(-pieces[:, COUNT].astype(np.int64) // TILE))
             pieces[1:, 0] = ends[:-1]
-            told = torch.from_numpy(pieces.view(np.int64)).to(self._device)
+            reported = torch.from_numpy(pieces.view(np.int64)).to(self._device)
             stream = torch.cuda.current_stream(self._device).cuda_stream
-            self._launch(stream, told.data_ptr(), len(pieces), int(ends[-1]), TILE)
+            self._launch(stream, reported.data_ptr(), len(pieces), int(ends[-1]), TILE)
         for target, key, flips in self._flips:
             _flip(target, key, flips)
         self._pieces.clear()
@@ -178,7 +180,7 @@ class Writer:
 
 
 def addresses_of(held: torch.Tensor, rows: Sequence[int]) -> Unsigned:
-    """Return where some rows of a tensor begin. A view of each would take longer than all else that is done for it."""
+    """Return the addresses of some rows of a tensor. A view of each would take longer than all other work on it."""
     step = np.uint64(held.stride(0) * held.dtype.itemsize)
     addresses: Unsigned = np.asarray(rows, np.uint64) * step + np.uint64(held.data_ptr())
     return addresses
@@ -188,7 +190,7 @@ def open_writer(device: torch.device) -> Writer:
     """Return a writer for a device.
 
     Raises:
-        DeviceFault: the driver of a GPU does not take the kernel.
+        DeviceFault: the driver of a GPU rejects the kernel.
     """
     return Writer(device, _find_kernel(device) if device.type == "cuda" else None)
 

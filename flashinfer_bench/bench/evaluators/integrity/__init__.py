@@ -1,1 +1,2 @@
-"""Rules beside the user's tolerance: what no honest kernel does, however loose the tolerance. Imports no evaluator."""
+"""Rules besides the user's tolerance: errors that no honest kernel makes, however loose the tolerance. Imports no
+evaluator."""

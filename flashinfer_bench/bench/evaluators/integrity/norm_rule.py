@@ -1,13 +1,13 @@
-"""The rules `norm` and `lost_rows`: the error of a float output may be no more than a share of the output itself.
+"""The rules `norm` and `lost_rows`: the error of a float output may be at most a share of the output itself.
 
-`norm` looks at the whole output, and at each row if every element has to match. `lost_rows` looks at each row if some
-elements may fail. So zeros never pass for values that are smaller than `atol`, and no row is given up for a matched
-ratio. A row that the inputs do not settle (`stability`) is left out.
+`norm` checks the whole output, and each row if every element must match. `lost_rows` checks each row if some elements
+may fail. So zeros never pass for values smaller than `atol`, and a matched ratio never allows a lost row. A row that is
+ill-conditioned for the inputs (`stability`) is skipped.
 
-On stress inputs an output too small for rows is judged, too. Its few numbers may all be near zero by chance, or be what
-is left of a sum, so it may also be off by several times as much as rounding of the inputs moves it.
+On stress inputs an output too small for rows is judged, too. Its few numbers may all be near zero by chance, or be the
+rest of a sum. So it may also be off by several times its change under rounding of the inputs.
 
-`judge_norms` judges one call. `surely_pass` looks at many calls first: if it accepts them, no call is judged by itself.
+`judge_norms` judges one call. `surely_pass` checks many calls first: if it accepts them, no call is judged alone.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from flashinfer_bench.data.dtypes import DTYPES
 NORM: Final = "norm"
 LOST_ROWS: Final = "lost_rows"
 USUAL_LIMIT: Final = 0.1
-"""Largest norm of the error, as a share of the reference's, if rtol is at most 0.01. bfloat16 comes to 0.01, fp8 in
-between two products to 0.04; zeros to 1."""
+"""Largest norm of the error, as a share of the reference's, if rtol is at most 0.01. Rounding in bfloat16 or fp8 stays
+below it; an output of zeros has 1."""
 RTOL_FACTOR: Final = 10.0
 """Above that, the limit is rtol times this."""
 LOOSEST_LIMIT: Final = 0.5
-"""The limit is never larger: half of an output may not be missing."""
+"""Upper bound of the limit: half of an output may not be missing."""
 LIMITS_BY_BITS: Final = {8: 0.2, 4: 0.25}
-"""Bits of the smallest floats of a definition → the least limit: kernels quantise what lies between its operations,
-too. Whole numbers of 8 bits count as 4: they often hold two values."""
+"""Bits of the smallest floats of a definition → the least limit, since kernels quantise between its operations, too.
+Whole numbers of 8 bits count as 4: they often hold two values."""
 SMALL_SLACK: Final = 4.0
-"""A small output may be off by this many times what rounding moves it, if that is more than the limit: single numbers
+"""A small output may be off by this many times its change under rounding, if that exceeds the limit: single numbers
 scatter."""
 SMALL_SETTLED: Final = 0.5
-"""Share of the limit by which rounding may move a small output that is settled: all draws may be small."""
+"""Share of the limit by which rounding may move a well-conditioned small output: all draws may be small."""
 SURE: Final = 0.99
-"""Share of the limit that norms may come to if a call is not judged by itself."""
+"""Share of the limit that norms may reach if a call is not judged alone."""
 TOGETHER: Final = {"cpu": 1 << 15, "cuda": 1 << 24}
-"""Elements of calls that are looked at together, by device: about 400 MB of float32 on a GPU, one thread's work on a
-CPU."""
+"""Elements of calls that are checked together, by device: about 400 MB of float32 on a GPU, one thread's work on a CPU.
+"""
 MOST_ELEMENTS: Final = {"cpu": 1 << 22, "cuda": 1 << 25}
-"""Elements of the largest output that is looked at, by device: it takes its memory several times over."""
+"""Elements of the largest output that is checked, by device: a check needs several times its memory."""
 
 Excess = tuple[str, dict[str, Any]]
 """Message, and `rule` and `evidence` for the trace."""
@@ -66,23 +66,23 @@ class NormRule:
     limit: float
     judges_output: bool
     row_rule: str | None
-    """Name of the rule that judges rows; None if none does."""
+    """Name of the rule that judges rows; None without such a rule."""
 
     @property
     def is_on(self) -> bool:
-        """Whether there is anything to look at."""
+        """Whether the rule checks any output."""
         return self.judges_output or self.row_rule is not None
 
     def find_excess(self, norms: Norms, output: int, name: str, stability: Stability) -> Excess | None:
-        """Say how an output breaks the rule, None if it does not.
+        """Return how an output breaks the rule; None if it does not.
 
-        Rows that are not settled are left out, and then those that were small beside them, until the rest is right.
+        Ill-conditioned rows are skipped first, then rows that were small beside them, until the rest passes.
 
         Args:
             norms: of the output.
             output: its number.
             name: of the output.
-            stability: says which rows are left out.
+            stability: finds the rows to skip.
         """
         share, worst = norms.share(), norms.figures[2]
         judges_rows = self.row_rule is not None and len(norms.error) > 1 and worst > self.limit
@@ -154,18 +154,19 @@ def judge_norms(
 
 
 def surely_pass(calls: Sequence[JudgedCall], rule: NormRule, tolerance: Tolerance | None = None) -> list[bool] | None:
-    """Tell by one transfer whether every call passes for sure.
+    """Return from one transfer which calls surely pass.
 
-    Nobody records how far off timed calls are. What passes here passes if each call is judged by itself. Outputs of
-    several calls are looked at as one tensor, since a launch for each would take longer than the looks.
+    The errors of timed calls are not recorded. A call that passes here also passes if it is judged alone. Outputs of
+    several calls are checked as one tensor, since a launch for each would take longer than the checks.
 
     Args:
-        calls: what they gave, and what was expected.
+        calls: their outputs, and the expected outputs.
         rule: of norms.
-        tolerance: of elements. None: norms alone are judged, also those of outputs too small for rows.
+        tolerance: of elements. None: norms alone are judged, also of outputs too small for rows.
 
     Returns:
-        None says nothing. A list says that all pass: for each whether norms say something of what was expected of it.
+        None decides nothing. A list says that all calls pass, and for each call whether norms apply to its expected
+        outputs.
     """
     if tolerance is not None and (tolerance.by_ratio or tolerance.max_absolute_error < math.inf):
         return None
@@ -181,12 +182,12 @@ def surely_pass(calls: Sequence[JudgedCall], rule: NormRule, tolerance: Toleranc
         for start in range(0, len(pairs) if count else 0, most):
             _look(pairs[start : start + most], rule, tolerance, holds, totals)
     brought = [torch.stack(holds).double()] if holds else []
-    told = torch.cat([*brought, *totals]).tolist() if holds or totals else []
-    squares = told[len(holds) :]
+    reported = torch.cat([*brought, *totals]).tolist() if holds or totals else []
+    squares = reported[len(holds) :]
     errors, sizes = squares[::2], squares[1::2]
     bound = (rule.limit * SURE) ** 2
     surely = all(off <= size * bound and size < math.inf for off, size in zip(errors, sizes, strict=True))
-    if not (surely and all(told[: len(holds)])):
+    if not (surely and all(reported[: len(holds)])):
         return None
     return [any(sizes[at :: len(calls)]) for at in range(len(calls))]
 
@@ -198,10 +199,10 @@ def _look(
     holds: list[torch.Tensor],
     totals: list[torch.Tensor],
 ) -> None:
-    """Look at one output of some calls: note what holds if it surely passes, and squared norms.
+    """Check one output of some calls: note the passed tests if it surely passes, and squared norms.
 
-    The norms [calls * 2] are those of each call's error and of what was expected. Comparisons with nan are false, and
-    an infinite row has an infinite norm: what is not finite never surely passes.
+    The norms [calls * 2] are those of each call's error and of the expected output. Comparisons with nan are false, and
+    an infinite row has an infinite norm. So an output that is not finite never surely passes.
     """
     first, calls = pairs[0][0], len(pairs)
     expected, got = (_stack(side) for side in zip(*pairs, strict=True))
@@ -228,7 +229,7 @@ def _look(
 
 
 def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return tensors of one shape and dtype as one [tensors, ...]; torch stacks those of 8 bits as bytes everywhere."""
+    """Return tensors of one shape and dtype as one [tensors, ...]; tensors of 8 bits are stacked as bytes."""
     dtype = tensors[0].dtype
     if dtype.itemsize > 1:
         return torch.stack(tuple(tensors))

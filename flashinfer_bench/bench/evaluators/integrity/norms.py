@@ -1,8 +1,8 @@
-"""How large the error of an output is beside the output itself, by row and in all. It measures; `norm_rule` decides.
+"""Measures the error of an output relative to the output itself, by row and in all; `norm_rule` decides.
 
-A row is what lies along the last dimension. Shorter rows than `LEAST_ROW` are taken together with their neighbours
-along the dimensions before, since a few numbers may all be near zero by chance. Elements that the reference expects not
-to be finite are left out: the comparison of elements has seen to it that both sides are alike there.
+A row lies along the last dimension. Rows shorter than `LEAST_ROW` are joined with their neighbours along the dimensions
+before, since a few numbers may all be near zero by chance. Elements whose expected value is not finite are skipped: the
+comparison of elements has checked that both sides agree there.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from flashinfer_bench.bench.evaluators.compare.outputs import CHUNK_ELEMENTS, re
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed
 
 LEAST_ROW: Final = 16
-"""Elements of a row, at least. An output with fewer is one row, whose norms are judged on stress inputs only."""
+"""Elements of a row, at least. A smaller output is one row, whose norms are judged on stress inputs only."""
 FLOOR: Final = 0.1
-"""A row below this share of the usual row is held against this share of it: what is left of a sum that cancels out has
-the errors of its terms."""
+"""A row below this share of the usual row is compared with this share of it, since the rest of a cancelled sum has the
+errors of its terms."""
 NO_VALUE_SCALES: Final = frozenset({getattr(torch, "float8_e8m0fnu", None)})
 """Dtypes whose neighbouring values differ by a factor of two: one step of one element is the size of a row."""
 BROUGHT_ROWS: Final = 1 << 13
-"""Norms of no more rows are brought to the CPU: there an operation on them takes less time than a launch."""
+"""Rows whose norms are moved to the CPU, at most: there an operation on them takes less time than a launch."""
 
 
 @dataclass(frozen=True)
 class Norms:
-    """Squared norms of an output's rows, in float64; those of many rows lie on the output's device."""
+    """Squared norms of an output's rows, in float64; the norms of many rows lie on the output's device."""
 
     error: torch.Tensor
-    """[rows]: of what was given less what was expected; infinite if only what was given is not finite."""
+    """[rows]: of the actual output less the expected one; infinite if only the actual output is not finite."""
     expected: torch.Tensor
-    """[rows]: of what was expected."""
+    """[rows]: of the expected output."""
     is_small: bool = False
     """Whether the output has fewer elements than a row, and so is the only row."""
 
@@ -43,14 +43,15 @@ class Norms:
         """Return the error's norm [rows], as a share of the expected row's, or of `FLOOR` of the usual row's.
 
         Args:
-            left_out: bool [rows]: those that are no usual rows.
+            left_out: bool [rows]: rows that are no usual rows.
         """
         usual = self.expected if left_out is None or bool(left_out.all()) else self.expected[~left_out]
         return self.error.sqrt() / torch.maximum(self.expected.sqrt(), FLOOR * usual.mean().sqrt())
 
     @cached_property
     def figures(self) -> tuple[float, float, float]:
-        """Squared norms of the error and of what was expected in all, and the worst row's share; one transfer."""
+        """Squared norms of the whole error and of the whole expected output, and the worst row's share; one
+        transfer."""
         error, expected, worst = torch.stack((self.error.sum(), self.expected.sum(), self.shares().max())).tolist()
         return error, expected, worst
 
@@ -84,7 +85,7 @@ def has_norms(expected: torch.Tensor) -> bool:
 
 
 def measure_norms(expected: torch.Tensor, got: torch.Tensor) -> Norms | None:
-    """Return the norms of an output's rows; None for an output that norms say nothing of."""
+    """Return the norms of an output's rows; None if norms do not apply to the output."""
     if not has_norms(expected):
         return None
     columns = row_length(expected)
@@ -96,18 +97,18 @@ def measure_norms(expected: torch.Tensor, got: torch.Tensor) -> Norms | None:
 
 
 def says_something(expected: torch.Tensor) -> bool:
-    """Tell whether norms say something of an output: a float one with a finite number that is not zero."""
+    """Return whether norms apply to an output: a float output with a finite number other than zero."""
     norms = measure_norms(expected, expected)
     return norms is not None and norms.says_something
 
 
 def _square(expected: torch.Tensor, got: torch.Tensor, *, masks: bool) -> torch.Tensor:
-    """Return the squared norms [2, rows] of the error and of what was expected; a long row is measured in pieces.
+    """Return the squared norms [2, rows] of the error and of the expected output; a long row is measured in pieces.
 
     Args:
         expected: [rows, columns].
         got: [rows, columns].
-        masks: whether elements that are not expected to be finite are left out.
+        masks: whether elements with an expected value that is not finite are skipped.
     """
     most = CHUNK_ELEMENTS.get(expected.device.type, CHUNK_ELEMENTS["cpu"])
     count, columns = expected.shape

@@ -1,8 +1,8 @@
-"""Which rows of an output the inputs do not settle: the reference itself gives others when its inputs are rounded.
+"""Finds ill-conditioned rows of an output: the reference itself returns other rows when its inputs are rounded.
 
-A token near a tie goes to another expert; a softmax of large numbers is all or nothing. No rule may blame a solution
-for such rows. They are found by calling the reference on inputs to which random rounding errors were added, and with
-equal values in another order wherever it chooses. That is done only where a rule is about to reject.
+A token near a tie is sent to another expert; a softmax of large numbers is all or nothing. No rule may blame a solution
+for such rows. To find them, the reference is called on inputs with random rounding errors. Its choices among equal
+values are made in another order. This is done only if a rule is about to reject.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from flashinfer_bench.bench.evaluators.integrity.norms import Norms, measure_nor
 from flashinfer_bench.errors import Fault
 
 MOST_DRAWS: Final = 16
-"""Times that the reference is called. A row at the edge of a bfloat16's rounding is missed in one of 1,000 cases."""
+"""Calls of the reference, at most. A row at the edge of a bfloat16's rounding is missed in one of 1,000 cases."""
 FEWEST_DRAWS: Final = 4
 PATIENCE_S: Final = 30.0
-"""Seconds for these calls. Where a reference is so slow that there are fewer than FEWEST_DRAWS, nothing is blamed."""
+"""Seconds for these calls. If a reference is so slow that there are fewer than FEWEST_DRAWS, no row is blamed."""
 MOST_OF_SIGMOID: Final = 0.1
-"""No number is moved by more than this share for what sigmoids are off."""
+"""Largest share by which a number is moved for the error of sigmoids."""
 FLOAT8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 TURNED_SHARE: Final = 0.25
-"""A row depends on the order of equal values where another order moves it by more than this share of its limit."""
+"""A row depends on the order of equal values if another order moves it by more than this share of its limit."""
 _ATEN: Final = torch.ops.aten
 CHOOSING: Final = {
     _ATEN.topk.default: (2, -1),
@@ -45,10 +45,10 @@ CHOOSING: Final = {
     _ATEN.argmax.default: (1, None),
     _ATEN.argmin.default: (1, None),
 }
-"""Operations that give the places of their choices → where the dimension stands among the arguments, and its default.
+"""Operations that return the indices of their choices → position of the dimension among the arguments, and its default.
 Others, such as argsort, are made of these."""
 MEMORY_SHARE: Final = 4
-"""Inputs are rounded, the smallest first, as far as the free memory of the device divided by this goes."""
+"""Inputs are rounded, the smallest first, while they fit into the device's free memory divided by this."""
 
 
 Reference = Callable[[list[Any]], list[torch.Tensor]]
@@ -56,45 +56,47 @@ Reference = Callable[[list[Any]], list[torch.Tensor]]
 
 @dataclass(frozen=True)
 class Rounding:
-    """How inputs are rounded, and what that may move."""
+    """The rounding of inputs, and its effect that is tolerated."""
 
     size: float
     """Standard deviation of the errors that are added, as a share of each number."""
     moved_share: float
-    """A row is not settled where it moves by more than this share of the error that it may have."""
+    """A row is ill-conditioned if it moves by more than this share of its allowed error."""
     judges_small: bool = False
     """Whether outputs too small for rows are judged by norms, too."""
     slack: float = math.inf
-    """A row that is off by more than so many times what rounding moves it is judged, settled or not."""
+    """A row with an error of more than this many times its change under rounding is judged, ill-conditioned or not."""
     of_sigmoid: float = 0.0
-    """So far are sigmoids off: numbers are moved by as much as that moves them."""
+    """Error of sigmoids: numbers are moved by the change that it causes."""
 
 
 USUAL_ROUNDING: Final = Rounding(2.0**-7, 0.25)
-"""Twice a unit in the last place of bfloat16: a choice that a solution's own rounding turns, of a bfloat16's size at
-most, is turned by one of the draws. Kernels that round four times as coarsely stay within the limit on settled rows."""
+"""Twice a unit in the last place of bfloat16. If a solution's own rounding, of a bfloat16's size at most, changes a
+choice, one of the draws changes it too. Kernels that round four times as coarsely stay within the limit on
+well-conditioned rows."""
 REGIME_SLACK: Final = 16.0
-"""Where the square of an operand comes of another one, errors of a twentieth move all rows. Who leaves work out there
-is off by 8 to 3,000 times as much; kernels of scaled fp8 by 0.7, and by 11 where small values underflow."""
+"""Slack on stress inputs. If the square of an operand depends on another operand, errors of a twentieth move all rows.
+A solution that skips work there exceeds this slack, and kernels of scaled fp8 stay below it."""
 REGIME_ROUNDING: Final = Rounding(0.05, 1.0, judges_small=True, slack=REGIME_SLACK)
-"""On inputs of stress cases: twice the errors of fp8. There softmax and gates may be all or nothing, and solutions
-that round their operands to fp8 are right, too. What multiplies two inputs moves by 0.07 and is settled."""
+"""On inputs of stress cases: twice the errors of fp8. There softmax and gates may be all or nothing, and solutions that
+round their operands to fp8 are right, too. A product of two inputs stays well-conditioned."""
 LOUD_ROUNDING: Final = Rounding(0.05, 1.0, judges_small=True, slack=4.0)
-"""Where a few values of one row outweigh all others: sixteen draws may move what comes of one of them by an eighth."""
+"""For cases in which a few values of one row dominate all others: sixteen draws may move a result of one of them by an
+eighth."""
 GATE_ROUNDING: Final = Rounding(2.0**-7, 1.0, judges_small=True, of_sigmoid=5e-4)
-"""Where gates are nearly open or shut. Who keeps a gate of 4 in fp8 is off by a quarter of what it lets through; no
-kernel does, and with REGIME_ROUNDING no row would be settled that depends on hundreds of steps. A GPU's own `tanh`
+"""For cases in which gates are nearly open or shut. A solution with gates in fp8 would be wrong there, and no kernel
+does that. With REGIME_ROUNDING, no row that depends on hundreds of steps would be well-conditioned. A GPU's own `tanh`
 makes sigmoids that are off by half of `of_sigmoid`."""
 
 
 @dataclass
 class Stability:
-    """What rounding does to the reference on the inputs of one call.
+    """The effect of rounding on the reference for the inputs of one call.
 
     Args:
-        reference: takes inputs and gives outputs.
+        reference: takes inputs and returns outputs.
         inputs: of the call, in the order of the definition.
-        expected: what the reference gave for them.
+        expected: the reference's outputs for them.
         seed: of the rounding errors.
         rounding: their size.
     """
@@ -107,7 +109,7 @@ class Stability:
     _moved: list[list[Norms | None]] = field(default_factory=list)
     """For each draw how far the rows of each output were moved."""
     _turned: list[list[Norms | None]] = field(default_factory=list)
-    """The same if only equal values were taken in another order; empty without choices."""
+    """The same with only the order of equal values changed; empty without choices."""
 
     def __post_init__(self) -> None:
         """Prepare the draws."""
@@ -123,15 +125,15 @@ class Stability:
     ) -> torch.Tensor:
         """Return which rows [rows] of an output are not settled, and so are not judged.
 
-        Draws are made until all suspects are unsettled, or none is left.
+        Draws are made until all suspects are ill-conditioned, or no draw is left.
 
         Args:
             output: number of the output.
-            limit: the error that a row may have.
-            suspects: bool [rows]: those that are about to be blamed.
-            shares: errors of the rows, as shares of their norms. A suspect that is off by more than `slack` times what
-                rounding moves it is judged, settled or not. None: none is.
-            left_out: bool [rows]: those beside which no row is small; None for none.
+            limit: the allowed error of a row.
+            suspects: bool [rows]: rows about to be blamed.
+            shares: errors of the rows, as shares of their norms. A suspect with an error of more than `slack` times its
+                change under rounding is judged, ill-conditioned or not. None disables this.
+            left_out: bool [rows]: rows that are not compared with small rows; None for none.
         """
 
         def far(draws: list[list[Norms | None]]) -> torch.Tensor:
@@ -155,8 +157,8 @@ class Stability:
                     draws.append(list(map(measure_norms, self.expected, outputs)))
         if len(self._moved) < FEWEST_DRAWS:
             return torch.ones_like(suspects)
-        # If rows tie with one another, draws take some of them and a solution others: by Good and Turing's estimate at
-        # most as many as there are rows that moved in one draw alone.
+        # If rows tie with one another, draws take some of them and a solution others. By Good and Turing's estimate,
+        # these are at most the number of rows that moved in one draw alone.
         if int((suspects & ~unsettled).sum()) <= int((turned == 1).sum()):
             unsettled |= suspects
         return unsettled & ~is_beyond
@@ -167,8 +169,8 @@ def call_rounded(
 ) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor] | None]]:
     """Yield a reference's outputs for inputs with random rounding errors, MOST_DRAWS times within PATIENCE_S.
 
-    Equal values are taken in another order. If the reference chooses anything, its outputs for the inputs themselves in
-    that order come with them.
+    Equal values are taken in another order. If the reference makes choices, its outputs for the unchanged inputs in
+    that order are included.
     """
     spent_s = 0.0
     for draw in range(MOST_DRAWS):
@@ -182,10 +184,10 @@ def call_rounded(
 
 
 class OtherTies(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no types for it
-    """While it is on, operations of torch that choose take another one of equal values: saturated scores often tie.
+    """While it is on, operations of torch that choose take another of equal values: saturated scores often tie.
 
     Args:
-        seed: of the order in which equal values are taken. A stable sort keeps the order that it promises.
+        seed: of the order of equal values. A stable sort keeps its promised order.
     """
 
     def __init__(self, seed: int) -> None:
@@ -201,7 +203,7 @@ class OtherTies(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call an operation; one that chooses, on its elements in another order."""
+        """Call an operation; call a choosing operation on its elements in another order."""
         del types
         given = dict(kwargs or {})
         if func not in CHOOSING or given.get("stable") or not args[0].dim():
@@ -218,9 +220,9 @@ class OtherTies(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has
 
 
 def call_with_other_ties(reference: Reference, inputs: list[Any], seed: int) -> tuple[list[torch.Tensor], bool]:
-    """Call a reference under `OtherTies`; return its outputs, and whether it chose anything.
+    """Call a reference under `OtherTies`; return its outputs, and whether it made a choice.
 
-    Compiled code and operations of higher order do not run under such a mode: they are called without it.
+    Compiled code and operations of higher order do not run under such a mode; they are called without it.
     """
     ties = OtherTies(seed)
     try:
@@ -231,9 +233,9 @@ def call_with_other_ties(reference: Reference, inputs: list[Any], seed: int) -> 
 
 
 def add_rounding(inputs: Sequence[Any], rounding: Rounding, seed: int) -> list[Any]:
-    """Return inputs whose float tensors have random errors; those of 8 bits become neighbours of theirs.
+    """Return inputs whose float tensors have random errors; a tensor of 8 bits gets neighbouring values.
 
-    Small tensors come first: what is rounded may take a share of the free memory.
+    Small tensors come first: rounded copies may take a share of the free memory.
     """
     rounded = list(inputs)
     known = (*MULTIPLIED, *FLOAT8)

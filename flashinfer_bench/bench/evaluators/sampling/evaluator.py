@@ -1,11 +1,11 @@
 """The Sampling evaluator. A sampler is random, so its draws are judged, not compared.
 
-A draw is one token of one row, drawn in one call. Every draw has to be allowed. The places of all draws (`rules`) have
-to be uniform and independent (`statistics`). Counts of single tokens would not do: with 128,256 tokens and some
-thousand draws, a perfect sampler is far from the expected shares. There are three looks at a sampler:
+A draw is one token of one row, drawn in one call. Every draw must be allowed. The places of all draws (`rules`) must be
+uniform and independent (`statistics`). Counts of single tokens are not enough: with 128,256 tokens and some thousand
+draws, a perfect sampler is far from the expected shares. A sampler is tested three times:
 * the first draws, many calls on the same rows;
 * flattened rows (rule `power`): the same rows with a higher temperature, until no token has more than about a hundredth
-  of the mass. There are enough calls for the smallest cheat that is worth having to show, also with one row;
+  of the mass. There are enough calls to show the smallest profitable cheat, even with one row;
 * timed calls, each on rows of its own. Few draws show coarse faults only.
 """
 
@@ -50,25 +50,25 @@ TIMED_DRAWS: Final = 96
 """Draws of each timed trial that are judged at least. A sampler that draws the likeliest token passes if that has more
 than nine tenths of a row."""
 PATIENCE_S: Final = 20.0
-"""Seconds after which no more calls on flattened rows are made: a slow sampler, as under Triton's interpreter, has a
-limit on its time, and being slow wins nothing."""
+"""Seconds after which no more calls on flattened rows are made. A slow sampler, as under Triton's interpreter, needs a
+limit, and slowness gains nothing."""
 TIMED_SHARE: Final = 0.05
-"""Timed draws reject a right sampler by chance this many times as often as the first draws: they are a second look."""
+"""Share of the false alarm rate for timed draws, since they are a second test."""
 PARTS: Final = (4, 8)
 """Numbers of parts of the rows of timed draws, by their largest probability, the flattest first."""
 LEAST_PART: Final = 24
 """Fewer draws of a part are not tested by themselves."""
 DETECTABLE: Final = 5.5
-"""Divided by the root of the number of draws: mass that a sampler can hardly move from one group of tokens to another
-without being rejected."""
+"""Divided by the root of the number of draws: the mass that a sampler can hardly move between groups of tokens without
+a rejection."""
 
 POWER: Final = "power"
 CHANCE_UNSEEN: Final = 3e-8
-"""Chance that a right sampler draws nothing in a part of the least mass: below the limit of any verdict."""
+"""Chance that a right sampler has no draw in a part of the least mass: below the limit of any verdict."""
 FLATTEST, SHARPEST = 0.002, 0.012
 """The largest probability of a flattened row lies between these, as far as LEAST_FACTOR lets it."""
 LEAST_FACTOR: Final = 0.05
-"""Logits are multiplied by no less: where all probabilities tie, filters may keep any of them."""
+"""Least factor of logits: if all probabilities tie, filters may keep any of them."""
 MOST_KINDS: Final = 8
 """Flattened inputs of a job, at most; each is used for several calls."""
 KINDS_ELEMENTS: Final = 1 << 21
@@ -80,7 +80,7 @@ FLAT_SHARE: Final = 0.1
 
 
 def draws_tokens(definition: Definition) -> bool:
-    """Tell whether a definition gives one token for each row of probabilities or logits."""
+    """Return whether a definition returns one token for each row of probabilities or logits."""
     specs = list(definition.outputs.values())
     is_tokens = len(specs) == 1 and DTYPES[specs[0].dtype].kind == "int" and len(specs[0].shape or ()) == 1
     return is_tokens and find_weights(definition) is not None
@@ -123,7 +123,7 @@ class SamplingEvaluator(DefaultEvaluator):
     ) -> Verdict:
         """Call the sampler many times on the inputs of the first trial and judge all draws together."""
         limits, expected = SamplingLimits.of(cfg), ref_outputs[0]
-        read_problem(definition, inputs[0])  # what cannot be judged is no fault of the sampler
+        read_problem(definition, inputs[0])  # an input that cannot be judged is no fault of the sampler
         judge = DrawJudge(definition, limits, make_generator(context.seed, "places of draws", device=CPU))
         found = judge.judge_first([*call_within(math.inf, sol_runnable, inputs[0], limits.trials, expected)])
         if isinstance(found, Rejected):
@@ -146,10 +146,10 @@ class SamplingEvaluator(DefaultEvaluator):
     def judge_reads(
         cls, definition: Definition, calls: Sequence[JudgedCall], cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> Verdict:
-        """Judge timed calls, each on probabilities of its own: every token is allowed, and their places are uniform.
+        """Judge timed calls, each with its own probabilities: every token is allowed, and their places are uniform.
 
-        The calls of `check_correctness` have equal inputs, and timed ones have not. So a solution that tells them apart
-        could do without a part of each row in timed calls only.
+        The calls of `check_correctness` have equal inputs; timed calls do not. A solution that detects the difference
+        could skip a part of each row in timed calls only.
         """
         generator = make_generator(context.seed, "places of timed draws", device=CPU)
         return DrawJudge(definition, SamplingLimits.of(cfg), generator).judge_timed(calls)
@@ -158,7 +158,7 @@ class SamplingEvaluator(DefaultEvaluator):
 def call_within(
     deadline: float, sol_runnable: SolutionRunnable, inputs: list[Any], count: int, expected: list[torch.Tensor]
 ) -> Iterator[JudgedCall]:
-    """Yield calls on the same inputs, at most `count`, and none after a time of `time.monotonic`."""
+    """Yield at most `count` calls on the same inputs, until a time of `time.monotonic`."""
     if count <= 0 or time.monotonic() > deadline:
         return
     for outputs in sol_runnable.call_repeatedly(inputs, count):
@@ -176,10 +176,10 @@ class SamplingLimits:
     tvd_threshold: float = 0.2
     """Largest total variation distance from the expected distribution, beyond the noise of a perfect sampler."""
     false_alarm_rate: float = 1e-4
-    """Chance that a perfect sampler is rejected, over all tests of a verdict together; with 0 the distance is the only
+    """Chance that a perfect sampler is rejected, over all tests of a verdict together. With 0 the distance is the only
     test of the distribution."""
     least_shift: float = 0.06
-    """Mass that a sampler may not leave out unseen. Leaving out less saves next to nothing."""
+    """Largest mass that a sampler may skip undetected. Skipping less saves next to nothing."""
 
     @classmethod
     def of(cls, cfg: ResolvedEvalConfig) -> SamplingLimits:
@@ -196,7 +196,7 @@ class SamplingLimits:
         )
 
     def find_odd(self, chances: Mapping[str, float], *, alarm_share: float = 1.0) -> str | None:
-        """Say what is too odd for a perfect sampler; None if nothing is.
+        """Return the oddness that rejects a sampler; None if no test rejects it.
 
         Args:
             chances: test → p-value.
@@ -216,7 +216,7 @@ class DrawJudge:
     definition: Definition
     limits: SamplingLimits
     generator: torch.Generator
-    """On the CPU; it decides where in its stretch a draw is placed."""
+    """On the CPU; it decides the position of a draw within its stretch."""
 
     def judge_first(self, calls: Sequence[JudgedCall]) -> Verdict:
         """Judge the first draws, all on the same inputs."""
@@ -241,14 +241,14 @@ class DrawJudge:
         problem = self.limits.find_odd(chances)
         if tvd > threshold + noise:
             problem = f"too far from the expected distribution, threshold {threshold:g} on top of the noise"
-        facts = f"{len(calls)} calls; total variation distance {tvd:.4g}, noise of a perfect sampler {noise:.4g}"
-        return decide(problem and f"the draws are {problem} ({facts})", correctness)
+        counts = f"{len(calls)} calls; total variation distance {tvd:.4g}, noise of a perfect sampler {noise:.4g}"
+        return decide(problem and f"the draws are {problem} ({counts})", correctness)
 
     def judge_timed(self, calls: Sequence[JudgedCall]) -> Verdict:
         """Judge timed calls.
 
-        A sampler may leave tokens out in some of the rows, such as flat ones. Among the draws of all rows that is
-        hardly seen. So each quarter of the rows, by how flat they are, is tested by itself, and each eighth.
+        A sampler may skip tokens in some of the rows, such as flat rows. The draws of all rows together hardly show it.
+        So each quarter of the rows, by their flatness, is tested alone, and each eighth.
         """
         placed = self.place(calls)
         if isinstance(placed, Rejected):
@@ -266,7 +266,7 @@ class DrawJudge:
         return decide(odd and f"the draws are {odd}", Correctness(extra=found))
 
     def judge_flattened(self, calls: Sequence[JudgedCall], correctness: Correctness) -> Verdict:
-        """Judge calls on flattened rows, and add the figures to what is known of the sampler."""
+        """Judge calls on flattened rows, and add the figures to the sampler's record."""
         placed = self.place(calls)
         if isinstance(placed, Rejected):
             return placed
@@ -281,9 +281,8 @@ class DrawJudge:
     def place(self, calls: Sequence[JudgedCall]) -> tuple[torch.Tensor, torch.Tensor] | Rejected:
         """Return the places of draws [orders, calls, rows] and the largest probabilities [calls, rows].
 
-        A draw that is not allowed gives the verdict instead. Calls on the same inputs stand together. Inputs with equal
-        numbers of calls are placed at once, as rows of one problem: one by one, a hundred calls on two rows each take
-        half a second on a GPU.
+        A forbidden draw returns the verdict instead. Calls on the same inputs are adjacent. Inputs with equal numbers
+        of calls are placed at once, as rows of one problem, which is far faster on a GPU than one by one.
         """
         by_count: dict[int, list[tuple[SamplingProblem, torch.Tensor]]] = defaultdict(list)
         for _, group in groupby(calls, key=lambda call: id(call.inputs)):
@@ -363,9 +362,9 @@ def make_flattened(
 
 
 def flatten(weights: torch.Tensor, target: torch.Tensor, *, are_logits: bool) -> torch.Tensor:
-    """Return rows whose largest probability is at most about the target [rows, 1]; flatter rows stay as they are.
+    """Return rows whose largest probability is at most about the target [rows, 1]; flatter rows stay unchanged.
 
-    What is impossible stays impossible.
+    Impossible tokens stay impossible.
     """
     logits = weights.float() if are_logits else weights.float().log()
     low, high = torch.full_like(target, LEAST_FACTOR), torch.ones_like(target)

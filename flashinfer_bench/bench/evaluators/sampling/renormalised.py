@@ -1,8 +1,8 @@
 """The Renormalised evaluator: a filter keeps the largest probabilities of a row and scales them to a sum of one.
 
-Nearly all elements are zero, so the share of matching elements says little. A row is judged by the entries that it
-keeps, as `rules` says. No kept entry may be smaller than a dropped one. The value of a kept entry has to be its input
-divided by the sum of the kept inputs.
+Nearly all elements are zero, so the share of matching elements means little. A row is judged by its kept entries, as
+`rules` explains. No kept entry may be smaller than a dropped one. The value of a kept entry must be its input divided
+by the sum of the kept inputs.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class RenormalisedEvaluator(DefaultEvaluator):
 
 
 def find_problem(problem: SamplingProblem, got: torch.Tensor, rtol: float) -> tuple[str | None, float]:
-    """Say what is wrong with filtered rows, None if they are right; and the largest relative error of a kept value.
+    """Return the error of filtered rows, None if they are right; and the largest relative error of a kept value.
 
     Args:
         problem: the probabilities [rows, entries], and the filter.
-        got: what a solution made of them, [rows, entries].
-        rtol: relative error that a kept value may have.
+        got: the solution's output for them, [rows, entries].
+        rtol: allowed relative error of a kept value.
     """
     weights, kept = problem.probabilities, got > 0
     for at in (~(torch.isfinite(got) & (got >= 0))).nonzero()[:1].tolist():

@@ -1,20 +1,20 @@
-"""Which tokens a sampler may draw, and the place of each draw in the distribution that it should follow.
+"""The tokens that a sampler may draw, and the place of each draw in its required distribution.
 
 Filters act on the probabilities of a row, sorted from the largest:
 * top-k keeps the first k tokens. A k below 1 or above the vocabulary keeps all.
-* top-p keeps tokens until their mass reaches p; the token that crosses p is kept. A p of 1 or more keeps all, a p of 0
-  or less keeps only the largest.
+* top-p keeps tokens until their mass reaches p, including the token that crosses p. A p of 1 or more keeps all, a p of
+  0 or less keeps only the largest.
 * min-p keeps the tokens with at least min_p of the largest probability.
-* With top-k and top-p, top-k comes first, and top-p acts on what is left, rescaled. If the definition's name has
-  "joint", both act on the original row.
+* With top-k and top-p, top-k comes first, and top-p acts on the rescaled rest. If the definition's name has "joint",
+  both act on the original row.
 
 Implementations differ in rounding and ties, and all of them are right. So a row has a narrow set and a wide set of kept
 tokens. The tokens between the two are the group at the boundary. Every draw from the wide set is allowed. The number of
 draws in the group shows which set the sampler follows.
 
 In a fixed order of the tokens, each token has a stretch of [0, 1) as long as its probability. The place of a draw is a
-random point of its token's stretch. Places of a right sampler are uniform and independent, whatever the distribution,
-so places of different rows are tested together (`statistics`).
+random point of its token's stretch. Places of a right sampler are uniform and independent for any distribution, so
+places of different rows are tested together (`statistics`).
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ ORDERS: Final = ("probability", "token id", "token id, even ids first")
 
 @dataclass(frozen=True)
 class SamplingProblem:
-    """What a sampler was given."""
+    """A sampler's inputs."""
 
     probabilities: torch.Tensor
-    """[rows, vocabulary]; none is negative."""
+    """[rows, vocabulary]; no value is negative."""
     filters: dict[str, torch.Tensor]
-    """[rows] by name: int64 top_k, float64 top_p and min_p, those that the definition has."""
+    """[rows] by name: int64 top_k, float64 top_p and min_p, as far as the definition has them."""
     joint: bool = False
     """Whether top-k and top-p both act on the original row."""
 
@@ -102,7 +102,7 @@ class SortedRows:
         # searchsorted needs ascending numbers.
         self._negative = problem.probabilities.neg().sort(dim=1).values
         self.mass = pad(self._negative.neg().double().cumsum(dim=1), (1, 0))
-        """[rows, vocabulary + 1]: at i that of the first i tokens."""
+        """[rows, vocabulary + 1]: at i, the mass of the first i tokens."""
 
     def value(self, rank: torch.Tensor) -> torch.Tensor:
         """Return the probability at a rank; 0 beyond the last."""
@@ -141,12 +141,12 @@ class SortedRows:
 
 
 def place_draws(problem: SamplingProblem, tokens: torch.Tensor, generator: torch.Generator) -> PlacedDraws:
-    """Find the places of draws, for some rows at a time.
+    """Find the places of draws, some rows at once.
 
     Args:
-        problem: what the sampler was given.
+        problem: the sampler's inputs.
         tokens: int64 [rows, calls].
-        generator: on the CPU; it decides where in its stretch a draw is placed.
+        generator: on the CPU; it decides the position of a draw within its stretch.
     """
     rows, vocabulary = problem.probabilities.shape
     step, chunks = max(1, CHUNK_ELEMENTS // vocabulary), []
@@ -167,7 +167,7 @@ def _place(problem: SamplingProblem, tokens: torch.Tensor, generator: torch.Gene
     in_range = (tokens >= 0) & (tokens < ordered.vocabulary)
     tokens = torch.where(in_range, tokens, 0)
     drawn, least = probabilities.gather(1, tokens), ordered.value(wide - 1)
-    # The group at the boundary begins at the first token that ties with the first one that the narrow set leaves out.
+    # The group at the boundary begins at the first token that ties with the first token outside the narrow set.
     core = torch.minimum(ordered.count_above(ordered.value(narrow)), narrow)
     core_mass, narrow_mass, wide_mass = (ordered.mass.gather(1, count) for count in (core, narrow, wide))
     above, up_to = ordered.count_above(drawn), ordered.count_above(drawn, or_equal=True)
@@ -179,7 +179,7 @@ def _place(problem: SamplingProblem, tokens: torch.Tensor, generator: torch.Gene
     high = torch.where(in_group, whole, ordered.mass.gather(1, up_to))
     places = [(low + spread[0] * (high - low)) / whole]
     weights = torch.where(probabilities >= least, probabilities, 0.0)
-    # If ties decide what a row keeps, ids say nothing: its draws lie anywhere.
+    # If ties decide a row's kept tokens, orders by id test nothing: its draws may lie anywhere.
     clear = wide_mass - narrow_mass <= MATERIAL * narrow_mass
     for order, by_chance in zip(_order_ids(ordered.vocabulary), spread[1:], strict=True):
         order, position = order.to(tokens.device), order.argsort().to(tokens.device)[tokens]

@@ -4,9 +4,9 @@ A drafted token has the probability p in the target and q in the draft. It is ac
 After the first rejection, a token is drawn from max(0, target - draft), rescaled. If no token is rejected, one is
 drawn from the target's last row.
 
-The outputs are random. Their form is checked exactly. Three numbers are tested against their distribution, by their
-places as draws are: how many tokens were emitted, how many could have been accepted one by one, and which token was
-drawn last. So are those of timed calls, whose inputs never come twice: a solution could tell them from others by that.
+The outputs are random. Their form is checked exactly. Three numbers are tested against their distribution, by places as
+for draws: the number of emitted tokens, the number of tokens that could be accepted one by one, and the last token. The
+numbers of timed calls are tested too. Their inputs never repeat, which a solution could detect.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class SpeculativeEvaluator(DefaultEvaluator):
     def judge_reads(
         cls, definition: Definition, calls: Sequence[JudgedCall], cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> Verdict:
-        """Judge timed calls, each on probabilities of its own: what is possible is tested for its distribution."""
+        """Judge timed calls, each with its own probabilities: possible results are tested for their distribution."""
         return judge_calls(definition, calls, SamplingLimits.of(cfg), context, alarm_share=TIMED_SHARE)
 
 
@@ -91,14 +91,14 @@ def judge_calls(
     *,
     alarm_share: float = 1.0,
 ) -> Verdict:
-    """Judge calls: each has to be possible, and their places [calls, rows] in each of three distributions uniform.
+    """Judge calls. Each must be possible, and their places [calls, rows] uniform in each of three distributions.
 
     Args:
         definition: names the outputs.
-        calls: on inputs of their own, or several on the same.
+        calls: with different inputs, or several with the same.
         limits: the parameters that decide.
         context: of the job.
-        alarm_share: a right sampler is rejected this many times as often as the limits say.
+        alarm_share: factor on the limits' rejection rate of a right sampler.
     """
     generator = make_generator(context.seed, "places of chains", device=CPU)
     places, chain, inputs = [], None, None
@@ -118,14 +118,14 @@ def judge_calls(
         for test, chance in measure_chances(part).items()
     }
     odd = limits.find_odd(chances, alarm_share=alarm_share)
-    facts = {"calls": len(places), "smallest_p_value": min(chances.values()), "p_values": chances}
-    return decide(odd and f"the results are {odd}", Correctness(extra=facts))
+    extra = {"calls": len(places), "smallest_p_value": min(chances.values()), "p_values": chances}
+    return decide(odd and f"the results are {odd}", Correctness(extra=extra))
 
 
 class Chain:
     """The drafted tokens of a call, and the distributions of its outputs, on the CPU in float64.
 
-    A table [rows, n + 2] or [rows, vocabulary + 1] holds at entry i the mass of what lies below i.
+    A table [rows, n + 2] or [rows, vocabulary + 1] has at entry i the mass below i.
 
     Args:
         draft_probs: [rows, n, vocabulary].

@@ -15,18 +15,18 @@ import torch
 GROUPS: Final = (32, 8)
 """Numbers of groups of equal expected share. Many groups show a narrow deviation, few a broad one."""
 PART_GROUPS: Final = (4, 2)
-"""The same for the few draws of some of the rows: more groups have p-values that are too small."""
+"""Groups for the few draws of some of the rows: p-values would be too small with more groups."""
 PAIR_GROUPS: Final = 16
 """Number of groups in which a draw is compared with the draw of the call before."""
 LEAST_EXPECTED: Final = 8
-"""Draws that are expected in a group, at least; few draws have fewer groups."""
+"""Expected draws of a group, at least; few draws have fewer groups."""
 
 
 def measure_distance(places: torch.Tensor) -> tuple[float, float]:
-    """Return how far the shares of groups of tokens are from equal ones, in places [orders, ...].
+    """Return how far the shares of groups of tokens are from equal shares, in places [orders, ...].
 
     Returns:
-        The total variation distance in the worst order, half of the sum of |observed share - expected share|; and the
+        The total variation distance in the worst order: half of the sum of |observed share - expected share|. And the
         distance that a perfect sampler with this number of draws exceeds once in ten thousand times.
     """
     draws = places[0].numel()
@@ -66,19 +66,19 @@ def measure_shares(lines: torch.Tensor, groups: tuple[int, int] = GROUPS) -> flo
 def measure_omission(places: torch.Tensor, least_share: float) -> float:
     """Test whether draws are lacking at an end of [0, 1); return the p-value.
 
-    A sampler that leaves out the likeliest or the unlikeliest tokens draws nothing there. Groups of equal share show
-    that only if one of them lies wholly in the gap.
+    A sampler that omits the likeliest or the unlikeliest tokens has no draws there. Groups of equal share show that
+    only if one of them lies wholly in the gap.
 
     Args:
         places: the draws.
-        least_share: width of the smallest gap that has to show; those of twice, four times... the width are tried, too.
+        least_share: width of the smallest gap that must show; widths of twice, four times... are tried, too.
     """
     chances: list[float] = []
     width, draws = least_share, places.numel()
     while width <= 0.5:
         for count in ((places < width).sum(), (places >= 1 - width).sum()):
             seen, expected = count.double() / draws, torch.tensor(width, dtype=torch.float64)
-            # Chernoff's bound on the tail of the binomial distribution; exact if there are none.
+            # Chernoff's bound on the tail of the binomial distribution; exact if the count is zero.
             entropy = torch.xlogy(seen, seen / expected) + torch.xlogy(1 - seen, (1 - seen) / (1 - expected))
             chances.append(1.0 if seen >= expected else math.exp(-draws * float(entropy)))
         width *= 2

@@ -1,11 +1,11 @@
-"""Judges which tokens rows choose by their scores. A choice is a set: its order means nothing, and -1 is padding.
+"""Judges the tokens that rows choose by their scores. A choice is a set: its order means nothing, and -1 is padding.
 
-Each index has to be a token that is offered to its row. No index may be there more often than it is offered. There must
-be k of them, or as many as the row is offered.
+Each index must be a token that is offered to its row. No index may occur more often than it is offered. The choice has
+k indices, or all offered tokens if there are fewer.
 
-Rounding may change which tokens are chosen. A right implementation finds each score within its margin. So the score of
-its last choice lies between the k-th largest of the lowest scores, and the k-th largest of the highest. A chosen token
-is wrong if its highest score is below this range. A token that was left out is missing if its lowest score is above it.
+Rounding may change the chosen tokens. A right implementation finds each score within its margin. So the score of its
+last choice lies between the k-th largest of the lowest scores, and the k-th largest of the highest. A chosen token is
+wrong if its highest score is below this range. An omitted token is missing if its lowest score is above it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from flashinfer_bench.data import Correctness
 
 PADDING: Final = -1
 TOO_LOW, DUPLICATE, STRANGE = 1, 2, 3
-"""Codes of what is wrong with an index, the worst last; a right index has 0."""
+"""Codes of errors of an index, the worst last; a right index has 0."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What rows choose from. Of each row the first `lengths` entries count."""
+    """The candidates of rows. Only the first `lengths` entries of each row count."""
 
     tokens: torch.Tensor
     """int64 [rows, n], or [n] for all rows, ascending."""
@@ -35,7 +35,7 @@ class Offer:
     lengths: torch.Tensor
     """int64 [rows]."""
     margins: torch.Tensor | float = 0.0
-    """[rows, n]: how far off each score may be. A score with a margin that is not finite says nothing of its token."""
+    """[rows, n]: largest error of each score. If a margin is not finite, the token's score is unknown."""
 
     def bound(self, sign: int) -> torch.Tensor:
         """Return the lowest (-1) or the highest (1) scores that a right implementation may find."""
@@ -46,7 +46,7 @@ def judge_choice(offer: Offer, chosen: torch.Tensor, *, name: str) -> Verdict:
     """Judge the indices [rows, k] that rows chose; `extra` of the correctness has the counts.
 
     Args:
-        offer: what the rows choose from.
+        offer: the candidates of the rows.
         chosen: of any integer dtype, on the device of the offer.
         name: the output's name, for messages.
     """
@@ -104,5 +104,5 @@ def judge_choice(offer: Offer, chosen: torch.Tensor, *, name: str) -> Verdict:
         )
         least = f"the {wanted[row]}th best of {offered} scores {float(threshold[row]):.6g}"
         what = f"{which} scores {float(scores[row, at]):.6g}; {least}"
-    facts = f"{sum(wrong)} of {sum(made)} indices are wrong, {sum(left_out)} are missing"
-    return decide(f"output {name!r}: {what} ({facts})", correctness)
+    summary = f"{sum(wrong)} of {sum(made)} indices are wrong, {sum(left_out)} are missing"
+    return decide(f"output {name!r}: {what} ({summary})", correctness)

@@ -1,8 +1,8 @@
 """The DSA evaluator, for DeepSeek's sparse attention over a paged cache.
 
-Attention is compared element by element: the output and, if the definition has one, the lse. Where a token sees
-nothing, the reference's lse is -inf, and the solution's has to be -inf. The indices of a top-k indexer are judged by
-the scores that they select: see `choices`.
+Attention is compared element by element: the output and, if the definition has one, the lse. If a token attends to
+nothing, the reference's lse is -inf, and the solution's must be -inf. The indices of a top-k indexer are judged by the
+scores that they select, see `choices`.
 
 The score of a token is the sum over heads of weight * relu(query . key), as in DeepSeek V3.2. A right implementation
 may round it by a share of its magnitude, the sum of |weight| * relu(query . key). The keys are paged: token = page *
@@ -29,8 +29,8 @@ from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.errors import WorkloadFault
 
 DEFAULT_TOLERANCE: Final = 2e-3
-"""How far off a score may be, as a share of its magnitude. Rounding the scaled keys to bfloat16 changes the worst of
-some hundred scores by this share. Scores differ from each other by about a hundred times as much."""
+"""Largest error of a score, as a share of its magnitude. Rounding the scaled keys to bfloat16 causes errors of this
+size; scores differ by about a hundred times as much."""
 DSA_TOLERANCE: Final = "dsa_score_tolerance"
 SCALE_BYTES: Final = 4
 """Bytes of a float32 scale in a packed cache."""
@@ -70,7 +70,7 @@ class DSAEvaluator(DefaultEvaluator):
 
 @dataclass(frozen=True)
 class IndexerProblem:
-    """What an indexer was given."""
+    """An indexer's inputs."""
 
     queries: torch.Tensor
     """[sequences, heads, dim], any float dtype."""
@@ -89,7 +89,7 @@ class IndexerProblem:
         return self.keys.element_size() == 1 and not self.keys.dtype.is_floating_point
 
     def read_keys(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | float]:
-        """Return the keys of some pages [tokens, dim] in float32, and their scales [tokens]; 1 if they have none."""
+        """Return the keys of some pages [tokens, dim] in float32, and their scales [tokens]; 1 without scales."""
         keys, dim = self.keys[pages], self.queries.shape[-1]
         if not self.is_packed:
             return keys.reshape(-1, dim).float(), 1.0
@@ -147,9 +147,9 @@ def judge_indices(problem: IndexerProblem, indices: torch.Tensor, tolerance: flo
     """Judge the indices that an indexer gave. A page that the table lists twice gives its tokens twice.
 
     Args:
-        problem: what the indexer was given.
+        problem: the indexer's inputs.
         indices: [sequences, topk].
-        tolerance: how far off a score may be, as a share of its magnitude.
+        tolerance: largest error of a score, as a share of its magnitude.
         name: of the output.
     """
     lengths, pages, size, device = problem.lengths.long(), *problem.keys.shape[:2], problem.table.device

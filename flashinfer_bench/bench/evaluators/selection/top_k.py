@@ -1,7 +1,8 @@
 """The TopK evaluator: the k largest scores of each row, in any order.
 
-Ties make several answers right, so indices are judged by the scores that they select (`choices`), exactly. An index may
-be a column, an entry of the row's page table, or a column plus the row's offset; the names of the inputs say which.
+With ties, several answers are right, so indices are judged by the scores that they select (`choices`), exactly. An
+index may be a column, an entry of the row's page table, or a column plus the row's offset. The names of the inputs
+decide which.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from flashinfer_bench.bench.evaluators.verdict import decide
 from flashinfer_bench.data import Definition
 
 BEYOND: Final = 2**62
-"""Stands in a page table behind a row's entries; no index is so large."""
+"""Fills a page table behind a row's entries; no index is so large."""
 
 
 class TopKEvaluator(DefaultEvaluator):

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashinfer_bench.bench.runner.protocol import BlockSolution
+from flashinfer_bench.bench.runner.protocol import RequestedSolution
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.building import write_files
 from flashinfer_bench.compile.cache import find_change, find_stranger, name_jit_folder
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from flashinfer_bench.bench.runner.workers.process import Meanwhile
 
 
-def find_artifact(solution: BlockSolution, make_folder: Callable[[], Path], *, anew: bool = False) -> Artifact:
+def find_artifact(solution: RequestedSolution, make_folder: Callable[[], Path], *, anew: bool = False) -> Artifact:
     """Return a solution's artifact. If somebody changed it, write its sources into a new folder.
 
     Args:
@@ -47,7 +47,7 @@ def find_artifact(solution: BlockSolution, make_folder: Callable[[], Path], *, a
 
 
 def load_solution(
-    kernel: RemoteKernel, pool: WorkerPool, solution: BlockSolution, meanwhile: Meanwhile | None = None
+    kernel: RemoteKernel, pool: WorkerPool, solution: RequestedSolution, meanwhile: Meanwhile | None = None
 ) -> Signature | None:
     """Have a kernel's fresh worker import a solution or a reference; return the signature of its entry function.
 

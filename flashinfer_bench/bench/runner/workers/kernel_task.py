@@ -10,7 +10,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
 from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
-from flashinfer_bench.bench.runner.readout import Readout
+from flashinfer_bench.bench.runner.run_metadata import RunMetadata
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
@@ -48,7 +48,7 @@ class MeasurePlan:
     trials: int | None = None
     """The largest number of input sets that are measured; None for all."""
     timing: TimingSettings = USUAL
-    facts: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
     """Added to the record, for example that the timing means nothing."""
     reads: int = 0
     """Calls of a trial that are compared, beside the one on the evaluator's own inputs."""
@@ -94,7 +94,7 @@ class SessionTools:
 
     arena: SharedArena
     """Shared memory; its content may be overwritten."""
-    readout: Readout
+    run_metadata: RunMetadata
     """Makes a measurement of trials."""
     quiesce: Callable[[], object]
     """Called before a measurement begins; it returns once no other process of ours uses the device."""

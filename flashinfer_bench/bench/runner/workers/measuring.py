@@ -22,10 +22,10 @@ from flashinfer_bench.bench.evaluators.inputs.contents import DealtContents
 from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
 from flashinfer_bench.bench.runner.workers.pool import SlowContext
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchTimer, count_batch_calls, count_batch_reads
-from flashinfer_bench.bench.runner.workers.timed.call_places import (
+from flashinfer_bench.bench.runner.workers.timed.call_buffers import (
     FEWEST_CALLS,
     LARGE_SHARE,
-    MOST_PLACES,
+    MOST_BUFFERS,
     check_room,
     describe_inputs,
 )
@@ -48,7 +48,7 @@ from flashinfer_bench.bench.runner.workers.timed.reported_time import (
 )
 from flashinfer_bench.bench.runner.workers.timed.sampling import RemoteClock
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import UNTOUCHED, StressCall, StressSchedule
-from flashinfer_bench.bench.runner.workers.timed.timed_calls import ReadCall, TimedCalls, Way
+from flashinfer_bench.bench.runner.workers.timed.timed_calls import Mode, ReadCall, TimedCalls
 from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 from flashinfer_bench.timing.clocks import ClockLost, Preamble
 from flashinfer_bench.timing.measurement import Measured, Trial
@@ -63,7 +63,7 @@ MEASUREMENTS: Final = 4
 """Most measurements of a solution until batches do not contradict one: the speed of a busy machine may change threefold
 between samples and batches. A forged claim is contradicted each time."""
 FEW_READS: Final = 2
-"""Compared calls of a trial if they are so large that there is no memory for MOST_PLACES of them."""
+"""Compared calls of a trial if they are so large that there is no memory for MOST_BUFFERS of them."""
 HUGE_SHARE: Final = 24
 """Of calls above all memory divided by LARGE_SHARE, one of each trial has inputs of a stress case. Of calls above all
 memory divided by this, one of the job has, and one of each trial is compared: what is compared is kept until then."""
@@ -115,17 +115,17 @@ class Measuring:
         for attempt in range(1, MEASUREMENTS):
             with suppress(ClaimContradicted):
                 return self._run_once()
-            self.kernel.forget_places()
+            self.kernel.forget_buffers()
             self._open_contents(attempt + 1)
         return self._run_once()
 
     def _run_once(self) -> Measured:
         kernel, plan, worker = self.kernel, self.plan, self.kernel.worker
-        before, was_starting = self.tools.readout.look_before(), self.tools.is_starting()
+        before, was_starting = self.tools.run_metadata.query_before(), self.tools.is_starting()
         calls = self._open_calls()
         taken = self._take_samples(calls)
         low_ns, high_ns = SWITCH_NS
-        waits = bool(taken.facts.get("waits_inside"))
+        waits = bool(taken.metadata.get("waits_inside"))
         is_moved = waits or low_ns < median(taken.spans_ns) < high_ns
         if is_moved and (self.tools.settle(waits) or was_starting):
             calls.begin()  # nothing of it counts, except for calls on stress cases: these are judged
@@ -133,7 +133,7 @@ class Measuring:
             calls.setup_samples.clear()
             taken = self._take_samples(calls)
         call_ns, operations = median(taken.spans_ns), max(sample.operations or 1 for sample in taken.samples)
-        if self.tools.is_slowed(worker, operations, call_ns, bool(taken.facts.get("streams"))):
+        if self.tools.is_slowed(worker, operations, call_ns, bool(taken.metadata.get("streams"))):
             raise SlowContext
         costs_ns, setup_ns = [*calls.costs_ns], calls.setup_ns
         self._make_up(calls, is_quick=call_ns <= QUICK_CALL_NS)
@@ -143,8 +143,8 @@ class Measuring:
         while len(kernel.reads) > len(trials) and not kernel.reads[-1]:
             kernel.reads.pop()
         kernel.stress_calls = self._finish_stress()
-        measured = self.tools.readout.measured(trials, before, plan.precision)
-        record = measured.record | (plan.facts or {})
+        measured = self.tools.run_metadata.measured(trials, before, plan.precision)
+        record = measured.record | (plan.metadata or {})
         if plan.fewest is not None:
             record["iterations_taken"] = min(len(trial.samples) for trial in trials)
         if worker.ready.chain_gap_ns:
@@ -159,15 +159,15 @@ class Measuring:
     def _open_calls(self) -> TimedCalls:
         """Return the calls of all trials."""
         kernel, task, plan, sets = self.kernel, self.kernel.task, self.plan, len(self.sets)
-        places = kernel.lay_out(self.sets[0])
+        buffers = kernel.lay_out(self.sets[0])
         memory, is_gpu = total_bytes(self.device), self.device.type == "cuda"
-        is_large, is_huge = places.stride > memory // LARGE_SHARE, places.stride > memory // HUGE_SHARE
-        reads = plan.reads if len(places) >= MOST_PLACES else min(plan.reads, 1 if is_huge else FEW_READS)
+        is_large, is_huge = buffers.stride > memory // LARGE_SHARE, buffers.stride > memory // HUGE_SHARE
+        reads = plan.reads if len(buffers) >= MOST_BUFFERS else min(plan.reads, 1 if is_huge else FEW_READS)
         if self._schedule is not None:
             names = self._schedule.plan.calls[: (1 if is_huge else sets) if is_large else None]
             self._schedule.spread(names, plan.warmup_runs + (plan.fewest or plan.iterations) * sets)
         return TimedCalls(
-            places,
+            buffers,
             self._contents,
             reads * sets,
             kernel.check_inputs,
@@ -209,12 +209,12 @@ class Measuring:
             return
         with suppress(ClockLost), self._clock(calls) as clock:
             while counts or (is_short and calls.missing and time.monotonic() < deadline):
-                count = counts.pop(0) if counts else min(calls.missing, len(calls.places))
+                count = counts.pop(0) if counts else min(calls.missing, len(calls.buffers))
                 clock.sample([calls.supply(index) for index in range(count)], [Preamble()] * count)
 
-    def _take_reads(self, calls: TimedCalls, way: Way) -> None:
+    def _take_reads(self, calls: TimedCalls, mode: Mode) -> None:
         """Take the calls that are to be compared, each to those of its trial."""
-        for read in calls.reads(way):
+        for read in calls.reads(mode):
             self.kernel.reads[read.trial].append(read)
 
     def _finish_stress(self) -> list[StressCall]:
@@ -255,24 +255,24 @@ class Measuring:
         # Work that a setup leaves to the GPU is not seen to the end, so its reading has no floor.
         read_ms = 0.0 if calls.has_setup else self.kernel.task.floor_ms(claimed_ms)
         record["assurance"] = self.plan.timing.assurance
-        return raise_claim(claimed_ms, record, found, max(read_ms, self.tools.readout.least_call_ns / 1e6))
+        return raise_claim(claimed_ms, record, found, max(read_ms, self.tools.run_metadata.least_call_ns / 1e6))
 
     def _take_chain(self, calls: TimedCalls, claimed: Claimed) -> Confirmation | None:
         """Hold a latency against chains; None if none is run.
 
-        Their calls lie in places of the samples, if there are as many.
+        Their calls lie in buffers of the samples, if there are as many.
         """
-        places, size, chain_tools = calls.places, calls.places.stride, open_chain_tools(self.device)
-        count = count_chain_calls(claimed.latency_ns, size, len(places.outputs(0)))
+        buffers, size, chain_tools = calls.buffers, calls.buffers.stride, open_chain_tools(self.device)
+        count = count_chain_calls(claimed.latency_ns, size, len(buffers.outputs(0)))
         if chain_tools is None or not count:
             return None
-        if len(places) < count or places.replayed:  # graphs of the samples hold memory
-            places = self.kernel.lay_out(calls.contents.base, count)
-            count = len(places)
+        if len(buffers) < count or buffers.replayed:  # graphs of the samples hold memory
+            buffers = self.kernel.lay_out(calls.contents.base, count)
+            count = len(buffers)
         if count < FEWEST_CALLS:
             check_room(size, self.device, self.tools.arena.size)
             return None
-        chained, gap_ns = calls.moved_to(places, count_chain_reads(count, size)), self.tools.readout.launch_gap_ns
+        chained, gap_ns = calls.moved_to(buffers, count_chain_reads(count, size)), self.tools.run_metadata.launch_gap_ns
         timer = ChainTimer(self.kernel.ask, chained, chain_tools, claimed, calls=count, gap_ns=gap_ns)
         found = timer.confirm(claimed.latency_ns)
         self._take_reads(chained, "chain")
@@ -280,10 +280,10 @@ class Measuring:
 
     def _take_batches(self, calls: TimedCalls, claimed: Claimed, chain: Confirmation | None) -> Confirmation:
         """Hold a latency against batches, after a chain if one was run."""
-        places = self.kernel.lay_out(
-            calls.contents.base, count_batch_calls(claimed.latency_ns, calls.places.stride, claimed.operations)
+        buffers = self.kernel.lay_out(
+            calls.contents.base, count_batch_calls(claimed.latency_ns, calls.buffers.stride, claimed.operations)
         )
-        batched, expect = calls.moved_to(places, count_batch_reads(places.stride)), self.kernel.task.expect
+        batched, expect = calls.moved_to(buffers, count_batch_reads(buffers.stride)), self.kernel.task.expect
         meanwhile = None if expect is None else partial(self._expect, expect)
         timer = BatchTimer(self.kernel.ask, batched, self.kernel.worker.overhead, claimed, chain, meanwhile=meanwhile)
         found = timer.confirm(claimed.latency_ns)

@@ -26,7 +26,7 @@ from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.files.trees import walk_files
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import lend_helpers
 from flashinfer_bench.bench.runner.environments import library_folder, named_paths, solution_environment
-from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.protocol import SessionConfig
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.cache import JIT_FOLDER, MOST_FILE_BYTES
 from flashinfer_bench.compile.toolchain import find_cuda, find_cxx
@@ -59,20 +59,20 @@ class PolicyMaker:
     """Makes policies, and says where a solution's compilers at run time keep what they make.
 
     Args:
-        hello: the session's settings.
+        session_config: the session's settings.
         environment: the session's.
     """
 
-    def __init__(self, hello: Hello, environment: Mapping[str, str]) -> None:
-        self._hello, self._environment = hello, environment
-        self._has_own_user = hello.has_walls and hello.sandbox_user == "own"
-        self._cache_root = Path(hello.cache_root)
+    def __init__(self, session_config: SessionConfig, environment: Mapping[str, str]) -> None:
+        self._session_config, self._environment = session_config, environment
+        self._has_own_user = session_config.has_walls and session_config.sandbox_user == "own"
+        self._cache_root = Path(session_config.cache_root)
         self.shared_modules = library_folder(environment, self._cache_root)
         self._devices = tuple(find_devices())
 
     @cached_property
     def _readable(self) -> list[str]:
-        return find_readable(self._environment, hidden=self._hello.hidden)
+        return find_readable(self._environment, hidden=self._session_config.hidden)
 
     @cached_property
     def _path(self) -> str:
@@ -87,7 +87,7 @@ class PolicyMaker:
         for package in LIBRARIES:
             with suppress(metadata.PackageNotFoundError):
                 versions[package] = metadata.version(package)
-        return digest_of({"libraries": versions, "capability": self._hello.gpu_capability})
+        return digest_of({"libraries": versions, "capability": self._session_config.gpu_capability})
 
     def open_to_workers(self, run_directory: Path) -> None:
         """Let workers of another user through the session's folder to their own."""
@@ -102,7 +102,7 @@ class PolicyMaker:
             own: the worker's folder for what is compiled in it; None for the solution's.
         """
         folder = own or self.folder(digest)
-        if not self._hello.has_walls:
+        if not self._session_config.has_walls:
             return solution_environment(folder)
         return {
             **solution_environment(folder),
@@ -127,7 +127,7 @@ class PolicyMaker:
 
     def is_compiled(self, digest: str) -> bool:
         """Tell whether that was noted, of these versions of the libraries and for such a GPU."""
-        return self._hello.has_walls and self._mark(digest).exists() and self.folder(digest).is_dir()
+        return self._session_config.has_walls and self._mark(digest).exists() and self.folder(digest).is_dir()
 
     def _mark(self, digest: str) -> Path:
         folder = self.folder(digest)
@@ -142,7 +142,7 @@ class PolicyMaker:
             given: a folder that this worker alone will read.
             own: as for `environment`.
         """
-        if not self._hello.has_walls:
+        if not self._session_config.has_walls:
             return None
         folder = own or self.folder(digest)
         is_new = not folder.exists()  # in one that a worker has written to, a name may lead elsewhere
@@ -161,7 +161,7 @@ class PolicyMaker:
             writable=(str(folder),),
             devices=self._devices,
             user=user,
-            reads_all_owners=self._hello.sandbox_user == "root that reads all files",
+            reads_all_owners=self._session_config.sandbox_user == "root that reads all files",
         )
 
     def hand_over(self, artifact: Artifact, given: Path | None) -> Artifact:

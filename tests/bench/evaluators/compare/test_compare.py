@@ -165,7 +165,7 @@ def spoil(*where):
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "told"),
+    ("right", "wrong", "reported"),
     [
         (RIGHT, RIGHT, None),
         (RIGHT, spoil(0, 3), "only the first row and column 3"),
@@ -183,8 +183,8 @@ def spoil(*where):
         (LARGE, LARGE + 1, None),
     ],
 )
-def test_patterns(right, wrong, told):
-    assert describe_pattern(right, wrong, Tolerance(1e-4, 1e-4)) == told
+def test_patterns(right, wrong, reported):
+    assert describe_pattern(right, wrong, Tolerance(1e-4, 1e-4)) == reported
 
 
 # Triton's helpers are shared only if nobody else can write to their folder, and lent without any kernel.

@@ -26,8 +26,8 @@ def open_contents(inputs, sources=None, *, seed=7, op_type="test", definition=No
     return Contents([*make(definition, sources, **axes).values()], varied, seed, BASE_NUMBER)
 
 
-def open_one(value, way="scaled", **varied):
-    return Contents([value], [VariedInput("x", way, **varied)], 7, BASE_NUMBER)
+def open_one(value, mode="scaled", **varied):
+    return Contents([value], [VariedInput("x", mode, **varied)], 7, BASE_NUMBER)
 
 
 def make_each(contents):
@@ -80,8 +80,8 @@ SAME = [(torch.zeros(8), "scaled"), (torch.ones(8), "rolled"), (torch.ones(4, 1)
 
 def test_it_is_known_if_nothing_can_differ():
     assert [open_one(*one).differs for one in (*DIFFERING, *SAME)] == [True] * 3 + [False] * 4
-    for value, way in SAME:
-        assert Contents([value, torch.ones(3)], [VariedInput("x", way), VariedInput("y", "scaled")], 7, 0).differs
+    for value, mode in SAME:
+        assert Contents([value, torch.ones(3)], [VariedInput("x", mode), VariedInput("y", "scaled")], 7, 0).differs
 
 
 def test_calls_get_the_sets_of_inputs_in_turn_and_no_two_the_same():

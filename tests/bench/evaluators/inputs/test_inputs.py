@@ -252,7 +252,7 @@ def test_free_memory_is_read_again_after_a_moment_and_holds_what_torch_keeps(mon
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (next(readings), 100))
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _device: figures)
     monkeypatch.setattr(memory.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(memory, "_looks", {})
+    monkeypatch.setattr(memory, "_queries", {})
     for later_s, found in ((0, 60), (1, 60), (1, 49), (0, 49), (1, 48)):
         now[0] += later_s
         assert memory.recently_free_bytes(gpu) == found

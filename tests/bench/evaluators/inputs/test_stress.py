@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall, Rejected
-from flashinfer_bench.bench.evaluators.inputs.looks import look_at
+from flashinfer_bench.bench.evaluators.inputs.source_checks import find_source_checks
 from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan, count_affordable
 from flashinfer_bench.bench.evaluators.integrity.norm_rule import NormRule
 from flashinfer_bench.bench.evaluators.stress_checks import StressChecks, find_constants, keep_finite
@@ -130,7 +130,7 @@ def test_a_seed_decides_what_each_case_makes_and_nobody_waits_for_a_device(dtype
 
 
 STEPS = "f = torch.sigmoid(gate); s = 0\n    for t in range(len(x)):\n        s = s * f[t] + x[t]\n    return s"
-LOOKS = {
+SOURCES = {
     # values that are not finite, and the names whose values are checked
     "return x.isfinite().all()": ["-inf", "inf", "nan", "x"],
     "return torch.isinf(x[:, 0].float()) | y": ["-inf", "inf", "x"],
@@ -154,11 +154,15 @@ LOOKS = {
 }
 
 
-@pytest.mark.parametrize("body", LOOKS)
+@pytest.mark.parametrize("body", SOURCES)
 def test_a_source_tells_what_it_looks_for(body):
-    looks = look_at(f"def run(x, y, w, gate):\n    'No isnan here.'\n    {body}\n")
-    found = [*map(str, looks.not_finite), *(looks.guarded | looks.gates) - {"torch", "F"}, *["zeros"] * looks.zeros]
-    assert sorted(found) == sorted(LOOKS[body])
+    source_checks = find_source_checks(f"def run(x, y, w, gate):\n    'No isnan here.'\n    {body}\n")
+    found = [
+        *map(str, source_checks.not_finite),
+        *(source_checks.guarded | source_checks.gates) - {"torch", "F"},
+        *["zeros"] * source_checks.zeros,
+    ]
+    assert sorted(found) == sorted(SOURCES[body])
 
 
 # Which solutions are found, and which pass.

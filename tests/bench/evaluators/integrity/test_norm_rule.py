@@ -118,8 +118,8 @@ def test_a_call_beside_right_ones_passes_at_one_look_only_if_it_surely_does(expe
 
 
 def find_unsettled(reference, inputs, suspects, *shares, limit=0.1, rounding=REGIME_ROUNDING):
-    looks = Stability(reference, inputs, reference(inputs), 1, rounding)
-    return looks.find_unsettled(0, limit, torch.as_tensor(suspects), *shares).tolist()
+    stability = Stability(reference, inputs, reference(inputs), 1, rounding)
+    return stability.find_unsettled(0, limit, torch.as_tensor(suspects), *shares).tolist()
 
 
 @pytest.mark.parametrize(

@@ -25,14 +25,14 @@ CONFIRMED = {"bound": "chain", "flags": ["noisy"]}
 
 
 def reads_of(bases=1, readings=6, **counts):
-    """Return the reads of three trials: bases and readings of each, and in the last one this many of each other way."""
-    ways = [None] * bases + ["reading"] * readings
+    """Return the reads of three trials: bases and readings of each; the last trial has `counts` of each other mode."""
+    modes = [None] * bases + ["reading"] * readings
     found = [
-        [ReadCall([trial, at], [torch.zeros(1)], way is None, way) for at, way in enumerate(ways)]
+        [ReadCall([trial, at], [torch.zeros(1)], mode is None, mode) for at, mode in enumerate(modes)]
         for trial in range(TRIALS)
     ]
-    for way, count in counts.items():
-        found[-1] += [ReadCall([way, at], [torch.zeros(1)], False, way) for at in range(count)]
+    for mode, count in counts.items():
+        found[-1] += [ReadCall([mode, at], [torch.zeros(1)], False, mode) for at in range(count)]
     return found
 
 
@@ -40,7 +40,7 @@ def reads_of(bases=1, readings=6, **counts):
 def judge(monkeypatch):
     """Return a function that judges reads with a reference that takes `call_s`, or `latency_ms` on a GPU.
 
-    It gives the verdict, the calls that were compared, how many of each way, the record, and the seconds that passed.
+    It gives the verdict, the calls that were compared, how many of each mode, the record, and the seconds that passed.
     """
 
     def judged(found, call_s=0.0, *, is_right=lambda call: True, latency_ms=None, needs_expected=True, **record):
@@ -58,15 +58,15 @@ def judge(monkeypatch):
 
         monkeypatch.setattr(judged_calls.time, "monotonic", lambda: clock[0])
         evaluator = SimpleNamespace(judge_reads=judge_calls, needs_expected=needs_expected)
-        block = SimpleNamespace(definition=None, reference=reference, evaluator=evaluator)
-        job = SimpleNamespace(block=block, config=None, notes={"measurement": CONFIRMED | record})
+        request = SimpleNamespace(definition=None, reference=reference, evaluator=evaluator)
+        job = SimpleNamespace(request=request, config=None, notes={"measurement": CONFIRMED | record})
         expected = [[torch.full((1,), trial)] for trial in range(TRIALS)]
         rejected = judge_reads(job, found, Baseline([], expected, latency_ms, None), None)
         assert job.notes["reads"] == len(compared)
-        ways = {id(read.inputs): read.way for of_trial in found for read in of_trial}
-        counted = Counter(ways[id(call.inputs)] for call in compared)
+        modes = {id(read.inputs): read.mode for of_trial in found for read in of_trial}
+        counted = Counter(modes[id(call.inputs)] for call in compared)
         return SimpleNamespace(
-            rejected=rejected, ways=counted, record=job.notes["measurement"], compared=compared, spent_s=clock[0]
+            rejected=rejected, modes=counted, record=job.notes["measurement"], compared=compared, spent_s=clock[0]
         )
 
     return judged
@@ -114,7 +114,7 @@ def test_of_a_slow_reference_enough_are_compared_or_the_latency_is_not_confirmed
 ):
     found = judge(reads_of(**given), call_s, **how)
     assert found.rejected is None
-    assert {way: found.ways[way] for way in compared} == compared
+    assert {mode: found.modes[mode] for mode in compared} == compared
     assert found.spent_s <= max(60.0, call_s)
     before = {name: value for name, value in how.items() if name == "why_unconfirmed"}
     changed = {"flags": ["noisy", "unconfirmed"], "why_unconfirmed": found.record.get("why_unconfirmed")}
@@ -168,10 +168,10 @@ def open_job(reference, *, rows=32, **settings):
     definition = make_definition(inputs={"x": "float32[n, 256]"}, outputs=OUTPUTS[reference], reference=reference)
     workload = make_workload(axes={"n": rows}, inputs={})
     judging = Judging(definition, workload, **settings)
-    block = SimpleNamespace(definition=definition, reference=judging.context.reference, evaluator=DefaultEvaluator)
-    notes, order = {"measurement": {"flags": ["noisy"]}}, SimpleNamespace(seed=3)
-    job = SimpleNamespace(block=block, config=judging.config, notes=notes, workload=workload, order=order)
-    return job, Baseline([], [block.reference([normal(at, rows)]) for at in range(3)], None, None), judging.context
+    request = SimpleNamespace(definition=definition, reference=judging.context.reference, evaluator=DefaultEvaluator)
+    notes, requested = {"measurement": {"flags": ["noisy"]}}, SimpleNamespace(seed=3)
+    job = SimpleNamespace(request=request, config=judging.config, notes=notes, workload=workload, requested=requested)
+    return job, Baseline([], [request.reference([normal(at, rows)]) for at in range(3)], None, None), judging.context
 
 
 def judge_calls(reference, *solutions, xs=None, names=None, planned=()):
@@ -197,7 +197,7 @@ LOG = run(LOGARITHMS)
 
 
 @pytest.mark.parametrize(
-    ("reference", "solutions", "xs", "told", "is_rejected"),
+    ("reference", "solutions", "xs", "reported", "is_rejected"),
     [
         (SUMS, [right], [SMALL], ["judged"], False),
         (SUMS, [right], [NEGATIVE], [ZEROS], False),
@@ -208,24 +208,24 @@ LOG = run(LOGARITHMS)
         (LOGARITHMS, [lambda x: x / 8 * torch.log(x[:, :1] + 8)], None, [IN_PART], True),
     ],
 )
-def test_what_is_told_of_stress_cases_and_which_solution_is_rejected(reference, solutions, xs, told, is_rejected):
+def test_what_is_told_of_stress_cases_and_which_solution_is_rejected(reference, solutions, xs, reported, is_rejected):
     rejected, notes = judge_calls(reference, *solutions, xs=xs)
     assert isinstance(rejected, Rejected) is is_rejected
-    assert notes["regimes"] == {f"r{at}": one for at, one in enumerate(told)}
+    assert notes["regimes"] == {f"r{at}": one for at, one in enumerate(reported)}
     if is_rejected:
-        assert ("rows that are not finite are left out" in rejected.message) is (told == [IN_PART])
+        assert ("rows that are not finite are left out" in rejected.message) is (reported == [IN_PART])
 
 
 @pytest.mark.parametrize(
-    ("patience_s", "planned", "told"),
+    ("patience_s", "planned", "reported"),
     [(1e9, "ab", {"a": "judged", "b": "judged"}), (-1.0, "ab", {"a": SLOW, "b": SLOW}), (1e9, "abc", {"c": SLOW})],
     ids=["all", "slow reference", "slow calls"],
 )
-def test_a_job_of_which_calls_were_left_out_is_flagged(monkeypatch, patience_s, planned, told):
+def test_a_job_of_which_calls_were_left_out_is_flagged(monkeypatch, patience_s, planned, reported):
     monkeypatch.setattr(judged_calls, "PATIENCE_S", patience_s)
     rejected, notes = judge_calls(DOUBLES, run(DOUBLES), run(DOUBLES), names="ab", planned=planned)
-    assert (rejected, told.items() <= notes["regimes"].items()) == (None, True)
-    assert notes["measurement"]["flags"] == ["noisy", *(["regimes_left_out"] if SLOW in told.values() else [])]
+    assert (rejected, reported.items() <= notes["regimes"].items()) == (None, True)
+    assert notes["measurement"]["flags"] == ["noisy", *(["regimes_left_out"] if SLOW in reported.values() else [])]
 
 
 def judge_constants(reference, solution, **settings):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flashinfer_bench.bench.runner.protocol import BlockJob, BlockSolution
+from flashinfer_bench.bench.runner.protocol import RequestedJob, RequestedSolution
 from flashinfer_bench.bench.runner.session import precompiling
 from flashinfer_bench.bench.runner.session.precompiling import Precompiler
 from tests.kit.make import make_definition
@@ -79,15 +79,15 @@ def precompiler(pool, clock):
 def solution(number, **changes):
     fields = {"name": f"s{number}", "language": "triton", "declared_style": None, "digest": f"d{number}"}
     fields |= {"directory": "/a", "entry": "main.py", "symbol": "run", "kind": "python", "build_error": None}
-    return BlockSolution(**fields | changes)
+    return RequestedSolution(**fields | changes)
 
 
 def jobs(*solutions, each=1):
     """Return jobs of solutions, or of those with these numbers."""
     found = [solution(one) if isinstance(one, int) else one for one in solutions]
-    block = SimpleNamespace(solutions={one.digest: one for one in found}, definition=DEFINITION)
-    order = {"workload": WORKLOAD, "blob_root": "/", "seed": 0, "index": 0}
-    return [(block, BlockJob(solution=one.digest, **order)) for one in found for _ in range(each)]
+    request = SimpleNamespace(solutions={one.digest: one for one in found}, definition=DEFINITION)
+    requested = {"workload": WORKLOAD, "blob_root": "/", "seed": 0, "index": 0}
+    return [(request, RequestedJob(solution=one.digest, **requested)) for one in found for _ in range(each)]
 
 
 def test_a_few_run_at_once_and_what_has_ended_or_is_late_makes_room(pool, precompiler, clock):

@@ -206,7 +206,7 @@ def test_after_an_exception_or_a_wrong_shape_the_worker_goes_on(open_kernel):
                 kernel(X)
             assert (failure.value.status, failure.value.is_answer) == (status, True)
             assert kernel.worker.does("recover")
-            kernel.forget_places()  # as a new job's
+            kernel.forget_buffers()  # as a new job's
         assert torch.equal(kernel(X)[0], X * 3)
 
 

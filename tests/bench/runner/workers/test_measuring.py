@@ -148,14 +148,14 @@ def test_a_contradicted_measurement_is_made_again_a_few_times_on_other_contents(
 def test_timed_calls_are_made_up_for_if_more_are_wanted_than_there_were(open_kernel, makes_up):
     with open_kernel(DOUBLE, plan=replace(READ, reads=40, makes_up=makes_up)) as kernel:
         assert kernel.measure([[X]]).record["samples"] == READ.iterations
-    assert (sum(read.way == "reading" for read in kernel.reads[0]) == 40) is makes_up
+    assert (sum(read.mode == "reading" for read in kernel.reads[0]) == 40) is makes_up
     assert all(map(is_right, kernel.reads[0]))
 
 
 def test_each_trial_has_as_many_samples_and_compared_calls_of_its_own_inputs(open_kernel):
     sets = [[X * 10.0**at] for at in range(3)]
-    with open_kernel(DOUBLE, plan=replace(READ, reads=30), vary=vary(way="rolled")) as kernel:
-        kernel.tools.readout._keep_samples = True
+    with open_kernel(DOUBLE, plan=replace(READ, reads=30), vary=vary(mode="rolled")) as kernel:
+        kernel.tools.run_metadata._keep_samples = True
         measured = kernel.measure(sets)
         assert len(kernel.measure([[X], [X + 1], [torch.arange(8.0)]]).trials) == 2  # the third has another shape
         assert len(kernel.reads) == 2

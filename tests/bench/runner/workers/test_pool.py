@@ -31,7 +31,7 @@ class FakeWorker:
     def __str__(self):
         return self.name + ("=" if self.is_reaped else "-" if self.is_ended else "" if self.is_ready else "?")
 
-    def look(self, deadline):
+    def poll(self, deadline):
         if self.kind == "dead":
             self.log.add(b"no room for a context")
             raise WorkerGone(None)
@@ -45,7 +45,7 @@ class FakeWorker:
     def time_empty_bursts(self, touch_device, least):
         assert self.is_ready
 
-    def does(self, verb):
+    def does(self, method):
         return not self.is_deaf
 
     def begin_end(self):
@@ -56,9 +56,11 @@ class FakeWorker:
 
 
 def open_pool(device, index=None, on_ready=lambda _: None, has_walls=False, is_resident=False):
-    hello = SimpleNamespace(device=device, gpu_index=index, sessions=1, has_walls=has_walls, expects_new=is_resident)
+    session_config = SimpleNamespace(
+        device=device, gpu_index=index, sessions=1, has_walls=has_walls, expects_new=is_resident
+    )
     compiled = SimpleNamespace(folder=lambda digest: SimpleNamespace(exists=lambda: digest == "two"))
-    return WorkerPool(None, None, hello, compiled, on_ready=on_ready)
+    return WorkerPool(None, None, session_config, compiled, on_ready=on_ready)
 
 
 @pytest.fixture
@@ -68,7 +70,7 @@ def play(monkeypatch):
     It returns all workers: `?` is not up yet, `-` told to end, `=` known to be gone.
     """
 
-    def played(script, kinds="", *, room=1, device="cpu", sandboxed=True, best=0, sees_streams=False, **hello):
+    def played(script, kinds="", *, room=1, device="cpu", sandboxed=True, best=0, sees_streams=False, **session_config):
         made, heard, rooms, coming = [], [], [room], iter(kinds.split())
 
         def spawn(_pool, files, *, is_narrow):
@@ -80,21 +82,21 @@ def play(monkeypatch):
         monkeypatch.setattr(WorkerPool, "_most_warm", lambda _: rooms[-1])
         monkeypatch.setattr(WorkerPool, "_most_starting", lambda _, room: room)
         monkeypatch.setattr(worker_pool.select, "select", lambda waited, *_: [one.fileno() for one in waited])
-        pool = open_pool(device, index=1, on_ready=heard.append, has_walls=sandboxed, **hello)
+        pool = open_pool(device, index=1, on_ready=heard.append, has_walls=sandboxed, **session_config)
         pool.see_context(best)
         pool.sees_streams = sees_streams
-        for verb, *words in map(str.split, script.split(",")):
-            if verb in ("expect", "adopt"):
-                adopts = {"adopts": FILES[words[0]]} if verb == "adopt" else {}
+        for method, *words in map(str.split, script.split(",")):
+            if method in ("expect", "adopt"):
+                adopts = {"adopts": FILES[words[0]]} if method == "adopt" else {}
                 pool.expect([FILES[word] for word in words], **adopts)
-            elif verb == "take":
+            elif method == "take":
                 pool.worker_for(FILES.get(words[0]) or reference_files(words[0]))
-            elif verb in ("is_deaf", "has_ended"):
-                setattr(made[int(words[0])], verb, True)
-            elif verb == "room":
+            elif method in ("is_deaf", "has_ended"):
+                setattr(made[int(words[0])], method, True)
+            elif method == "room":
                 rooms.append(int(words[0]))
             else:
-                getattr(pool, verb)(*map(int, words))
+                getattr(pool, method)(*map(int, words))
         assert set(heard) == {one for one in made if one.is_ready and one.kind != "elsewhere"}
         return " ".join(map(str, made))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.protocol import SessionConfig
 from flashinfer_bench.bench.runner.workers import sandbox_policy
 from flashinfer_bench.bench.runner.workers.sandbox_policy import PolicyMaker, carve, find_readable
 from flashinfer_bench.compile import Artifact
@@ -82,8 +82,8 @@ def open_maker(place, user="the session's"):
     times = dict.fromkeys(("timeout_seconds", "time_budget_s", "baseline_budget_s"), 1.0)
     flags = dict.fromkeys(("isolated", "profile_baseline", "needs_triton"), False)
     where = {"device": "cpu", "hardware": "", "worker_memory_bytes": None, "cache_root": str(place / "cache")}
-    hello = Hello(has_walls=True, sandbox_user=user, **times, **flags, **where)
-    return PolicyMaker(hello, {"PATH": "/usr/bin:/root/bin"})
+    session_config = SessionConfig(has_walls=True, sandbox_user=user, **times, **flags, **where)
+    return PolicyMaker(session_config, {"PATH": "/usr/bin:/root/bin"})
 
 
 def test_a_worker_reads_its_artifact_and_writes_to_its_solutions_folder(place):

@@ -29,7 +29,7 @@ def gpu(monkeypatch):
 def check_reads(worker, count):
     reads = worker.trial.reads("chain")
     assert len(reads) >= count
-    assert all(torch.equal(one.outputs[0], one.inputs[0] * 2) and one.way == "chain" for one in reads)
+    assert all(torch.equal(one.outputs[0], one.inputs[0] * 2) and one.mode == "chain" for one in reads)
     return sorted(float(one.inputs[0].sum()) for one in reads)
 
 
@@ -63,17 +63,17 @@ def test_the_best_chain_counts_and_its_calls_are_compared(gpu, arena):
     assert len({*gpu.keys} - {0}) == 5 * CALLS  # no key and no input comes again; empty chains have keys of their own
 
 
-@pytest.mark.parametrize("how", ["late", "lost", "changed", "just in time", "digests", "look"])
+@pytest.mark.parametrize("how", ["late", "lost", "changed", "just in time", "digests", "check_calls"])
 def test_a_call_whose_outputs_are_not_those_that_it_committed_to_is_refused(gpu, arena, monkeypatch, how):
     """A call that never commits is no longer waited for when the worker has answered. What is judged is what was
-    committed to: a worker may exchange outputs behind any look at them."""
+    committed to: a worker may exchange outputs behind any check of them."""
     timer, worker = open_timer(gpu, arena, late=[LAST] if how == "late" else (), wanted=CALLS)
-    given, (output,) = len(gpu.given_at), worker.trial.places.outputs(LAST)
+    given, (output,) = len(gpu.given_at), worker.trial.buffers.outputs(LAST)
     if how == "changed":
         worker.then = lambda: output[7:8].add_(1)
     if how in ("lost", "just in time"):
         gpu.lost, gpu.on_answer = [LAST], gpu.on_answer if how == "lost" else lambda: gpu.committed()
-    where = {"look": worker.trial, "digests": ChainTools}.get(how)
+    where = {"check_calls": worker.trial, "digests": ChainTools}.get(how)
     if where is not None:
         usual = getattr(where, how)
         monkeypatch.setattr(where, how, lambda *given, **more: output.zero_() is output and usual(*given, **more))
@@ -102,8 +102,8 @@ TAKES = "a call in a chain takes 0.07475 ms"
 def test_what_becomes_of_a_claim(gpu, arena, claimed_ns, how, ends):
     timer, _ = open_timer(gpu, arena, **how)
     if isinstance(ends, type):
-        told = r"RUNTIME_ERROR.* claims 0\.\d+ ms a call; .*takes 0\.0.* \(4 chains\)"
-        with pytest.raises(SolutionFailure, match=told) as failed:
+        reported = r"RUNTIME_ERROR.* claims 0\.\d+ ms a call; .*takes 0\.0.* \(4 chains\)"
+        with pytest.raises(SolutionFailure, match=reported) as failed:
             timer.confirm(claimed_ns)
         assert failed.type is ends
     else:

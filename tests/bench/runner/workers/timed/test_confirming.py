@@ -38,12 +38,12 @@ def bound(arena, monkeypatch):
         job, has_setup = object.__new__(measuring.Measuring), how.get("has_setup", False)
         job.kernel, job.plan, job.device = Mock(reads=[[]]), Mock(timing=TimingSettings(assurance=assurance)), Mock()
         job.kernel.task.floor_ms.return_value = how.get("floor_ms", 0.0)
-        job.kernel.lay_out = lambda inputs, most: make_trial(arena, most=min(most, room)).places
-        job.tools = Mock(readout=Mock(launch_gap_ns=1_100, least_call_ns=0))
+        job.kernel.lay_out = lambda inputs, most: make_trial(arena, most=min(most, room)).buffers
+        job.tools = Mock(run_metadata=Mock(launch_gap_ns=1_100, least_call_ns=0))
         remote = make_trial(arena, device_type="cuda", most=how.get("most", 1), has_setup=has_setup)
-        told_ms = job._bound(remote, how.get("costs_ns", []), claimed_ms, record)
+        reported_ms = job._bound(remote, how.get("costs_ns", []), claimed_ms, record)
         assert record["assurance"] == assurance
-        return told_ms, record, asked, check_room.called
+        return reported_ms, record, asked, check_room.called
 
     return bounded
 
@@ -63,9 +63,9 @@ def test_batches_are_in_the_place_of_a_chain_or_follow_at_full_assurance_if_it_l
     bound, claimed_ms, how, kinds, why_not
 ):
     """Slow calls need neither. Where there is no room, it is found out who holds it."""
-    told_ms, record, asked, is_room_checked = bound(claimed_ms, **how)
+    reported_ms, record, asked, is_room_checked = bound(claimed_ms, **how)
     assert ([kind for kind, *_ in asked], record["bound"]) == (kinds, [*kinds, "samples"][len(kinds) - 1])
-    assert (told_ms, record.get("why_unconfirmed")) == (max(claimed_ms, 0.003 * ("chain" in kinds)), why_not)
+    assert (reported_ms, record.get("why_unconfirmed")) == (max(claimed_ms, 0.003 * ("chain" in kinds)), why_not)
     assert [number for *_, (number,) in asked] == [*range(len(asked))]  # no content comes again
     assert [chain and chain.bound for _, chain, _ in asked[1:]] == ["chain"] * (len(kinds) - 1)
     assert is_room_checked is (how.get("room") == 1)

@@ -40,7 +40,7 @@ def test_a_hidden_call_has_no_reading_and_is_kept_with_its_inputs(arena, seed, u
 
     def change(fields):
         compute(fields)
-        for (x,) in map(trial.places.inputs, fields["indices"]):
+        for (x,) in map(trial.buffers.inputs, fields["indices"]):
             x[-1].add_(x[0] == MARK + 1)
 
     worker._compute = change
@@ -58,8 +58,8 @@ def test_a_hidden_call_has_no_reading_and_is_kept_with_its_inputs(arena, seed, u
 
 
 def test_inputs_that_were_made_ahead_come_first(arena):
-    schedule, looks = make_schedule(make_trial(arena).contents), iter([False, True])
-    schedule.make_ahead(lambda: next(looks))
+    schedule, polls = make_schedule(make_trial(arena).contents), iter([False, True])
+    schedule.make_ahead(lambda: next(polls))
     made = [*schedule.make(CASES[:1]), *schedule.make([*CASES[1:], "more"])]
     assert [float(first[0]) for _, (first,) in made] == [MARK, MARK + 1, MARK + 2]
     assert len({number for number, _ in made}) == 3

@@ -1,6 +1,6 @@
-"""What a reference looks for, by patterns in its source without texts and comments.
+"""Finds the values that a reference tests for, by patterns in its source without strings and comments.
 
-Stress cases (`stress.py`) depend on it: a guard against infinite numbers, for example, shows only if one comes.
+Stress cases (`stress.py`) depend on it: a guard against infinite numbers, for example, shows only if an input has one.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ VALUE: Final = (
 )
 """A name, or a part or another layout of its values; the name is the pattern's group."""
 NANS: Final = "isfinite|isnan|nan_to_num_?|nansum|nanmean"
-"""Functions that look for NaN. `nan_to_num` makes infinite numbers so large that they are all of a norm."""
+"""Functions that test for NaN. `nan_to_num` makes infinite numbers so large that they dominate a norm."""
 INFINITE: Final = "isfinite|isinf|isposinf|isneginf"
 SIGMOIDS: Final = "sigmoid_?|logsigmoid|softplus|hardsigmoid|expit"
-"""Functions of a gate, which says how much of something is kept; so is exp(-exp(x))."""
+"""Functions of a gate, which scales how much is kept; exp(-exp(x)) is a gate too."""
 DECAYS: Final = rf"\bexp\(-(?:\w+\.)*exp\({VALUE}|\(-{VALUE}\.exp\(\)"
 ZEROS: Final = rf"\b(?:count_nonzero|nonzero|heaviside)\b|{VALUE} [!=]= 0(?:\.0)?(?![\w.])|\.(?:eq|ne)\(0(?:\.0)?\)"
-"""Functions and comparisons to which a zero differs from a small number; shapes and sizes are no values."""
+"""Functions and comparisons that separate a zero from a small number; shapes and sizes are no values."""
 EMPTY: Final = r"\b(?:any|all|isnan|nan_to_num)\b"
-"""Functions by which a reference says what rows without a true element give."""
+"""Functions by which a reference defines the result of rows without a true element."""
 SCANS: Final = r"\b(?:cumsum|cumprod|logcumsumexp|associative_scan)_?\b"
 """Functions in which the first elements count for all that follow."""
 LOOP: Final = re.compile(r"^( *)(?:for|while) .*:\n((?:\1 +.*\n)+)", re.MULTILINE)
@@ -37,31 +37,31 @@ CARRIED: Final = re.compile(
 """A statement that multiplies or mixes a value and keeps it under its name. A sum over heads does not."""
 
 
-class Looks(NamedTuple):
-    """What a source looks for."""
+class SourceChecks(NamedTuple):
+    """The values that a source tests for."""
 
     not_finite: tuple[float, ...] = ()
     """Values that are no finite numbers."""
     guarded: frozenset[str] = frozenset()
     """Names whose values are checked for them."""
     zeros: bool = False
-    """Whether it tells zeros from other numbers."""
+    """Whether it separates zeros from other numbers."""
     empty_rows: bool = False
-    """Whether it says what rows without a true element give."""
+    """Whether it defines the result of rows without a true element."""
     gates: frozenset[str] = frozenset()
     """Names that a sigmoid or softplus is applied to, if a state is carried from step to step."""
 
 
 @lru_cache(maxsize=256)
-def look_at(source: str) -> Looks:
-    """Return what a source looks for; nothing if it cannot be parsed."""
+def find_source_checks(source: str) -> SourceChecks:
+    """Return the values that a source tests for; none if it cannot be parsed."""
     try:
         text = TEXTS.sub("''", ast.unparse(ast.parse(source))) + "\n"
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return Looks()
+        return SourceChecks()
     has = [bool(re.search(rf"\b(?:{names})\b", text)) for names in (NANS, INFINITE)]
     is_carried = re.search(SCANS, text) or any(CARRIED.search(body) for _, body in LOOP.findall(text))
-    return Looks(
+    return SourceChecks(
         (math.nan,) * has[0] + (math.inf, -math.inf) * has[1],
         _subjects(f"{NANS}|{INFINITE}", text),
         re.search(ZEROS, text) is not None,
