@@ -155,12 +155,12 @@ class SlotActor:
         self._owned.close()
         sweep_folders()
 
-    def judge(self, number: int, hello: Hello, batch: Batch) -> Iterator[dict[str, Any]]:
+    def judge(self, number: int, session_config: SessionConfig, batch: Batch) -> Iterator[dict[str, Any]]:
         """Judge a batch; yield the frames that the host's loop receives of a session.
 
         Args:
             number: the number of the host's session; the next batches of that session have the same number.
-            hello: the settings of the session.
+            session_config: the settings of the session.
             batch: the jobs to judge.
 
         Raises:
@@ -194,13 +194,13 @@ class SlotActor:
                 self._end_session()
                 raise DeviceFault("its session does not start")
 
-    def _open(self, hello: Hello) -> tuple[Scheduler, BuildFarm]:
+    def _open(self, session_config: SessionConfig) -> tuple[Scheduler, BuildFarm]:
         """Return the scheduler of this device with these settings, and its build pool."""
-        if self._scheduler is not None and self._farm is not None and hello == self._hello:
+        if self._scheduler is not None and self._farm is not None and session_config == self._session_config:
             return self._scheduler, self._farm
         self._end_session()
-        self._hello, sandbox = hello, self._metadata.sandbox
-        fitted = hello.model_copy(
+        self._session_config, sandbox = session_config, self._metadata.sandbox
+        fitted = session_config.model_copy(
             update={
                 "cache_root": str(self._cache),
                 "has_walls": sandbox.has_walls,
@@ -220,7 +220,7 @@ class SlotActor:
             blob_root_for=lambda job: Path(self._batch.roots[job.index]),
             seed_of=lambda job: self._batch.seeds[job.index],
         )
-        self._scheduler = Scheduler([self._metadata.device], hello_for=lambda _: fitted, orders=orders)
+        self._scheduler = Scheduler([self._metadata.device], session_config_for=lambda _: fitted, requests=requests)
         return self._scheduler, self._farm
 
     def _end_session(self) -> None:

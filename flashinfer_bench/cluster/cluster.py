@@ -225,10 +225,10 @@ class Cluster:
         """Do nothing: Ray gives a GPU to one actor, and the actor takes the GPU's lock on its node."""
         yield from ()
 
-    def open(self, device: Device, hello: Hello) -> RemoteSession:
+    def open(self, device: Device, session_config: SessionConfig) -> RemoteSession:
         """Start a session on a slot."""
         slot = next(slot for slot in self._slots if slot.metadata is not None and slot.metadata.device == device)
-        return RemoteSession(self, slot, next(self._numbers), hello)
+        return RemoteSession(self, slot, next(self._numbers), session_config)
 
     def close(self) -> None:
         """End all actors, and leave the cluster if this table has joined it."""
@@ -351,14 +351,14 @@ class RemoteSession:
         cluster: the cluster of the slot.
         slot: the slot that runs the session.
         number: its number, unique in the cluster.
-        hello: its settings; the node adapts them to itself.
+        session_config: its settings; the node adapts them to itself.
     """
 
     has_unsent, phase, left_s = False, "solution", float("inf")  # the node enforces time limits, Ray watches it
 
-    def __init__(self, cluster: Cluster, slot: ActorSlot, number: int, hello: Hello) -> None:
+    def __init__(self, cluster: Cluster, slot: ActorSlot, number: int, session_config: SessionConfig) -> None:
         assert slot.metadata is not None
-        self._cluster, self._slot, self._number, self._hello = cluster, slot, number, hello
+        self._cluster, self._slot, self._number, self._session_config = cluster, slot, number, session_config
         self.device = slot.metadata.device
         self.is_ready = True
         self._sent: Batch | None = None
@@ -429,7 +429,7 @@ class RemoteSession:
             for index, why in broken.items():
                 self._say({"fault": {"job": index, "message": why, "retry": False}})
             judge = self._slot.actor.judge.options(num_returns="streaming", concurrency_group=JUDGING)
-            for said in judge.remote(self._number, self._hello, offered) if offered.jobs else ():
+            for said in judge.remote(self._number, self._session_config, offered) if offered.jobs else ():
                 self._say(ray.get(said))
         except RayError as error:
             self._say(error)

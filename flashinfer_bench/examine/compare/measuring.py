@@ -191,7 +191,7 @@ def _run(
         interleaved = [block for at in range(0, longest, 2) for planned in blocks for block in planned[at : at + 2]]
         jobs = [replace(one.jobs[side], index=len(requested) + at) for at, (one, _, side) in enumerate(interleaved)]
         requested += interleaved
-        scheduler.add(jobs, Lane(in_order=True))
+        scheduler.add(jobs, QueueClass(in_order=True))
         while scheduler.has_open_jobs:
             for happening in scheduler.step(limit_s=TICK_S):
                 if isinstance(happening, Notice):

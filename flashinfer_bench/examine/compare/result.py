@@ -108,7 +108,11 @@ def level_at(pairs: int) -> float:
 
     Recorded ratios have no pairs, and intervals of 95 %.
     """
-    return next((level for count, level in INTERIM_LEVELS.items() if pairs <= count), INTERIM_LEVELS[MOST_PAIRS]) if pairs else 0.95
+    return (
+        next((level for count, level in INTERIM_LEVELS.items() if pairs <= count), INTERIM_LEVELS[MOST_PAIRS])
+        if pairs
+        else 0.95
+    )
 
 
 def recorded_ratio(log_mean: float, log_half: float | None) -> Ratio:

@@ -156,7 +156,7 @@ class Session(DeviceSession):
         definition = job.request.definition
         maker = InputMaker(definition, job.workload, self._device, Path(job.requested.blob_root))
         try:
-            made = maker.make(job.order.seed)
+            made = maker.make(job.requested.seed)
         except Exception as error:  # code of the set may make them
             raise WorkloadFault(f"the inputs cannot be made: {error}") from None
         values = [one.detach().contiguous().cpu() if isinstance(one, torch.Tensor) else one for one in made]

@@ -1,4 +1,4 @@
-"""A session that writes the call that decides a verdict to files (`Hello.tool`).
+"""A session that writes the call that decides a verdict to files (`SessionConfig.tool`).
 
 The folder gets `inputs`, `expected` and `got` as safetensors, `call.json` and `map.txt`. If no single call decided, the
 inputs are those of the first trial, and `got` is empty.
@@ -35,10 +35,10 @@ SIGNS: Final = ((0.0, "."), (0.1, "-"), (0.9, "+"), (1.0, "#"))
 class Session(DeviceSession):
     """Judges a job, and writes the deciding call."""
 
-    def run_job(self, block: BlockContext, order: BlockJob) -> JobResult | JobFault:
+    def run_job(self, request: RequestContext, requested: RequestedJob) -> JobResult | JobFault:
         """Judge a job, and write a call if there are inputs."""
-        job = block.open_job(order)
-        result = super().run_job(block, order)
+        job = request.open_job(requested)
+        result = super().run_job(request, requested)
         if isinstance(result, JobResult) and job.baseline is not None:
             call = JudgedCall(job.baseline.inputs[0], [], job.baseline.outputs[0])
             evidence = None
@@ -50,10 +50,10 @@ class Session(DeviceSession):
 
     def _write(self, job: JobContext, call: JudgedCall, evidence: Any) -> None:
         """Write a call, and the metadata for the script."""
-        assert self._hello.tool is not None
-        folder = Path(self._hello.tool[1])
-        definition = job.block.definition
-        judge = job.block.evaluator
+        assert self._session_config.tool is not None
+        folder = Path(self._session_config.tool[1])
+        definition = job.request.definition
+        judge = job.request.evaluator
         compares = judge.judges_calls_alone and getattr(judge, "compares_elements", lambda _: False)(definition)
         tolerance = judge.tolerance(job.config) if issubclass(judge, DefaultEvaluator) else Tolerance(0.0, 0.0)
         style = self._styles.get(job.solution.digest)
