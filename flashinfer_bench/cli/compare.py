@@ -129,12 +129,12 @@ def _measure(
     trace_set = named if named is not None else sides[0].trace_set
     if trace_set is None:
         raise Misuse("no trace set with the definition and its workloads: give --local PATH")
-    tell = (lambda _line: None) if args.quiet else write_err
+    progress = (lambda _line: None) if args.quiet else write_err
     equal = sum(one.first.digest() == one.second.digest() for one in pairings)
     if equal:
         which = "both sides have" if equal == len(pairings) else f"in {equal} of {len(pairings)} pairs both sides have"
-        tell(f"{which} the same sources: that shows how far equal code differs on this machine")
-    how = {"threshold": threshold, "budget_s": args.budget or 60.0, "workloads": args.workloads, "tell": tell}
+        progress(f"{which} the same sources: that shows how far equal code differs on this machine")
+    how = {"threshold": threshold, "budget_s": args.budget or 60.0, "workloads": args.workloads, "progress": progress}
     config = read_config(args)
     with naming_flags(args):
         return measure(trace_set, pairings, config, **how)

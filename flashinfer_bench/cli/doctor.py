@@ -39,7 +39,7 @@ def execute(args: Namespace) -> int:
 
     device = discover_devices(None if args.device is None else [args.device])[0]
     how = {"named": args.device, "quick": args.quick, "sandbox": args.sandbox}
-    report = examination.examine(device, tell=lambda line: write_err(f"{line} …"), **how)
+    report = examination.examine(device, progress=lambda line: write_err(f"{line} …"), **how)
     write_result(args, report.document(), render_report(report))
     return report.exit_code
 
@@ -72,5 +72,5 @@ def describe_machine(report: Report) -> dict[str, str]:
         "at rest": ", ".join(clocks),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
         "not installed": ", ".join(name for name, version in machine.versions.items() if version is None),
-        "compilers": ", ".join(f"{name} {place or 'not found'}" for name, place in machine.compilers.items()),
+        "compilers": ", ".join(f"{name} {path or 'not found'}" for name, path in machine.compilers.items()),
     }

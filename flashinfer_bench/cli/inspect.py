@@ -101,7 +101,7 @@ def execute_ncu(args: Namespace) -> int:
     program = tool_runs.find_tool("ncu", args.ncu_path)
     how = {name: getattr(args, name) for name in NCU_FLAGS}
     plan = ncu.plan_ncu(program, ncu.list_metrics(program), **how)
-    document, page = ncu.read_profile(_look(args, plan))
+    document, page = ncu.read_profile(_run_tool(args, plan))
     write_result(args, document, f"{tool_runs.plain(page).rstrip()}\n\n{ncu.render_profile(document)}")
     return 0
 
@@ -113,15 +113,15 @@ def execute_sanitizer(args: Namespace) -> int:
 
     types = sanitizer.check_types(args.checks)
     program = tool_runs.find_tool("compute-sanitizer", args.sanitizer_path)
-    document = sanitizer.read_findings(_look(args, sanitizer.plan_sanitizer(program, types, args.timeout)))
+    document = sanitizer.read_findings(_run_tool(args, sanitizer.plan_sanitizer(program, types, args.timeout)))
     write_result(args, document, sanitizer.render_findings(document))
     return 1 if document["findings"] or document["problems"] else 0
 
 
-def _look(args: Namespace, steps: list[ToolStep]) -> Inspected:
+def _run_tool(args: Namespace, steps: list[ToolStep]) -> Inspected:
     from flashinfer_bench.cli.args import open_trace_set
     from flashinfer_bench.examine.inspect import tool_runs
 
     device = tool_runs.find_gpu(args.device)
-    how = {"definition": args.definition, "sandbox": args.sandbox, "seed": args.seed, "tell": write_err}
+    how = {"definition": args.definition, "sandbox": args.sandbox, "seed": args.seed, "progress": write_err}
     return tool_runs.run_tool(open_trace_set(args), args.solution, args.workload, steps, device, **how)

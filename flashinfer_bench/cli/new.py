@@ -83,10 +83,10 @@ def execute_definition(args: Namespace) -> int:
     known = TraceSet.from_path(root).definition_files.get(definition.name) if root.is_dir() else None
     if known is not None:
         raise DataSetError(f"{root} has a definition {definition.name!r} already, in {known}; nothing was written")
-    place = {"op_type": definition.op_type, "definition": definition.name}
+    names = {"op_type": definition.op_type, "definition": definition.name}
     texts = {
-        Output(definition_path(root, **place), root): json.dumps(plain, indent=2) + "\n",
-        Output(workloads_path(root, **place), root): "".join(f"{json.dumps(line)}\n" for line in lines),
+        Output(definition_path(root, **names), root): json.dumps(plain, indent=2) + "\n",
+        Output(workloads_path(root, **names), root): "".join(f"{json.dumps(line)}\n" for line in lines),
     }
     _write(args, texts, ["new", "solution", str(root), "--definition", definition.name])
     return 0
@@ -94,10 +94,10 @@ def execute_definition(args: Namespace) -> int:
 
 def _write(args: Namespace, texts: dict[Output, str], following: list[str]) -> None:
     """Write files that do not exist yet; print their names and the next command."""
-    if there := [str(place.path) for place in texts if os.path.lexists(place.path)]:
+    if there := [str(output.path) for output in texts if os.path.lexists(output.path)]:
         raise DataSetError(f"{', '.join(there)} is there already; nothing was written")
-    for place, text in texts.items():
-        place.write(text)
-    files = [str(place.path) for place in texts]
+    for output, text in texts.items():
+        output.write(text)
+    files = [str(output.path) for output in texts]
     command = shlex.join([PROGRAM, *following])
     write_result(args, {"files": files, "next": command}, [*files, f"next: {command}"])

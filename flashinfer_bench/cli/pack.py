@@ -79,7 +79,7 @@ def execute_pack(args: Namespace) -> int:
     find_output(file, args).write(solution.to_json(indent=2) + "\n")
     size = sum(len(source.content.encode()) for source in solution.sources)
     sources = f"{count(len(solution.sources), 'source')} of {size} bytes"
-    _tell(args, solution, [file], [f"{file}: {solution.name} for {solution.definition}, {sources}"])
+    _print_result(args, solution, [file], [f"{file}: {solution.name} for {solution.definition}, {sources}"])
     return 0
 
 
@@ -91,7 +91,7 @@ def execute_unpack(args: Namespace) -> int:
     solution = load_json_file(Solution, args.file)
     folder = Path(args.directory or path_part(solution.name))
     files = unpack_solution(solution, folder, root=find_output(folder, args).root)
-    _tell(args, solution, files, list(map(str, files)))
+    _print_result(args, solution, files, list(map(str, files)))
     return 0
 
 
@@ -103,6 +103,6 @@ def _is_of(solution: Solution, file: Path) -> bool:
         return False
 
 
-def _tell(args: Namespace, solution: Solution, files: list[Path], lines: list[str]) -> None:
+def _print_result(args: Namespace, solution: Solution, files: list[Path], lines: list[str]) -> None:
     names = {name: getattr(solution, name) for name in ("name", "definition", "author")}
     write_result(args, {**names, "digest": solution.digest(), "files": list(map(str, files))}, lines)

@@ -392,10 +392,10 @@ def execute_export(args: Namespace) -> int:
         write_out(make_export(form, trace_set, traces)[0].decode())
         return RAN
     path = path / f"traces.{form}" if is_folder else path
-    place = find_output(path, args)
+    output = find_output(path, args)
     content, rows = make_export(form, trace_set, traces)
     try:
-        with os.fdopen(open_to_replace(place.path, root=place.root), "wb") as file:
+        with os.fdopen(open_to_replace(output.path, root=output.root), "wb") as file:
             file.write(content)
     except OSError as error:
         raise Fault(f"{path}: cannot be written: {error}") from error

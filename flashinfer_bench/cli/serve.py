@@ -75,9 +75,9 @@ def execute(args: Namespace) -> int:
     config = read_config(args)
     trace_set = open_trace_set(args)
     write_err(*describe_tolerances(trace_set))
-    room = EngineLimits(queue=MOST_JOBS, tasks_per_submitter=limits.open_tasks)
+    engine_limits = EngineLimits(queue=MOST_JOBS, tasks_per_submitter=limits.open_tasks)
     with naming_flags(args):
-        engine = Engine(trace_set, config, limits=room)
+        engine = Engine(trace_set, config, limits=engine_limits)
     serve(engine, trace_set, address, limits, cache=cache_root(os.environ), announce=write_err)
     return 0
 

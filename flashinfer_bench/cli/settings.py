@@ -106,14 +106,14 @@ def naming_flags(args: argparse.Namespace) -> Iterator[None]:
     """Turn an error of the settings into a ConfigError that names the flag or file of the wrong setting."""
     file = "" if args.config is None else f"{args.config}: "
 
-    def place(match: re.Match[str]) -> str:
+    def locate(match: re.Match[str]) -> str:
         return flag_of(match[1]) if hasattr(args, match[1]) else f"{file}{match[1]}"
 
     try:
         yield
     except (ConfigError, ValidationError) as error:
         lines = describe_problems(error) if isinstance(error, ValidationError) else str(error).splitlines()
-        raise ConfigError("\n".join(SETTING.sub(place, line) for line in lines)) from None
+        raise ConfigError("\n".join(SETTING.sub(locate, line) for line in lines)) from None
 
 
 def describe_tolerances(trace_set: TraceSet) -> list[str]:
@@ -237,9 +237,9 @@ def _list_sections(config: BenchmarkConfig, definitions: Mapping[str, Definition
     for section in SECTIONS:
         for key in getattr(config, section):
             subject = definitions.get(key, Subject(key, "")) if section == DEFINITIONS else Subject("", key)
-            places = {place for place, name in config.section_places(section) if name == key}
+            origins = {origin for origin, name in config.section_places(section) if name == key}
             settings = _resolve(config, subject).items()
-            yield f"{section}.{key}", {name: one for name, one in settings if one["origin"] in places}
+            yield f"{section}.{key}", {name: one for name, one in settings if one["origin"] in origins}
 
 
 def _list_declared(config: BenchmarkConfig, definition: Definition) -> Settings:

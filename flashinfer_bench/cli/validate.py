@@ -93,8 +93,8 @@ def execute(args: Namespace) -> int:
         raise Misuse("--outputs json and text are files: give --output-folder, too")
     if args.output_folder:
         try:
-            place = find_output(args.output_folder, args)
-            with open_folder(place.path, place.root):
+            folder = find_output(args.output_folder, args)
+            with open_folder(folder.path, folder.root):
                 pass
         except OSError as error:
             raise Misuse(f"--output-folder: {args.output_folder}: {error.strerror}") from error
@@ -134,8 +134,8 @@ def render_report(report: Mapping[str, Any]) -> str:
     """Render a report: errors, warnings, results of judging, gaps of the set, and the counts in the last line."""
     if report["version"] != FORMAT_VERSION:
         raise ValueError(f"its version is {report['version']!r}")
-    places = [(Path(one["file"]), one["line"], one["field"], str(one["reason"])) for one in report["issues"]]
-    issues = [LoadIssue(one["severity"], *place) for one, place in zip(report["issues"], places, strict=True)]
+    locations = [(Path(one["file"]), one["line"], one["field"], str(one["reason"])) for one in report["issues"]]
+    issues = [LoadIssue(one["severity"], *location) for one, location in zip(report["issues"], locations, strict=True)]
     lines = describe_issues(issues, shown_warnings=len(issues))
     for check in dict.fromkeys(job["check"] for job in report["jobs"]):
         statuses = Counter(job["status"] for job in report["jobs"] if job["check"] == check)

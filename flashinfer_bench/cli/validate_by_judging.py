@@ -53,7 +53,7 @@ def judge_set(
 
     def add_job(event: JobFinished | JobFaulted) -> None:
         name, solution, uuid = event.job.definition.name, event.job.solution.name, event.job.workload.uuid
-        who = f"{'the reference' if is_baseline else f'solution {solution!r}'} on workload {uuid}"
+        subject = f"{'the reference' if is_baseline else f'solution {solution!r}'} on workload {uuid}"
         is_late = is_left_out = False
         if isinstance(event, JobFaulted):
             status, reason, seconds = NO_VERDICT, first_reason(event.message), 0.0
@@ -65,12 +65,12 @@ def judge_set(
         names = {"definition": name, "solution": solution, "workload": uuid}
         jobs.append({"check": check, **names, "status": status, "seconds": round(max(seconds, 0.0), 3)})
         if is_late and is_on_cpu and is_baseline:
-            slow = f"not judged: {who} takes longer than {JOB_LIMIT_S:g} s on a CPU"
+            slow = f"not judged: {subject} takes longer than {JOB_LIMIT_S:g} s on a CPU"
             add(name, f"{slow}; that is no fault, a GPU may tell more", "warning")
         elif is_left_out:  # the job that timed out has the reason
-            add(name, f"not judged: {who}: {reason}", "warning")
+            add(name, f"not judged: {subject}: {reason}", "warning")
         elif status != "PASSED":
-            add(name, f"{who}: {status}: {reason}")
+            add(name, f"{subject}: {status}: {reason}")
 
     solutions = {}
     for name, definition in trace_set.definitions.items():

@@ -88,14 +88,14 @@ class SlotActor:
         self._toolchain = find_toolchain()
         self._owned = ExitStack()
         self._files = self._owned.enter_context(temporary_folder("slot"))
-        self._laid_out: dict[Path, tuple[int, ...]] = {}
-        self._coming: queue.SimpleQueue[Sequence[Solution]] = queue.SimpleQueue()
+        self._written: dict[Path, tuple[int, ...]] = {}
+        self._next_solutions: queue.SimpleQueue[Sequence[Solution]] = queue.SimpleQueue()
         """Solutions of the next batch, which are built while this batch runs."""
         self._judging = threading.Lock()
         self._ended = -1
         """Number of the latest session that the host has ended."""
-        self._woken, self._wake = os.pipe()
-        os.set_blocking(self._woken, False)
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
         self._session_config: SessionConfig | None = None
         self._scheduler: Scheduler | None = None
         self._farm: BuildFarm | None = None
@@ -140,13 +140,13 @@ class SlotActor:
     def expect(self, solutions: Sequence[Solution]) -> None:
         """Build solutions of the next batch while this batch runs. A CPU slot does not: builds disturb its times."""
         if self._kind != "cpu":
-            self._coming.put(solutions)
-            os.write(self._wake, b"\0")
+            self._next_solutions.put(solutions)
+            os.write(self._wake_write, b"\0")
 
     def end(self, number: int) -> None:
         """End a session; return when all of its processes have ended."""
         self._ended = number
-        os.write(self._wake, b"\0")
+        os.write(self._wake_write, b"\0")
         with self._judging:
             self._end_session()
 
@@ -171,20 +171,20 @@ class SlotActor:
             if wrong := [f"it cannot build {job.solution.name}: {reason}" for job, reason in lacks if reason]:
                 raise DeviceFault(wrong[0])
             for (root, path), blob in batch.blobs.items():
-                self._lay_out(self._find_root(root) / path, blob)
-            laid_out = {root: str(self._find_root(root)) for root, _ in batch.blobs}
-            roots = {index: laid_out.get(root, root) for index, root in batch.roots.items()}
+                self._write_blob(self._find_root(root) / path, blob)
+            local_roots = {root: str(self._find_root(root)) for root, _ in batch.blobs}
+            roots = {index: local_roots.get(root, root) for index, root in batch.roots.items()}
             self._batch = replace(batch, roots=roots)
             scheduler, farm = self._open(session_config)
             scheduler.add(list(batch.jobs))
             try:
                 while scheduler.has_open_jobs and self._ended < number and scheduler.slots[0].given_up_at is None:
-                    while not self._coming.empty():
-                        farm.add(self._coming.get())
-                    for happening in scheduler.step(self._woken):  # no `yield from`: Ray sends values in
+                    while not self._next_solutions.empty():
+                        farm.add(self._next_solutions.get())
+                    for happening in scheduler.step(self._wake_read):  # no `yield from`: Ray sends values in
                         yield _to_frame(happening)
                     with suppress(BlockingIOError):
-                        os.read(self._woken, 1 << 12)
+                        os.read(self._wake_read, 1 << 12)
             except BaseException:
                 self._end_session()
                 raise
@@ -232,14 +232,14 @@ class SlotActor:
         """Return the folder on this node for a folder of the host."""
         return self._files / hashlib.sha256(root.encode()).hexdigest()[:16]
 
-    def _lay_out(self, file: Path, blob: Blob) -> None:
+    def _write_blob(self, file: Path, blob: Blob) -> None:
         """Write a file of stored inputs, unless it exists in this state."""
         state, content = blob
-        if self._laid_out.get(file) != state:
+        if self._written.get(file) != state:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.unlink(missing_ok=True)  # a session may still have it mapped
             file.write_bytes(ray.get(content))
-            self._laid_out[file] = state
+            self._written[file] = state
 
 
 def _to_frame(happening: Happening) -> dict[str, Any]:

@@ -362,7 +362,7 @@ class RemoteSession:
         self.device = slot.metadata.device
         self.is_ready = True
         self._sent: Batch | None = None
-        self._said: queue.SimpleQueue[dict[str, Any] | RayError] = queue.SimpleQueue()
+        self._frames: queue.SimpleQueue[dict[str, Any] | RayError] = queue.SimpleQueue()
         self._ours, self._theirs = socket.socketpair()
         """The first socket is readable when a frame has arrived."""
         self._theirs.setblocking(False)
@@ -394,12 +394,12 @@ class RemoteSession:
             SessionLost: the slot is lost, or cannot be used.
         """
         self._ours.recv(1 << 12)
-        while not self._said.empty():
-            said = self._said.get()
-            if isinstance(said, RayError):
-                self.is_ready = isinstance(said, RayActorError)  # else no job has caused it
-                raise SessionLost(f"{self.device.label}: {self._cluster.lose(self._slot, said)}")
-            yield said
+        while not self._frames.empty():
+            frame = self._frames.get()
+            if isinstance(frame, RayError):
+                self.is_ready = isinstance(frame, RayActorError)  # else no job has caused it
+                raise SessionLost(f"{self.device.label}: {self._cluster.lose(self._slot, frame)}")
+            yield frame
 
     def wait_forever(self) -> None:
         """Do nothing."""
@@ -427,17 +427,17 @@ class RemoteSession:
         try:
             offered, broken = self._cluster.offer(batch)
             for index, why in broken.items():
-                self._say({"fault": {"job": index, "message": why, "retry": False}})
+                self._put_frame({"fault": {"job": index, "message": why, "retry": False}})
             judge = self._slot.actor.judge.options(num_returns="streaming", concurrency_group=JUDGING)
-            for said in judge.remote(self._number, self._session_config, offered) if offered.jobs else ():
-                self._say(ray.get(said))
+            for frame in judge.remote(self._number, self._session_config, offered) if offered.jobs else ():
+                self._put_frame(ray.get(frame))
         except RayError as error:
-            self._say(error)
+            self._put_frame(error)
         except Exception as error:  # a bug of ours costs one slot: its jobs go to other slots
-            self._say(RayError(f"{type(error).__name__}: {error}"))
+            self._put_frame(RayError(f"{type(error).__name__}: {error}"))
 
-    def _say(self, said: dict[str, Any] | RayError) -> None:
-        self._said.put(said)
+    def _put_frame(self, frame: dict[str, Any] | RayError) -> None:
+        self._frames.put(frame)
         with contextlib.suppress(BlockingIOError):  # it is readable already
             self._theirs.send(b"\0")
 

@@ -103,7 +103,7 @@ def examined(monkeypatch, tmp_path):
         for name, value in {**usual, "read_machine": machine(device), **parts}.items():
             effect = value if callable(value) or isinstance(value, Exception) else None
             monkeypatch.setattr(examination, name, Mock(side_effect=effect, return_value=value))
-        return examination.examine(device, tell=reported.append)
+        return examination.examine(device, progress=reported.append)
 
     reported = examine.reported = []
     return examine

@@ -65,15 +65,15 @@ def compile_ahead(
     jobs = min(len(calls), max(4, min(MOST_PARALLEL, usable_cores())) if jobs is None else jobs)
     if jobs <= 0:
         return
-    room = usable_memory() // BYTES_PER_COMPILER // jobs
-    compilers = os.environ.get("MAX_JOBS", str(max(2, min(usable_cores(), room))))
+    fitting = usable_memory() // BYTES_PER_COMPILER // jobs
+    compilers = os.environ.get("MAX_JOBS", str(max(2, min(usable_cores(), fitting))))
     kernels = cache_root(os.environ).resolve()
     views = [ahead_environment(os.environ, device, kernels, for_walls=for_walls) for device in devices]
     running: set[int] = set()
 
-    def call(order: dict[str, Any], view: dict[str, str]) -> str:
+    def call(request: dict[str, Any], view: dict[str, str]) -> str:
         """Return the reason of a failure, or ""."""
-        with Isolated(MODULE, {"root": str(root), **order}, environment={**view, "MAX_JOBS": compilers}) as process:
+        with Isolated(MODULE, {"root": str(root), **request}, environment={**view, "MAX_JOBS": compilers}) as process:
             running.add(process.pid)
             try:
                 process.wait(LIMIT_S)
@@ -88,7 +88,9 @@ def compile_ahead(
     write_err(f"compiling ahead: {count(len(calls), 'solution')}, {jobs} at once")
     pool = ThreadPoolExecutor(max_workers=jobs)
     try:
-        futures = {pool.submit(call, order, view): order for order, view in zip(calls, cycle(views), strict=False)}
+        futures = {
+            pool.submit(call, request, view): request for request, view in zip(calls, cycle(views), strict=False)
+        }
         for done, future in enumerate(as_completed(futures), 1):
             latest = f"{futures[future]['solution']['name']}{future.result()}"
             write_err(f"compiling ahead: {done} of {len(calls)}, the latest {latest}")

@@ -116,7 +116,7 @@ def make_judged(
     if median is not None:
         found = describe_time(request.case.cost, evaluation.environment.hardware, median) or {}
         facts |= {"too_fast": ""} if "share" in found else {}
-        facts |= {ROOFLINE.get(name, name): fact for name, fact in found.items()}
+        facts |= {ROOFLINE.get(name, name): value for name, value in found.items()}
     record = (evaluation.extra or {}).get("measurement")
     return make_row(
         request,
@@ -278,7 +278,7 @@ class Results:
         """Store a row; report the case after its last row."""
         request.rows[row["backend"]] = row
         if len(request.rows) == len(request.backends):
-            self.tell(request)
+            self.print_case(request)
 
     def finish(self, reason: str) -> None:
         """Report the cases that miss rows: their missing backends failed for this reason."""
@@ -286,7 +286,7 @@ class Results:
             for backend in [name for name in request.backends if name not in request.rows]:
                 self.put(request, make_row(request, backend, self.platform, "failed", reason))
 
-    def tell(self, request: Request) -> None:
+    def print_case(self, request: Request) -> None:
         """Print and write a case."""
         rows = [make_row(request, name, self.platform, "skipped", why) for name, why in request.skipped.items()]
         rows += [request.rows[name] for name in request.backends]

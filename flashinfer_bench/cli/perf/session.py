@@ -79,7 +79,7 @@ def run_session(argv: Sequence[str]) -> int:
             stack.callback(results.drop_empty_columns)
         for request in requests:
             if not request.backends:
-                results.tell(request)
+                results.print_case(request)
         kept = [one for one in requests if one.entry is not None and (one.backends or session.save_trace_set)]
         for request in kept:
             write_entry(root, request.entry)

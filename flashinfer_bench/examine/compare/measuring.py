@@ -118,7 +118,7 @@ def measure(
     threshold: float = 0.02,
     budget_s: float = 60.0,
     workloads: Sequence[str] | None = None,
-    tell: Callable[[str], object] = lambda _line: None,
+    progress: Callable[[str], object] = lambda _line: None,
 ) -> Comparison:
     """Measure all pairings.
 
@@ -129,7 +129,7 @@ def measure(
         threshold: the smallest difference of interest, as a share.
         budget_s: seconds from the start of the first block. A series that is not decided by then stays undecided.
         workloads: uuids or their beginnings; None for all.
-        tell: receives each line of progress.
+        progress: receives each line of progress.
 
     Raises:
         ConfigError: a solution cannot run here.
@@ -142,7 +142,7 @@ def measure(
     seeds = JobSeeds(context.config.seed)
     rules = Rules(one_worker_a_job=True)
     with closing(context.make_scheduler(seeds, rules, needs_triton=needs_triton)) as scheduler:
-        seconds = _run(scheduler, series, threshold, budget_s, tell)
+        seconds = _run(scheduler, series, threshold, budget_s, progress)
     context.learn_spread([list(found.values()) for one in series for found in one.blocks])
     return Comparison([one.row() for one in series], threshold, "measured", device.name, seconds)
 
@@ -177,7 +177,7 @@ def _run(
     series: Sequence[PairSeries],
     threshold: float,
     budget_s: float,
-    tell: Callable[[str], object],
+    progress: Callable[[str], object],
 ) -> float:
     """Measure until all series are decided or the budget is spent; return the seconds since the first block began."""
     requested: list[tuple[PairSeries, int, int]] = []
@@ -195,7 +195,7 @@ def _run(
         while scheduler.has_open_jobs:
             for happening in scheduler.step(limit_s=TICK_S):
                 if isinstance(happening, Notice):
-                    tell(happening.message)
+                    progress(happening.message)
                 if not isinstance(happening, (Judged, JobFaulted)):
                     continue
                 if isinstance(happening, Judged):
@@ -208,5 +208,7 @@ def _run(
             if seconds > budget_s:
                 return seconds
         left = sum(one.is_open(threshold) for one in series)
-        tell(f"{sum(len(one.times()) for one in series)} pairs of blocks in {seconds:.0f} s; {left} not decided yet")
+        progress(
+            f"{sum(len(one.times()) for one in series)} pairs of blocks in {seconds:.0f} s; {left} not decided yet"
+        )
     return seconds

@@ -93,12 +93,12 @@ class Ratio:
         if self.log_half is None:
             return max(1, min(INTERIM_LEVELS) - self.pairs)
         edge = log(1 + threshold)
-        place = abs(self.log_mean)
-        room = edge - place if place <= edge else place
-        if room <= 0 or self.error <= 0:
+        offset = abs(self.log_mean)
+        distance = edge - offset if offset <= edge else offset
+        if distance <= 0 or self.error <= 0:
             return None
         quantile = student_quantile(INTERIM_LEVELS[MOST_PAIRS], max(self.freedom, 8.0))
-        wanted = ceil((quantile * self.error / room) ** 2 * self.pairs)
+        wanted = ceil((quantile * self.error / distance) ** 2 * self.pairs)
         more = max(1, wanted - self.pairs)
         return more if more <= MOST_MORE else None
 

@@ -81,7 +81,7 @@ def examine(
     named: str | None = None,
     quick: bool = False,
     sandbox: Level = "auto",
-    tell: Callable[[str], object] = lambda _line: None,
+    progress: Callable[[str], object] = lambda _line: None,
 ) -> Report:
     """Examine a machine and one of its devices.
 
@@ -90,9 +90,9 @@ def examine(
         named: the user's name of the device; None if the user named none.
         quick: skip the runs of the engine.
         sandbox: the level that runs will request.
-        tell: receives a line before each step.
+        progress: receives a line before each step.
     """
-    tell("looking at the machine")
+    progress("looking at the machine")
     machine = read_machine(device)
     report = Report(machine)
     found = report.findings = [*of.find_gpu(machine, named), *of.find_languages(machine.languages)]
@@ -113,7 +113,7 @@ def examine(
     ]
     for topic, step, work in steps:
         if work is probe or (report.readings is not None and not quick):
-            tell(step)
+            progress(step)
             try:
                 found += work()
             except Fault as fault:

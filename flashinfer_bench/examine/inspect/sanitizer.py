@@ -20,7 +20,7 @@ OWN_FLAGS: Final = {"memcheck": ("--padding", "1024")}
 ENVIRONMENT: Final = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 MOST_PRINTED: Final = 100
 MARK: Final = "========="
-PLACE: Final = re.compile(
+LOCATION: Final = re.compile(
     r"(?:\b(?P<access>Read|Write) access )?\bat (?:(?P<kernel>\S.*?)\+)?0x[0-9a-fA-F]+"
     r"(?: in (?P<file>[^\[\]]*?):(?P<line>\d+)(?::(?P<old>[^\[]+))?)?(?= \[|\s*$)"
 )
@@ -89,14 +89,14 @@ def parse_findings(type_: str, text: str, sources: Sequence[str] = ()) -> list[d
         if NO_FINDING.match(block[0]) or OF_ITSELF.match(block[0]):
             continue
         threads = [match.groups() for line in block if (match := THREAD.search(line))]
-        lines = (match for line in block if not THREAD.search(line) and (match := PLACE.search(line)))
-        places = [_read_location(match, sources) for match in lines if match["kernel"] or match["file"]]
+        lines = (match for line in block if not THREAD.search(line) and (match := LOCATION.search(line)))
+        locations = [_read_location(match, sources) for match in lines if match["kernel"] or match["file"]]
         message = block[0].removeprefix("Error: ").removeprefix("Warning: ")
         if message.startswith("Race reported"):
             message = "race between accesses to shared memory"
         thread, in_block = threads[0] if threads else ("", "")
-        one = {"type": type_, "message": message, "places": places, "thread": thread, "block": in_block, "count": 0}
-        found.setdefault(f"{message} {places}", one)["count"] += 1  # many threads may report it
+        one = {"type": type_, "message": message, "places": locations, "thread": thread, "block": in_block, "count": 0}
+        found.setdefault(f"{message} {locations}", one)["count"] += 1  # many threads may report it
     return list(found.values())
 
 
@@ -123,10 +123,10 @@ def render_findings(document: Mapping[str, Any]) -> str:
 
 def describe_finding(finding: Mapping[str, Any]) -> str:
     """Return a finding as one line of text."""
-    places = finding["places"]
-    named = [f"in {one['kernel']}" if one["line"] is None else f"{one['file']}:{one['line']}" for one in places]
+    locations = finding["places"]
+    named = [f"in {one['kernel']}" if one["line"] is None else f"{one['file']}:{one['line']}" for one in locations]
     where = " and ".join(dict.fromkeys(named))
-    kernel = f" in {places[0]['kernel']}" if places and places[0]["line"] is not None else ""
+    kernel = f" in {locations[0]['kernel']}" if locations and locations[0]["line"] is not None else ""
     thread = f", thread {finding['thread']} of block {finding['block']}" if finding["thread"] else ""
     times = f" ({finding['count']} times)" if finding["count"] > 1 else ""
     return f"{finding['type']}: {where + ': ' if where else ''}{finding['message']}{kernel}{thread}{times}"

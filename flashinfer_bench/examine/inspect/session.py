@@ -94,10 +94,10 @@ class Session(DeviceSession):
         # Code that it compiles at run time has other flags than in runs, so it is cached apart.
         digest = digest_of({"inspect": solution.digest})
         files = SolutionFiles(digest, Path(solution.directory) if solution.directory else None)
-        order = self._pool.order_for(files, folder / "home", given)
+        request = self._pool.order_for(files, folder / "home", given)
         given.mkdir(exist_ok=True)
         work.mkdir()
-        if (sandbox := order.get("sandbox")) is not None:
+        if (sandbox := request.get("sandbox")) is not None:
             program = steps[0].argv[0]
             tools = (str(Path(path).parent) for path in (program, os.path.realpath(program)))
             sandbox["readable"] = [*sandbox["readable"], *(tool for tool in tools if not is_too_wide(tool))]
@@ -117,7 +117,7 @@ class Session(DeviceSession):
         (given / "path").mkdir()
         (given / "path" / PACKAGE.name).symlink_to(PACKAGE)  # the folder around it may not be readable
         environment = {
-            **order["environment"],
+            **request["environment"],
             **policies.environment(digest),
             "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
             "NVCC_APPEND_FLAGS": f"{os.environ.get('NVCC_APPEND_FLAGS', '')} {LINE_INFO}".strip(),
@@ -133,7 +133,7 @@ class Session(DeviceSession):
                 file = given / "call.json"
                 file.write_text(json.dumps({**call, "warm_up_calls": step.warm_up_calls}), encoding="utf-8")
                 argv += [sys.executable, "-m", CALLER, str(file)]
-            own = {**order, "program": argv, "environment": environment | step.environment}
+            own = {**request, "program": argv, "environment": environment | step.environment}
             done = run_program(self._pool.server, step.name, own, folder / "home", step.limit_s)
             return replace(done, error=read_error(outcome)) if step.calls else done
 
@@ -165,19 +165,19 @@ class Session(DeviceSession):
         file.chmod(0o644)
 
 
-def run_program(server: socket.socket, name: str, order: dict[str, Any], home: Path, limit_s: float) -> StepDone:
-    """Run the order's `program` instead of a worker. All of its processes have ended when this returns.
+def run_program(server: socket.socket, name: str, request: dict[str, Any], home: Path, limit_s: float) -> StepDone:
+    """Run the request's `program` instead of a worker. All of its processes have ended when this returns.
 
     Args:
         server: the socket of the fork server.
         name: the name of the step.
-        order: the same fields as a worker's: environment, sandbox, memory limit.
+        request: the same fields as a worker's: environment, sandbox, memory limit.
         home: the program's private folder, made here and removed at the end.
         limit_s: seconds until the program is ended.
     """
     deadline = time.monotonic() + limit_s
     log = BoundedLog(head_bytes=KEPT_BYTES, tail_bytes=KEPT_BYTES)
-    with WorkerProcess(server, order, home, log=log) as program:
+    with WorkerProcess(server, request, home, log=log) as program:
         program.deafen()
         while not program.has_ended and (left_s := deadline - time.monotonic()) > 0:
             select.select([program], [], [], min(POLL_S, left_s))

@@ -90,7 +90,7 @@ def run_tool(
     seed: int | None = None,
     cache: Path | None = None,
     temporary: Path | str | None = None,
-    tell: Callable[[str], object] = lambda _line: None,
+    progress: Callable[[str], object] = lambda _line: None,
 ) -> Inspected:
     """Run the programs of a tool on one call of a solution.
 
@@ -105,7 +105,7 @@ def run_tool(
         seed: the seed of the inputs; None for a fixed seed.
         cache: the folder of builds; None for the user's cache.
         temporary: the folder of temporary files; None for the system's.
-        tell: receives each line of progress.
+        progress: receives each line of progress.
 
     Raises:
         ConfigError: a name is unknown, or the requested sandbox is not available.
@@ -151,7 +151,7 @@ def run_tool(
         engine.context.tool = SESSION, str(folder)
         for event in engine.run(plan, save_results=False):
             if isinstance(event, Notice):
-                tell(event.message)
+                progress(event.message)
             elif isinstance(event, JobFaulted):
                 problem = event.message
         if not (folder / DONE).exists():

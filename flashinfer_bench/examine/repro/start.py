@@ -23,7 +23,7 @@ COPIED: Final = ("compare.tolerance", "compare.outputs", "compare.packed", "inte
 
 
 def reproduce(
-    engine: Benchmark, job: Job, folder: Path, tell: Callable[[str], object] = lambda _line: None
+    engine: Benchmark, job: Job, folder: Path, progress: Callable[[str], object] = lambda _line: None
 ) -> Evaluation:
     """Judge a job once more, and write the deciding call to a folder; return the verdict.
 
@@ -31,7 +31,7 @@ def reproduce(
         engine: the engine of the trace set, with the settings `QUICK`.
         job: the job.
         folder: an empty folder.
-        tell: receives each line of progress.
+        progress: receives each line of progress.
 
     Raises:
         Fault: the job cannot be judged, or the solution was not called.
@@ -42,7 +42,7 @@ def reproduce(
         if isinstance(event, JobFaulted):
             raise Fault(event.message)
         if isinstance(event, Notice):
-            tell(event.message)
+            progress(event.message)
         if isinstance(event, JobFinished):
             traces.append(event.trace)
     file = folder / "call.json"

@@ -87,8 +87,8 @@ def count_phases(args: Namespace, chosen: Any) -> dict[str, Cost]:
         chosen: the experts of all tokens, [ranks, tokens, top_k].
     """
     width, hidden = size_of(args.input_dtype), args.hidden_size
-    places = (chosen // (args.num_experts // len(chosen))).tolist()
-    trips = sum(len(set(row) - {source}) for source, tokens in enumerate(places) for row in tokens)
+    ranks = (chosen // (args.num_experts // len(chosen))).tolist()
+    trips = sum(len(set(row) - {source}) for source, tokens in enumerate(ranks) for row in tokens)
     out = trips * (hidden * SENT_BYTES.get(args.quant_dtype, width) + 8 * args.top_k)
     back, kernel = trips * hidden * width, Cost(0, 0)
     if args.real_math:
