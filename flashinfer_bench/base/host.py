@@ -40,7 +40,7 @@ def cores_for_compilers() -> list[int]:
 
 
 def usable_memory(root: Path = SYSTEM) -> int:
-    """Return how many bytes of memory this process may use, whether or not they are free now."""
+    """Return the bytes of memory that this process may use, free or not."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [int(limit) for limit, *_ in _read_limits(root, "memory.max", "memory.limit_in_bytes")]
     return min([physical, *limits])

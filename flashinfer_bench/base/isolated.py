@@ -115,7 +115,7 @@ class Isolated:
 
 
 def run_isolated(module: str, request: Any, *, limit_s: float, environment: Mapping[str, str] | None = None) -> Any:
-    """Return a module's `answer` to a request, which it gives in a process of its own.
+    """Run a module's `answer` to a request in a new process, and return its response.
 
     Args:
         module: full name of the module.

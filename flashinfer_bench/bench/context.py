@@ -45,7 +45,7 @@ from flashinfer_bench.data.store.layout import (
     SOLUTIONS,
     TRACES,
     WORKLOADS,
-    find_loose_folders,
+    find_foreign_folders,
 )
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import ConfigError
@@ -86,7 +86,7 @@ class HarnessContext:
         self.config = (config if config is not None else BenchmarkConfig.default()).for_set(trace_set)
         self._toolchain = find_toolchain()
         self._cluster = None
-        """Where sessions run, if not on this machine."""
+        """The cluster of the sessions; None for this machine."""
         if self.config.cluster is not None:
             self._cluster = join_cluster(self._cluster_settings(str(self.cache) if cache is not None else None))
             self.sandbox, self.machine = self._cluster.sandbox, self._cluster.machine
@@ -95,7 +95,7 @@ class HarnessContext:
             here = Machine(discover_devices(self.config.devices), find_unavailable_languages(self._toolchain))
             known = (self._toolchain, here.capabilities)
             self.machine = replace(
-                here, why_not_buildable=lambda one: why_not_buildable(one, *known), sandbox=self.sandbox.mark
+                here, why_not_buildable=lambda one: why_not_buildable(one, *known), sandbox=self.sandbox.fingerprint_key
             )
         self._plug_ins = list_plug_ins(self.config.evaluator_modules)
         self.tool: tuple[str, str] | None = None
@@ -127,7 +127,7 @@ class HarnessContext:
 
     @property
     def plug_in_keys(self) -> frozenset[str]:
-        """Keys of `extra` that plug-ins declare, as far as they were asked."""
+        """Keys of `extra` that the plug-ins asked so far declare."""
         return self._lookup.known.keys
 
     def sandbox_of(self, device: Device) -> Sandbox:
@@ -248,10 +248,10 @@ def list_hidden_folders(trace_set: TraceSet, cache: Path) -> list[str]:
     """Return the folders that no worker may read, even if they lie in a folder that workers need."""
     parts = (DEFINITIONS, SOLUTIONS, WORKLOADS, TRACES, BLOB, SERVED)
     files = [*trace_set.definition_files.values(), *trace_set.solution_files.values()]
-    loose = find_loose_folders(files, trace_set.roots)
+    foreign = find_foreign_folders(files, trace_set.roots)
     # Files that a worker needs may lie beside: then only the definitions are hidden.
     needed = [Path(sys.prefix), Path(__file__)]
-    shut = {folder for folder in loose if not any(path.is_relative_to(folder.absolute()) for path in needed)}
-    shown = [file for file in trace_set.definition_files.values() if file.parent in loose - shut]
+    shut = {folder for folder in foreign if not any(path.is_relative_to(folder.absolute()) for path in needed)}
+    shown = [file for file in trace_set.definition_files.values() if file.parent in foreign - shut]
     hidden = [root / part for root in trace_set.roots for part in parts]
     return [str(path.absolute()) for path in (*hidden, *shut, *shown, *(cache / name for name in CACHE_FOLDERS))]

@@ -143,7 +143,7 @@ class Engine:
         Raises:
             ConfigError: there is no such solution, definition or workload, it cannot run on this machine, the priority
                 is no whole number, or `confirm` has another value.
-            DataSetError: results are to be saved, and the set has no folder, or its folder cannot be written safely.
+            DataSetError: results must be saved, and the set has no folder, or its folder cannot be written safely.
             QueueFull: the open work has reached `limits`.
             EngineClosed: the engine was closed.
         """
@@ -245,7 +245,7 @@ class Engine:
             )
 
     def _count_tasks(self) -> dict[str, int]:
-        """Return how many tasks each submitter has open."""
+        """Return the number of open tasks of each submitter."""
         return dict(Counter(task.queue_class.submitter for task in list(self._tasks.values()) if not task.is_done))
 
     def _cancel(self, task: Task) -> None:
@@ -391,10 +391,10 @@ class SolutionJobs:
         """
         found: dict[str, Trace] = {}
         for job in jobs:
-            mark = (job.workload.uuid, job.fingerprint["solution"])
+            key = (job.workload.uuid, job.fingerprint["solution"])
             with self._lock:
-                traces = list(self._recorded_of(job.definition.name).get(mark, []))
-                if (own := self._own.get(mark)) is not None:
+                traces = list(self._recorded_of(job.definition.name).get(key, []))
+                if (own := self._own.get(key)) is not None:
                     traces.append(Trace.model_validate_json(own))
             recorded = decide(job, self._context.config, traces).trace
             if recorded is not None:
@@ -403,23 +403,23 @@ class SolutionJobs:
 
     def note(self, job: Job, trace: Trace, *, is_saved: bool) -> bool:
         """Note a verdict of the engine; return whether its solution becomes the best, unless that is confirmed."""
-        mark = (job.workload.uuid, job.fingerprint["solution"])
+        key = (job.workload.uuid, job.fingerprint["solution"])
         with self._lock:
             if is_saved:
-                self._own.pop(mark, None)
-                self._own[mark] = trace.to_json()
+                self._own.pop(key, None)
+                self._own[key] = trace.to_json()
                 while len(self._own) > MOST_KEPT:
                     del self._own[next(iter(self._own))]
-            return self._best.note(trace, mark[1])
+            return self._best.note(trace, key[1])
 
     def _recorded_of(self, definition: str) -> Recorded:
         if definition not in self._recorded:
             known: Recorded = {}
             for trace in in_order_of_time(kept_of(self._context.trace_set.traces.get(definition, []))):
-                marks = (read_fingerprint(trace.evaluation) if trace.evaluation is not None else None) or {}
-                if "solution" in marks:
-                    known.setdefault((trace.workload.uuid, marks["solution"]), []).append(trace)
-                self._best.note(trace, marks.get("solution", trace.solution or ""))
+                keys = (read_fingerprint(trace.evaluation) if trace.evaluation is not None else None) or {}
+                if "solution" in keys:
+                    known.setdefault((trace.workload.uuid, keys["solution"]), []).append(trace)
+                self._best.note(trace, keys.get("solution", trace.solution or ""))
             self._recorded[definition] = known
         return self._recorded[definition]
 

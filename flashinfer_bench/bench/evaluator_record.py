@@ -29,7 +29,7 @@ from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
 
 FOLDER: Final = Path(__file__).with_name("evaluators")
 MAX_ABSOLUTE_ERROR: Final = "max_absolute_error"
-"""Key of `extra`: largest error of any element, whatever the other tolerances allow."""
+"""Key of `extra`: largest error of any element, with any other tolerances."""
 MAX_ERROR_CAP: Final = "max_error_cap"
 """Key of `extra`: largest error, in multiples of the largest expected value."""
 MAX_ERROR_NORM: Final = "max_error_norm"
@@ -53,7 +53,7 @@ class ExtraKey:
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether a value is a number that a float holds."""
+    """Return whether a value is a number within a float's range."""
     is_whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     return is_whole or isinstance(value, float)
 
@@ -84,7 +84,7 @@ class EvaluatorRecord:
     """Name of the class; filled in, too."""
 
     def covers(self, definition: Definition) -> bool:
-        """Tell whether the evaluator takes a definition."""
+        """Return whether the evaluator takes a definition."""
         return not self.op_types or (normalise_op_type(definition.op_type) in self.op_types and self.takes(definition))
 
 
@@ -139,10 +139,10 @@ def known_op_types() -> list[str]:
 
 def mark_built_in(definition: Definition) -> str:
     """Return the fingerprint of the built-in evaluator that judges a definition."""
-    return next(make_mark(one.name, one.revision) for one in find_records() if one.covers(definition))
+    return next(make_key(one.name, one.revision) for one in find_records() if one.covers(definition))
 
 
-def make_mark(name: str, revision: int) -> str:
+def make_key(name: str, revision: int) -> str:
     """Return the fingerprint of an evaluator's code."""
     return f"{name} {revision}"
 

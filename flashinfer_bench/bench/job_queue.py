@@ -89,7 +89,7 @@ class JobQueue:
         self._put(queue_class, jobs)
 
     def remove(self, indices: Iterable[int]) -> list[Job]:
-        """Remove those of these jobs that no device has, and return them."""
+        """Remove the jobs of these that no device has, and return them."""
         wanted = set(indices)
         return [
             job

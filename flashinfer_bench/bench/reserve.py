@@ -53,7 +53,7 @@ class Reservation:
                 _log.warning("another run of this set at the same time would judge its jobs again: %s", error)
 
     def release(self) -> None:
-        """Give the jobs up."""
+        """Release the jobs."""
         self._held.close()
 
     def _reserve(self, root: Path, wanted: dict[str, int | Scope]) -> None:

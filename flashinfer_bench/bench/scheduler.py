@@ -70,7 +70,7 @@ class Rules:
     compiles_ahead: bool = False
     """Whether the session of the only device compiles ahead, if a first call would take minutes."""
     one_worker_a_job: bool = False
-    """Each job gets a worker of its own, whatever the configuration says."""
+    """Each job gets its own worker, with any configuration."""
 
     @property
     def is_resident(self) -> bool:
@@ -116,7 +116,7 @@ class DeviceSlot:
             session.end()
 
     def free(self) -> None:
-        """Give the lock back, or ask for it no more."""
+        """Release the lock, or stop asking for it."""
         self.asking = None
         self.held.close()
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from flashinfer_bench.base.files.writing import WriteRefused, check_place
+from flashinfer_bench.base.files.writing import WriteRefused, check_location
 from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.data import Definition, LoadIssue, Trace, TraceSet, load_jsonl_file
 from flashinfer_bench.data.definition import normalise_op_type
@@ -197,7 +197,7 @@ def find_output(path: Path | str, args: Namespace | None = None) -> Output:
     whole, root = find_set_around(Path(path), sets)
     if root is not None:
         try:
-            check_place(whole, root)
+            check_location(whole, root)
         except WriteRefused as error:
             raise Misuse(f"{path} cannot be written: {error.strerror}, or name the target itself") from error
         except OSError:

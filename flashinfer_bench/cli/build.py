@@ -146,7 +146,7 @@ def choose_target(names: Sequence[str] | None) -> BuildTarget:
         return BuildTarget.of(sorted({one.capability for one in discover_devices(None) if one.capability is not None}))
     found = [NAMED.fullmatch(f"sm_{name.removeprefix('sm_')}") for name in names]
     if None in found:
-        raise Misuse(f"--arch: {', '.join(names)}: not a GPU architecture such as sm_80, sm_90a or sm_120a")
+        raise Misuse(f"--arch: {', '.join(names)}: that is no GPU architecture, such as sm_80, sm_90a or sm_120a")
     return BuildTarget(tuple(dict.fromkeys(f"{match[2]}{match[3]}" for match in found if match is not None)))
 
 

@@ -152,9 +152,9 @@ class RunProgress:
 def run_jobs(args: Namespace) -> int:
     """Run the jobs that the flags ask for, or print the plan."""
     if args.replay and args.resume:
-        raise Misuse("--replay judges recorded jobs again, and --resume skips them: give one of them")
+        raise Misuse("--replay judges what is recorded, which --resume leaves out: give one of them")
     if args.retry_timeouts and not args.resume:
-        raise Misuse("--retry-timeouts changes which jobs --resume skips: give --resume too")
+        raise Misuse("--retry-timeouts changes what --resume leaves out: give --resume too")
     if args.watch and (args.replay or args.resume or args.dry_run or not list_draft_paths(args)):
         raise Misuse("--watch judges a file again when it is saved: --solution FILE, without --resume or --dry-run")
     config = read_config(args)  # problems of flags and file are reported before the set is read

@@ -237,7 +237,7 @@ def _list_sections(config: BenchmarkConfig, definitions: Mapping[str, Definition
     for section in SECTIONS:
         for key in getattr(config, section):
             subject = definitions.get(key, Subject(key, "")) if section == DEFINITIONS else Subject("", key)
-            origins = {origin for origin, name in config.section_places(section) if name == key}
+            origins = {origin for origin, name in config.section_locations(section) if name == key}
             settings = _resolve(config, subject).items()
             yield f"{section}.{key}", {name: one for name, one in settings if one["origin"] in origins}
 

@@ -217,7 +217,7 @@ def _choose(whole: TraceSet, args: Namespace) -> TraceSet:
 
 def _check_of(issue: LoadIssue, trace_set: TraceSet) -> str:
     """Return the check of an issue of loading, by the folder of its file."""
-    parts = () if issue.is_about_place else parts_below(issue.file, trace_set.roots)
+    parts = () if issue.is_about_location else parts_below(issue.file, trace_set.roots)
     return FOLDERS.get(parts[0], "layout") if parts else "layout"
 
 

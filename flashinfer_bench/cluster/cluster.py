@@ -165,7 +165,7 @@ class Cluster:
             for language, reason in slot.metadata.languages.items() if slot.metadata is not None else ():
                 if languages.get(language) is None:
                     languages[language] = None if reason is None else f"{slot.name}: {reason}"
-        return Machine(self.devices, languages, self.why_not_buildable, self.sandbox.mark)
+        return Machine(self.devices, languages, self.why_not_buildable, self.sandbox.fingerprint_key)
 
     @property
     def sandbox(self) -> Sandbox:
@@ -333,7 +333,7 @@ class Cluster:
             except RayError as error:
                 reason = _reason(error)
             else:
-                if not self._sandboxes or metadata.sandbox.mark == self.sandbox.mark:
+                if not self._sandboxes or metadata.sandbox.fingerprint_key == self.sandbox.fingerprint_key:
                     slot.metadata, self._sandboxes[metadata.device] = metadata, metadata.sandbox
                     yield metadata.device
                     continue

@@ -29,7 +29,7 @@ HEADERS: Final = "../headers"
 """The folder of precompiled headers, seen from the folder of the sources. If it is missing, compilers read the headers
 themselves."""
 READ_LIST: Final = "read.d"
-"""The product of a precompiled header that lists the files of which it was made."""
+"""The product of a precompiled header that lists the header's source files."""
 LINK: Final = "link"
 """Name of the step that makes the library."""
 
@@ -93,7 +93,7 @@ class BuildRecipe:
     header: BuildRecipe | None = None
     """The header that its compilers would take precompiled. It decides only their duration."""
     note: str | None = None
-    """A line for the log about how it is built."""
+    """A line for the log about the build."""
     toolkit: tuple[int, int] | None = None
     """The version of the CUDA toolkit that it uses; None if it uses none."""
     chooses_architecture: bool = False

@@ -5,7 +5,7 @@ runs the compilers in a new folder. If they fail, it decides whether the solutio
 the files that they have read, and publishes the products. Sources that compile nowhere are published too, as a manifest
 with the failure.
 
-`Compilers` bounds how many compilers of a farm run at once, each confined in a process of its own (`run_compiler.py`).
+`Compilers` bounds the number of compilers of a farm at once, each confined in a process of its own (`run_compiler.py`).
 Any other thread may hold further compilers back, or cancel all of them.
 
 No macro hides a file from the list of files that a compiler has read. If the kernel has Landlock, the compiler cannot
@@ -115,7 +115,7 @@ class Compilers:
             raise BuildFault("its build was cancelled")
 
     def run(self, step: BuildStep, folder: Path, readable: Iterable[Path]) -> StepReport:
-        """Run a command once a core is free, and return how it ended.
+        """Run a command once a core is free, and return its end.
 
         Args:
             step: the command.
@@ -170,7 +170,7 @@ class Build:
 
     Args:
         solution: the solution; None for a precompiled header.
-        recipe: how it is built.
+        recipe: of the build.
         cache: takes the artifact. The caller keeps it in use.
         compilers: run the commands.
     """
@@ -339,7 +339,7 @@ class Build:
 
 
 def has_no_room(folder: Path) -> bool:
-    """Tell whether the disk of a folder is full, or nearly so, or its user's quota is."""
+    """Return whether the disk of a folder is full, or nearly so, or its user's quota is."""
     try:
         room = os.statvfs(folder)
         with tempfile.TemporaryFile(dir=folder) as file:

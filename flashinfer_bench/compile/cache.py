@@ -53,7 +53,7 @@ LOCK_POLL_S: Final = 0.05
 
 
 class Manifest(BaseModel):
-    """The description beside an artifact's files."""
+    """The description of an artifact's files, stored with them."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -66,7 +66,7 @@ class Manifest(BaseModel):
     files: dict[str, str]
     """Path below `files/` → sha256."""
     made_from: dict[str, Any]
-    """The values of which the digest is made."""
+    """The values from which the digest is made."""
     failure: str | None = None
     """The compilers' message if the sources do not compile. Then there are no files."""
 
@@ -104,7 +104,7 @@ class Entry:
 
     @property
     def has_failed(self) -> bool:
-        """Tell whether this is the memory of sources that do not compile."""
+        """Return whether this is the record of sources that do not compile."""
         return self.manifest is not None and self.manifest.failure is not None
 
 

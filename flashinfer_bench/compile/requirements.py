@@ -85,7 +85,7 @@ NAMED: Final = re.compile(r"(sm|compute|lto)_(\d+)([af]?)")
 
 
 def is_installed(package: str) -> bool:
-    """Tell whether a Python package is there, without importing it."""
+    """Return whether a Python package is installed, without importing it."""
     return importlib.util.find_spec(package) is not None
 
 
@@ -160,7 +160,7 @@ def chosen_targets(flags: Iterable[str]) -> list[str]:
 
 
 def runs_on(target: str, capability: tuple[int, int]) -> bool:
-    """Tell whether code for a target runs on a GPU of this compute capability."""
+    """Return whether code for a target runs on a GPU of this compute capability."""
     found = NAMED.fullmatch(target)
     if found is None:
         return True
@@ -215,7 +215,7 @@ def cutlass_includes() -> list[Path]:
 
 
 def wants_cutlass(dependencies: Iterable[str]) -> bool:
-    """Tell whether a compiled solution names CUTLASS."""
+    """Return whether a compiled solution names CUTLASS."""
     parsed = map(_parse, dependencies)
     return any(requirement is not None and canonicalize_name(requirement.name) in CUTLASS for requirement in parsed)
 

@@ -58,7 +58,7 @@ class CudaToolkit:
         return self.home / "include"
 
     def library_folders(self) -> list[Path]:
-        """Return the folders of its libraries that exist, then those where the driver's library may be."""
+        """Return the folders of its libraries that exist, then the possible folders of the driver's library."""
         own = [self.home / "lib64", self.home / "lib", self.home / "lib64" / "stubs"]
         return [folder for folder in (*own, *map(Path, DRIVER_FOLDERS)) if folder.is_dir()]
 

@@ -80,7 +80,7 @@ class Clock:
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        """Switch off, whatever happened."""
+        """Switch off, even after an error."""
 
     def sample(self, launches: Sequence[Launch], preambles: Sequence[Preamble]) -> list[Sample]:
         """Call each launch once, in order, behind its preamble; return a sample each.
@@ -261,7 +261,7 @@ class CuptiClock(Clock):
                 self.release()
 
     def sample(self, launches: Sequence[Launch], preambles: Sequence[Preamble]) -> list[Sample]:
-        """Time each call by the records of what it launched."""
+        """Time each call by the records of its launches."""
         samples: list[Sample] = []
         while len(samples) < len(launches):
             room = max(1, min(CALLS_IN_FLIGHT, OPERATIONS_IN_FLIGHT // (self._per_call + 2)))

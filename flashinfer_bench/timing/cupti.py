@@ -140,7 +140,7 @@ class CuptiRecorder:
         return operations
 
     def _count_dropped(self) -> int:
-        """Return how many records were dropped since the last time."""
+        """Return the number of records dropped since the last call."""
         dropped = ctypes.c_size_t()
         self._library.cuptiActivityGetNumDroppedRecords(None, 0, ctypes.byref(dropped))
         return dropped.value

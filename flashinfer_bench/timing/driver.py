@@ -142,7 +142,7 @@ def make_stream() -> int:
 
 
 def count_captured(stream: int) -> int | None:
-    """Return how many kernels, copies and fills a stream's capture has so far.
+    """Return the number of kernels, copies and fills in a stream's capture so far.
 
     None if it is unknown: the driver is older than CUDA 11.3, or the capture holds another graph.
 
@@ -168,5 +168,5 @@ def count_captured(stream: int) -> int | None:
 
 
 def reset_persisting_lines() -> None:
-    """Turn all persisting lines of the L2 into normal ones. Call it while the device is idle."""
+    """Turn all persisting lines of the L2 into normal lines. Call it while the device is idle."""
     check(driver().cuCtxResetPersistingL2Cache(), "resetting persisting L2 lines")

@@ -59,7 +59,7 @@ LATE_SHARE: Final = 0.1
 RETAKES: Final = 3
 EXTRA_SHARE: Final = 10
 EXTRA_S: Final = 0.05
-"""A quick call that scatters gets at most EXTRA_SHARE times the wanted samples more, in EXTRA_S a set of inputs."""
+"""A quick call that scatters gets at most EXTRA_SHARE times the requested samples more, in EXTRA_S a set of inputs."""
 LINES_CALLS: Final = 5, 15
 """Calls of each kind in a test for persisting lines, with and without a reset of them. The second test is made only if
 the first suspects lines."""
@@ -84,7 +84,7 @@ class Procedure:
     warmup_runs: int
     """Untimed calls before the samples."""
     iterations: int
-    """Samples wanted."""
+    """Requested samples."""
     budget_s: float
     """Wall time of the trial. A call too slow for it gets fewer samples, but at least one."""
     precision: float = PRECISION
@@ -354,7 +354,7 @@ class TrialInProgress:
     # Samples
 
     def sample(self, source: LaunchSource, reason: str, start: float) -> Trial:
-        """Take samples until the stopping rule says why to stop.
+        """Take samples until the stopping rule returns a reason to stop.
 
         Args:
             source: returns the timed launches.

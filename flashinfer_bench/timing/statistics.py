@@ -20,7 +20,7 @@ LEVEL: Final = 0.95
 """Share of intervals that hold the true value."""
 MOST_BATCHES: Final = 10
 FEWEST_BATCHES: Final = 3
-"""A series that gives fewer batches has no interval."""
+"""Batches of a series, at least; a series with fewer has no interval."""
 BATCH: Final = 3
 """Least samples of a batch."""
 LONG_SAMPLE_NS: Final = 10_000_000
@@ -123,7 +123,7 @@ def trimmed_mean(values: Sequence[float]) -> float:
 
 @lru_cache(512)
 def student_quantile(level: float, freedom: float) -> float:
-    """Return how many standard errors an interval reaches to either side of a mean.
+    """Return the number of standard errors by which an interval extends to either side of a mean.
 
     With x = sqrt(freedom) tan(a) Student's density becomes a power of the cosine, which is added up over a.
 

@@ -30,7 +30,7 @@ SLOW_BATCH: Final = 3
 FEW_SHARE: Final = 0.5
 """Share of the precision that half the interval of fewer than nine long samples must reach: few agree by chance."""
 EXTRA_SHARE: Final = 3
-"""For each this many requested samples, one more is taken at once."""
+"""One extra sample is taken at once for this many requested samples."""
 QUICK_S: Final = 0.002
 """A call whose sample takes at most this is quick: all its samples are taken in one batch."""
 BATCH_SHARE: Final = 1 / 8
@@ -42,7 +42,7 @@ class StoppingRule:
     """How many samples a trial takes."""
 
     iterations: int
-    """Samples wanted."""
+    """Requested samples."""
     budget_s: float
     """Wall time; if all samples would take longer, fewer are taken."""
     extra: int = 0

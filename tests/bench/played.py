@@ -1,4 +1,4 @@
-"""Sessions that only pretend: each job waits until a test says what it comes to. Engines and runs on them."""
+"""Pretended sessions: each job waits until a test sets its result. Engines and runs on them."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from tests.kit.make import make_evaluation, write_trace_set
 
 
 class PlayedSession:
-    """A session that gives a verdict for each job once `gate` is open, in the order of its batch."""
+    """A session that returns a verdict for each job once `gate` is open, in the order of its batch."""
 
     has_unsent, left_s, phase = False, 100.0, "solution"
     gate: ClassVar[threading.Event] = threading.Event()
@@ -31,7 +31,7 @@ class PlayedSession:
     evaluate: ClassVar = staticmethod(lambda job, name: {})
     """Fields of the evaluation of a job and its solution's name; {"fault": fields}, or None: the session ends."""
     loss, chance = 0.0, random.Random(0)
-    """Share of the jobs that end their session, and what decides it."""
+    """Share of the jobs that end their session, and the random numbers that decide it."""
 
     def __init__(self, device, session_config):
         self._ours, self._theirs = socket.socketpair()
@@ -92,7 +92,7 @@ class PlayedSession:
         return found is not None
 
     def _say(self, message):
-        with contextlib.suppress(OSError):  # it was ended meanwhile
+        with contextlib.suppress(OSError):  # it was ended in between
             self._theirs.sendall(json.dumps(message).encode() + b"\n")
 
     def messages(self):

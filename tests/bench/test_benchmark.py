@@ -1,4 +1,4 @@
-"""The face of `Benchmark` that scripts rely on; what a run does is told by the other tests of this folder."""
+"""The interface of `Benchmark` that scripts rely on; the other tests of this folder cover the run itself."""
 
 from io import StringIO
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_kept_sessions_serve_the_next_run_and_end_with_the_benchmark_or_when_idl
             events = benchmark.run(benchmark.plan(), save_results=False)
             while not isinstance(next(events), JobStarted):
                 pass
-            events.close()  # what was begun and given up leaves nothing
+            events.close()  # a run that was begun and cancelled leaves nothing
             assert wait_until_gone(alive) == []
             for limit_s, stays in ((0.01, False), (60.0, True)):
                 monkeypatch.setattr(idle, limit_s)

@@ -1,4 +1,4 @@
-"""Winners are judged again at full assurance: which of them, by a run or an engine, and what users are told of it."""
+"""Winners are judged again at full assurance: the choice by a run or an engine, and the messages to users."""
 
 import contextlib
 import threading
@@ -39,7 +39,7 @@ def fields(latency=1.0, level="standard", *, status="PASSED", hardware=HERE, int
 
 
 def judged(word, level="standard", **more):
-    """Read `2.0`, `4.5<4.0` (raised from what was claimed), a word of STATUS, `unbounded`, or `fault` (None)."""
+    """Read `2.0`, `4.5<4.0` (raised from the reported value), a word of STATUS, `unbounded`, or `fault` (None)."""
     if word in ("fault", "unbounded"):
         return None if word == "fault" else make_evaluation()
     if word in STATUS:
@@ -96,7 +96,7 @@ SIXTEEN = [f"s{at}" for at in range(16)]
         ("", "a 1", "a"),  # a single solution is judged at full assurance at once
         ("a 1, b 1", "a 1", "a"),
         ("a 2, b 1", "b 1", "b"),
-        # What is wrong, late or lost at full assurance makes way for the next one.
+        # A solution that is wrong, late or lost at full assurance makes way for the next one.
         *(("a 2, b 1", f"b {end}, a 2", "b a") for end in ("wrong", "late", "fault", "3")),
         # A confirmed time lies within both intervals of the next one's, or behind it.
         ("a 1, b 0.99", "b 1.01", "b"),
@@ -139,7 +139,7 @@ def test_a_resumed_run_goes_on_with_what_is_left_to_confirm():
     recorded = [trace_of("a", judged("1")), trace_of("b", judged("2"))]
     assert settle(Winners([], done, recorded, hardware=[HERE]), found) == ["a"]
     recorded.append(trace_of("a", judged("1", "full")))
-    for hardware in (HERE, "another"):  # what won elsewhere is confirmed there
+    for hardware in (HERE, "another"):  # a winner of other hardware is confirmed there
         assert settle(Winners([], done, recorded, hardware=[hardware]), found) == []
 
 
@@ -184,7 +184,7 @@ def by_level(job, name):
 
 
 def at_full(**found):
-    """Judge as `by_level` does, but for the confirmations of `a`: other fields, or None (the session ends)."""
+    """Judge as `by_level` does, except the confirmations of `a`: other fields, or None (the session ends)."""
 
     def evaluate(job, name):
         if name != "a" or job.assurance is None:
@@ -272,7 +272,7 @@ def test_a_run_on_a_gpu_confirms_the_best_of_each_workload_and_has_one_trace_a_j
     ("found", "a", "unconfirmed"),
     [
         ({"status": "INCORRECT_NUMERICAL"}, "INCORRECT_NUMERICAL", 0),  # this verdict stands
-        ({}, "standard", 2),  # a session that is lost confirms nothing
+        ({}, "standard", 2),  # a lost session confirms nothing
     ],
 )
 def test_a_winner_that_is_not_confirmed_makes_way_for_the_next(run, found, a, unconfirmed):
@@ -392,7 +392,7 @@ def test_what_an_engine_judged_before_counts_as_known_and_answers_unless_full_as
         assert outcome(submit(made, name, save_results=False)) == reported
     assert outcome(submit(made, "a2")) == "full"  # the faster one was found wrong
     assert outcome(submit(made, "a1", confirm="never")) == "standard"
-    assert outcome(submit(made, "c1.5")) == "standard"  # also what is not confirmed is known
+    assert outcome(submit(made, "c1.5")) == "standard"  # an unconfirmed result is known, too
     before = len(judged_levels())
     for confirm, reported in (("if_best", "standard"), ("always", "full"), ("if_best", "full")):
         assert outcome(submit(made, "a1", use_recorded=True, confirm=confirm)) == reported

@@ -1,4 +1,4 @@
-"""What the resident engine promises those who submit to it; its sessions only pretend."""
+"""The promises of the resident engine to its submitters; its sessions are pretended."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The example of docs/evaluators.md judges as the page says, and far from the solutions."""
+"""The example of docs/evaluators.md judges as the page describes, and far from the solutions."""
 
 import json
 import re
@@ -20,7 +20,7 @@ sys.solution_was_here = True
 print("the worker is", os.getpid(), "and has", *[m for m in sys.modules if m == "my_evaluators"])
 def run(x):
     return """
-"""What every solution does when it is imported."""
+"""Code that every solution runs when it is imported."""
 SOLUTIONS = {
     "unbiased": "(x * 16 + torch.rand_like(x)).floor().to(torch.int8)\n",
     "slightly_biased": "(x * 16 + torch.rand_like(x) * 0.9).floor().to(torch.int8)\n",

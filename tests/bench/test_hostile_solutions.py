@@ -1,4 +1,5 @@
-"""What a solution cannot do in a real run: see what others left, reach them, know a seed, be fast without working."""
+"""Impossible in a real run: a solution reads leftovers of others, reaches them, knows a seed, or is fast without
+working."""
 
 import re
 import sys
@@ -98,7 +99,7 @@ def test_baselines_are_timed_while_no_solution_is_loaded(tmp_path):
     )
     for size in "89":
         assert beside[size, False] >= 12
-        # Of two solutions what is expected of their inputs, of calls that are compared, of odd ones and other regimes.
+        # For two solutions, the expectation of inputs, of compared calls, of odd calls and other stress cases.
         assert beside[size, True] <= 94
 
 
@@ -145,7 +146,7 @@ def test_what_a_solution_does_while_it_is_timed_is_judged(tmp_path):
         "stops_working": (STOPS_WORKING, "INCORRECT_NUMERICAL", TIMED),
         "remembers": (REMEMBERS, "PASSED", ""),  # it has no call twice
         "by_address": (REMEMBERS.replace("tuple(x.tolist())", "x.data_ptr()"), "INCORRECT_NUMERICAL", TIMED),
-        "has_a_clock": (HAS_A_CLOCK_OF_ITS_OWN, "PASSED", ""),  # a latency on a CPU is what the worker says
+        "has_a_clock": (HAS_A_CLOCK_OF_ITS_OWN, "PASSED", ""),  # a latency on a CPU is the worker's report
     }
     sources = {name: WORKS + source for name, (source, _, _) in expected.items()}
     run = judge(write_set(tmp_path, sources), warmup_runs=2, iterations=10)

@@ -1,4 +1,4 @@
-"""A run that is killed at any stage loses nothing that it had finished, breaks no line, and can be resumed."""
+"""A run killed at any stage loses no finished job, breaks no line, and can be resumed."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ for event in benchmark.run(benchmark.plan(resume=True)):
     is_finished = isinstance(event, JobFinished)
     print(*(event.job.solution.name, event.job.workload.uuid) if is_finished else (), flush=True)
 """
-"""Prints a line for every event: the names of a job that has its verdict, else nothing."""
+"""Prints a line for every event: the names of a job with a verdict, else an empty line."""
 
 
 @pytest.fixture

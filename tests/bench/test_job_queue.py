@@ -33,7 +33,7 @@ def packing(jobs=()):
 
 
 def resident(text, queue=None):
-    """The queue of a resident engine that knows how long jobs take. Each job is `index submitter solution definition`.
+    """The queue of a resident engine with known durations of jobs. Each job is `index submitter solution definition`.
 
     A digit behind the submitter is the priority.
     """

@@ -1,4 +1,4 @@
-"""Which jobs a run has: names, filters, skips, and what is recorded already."""
+"""The jobs of a run: names, filters, skips, and recorded jobs."""
 
 import pytest
 

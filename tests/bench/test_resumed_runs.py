@@ -1,4 +1,4 @@
-"""What a resumed run does again, and what one run leaves to another; sessions only pretend."""
+"""The jobs that a resumed run repeats, and that one run leaves to another; sessions are pretended."""
 
 import itertools
 import os
@@ -68,7 +68,7 @@ def test_two_resumed_runs_at_once_judge_each_job_once(root):
         assert (len(kept.jobs), left.jobs) == (1, ())
         assert [skip.reason for skip in left.skips] == [f"process {os.getpid()} judges it now"]
         assert len(list(first.run(kept))) > 0
-        assert second.plan(resume=True).resumed == 0  # it has not read what the first has recorded
+        assert second.plan(resume=True).resumed == 0  # it has not read the first run's records
     with open_benchmark(root) as third:
         assert third.plan(resume=True).resumed == 1
     assert not (root / ".runs").exists()

@@ -1,4 +1,4 @@
-"""The loop over the devices with sessions that only pretend: who gets which jobs, and when."""
+"""The loop over the devices with pretended sessions: which session gets which jobs, and when."""
 
 import random
 import threading
@@ -22,9 +22,9 @@ needs_compiler = pytest.mark.skipif(TOOLCHAIN.cxx is None or TOOLCHAIN.tvm_ffi i
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    """Run solutions on pretended devices; returns what happened, and all sessions.
+    """Run solutions on pretended devices; return the events, and all sessions.
 
-    `jobs` counts the workloads; `action` is what a pretended compiler does; `note` is told of each event.
+    `jobs` counts the workloads; `action` is a pretended compiler's action; `note` is called with each event.
     """
 
     def go(solutions, jobs, *, devices=1, kind="cuda", ask=lambda *_: iter(()), action=None, loss=0.0, **asked):

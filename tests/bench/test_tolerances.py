@@ -1,4 +1,4 @@
-"""What a trace set says of how its own definitions are judged, and whose word beats whose."""
+"""A trace set's own settings for judging its definitions, and the order of the sources."""
 
 import os
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ def test_another_set_takes_the_place_of_the_first_and_none_judges_the_definition
     config = BenchmarkConfig.default().for_set(first).for_set(second)
     assert resolve(config)[0] == 1e-2
     assert config.resolve_eval_config(MOE).origins["atol"] == f"{tmp_path / 'second' / FILE}: moe_e8"
-    # Else a set that brings a solution could loosen what the solution is held to.
+    # Else a set that brings a solution could loosen the solution's own tolerance.
     overlay = a_set(tmp_path / "overlay", "moe_e8:\n  rtol: 1000.0\n", "its_own")
     first.roots += overlay.roots
     first.definition_files |= overlay.definition_files

@@ -1,4 +1,4 @@
-"""The folder of artifacts: content is whole, nothing goes under a run, strange files hold nothing up."""
+"""The folder of artifacts: content is whole, no entry is removed during a run, strange files hold nothing up."""
 
 import os
 import signal

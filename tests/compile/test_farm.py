@@ -1,4 +1,4 @@
-"""Many builds at once: bounded, the longest first, once each, also across processes; a killed one leaves nothing."""
+"""Many builds at once: bounded, the longest first, once each, also across processes; a killed build leaves nothing."""
 
 import subprocess
 import sys

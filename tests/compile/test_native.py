@@ -1,4 +1,4 @@
-"""C++ and CUDA solutions: what is built from what, wrong ones, whose fault it is, and which failures are remembered."""
+"""C++ and CUDA solutions: their builds, wrong solutions, who is to blame, and which failures are stored."""
 
 import re
 from dataclasses import replace
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(TOOLCHAIN.cxx is None or TOOLCHAIN.tvm_ffi is No
 
 
 def build(root, solution=None, *, action=None, **settings):
-    """Return what became of a solution; with an action, of one whose compiler does this first."""
+    """Return the outcome of a solution; with an action, of a solution whose compiler does this first."""
     if action is not None:
         root, settings["toolchain"] = root / "cache", pretend_compiler(root, action=action)
     with BuildFarm(root, jobs=1, **settings) as farm:
@@ -38,7 +38,7 @@ def build(root, solution=None, *, action=None, **settings):
 
 
 def left_behind(root):
-    """Return what a build that failed may not leave."""
+    """Return the files that a failed build must not leave."""
     folders = [root / name for name in ("staging", "artifacts")]
     return {path.name for folder in folders for path in folder.rglob("*") if path.is_file()}
 
@@ -87,7 +87,7 @@ def grow(letter, into, times=10):
 
 
 LARGE = grow(";", "A") + grow("A", "B") + grow("B", "C") + grow("C", "D") + grow("D", "E") + grow("E", "F", 200) + "F\n"
-"""Twenty million tokens, all of which a compiler keeps in memory."""
+"""Twenty million tokens, which a compiler keeps in memory."""
 TWINS = {
     "syntax": ("int a;\nint run( { }\n", r"^main\.cpp:2: error: .*\n.*exit code 1\n--- compiler output ---\nmain"),
     "entry name": (
@@ -99,7 +99,7 @@ TWINS = {
         "PYBIND11_MODULE(solution, m) {}\n",
         r"^main\.cpp:1: error: .*\n.*\nbinding torch: the spec names none, and main\.cpp has PYBIND11_MODULE",
     ),
-    # What a source has printed proves nothing.
+    # Printed output of a source proves nothing.
     "disk": ("#error fatal error: error writing to x.o: No space left on device\n", "No space"),
     "gpu": ("#error Instruction 'wgmma.fence' not supported on .target 'sm_80'\n", "wgmma"),
 }

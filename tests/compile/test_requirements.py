@@ -1,4 +1,4 @@
-"""Pure parts: words of compilers, dependencies, languages, and what a machine lacks."""
+"""Pure parts: words of compilers, dependencies, languages, and missing requirements of a machine."""
 
 import pytest
 

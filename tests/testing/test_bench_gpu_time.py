@@ -1,4 +1,4 @@
-"""`bench_gpu_time` on a fake GPU: what is asked for is done, or a warning says what was done instead."""
+"""`bench_gpu_time` on a fake GPU: each request is met, or a warning describes the deviation."""
 
 import json
 import warnings

@@ -48,7 +48,7 @@ def test_latency_is_the_launch_overhead_and_the_mean_of_the_trials_medians(serie
 
 
 def drifting(first, last):
-    """A trial whose samples change once: how long a call takes is not known well."""
+    """A trial whose samples change once, so that its time is not known well."""
     return trial(*[first] * 10, *[last] * 10)
 
 
@@ -99,7 +99,7 @@ SAYS |= {"EnforcedPowerLimit": 700_000, "ApplicationsClock": 1980, "ClockInfo": 
 
 @pytest.fixture
 def query(monkeypatch):
-    """Return the state and the settings of a GPU whose driver says something; an error is raised."""
+    """Return the state and the settings of a GPU whose driver returns given values; a given error is raised."""
 
     def looked(uuid="GPU-1", ours=(7,), **changes):
         def answer(name):
@@ -129,7 +129,7 @@ def query(monkeypatch):
         ({"CurrentClocksEventReasons": pynvml.nvmlClocksEventReasonGpuIdle}, (), 0),
         ({"CurrentClocksEventReasons": pynvml.nvmlClocksEventReasonSwPowerCap}, ("power_cap",), 0),
         ({"ComputeRunningProcesses": [7, 99]}, (), 1),
-        ({"ComputeRunningProcesses": []}, (), None),  # ours are not seen: ids are of another namespace
+        ({"ComputeRunningProcesses": []}, (), None),  # ours are missing: ids are of another namespace
     ],
 )
 def test_what_slows_a_gpu_has_a_name_and_other_processes_are_counted_if_ours_are_seen(

@@ -75,7 +75,7 @@ class DefaultEvaluator(Evaluator):
     revision = record.revision
     judges_calls_alone = True
     is_elementwise: ClassVar[bool] = True
-    """Whether outputs have to be near the reference's, element by element."""
+    """Whether outputs must be near the reference's, element by element."""
     is_random: ClassVar[bool] = False
     """Whether equal inputs may give different outputs. Then no second call of the reference is judged."""
     own_rule: ClassVar[str] = ""
@@ -262,7 +262,8 @@ def build_baseline(
     *,
     context: JudgeContext,
 ) -> Baseline:
-    """Make the inputs of each trial, have the reference compute their outputs, and time it if the context says so."""
+    """Make the inputs of each trial, have the reference compute their outputs, and time it if the context requests
+    it."""
     return time_reference(make_expected(definition, workload, cfg, device, context), context)
 
 
@@ -271,8 +272,8 @@ def make_expected(
 ) -> Baseline:
     """Return the inputs and expected outputs of each trial, and no time.
 
-    If the inputs of all trials would take too much memory, later trials use earlier inputs again. The notes then say
-    how many sets of inputs there are.
+    If the inputs of all trials would take too much memory, later trials reuse earlier inputs. The notes then have the
+    number of sets of inputs.
     """
     inputs: list[list[Any]] = []
     outputs: list[list[torch.Tensor]] = []
@@ -291,7 +292,7 @@ def make_expected(
 
 
 def time_reference(baseline: Baseline, context: JudgeContext) -> Baseline:
-    """Return a baseline with the reference's time, if the context says so."""
+    """Return a baseline with the reference's time, if the context requests it."""
     if not context.profile_baseline:
         return baseline
     inputs, reference = baseline.inputs, context.reference

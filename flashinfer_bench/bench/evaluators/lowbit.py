@@ -22,7 +22,7 @@ DEFAULT_MATCHED_RATIO: Final = 0.95
 
 
 def has_low_bits(definition: Definition) -> bool:
-    """Tell whether a definition is low-bit by its op type, or has inputs of 8 bits or fewer."""
+    """Return whether a definition is low-bit by its op type, or has inputs of 8 bits or fewer."""
     dtypes = [DTYPES[spec.dtype] for spec in definition.inputs.values()]
     return definition.op_type == "lowbit" or any(dtype.bits <= 8 and dtype.kind != "bool" for dtype in dtypes)
 

@@ -54,7 +54,7 @@ class PlugIn:
     reference: str
     """`module` or `module:name`."""
     origin: str
-    """Where it was named, for messages."""
+    """The source that names it, for messages."""
     is_first: bool = True
     """Whether its evaluators are asked before the built-in evaluators."""
     folder: str | None = None
@@ -71,7 +71,7 @@ class Parameter:
     has_default: bool = False
 
     def accepts(self, value: Any) -> bool:
-        """Tell whether a value is of the type that was declared."""
+        """Return whether a value is of the declared type."""
         is_bool = isinstance(value, bool) and self.kind not in ("bool", "NoneType")
         return isinstance(value, KINDS[self.kind][1]) and not is_bool
 

@@ -283,7 +283,7 @@ def _version(value: Any) -> int:
 
 
 def _differs(given: Any, used: Any) -> bool:
-    """Tell whether a tensor and its clone hold other bytes."""
+    """Return whether a tensor and its clone have different bytes."""
     if given is used or not isinstance(given, torch.Tensor) or given.numel() == 0:
         return False
     return not torch.equal(*(value.reshape(-1).view(torch.uint8) for value in (given, used)))

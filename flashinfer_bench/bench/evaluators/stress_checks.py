@@ -41,7 +41,7 @@ LEAST_FLOAT: Final = 1e-12
 """Least change of a float whose usual value is zero. A share of very many elements is larger, and a flushed denormal
 smaller."""
 WRONG_SHARE: Final = 0.25
-"""Elements that may be wrong, as a share of those that differ from the usual output."""
+"""Elements that may be wrong, as a share of the elements that differ from the usual output."""
 ODD_KINDS: Final = (torch.isposinf, torch.isneginf, torch.isnan)
 
 Outputs = Sequence[torch.Tensor]

@@ -90,16 +90,16 @@ class BaselineCache:
     def __init__(self, cache_root: Path) -> None:
         self.folder = cache_root / FOLDER
 
-    def place(self, marks: Mapping[str, str]) -> Path:
+    def place(self, keys: Mapping[str, str]) -> Path:
         """Return the path of the baseline with these keys, whether it exists or not."""
-        return self.folder / f"{digest_of(dict(marks))}.json"
+        return self.folder / f"{digest_of(dict(keys))}.json"
 
-    def read(self, marks: Mapping[str, str]) -> KeptBaseline | None:
+    def read(self, keys: Mapping[str, str]) -> KeptBaseline | None:
         """Return the baseline with these keys; None if there is no usable file. This counts as a use."""
-        kept = self._read_file(self.place(marks))
+        kept = self._read_file(self.place(keys))
         if kept is not None:
             with suppress(OSError):  # a read-only cache still works for reading
-                os.utime(self.place(marks))
+                os.utime(self.place(keys))
         return kept
 
     def write(self, kept: KeptBaseline) -> None:
@@ -112,9 +112,9 @@ class BaselineCache:
                 handle.write(kept.model_dump_json(exclude_none=True))
             staged.replace(place)
 
-    def remove(self, marks: Mapping[str, str]) -> None:
+    def remove(self, keys: Mapping[str, str]) -> None:
         """Remove the baseline with these keys, if there is one."""
-        remove_tree(self.place(marks))
+        remove_tree(self.place(keys))
 
     def files(self) -> list[KeptFile]:
         """Return the entries of the folder, latest use first."""

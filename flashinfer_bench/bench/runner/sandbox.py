@@ -76,7 +76,7 @@ class Sandbox:
         return self.level != "off" and not {"files", "calls"} & set(self.missing)
 
     @property
-    def mark(self) -> str:
+    def fingerprint_key(self) -> str:
         """The sandbox's entry in a job's fingerprint: the reached level, not the requested level."""
         return "walls" if self.has_walls else "none"
 

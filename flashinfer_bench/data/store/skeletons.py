@@ -1,4 +1,4 @@
-"""Texts to begin with: a solution that runs, in each language, and a definition with two workloads."""
+"""Templates for a start: a working solution in each language, and a definition with two workloads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SUFFIXES: Final = {
     SupportedLanguages.CPP: ".cpp",
     SupportedLanguages.CUDA: ".cu",
 }
-"""Language → the ending of its skeleton's file. Other languages have no skeleton."""
+"""Language → the file suffix of its skeleton. Other languages have no skeleton."""
 SKELETON_ROWS: Final = (16, 512)
 """The sizes of the workloads of a new definition."""
 
@@ -128,14 +128,14 @@ DEFINITION: Final = """\
 
 
 def make_solution_text(definition: Definition, language: SupportedLanguages) -> str:
-    """Return the text of a file that is a solution of a definition. In Python it is the reference, and passes."""
-    mark = "#" if SUFFIXES[language] == ".py" else "//"
-    text = "".join(f"{mark} {line}".rstrip() + "\n" for line in _describe(definition))
+    """Return the text of a file with a solution of a definition. The Python version is the reference, and passes."""
+    comment = "#" if SUFFIXES[language] == ".py" else "//"
+    text = "".join(f"{comment} {line}".rstrip() + "\n" for line in _describe(definition))
     if language is SupportedLanguages.PYTHON:
         return f"{text}\n{make_reference_text(definition)}"
     inputs, outputs = definition.inputs, definition.outputs
     reference = ["The reference:", *definition.reference.splitlines()]
-    commented = "".join(f"{mark} {line}".rstrip() + "\n" for line in reference).replace("\\\n", "\\ \n")
+    commented = "".join(f"{comment} {line}".rstrip() + "\n" for line in reference).replace("\\\n", "\\ \n")
     if language is SupportedLanguages.TRITON:
         names = {"parameters": ", ".join([*inputs, *outputs]), "outputs": ", ".join(outputs)}
         return f"{text}\n{TRITON.format(**names, reference=commented)}"
@@ -154,7 +154,7 @@ def make_definition_parts(name: str, op_type: str) -> tuple[dict[str, Any], list
 
 
 def _describe(definition: Definition) -> Iterator[str]:
-    """Yield what a writer of a solution has to know of its definition."""
+    """Yield the facts of a definition that the author of a solution needs."""
     yield f"A solution of {definition.name}."
     yield from map(str.rstrip, (definition.description or "").splitlines())
     yield ""
@@ -174,7 +174,7 @@ def _describe(definition: Definition) -> Iterator[str]:
 
 
 def make_reference_text(definition: Definition) -> str:
-    """Return the reference as a solution: it is called with the inputs in their order."""
+    """Return the reference as a solution. It is called with the inputs in their order."""
     text, call = definition.reference.rstrip("\n") + "\n", definition.reference_call
     if call == (tuple(definition.inputs), ()):
         return text

@@ -35,7 +35,7 @@ from flashinfer_bench.examine.compare.result import (
     ratio_of_pairs,
 )
 from flashinfer_bench.examine.compare.sides import Pairing, choose_workloads
-from flashinfer_bench.report.comparable import find_difference, marks_of
+from flashinfer_bench.report.comparable import comparison_keys, find_difference
 from flashinfer_bench.report.decision import UNKNOWN
 from flashinfer_bench.report.intervals import latency_of
 from flashinfer_bench.report.verdict import first_reason, reason_of
@@ -58,7 +58,7 @@ class PairSeries:
     """The job of A and the job of B."""
     blocks: tuple[dict[int, float], dict[int, float]] = field(default_factory=lambda: ({}, {}))
     """For A and for B: number of a pair → latency in ms."""
-    marks: list[dict[str, str]] = field(default_factory=lambda: [{}, {}])
+    keys: list[dict[str, str]] = field(default_factory=lambda: [{}, {}])
     """For A and for B: the properties that comparable times have in common."""
     stopped: str = ""
     """Why measuring has stopped: a side did not pass, or has no verdict."""
@@ -90,7 +90,7 @@ class PairSeries:
             problem = f"has no verdict: {first_reason(found.message)}"
         elif latency_ms := latency_of(found.evaluation):
             self.blocks[side][pair] = latency_ms
-            self.marks[side] = marks_of(read_reported(found.evaluation), found.device.name)
+            self.keys[side] = comparison_keys(read_reported(found.evaluation), found.device.name)
             return
         else:
             problem = f"did not pass: {found.evaluation.status.value}: {reason_of(found.evaluation)}".rstrip(": ")
@@ -103,7 +103,7 @@ class PairSeries:
         times = self.times()
         if self.stopped or not times:
             return replace(row, problem=self.stopped or SPENT, is_unmeasured=not self.stopped)
-        difference = find_difference(*self.marks)
+        difference = find_difference(*self.keys)
         if difference is not None:
             return replace(row, problem=describe_difference(row.workload, difference))
         first_ms, second_ms = map(fmean, zip(*times, strict=True))

@@ -14,7 +14,7 @@ from flashinfer_bench.data.sets.results import Result, group
 from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.examine.compare.result import Comparison, Row, describe_difference, recorded_ratio
 from flashinfer_bench.examine.compare.sides import Contender, choose_workloads
-from flashinfer_bench.report.comparable import find_difference, marks_of
+from flashinfer_bench.report.comparable import comparison_keys, find_difference
 from flashinfer_bench.report.decision import join_halves
 from flashinfer_bench.report.intervals import half_of
 from flashinfer_bench.report.verdict import caveat_in, reason_of
@@ -66,7 +66,7 @@ def _compare(key: Key, first: list[Result], second: list[Result]) -> Iterator[Ro
         return
     others = (next(iter(a.values())), next(iter(b.values())))
     for one, two in [(a[name], b[name]) for name in a if name in b] or [others]:
-        difference = find_difference(*(marks_of(found.reported, found.hardware) for found in (one, two)))
+        difference = find_difference(*(comparison_keys(found.reported, found.hardware) for found in (one, two)))
         if difference is not None:
             yield replace(row, problem=describe_difference(row.workload, difference))
             continue

@@ -1,4 +1,4 @@
-"""The Default and the LowBit evaluator from inputs to latency: what is accepted, and which status a fault gets."""
+"""The Default and the LowBit evaluator from inputs to latency: accepted outputs, and the status of each fault."""
 
 from dataclasses import replace
 
@@ -106,7 +106,7 @@ def test_inputs_too_large_to_keep_for_all_trials_are_used_again(monkeypatch):
 
 
 class Signs(DefaultEvaluator):
-    """Compares nothing but signs."""
+    """Compares only signs."""
 
     @classmethod
     def judge_trial(cls, definition, trial, cfg):

@@ -1,4 +1,4 @@
-"""Evaluators from outside: which are asked in which order, what is refused, their keys of `extra`, what they return."""
+"""Foreign evaluators: their order, refusals, keys of `extra`, and results."""
 
 import sys
 from importlib.metadata import EntryPoint
@@ -56,7 +56,7 @@ def module(tmp_path, monkeypatch):
 
     def write(name, *parts, op_type="mine"):
         (tmp_path / f"{name}.py").write_text(HEAD.format(op_type=op_type) + "".join(parts))
-        monkeypatch.setitem(sys.modules, name, None)  # so that what the import leaves is undone
+        monkeypatch.setitem(sys.modules, name, None)  # so that the import leaves no module behind
         del sys.modules[name]
 
     return write
@@ -93,7 +93,10 @@ def test_who_is_asked_first(module, modules, asked):
         module(name, source, op_type="lowbit")
     register_all(*modules)
     found = find_evaluator(make_definition(op_type="lowbit"))
-    assert (found.__module__, found.compares_elements(MINE)) == (asked, True)  # an adapted one keeps what it declares
+    assert (found.__module__, found.compares_elements(MINE)) == (
+        asked,
+        True,
+    )  # an adapted evaluator keeps its declarations
     assert find_evaluator(make_definition(op_type="gemm")) is DefaultEvaluator
 
 

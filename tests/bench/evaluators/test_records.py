@@ -1,4 +1,5 @@
-"""What evaluators declare: the host reads it without torch, and a new one is its file alone. Keys of `extra`."""
+"""Declarations of evaluators: the host reads them without torch, and a new evaluator is its file alone. Keys of
+`extra`."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -95,7 +96,7 @@ VALUES = {
     "measure_rejected": (True, [1]),
     "summed_tolerance": (False, ["yes"]),
 }
-"""Key → a right value and wrong ones."""
+"""Key → a right value and wrong values."""
 
 
 def test_values_of_known_keys_are_checked():

@@ -1,4 +1,4 @@
-"""Sources in folders and files: packed and unpacked without a loss; what a draft without a manifest does not say."""
+"""Sources in folders and files: packed and unpacked without loss, and detection for a draft without a manifest."""
 
 from pathlib import Path
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 JUDGE_FOLDER: Final = "judge"
-"""Below the cache's root. No worker reads or writes it."""
+"""A folder below the cache's root. No worker reads or writes it."""
 VARIABLE: Final = "TRITON_CACHE_DIR"
 HELPERS: Final = "*/cuda_utils*.so"
 """Modules of Triton's driver in a cache. The name of their folder has the versions of their sources."""

@@ -69,7 +69,7 @@ def compare(
     Args:
         expected: the reference's output.
         got: the solution's output. A bool output may be given as its bytes; a byte other than 0 and 1 is wrong.
-        tolerance: what decides.
+        tolerance: decides.
         output: the output's name for messages.
         chunk_elements: stored elements of a chunk; the result does not depend on it.
     """
@@ -128,7 +128,7 @@ def read_values(values: torch.Tensor) -> torch.Tensor:
 
 
 def is_whole(values: torch.Tensor) -> bool:
-    """Tell whether an output is of whole numbers or bools, which have no tolerance."""
+    """Return whether an output has whole numbers or bools, which have no tolerance."""
     return not (values.dtype.is_floating_point or values.dtype.is_complex or is_packed(values.dtype))
 
 

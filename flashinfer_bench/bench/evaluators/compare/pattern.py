@@ -23,7 +23,7 @@ LEAST_SHARE: Final = 0.99
 LEAST_FAILING: Final = 0.25
 """Share of failing elements from which on patterns of values are searched."""
 MOST_WRONG: Final = 0.2
-"""Places of an axis for which a stretch is wrong, at most, as a share of those that fail."""
+"""Places of an axis for which a stretch is wrong, at most, as a share of the failing places."""
 MOST_ELSEWHERE: Final = 0.1
 """A place counts if it has more than this share of the failures of the worst place. A side of the diagonal has all
 failures except this share."""

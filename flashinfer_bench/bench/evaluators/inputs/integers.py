@@ -57,7 +57,7 @@ _probes: dict[tuple[Any, ...], IntegerProbe | None] = {}
 
 
 def row_offsets(value_spec: ValueSpec) -> torch.Tensor:
-    """Make offsets that begin at 0, never fall, and end at the total that a constraint or an axis gives.
+    """Make offsets that begin at 0, never fall, and end at the total of a constraint or an axis.
 
     Each sequence gets enough keys for causal attention to have an answer for every query.
     """
@@ -273,7 +273,7 @@ def _probe(value_spec: ValueSpec) -> IntegerProbe | None:
 
 
 def _is_integer(value: Any) -> TypeGuard[torch.Tensor]:
-    """Tell whether a value is a tensor of integers of more than 8 bits."""
+    """Return whether a value is a tensor of integers of more than 8 bits."""
     return isinstance(value, torch.Tensor) and not value.is_floating_point() and value.element_size() > 1
 
 

@@ -1,8 +1,8 @@
 """The inputs of a workload: given numbers and stored tensors, custom inputs from the definition's own function, and
 random values for all others. An equal seed gives equal inputs.
 
-Each input has a generator of its own, seeded by a sha256 of the seed and the input's name. So an input's values do not
-depend on which inputs were made before it. `rules` says which random values an input gets.
+Each input has its own generator, seeded by a sha256 of the seed and the input's name. So an input's values do not
+depend on earlier inputs. `rules` picks an input's random values.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class InputMaker:
     definition: Definition
     workload: Workload
     device: torch.device
-    """Where the tensors are put."""
+    """The device of the tensors."""
     blob_root: Path
     """Root of the trace set that holds the workload."""
     notes: dict[str, Any] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class InputMaker:
                     raise WorkloadFault(f"{what}, which cannot be made here; store it in a safetensors file")
         fixed = (ScalarInput, SafetensorsInput, type(None))
         given = {name: one for name, one in made.items() if isinstance(self.workload.inputs.get(name), fixed)}
-        # Numbers first: what an integer may be can depend on them.
+        # Numbers first, since the valid values of integers can depend on them.
         for name, shape in sorted(shapes.items(), key=lambda item: item[1] is not None):
             if name not in made:
                 value_spec = ValueSpec(name, definition, shape or (), axes, made, seed, device, given)
@@ -167,7 +167,7 @@ def count_bytes(specs: Iterable[TensorSpec], shapes: Iterable[Sequence[int] | No
 def bind_axes(
     definition: Definition, workload: Workload
 ) -> tuple[dict[str, int], Mapping[str, tuple[int, ...] | None]]:
-    """Give the size of every axis and the shape of every input.
+    """Return the size of every axis and the shape of every input.
 
     Raises:
         WorkloadFault: an axis has no size, or the workload's size of a constant axis is not the definition's.

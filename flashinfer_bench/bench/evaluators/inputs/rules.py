@@ -62,7 +62,7 @@ Kind = Literal["float", "float8", "bytes", "bools"]
 
 @dataclass(frozen=True)
 class VariedInput:
-    """How an input differs from call to call, as far as no rule gives its values a meaning."""
+    """How an input differs from call to call, if no rule gives its values a meaning."""
 
     name: str
     mode: Mode

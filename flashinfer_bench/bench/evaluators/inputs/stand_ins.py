@@ -105,7 +105,7 @@ class Traced(torch.Tensor):
         return made
 
     def read(self) -> torch.Tensor:
-        """Return values for Python: those that depend on floats are all the same."""
+        """Return values for Python: values that depend on floats are all the same."""
         self.watch.did["choose"] |= self.sources
         self.watch.is_open = False
         if not self.content.is_meta:
@@ -172,7 +172,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
         """Kind of use → the inputs on which the used values depend; "lost" are indices without known values."""
         self.count = 0
         self.is_open = True
-        """Whether Python saw no values, and nothing was written in place."""
+        """Whether Python read no values, and no operation wrote in place."""
         self.end = DONE
         """How the run ended: DONE, STOPPED or an error's type."""
 
@@ -385,7 +385,7 @@ def run(reference: Reference, values: Mapping[str, Any], watch: Watch) -> Any:
     Args:
         reference: the reference.
         values: its inputs by name; tensors are on the CPU or on "meta", or stand-ins already.
-        watch: notes what it does.
+        watch: notes its operations.
     """
     given = [
         Traced.make(one.clone(), {name}, watch) if type(one) is torch.Tensor else one for name, one in values.items()

@@ -108,11 +108,11 @@ class Field(NamedTuple):
     """An input that is changed."""
 
     values: torch.Tensor
-    """Of any shape, contiguous."""
+    """The values in any shape, contiguous."""
     rows: torch.Tensor
     """The values as [rows, columns]."""
     chance: Chance
-    """Of this input and call."""
+    """Random numbers of this input and call."""
     of_columns: Chance
     """Shared by all inputs with the same last axis."""
     of_rows: Chance
@@ -372,7 +372,7 @@ class Free(NamedTuple):
     kind: Kind
     axes: tuple[str, ...]
     groups: int
-    """Groups of consecutive rows, of each of which numbers of an output are made."""
+    """Groups of consecutive rows; the numbers of an output are made of each group."""
 
 
 def why_no_stress(definition: Definition) -> str | None:
@@ -421,8 +421,8 @@ class StressPlan:
     """The stress cases of one job.
 
     Args:
-        definition: what is computed.
-        workload: says which inputs are random.
+        definition: the definition.
+        workload: has the random inputs.
         seed: of the job; secret while the job is judged.
         has_constants: whether outputs that are the same on all usual inputs are tried on other inputs, too.
         most: calls at most; None for all.
@@ -471,7 +471,8 @@ class StressPlan:
         """The case of each call of the job, in order: each case once first, strong cases earlier."""
 
     def _find_traits(self, definition: Definition, workload: Workload, free: Sequence[Free]) -> dict[str, Any]:
-        """Return the traits of the job. They decide which cases make sense, and how many calls find a shortcut."""
+        """Return the traits of the job. They decide which cases make sense, and the number of calls that find a
+        shortcut."""
         outputs = _float_outputs(definition)
         shapes = dict(zip(definition.outputs, definition.get_output_shapes(workload.axes), strict=True))
         has_rules = HAVE_RULES.fullmatch(definition.op_type.replace("-", "_"))
@@ -525,7 +526,7 @@ class StressPlan:
                 value.copy_(wide.clamp_(-largest, largest))
 
     def _concerns(self, name: str, free: Free) -> bool:
-        """Tell whether a case changes an input."""
+        """Return whether a case changes an input."""
         if name in GATES:
             return free.name in self._gates
         if name == NOT_FINITE and self._guarded and free.name not in self._guarded:

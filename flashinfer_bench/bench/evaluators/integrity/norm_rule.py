@@ -76,7 +76,7 @@ class NormRule:
     def find_excess(self, norms: Norms, output: int, name: str, stability: Stability) -> Excess | None:
         """Return how an output breaks the rule; None if it does not.
 
-        Ill-conditioned rows are skipped first, then rows that were small beside them, until the rest passes.
+        Ill-conditioned rows are skipped first, then rows that were small compared with them, until the rest passes.
 
         Args:
             norms: of the output.
@@ -105,7 +105,7 @@ class NormRule:
                 row, count = int(torch.where(lost, shares, -1.0).argmax()), int(lost.sum())
                 words = f"{count} of {len(lost)} rows are wrong as a whole; worst is row {row}, whose error has"
                 return self._describe(self.row_rule or NORM, name, float(shares[row]), words, rows=count, row=row)
-            judges_rows = False  # rows that were small beside others count for the output alone
+            judges_rows = False  # rows that were small compared with others count for the output alone
             if not bool(unsettled.any()):
                 return self._describe(NORM, name, share)
             left_out |= unsettled
@@ -133,7 +133,7 @@ def find_limit(definition: Definition, rtol: float) -> float:
 def judge_norms(
     definition: Definition, call: JudgedCall, rule: NormRule, stability: Stability, correctness: Correctness
 ) -> Verdict:
-    """Judge the norms of a call's errors, and add them to what is known of its outputs."""
+    """Judge the norms of a call's errors, and add them to the record of its outputs."""
     if not rule.is_on:
         return Accepted(correctness)
     extra = dict(correctness.extra or {})

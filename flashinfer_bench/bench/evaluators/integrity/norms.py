@@ -80,7 +80,7 @@ def row_length(expected: torch.Tensor) -> int | None:
 
 
 def has_norms(expected: torch.Tensor) -> bool:
-    """Tell whether norms say something of outputs of this dtype and size."""
+    """Return whether norms apply to outputs of this dtype and size."""
     return expected.dtype.is_floating_point and expected.dtype not in NO_VALUE_SCALES and expected.numel() > 0
 
 

@@ -107,7 +107,7 @@ class Stability:
     seed: int
     rounding: Rounding = USUAL_ROUNDING
     _moved: list[list[Norms | None]] = field(default_factory=list)
-    """For each draw how far the rows of each output were moved."""
+    """For each draw, the changes of the rows of each output."""
     _turned: list[list[Norms | None]] = field(default_factory=list)
     """The same with only the order of equal values changed; empty without choices."""
 

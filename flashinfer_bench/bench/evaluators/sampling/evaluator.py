@@ -66,7 +66,7 @@ POWER: Final = "power"
 CHANCE_UNSEEN: Final = 3e-8
 """Chance that a right sampler has no draw in a part of the least mass: below the limit of any verdict."""
 FLATTEST, SHARPEST = 0.002, 0.012
-"""The largest probability of a flattened row lies between these, as far as LEAST_FACTOR lets it."""
+"""The largest probability of a flattened row lies between these, if LEAST_FACTOR allows it."""
 LEAST_FACTOR: Final = 0.05
 """Least factor of logits: if all probabilities tie, filters may keep any of them."""
 MOST_KINDS: Final = 8

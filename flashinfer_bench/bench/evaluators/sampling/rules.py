@@ -48,7 +48,7 @@ class SamplingProblem:
     probabilities: torch.Tensor
     """[rows, vocabulary]; no value is negative."""
     filters: dict[str, torch.Tensor]
-    """[rows] by name: int64 top_k, float64 top_p and min_p, as far as the definition has them."""
+    """[rows] by name: int64 top_k, float64 top_p and min_p, if the definition has them."""
     joint: bool = False
     """Whether top-k and top-p both act on the original row."""
 

@@ -154,7 +154,7 @@ class Chain:
     def place(self, got: Sequence[torch.Tensor], generator: torch.Generator) -> torch.Tensor | str:
         """Return the place of a call in each of its three distributions, [3, rows] in [0, 1).
 
-        A call that is impossible gives the reason instead.
+        An impossible call returns the reason instead.
         """
         tokens, accepted, emitted = (value.long().cpu() for value in got)
         at = emitted.clamp(0, self.count)[:, None]

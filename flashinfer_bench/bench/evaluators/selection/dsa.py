@@ -144,7 +144,7 @@ def read_problem(definition: Definition, roles: dict[str, str], inputs: Sequence
 
 
 def judge_indices(problem: IndexerProblem, indices: torch.Tensor, tolerance: float, *, name: str) -> Verdict:
-    """Judge the indices that an indexer gave. A page that the table lists twice gives its tokens twice.
+    """Judge the indices of an indexer. A page that the table lists twice offers its tokens twice.
 
     Args:
         problem: the indexer's inputs.

@@ -183,8 +183,8 @@ class DeviceSession:
             coming += [(later, requested) for requested in ahead.jobs]
         self._precompiler.expect(coming, announced)
         self._pool.expect(self._list_workers(request, coming), adopts=self._find_new(coming))
-        marks = [mark_worker(shared.solutions[requested.solution], requested) for shared, requested in coming[:2]]
-        self._comes_next = marks[1] if len(marks) == 2 else ""
+        keys = [worker_key(shared.solutions[requested.solution], requested) for shared, requested in coming[:2]]
+        self._comes_next = keys[1] if len(keys) == 2 else ""
 
     def _find_new(self, coming: Sequence[tuple[RequestContext, RequestedJob]]) -> SolutionFiles | None:
         """Return the first job's solution if it was not announced, and its compiled kernels need not be kept."""
@@ -207,9 +207,9 @@ class DeviceSession:
                 before = ""
                 if at == 0 or shared.digest != request.digest:
                     wanted.append(reference_files(shared.digest))
-            mark = mark_worker(solution, requested)
-            is_next = self._session_config.isolated or mark != before
-            before = mark
+            key = worker_key(solution, requested)
+            is_next = self._session_config.isolated or key != before
+            before = key
             if is_next and self._find_broken(shared, solution) is None:
                 wanted.append(files_of(solution))
             if len(wanted) >= EXPECTED_WORKERS:
@@ -268,10 +268,10 @@ class DeviceSession:
         """Judge one job, and say what became of it."""
         job = request.open_job(requested)
         self._printed = ["", ""]
-        mark, digest = mark_worker(job.solution, requested), job.solution.digest
-        if self._serves != mark and (requested.assurance is not None or self._serves.startswith(digest)):
+        key, digest = worker_key(job.solution, requested), job.solution.digest
+        if self._serves != key and (requested.assurance is not None or self._serves.startswith(digest)):
             self._pool.discard()  # a winner is confirmed in a worker of its own
-        self._serves = mark
+        self._serves = key
         known = request.find_fault(job)
         if known is not None:
             request.jobs.pop(requested.index)
@@ -552,7 +552,7 @@ class DeviceSession:
         self._tell(Phase(job=job.requested.index, name=phase, limit_s=self._session_config.timeout_seconds))
 
 
-def mark_worker(solution: RequestedSolution, requested: RequestedJob) -> str:
+def worker_key(solution: RequestedSolution, requested: RequestedJob) -> str:
     """Return the key of the worker. One worker serves successive jobs with the same key."""
     return f"{solution.digest} {requested.assurance or ''}"
 

@@ -91,24 +91,24 @@ class KeptTimes:
 
     def find(self, job: JobContext, plan: MeasurePlan) -> Measured | None:
         """Return the time of a job's reference in an earlier run under the same conditions."""
-        marks = self._marks(job, plan) if self.session_config.baselines == "use" else None
-        kept = self.cache.read(marks) if marks is not None else None
+        keys = self._keys(job, plan) if self.session_config.baselines == "use" else None
+        kept = self.cache.read(keys) if keys is not None else None
         if kept is None or abs((kept.sm_mhz or 0) - self.sm_mhz) > SAME_CLOCK * self.sm_mhz:
             return None
         return Measured(kept.latency_ms, kept.trials_ms, {**kept.record, "source": "cached", "taken": kept.taken})
 
     def keep(self, job: JobContext, plan: MeasurePlan, measured: Measured) -> None:
         """Cache the time of a job's reference if it was undisturbed and its interval is narrow; else remove it."""
-        marks = self._marks(job, plan)
-        if marks is None:
+        keys = self._keys(job, plan)
+        if keys is None:
             return
         low, high = measured.record.get("interval95_ms") or (0.0, float("inf"))
         if is_disturbed(measured) or (high - low) / 2 > KNOWN * measured.latency_ms:
-            self.cache.remove(marks)
+            self.cache.remove(keys)
             return
         with suppress(ValidationError):  # a time of 0 is useless, for example
             kept = KeptBaseline(
-                marks=marks,
+                marks=keys,
                 sm_mhz=self.sm_mhz,
                 definition=job.request.definition.name,
                 workload=job.workload.uuid,
@@ -120,7 +120,7 @@ class KeptTimes:
             )
             self.cache.write(kept)
 
-    def _marks(self, job: JobContext, plan: MeasurePlan) -> dict[str, str] | None:
+    def _keys(self, job: JobContext, plan: MeasurePlan) -> dict[str, str] | None:
         """Return the keys of a job's baseline; None if they are unknown."""
         evaluator = job.request.evaluator
         if not evaluator.__module__.startswith(OWN_EVALUATORS):

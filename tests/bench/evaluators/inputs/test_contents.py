@@ -1,4 +1,4 @@
-"""What the inputs of single calls hold: content of their own, from a secret, and always the same for a number."""
+"""The inputs of single calls: their own content, from a secret, and always the same for a number."""
 
 import math
 
@@ -95,7 +95,7 @@ def test_calls_get_the_sets_of_inputs_in_turn_and_no_two_the_same():
 
 
 BOUND = {"constraints": ["x.max() <= 1"]}
-VARIED = [  # name, dtype, whether it is stored, what else is said; whether it is nudged, deviation if it is drawn
+VARIED = [  # name, dtype, whether it is stored, further settings; whether it is nudged, deviation if it is drawn
     *(("x", dtype, True, {}, True, None) for dtype in ("float8_e4m3fn", "float4_e2m1fn_x2", "int8")),
     ("x", "float8_e4m3fn", False, {}, False, None),  # any of its bits are flipped
     *(("x", dtype, True, {}, False, None) for dtype in ("float8_e8m0fnu", "uint8", "float16")),

@@ -1,4 +1,4 @@
-"""The inputs of a workload: the same from the same seed, valid for their axes, as given where they are given."""
+"""The inputs of a workload: the same from the same seed, valid for their axes, and given values unchanged."""
 
 import math
 
@@ -219,7 +219,7 @@ def test_names_that_a_definition_lacks_are_found():
     assert find_strange_names(definition) == {"n <= token": ["token"], "prod(x) > m": ["m", "prod"]}
 
 
-# What outputs hold before a call, and the memory of a GPU.
+# The content of outputs before a call, and the memory of a GPU.
 
 
 def filled(dtype, size=67):
@@ -240,7 +240,7 @@ def test_elements_that_are_nan_by_right_and_were_not_written_are_counted(dtype):
     expected[10:20] = torch.nan
     assert got.isnan().all()
     assert count_unwritten(expected, got) == 10
-    assert count_unwritten(got, got) == 0  # the reference gives these very bits
+    assert count_unwritten(got, got) == 0  # the reference returns these very bytes
     if dtype is torch.float32:
         wrong = check_form(make_definition(), [got], [torch.full((67,), torch.nan)])
         assert wrong.integrity == {"rule": "unwritten", "evidence": {"output": "y", "elements": 67}}

@@ -1,4 +1,4 @@
-"""Stress cases: which a job has, what inputs become, which shortcuts they find, and that honest solutions pass."""
+"""Stress cases: the cases of a job, their inputs, the shortcuts that they find, and that honest solutions pass."""
 
 import math
 from collections import Counter
@@ -126,7 +126,7 @@ def test_a_seed_decides_what_each_case_makes_and_nobody_waits_for_a_device(dtype
         with counting_operations() as counted:
             made = [change(short, usual, output="[n, m]", body=body, seed=seed) for seed in (3, 3)]
         assert torch.equal(*(one.view(torch.uint8) for one in made))
-        assert counted.counts.keys() & (WAITS - {"_to_copy"}) == set()  # it makes another dtype of what is there
+        assert counted.counts.keys() & (WAITS - {"_to_copy"}) == set()  # it makes another dtype of the values
 
 
 STEPS = "f = torch.sigmoid(gate); s = 0\n    for t in range(len(x)):\n        s = s * f[t] + x[t]\n    return s"
@@ -274,7 +274,7 @@ ZEROS, SOME = torch.zeros(4, dtype=torch.int64), torch.tensor([0, 3, 0, 0])
         ([[SOME], [SOME.clone()]], [0]),
         ([[ZEROS]], [0]),
         ([[SOME]], []),
-        ([[SOME]] * 2, []),  # if memory is short, trials share what is expected
+        ([[SOME]] * 2, []),  # if memory is short, trials share expected outputs
         ([[ZEROS.float(), ZEROS.bool()], [ZEROS.float(), ZEROS.bool()]], [0, 1]),
         ([[ZEROS.float()]], []),
         ([[ZEROS + INF], [ZEROS + INF]], []),
@@ -313,7 +313,7 @@ X = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)) * 10
             (lambda x, to=dtype: count_large(x.to(to).float()), X[:, :8], count_large, False)
             for dtype in (torch.bfloat16, torch.float8_e4m3fn)
         ),
-        (zeros, torch.full((1, 1), 8.01), count_large, False),  # rounding turns it
+        (zeros, torch.full((1, 1), 8.01), count_large, False),  # rounding flips it
         (zeros, torch.full((1, 1), 16.01), count_large, True),
         (lambda x: zeros(x) + 1, X.clamp(max=1), count_large, False),  # the reference's stays as it is
     ],

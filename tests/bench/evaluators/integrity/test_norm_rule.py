@@ -1,4 +1,4 @@
-"""The rules beside the tolerance: zeros, lost rows, what inputs do not settle, and how each is switched off."""
+"""The rules besides the tolerance: zeros, lost rows, ill-conditioned rows, and how each rule is switched off."""
 
 import math
 from dataclasses import replace
@@ -104,8 +104,8 @@ def lose(value, at=2):
         (lose(0.005 * ROWS[2]), lose(0.0), WIDE, True),  # a row far below the usual one
         *((ROWS[0, :1], ROWS[0, :1] * 0, tolerance, bool(tolerance)) for tolerance in (Tolerance(3.0, 3.0), None)),
         (ROWS.int(), ROWS.int() + 1, None, True),  # they have no norms
-        (*BOOLS, USUAL, False),  # bytes that nobody wrote
-        (1e-3 * ROWS, 1.3e-3 * ROWS, WIDE, False),  # held against its own norm, beside large calls
+        (*BOOLS, USUAL, False),  # unwritten bytes
+        (1e-3 * ROWS, 1.3e-3 * ROWS, WIDE, False),  # compared with its own norm, next to large calls
     ],
 )
 def test_a_call_beside_right_ones_passes_at_one_look_only_if_it_surely_does(expected, got, tolerance, passes):
@@ -114,7 +114,7 @@ def test_a_call_beside_right_ones_passes_at_one_look_only_if_it_surely_does(expe
         assert (found is not None) is passes
 
 
-# What the inputs of a call do not settle.
+# Ill-conditioned rows of a call.
 
 
 def find_unsettled(reference, inputs, suspects, *shares, limit=0.1, rounding=REGIME_ROUNDING):

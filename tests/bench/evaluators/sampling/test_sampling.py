@@ -1,4 +1,4 @@
-"""Sampling, rescaling and speculative sampling: what is right passes, whatever the rounding and the ties."""
+"""Sampling, rescaling and speculative sampling: a right sampler passes, with any rounding and ties."""
 
 import pytest
 import torch
@@ -61,7 +61,7 @@ def as_calls(problem, tokens):
 
 
 def moves_a_tenth(shares, generator):
-    """Move a tenth of each row's mass from odd tokens to even ones, in proportion; less if there is less."""
+    """Move up to a tenth of each row's mass from odd tokens to even tokens, in proportion."""
     odd, even = (shares * (torch.arange(shares.shape[1]) % 2 == side) for side in (1, 0))
     left, right = (part.sum(dim=1, keepdim=True).clamp(min=1e-9) for part in (odd, even))
     moved = left.clamp(max=0.1) * (right > 1e-9)
@@ -74,7 +74,7 @@ WRONG = {
     "same token in every row": lambda shares, chance: draw(shares, chance)[:, :1].expand(-1, len(shares)),
     "a tenth moved": moves_a_tenth,
 }
-"""Takes the right shares [rows, vocabulary] and a generator; gives draws [calls, rows]."""
+"""Takes the right shares [rows, vocabulary] and a generator; returns draws [calls, rows]."""
 
 
 def seeded(seed):
@@ -127,7 +127,7 @@ ON_P = rows([0.5, 0.25, 0.125, 0.125], top_p=0.75)
         (rows([0.5, 0.3, 0.15, 0.05], top_p=0.7), 1, False),  # without the token that crosses p
         *((ON_P, kept, True) for kept in (2, 3)),  # a mass that falls on p may be reached or exceeded
         *((rows(FOUR, top_k=k), 4, True) for k in (0, 99)),  # these keep all
-        (rows(FIVE, top_k=3, top_p=0.7), 2, True),  # top-p acts on what top-k left
+        (rows(FIVE, top_k=3, top_p=0.7), 2, True),  # top-p acts on the rest after top-k
         (rows(FIVE, top_k=3, top_p=0.7), 3, False),
         (rows(FIVE, top_k=3, top_p=0.7, joint=True), 3, True),
     ],
@@ -258,7 +258,7 @@ def test_timed_calls_on_rows_that_never_come_twice(sampler, rows_of, seeds, word
         expect(job.evaluator.judge_reads(job.definition, made, job.config, job.context), words)
 
 
-# Rescaling of what a filter keeps.
+# Rescaling of the entries that a filter keeps.
 
 ROW = torch.tensor([[0.4, 0.3, 0.1, 0.1, 0.06, 0.04]])
 RESCALE = """ordered = probs.sort(dim=-1, descending=True)
@@ -293,7 +293,7 @@ NUCLEUS = WEIGHTS[:, :60_000].sum()
         (ROW.clone(), "top_k", 2, "keeps 6 entries, 2 to 2"),
         (kept([0, 2]), "top_k", 2, "row 0 keeps 0.1 and drops 0.3, which is larger"),
         (kept([0, 1, 2, 3, 4]), "top_p", 0.85, "keeps 5 entries, 4 to 4"),
-        # a nucleus may differ by what rounding of its sum explains
+        # a nucleus may differ by the rounding of its sum
         *((kept([*range(count)], row=WEIGHTS), "top_p", NUCLEUS, None) for count in (60_000, 59_990)),
         *((kept([*range(count)], row=WEIGHTS), "top_p", NUCLEUS, "keeps") for count in (59_000, 61_000)),
     ],
@@ -347,7 +347,7 @@ def test_what_follows_the_last_token_is_minus_one():
 
 
 def draws_by_chance(draft, ids, target):
-    """Accept by a coin and draw any token that the outcome may have: probabilities are used for nothing else."""
+    """Accept by a coin and draw any possible token: probabilities are used for nothing else."""
     accepted = torch.rand(ids.shape) < 0.5
     emitted = accepted.long().cumprod(dim=1).sum(dim=1)
     left = (target - pad(draft, (0, 0, 0, 1))).clamp(min=0)
