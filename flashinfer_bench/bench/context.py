@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from flashinfer_bench.base.host import spare_cores
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.evaluator_record import mark_built_in
+from flashinfer_bench.bench.evaluator_record import built_in_key
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER
 from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins
 from flashinfer_bench.bench.machine import Device, Machine, discover_devices
@@ -115,7 +115,7 @@ class HarnessContext:
             ConfigError: a plug-in cannot be used, or `extra` has a key or value that it does not take.
         """
         if not self._plug_ins:
-            return {definition.name: mark_built_in(definition) for definition in definitions}
+            return {definition.name: built_in_key(definition) for definition in definitions}
         if not self._lookup.has_all(definitions):
             asked = {one.name: one for one in (*others, *definitions)}
             stays = self._cluster is None and not others

@@ -137,7 +137,7 @@ def known_op_types() -> list[str]:
     return sorted({op_type for record in find_records() for op_type in record.op_types})
 
 
-def mark_built_in(definition: Definition) -> str:
+def built_in_key(definition: Definition) -> str:
     """Return the fingerprint of the built-in evaluator that judges a definition."""
     return next(make_key(one.name, one.revision) for one in find_records() if one.covers(definition))
 

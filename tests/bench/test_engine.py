@@ -113,8 +113,8 @@ def test_equal_jobs_are_one_whatever_their_names_and_each_task_gets_a_trace_of_i
     assert (PlayedSession.judged.count(("twin", "d0")), len(PlayedSession.judged)) == (2, 5)
     assert [reported(task.traces) for task in tasks] == [["a d0", "a d1"], ["b d0", "b d1"], ["a d1"]]
     assert recorded(tmp_path)[:4] == ["a d0", "a d1", "b d0", "b d1"]
-    marks = [task.traces[0].evaluation.extra["run"]["fingerprint"]["solution"] for task in twins]
-    assert marks == [task.solution.digest() for task in twins]
+    keys = [task.traces[0].evaluation.extra["run"]["fingerprint"]["solution"] for task in twins]
+    assert keys == [task.solution.digest() for task in twins]
 
 
 def test_the_highest_priority_goes_first_and_lifts_an_equal_job_and_no_flood_starves_others(engine):

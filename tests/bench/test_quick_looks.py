@@ -1,4 +1,4 @@
-"""Quick runs (`--quick`): their cost, their marks, and that they are neither ranked nor resumed from."""
+"""Quick runs (`--quick`): their cost, their keys, and that they are neither ranked nor resumed from."""
 
 import pytest
 
@@ -8,8 +8,8 @@ from flashinfer_bench.data.sets.results import find_latest
 from flashinfer_bench.report.summary import best_by_definition, best_by_workload
 from tests.kit import make_trace
 
-MARKS = {"definition": "d", "solution": "s", "workload": "w", "evaluator": "e", "hardware": "test device"}
-WHOLE, QUICK = fingerprint(**MARKS), fingerprint(**MARKS, timing="quick")
+KEYS = {"definition": "d", "solution": "s", "workload": "w", "evaluator": "e", "hardware": "test device"}
+WHOLE, QUICK = fingerprint(**KEYS), fingerprint(**KEYS, timing="quick")
 
 
 def quick(keys=QUICK, **parts):

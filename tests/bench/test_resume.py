@@ -10,8 +10,8 @@ from flashinfer_bench.bench.runner.workers.process import WorkerExit
 from tests.kit import make_trace, make_workload
 
 H200 = "NVIDIA H200"
-MARKS = {"definition": "d", "solution": "s", "workload": "w", "config": "c", "protocol": PROTOCOL, "sandbox": "walls"}
-WANTED = fingerprint(**MARKS, evaluator="Default 1", hardware=H200)
+KEYS = {"definition": "d", "solution": "s", "workload": "w", "config": "c", "protocol": PROTOCOL, "sandbox": "walls"}
+WANTED = fingerprint(**KEYS, evaluator="Default 1", hardware=H200)
 FULL, SEEDED, OTHER_SEED = WANTED | {"assurance": "full"}, WANTED | {"seed": "1"}, WANTED | {"seed": "2"}
 BOTH = WANTED | {"hardware": f"B200 + {H200}"}
 QUICK, OTHER = WANTED | {"timing": "quick"}, WANTED | {"solution": "x"}
