@@ -49,8 +49,8 @@ def usable_memory(root: Path = SYSTEM) -> int:
 def count_memory_kills(root: Path = SYSTEM) -> int:
     """Return the kernel's count of processes that it ended because memory ran out. Only its growth has a meaning."""
     with suppress(OSError):
-        found = re.search(r"^oom_kill (\d+)$", (root / "proc/vmstat").read_text(encoding="utf-8"), re.MULTILINE)
-        return int(found[1]) if found else 0
+        result = re.search(r"^oom_kill (\d+)$", (root / "proc/vmstat").read_text(encoding="utf-8"), re.MULTILINE)
+        return int(result[1]) if result else 0
     return 0
 
 

@@ -230,12 +230,12 @@ class BenchmarkConfig(EvalSettings):
         Raises:
             ConfigError: a tolerances file cannot be used.
         """
-        found = [
+        result = [
             Level(str(one.file), flatten(values), "set", DEFINITIONS, name)
             for one in find_tolerances(trace_set)
             for name, values in one.sections.items()
         ]
-        return self._merge((*(level for level in self._levels if level.owner != "set"), *found))
+        return self._merge((*(level for level in self._levels if level.owner != "set"), *result))
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> BenchmarkConfig:
         """Return a copy. `update` is checked and counts as overrides; pydantic's own would miss the cascade."""
@@ -263,15 +263,15 @@ class BenchmarkConfig(EvalSettings):
         if tolerance is not None:
             levels = by_owner((*levels, Level("the workload's tolerance", tolerance, "set")))
         given = cascade(levels, definition.name, definition.op_type)
-        found = {name: one for name, one in given.items() if name in EVAL_FIELDS or name.startswith("extra.")}
-        origins = dict.fromkeys(EVAL_FIELDS, DEFAULT_ORIGIN) | {name: origin for name, (_, origin) in found.items()}
-        values = nest({name: value for name, (value, _) in found.items()})
+        result = {name: one for name, one in given.items() if name in EVAL_FIELDS or name.startswith("extra.")}
+        origins = dict.fromkeys(EVAL_FIELDS, DEFAULT_ORIGIN) | {name: origin for name, (_, origin) in result.items()}
+        values = nest({name: value for name, (value, _) in result.items()})
         return ResolvedEvalConfig(**values, origins=origins, profile_baseline=self.profile_baseline)
 
     def origins(self) -> dict[str, str]:
         """Return the origin of each top-level field, by field name or "extra.<key>"."""
-        found = {name: DEFAULT_ORIGIN for name in type(self).model_fields if name not in (*SECTIONS, "extra")}
-        return found | {name: origin for name, (_, origin) in cascade(self._levels).items()}
+        result = {name: DEFAULT_ORIGIN for name in type(self).model_fields if name not in (*SECTIONS, "extra")}
+        return result | {name: origin for name, (_, origin) in cascade(self._levels).items()}
 
     def section_locations(self, section: str, *, users_only: bool = False) -> Iterator[tuple[str, str]]:
         """Yield source and name of each section of op_type_config or definition_config, in all sources or the

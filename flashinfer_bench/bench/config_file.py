@@ -115,8 +115,8 @@ def as_validation_error(title: str, problems: Sequence[InitErrorDetails]) -> Val
 
 def describe_problems(error: ValidationError) -> list[str]:
     """Return one line for each problem of a configuration: the location, the reason, the nearest known name."""
-    found = [(item, item.get("ctx", {})) for item in error.errors(include_url=False)]
+    result = [(item, item.get("ctx", {})) for item in error.errors(include_url=False)]
     return [
         f"{context.get('location') or _locate(error.title, item['loc'], {})}: {context.get('what', item['msg'])}"
-        for item, context in found
+        for item, context in result
     ]

@@ -275,11 +275,11 @@ def cascade(levels: Levels, definition: str = "", op_type: str = "") -> dict[str
     asking = [index for index, level in enumerate(levels) if "quick" in level.values]
     if asking and levels[asking[-1]].values["quick"]:
         levels = (*levels[: asking[-1]], QUICK, *levels[asking[-1] :])
-    found: dict[str, Given] = {}
+    result: dict[str, Given] = {}
     for level in levels:
         if level.is_of(definition, op_type):
-            found |= {name: (value, level.location) for name, value in level.values.items()}
-    return found
+            result |= {name: (value, level.location) for name, value in level.values.items()}
+    return result
 
 
 def merge_sections(levels: Levels, section: str) -> dict[str, EvalConfig]:

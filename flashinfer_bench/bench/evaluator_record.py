@@ -91,8 +91,8 @@ class EvaluatorRecord:
 @cache
 def find_records() -> tuple[EvaluatorRecord, ...]:
     """Return the records of this package's evaluators. The first that covers a definition judges it."""
-    found = [record for file in sorted(FOLDER.rglob("*.py")) for record in _read_records(file)]
-    return tuple(sorted(found, key=lambda record: not record.op_types))
+    result = [record for file in sorted(FOLDER.rglob("*.py")) for record in _read_records(file)]
+    return tuple(sorted(result, key=lambda record: not record.op_types))
 
 
 class _LightNames(dict[str, Any]):
@@ -128,8 +128,8 @@ def _defined_by(node: ast.stmt) -> list[str]:
     """Return the names that a statement defines."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return [alias.asname or alias.name for alias in node.names]
-    found = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
-    return [str(getattr(one, "id", None) or getattr(one, "name", "")) for one in found]
+    result = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
+    return [str(getattr(one, "id", None) or getattr(one, "name", "")) for one in result]
 
 
 def known_op_types() -> list[str]:

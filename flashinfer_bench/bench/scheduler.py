@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from flashinfer_bench.base.files.held_folders import sweep_folders
 from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice
-from flashinfer_bench.bench.job_queue import TURN_S, JobQueue, QueueClass
+from flashinfer_bench.bench.job_queue import QUANTUM_S, JobQueue, QueueClass
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.first_call import find_first_call
 from flashinfer_bench.bench.planning.plan import Job
@@ -145,7 +145,7 @@ class Scheduler:
         self._requests = requests
         self._farm = requests.farm
         self._rules = rules
-        self._queue = JobQueue(TURN_S) if rules.is_resident else JobQueue()
+        self._queue = JobQueue(QUANTUM_S) if rules.is_resident else JobQueue()
         self._names: set[str] = {slot.device.name for slot in self.slots}
         """Names of all devices that it has had."""
         self._known = KnownFailures()
@@ -167,8 +167,8 @@ class Scheduler:
         return bool(self._queue.remaining or any(slot.jobs for slot in self.slots))
 
     def add(self, jobs: list[Job], queue_class: QueueClass = QueueClass()) -> None:  # noqa: B008 - a constant
-        """Take further jobs. In a loop with a stream of solutions, a solution that ran out of time is tried again; so
-        is each device if none is left.
+        """Take further jobs. In a loop with a stream of solutions, solutions that ran out of time are tried again. If
+        no device is left, each is tried again too.
         """
         solutions = {job.solution_key: job.solution for job in jobs}
         before = self._farm.open_builds
@@ -370,9 +370,9 @@ class Scheduler:
                 selector.register(waker, selectors.EVENT_READ)
             limits = [limit_s, *(max(0.0, session.left_s) for _, session in sessions)]
             limits += [LOCK_POLL_S] if any(slot.asking and slot.session is None for slot in self.slots) else []
-            found = {key.data: events for key, events in selector.select(min(limits)) if key.data is not None}
+            result = {key.data: events for key, events in selector.select(min(limits)) if key.data is not None}
         for slot, session in sessions:
-            events = found.get(slot, 0)
+            events = result.get(slot, 0)
             try:
                 if events & selectors.EVENT_WRITE:
                     session.flush()

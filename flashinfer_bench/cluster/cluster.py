@@ -40,7 +40,7 @@ from flashinfer_bench.bench.runner.sandbox import Sandbox
 from flashinfer_bench.cluster.actor import JUDGING, Batch, Blob, SlotActor, SlotMetadata
 from flashinfer_bench.cluster.settings import ClusterSettings
 from flashinfer_bench.compile import BuildFarm
-from flashinfer_bench.compile.artifact import mark_of
+from flashinfer_bench.compile.artifact import stat_key
 from flashinfer_bench.data import Solution
 from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.errors import ConfigError, WorkloadFault
@@ -272,7 +272,7 @@ class Cluster:
     def _put(self, file: Path) -> Blob:
         """Put a file into Ray's object store, and drop the oldest files. A batch in flight keeps its own references."""
         with self._offering:
-            state, known = mark_of(file), self._blobs.pop(file, None)
+            state, known = stat_key(file), self._blobs.pop(file, None)
             if known is None or known[0] != state:
                 known = state, ray.put(numpy.fromfile(file, dtype=numpy.uint8))
             self._blobs[file] = known

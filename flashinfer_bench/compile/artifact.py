@@ -47,8 +47,8 @@ class BuildTarget:
 
         From Hopper on, an architecture's name ends in "a": code for that chip alone.
         """
-        found = sorted(set(capabilities))
-        return cls(tuple(f"{major}{minor}{'a' * (major >= 9)}" for major, minor in found)) if found else cls()
+        result = sorted(set(capabilities))
+        return cls(tuple(f"{major}{minor}{'a' * (major >= 9)}" for major, minor in result)) if result else cls()
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Built:
     was_cached: bool
 
 
-def mark_of(path: Path) -> tuple[int, ...]:
+def stat_key(path: Path) -> tuple[int, ...]:
     """Return the fields of a file's `stat` that change with each write; empty for a missing file."""
     try:
         stat = path.stat()

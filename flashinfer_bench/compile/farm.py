@@ -138,8 +138,8 @@ class BuildFarm:
             build = self._make(solution)
             if isinstance(build, Built):
                 self._built[digest] = build
-            elif (found := build.find()) is not None:
-                self._keep(build, found)
+            elif (result := build.find()) is not None:
+                self._keep(build, result)
             else:
                 known.add(digest)
                 new.append(build)

@@ -47,9 +47,9 @@ def _read_values(definition: Definition, workload: Workload, blob_root: Path) ->
         if spec is None or DTYPES[spec.dtype].kind != "int" or not isinstance(source, SafetensorsInput):
             continue
         with suppress(WorkloadFault):
-            found = read_integers(BlobStore(blob_root).locate(source.path, workload=workload.uuid), source.tensor_key)
-            if found is not None:
-                values[name] = found
+            result = read_integers(BlobStore(blob_root).locate(source.path, workload=workload.uuid), source.tensor_key)
+            if result is not None:
+                values[name] = result
     return values
 
 

@@ -105,9 +105,9 @@ class Module:
 
     def kernel(self, name: str) -> ctypes.c_void_p:
         """Return the kernel of that name."""
-        found = ctypes.c_void_p()
-        check(driver().cuModuleGetFunction(ctypes.byref(found), self._handle, name.encode()), f"finding {name}")
-        return found
+        result = ctypes.c_void_p()
+        check(driver().cuModuleGetFunction(ctypes.byref(result), self._handle, name.encode()), f"finding {name}")
+        return result
 
 
 class Launcher:
@@ -163,8 +163,8 @@ def count_captured(stream: int) -> int | None:
         failed |= library.cuGraphGetNodes(graph, nodes, ctypes.byref(count))
     for node, kind in zip(nodes, kinds, strict=False):
         failed |= library.cuGraphNodeGetType(node, ctypes.byref(kind))
-    found = [kind.value for kind in kinds]
-    return None if failed or CHILD_GRAPH in found else sum(kind in OPERATION_NODES for kind in found)
+    result = [kind.value for kind in kinds]
+    return None if failed or CHILD_GRAPH in result else sum(kind in OPERATION_NODES for kind in result)
 
 
 def reset_persisting_lines() -> None:

@@ -64,7 +64,7 @@ def find_flags(
     def varies(trial: Trial) -> Any:
         return trial.metadata.get("operations_vary") or len({sample.operations for sample in trial.samples}) > 1
 
-    found = {
+    result = {
         "no_gpu_work": is_empty,
         "host_bound": method != WALL
         and not is_empty
@@ -81,4 +81,4 @@ def find_flags(
         "contradictory": any(one.busy_ns is not None and one.busy_ns > one.span_ns for one in samples),
         "other_processes": any(state.other_processes for state in states),
     }
-    return [name for name in FLAGS if found.get(name)]
+    return [name for name in FLAGS if result.get(name)]

@@ -131,6 +131,6 @@ def join_metadata(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Join the metadata of all trials: medians of times and counts, else the values of the last trial."""
     joined: dict[str, Any] = {}
     for name in dict.fromkeys(name for metadata in trials for name in metadata):
-        found = [metadata[name] for metadata in trials if name in metadata]
-        joined[name] = int(median(found)) if name in MEDIANS else found[-1]
+        result = [metadata[name] for metadata in trials if name in metadata]
+        joined[name] = int(median(result)) if name in MEDIANS else result[-1]
     return joined

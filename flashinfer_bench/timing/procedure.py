@@ -42,7 +42,7 @@ DELAY_MARGIN: Final = 1.5
 DELAY_FLOOR_NS: Final = 6_000
 DELAY_CEILING_NS: Final = 50_000_000
 """The delay is the host's time for a call times the first, plus the second, and at most the third."""
-REST_NS: Final = 100_000, 50_000_000
+COOL_DOWN_NS: Final = 100_000, 50_000_000
 """Limits of the GPU's cool-down before each call: as long as the call takes, and twice as long before calls of
 LONG_SAMPLE_NS. Right after a flush times scatter more; a GPU without a pause reaches its power limit."""
 FLUSH_NS: Final = 50_000
@@ -194,7 +194,7 @@ class TrialInProgress:
             self.enqueue_ns = int(median(sample.enqueue_ns for sample in samples))
         host_ns = self.enqueue_ns if enqueue_ns is None else enqueue_ns
         wanted_ns = min(int(host_ns * DELAY_MARGIN) + DELAY_FLOOR_NS, DELAY_CEILING_NS)
-        delay_ns = 0 if self.waits_inside or self.preamble.drains else max(wanted_ns, rest_ns(self.looked_at))
+        delay_ns = 0 if self.waits_inside or self.preamble.drains else max(wanted_ns, cool_down_ns(self.looked_at))
         self.preamble = replace(self.preamble, delay_ns=delay_ns)
 
     # Check
@@ -435,8 +435,8 @@ def _skipping(source: LaunchSource, skipped: int, index: int) -> Launch:
     return source(index + skipped)
 
 
-def rest_ns(call: Sample | None) -> int:
+def cool_down_ns(call: Sample | None) -> int:
     """Return the GPU's cool-down before a call: its busy time, or up to twice that."""
     busy_ns = 0 if call is None else call.span_ns if call.busy_ns is None else call.busy_ns
-    least_ns, most_ns = REST_NS
+    least_ns, most_ns = COOL_DOWN_NS
     return min(max(busy_ns + busy_ns * min(busy_ns, LONG_SAMPLE_NS) // LONG_SAMPLE_NS, least_ns), most_ns)

@@ -55,8 +55,8 @@ def describe(series: Sequence[Sequence[float]]) -> dict[str, float]:
 def interval_of_trials(series: Sequence[Sequence[float]], batch: int = BATCH) -> tuple[float, float] | None:
     """Return the 95 % interval of the mean of the trials' medians; None if there are too few samples.
 
-    It is the wider of two, from batches of all trials together and from the trials' medians alone, since differences
-    between trials are drawn once for each.
+    It is the wider of two intervals, from batches of all trials together and from the trials' medians alone.
+    Differences between trials are drawn once for each.
 
     Args:
         series: samples of each trial in the order in which they were taken; every trial has some.

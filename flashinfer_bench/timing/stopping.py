@@ -106,13 +106,13 @@ def reached_precision(trials: Sequence[Trial]) -> float | None:
 
     None if no trial has a precision. Trials without one count like the others.
     """
-    found: list[float] = []
+    result: list[float] = []
     widths = [half_widths(trial.spans_ns, trial.busy_ns, trial.metadata.get("method", WALL)) for trial in trials]
     for kind in zip(*widths, strict=False):
         known = [half_ns / time_ns for half_ns, time_ns in kind if half_ns is not None and time_ns > 0]
         if known:
-            found.append(sqrt(fmean([share * share for share in known]) / len(trials)))
-    return max(found, default=None)
+            result.append(sqrt(fmean([share * share for share in known]) / len(trials)))
+    return max(result, default=None)
 
 
 def half_widths(spans_ns: Sequence[int], busy_ns: Sequence[int], method: object) -> list[tuple[float | None, float]]:

@@ -29,7 +29,7 @@ from tests.kit.processes import marked, wait_until_gone
         ({"kind": "cpu"}, "off"),
     ],
 )
-def test_times_of_references_are_kept_between_runs_on_a_gpu_and_behind_walls(tmp_path, monkeypatch, given, baselines):
+def test_times_of_references_are_stored_between_runs_on_a_gpu_with_a_sandbox(tmp_path, monkeypatch, given, baselines):
     settings = {"kind": "cuda", "has_walls": True, **given}
     device, sandbox = Device(settings.pop("kind"), 0, "one", "GPU-1"), SimpleNamespace(user="unchanged")
     sandbox.has_walls = settings.pop("has_walls")

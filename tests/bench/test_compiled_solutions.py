@@ -110,7 +110,7 @@ def test_every_solution_has_its_status_and_its_reason(runs, number):
         assert words in run.logs[name]
 
 
-def test_the_second_run_compiles_nothing_and_remembers_what_failed(runs):
+def test_the_second_run_compiles_nothing_and_reuses_failures(runs):
     first, second = (run.notices for run in runs)
     assert first[0].startswith("compiling 11 solutions,")
     assert not any(message.startswith("compiling") for message in second)

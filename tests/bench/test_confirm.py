@@ -110,7 +110,7 @@ SIXTEEN = [f"s{at}" for at in range(16)]
         ("a error, b fault", "", ""),
     ],
 )
-def test_what_is_confirmed_by_what_the_jobs_come_to(results, confirmed, order):
+def test_the_confirmed_solutions_by_the_results_of_the_jobs(results, confirmed, order):
     names = [one.split()[0] for one in results.split(",") if one] or ["a"]
     assert settle(Winners(make_jobs(names)), by_tables(results, confirmed)) == order.split()
 
@@ -126,7 +126,7 @@ def test_what_is_confirmed_by_what_the_jobs_come_to(results, confirmed, order):
     ],
     ids=["confirmed", "not confirmed", "elsewhere", "slower", "of the relative"],
 )
-def test_what_is_not_the_best_known_on_this_hardware_is_not_confirmed(recorded, order):
+def test_only_the_best_known_on_this_hardware_is_confirmed(recorded, order):
     known = [trace_of("c", recorded)]
     found = by_tables("a 1, b 2", "a 1")
     assert settle(Winners(make_jobs("ab"), recorded=known), found) == order
@@ -134,7 +134,7 @@ def test_what_is_not_the_best_known_on_this_hardware_is_not_confirmed(recorded, 
     assert settle(Winners(make_jobs("ab"), recorded=known, elsewhere=elsewhere), found) == []
 
 
-def test_a_resumed_run_goes_on_with_what_is_left_to_confirm():
+def test_a_resumed_run_continues_with_the_open_confirmations():
     done, found = make_jobs("ab"), by_tables("", "a 1")
     recorded = [trace_of("a", judged("1")), trace_of("b", judged("2"))]
     assert settle(Winners([], done, recorded, hardware=[HERE]), found) == ["a"]
@@ -159,7 +159,7 @@ ONCE_CONFIRMED = [("w0", None), ("w1", "full")]
         (ONCE_CONFIRMED, "mine", False),
     ],
 )
-def test_a_solution_that_breaks_a_rule_twice_loses_what_it_passed_unless_chance_may_do_it(where, integrity, is_voided):
+def test_a_solution_that_breaks_a_rule_twice_loses_its_passes_unless_by_chance(where, integrity, is_voided):
     def evaluate(job):
         level, is_a = job.assurance, job.solution.name == "a"
         if is_a and (job.workload.uuid, level) in where:
@@ -285,7 +285,7 @@ def test_a_winner_that_is_not_confirmed_makes_way_for_the_next(run, found, a, un
 
 
 @pytest.mark.parametrize("finished", [2, 5])
-def test_a_stopped_run_is_resumed_with_what_is_left_and_only_that(run, finished):
+def test_a_stopped_run_is_resumed_with_only_its_open_jobs(run, finished):
     assert len(run(stops_after=finished).file) == finished
     second = run(resume=True)
     assert (len(second.ended), second.reported) == (6 - finished, levels("full", "standard"))
@@ -378,7 +378,9 @@ WRONG = STATUS["wrong"]
         (judged("0.5"), "a1", {"confirm": "always"}, "full", ["full"]),
     ],
 )
-def test_an_engine_judges_again_what_would_be_the_best_known(engine, tmp_path, recorded, name, asked, reported, at):
+def test_an_engine_judges_again_a_solution_that_would_be_the_best_known(
+    engine, tmp_path, recorded, name, asked, reported, at
+):
     made = engine(recorded)
     assert (outcome(submit(made, name, **asked)), judged_levels()) == (reported, at)
     assert len(TraceSet.from_path(tmp_path / "set").traces["double"]) == len(at) + (recorded is not None)
@@ -386,7 +388,7 @@ def test_an_engine_judges_again_what_would_be_the_best_known(engine, tmp_path, r
         submit(made, "a1", confirm="maybe")
 
 
-def test_what_an_engine_judged_before_counts_as_known_and_answers_unless_full_assurance_is_asked_for(engine):
+def test_earlier_verdicts_of_an_engine_count_and_answer_unless_full_assurance_is_requested(engine):
     made = engine()
     for name, reported in (("a4", "full"), ("a3", "full"), ("a5", "standard"), ("a1-wrong", WRONG)):
         assert outcome(submit(made, name, save_results=False)) == reported

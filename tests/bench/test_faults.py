@@ -92,7 +92,7 @@ SLOW = {
 LIMITED = {**QUICKLY, "timeout_seconds": 2.0}
 
 
-def test_the_other_jobs_of_a_solution_that_does_not_end_are_left_out(tmp_path):
+def test_the_other_jobs_of_a_solution_that_does_not_end_are_skipped(tmp_path):
     trace_set = write_set(tmp_path, {name: source for name, (source, *_) in SLOW.items()}, sizes=(8,) * 4)
     config = BenchmarkConfig.default(**LIMITED)
     with Benchmark(trace_set, config) as benchmark:

@@ -44,7 +44,7 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", HANGS)
-def test_a_hang_is_told_with_its_part_limit_and_stack(run, name):
+def test_a_hang_is_reported_with_its_part_limit_and_stack(run, name):
     _, part, words = HANGS[name]
     evaluation = run.done[name, "w0"]
     assert evaluation.status.value == "TIMEOUT"

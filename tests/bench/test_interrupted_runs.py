@@ -65,7 +65,7 @@ def test_killing_the_host_at_any_stage_loses_nothing(root):
     assert sorted(recorded(root)) == sorted(jobs)
 
 
-def test_closing_the_iterator_stops_every_process_and_keeps_what_was_finished(root):
+def test_closing_the_iterator_stops_every_process_and_keeps_finished_jobs(root):
     benchmark = Benchmark(
         TraceSet.from_path(root), BenchmarkConfig.default(devices=["cpu"], iterations=2, num_trials=1)
     )

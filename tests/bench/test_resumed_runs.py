@@ -47,7 +47,7 @@ def test_a_solution_that_became_wrong_again_is_never_reported_as_passed(root):
     assert open_benchmark(root).plan(resume=True).jobs == ()
 
 
-def test_one_object_knows_what_it_has_saved_and_only_that(root):
+def test_an_object_resumes_only_from_its_saved_traces(root):
     benchmark = open_benchmark(root)
     benchmark.run_all(save_results=False)
     assert len(benchmark.plan(resume=True).jobs) == 1

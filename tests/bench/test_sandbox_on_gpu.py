@@ -118,6 +118,6 @@ def test_honest_code_passes_under_strict_at_its_speed(tmp_path, monkeypatch, sou
         assert walled.log.splitlines() == ["refused", "refused"]
 
 
-def test_the_clock_is_the_same_with_walls_and_without(tmp_path):
+def test_the_clock_is_the_same_with_and_without_a_sandbox(tmp_path):
     walled, open_ = (run(tmp_path / level, HONEST, sandbox=level).extra["measurement"] for level in ("strict", "off"))
     assert [walled.get(key) for key in ("method", "fallback")] == [open_.get(key) for key in ("method", "fallback")]

@@ -25,7 +25,7 @@ def resolve(config):
     return resolved.rtol, resolved.required_matched_ratio
 
 
-def test_another_set_takes_the_place_of_the_first_and_none_judges_the_definitions_of_another(tmp_path):
+def test_another_set_replaces_the_first_and_judges_no_definitions_of_other_sets(tmp_path):
     first = a_set(tmp_path / "first", "moe_e8:\n  rtol: 0.5\n")
     second = a_set(tmp_path / "second", "moe_e8:\n  atol: 0.5\n")
     config = BenchmarkConfig.default().for_set(first).for_set(second)
@@ -48,7 +48,7 @@ def test_another_set_takes_the_place_of_the_first_and_none_judges_the_definition
         (lambda path: path.symlink_to(path.with_name("nowhere")), "no such file"),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_name_and_line(tmp_path, text, said):
+def test_unusable_settings_are_refused_by_name_and_line(tmp_path, text, said):
     found = a_set(tmp_path, text if isinstance(text, str) else "")
     if not isinstance(text, str):
         (tmp_path / FILE).unlink()

@@ -106,7 +106,7 @@ TWINS = {
 
 
 @pytest.mark.parametrize("twin", TWINS)
-def test_what_does_not_compile_is_the_solutions_fault_with_the_first_error_first(tmp_path, twin):
+def test_a_source_that_does_not_compile_is_the_solutions_fault_with_its_first_error_in_front(tmp_path, twin):
     source, message = TWINS[twin]
     built = build(tmp_path, make_native(main=source), limits=StepLimits(60, GIB // 2))
     assert isinstance(built.error, BuildFailure)
@@ -124,7 +124,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("solution", "refusal"), REFUSED.values(), ids=REFUSED)
-def test_what_must_not_be_built_is_refused_before_anything_is_started(tmp_path, runs, solution, refusal):
+def test_forbidden_builds_are_refused_before_any_process_starts(tmp_path, runs, solution, refusal):
     with pytest.raises(BuildFailure, match=refusal):
         build_solution(solution, tmp_path)
     assert runs.steps == []
@@ -206,7 +206,7 @@ BLAME = {
 
 
 @pytest.mark.parametrize("case", BLAME)
-def test_who_is_to_blame_and_only_what_fails_everywhere_is_remembered(tmp_path, case):
+def test_blame_is_assigned_and_only_failures_of_sources_are_stored(tmp_path, case):
     action, error, message = BLAME[case]
     built = build(tmp_path, action=action, limits=StepLimits(2.0 if case == "endless" else 60.0, GIB))
     assert type(built.error) is error

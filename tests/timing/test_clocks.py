@@ -33,7 +33,7 @@ def clock(request, gpu):
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_nothing_but_the_call_lies_between_the_two_ends_of_a_sample(gpu, clock, leaves):
+def test_only_the_call_lies_between_the_two_ends_of_a_sample(gpu, clock, leaves):
     """A call's results are put away behind its sample, and before the next call."""
     call = LeavingCall(gpu) if leaves else gpu.call()
     samples = clock.sample([call] * 3, [DELAY] * 3)

@@ -76,7 +76,7 @@ def test_a_replay_takes_the_same_whatever_was_captured_before_it():
     assert median(ratios) == pytest.approx(1, rel=0.08)
 
 
-def test_a_stream_that_waits_for_nobody_is_seen_and_said(clock, tensors):
+def test_a_stream_that_does_not_wait_is_detected_and_reported(clock, tensors):
     side = torch.cuda.Stream()
 
     def loose():

@@ -66,7 +66,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize(("call", "found", "flags"), FOUND.values(), ids=FOUND)
-def test_what_is_found_of_a_call(gpu, call, found, flags):
+def test_the_detected_properties_of_a_call(gpu, call, found, flags):
     trial = take(gpu, source=partial(call, gpu))
     assert ({name: trial.metadata.get(name) for name in found}, len(trial.samples)) == (found, 50)
     assert flags is None or summarise([trial]).record.get("flags", []) == flags
@@ -150,7 +150,7 @@ LESS, OTHER = "does less than half of the work", "launches something else than t
         (3, shrinks(0.3), None),  # one of four: its content
     ],
 )
-def test_replays_are_trusted_if_they_launch_what_the_call_does(gpu, honest, change, reason):
+def test_replays_are_trusted_if_they_have_the_launches_of_the_call(gpu, honest, change, reason):
     calls, made = [gpu.call(operations=3, length_ns=50_000) for _ in range(4)], []
 
     def capture(launch):
@@ -180,7 +180,7 @@ def test_a_graph_that_is_not_used_is_not_used_for_a_reason(gpu, call, changes, o
     assert trial.metadata["launch_reason"].startswith(reason)
 
 
-def test_whatever_raises_comes_through_and_none_of_its_trial_reaches_the_next_one(gpu):
+def test_any_error_is_raised_and_no_state_of_its_trial_reaches_the_next_trial(gpu):
     clock, recorder = fake_cupti_clock(gpu)
     with pytest.raises(IndexError):
         take(gpu, source=lambda at: [].pop if at == FIRST + 17 else gpu.call(operations=4), clock=clock)

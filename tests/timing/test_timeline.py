@@ -35,7 +35,7 @@ TWO = """
 CALLS = [HostCall(10, 30), HostCall(150, 190)]
 
 
-def test_calls_are_told_apart_whatever_the_order_of_records():
+def test_calls_are_separated_in_any_order_of_records():
     shuffled = records(TWO)
     random.Random(1).shuffle(shuffled)
     first, second = read_samples(shuffled, CALLS, flushes=True)
@@ -82,7 +82,7 @@ MARKED = """
 """
 
 
-def test_what_comes_behind_the_mark_is_no_part_of_the_call():
+def test_operations_behind_the_mark_are_no_part_of_the_call():
     (sample,) = read_samples(records(MARKED), [HostCall(10, 30, ends_with_mark=True)], flushes=True)
     assert (sample.span_ns, sample.operations) == (31, 2)
 
@@ -111,7 +111,7 @@ FILLS = [
 
 
 @pytest.mark.parametrize(("before", "is_replay", "operations"), FILLS, ids=["fills", "no replay", "long", "a kernel"])
-def test_of_what_is_launched_before_a_graph_the_fills_alone_are_no_part_of_its_replay(before, is_replay, operations):
+def test_only_fills_before_a_graph_are_no_part_of_its_replay(before, is_replay, operations):
     held = records(f"1 delay 40 100\n{before}\n{REPLAYED}")
     (sample,) = read_samples(held, [HostCall(10, 104, is_replay=is_replay)], flushes=False)
     assert sample.operations == operations

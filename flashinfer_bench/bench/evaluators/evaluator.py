@@ -127,11 +127,11 @@ class RecordedCalls:
         Raises:
             WorkloadFault: no call was made on them.
         """
-        found = self._outputs.get(tuple(map(id, args)))
-        if found is None:
+        result = self._outputs.get(tuple(map(id, args)))
+        if result is None:
             raise WorkloadFault("the evaluator asks for a call on inputs of its own after the solution was timed")
-        found.append(found.pop(0))  # several calls on the same inputs: one after another
-        return [output.clone() for output in found[-1]]
+        result.append(result.pop(0))  # several calls on the same inputs: one after another
+        return [output.clone() for output in result[-1]]
 
     def call_repeatedly(self, inputs: Sequence[Any], count: int) -> Iterator[list[torch.Tensor]]:
         """Yield copies of the outputs recorded for these inputs, `count` times."""

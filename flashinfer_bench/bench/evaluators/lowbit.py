@@ -2,7 +2,7 @@
 
 A kernel that quantises its intermediate values rounds differently from the reference. In a near tie this may send a
 token to another expert. `compare.tolerance` limits the errors of that share. The share must also be small among the
-elements that are not zero on both sides, because scales in tiles are mostly padding if there are few rows.
+elements that are not zero on both sides: with few rows, scales in tiles are mostly padding.
 """
 
 from __future__ import annotations

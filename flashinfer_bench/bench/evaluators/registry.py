@@ -199,11 +199,11 @@ def _call(name: str, method: Callable[..., Any], cls: type[Evaluator], *argument
     returned = method(*arguments, **{key: value for key, value in offered.items() if key in wanted})
     if name == "build_baseline":
         return returned
-    found, evaluation = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
+    result, evaluation = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
     if isinstance(evaluation, Evaluation) and evaluation.status is not EvaluationStatus.PASSED:
-        return Rejected(evaluation.status, evaluation.log, found)
+        return Rejected(evaluation.status, evaluation.log, result)
     wanted_types = (Accepted, Rejected, Correctness) if name == "check_correctness" else Performance
-    if evaluation is None and isinstance(found, wanted_types):
-        return Accepted(found) if isinstance(found, Correctness) else found
+    if evaluation is None and isinstance(result, wanted_types):
+        return Accepted(result) if isinstance(result, Correctness) else result
     what = "nothing (None)" if returned is None else f"an object of type {type(returned).__name__}"
     raise WorkloadFault(f"{cls.__qualname__}.{name} returned {what}: {NEEDED[name]} is needed")

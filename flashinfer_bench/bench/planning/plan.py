@@ -165,8 +165,8 @@ def make_plan(
         evaluators: definition → fingerprint of the evaluator that judges it.
 
     Raises:
-        ConfigError: the configuration names an entry that the set does not have, the filters select nothing, or a
-            parameter of a built-in evaluator has a wrong value.
+        ConfigError: the configuration names an unknown entry, the filters select nothing, or a parameter of a built-in
+            evaluator has a wrong value.
     """
     selected = select(trace_set, config)
     check_extras((item.definition for item in selected), config)

@@ -1,10 +1,10 @@
 """The jobs that a resumed run can skip: a job's fingerprint, and its search among the recorded jobs.
 
 The fingerprint of a trace is in `evaluation.extra["run"]["fingerprint"]`. It has digests of the definition, the
-solution, the workload and the eval config, the hardware's name, the evaluator's class with its revision, and for a
-plug-in the digest of its source. It has the timing if it is unusual (quick, warm L2, CUDA events, no graphs), whether
-workers had a sandbox, a given seed, and full assurance. A trace without a fingerprint (another engine's) proves
-nothing, nor does a trace from before evaluators had revisions.
+solution, the workload and the eval config. It has the hardware's name, the evaluator's class with its revision, and for
+a plug-in the digest of its source. It has unusual timing (quick, warm L2, CUDA events, no graphs), whether workers had
+a sandbox, a given seed, and full assurance. A trace without a fingerprint (another engine's) proves nothing, nor does a
+trace from before evaluators had revisions.
 
 A quick run is never resumed from. If it failed, its job is done again even if a whole verdict is recorded.
 
@@ -202,8 +202,8 @@ def find_fingerprint(extra: Mapping[str, Any] | None) -> tuple[Mapping[str, Any]
     run = (extra or {}).get("run")
     if not isinstance(run, Mapping):
         return {}, None
-    found = run.get("fingerprint")
-    return run, found if isinstance(found, Mapping) else None
+    result = run.get("fingerprint")
+    return run, result if isinstance(result, Mapping) else None
 
 
 def _what_changed(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> str:

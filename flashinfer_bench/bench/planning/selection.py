@@ -107,10 +107,10 @@ def _has(names: Collection[str] | None, name: str) -> bool:
 
 def _find_uuid(wanted: str, known: Collection[str]) -> list[str]:
     """Return the uuid that equals a name or begins with it, if there is one."""
-    found = [wanted] if wanted in known else [uuid for uuid in known if uuid.startswith(wanted)]
-    if len(found) > 1:
-        raise ConfigError(f"workloads: {wanted!r} is the start of several uuids{_list_some(found)}; write more of it")
-    return found
+    result = [wanted] if wanted in known else [uuid for uuid in known if uuid.startswith(wanted)]
+    if len(result) > 1:
+        raise ConfigError(f"workloads: {wanted!r} is the start of several uuids{_list_some(result)}; write more of it")
+    return result
 
 
 def _list_some(names: Iterable[str]) -> str:

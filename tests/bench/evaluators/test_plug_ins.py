@@ -88,7 +88,7 @@ def test_a_module_offers_its_evaluators_in_any_of_these_ways(module, reference):
         ({"derived": "class Mine(LowBitEvaluator):\n    pass\n" + LIST}, "derived"),  # takes as its base
     ],
 )
-def test_who_is_asked_first(module, modules, asked):
+def test_the_order_of_evaluators(module, modules, asked):
     for name, source in modules.items():
         module(name, source, op_type="lowbit")
     register_all(*modules)
@@ -112,7 +112,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("source", "reason"), REFUSED)
-def test_what_cannot_be_used_is_refused_by_name_with_the_reason(module, source, reason):
+def test_unusable_plug_ins_are_refused_by_name_with_the_reason(module, source, reason):
     if source is not None:
         module("broken", source)
     refused = answer({"plug_ins": [{"reference": "broken", "origin": "evaluator_modules"}], "definitions": []})
@@ -138,7 +138,7 @@ def test_an_edit_changes_the_fingerprint_and_so_does_a_revision_that_a_plug_in_s
     assert choose_evaluator(MINE).fingerprint.split() == ["edited:Mine", "7", edited.split()[-1]]
 
 
-def test_a_plug_in_is_imported_from_where_the_script_finds_it_before_installed_ones(module, tmp_path, monkeypatch):
+def test_a_plug_in_next_to_the_script_is_imported_before_installed_plug_ins(module, tmp_path, monkeypatch):
     module("beside", LIST)
     entries = [EntryPoint("b", "pack.b:Mine", "g"), EntryPoint("a", "pack.a", "g")]
     found, *installed = list_plug_ins(["beside"], find_entry_points=lambda group: entries)
@@ -190,7 +190,7 @@ def test_a_value_of_another_type_or_an_unknown_key_is_refused_with_its_place(ext
 
 
 @pytest.mark.parametrize("declared", [{1: 2}, {"a": [object()]}])
-def test_what_is_no_mapping_to_defaults_or_types_is_refused(declared):
+def test_a_declaration_that_maps_to_no_defaults_or_types_is_refused(declared):
     with pytest.raises(ValueError, match=r"is no mapping|is neither a default"):
         read_parameters(declared)
 

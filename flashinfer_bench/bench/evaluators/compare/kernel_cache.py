@@ -42,8 +42,8 @@ def shared_folder(cache_root: Path) -> Path | None:
         cache_root.mkdir(parents=True, exist_ok=True)
         for part in (folder.parent, folder):
             part.mkdir(mode=0o700, exist_ok=True)
-            found = part.lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            result = part.lstat()
+            if not stat.S_ISDIR(result.st_mode) or result.st_uid != os.geteuid() or result.st_mode & 0o022:
                 return None
     except (OSError, metadata.PackageNotFoundError):
         return None

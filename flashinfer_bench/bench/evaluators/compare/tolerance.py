@@ -6,8 +6,8 @@ booleans have no tolerance. If the expected value is not finite, only the same k
 an infinity anywhere else is wrong, whatever the matched ratio.
 
 An output passes if the share of matching elements reaches the required ratio. A ratio below 1 has two more rules: no
-error may exceed a cap, and no stretch of the output may seem unwritten. If shared zeros are ignored, the ratio must
-also be reached among the elements that are neither zero nor nan on both sides (padding often is).
+error may exceed a cap, and no stretch of the output may seem unwritten. Shared zeros, often padding, may be ignored.
+Then the ratio must also be reached among the elements that are neither zero nor nan on both sides.
 
 `outputs` measures. The script of `repro` has copies of both modules, since they need torch alone.
 """

@@ -69,25 +69,25 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
         WorkloadFault: an axis of the workload has no size.
     """
     axes, shapes = bind_axes(definition, workload)
-    found: dict[str, VariedInput] = {}
+    result: dict[str, VariedInput] = {}
     for name, shape in shapes.items():
         if shape is None:
-            found[name] = VariedInput(name, "fixed")
+            result[name] = VariedInput(name, "fixed")
         else:
             value_spec = ValueSpec(name, definition, shape, axes, device=device)
             is_random = isinstance(workload.inputs.get(name), RandomInput | None)
-            found[name] = find_varied_input(value_spec, is_random=is_random)
+            result[name] = find_varied_input(value_spec, is_random=is_random)
     if list_custom(workload):
         custom = CustomInputs(definition, workload, axes, shapes, device)
         differing, seconds = custom.compare_draws()
-        is_redrawn = seconds <= SLOW_S and not any(found[name].mode == "fixed" for name in differing)
+        is_redrawn = seconds <= SLOW_S and not any(result[name].mode == "fixed" for name in differing)
         for name in custom.names if differing else ():
             if name not in differing:
-                found[name] = VariedInput(name, "fixed")
+                result[name] = VariedInput(name, "fixed")
             elif is_redrawn:
                 draw = partial(lambda name, seed: custom.draw(seed)[name], name)
-                found[name] = VariedInput(name, "redrawn", draw, is_joint=True)
-    return list(found.values())
+                result[name] = VariedInput(name, "redrawn", draw, is_joint=True)
+    return list(result.values())
 
 
 class _Calls:

@@ -152,14 +152,14 @@ def _bind(function: Callable[..., Any], values: Mapping[str, Any], device: torch
     takes_any = any(one.kind is one.VAR_KEYWORD for one in names.values())
     by_name = known if takes_any else {name: known[name] for name in names if name in known}
     own = {DEVICE: device} if DEVICE in names else {}
-    ways = [functools.partial(function, dict(values), *more, **own) for more in ([device], [])]
+    bindings = [functools.partial(function, dict(values), *more, **own) for more in ([device], [])]
     if by_name or not names:
-        ways.insert(0, functools.partial(function, **by_name))
-    for way in ways:
+        bindings.insert(0, functools.partial(function, **by_name))
+    for binding in bindings:
         with suppress(TypeError):
-            signature.bind(*way.args, **way.keywords)
-            return way
-    return ways[0]
+            signature.bind(*binding.args, **binding.keywords)
+            return binding
+    return bindings[0]
 
 
 @contextmanager

@@ -141,10 +141,10 @@ def read_stored(file: Path, key: str, spec: TensorSpec, shape: tuple[int, ...] |
             keys = list(blob.keys())
             if key not in keys:
                 raise WorkloadFault(f"{where}: there is no such key; the file has {', '.join(keys[:20]) or 'none'}")
-            found = tuple(blob.get_slice(key).get_shape())
+            result = tuple(blob.get_slice(key).get_shape())
             expected = storage_shape(shape or (), spec.dtype)
-            if found != expected and not (shape is None and found == (1,)):
-                raise WorkloadFault(f"{where}: shape {list(found)}, the definition and the axes give {list(expected)}")
+            if result != expected and not (shape is None and result == (1,)):
+                raise WorkloadFault(f"{where}: shape {list(result)}, the definition and the axes give {list(expected)}")
             stored: torch.Tensor = blob.get_tensor(key)
     except (SafetensorError, OSError, ValueError) as error:
         raise WorkloadFault(f"{where}: cannot be read: {error}") from error

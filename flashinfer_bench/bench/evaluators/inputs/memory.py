@@ -14,8 +14,8 @@ from flashinfer_bench.base.host import usable_memory
 
 RECENT_S: Final = 0.2
 ROOMY_S: Final = 2.0
-"""Seconds for which a query of a GPU's free memory is reused, and the same for a query that found more than half of it
-free. While the driver ends another process's context, a query waits for it, and a job needs a dozen."""
+"""Seconds for which a query of a GPU's free memory is reused; ROOMY_S holds if more than half was free. While the
+driver ends another process's context, a query waits for it, and a job needs a dozen."""
 SMALL_SHARE: Final = 1024
 """An allocation of at most a device's memory divided by this is made without a query of the free memory."""
 _queries: dict[torch.device, tuple[float, int]] = {}

@@ -78,4 +78,4 @@ def _subjects(functions: str, text: str) -> frozenset[str]:
 
 
 def _names(pattern: str, text: str) -> frozenset[str]:
-    return frozenset(name for found in re.finditer(pattern, text) for name in found.groups() if name)
+    return frozenset(name for result in re.finditer(pattern, text) for name in result.groups() if name)

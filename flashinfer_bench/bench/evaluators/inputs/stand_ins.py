@@ -4,8 +4,8 @@ Integers have values, on the CPU; floats have only shapes, on "meta". So an oper
 size. Operations that index or slice by integers report the indices with their exclusive bound, and continue with valid
 ones. Values that depend on floats are chosen: an element is 1, and a mask selects all.
 
-A run changes no input, and executes no code of a solution. It ends early if stand-ins cannot follow the reference: it
-asks for a tensor's address, changes a tensor's shape in place, or has too many operations.
+A run changes no input, and executes no code of a solution. It ends early if stand-ins cannot follow the reference.
+Examples are a request for a tensor's address, a change of shape in place, and too many operations.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ DONE: Final = "done"
 STOPPED: Final = "stopped"
 
 
-class Seen(NamedTuple):
+class UsedIndices(NamedTuple):
     """The indices of one operation; `low` is above `high` if there are none."""
 
     operation: str
@@ -165,7 +165,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
     def __init__(self, device: torch.device, *, truth: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device, self.truth = device, truth
-        self.seen: list[Seen] = []
+        self.seen: list[UsedIndices] = []
         self.tests: set[tuple[str, int]] = set()
         """Inputs that were compared with a negative number that was their least value."""
         self.did: dict[str, set[str]] = {what: set() for what in ("shift", "mask", "divide", "choose", "lost")}
@@ -276,7 +276,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
             if values.numel() < index.numel():
                 self.tests |= {(name, ignored) for name in index.sources}
             low, high = map(int, values.aminmax()) if values.numel() else (0, -1)
-        self.seen.append(Seen(operation, size, low, high, wraps))
+        self.seen.append(UsedIndices(operation, size, low, high, wraps))
         if self.seen[-1].lies_within(-size):
             return index
         if size < 1:

@@ -106,8 +106,8 @@ class SortedRows:
 
     def value(self, rank: torch.Tensor) -> torch.Tensor:
         """Return the probability at a rank; 0 beyond the last."""
-        found = -self._negative.gather(1, rank.clamp(0, self.vocabulary - 1))
-        return torch.where(rank < self.vocabulary, found, 0.0)
+        result = -self._negative.gather(1, rank.clamp(0, self.vocabulary - 1))
+        return torch.where(rank < self.vocabulary, result, 0.0)
 
     def count_above(self, value: torch.Tensor, *, or_equal: bool = False) -> torch.Tensor:
         """Count the tokens with a larger (or equal) probability."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from flashinfer_bench.bench.runner.protocol import RequestedSolution
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.building import write_files
-from flashinfer_bench.compile.cache import find_change, find_stranger, name_jit_folder
+from flashinfer_bench.compile.cache import find_change, find_unlisted, name_jit_folder
 from flashinfer_bench.errors import BuildFault
 from flashinfer_bench.worker.protocol import Signature
 
@@ -36,7 +36,7 @@ def find_artifact(solution: RequestedSolution, make_folder: Callable[[], Path], 
     if not (solution.sources and anew):
         problem = find_change(directory, solution.files)
         if solution.sources:
-            problem = problem or find_stranger(directory, solution.sources)
+            problem = problem or find_unlisted(directory, solution.sources)
         elif problem is not None:
             message = f"the artifact of {solution.name} was changed while the run used it: {problem} ({directory})"
             raise BuildFault(message)

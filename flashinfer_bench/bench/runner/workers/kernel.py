@@ -30,7 +30,7 @@ from flashinfer_bench.bench.runner.workers.timed.call_buffers import CallBuffers
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall
 from flashinfer_bench.bench.runner.workers.timed.timed_calls import Inspected, ReadCall
 from flashinfer_bench.compile import Artifact
-from flashinfer_bench.compile.diagnostics import lead_with_error
+from flashinfer_bench.compile.diagnostics import put_error_first
 from flashinfer_bench.errors import RanOut, SolutionFailure
 from flashinfer_bench.timing.measurement import Measured
 from flashinfer_bench.worker.protocol import (
@@ -356,7 +356,7 @@ class RemoteKernel:
             self.left_s -= time.monotonic() - start
         if isinstance(answer, Failed):
             said = answer.error
-            message = lead_with_error(f"{_describe(said, what)}\n{said.traceback}".rstrip())
+            message = put_error_first(f"{_describe(said, what)}\n{said.traceback}".rstrip())
             raise SolutionFailure("RUNTIME_ERROR", message, is_answer=method in CALLING)
         if method in CALLING and fields.get("part") != "setup":
             took_s = (time.monotonic() - start) / max(1, count)

@@ -106,7 +106,7 @@ def whole(dtype, *values):
         (*whole(torch.uint8, 3, 250), Tolerance(1.0, 1e9), "expected 3, got 250 (abs error 247,"),
     ],
 )
-def test_what_is_said_of_an_output(expected, got, tolerance, parts):
+def test_the_description_of_an_output(expected, got, tolerance, parts):
     problem = compare(expected, got, tolerance, output="out", chunk_elements=64).problem()
     assert problem is None if parts is None else parts in problem
 

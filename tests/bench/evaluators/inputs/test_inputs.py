@@ -87,7 +87,7 @@ NAMED = [
 
 
 @pytest.mark.parametrize(("op_type", "name", "spec", "low", "high"), NAMED)
-def test_names_decide_what_values_mean(op_type, name, spec, low, high):
+def test_names_decide_the_meaning_of_values(op_type, name, spec, low, high):
     axes = {"page_size": 8, "num_experts": 16, "vocab_size": 1000}
     sizes = {"n": 64, "pool_size": 100, "num_pages": 2000, "max_seq_len": 30, "max_num_pages": 3}
     values = make(describe(op_type, axes=axes, **TABLES, **{name: spec}), **sizes)[name]
@@ -124,7 +124,7 @@ def root(tmp_path_factory):
     return folder
 
 
-def test_a_stored_input_is_read_as_it_is_and_once_for_all_trials_and_an_optional_one_left_out(root):
+def test_a_stored_input_is_read_once_for_all_trials_and_an_optional_input_is_skipped(root):
     optional = make_definition(inputs={"x": {"shape": ["n"], "dtype": "float32", "optional": True}})
     assert (make(optional, n=2)["x"], len(make(optional, {"x": "random"}, n=2)["x"])) == (None, 2)
     definition = describe(x="bfloat16[n, 4]", w="bfloat16[n]")
@@ -186,7 +186,7 @@ STRANGE = """__import__("os").getpid() == 0 | x.__class__ == n | x.tolist() == n
 left_out.shape[0] == n | unknown == n | x.shape[7] == n | n.shape[0] == 1 | n / 0 == 1 | 'a' == n"""
 
 
-def test_constraints_hold_or_not_and_what_is_not_understood_is_reported_and_not_run():
+def test_constraints_hold_or_not_and_other_expressions_are_reported_and_not_run():
     for constraint in HOLD.replace("\n", " | ").split(" | "):
         assert check_constraints([constraint], VALUES) == []
         with pytest.raises(WorkloadFault, match="does not hold"):
@@ -205,7 +205,7 @@ def test_constraints_hold_or_not_and_what_is_not_understood_is_reported_and_not_
         *((one, None) for one in ("n == 5 or x.max() < 3", "x[0] == 5", "left_out.shape[0] == 5")),
     ],
 )
-def test_what_axes_alone_break_is_told_from_what_needs_values(constraint, end):
+def test_constraints_on_axes_are_separated_from_constraints_on_values(constraint, end):
     left_out = {"shape": ["n"], "dtype": "float32", "optional": True}
     inputs = {"x": "float32[n, 3]", "scale": "float32", "left_out": left_out}
     definition = make_definition(axes={"n": None}, inputs=inputs, constraints=[constraint])
@@ -246,7 +246,7 @@ def test_elements_that_are_nan_by_right_and_were_not_written_are_counted(dtype):
         assert wrong.integrity == {"rule": "unwritten", "evidence": {"output": "y", "elements": 67}}
 
 
-def test_free_memory_is_read_again_after_a_moment_and_holds_what_torch_keeps(monkeypatch):
+def test_free_memory_is_read_again_after_a_moment_and_includes_torchs_cache(monkeypatch):
     now, readings, gpu = [0.0], iter((60, 49, 48)), torch.device("cuda")
     figures = {"reserved_bytes": {"all": {"current": 70}}, "allocated_bytes": {"all": {"current": 30}}}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (next(readings), 100))

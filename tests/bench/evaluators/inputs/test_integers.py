@@ -68,7 +68,7 @@ RANGES = [
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(("body", "least", "most"), RANGES)
-def test_integers_are_valid_and_reach_what_they_index(body, least, most):
+def test_integers_are_valid_and_reach_the_whole_indexed_axis(body, least, most):
     definition = describe(body, before="PAGE = 4\nSHIFT = PAGE - 3", **TABLE)
     assert ends(draw(definition)["tok"]) == (least, most)
 
@@ -113,7 +113,7 @@ def test_a_gpu_gives_the_same_ranges():
         ("tok.max() < strange", 0, 29),
     ],
 )
-def test_constraints_bound_what_a_reference_indexes(constraint, least, most):
+def test_constraints_bound_the_indices_of_a_reference(constraint, least, most):
     assert ends(draw(describe("table[tok]", [constraint], **TABLE))["tok"]) == (least, most)
 
 
@@ -139,7 +139,7 @@ PADDED = [
 
 
 @pytest.mark.parametrize(("name", "body", "padding"), PADDED)
-def test_padding_comes_only_if_the_reference_tells_it_and_bears_it(name, body, padding):
+def test_padding_is_used_only_if_the_reference_tests_for_it_and_accepts_it(name, body, padding):
     dtype = "int16" if "100000" in body else "int64"
     inputs = TABLE if name == "tok" else {"x": "float32[t, w]", "labels": f"{dtype}[t]"}
     made = draw(describe(body, **inputs))[name]

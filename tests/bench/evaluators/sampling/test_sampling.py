@@ -132,7 +132,7 @@ ON_P = rows([0.5, 0.25, 0.125, 0.125], top_p=0.75)
         (rows(FIVE, top_k=3, top_p=0.7, joint=True), 3, True),
     ],
 )
-def test_what_the_filters_keep(problem, kept, accepted):
+def test_the_tokens_that_filters_keep(problem, kept, accepted):
     shares = problem.probabilities.double()
     shares[:, kept:] = 0
     assert isinstance(judge(problem, draw(shares, seeded(6))), Accepted) == accepted
@@ -149,7 +149,7 @@ def test_what_the_filters_keep(problem, kept, accepted):
         (rows(FOUR, top_p=0.3), 3, "its probability is 0.1; 1 tokens are allowed (top_p=0.3)"),
     ],
 )
-def test_a_draw_that_is_not_allowed_is_told(problem, token, words):
+def test_a_forbidden_draw_is_reported(problem, token, words):
     tokens = draw(expected_shares(problem), seeded(4))
     tokens[50] = token
     expect(judge(problem, tokens), words)
@@ -185,7 +185,7 @@ def no_distribution(job):
         (TOP_P, {"sampling_tvd_threshold": -1}, Judging.baseline, "sampling_tvd_threshold"),
     ],
 )
-def test_what_cannot_be_judged_is_a_fault(body, extra, spoil, words):
+def test_inputs_that_cannot_be_judged_are_a_fault(body, extra, spoil, words):
     job = sampling_job(body, extra=extra)
     with pytest.raises(WorkloadFault, match=words):
         job.check(job.context.reference.run, spoil(job))
@@ -220,7 +220,7 @@ def test_a_sampler_of_one_row_is_called_so_often_that_a_small_omission_shows(mon
     verdict, calls = one_row(0.0)
     assert (calls, verdict.correctness.extra["flattened"]["calls"]) == (380, 280)
     assert one_row(0.0, power_rule=False, extra={"sampling_validation_trials": 30})[1] == 30
-    monkeypatch.setattr(evaluator, "PATIENCE_S", -1.0)  # a slow sampler
+    monkeypatch.setattr(evaluator, "TIME_LIMIT_S", -1.0)  # a slow sampler
     verdict, calls = one_row(0.0)
     assert (isinstance(verdict, Accepted), calls) == (True, 100)
 
@@ -340,7 +340,7 @@ def keeps_zeros(*inputs):
     return [one.clamp(min=0) for one in right(*inputs)]
 
 
-def test_what_follows_the_last_token_is_minus_one():
+def test_entries_behind_the_last_token_are_minus_one():
     torch.manual_seed(0)
     expect(speculative().check(right), None)
     expect(speculative().check(keeps_zeros), "what follows the last token is not -1")
