@@ -71,8 +71,8 @@ def _why_left_out(name: str) -> str | None:
     if name not in LEFT_OUT and not name.startswith(LEFT_OUT_PREFIXES):
         return None
     return (
-        "this package judges and times kernels, and puts none of them into a running program, nor records its calls; "
-        "docs/migration.md says what to do instead"
+        "this package judges and times kernels. It neither puts kernels into a running program nor records its calls. "
+        "docs/migration.md describes the alternatives"
     )
 
 

@@ -58,7 +58,7 @@ def why_not_held(name: str, value: bool | float) -> str | None:
     """Return which numbers a dtype can hold, if it cannot hold this number; None if it can."""
     bits, kind, storage, largest, has_infinity = DTYPES[name]
     if bits == 4:
-        return f"{name} is packed, two to a byte: no single one can be stored"
+        return f"{name} is packed, two to a byte, so a single value cannot be stored"
     if kind == "bool":
         return None if isinstance(value, bool) else f"{name} holds true and false"
     if kind == "float":

@@ -97,7 +97,7 @@ def order_axes(expressions: Mapping[str, str]) -> Sequence[str]:
         return tuple(TopologicalSorter(uses).static_order())
     except CycleError as error:
         circle = ", ".join(sorted(set(error.args[1])))
-        raise ValueError(f"the axes {circle} are made of each other, so none has a size") from None
+        raise ValueError(f"the axes {circle} depend on each other, so their sizes are undefined") from None
 
 
 def evaluate_axis(text: str, values: Mapping[str, int]) -> int:

@@ -144,7 +144,7 @@ class Solution(DataModel):
             raise ValueError(f"there are {len(sources)} sources; a solution has at most {MOST_SOURCES}")
         paths = {source.path for source in sources}
         if len(paths) < len(sources):
-            raise ValueError(f"{Counter(source.path for source in sources).most_common(1)[0][0]!r} is there twice")
+            raise ValueError(f"{Counter(source.path for source in sources).most_common(1)[0][0]!r} is listed twice")
         for path in paths:
             if above := {*map(str, PurePosixPath(path).parents)} & paths:
                 raise ValueError(f"{above.pop()!r} is a file, and the folder of {path!r}")
@@ -155,7 +155,7 @@ class Solution(DataModel):
         path, paths = str(self.get_entry_path()), [source.path for source in self.sources]
         if path not in paths:
             hint = did_you_mean(path, paths)
-            raise ValueError(f"entry point {path!r} is none of the sources ({', '.join(paths[:_SHOWN_PATHS])}){hint}")
+            raise ValueError(f"entry point {path!r} is not among the sources ({', '.join(paths[:_SHOWN_PATHS])}){hint}")
         return self
 
     def get_entry_path(self) -> Path:

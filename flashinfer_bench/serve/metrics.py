@@ -66,7 +66,7 @@ class Metrics:
             "device_up gauge whether a device can judge": {
                 _labels(device=label, hardware=one.hardware): one.healthy for label, one in devices.items()
             },
-            "device_condition gauge what a device does": {
+            "device_condition gauge condition of a device": {
                 _labels(device=label, condition=one.condition): 1 for label, one in devices.items()
             },
             "device_jobs_total counter jobs that a device judged": {

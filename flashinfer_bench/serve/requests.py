@@ -86,7 +86,7 @@ async def admit(request: Request, here: Here, is_known: Known) -> None:
     if not _is_ours(host, here.hosts):
         raise HTTPException(403, f"the Host header ({host[:200]}) names another server; --allow-host lets a name in")
     if "origin" in headers or headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        raise HTTPException(403, "requests of web pages (with Origin, or a Sec-Fetch-Site of others) are refused")
+        raise HTTPException(403, "requests from web pages (with Origin or Sec-Fetch-Site of another site) are refused")
     if not is_known and request.url.path != "/health":
         raise HTTPException(401, "a token is needed: Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
 

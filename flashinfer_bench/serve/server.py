@@ -69,7 +69,7 @@ class Address:
             is_ours = is_ours or ipaddress.ip_address(self.host).is_loopback
         if self.token is None and not is_ours:
             raise ConfigError(
-                f"--host {self.host}: others can reach this address, so a token is needed: --token-file FILE"
+                f"--host {self.host}: other machines can reach this address, so a token is needed: --token-file FILE"
             )
 
     @property

@@ -250,7 +250,7 @@ class TaskService:
         live = self._live.get(task)  # before the store is read, since the task may end at the same time
         row, traces = await self._on_disk(self._store.read, task)
         if row is None:
-            raise HTTPException(404, f"there is no task {task[:100]}; old ones are forgotten")
+            raise HTTPException(404, f"there is no task {task[:100]}; old tasks are deleted")
         return _shown(row, live), traces
 
     async def _clean(self) -> None:

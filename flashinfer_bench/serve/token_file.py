@@ -32,7 +32,7 @@ def read_token(path: Path | str) -> str:
     except OSError as error:
         raise ConfigError(f"--token-file: {path} cannot be read: {error.strerror}; to make one: {hint}") from error
     if stat.S_IMODE(found.st_mode) & 0o077:
-        raise ConfigError(f"--token-file: others may read or change {path}; do: chmod 600 {path}")
+        raise ConfigError(f"--token-file: other users may read or change {path}; do: chmod 600 {path}")
     token = text.decode("utf-8-sig", "replace").strip()
     if len(token) < SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigError(f"--token-file: {path} should hold {SHORTEST} or more plain characters; to make one: {hint}")

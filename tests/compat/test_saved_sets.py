@@ -109,7 +109,7 @@ def test_solutions_may_lie_right_in_their_folder(tmp_path, names):
     is_clash = names[0] == names[1]
     assert len(loaded.solutions.get("double", [])) == 2 * (not is_clash)
     errors = [issue.reason for issue in loaded.issues if issue.severity == "error"]
-    assert len([reason for reason in errors if "none is used" in reason]) == len(errors) == 2 * is_clash
+    assert len([reason for reason in errors if "all are skipped" in reason]) == len(errors) == 2 * is_clash
 
 
 @pytest.mark.parametrize("tolerance", [{"max_atol": -1}, {"max_rtol": "small"}, {"required_matched_ratio": 0}, 3])

@@ -67,7 +67,7 @@ ISSUES = {
     "one uuid": (
         WORKLOADS,
         [line_of(), line_of(axes={"n": 9}), line_of()],
-        ["error 2 workload.uuid ", "warning 3 workload once is enough"],
+        ["error 2 workload.uuid ", "warning 3 workload remove one copy"],
     ),
     "op type": ("definitions/wrong/d.json", make_definition("d"), ["warning None None 'wrong'"]),
     "author": ("solutions/bob/test/double/s.json", make_solution("s"), ["warning None None 'bob'"]),
@@ -132,7 +132,7 @@ def test_among_files_with_the_same_name_the_file_at_its_location_counts(tmp_path
     errors = [issue for issue in issues if issue[0] == "error"]
     assert sorted(issue[1].rpartition("/")[2] for issue in errors) == left_out
     assert [*loaded.definitions, *(item.name for item in loaded.solutions.get("double", []))] == kept
-    reason = "names are unique" if len(left_out) == 1 else "none is used until one is left"
+    reason = "names are unique" if len(left_out) == 1 else "all are skipped until one is left"
     assert all(reason in issue[4] for issue in errors)
 
 
@@ -187,7 +187,7 @@ def test_links_out_of_the_set_folders_too_deep_and_lists_of_wrong_objects(root, 
     assert "folders deep" in only_issue(root).reason
     monkeypatch.setattr("flashinfer_bench.data.store.parse.MOST_WRONG", 3)
     _, issues = load(root, {BAD: "[" + "1," * 100 + "1]", TRACES: ["1"] * 100})
-    assert sum("the rest of it is left out" in issue[4] for issue in issues) == 2
+    assert sum("the rest of the file is skipped" in issue[4] for issue in issues) == 2
     assert len(issues) == 7  # equal faults of lines are one issue
 
 

@@ -22,7 +22,7 @@ def test_a_source_path_that_may_leave_its_folder_is_refused(path):
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"sources": {"main.py": "", "./main.py": ""}}, r"'main\.py' is there twice"),
+        ({"sources": {"main.py": "", "./main.py": ""}}, r"'main\.py' is listed twice"),
         ({"sources": {"main.py": "", "main.py/a.py": ""}}, r"the folder of 'main\.py/a\.py'"),
         ({"sources": {}}, "no source file"),
         ({"entry_point": "mian.py::run"}, r"did you mean 'main\.py'"),

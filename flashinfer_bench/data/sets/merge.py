@@ -88,7 +88,7 @@ def _merge_workloads(merged: TraceSet, part: TraceSet, name: str, workloads: Ite
         workload, root = trace.workload, part.blob_root(name, trace.workload.uuid)
         same, reasons = known.get(workload.uuid), list[str]()
         if same is not None and same.digest() != workload.digest():
-            reasons = ["its uuid belongs to another workload in another set; this one is left out"]
+            reasons = ["its uuid belongs to another workload in another set; this workload is skipped"]
         elif same is None and newly_found is not None:
             reasons = [f"{'.'.join(steps)}: {reason}" for steps, reason in check_workload(newly_found, workload)]
         file, owner = (root or Path()) / layout.WORKLOADS, f"workload {workload.uuid} of {name}"
@@ -144,7 +144,7 @@ def convert_set(trace_set: TraceSet, root: Path, output: Path) -> WrittenSet:
         Fault: a file cannot be written.
     """
     if output.resolve().is_relative_to(root.resolve()):
-        raise DataSetError(f"{output} lies in {root}, which is read; write to another folder")
+        raise DataSetError(f"{output} is inside {root}, which is read; write to another folder")
     tolerances = root / layout.TOLERANCES_FILE
     done = merge_sets([trace_set], output, {tolerances.name: tolerances.read_text()} if tolerances.is_file() else {})
     done.lost += [str(issue) for issue in trace_set.issues if issue.severity == "error"]
@@ -286,7 +286,7 @@ def add_tensors(trace_set: TraceSet, def_name: str, workload_uuid: str, tensors:
     path = layout.blob_path(Path(), op_type=op_type, definition=def_name, uuid=workload_uuid)
     file = trace_set.folder / path
     if file.exists():
-        raise ValueError(f"{file} is there already; recorded verdicts stand on it")
+        raise ValueError(f"{file} exists; recorded verdicts depend on it")
     content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
     write_whole(file, content, root=trace_set.folder)
     return str(path)

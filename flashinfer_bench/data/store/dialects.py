@@ -248,17 +248,17 @@ def _upgrade_workload(raw: Raw, definition: object, location: Location, warnings
     new = dict(raw)
     if not new.get("uuid"):
         new["uuid"] = str(uuid.uuid5(_NAMESPACE, digest_of([definition, raw])))
-        warnings.append(("workload.uuid", "not given; one made from the workload's content is taken"))
+        warnings.append(("workload.uuid", "not given; a uuid made from the workload's content is taken"))
     try:
         WorkloadCost.model_validate(new.get("cost") or {"flops": 0.0, "bytes": 0.0, "unit": "fp32"})
     except ValidationError as error:
         del new["cost"]
         fault = error.errors(include_url=False, include_input=False)[0]
         reason = ": ".join([*map(str, fault["loc"]), fault["msg"]])
-        warnings.append(("workload.cost", f"left out, so that the cost is guessed from the definition: {reason}"))
+        warnings.append(("workload.cost", f"dropped, so the cost is guessed from the definition: {reason}"))
     inputs = new.get("inputs")
     if inputs is not None:
-        null = "null is read as left out: random, or None where it is optional"
+        null = "null is read as omitted: random, or None if the input is optional"
         warnings += [(f"workload.inputs.{name}", null) for name, source in inputs.items() if source is None]
         new["inputs"] = {name: _upgrade_input(one, location) for name, one in inputs.items() if one is not None}
     return new

@@ -113,7 +113,7 @@ def _take_whole(solution: Solution, path: Path, definitions: Mapping[str, Defini
     """Return a solution that has all properties."""
     used = [flag for flag in ("entry", "language") if getattr(hints, flag) is not None]
     if used:
-        raise DataSetError(f"{path} says itself what --{used[0]} would say; edit it there")
+        raise DataSetError(f"{path} sets this itself, so --{used[0]} is refused; edit it there")
     if hints.definition not in (None, solution.definition):
         raise DataSetError(f"{path} is a solution of {solution.definition}, not of {hints.definition}")
     _check_name(solution.definition, definitions)
@@ -160,11 +160,11 @@ def _make(path: Path, sources: dict[str, str], definitions: Mapping[str, Definit
 def _choose_language(path: Path, sources: Mapping[str, str], given: str | None) -> SupportedLanguages:
     known = [language.value for language in SupportedLanguages]
     if given is not None and given not in known:
-        raise DataSetError(f"--language: {given!r} is none of {', '.join(known)}")
+        raise DataSetError(f"--language: {given!r} is not among {', '.join(known)}")
     found = SupportedLanguages(given) if given is not None else find_language(sources)
     if found is None:
         endings = ", ".join(sorted(SOURCE_SUFFIXES))
-        raise DataSetError(f"{path}: no source file ({endings}) tells the language; say it: --language NAME")
+        raise DataSetError(f"{path}: no source file ({endings}) shows the language; name it: --language NAME")
     return found
 
 
@@ -207,9 +207,7 @@ def _find_entry_file(language: SupportedLanguages, sources: Mapping[str, str]) -
         raise DataSetError(f"no source of a {language.value} solution: there is {_some(sources)}")
     running = [path for path in fitting if ENTRY_NAME in _list_functions(path, sources[path])]
     if len(fitting) > 1 and len(running) != 1:
-        raise DataSetError(
-            f"several files may have the entry function: {_some(fitting)}; say which: --entry FILE::NAME"
-        )
+        raise DataSetError(f"several files may have the entry function: {_some(fitting)}; name one: --entry FILE::NAME")
     return (running or fitting)[0]
 
 
@@ -228,7 +226,7 @@ def _find_entry(path: str, source: str, symbol: str) -> tuple[str, Signatures]:
     functions = _list_functions(path, source)
     named = [name for name in (symbol, ENTRY_NAME, PurePosixPath(path).stem) if name in functions]
     if not symbol and not named and len(functions) > 1:
-        raise DataSetError(f"{path}: several functions may be meant: {_some(functions)}; say which: --entry NAME")
+        raise DataSetError(f"{path}: several functions are possible: {_some(functions)}; name one: --entry NAME")
     chosen = symbol or next(iter([*named, *functions]), ENTRY_NAME)
     return chosen, functions.get(chosen, set())
 
@@ -281,10 +279,10 @@ def _find_definition(
             return named, f"by the name {word!r}"
     if len(definitions) == 1:
         return next(iter(definitions)), "the only one"
-    why = f"no definition of the set takes what {entry} takes"
+    why = f"no definition of the set has the parameters of {entry}"
     if fitting:
-        why = f"{len(fitting)} definitions take what {entry} takes: {_some(fitting)}"
-    raise DataSetError(f"{why}; say which one is meant: --definition NAME")
+        why = f"{len(fitting)} definitions have the parameters of {entry}: {_some(fitting)}"
+    raise DataSetError(f"{why}; name the definition: --definition NAME")
 
 
 def _named_by(word: str, names: Iterable[str]) -> str | None:

@@ -138,7 +138,7 @@ def new_folder(folder: Path, root: Path | None = None) -> Iterator[Path]:
         OSError: the folder cannot be written.
     """
     if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-        raise DataSetError(f"{folder} is there already, and not empty; give a folder that is new or empty")
+        raise DataSetError(f"{folder} is there already, and not empty; give a new or empty folder")
     with open_folder(folder.absolute().parent, root) as above:
         staging = Path(tempfile.mkdtemp(prefix=f".{folder.name[:60]}.", dir=above.own_path))
         try:

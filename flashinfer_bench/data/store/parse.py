@@ -40,7 +40,7 @@ def bounded(objects: Iterable[Item | None], file: Path, issues: list[LoadIssue])
         if one is not None:
             yield one
         elif (wrong := wrong + 1) == MOST_WRONG:
-            reason = f"{MOST_WRONG} objects of this file cannot be used; the rest of it is left out"
+            reason = f"{MOST_WRONG} objects of this file cannot be used; the rest of the file is skipped"
             issues.append(LoadIssue("error", file, None, None, reason))
             return
 

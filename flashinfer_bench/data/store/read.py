@@ -172,12 +172,11 @@ class _Reader:
         for name, group in groups.items():
             kept = group if len(group) == 1 else [one for one in group if one[2]]
             what = f"{type(group[0][0]).__name__.lower()} {name!r} is in "
-            reason = (
-                f"{what}{' and '.join(str(location.file) for _, location, _ in group)}; none is used until one is left"
-            )
+            files = " and ".join(str(location.file) for _, location, _ in group)
+            reason = f"{what}{files}; all are skipped until one is left"
             if len(kept) == 1:
                 yield kept[0][:2]
-                reason = f"{what}{kept[0][1].file} already; names are unique, this one is left out"
+                reason = f"{what}{kept[0][1].file} already; names are unique, so this file is skipped"
             self.issues += [one[1].issue("error", reason) for one in group if kept != [one]]
 
     def read_definitions(self) -> None:
@@ -203,7 +202,7 @@ class _Reader:
             name, is_foreign = solution.name, location.file in self.foreign_files
             if is_foreign and pairs[name] > 1:
                 own = f"{solution.definition}.{name}"
-                reason = f"others have the name {name!r}; this one counts as {own!r}"
+                reason = f"other solutions have the name {name!r}; this solution is renamed to {own!r}"
                 self.issues.append(location.issue("warning", reason))
                 solution = solution.model_copy(update={"name": own})
             is_own = is_foreign or layout.is_of_author(location.file, top, author=solution.author, name=name)
@@ -243,10 +242,10 @@ class _Reader:
         """Add the issue of a workload with a repeated uuid."""
         uuid = workload.uuid
         if workload.digest() == known.digest():
-            reason = f"workload {uuid} stands twice, first in {first}; once is enough"
+            reason = f"workload {uuid} is repeated, first in {first}; remove one copy"
             self.issues.append(location.issue("warning", reason, ("workload",)))
         else:
-            reason = f"uuid {uuid} belongs to another workload of {name}, in {first}; this one is left out"
+            reason = f"uuid {uuid} belongs to another workload of {name}, in {first}; this workload is skipped"
             self.issues.append(location.issue("error", reason, ("workload", "uuid")))
 
     def read_traces(self) -> None:
@@ -255,7 +254,7 @@ class _Reader:
         for file in self.locations(TRACES, ".jsonl", ".json"):
             for trace, location in self.read_lines(file, TRACES):
                 if trace.solution is None:
-                    self.issues.append(location.issue("error", f"has no evaluation; workloads stand in {WORKLOADS}/"))
+                    self.issues.append(location.issue("error", f"has no evaluation; workloads belong in {WORKLOADS}/"))
                 else:
                     kept.setdefault(trace.definition, []).append(trace)
         self.found.traces = {name: TraceList(traces) for name, traces in kept.items()}
@@ -290,7 +289,7 @@ class _Reader:
                 trace: AnyTrace | None = read_trace_line(line) if keeps_lines else None
                 trace = trace or parse_line(Trace, line, location, issues)
                 if trace is None and not is_ended and issues[before].reason.startswith("not JSON"):
-                    reason = "the last line was cut off in the middle; it is passed over"
+                    reason = "the last line was cut off in the middle; it is skipped"
                     issues[before:] = [location.issue("warning", reason)]
                 yield (trace, location) if trace is not None else None
         except OSError as error:
