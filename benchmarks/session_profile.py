@@ -43,7 +43,7 @@ STEPS: Final = (
     ("session.main", None, "run_request judge make_evaluation"),
     ("session.precompiling", "Precompiler", "finish expect"),
     ("session.reference_timing", "ReferenceTimer", "measure"),
-    ("workers.pool", "WorkerPool", "worker_for quiesce settle discard await_readers take_output _take tend"),
+    ("workers.pool", "WorkerPool", "worker_for await_quiet settle discard await_readers take_output _take tend"),
     ("workers.pool", "WorkerPool", "_spawn _reap"),
     ("workers.kernel", "RemoteKernel", "call_once measure load lay_out"),
     ("workers.measuring", "Measuring", "_run_once _open _take_samples _make_up _confirm"),
@@ -52,7 +52,7 @@ STEPS: Final = (
     ("workers.timed.timed_calls", "TimedCalls", "write prepare finish check_calls check_unchanged reads"),
     ("workers.timed.chain", "ChainTimer", "confirm _run_one"),
     ("workers.timed.chain", "ChainTools", "mask digests find_empty_ns"),
-    ("workers.timed.call_buffers", "CallBuffers", "poison synchronize read_spots find_unwritten"),
+    ("workers.timed.call_buffers", "CallBuffers", "fill_outputs synchronize read_spots find_unwritten"),
     ("workers.timed.batches", "BatchTimer", "_run _time_one"),
     ("run_metadata", "RunMetadata", "query measured"),
 )

@@ -163,7 +163,7 @@ class SessionClient:
         return bool(self._unsent)
 
     def flush(self) -> None:
-        """Send as much as the session accepts, without waiting. Reading shows whether it has ended."""
+        """Send all data that the session accepts, without waiting. Reading shows whether it has ended."""
         try:
             while self._unsent:
                 del self._unsent[: self._sock.send(self._unsent, socket.MSG_DONTWAIT)]

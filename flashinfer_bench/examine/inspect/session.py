@@ -27,7 +27,7 @@ from flashinfer_bench.bench.runner.environments import PACKAGE
 from flashinfer_bench.bench.runner.protocol import JobFault, RequestedJob
 from flashinfer_bench.bench.runner.session.device_session import DeviceSession
 from flashinfer_bench.bench.runner.session.job import JobContext, RequestContext
-from flashinfer_bench.bench.runner.workers.artifacts import find_artifact, place_of
+from flashinfer_bench.bench.runner.workers.artifacts import find_artifact, location_of
 from flashinfer_bench.bench.runner.workers.pool import SolutionFiles
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.bench.runner.workers.sandbox_policy import is_too_wide
@@ -108,7 +108,7 @@ class Session(DeviceSession):
         self._write_inputs(job, given / "values.pt")
         artifact = find_artifact(solution, lambda: Path(tempfile.mkdtemp(dir=given)))
         call = {
-            **place_of(policies.hand_over(artifact, given)),
+            **location_of(policies.hand_over(artifact, given)),
             "device": "cuda:0" if self._is_gpu else "cpu",
             "values": str(given / "values.pt"),
             "outcome": str(outcome),

@@ -102,7 +102,7 @@ class DeviceSession:
         session_config: the session's settings.
         pool: source of workers.
         tools: tools of every kernel.
-        tell: sends a phase to the host.
+        report: sends a phase to the host.
         kept: cached times of references from earlier runs; None if the cache is off.
     """
 
@@ -111,10 +111,10 @@ class DeviceSession:
         session_config: SessionConfig,
         pool: WorkerPool,
         tools: SessionTools,
-        tell: Callable[[Phase], None],
+        report: Callable[[Phase], None],
         kept: KeptTimes | None = None,
     ) -> None:
-        self._session_config, self._pool, self._tell = session_config, pool, tell
+        self._session_config, self._pool, self._report = session_config, pool, report
         self._arena, self._device = tools.arena, tools.arena.device
         self._is_gpu = self._device.type == "cuda"
         self._tools = replace(tools, settle=self._settle)
@@ -202,8 +202,8 @@ class DeviceSession:
         before = ""
         for at, (shared, requested) in enumerate(coming):
             solution = shared.solutions[requested.solution]
-            is_looked_at = at < 2 or coming[at - 1][0] is not shared  # checking each job would take long
-            if is_looked_at and self._session_config.profile_baseline and self.lacks_baseline(shared, requested):
+            is_checked = at < 2 or coming[at - 1][0] is not shared  # checking each job would take long
+            if is_checked and self._session_config.profile_baseline and self.lacks_baseline(shared, requested):
                 before = ""
                 if at == 0 or shared.digest != request.digest:
                     wanted.append(reference_files(shared.digest))
@@ -243,8 +243,7 @@ class DeviceSession:
         self._release_arena()
 
     def prepare(self, request: RequestContext, requested: RequestedJob) -> None:
-        """Make a job's baseline and time the reference. No worker may hold a solution, because it could disturb the
-        timing.
+        """Make a job's baseline and time the reference. No worker may hold a solution, which could disturb it.
 
         A failure is stored, and reported when the job itself runs.
         """
@@ -386,7 +385,7 @@ class DeviceSession:
         if self._is_gpu and cached_bytes(self._device) > LARGE_CACHE_BYTES:
             torch.cuda.empty_cache()
         self._say(job, "load")
-        self._pool.rest_reference()
+        self._pool.unbind_reference()
         worker, is_fresh = self._pool.worker_for(files_of(solution))
         self._pool.make_room()
         written = request.reference.mutates or frozenset()
@@ -546,10 +545,10 @@ class DeviceSession:
     def _begin_check(self, job: JobContext) -> None:
         """Keep the solution's output. Its worker ends before the machine is checked."""
         self._take_output()
-        self._tell(Phase(job=job.requested.index, name="a program of ours", limit_s=BUILD_LIMIT_S + PROGRAM_S))
+        self._report(Phase(job=job.requested.index, name="a program of ours", limit_s=BUILD_LIMIT_S + PROGRAM_S))
 
     def _say(self, job: JobContext, phase: str) -> None:
-        self._tell(Phase(job=job.requested.index, name=phase, limit_s=self._session_config.timeout_seconds))
+        self._report(Phase(job=job.requested.index, name=phase, limit_s=self._session_config.timeout_seconds))
 
 
 def worker_key(solution: RequestedSolution, requested: RequestedJob) -> str:

@@ -218,12 +218,12 @@ class _Judging:
         deadline = time.monotonic() + PATIENCE_S
         for call in calls:
             if time.monotonic() > deadline:
-                self._tell(call.case, SLOW)
+                self._record(call.case, SLOW)
                 continue
             try:
                 expected = call.expected or self._reference(call.inputs)
             except DefinitionFault:
-                self._tell(call.case, "left out: the reference fails")
+                self._record(call.case, "left out: the reference fails")
                 continue
             except WorkloadFault:  # an earlier wrong call is reported first
                 if (wrong := self._judge_together(found)) is not None:
@@ -247,7 +247,7 @@ class _Judging:
         for case, call in found if self.constants else []:
             usual = {at: value for at, value in self.constants.items() if bool(differs(call.expected[at], value).any())}
             self.changed |= usual.keys()
-            self._tell(case, JUDGED if usual else THE_SAME)
+            self._record(case, JUDGED if usual else THE_SAME)
             if usual and self._checks is not None:
                 verdict = self._checks.judge_constants(case, call, usual, self._context)
                 if isinstance(verdict, Rejected):
@@ -259,7 +259,7 @@ class _Judging:
         sure = checks.surely_pass([call for _, call in found])
         if sure is not None:
             for (case, _), says in zip(found, sure, strict=True):
-                self._tell(case, JUDGED if says else ZEROS)
+                self._record(case, JUDGED if says else ZEROS)
             return None
         for case, call in found:
             judged, context, full, empty, more = call, self._context, JUDGED, ZEROS, ""
@@ -269,12 +269,12 @@ class _Judging:
                 more = "; rows that are not finite are left out and not counted"
             verdict = checks.judge(case, judged, context)
             is_wrong = isinstance(verdict, Rejected)
-            self._tell(case, full if is_wrong or any(map(says_something, judged.expected)) else empty)
+            self._record(case, full if is_wrong or any(map(says_something, judged.expected)) else empty)
             if isinstance(verdict, Rejected):
                 return replace(verdict, message=f"{verdict.message}{more}", call=judged)
         return None
 
-    def _tell(self, case: str, what: str) -> None:
+    def _record(self, case: str, what: str) -> None:
         """Record the result of a call, unless another call of its case, or another output, was judged."""
         before = self.reported.get(case)
         if before != JUDGED and (before != IN_PART or what == JUDGED):

@@ -87,13 +87,13 @@ class MachineCheck:
     _found: dict[str, tuple[float, str]] = field(default_factory=dict)
     """Program → time of its latest try, and why it failed; empty if it works."""
 
-    def why(self, solution: RequestedSolution, failure: SolutionFailure, tell: Callable[[], object]) -> str | None:
+    def why(self, solution: RequestedSolution, failure: SolutionFailure, report: Callable[[], object]) -> str | None:
         """Return why the machine caused a failure; None if the solution did.
 
         Args:
             solution: the solution that failed.
             failure: its failure.
-            tell: called before a program is tried, which can take minutes.
+            report: called before a program is tried, which can take minutes.
 
         Raises:
             DeviceFault: no worker can be started.
@@ -109,7 +109,7 @@ class MachineCheck:
                 continue
             tried, why = self._found.get(program.what, (-math.inf, "not tried"))
             if (why or is_full) and time.monotonic() - tried >= BELIEVED_S:
-                tell()
+                report()
                 failed = self._try(program)
                 why = "" if failed is None else describe(program.what, failed, self.session_config.cache_root)
                 self._found[program.what] = time.monotonic(), why

@@ -39,12 +39,12 @@ from flashinfer_bench.timing.clocks import capture_first, import_cupti, make_clo
 from flashinfer_bench.timing.flush import kernel_image
 
 REPORTED_PACKAGES: Final = ("triton", "flashinfer-python", "cupti-python", "numpy", "apache-tvm-ffi")
-FIRST_PORTION_S: Final = 0.5
+FIRST_BATCH_S: Final = 0.5
 """Seconds after which the first batch of baselines takes no further baseline. It has at least one, so that the first
 verdict waits for little else."""
-LATER_PORTION_S: Final = 4.0
+LATER_BATCH_S: Final = 4.0
 """The same for the first batch of each later request. The first verdict is not urgent there."""
-PORTION_GROWTH: Final = 4
+BATCH_GROWTH: Final = 4
 """Growth of the duration of each further batch. A batch costs two workers, so batches must be few."""
 
 
@@ -72,7 +72,7 @@ def serve(opened: OpenedSession) -> None:
         build_helpers()
     libs = library_versions()
     send_frame(host, {"ready": SessionReady(pid=os.getpid(), libs=libs).model_dump()})
-    tools = SessionTools(SharedArena(device), run_metadata, pool.quiesce, pool.is_slowed, pool.is_starting)
+    tools = SessionTools(SharedArena(device), run_metadata, pool.await_quiet, pool.is_slowed, pool.is_starting)
     kept = KeptTimes.open(session_config, libs, os.environ)
     make_session = (
         DeviceSession if session_config.tool is None else importlib.import_module(session_config.tool[0]).Session
@@ -80,11 +80,11 @@ def serve(opened: OpenedSession) -> None:
     session = make_session(
         session_config, pool, tools, lambda phase: send_frame(host, {"phase": phase.model_dump()}), kept
     )
-    environment, portion_s = Environment(hardware=session_config.hardware, libs=libs), FIRST_PORTION_S
+    environment, batch_s = Environment(hardware=session_config.hardware, libs=libs), FIRST_BATCH_S
     try:
         while True:
-            run_request(host, session, opened.requests, environment, portion_s)
-            portion_s = LATER_PORTION_S
+            run_request(host, session, opened.requests, environment, batch_s)
+            batch_s = LATER_BATCH_S
             send_frame(host, {"done": True})
     except (WireClosed, BrokenPipeError):
         return  # the host has ended
@@ -93,12 +93,12 @@ def serve(opened: OpenedSession) -> None:
 
 
 def run_request(
-    host: socket.socket, session: DeviceSession, requests: Requests, environment: Environment, portion_s: float
+    host: socket.socket, session: DeviceSession, requests: Requests, environment: Environment, batch_s: float
 ) -> None:
     """Wait for the next request, judge its jobs in order, and send each result.
 
     Baselines are made in batches while no worker holds a solution. Earlier workers and their processes have ended by
-    then. The first batch takes no further baseline after `portion_s` seconds.
+    then. The first batch takes no further baseline after `batch_s` seconds.
     """
     sent = requests.next_request()
     try:
@@ -117,14 +117,14 @@ def run_request(
         if session.lacks_baseline(request, job):
             session.end_workers()
             expect(at)  # the first job's worker starts while the reference runs
-            deadline = time.monotonic() + portion_s
+            deadline = time.monotonic() + batch_s
             for one in sent.jobs[at:]:
                 if one is not job and time.monotonic() > deadline:
                     break
                 if session.lacks_baseline(request, one):
                     with held_against(host, one):
                         session.prepare(request, one)
-            portion_s *= PORTION_GROWTH
+            batch_s *= BATCH_GROWTH
         with held_against(host, job):
             judge(host, session, request, job, environment)
 

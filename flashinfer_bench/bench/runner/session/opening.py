@@ -136,7 +136,7 @@ def open_session(fd: int) -> Iterator[OpenedSession]:
     reader = FrameReader(host, max_bytes=MOST_BYTES)
     session_config = SessionConfig.model_validate(reader.read()["hello"])
     run_directory, _ = hold_folder("run")  # until this process and its forks have ended
-    template, precompiling = fork_templates(session_config, host, run_directory)
+    fork_server, precompiling = fork_servers(session_config, host, run_directory)
     context = start_context(session_config)
     policies = PolicyMaker(session_config, os.environ)
     policies.open_to_workers(run_directory)
@@ -146,17 +146,17 @@ def open_session(fd: int) -> Iterator[OpenedSession]:
         session_config.gpu_uuid, our_processes=lambda: pool.process_ids(), keep_samples=session_config.keep_samples
     )
     reported = lambda worker: run_metadata.add_launch_gap(worker.ready.launch_gap_ns)  # noqa: E731 - one line, used once
-    with WorkerPool(template, run_directory, session_config, policies, on_ready=reported) as pool:
+    with WorkerPool(fork_server, run_directory, session_config, policies, on_ready=reported) as pool:
         pool.precompiling = precompiling
         requests = Requests(host, reader)
         requests.poll()
         prepares_beside = session_config.device == "cuda" and bool(spare_cores())
         if not prepares_beside:
-            let_prepare(template)
+            let_prepare(fork_server)
         if requests.ahead is not None:
             pool.expect(list_first_files(session_config, requests.ahead))
         if prepares_beside:
-            let_prepare(template)
+            let_prepare(fork_server)
         yield OpenedSession(session_config, host, requests, pool, run_metadata, context)
 
 
@@ -169,7 +169,7 @@ def list_first_files(session_config: SessionConfig, request: SessionRequest) -> 
     return found
 
 
-def fork_templates(
+def fork_servers(
     session_config: SessionConfig, host: socket.socket, run_directory: Path
 ) -> tuple[socket.socket, socket.socket | None]:
     """Fork the fork server of workers, and, if needed, the fork server of workers that precompile."""
@@ -181,10 +181,12 @@ def fork_templates(
     before = sys.dont_write_bytecode
     sys.dont_write_bytecode = True  # workers must not write into each other's artifacts
     try:
-        template = start_fork_server(run_directory, preparation, not_for_it=[host])
+        fork_server = start_fork_server(run_directory, preparation, not_for_it=[host])
         if not has_precompiled:
-            return template, None
-        return template, start_fork_server(None, replace(preparation, precompiles=True), not_for_it=[host, template])
+            return fork_server, None
+        return fork_server, start_fork_server(
+            None, replace(preparation, precompiles=True), not_for_it=[host, fork_server]
+        )
     finally:
         sys.dont_write_bytecode = before
 

@@ -158,19 +158,19 @@ class Precompiler:
             worker = self._pool.start_precompiling(files_of(solution), find_artifact(solution, _refuse), words)
             self._running[solution.digest] = UnderWay(worker, terms, time.monotonic() + terms.limit_s)
 
-    def finish(self, digest: str, most_s: float, tell: Callable[[], object]) -> bool:
+    def finish(self, digest: str, most_s: float, report: Callable[[], object]) -> bool:
         """Wait for the current solution up to its limits. Afterwards its precompilation does not run any more.
 
         Args:
             digest: digest of the solution.
             most_s: most seconds in any case.
-            tell: called if there is a worker to wait for. Then the result is True.
+            report: called if there is a worker to wait for. Then the result is True.
         """
         self._settled.add(digest)
         running = self._running.get(digest)
         if running is None:
             return False
-        tell()
+        report()
         deadline = min(running.deadline, time.monotonic() + min(running.terms.wait_s, most_s))
         while not running.worker.has_ended and (left_s := deadline - time.monotonic()) > 0:
             select.select([running.worker], [], [], min(POLL_S, left_s))

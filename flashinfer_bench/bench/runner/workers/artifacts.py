@@ -1,4 +1,4 @@
-"""The files that a worker loads: the artifact as it was built, which is checked once more right before."""
+"""The files that a worker loads: the built artifact, which is checked again just before."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 def find_artifact(solution: RequestedSolution, make_folder: Callable[[], Path], *, anew: bool = False) -> Artifact:
-    """Return a solution's artifact. If somebody changed it, write its sources into a new folder.
+    """Return a solution's artifact. If its files were changed, write its sources into a new folder.
 
     Args:
-        solution: built.
-        make_folder: gives a new, empty folder.
-        anew: write its sources in any case: the worker does not reach the artifact.
+        solution: the built solution.
+        make_folder: returns a new, empty folder.
+        anew: write its sources in any case, because the worker cannot reach the artifact.
 
     Raises:
-        BuildFault: it was changed, and only a compiler could make it again.
+        BuildFault: it was changed, and only a compiler can restore it.
     """
     directory, problem = Path(solution.directory or ""), None
     anew = anew or not solution.directory
@@ -52,10 +52,10 @@ def load_solution(
     """Have a kernel's fresh worker import a solution or a reference; return the signature of its entry function.
 
     Args:
-        kernel: of the solution.
-        pool: handed out its worker.
+        kernel: the kernel of the solution.
+        pool: the pool that has its worker.
         solution: the solution.
-        meanwhile: called while it imports.
+        meanwhile: called during the import.
 
     Raises:
         BuildFault: its artifact was changed.
@@ -71,6 +71,6 @@ def load_solution(
     return kernel.load(policies.hand_over(artifact, worker.given), environment, meanwhile)
 
 
-def place_of(artifact: Artifact) -> dict[str, str]:
-    """Return how a worker is told where an artifact lies and how it is loaded."""
+def location_of(artifact: Artifact) -> dict[str, str]:
+    """Return the location of an artifact and its kind, as fields of a `load` request."""
     return {name: str(getattr(artifact, name)) for name in ("directory", "entry", "symbol", "kind")}

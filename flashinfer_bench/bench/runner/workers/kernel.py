@@ -19,7 +19,7 @@ from flashinfer_bench.base.wire import WireError
 from flashinfer_bench.bench.evaluators.inputs.fills import WORD
 from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
 from flashinfer_bench.bench.runner.workers.arena import as_bytes, copy_of
-from flashinfer_bench.bench.runner.workers.artifacts import place_of
+from flashinfer_bench.bench.runner.workers.artifacts import location_of
 from flashinfer_bench.bench.runner.workers.calling_style import FORMAT_DEFAULT, CallingStyle, settled_by
 from flashinfer_bench.bench.runner.workers.claims import check_memory, check_returned
 from flashinfer_bench.bench.runner.workers.hang import CallWatch
@@ -139,7 +139,7 @@ class RemoteKernel:
         """
         self.worker.solution_folder = artifact.directory
         try:
-            fields = {**place_of(artifact), "environment": dict(environment), "meanwhile": meanwhile}
+            fields = {**location_of(artifact), "environment": dict(environment), "meanwhile": meanwhile}
             loaded = self.ask("load", Loaded, "the import", **fields)
         except WorkerKilled:
             raise
@@ -216,7 +216,7 @@ class RemoteKernel:
             count -= len(made)
             yield from made
             if at_once > 1 and count and self._arena.is_aside:  # only one call fits
-                self.tools.quiesce()
+                self.tools.await_quiet()
                 self._arena.come_back()
 
     def _make_calls(self, inputs: Sequence[Any], count: int = 1) -> tuple[CallBuffers, list[list[Returned]]]:
@@ -229,7 +229,7 @@ class RemoteKernel:
             for value, slot in zip(inputs, buffers.inputs(index), strict=True):
                 if slot is not None:
                     as_bytes(slot).copy_(as_bytes(value))
-        buffers.poison(indices, writer)
+        buffers.fill_outputs(indices, writer)
         writer.finish()
         buffers.synchronize()
         fields: dict[str, Any] = {"indices": indices, "lead": None, "replay": False}
@@ -254,8 +254,7 @@ class RemoteKernel:
         return outputs
 
     def check_inputs(self, calls: Sequence[Inspected]) -> None:
-        """Raise SolutionFailure if one of several calls has changed its inputs. It waits for the device once.
-        once."""
+        """Raise SolutionFailure if one of several calls has changed its inputs. It waits for the device once."""
         if self.task.is_reference:
             return
         checked = [
@@ -318,7 +317,7 @@ class RemoteKernel:
         Raises:
             SolutionFailure: it failed, or the session's own clock contradicts the samples of its worker.
         """
-        self.tools.quiesce()
+        self.tools.await_quiet()
         self._arena.come_back()
         measuring, self._measuring = self._measuring, None
         if measuring is None or measuring.input_sets is not input_sets:

@@ -1,8 +1,8 @@
 """The pool of workers: one worker for each solution (persistent), or one for each job (isolated).
 
 No worker serves two solutions. A finished worker ends in the background, and the next one starts without waiting for
-it. `quiesce` waits for processes that would disturb a measurement: those that end, and on a CPU those that start. On a
-GPU a starting context delays only calls longer than a millisecond, and these wait for it.
+it. `await_quiet` waits for processes that would disturb a measurement: those that end, and on a CPU those that start.
+On a GPU a starting context delays only calls longer than a millisecond, and these wait for it.
 
 A worker on a GPU needs up to a second to start, because it makes a context. So the session announces the next solutions
 and references (`expect`), and the pool forks warm workers for them ahead. Each warm worker belongs to one solution from
@@ -38,7 +38,7 @@ from flashinfer_bench.base.wire import WireError
 from flashinfer_bench.bench.evaluators.inputs.memory import recently_free_bytes, total_bytes
 from flashinfer_bench.bench.runner.environments import worker_environment
 from flashinfer_bench.bench.runner.protocol import SessionConfig
-from flashinfer_bench.bench.runner.workers.artifacts import place_of
+from flashinfer_bench.bench.runner.workers.artifacts import location_of
 from flashinfer_bench.bench.runner.workers.process import READY_LIMIT_S, WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.bench.runner.workers.sandbox_policy import PolicyMaker
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead, touch
@@ -124,8 +124,7 @@ class Made:
 
 
 class WorkerPool:
-    """Workers of one device. It is a context manager; at its exit all workers begin to end, and their fork server
-    waits.
+    """Workers of one device. It is a context manager. At its exit all workers begin to end.
 
     Args:
         server: the fork server's socket.
@@ -169,7 +168,7 @@ class WorkerPool:
         """Time of a link in a chain of empty kernels in the best context so far; 0 if it is unknown."""
         self._held: dict[bool, Made] = {}
         """False → the worker that holds a solution; True → the worker that holds a reference."""
-        self._has_rested = False
+        self._is_unbound = False
         """The worker that holds a reference maps no memory of the session."""
         self._ending: list[WorkerProcess] = []
         self._least_overhead: BatchOverhead | None = None
@@ -200,19 +199,19 @@ class WorkerPool:
             self._end(is_reference=files.is_reference)
             held = self._held[files.is_reference] = self._take(files)
             self.tend()
-        self._has_rested = self._has_rested and not files.is_reference
+        self._is_unbound = self._is_unbound and not files.is_reference
         return held.worker, is_fresh
 
-    def rest_reference(self) -> None:
+    def unbind_reference(self) -> None:
         """Have the reference's worker release the session's memory, because a solution will use it.
 
         On a GPU the worker is kept for the next baselines, since a new worker would cost a context. A worker without a
         sandbox, or without an answer, is ended.
         """
-        if True in self._held and not self._has_rested:
-            may_rest = self._session_config.has_walls and self._is_gpu
-            self._has_rested = may_rest and self._held[True].worker.does("unbind")
-            if not self._has_rested:
+        if True in self._held and not self._is_unbound:
+            can_unbind = self._session_config.has_walls and self._is_gpu
+            self._is_unbound = can_unbind and self._held[True].worker.does("unbind")
+            if not self._is_unbound:
                 self.end_reference()
 
     def end_reference(self) -> None:
@@ -246,9 +245,8 @@ class WorkerPool:
 
     # Waiting for workers that start or end.
 
-    def quiesce(self) -> None:
-        """Wait until earlier workers have ended, and on a CPU until all warm workers are ready. A measurement
-        follows."""
+    def await_quiet(self) -> None:
+        """Wait until earlier workers have ended, and on a CPU until all warm workers are ready."""
         if not self._is_gpu:
             self.settle()
         self.finish_ending()
@@ -277,8 +275,7 @@ class WorkerPool:
         return self._is_gpu and bool(self._ending)
 
     def await_readers(self) -> None:
-        """Wait for earlier workers before the arena's memory is used again: they map it, and their kernels may still
-        run."""
+        """Wait for earlier workers before the arena's memory is reused: their kernels may still run."""
         if self._is_gpu:
             self.finish_ending()
 
@@ -514,7 +511,7 @@ class WorkerPool:
         policy = replace(policy, writable=(str(home), *policy.writable))
         if precompiled is not None:
             policy = policy.without_gpu()
-            order["precompile"] = {**place_of(self.policies.hand_over(precompiled[0], given)), **precompiled[1]}
+            order["precompile"] = {**location_of(self.policies.hand_over(precompiled[0], given)), **precompiled[1]}
             # A killed worker can leave Triton's cache and ninja's outputs unfinished. This is safe: ninja knows
             # unfinished files, and the lock on a module ends with the process, or with the next worker.
             folders = {name: str(home / name.lower()) for name in NOT_PRECOMPILED}

@@ -48,7 +48,7 @@ END_LIMIT_S, FORCE_LIMIT_S = 5.0, 60.0
 takes seconds to end."""
 RECOVER_LIMIT_S: Final = 2.0
 """Seconds for a worker to recover from an error; then another worker replaces it."""
-REST_LIMIT_S: Final = 5.0
+PAUSE_LIMIT_S: Final = 5.0
 """Seconds for stopping all processes of a worker. It takes milliseconds, unless they keep starting processes."""
 SENT_BY_OTHERS: Final = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT},
@@ -212,7 +212,7 @@ class WorkerProcess:
         """Wait until the worker is ready for work; it has run no solution code yet. For the errors see `poll`."""
         deadline = time.monotonic() + limit_s
         while not self.poll(deadline):
-            self._turn(max(0.0, deadline - time.monotonic()))
+            self._read_events(max(0.0, deadline - time.monotonic()))
 
     def poll(self, deadline: float) -> bool:
         """Return whether the worker is ready for work. Do not wait.
@@ -300,7 +300,7 @@ class WorkerProcess:
             left_s = deadline - time.monotonic()
             if left_s <= 0 or is_stuck():
                 raise WorkerLate
-            self._turn(min(left_s, MACHINE_POLL_S))
+            self._read_events(min(left_s, MACHINE_POLL_S))
             self._watch_machine()
         return check_answer(message, self._request_id, expected)
 
@@ -315,7 +315,7 @@ class WorkerProcess:
     def hear(self) -> None:
         """Read messages and output of the worker and its supervisor. Do not wait."""
         if self._selector.get_map():
-            self._turn(0)
+            self._read_events(0)
 
     def deafen(self) -> None:
         """Stop reading answers. Otherwise unread messages of the worker would fill memory."""
@@ -364,8 +364,7 @@ class WorkerProcess:
     # The machine's memory.
 
     def _watch_machine(self) -> None:
-        """End the worker if memory outside all processes has grown by more than a worker may hold since the first
-        check.
+        """End the worker if memory outside all processes has grown by more than a worker may hold.
 
         A check runs every MACHINE_POLL_S seconds.
 
@@ -398,15 +397,14 @@ class WorkerProcess:
     # Stop and resume.
 
     def pause(self) -> None:
-        """Stop every process below the supervisor until the next request, including processes that start during the
-        stop.
+        """Stop every process below the supervisor until the next request, including new processes.
 
         A worker that uses a GPU is not stopped, since its work there would continue. A worker that starts processes
         without end is ended, and the next request to it fails.
         """
         if self.clock.fills_queue or self._is_ending or self.supervisor_pid is None:
             return
-        deadline = time.monotonic() + REST_LIMIT_S
+        deadline = time.monotonic() + PAUSE_LIMIT_S
         while {*(found := descendants(self.supervisor_pid))} - {*self._stopped}:
             if time.monotonic() > deadline:
                 self.begin_end()
@@ -488,17 +486,17 @@ class WorkerProcess:
 
     def _is_over(self, deadline: float) -> bool:
         """Read messages of the worker and its supervisor; return whether `ask` would return without waiting."""
-        self._turn(0)
+        self._read_events(0)
         self._watch_machine()
         return self._reader.has_frame or self.exit is not None or time.monotonic() >= deadline
 
-    def _turn(self, limit_s: float) -> None:
+    def _read_events(self, limit_s: float) -> None:
         for key, _ in self._selector.select(limit_s):
             key.data(key.fileobj)
 
     def _await_exit(self, deadline: float) -> None:
         while self.exit is None and time.monotonic() < deadline:
-            self._turn(max(0.0, deadline - time.monotonic()))
+            self._read_events(max(0.0, deadline - time.monotonic()))
 
     def _on_answer(self, sock: socket.socket) -> None:
         if self._is_ending:

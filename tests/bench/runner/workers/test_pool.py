@@ -126,11 +126,16 @@ RESIDENT, NARROW = GPU | {"is_resident": True, "room": 3}, GPU | {"sees_streams"
         ("", NARROW | {"room": 2}, "expect one python", "one'? python?"),
         ("", NARROW, "take one, end_slow, take one", "one'- one"),
         # the worker of a reference rests on a GPU while solutions run
-        ("", GPU, "take a, rest_reference, rest_reference, take a", "reference"),
-        ("", GPU | {"sandboxed": False}, "take a, rest_reference, take a", "reference- reference"),
-        ("", GPU, "take a, is_deaf 0, rest_reference, take a", "reference- reference"),
+        ("", GPU, "take a, unbind_reference, unbind_reference, take a", "reference"),
+        ("", GPU | {"sandboxed": False}, "take a, unbind_reference, take a", "reference- reference"),
+        ("", GPU, "take a, is_deaf 0, unbind_reference, take a", "reference- reference"),
         # ends are not waited for, but before a measurement, and where they could disturb the next worker
-        ("fast fast coming", {"room": 2} | GPU, "expect one two three, take one, take two, quiesce", "one= two three?"),
+        (
+            "fast fast coming",
+            {"room": 2} | GPU,
+            "expect one two three, take one, take two, await_quiet",
+            "one= two three?",
+        ),
         ("", {}, "take one, take two, discard, has_ended 1, expect", "one- two="),
         ("", {"room": 4} | GPU, "expect one two three, room 1, tend", "one two- three-"),
         ("", GPU, "take one, take two, await_readers", "one= two"),

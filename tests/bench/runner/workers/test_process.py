@@ -40,7 +40,7 @@ def test_a_worker_that_reads_no_request_is_late(template, tmp_path):
 
 
 def test_a_worker_that_cannot_be_held_still_in_time_is_ended(template, tmp_path, monkeypatch):
-    monkeypatch.setattr(process, "REST_LIMIT_S", -1.0)
+    monkeypatch.setattr(process, "PAUSE_LIMIT_S", -1.0)
     with WorkerProcess(template, worker_order(), tmp_path / "home") as worker:
         worker.wait_ready()
         with pytest.raises(WorkerGone):

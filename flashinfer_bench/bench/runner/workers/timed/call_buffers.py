@@ -203,7 +203,7 @@ class CallBuffers:
     def _rows_of(self, begin: int, end: int) -> torch.Tensor:
         return self.arena.block.as_strided((self._count, end - begin), (self.stride, 1), begin)
 
-    def poison(self, indices: Sequence[int], writer: Writer) -> None:
+    def fill_outputs(self, indices: Sequence[int], writer: Writer) -> None:
         """Have a writer fill the output slots of some buffers with words that no honest kernel writes."""
         for slot in self._written:
             usual, *others = fill_words(slot.dtype)
@@ -241,11 +241,10 @@ class CallBuffers:
         return seen
 
     def find_unwritten(self, seen: Seen) -> list[bool]:
-        """Return for each buffer whether an output was not written: a word from `read_spots` still holds the
-        sentinel."""
+        """Return for each buffer whether a word from `read_spots` still holds the sentinel."""
         words = [fill_words(slot.dtype) for slot in self._written]
-        poison = [self._of_words([own[which] for own in words]) & self._mask for which in (0, -1)]
-        found: list[bool] = np.logical_or(*(seen == one for one in poison)).any(axis=1).tolist()
+        sentinels = [self._of_words([own[which] for own in words]) & self._mask for which in (0, -1)]
+        found: list[bool] = np.logical_or(*(seen == one for one in sentinels)).any(axis=1).tolist()
         return found
 
 

@@ -66,8 +66,7 @@ class RemoteClock(Clock):
             self._ask("stop", Claim, "the measurement")
 
     def sample(self, launches: Sequence[Launch], preambles: Sequence[Preamble]) -> list[Sample]:
-        """Have the worker make the calls, and the hidden calls that are due. Each call of a request uses another
-        buffer."""
+        """Have the worker make the calls, and the hidden calls that are due. Each call has its own buffer."""
         trial, samples = self._trial, list[Sample]()
         while len(samples) < len(launches):
             start = len(samples)

@@ -174,7 +174,7 @@ class TimedCalls:
         taken = list(numbers or (next(self._numbers[at % sets]) for at in range(len(indices))))
         writer = open_writer(self.buffers.arena.device)
         self.contents.write_all(taken, into or self.buffers.input_rows, indices, writer)
-        self.buffers.poison(indices, writer)
+        self.buffers.fill_outputs(indices, writer)
         writer.finish()
         self.buffers.synchronize()
         return taken
@@ -313,7 +313,7 @@ class TimedCalls:
         self.check_unchanged()
         left, kept, found = self._forget_displaced(), {*self._kept}, []
         self._left, self._kept, self._others, self._odd = {}, [], set(), 0
-        for numbers in self._portions([*left], MADE_TOGETHER_BYTES):
+        for numbers in self._chunks([*left], MADE_TOGETHER_BYTES):
             given = self.contents.make_all(numbers)
             calls = [(number, own, *left.pop(number)) for number, own in zip(numbers, given, strict=True)]
             self.check_inputs([(own, self.buffers.inputs_in(row)) for _, own, _, row in calls if row is not None])
@@ -346,14 +346,14 @@ class TimedCalls:
         """Copy the calls in some buffers; return the copies by number. Inputs and outputs can be freed separately."""
         copied: dict[int, LeftCall] = {}
         held = self.buffers.held_outputs() if outputs is None else outputs
-        for some in self._portions(calls, TOGETHER_BYTES):
+        for some in self._chunks(calls, TOGETHER_BYTES):
             indices = [index for index, _ in some]
             given = copy_rows(self.buffers.held_inputs(), indices) if has_inputs else [None] * len(some)
             rows = zip(copy_rows(held, indices), given, strict=True)
             copied |= {number: row for (_, number), row in zip(some, rows, strict=True)}
         return copied
 
-    def _portions(self, calls: Sequence[Any], most_bytes: int) -> list[Sequence[Any]]:
+    def _chunks(self, calls: Sequence[Any], most_bytes: int) -> list[Sequence[Any]]:
         """Return the calls in batches that are copied or made again together."""
         most = max(1, most_bytes // max(self.buffers.stride, 1))
         return [calls[start : start + most] for start in range(0, len(calls), most)]

@@ -32,9 +32,9 @@ def unwritten(buffers, indices=(0,), secret=0):
     return buffers.find_unwritten(buffers.read_spots(indices, secret))
 
 
-def poison(buffers, indices):
+def fill_outputs(buffers, indices):
     writer = open_writer(buffers.arena.device)
-    buffers.poison(indices, writer)
+    buffers.fill_outputs(indices, writer)
     writer.finish()
 
 
@@ -78,7 +78,7 @@ def test_outputs_that_were_not_written_are_found_each_for_itself_with_one_wait(a
     assert counted.waits() == (size > 0)
     assert buffers.find_unwritten(seen) == [False] * 2
     assert len({row.tobytes() for row in seen}) == (2 if size and dtype is not torch.bool else 1)
-    poison(buffers, indices)
+    fill_outputs(buffers, indices)
     assert unwritten(buffers, range(8)) == [index in indices and size > 0 for index in range(8)]
     assert dtype not in FLOATS or all(bool(buffers.outputs(index)[1].isnan().all()) for index in indices)
 
@@ -88,7 +88,7 @@ def test_few_words_of_a_large_output_are_seen_and_others_for_another_secret(aren
     """A stretch that was left out is found all the same."""
     buffers = lay_out(arena, LARGE)
     (output,) = buffers.outputs(0)
-    poison(buffers, [0])
+    fill_outputs(buffers, [0])
     output[: -(1 << 8)] = 1.0
     assert unwritten(buffers, secret=secret) == [True]
     output.copy_(torch.randn(LARGE))
