@@ -125,7 +125,7 @@ class BenchmarkConfig(EvalSettings):
     devices: DeviceNames | None = None
     """Use only these devices: "0", "cuda:1", a GPU's uuid, or "cpu"."""
     cluster: Literal["ray"] | None = None
-    """Run on the places of a cluster instead of this machine's devices; needs the extra `cluster`."""
+    """Run on the slots of a cluster instead of this machine's devices; needs the extra `cluster`."""
     cluster_address: str | None = None
     """Address of the cluster's head, such as "10.0.0.1:6379"; None for the cluster that this machine belongs to."""
     shared_blobs: bool = False

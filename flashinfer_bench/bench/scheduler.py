@@ -26,7 +26,7 @@ from flashinfer_bench.bench.job_queue import QUANTUM_S, JobQueue, QueueClass
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.first_call import find_first_call
 from flashinfer_bench.bench.planning.plan import Job
-from flashinfer_bench.bench.runner.client import LocalPlaces, SessionClient, SessionLost, SessionTimedOut
+from flashinfer_bench.bench.runner.client import LocalSlots, SessionClient, SessionLost, SessionTimedOut
 from flashinfer_bench.bench.runner.device_lock import POLL_S as LOCK_POLL_S
 from flashinfer_bench.bench.runner.known_failures import KnownFailures
 from flashinfer_bench.bench.runner.protocol import REFERENCE_PHASE, JobFault, JobVerdict, SessionConfig
@@ -35,9 +35,9 @@ from flashinfer_bench.data import Evaluation
 from flashinfer_bench.errors import DeviceFault, RanOut
 
 if TYPE_CHECKING:
-    from flashinfer_bench.cluster.cluster import BatchMaker, Cluster, FarSession
+    from flashinfer_bench.cluster.cluster import BatchMaker, Cluster, RemoteSession
 
-    Session: TypeAlias = "SessionClient | FarSession"
+    Session: TypeAlias = "SessionClient | RemoteSession"
 
 POLL_S: Final = 1.0
 """Longest wait of one step of the loop, unless its caller passes another."""
@@ -133,13 +133,13 @@ class Scheduler:
 
     def __init__(
         self,
-        places: Cluster | LocalPlaces | Iterable[Device],
+        places: Cluster | LocalSlots | Iterable[Device],
         *,
         session_config_for: Callable[[Device], SessionConfig],
         requests: RequestMaker | BatchMaker,
         rules: Rules = Rules(),
     ) -> None:
-        self._places = LocalPlaces(places) if isinstance(places, Iterable) else places
+        self._places = LocalSlots(places) if isinstance(places, Iterable) else places
         self.slots = [DeviceSlot(device) for device in self._places.devices]
         self._session_config_for = session_config_for
         self._requests = requests

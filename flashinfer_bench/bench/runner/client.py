@@ -4,7 +4,7 @@ The session and all processes below it hold the write end of a pipe, the lifelin
 end reports the end of the stream, all processes of the session have ended.
 
 The loop over the devices gives batches to slots and reads frames. A slot can run a device session. It is a device of
-this machine (`LocalPlaces`) or a device of a cluster's node (`cluster.Cluster`). A table of slots has
+this machine (`LocalSlots`) or a device of a cluster's node (`cluster.Cluster`). A table of slots has
 
     devices         the devices of all usable slots
     least_shares    least number of shares of the work, so that a slot that joins later gets a part
@@ -12,7 +12,7 @@ this machine (`LocalPlaces`) or a device of a cluster's node (`cluster.Cluster`)
     poll()          the slots that have joined since the last call; called often, never waits
     has(device)     whether a slot still exists
     lock(device, held)     keeps other runs off a device until `held` is closed; see `device_lock.ask_for_device`
-    open(device, session_config)     starts a session: a `SessionClient` or a `FarSession`. Only its `end` waits
+    open(device, session_config)     starts a session: a `SessionClient` or a `RemoteSession`. Only its `end` waits
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class News:
     """Messages for the user."""
 
 
-class LocalPlaces:
+class LocalSlots:
     """The devices of this machine, one slot each."""
 
     least_shares: Final = 1

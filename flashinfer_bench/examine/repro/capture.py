@@ -1,7 +1,7 @@
-"""Writes down the call that decides a verdict: a session that keeps it (`SessionConfig.tool`).
+"""A session that writes the call that decides a verdict to files (`SessionConfig.tool`).
 
 The folder gets `inputs`, `expected` and `got` as safetensors, `call.json` and `map.txt`. If no single call decided, the
-inputs are those of the first trial, and nothing is got.
+inputs are those of the first trial, and `got` is empty.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from flashinfer_bench.data import Definition
 STORED: Final = frozenset({"float64", "float32", "float16", "bfloat16", "bool", "uint8", "int8", "int32", "int64"})
 """Tensors of other dtypes are stored as bytes."""
 MAP_LINES, MAP_SIGNS = 24, 64
-"""Lines of a map, and signs of a line, at most; each sign stands for a block of elements."""
+"""Most lines of a map, and most characters of a line. Each character stands for a block of elements."""
 LEGEND: Final = ". right, - few, + many, # all wrong"
 SIGNS: Final = ((0.0, "."), (0.1, "-"), (0.9, "+"), (1.0, "#"))
 """Largest share of a block that fails → its sign."""
 
 
 class Session(DeviceSession):
-    """Judges, and writes down the call that decided."""
+    """Judges a job, and writes the deciding call."""
 
     def run_job(self, request: RequestContext, requested: RequestedJob) -> JobResult | JobFault:
-        """Judge a job, and write a call down, if there are inputs."""
+        """Judge a job, and write a call if there are inputs."""
         job = request.open_job(requested)
         result = super().run_job(request, requested)
         if isinstance(result, JobResult) and job.baseline is not None:
@@ -49,7 +49,7 @@ class Session(DeviceSession):
         return result
 
     def _write(self, job: JobContext, call: JudgedCall, evidence: Any) -> None:
-        """Write a call, and the metadata that the script needs."""
+        """Write a call, and the metadata for the script."""
         assert self._session_config.tool is not None
         folder = Path(self._session_config.tool[1])
         definition = job.request.definition
@@ -90,7 +90,7 @@ def save_call(folder: Path, definition: Definition, call: JudgedCall) -> dict[st
 
 
 def draw_map(name: str, expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> str:
-    """Return which rows and columns of an output fail, as a small map with a line that says what it shows."""
+    """Return a small text map of the failing rows and columns of an output, below a headline and a legend."""
     failing = find_failing(expected, got, tolerance)
     count = int(failing.sum())
     head = f"{name} {list(expected.shape)}: {count} of {failing.numel()} elements fail"
@@ -100,12 +100,12 @@ def draw_map(name: str, expected: torch.Tensor, got: torch.Tensor, tolerance: To
     height, width = rows.shape
     hit = int(rows.any(dim=1).sum()), int(rows.any(dim=0).sum())
     lines = [f"{head}, in {hit[0]} of {height} rows and {hit[1]} of {width} columns", LEGEND]
-    # A single long row is folded: one stretch of it below the other.
+    # A single long row is wrapped over several lines.
     signs = min(width, MAP_SIGNS * (MAP_LINES if height == 1 else 1))
     shares = torch.nn.functional.adaptive_avg_pool2d(rows[None].float(), (min(height, MAP_LINES), signs))[0]
     parts = [part for row in shares for part in row.split(MAP_SIGNS)]
-    places = [at * height // len(parts) if height > 1 else at * MAP_SIGNS * width // signs for at in range(len(parts))]
-    for place, part in zip(places, parts, strict=True):
+    starts = [at * height // len(parts) if height > 1 else at * MAP_SIGNS * width // signs for at in range(len(parts))]
+    for start, part in zip(starts, parts, strict=True):
         drawn = (next(sign for most, sign in SIGNS if share <= most) for share in part.tolist())
-        lines.append(f"{place:>8} {''.join(drawn)}")
+        lines.append(f"{start:>8} {''.join(drawn)}")
     return "\n".join([*lines, ""])

@@ -10,7 +10,7 @@ import pytest
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner import client as session_client
 from flashinfer_bench.bench.runner import device_lock
-from flashinfer_bench.bench.runner.client import LocalPlaces
+from flashinfer_bench.bench.runner.client import LocalSlots
 from flashinfer_bench.bench.runner.device_lock import lock_device
 from flashinfer_bench.bench.runner.protocol import SessionConfig
 from flashinfer_bench.errors import DeviceFault
@@ -33,7 +33,7 @@ def client(tmp_path):
         "needs_triton": False,
     }
     limits = {"timeout_seconds": 5.0, "time_budget_s": 1.0, "baseline_budget_s": 1.0, "worker_memory_bytes": None}
-    opened = LocalPlaces([CPU]).open(CPU, SessionConfig(**session_config, **limits, cache_root=str(tmp_path)))
+    opened = LocalSlots([CPU]).open(CPU, SessionConfig(**session_config, **limits, cache_root=str(tmp_path)))
     try:
         while not opened.is_ready:
             list(opened.messages())

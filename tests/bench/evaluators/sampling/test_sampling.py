@@ -9,7 +9,7 @@ from flashinfer_bench.bench.evaluators.sampling import evaluator
 from flashinfer_bench.bench.evaluators.sampling.evaluator import DrawJudge, SamplingLimits
 from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem
 from flashinfer_bench.errors import WorkloadFault
-from flashinfer_bench.routines.case.lift import lift
+from flashinfer_bench.routines.case.extract_source import extract_source
 from flashinfer_bench.routines.code import sampling_torch
 from tests.bench.evaluators.judging import Judging, define, expect
 from tests.kit.make import make_definition
@@ -325,7 +325,7 @@ PARTS = {
 
 
 def speculative(rows=24):
-    source = lift("sampling_torch", "chain_speculative_sampling", {}, [*PARTS])[0]
+    source = extract_source("sampling_torch", "chain_speculative_sampling", {}, [*PARTS])[0]
     outputs = {"output_token_ids": f"int32[rows, {DRAFTED + 1}]", "accepted": "int32[rows]", "emitted": "int32[rows]"}
     axes = {"rows": rows, "n": DRAFTED, "v": TOKENS}
     definition = define(PARTS, outputs=outputs, axes=axes, op_type="sampling")
