@@ -61,7 +61,7 @@ OTHERS: Final = (
     ("timing.procedure", "TrialInProgress", "check warm_up check_lines sample choose_calls"),
     ("bench.evaluators.default", "DefaultEvaluator", "judge_trial judge_call check_reference"),
     ("bench.evaluators.default", None, "judge_norms"),
-    ("bench.evaluators.inputs.make", "InputMaker", "make"),
+    ("bench.evaluators.inputs.generate", "InputMaker", "make"),
     ("bench.evaluators.inputs.contents", "DealtContents", "write_all make"),
     ("bench.evaluators.inputs.stress", "StressPlan", "change"),
     ("bench.evaluators.inputs.memory", None, "query_free_bytes"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.make import InputMaker, bind_axes, read_stored
+from flashinfer_bench.bench.evaluators.inputs.generate import InputMaker, bind_axes, read_stored
 from flashinfer_bench.data import Definition, Workload
 from flashinfer_bench.data.store.blobs import BlobStore
 

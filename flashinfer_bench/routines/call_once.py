@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
+from flashinfer_bench.bench.evaluators.inputs.generate import InputMaker
 from flashinfer_bench.bench.evaluators.utils import allocate_outputs
 from flashinfer_bench.data import Definition, Solution, Workload
 

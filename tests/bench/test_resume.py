@@ -6,7 +6,7 @@ import pytest
 
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.planning.resume import PROTOCOL, QUICK_ONLY, RecordedJobs, fingerprint
-from flashinfer_bench.bench.runner.workers.process import WorkerExit
+from flashinfer_bench.bench.runner.workers.worker_handle import WorkerExit
 from tests.kit import make_trace, make_workload
 
 H200 = "NVIDIA H200"

@@ -8,7 +8,7 @@ import importlib.util
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
+from flashinfer_bench.bench.evaluators.inputs.generate import InputMaker
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.routines.case.generated_entry import generate_entry, write_entry
 from flashinfer_bench.routines.table import find_routine

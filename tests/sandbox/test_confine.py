@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer_bench.bench.runner.workers.process import WorkerGone
+from flashinfer_bench.bench.runner.workers.worker_handle import WorkerGone
 from flashinfer_bench.sandbox import landlock
 from flashinfer_bench.sandbox.namespaces import has_own_network
 from flashinfer_bench.sandbox.seccomp import can_filter, read_calls

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer_bench.bench.runner.workers import process as worker_process
-from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerProcess
+from flashinfer_bench.bench.runner.workers import worker_handle as worker_process
+from flashinfer_bench.bench.runner.workers.worker_handle import WorkerGone, WorkerProcess
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.sandbox import landlock
 from flashinfer_bench.sandbox.process_tree import (

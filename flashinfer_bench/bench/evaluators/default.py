@@ -36,7 +36,7 @@ from flashinfer_bench.bench.evaluators.evaluator import (
     Verdict,
 )
 from flashinfer_bench.bench.evaluators.inputs import memory
-from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
+from flashinfer_bench.bench.evaluators.inputs.generate import InputMaker
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.integrity.norm_rule import (
     LOST_ROWS,

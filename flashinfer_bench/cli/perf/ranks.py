@@ -19,7 +19,7 @@ import torch
 
 from flashinfer_bench.base.files.held_folders import temporary_folder
 from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance, find_beyond
-from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
+from flashinfer_bench.bench.evaluators.inputs.generate import InputMaker
 from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.cli.perf.results import Results, make_row
 from flashinfer_bench.roofline.peaks import describe_time

@@ -22,15 +22,15 @@ import torch
 
 from flashinfer_bench.base.bounded_log import BoundedLog
 from flashinfer_bench.base.files.reading import read_whole
-from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
+from flashinfer_bench.bench.evaluators.inputs.generate import InputMaker
 from flashinfer_bench.bench.runner.environments import PACKAGE
 from flashinfer_bench.bench.runner.protocol import JobFault, RequestedJob
 from flashinfer_bench.bench.runner.session.device_session import DeviceSession
 from flashinfer_bench.bench.runner.session.job import JobContext, RequestContext
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact, location_of
 from flashinfer_bench.bench.runner.workers.pool import SolutionFiles
-from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.bench.runner.workers.sandbox_policy import is_too_wide
+from flashinfer_bench.bench.runner.workers.worker_handle import WorkerProcess
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.errors import FlashInferBenchError, WorkloadFault
 from flashinfer_bench.examine.inspect.tool_runs import DONE, LINE_INFO, STEPS, WORK, StepDone, ToolStep

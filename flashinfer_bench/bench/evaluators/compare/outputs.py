@@ -2,7 +2,7 @@
 
 Floats are compared in float32, float64 in float64, integers and booleans bit by bit. A quick pass assumes that all
 floats match. If one does not, a second pass examines all chunks closely. One transfer brings the numbers of all chunks;
-another brings the worst element. `rule` decides on the numbers.
+another brings the worst element. `tolerance.py` decides on the numbers.
 """
 
 from __future__ import annotations

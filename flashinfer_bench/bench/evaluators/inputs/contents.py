@@ -29,8 +29,8 @@ import torch
 
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
 from flashinfer_bench.bench.evaluators.inputs.custom import SLOW_S, CustomInputs, is_same, list_custom
-from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
-from flashinfer_bench.bench.evaluators.inputs.random_values import ValueSpec
+from flashinfer_bench.bench.evaluators.inputs.distributions import ValueSpec
+from flashinfer_bench.bench.evaluators.inputs.generate import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.rules import VariedInput, find_varied_input
 from flashinfer_bench.bench.evaluators.inputs.writer import DRAWN, MULTIPLIED, NEGATED, Unsigned, Writer, open_writer
 from flashinfer_bench.data import Definition, RandomInput, Workload

@@ -19,7 +19,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs import integers
 from flashinfer_bench.bench.evaluators.inputs.constraints import asking_for
-from flashinfer_bench.bench.evaluators.inputs.random_values import (
+from flashinfer_bench.bench.evaluators.inputs.distributions import (
     ANY,
     Make,
     Mode,

@@ -23,8 +23,8 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.make import bind_axes, count_bytes
-from flashinfer_bench.bench.evaluators.inputs.random_values import ValueSpec
+from flashinfer_bench.bench.evaluators.inputs.distributions import ValueSpec
+from flashinfer_bench.bench.evaluators.inputs.generate import bind_axes, count_bytes
 from flashinfer_bench.bench.evaluators.inputs.rules import Kind, find_varied_input
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.inputs.source_checks import find_source_checks

@@ -65,7 +65,7 @@ from flashinfer_bench.bench.runner.workers.pool import (
     WorkerPool,
     reference_files,
 )
-from flashinfer_bench.bench.runner.workers.process import WorkerProcess
+from flashinfer_bench.bench.runner.workers.worker_handle import WorkerProcess
 from flashinfer_bench.compile.farm import BUILD_LIMIT_S
 from flashinfer_bench.data import EvaluationStatus
 from flashinfer_bench.errors import BuildFault, DefinitionFault, DeviceFault, Fault, SolutionFailure, WorkloadFault

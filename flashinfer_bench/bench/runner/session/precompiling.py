@@ -26,7 +26,7 @@ from flashinfer_bench.bench.runner.session.job import RequestContext
 from flashinfer_bench.bench.runner.session.opening import files_of
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool
-from flashinfer_bench.bench.runner.workers.process import WorkerProcess
+from flashinfer_bench.bench.runner.workers.worker_handle import WorkerProcess
 from flashinfer_bench.data import Definition, ScalarInput, TensorSpec, Workload
 from flashinfer_bench.data.dtypes import torch_dtype
 from flashinfer_bench.errors import BuildFault, DeviceFault

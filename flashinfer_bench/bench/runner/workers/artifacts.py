@@ -17,7 +17,7 @@ from flashinfer_bench.worker.protocol import Signature
 if TYPE_CHECKING:
     from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
     from flashinfer_bench.bench.runner.workers.pool import WorkerPool
-    from flashinfer_bench.bench.runner.workers.process import Meanwhile
+    from flashinfer_bench.bench.runner.workers.worker_handle import Meanwhile
 
 
 def find_artifact(solution: RequestedSolution, make_folder: Callable[[], Path], *, anew: bool = False) -> Artifact:

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from flashinfer_bench.bench.runner.workers.process import WorkerProcess
+from flashinfer_bench.bench.runner.workers.worker_handle import WorkerProcess
 from flashinfer_bench.sandbox.process_tree import cpu_ticks, descendants
 from flashinfer_bench.worker.protocol import STACK_FILE
 

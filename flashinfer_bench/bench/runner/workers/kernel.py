@@ -25,10 +25,16 @@ from flashinfer_bench.bench.runner.workers.claims import check_memory, check_ret
 from flashinfer_bench.bench.runner.workers.hang import CallWatch
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, SessionTools
 from flashinfer_bench.bench.runner.workers.measuring import Measuring
-from flashinfer_bench.bench.runner.workers.process import Meanwhile, WorkerExit, WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.bench.runner.workers.timed.call_buffers import CallBuffers, describe_inputs
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall
 from flashinfer_bench.bench.runner.workers.timed.timed_calls import Inspected, ReadCall
+from flashinfer_bench.bench.runner.workers.worker_handle import (
+    Meanwhile,
+    WorkerExit,
+    WorkerGone,
+    WorkerLate,
+    WorkerProcess,
+)
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.diagnostics import put_error_first
 from flashinfer_bench.errors import RanOut, SolutionFailure

@@ -39,9 +39,9 @@ from flashinfer_bench.bench.evaluators.inputs.memory import recently_free_bytes,
 from flashinfer_bench.bench.runner.environments import worker_environment
 from flashinfer_bench.bench.runner.protocol import SessionConfig
 from flashinfer_bench.bench.runner.workers.artifacts import location_of
-from flashinfer_bench.bench.runner.workers.process import READY_LIMIT_S, WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.bench.runner.workers.sandbox_policy import PolicyMaker
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead, touch
+from flashinfer_bench.bench.runner.workers.worker_handle import READY_LIMIT_S, WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker.fork_server import hear_ready

@@ -13,7 +13,7 @@ from flashinfer_bench.bench.evaluators.inputs.constraints import (
     find_strange_names,
 )
 from flashinfer_bench.bench.evaluators.inputs.fills import count_unwritten, fill, fill_words
-from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
+from flashinfer_bench.bench.evaluators.inputs.generate import InputMaker
 from flashinfer_bench.bench.evaluators.verdict import check_form
 from flashinfer_bench.errors import WorkloadFault
 from tests.bench.evaluators.judging import CPU, define, make

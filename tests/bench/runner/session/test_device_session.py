@@ -17,7 +17,7 @@ from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.kernel import WorkerKilled
 from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
 from flashinfer_bench.bench.runner.workers.pool import SlowContext
-from flashinfer_bench.bench.runner.workers.process import WorkerExit
+from flashinfer_bench.bench.runner.workers.worker_handle import WorkerExit
 from flashinfer_bench.data import EvaluationStatus
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Measured

@@ -11,7 +11,7 @@ from flashinfer_bench.bench.runner.workers.calling_style import choose_style
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, MeasurePlan, SessionTools
-from flashinfer_bench.bench.runner.workers.process import WorkerProcess
+from flashinfer_bench.bench.runner.workers.worker_handle import WorkerProcess
 from flashinfer_bench.compile import Artifact
 from tests.kit.trials import vary
 from tests.kit.workers import running_template, worker_order

@@ -8,8 +8,8 @@ import torch
 from flashinfer_bench.base.bounded_log import BoundedLog
 from flashinfer_bench.bench.runner.workers import pool as worker_pool
 from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool, reference_files
-from flashinfer_bench.bench.runner.workers.process import WorkerGone
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead
+from flashinfer_bench.bench.runner.workers.worker_handle import WorkerGone
 from flashinfer_bench.errors import DeviceFault
 
 pytestmark = pytest.mark.cpu

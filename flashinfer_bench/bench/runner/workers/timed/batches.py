@@ -36,9 +36,9 @@ from flashinfer_bench.bench.runner.workers.timed.reported_time import (
 from flashinfer_bench.worker.protocol import Called
 
 if TYPE_CHECKING:
-    from flashinfer_bench.bench.runner.workers.process import Meanwhile
     from flashinfer_bench.bench.runner.workers.timed.sampling import Ask
     from flashinfer_bench.bench.runner.workers.timed.timed_calls import TimedCalls
+    from flashinfer_bench.bench.runner.workers.worker_handle import Meanwhile
 
 USUAL: Final = 128, 4_000_000
 MOST: Final = 640, 1_500_000

@@ -21,8 +21,8 @@ from flashinfer_bench.base.files.reading import open_to_read
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, storage_shape
 from flashinfer_bench.bench.evaluators.inputs.constraints import check_constraints, find_broken_by_axes
 from flashinfer_bench.bench.evaluators.inputs.custom import CustomInputs, list_custom
+from flashinfer_bench.bench.evaluators.inputs.distributions import ValueSpec
 from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
-from flashinfer_bench.bench.evaluators.inputs.random_values import ValueSpec
 from flashinfer_bench.bench.evaluators.inputs.rules import make_number, make_tensor
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.data import Definition, RandomInput, SafetensorsInput, ScalarInput, TensorSpec, Workload
