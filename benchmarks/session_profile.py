@@ -40,10 +40,10 @@ STEPS: Final = (
     ),
     ("session.device_session", "DeviceSession", "_let_go _give_arena"),
     ("session.device_session", None, "judge_reads judge_stress"),
-    ("session.main", None, "run_block judge make_evaluation"),
+    ("session.main", None, "run_request judge make_evaluation"),
     ("session.precompiling", "Precompiler", "finish expect"),
     ("session.reference_timing", "ReferenceTimer", "measure"),
-    ("workers.pool", "WorkerPool", "worker_for quiesce settle discard await_readers take_output _take tend"),
+    ("workers.pool", "WorkerPool", "worker_for await_quiet settle discard await_readers take_output _take tend"),
     ("workers.pool", "WorkerPool", "_spawn _reap"),
     ("workers.kernel", "RemoteKernel", "call_once measure load lay_out"),
     ("workers.measuring", "Measuring", "_run_once _open _take_samples _make_up _confirm"),
@@ -52,16 +52,16 @@ STEPS: Final = (
     ("workers.timed.timed_calls", "TimedCalls", "write prepare finish check_calls check_unchanged reads"),
     ("workers.timed.chain", "ChainTimer", "confirm _run_one"),
     ("workers.timed.chain", "ChainTools", "mask digests find_empty_ns"),
-    ("workers.timed.call_places", "CallPlaces", "poison synchronize read_spots find_unwritten"),
+    ("workers.timed.call_buffers", "CallBuffers", "fill_outputs synchronize read_spots find_unwritten"),
     ("workers.timed.batches", "BatchTimer", "_run _time_one"),
-    ("readout", "Readout", "query measured"),
+    ("run_metadata", "RunMetadata", "query measured"),
 )
 """Module below `bench.runner`, class or None, and its functions."""
 OTHERS: Final = (
     ("timing.procedure", "TrialInProgress", "check warm_up check_lines sample choose_calls"),
     ("bench.evaluators.default", "DefaultEvaluator", "judge_trial judge_call check_reference"),
     ("bench.evaluators.default", None, "judge_norms"),
-    ("bench.evaluators.inputs.make", "InputMaker", "make"),
+    ("bench.evaluators.inputs.generate", "InputMaker", "make"),
     ("bench.evaluators.inputs.contents", "DealtContents", "write_all make"),
     ("bench.evaluators.inputs.stress", "StressPlan", "change"),
     ("bench.evaluators.inputs.memory", None, "query_free_bytes"),
@@ -79,7 +79,7 @@ class Log:
         self._depth = 0
 
     def wrap(self, step: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """Return a function that does a step and notes it; a request to a worker is named by its verb."""
+        """Return a function that does a step and notes it; a request to a worker is named by its method."""
 
         @functools.wraps(step)
         def noted(*args: Any, **fields: Any) -> Any:

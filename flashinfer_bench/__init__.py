@@ -1,6 +1,6 @@
-"""Decide, honestly and fast, whether a GPU kernel is right and how fast it is.
+"""Check honestly and fast whether a GPU kernel is correct, and measure its speed.
 
-The names below are the public ones; each is imported when it is first asked for, so importing the package is cheap.
+The names below are public. Each name is imported at its first access, so importing the package is fast.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     )
 
 __version__ = "0.1.0"
-"""Read by the build, by `--version`, and written into every trace."""
+"""The version, which the build and `--version` read. It is written into every trace."""
 __version_tuple__ = (0, 1, 0)
-"""The same, to compare."""
+"""The version as a tuple, for comparisons."""
 
 __all__ = [
     "__version__", "__version_tuple__",
@@ -64,15 +64,15 @@ __all__ = [
 
 LEFT_OUT: Final = ("apply", "enable_apply", "disable_apply", "enable_tracing", "disable_tracing", "integration")
 LEFT_OUT_PREFIXES: Final = ("ApplyConfig", "TracingConfig")
-"""Beginnings of the names of classes that are left out."""
+"""Prefixes of the class names that are omitted."""
 
 
 def _why_left_out(name: str) -> str | None:
     if name not in LEFT_OUT and not name.startswith(LEFT_OUT_PREFIXES):
         return None
     return (
-        "this package judges and times kernels, and puts none of them into a running program, nor records its calls; "
-        "docs/migration.md says what to do instead"
+        "this package judges and times kernels. It neither puts kernels into a running program nor records its calls. "
+        "docs/migration.md describes the alternatives"
     )
 
 

@@ -3,8 +3,8 @@
     with Client("http://127.0.0.1:8000") as client:
         traces = client.evaluate(solution)
 
-Requests are tried again while nobody answers, and while the server asks for it (429, 503). A submission carries a key
-of its own, so that one that is sent twice is one task.
+Requests are retried while the server does not answer, and while it requests a retry (429, 503). A submission has its
+own key, so sending it twice submits one task.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 POLL_S: Final = 30.0
-"""Seconds that a long poll asks the server to wait, before it asks again."""
+"""Longest wait of one long poll, in seconds. The client then polls again."""
 REQUEST_S: Final = 30.0
-"""Seconds for an answer, beside those that the server was asked to wait."""
+"""Seconds for an answer, in addition to the requested wait."""
 FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 10.0
-"""The pause before the next try doubles from the first to this, in seconds, with a random part."""
-COME_AGAIN: Final = frozenset({429, 503})
-"""Statuses that ask to come again."""
+"""The pause before the next attempt doubles from the first value to the second, in seconds, with a random part."""
+RETRY_STATUSES: Final = frozenset({429, 503})
+"""Statuses that request a retry."""
 Confirm = Literal["if_best", "always", "never"]
 
 
@@ -45,11 +45,11 @@ class ServerFault(Fault):
 
 
 class RequestRefused(Misuse):
-    """The server refuses the request, and would refuse it again.
+    """The server refuses the request. A retry would be refused, too.
 
     Args:
-        status: of HTTP.
-        reason: what the server says.
+        status: the HTTP status.
+        reason: the server's reason.
     """
 
     def __init__(self, status: int, reason: str) -> None:
@@ -60,37 +60,37 @@ class RequestRefused(Misuse):
 
 @dataclass(frozen=True)
 class TaskReport:
-    """A task, as the server told it."""
+    """A task, as the server returned it."""
 
     task_id: str
     status: str
-    """pending, running, completed, failed or cancelled. Completed: every workload has a verdict, whatever it is."""
+    """pending, running, completed, failed or cancelled. Completed: every workload has a verdict of any status."""
     definition: str
     solution: str
-    """The solution's name on the server: its own, and the beginning of its hash."""
+    """The solution's name on the server: the given name, and the start of its hash."""
     traces: tuple[Trace, ...] = ()
-    """The verdicts so far."""
+    """The recorded verdicts."""
     error: str | None = None
     """Why workloads have no verdict."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will happen."""
+        """Whether the task has ended."""
         return self.status in ("completed", "failed", "cancelled")
 
 
 class Client:
-    """Speaks with one server; usable as a context manager, and from several threads.
+    """A client of one server, usable as a context manager and from several threads.
 
     Args:
-        url: of the server.
-        token: what its `--token-file` holds.
-        submitter: who asks; the server gives submitters equal shares. Left out: the client's address.
-        retry_s: how long requests are tried again, in seconds.
-        transport: of httpx, for tests.
+        url: the URL of the server.
+        token: the token in the server's `--token-file`.
+        submitter: name of the client; the server gives submitters equal shares. Default: the client's address.
+        retry_s: duration of retries, in seconds.
+        transport: a transport of httpx, for tests.
 
     Raises:
-        Misuse: httpx is not installed, or the URL is none.
+        Misuse: httpx is not installed, or the URL is invalid.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connections. Tasks go on."""
+        """Close the connections. Tasks continue."""
         self._client.close()
 
     def submit(
@@ -142,11 +142,11 @@ class Client:
         """Submit a solution, and return the id of its task.
 
         Args:
-            solution: what is judged.
-            workloads: uuids; left out, all of its definition.
-            priority: higher ones are judged earlier among this submitter's tasks.
-            key: the name of this submission: the same key again is the same task. Left out, a new one.
-            confirm: when a GPU judges it at full assurance: where it would be the best known, at once, or never.
+            solution: the solution to judge.
+            workloads: uuids; default: all workloads of its definition.
+            priority: tasks of this submitter with a higher priority are judged earlier.
+            key: key of this submission. The same key returns the same task. Default: a new key.
+            confirm: when a GPU judges it at full assurance: if it would be the best known, at once, or never.
         """
         body: dict[str, Any] = {"solution": solution.to_dict(), "priority": priority, "confirm": confirm}
         if workloads is not None:
@@ -157,19 +157,19 @@ class Client:
         return str(self._read("POST", "/evaluate", json=body, headers=headers)["task_id"])
 
     def task(self, task_id: str, timeout_s: float = 0.0) -> TaskReport:
-        """Return a task; with a timeout, wait for its end, as far as the server lets requests wait."""
+        """Return a task. With a timeout, wait for its end within the server's limit."""
         return _to_report(self._read("GET", f"/tasks/{task_id}", wait_s=timeout_s, params={"timeout": timeout_s}))
 
     def wait(self, task_id: str, timeout_s: float | None = None) -> TaskReport:
-        """Return a task when it is over.
+        """Wait for the end of a task and return it.
 
         Args:
-            task_id: of the task.
-            timeout_s: limit of the wait, in seconds; left out, as long as the server lets requests wait.
+            task_id: id of the task.
+            timeout_s: limit of the wait, in seconds. Default: no limit.
 
         Raises:
-            TimeoutError: it is not over in time.
-            ServerFault: the server is gone.
+            TimeoutError: the task is not over in time.
+            ServerFault: the server does not answer.
         """
         deadline = inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -180,7 +180,7 @@ class Client:
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"task {task_id} is {report.status} after {timeout_s:g} s")
             if time.monotonic() < asked + FIRST_PAUSE_S:
-                self._sleep(FIRST_PAUSE_S)  # a server that ends does not let requests wait
+                self._sleep(FIRST_PAUSE_S)  # a server that is ending does not let requests wait
 
     def evaluate(
         self,
@@ -191,7 +191,7 @@ class Client:
         confirm: Confirm = "if_best",
         timeout_s: float | None = None,
     ) -> list[Trace]:
-        """Submit a solution, and return its traces when all are there.
+        """Submit a solution, and return its traces when all are recorded.
 
         Raises:
             ServerFault: a workload has no verdict.
@@ -213,14 +213,14 @@ class Client:
         return list(map(_to_report, self._read("GET", "/tasks", params=asked)["tasks"]))
 
     def cancel(self, task_id: str) -> TaskReport:
-        """Give a task up; verdicts that are recorded stay."""
+        """Cancel a task. Its recorded verdicts stay."""
         return _to_report(self._read("DELETE", f"/tasks/{task_id}"))
 
     def events(self, task_id: str) -> Iterator[dict[str, Any]]:
-        """Yield what happens to a task: each verdict, then its end.
+        """Yield the events of a task: each verdict, then its end.
 
         Raises:
-            ServerFault: the stream broke off; `wait` goes on.
+            ServerFault: the stream was interrupted; `wait` resumes.
         """
         try:
             with self._client.stream("GET", f"/tasks/{task_id}/events", timeout=REQUEST_S) as answer:
@@ -234,11 +234,11 @@ class Client:
             raise ServerFault(f"{self.url}: the stream of task {task_id} broke off: {error}") from error
 
     def health(self) -> dict[str, Any]:
-        """Return whether the server takes tasks, its devices and its queue."""
+        """Return whether the server accepts tasks, its devices and its queue."""
         return dict(self._read("GET", "/health"))
 
     def metrics(self) -> str:
-        """Return the server's counts in Prometheus' text format."""
+        """Return the server's metrics in Prometheus' text format."""
         return self._ask("GET", "/metrics").text
 
     def definition(self, name: str) -> Definition:
@@ -254,13 +254,13 @@ class Client:
         return self._ask(method, path, **request).json()
 
     def _ask(self, method: str, path: str, *, wait_s: float = 0.0, **request: Any) -> httpx.Response:
-        """Send a request until it is answered, or the time for tries is over.
+        """Send a request until it is answered, or the time for retries is over.
 
         Args:
-            method: of HTTP.
-            path: of the route.
-            wait_s: seconds that the server is asked to wait.
-            request: further parts, as httpx takes them.
+            method: HTTP method.
+            path: path of the route.
+            wait_s: requested wait in seconds.
+            request: further arguments of httpx.
         """
         deadline, pause = time.monotonic() + self._retry_s, FIRST_PAUSE_S
         while True:
@@ -274,7 +274,7 @@ class Client:
             else:
                 if answer.is_success:
                     return answer
-                if is_last or answer.status_code not in COME_AGAIN:
+                if is_last or answer.status_code not in RETRY_STATUSES:
                     self._refuse(answer)
                 why, after = f"asks to come again ({answer.status_code})", answer.headers.get("retry-after", "")
                 asked = float(after) if after.isdigit() else 0.0
@@ -288,7 +288,7 @@ class Client:
             reason = str(answer.json()["detail"])
         except (ValueError, KeyError, TypeError):
             reason = answer.text[:200]
-        if answer.status_code >= 500 or answer.status_code in COME_AGAIN:
+        if answer.status_code >= 500 or answer.status_code in RETRY_STATUSES:
             raise ServerFault(f"{self.url} cannot serve this ({answer.status_code}): {reason}")
         raise RequestRefused(answer.status_code, reason)
 

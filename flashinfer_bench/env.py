@@ -1,4 +1,5 @@
-"""Where data and caches lie: two environment variables, else folders of the user's. Imports nothing of ours."""
+"""Folders of data and caches: from two environment variables, else in the user's home. Imports no other module of the
+package."""
 
 from __future__ import annotations
 
@@ -10,31 +11,31 @@ from typing import Final
 DATASET_VARIABLE: Final = "FIB_DATASET_PATH"
 """Environment variable with the folder of the default data set."""
 CACHE_VARIABLE: Final = "FIB_CACHE_PATH"
-"""Environment variable with the folder for what is built."""
+"""Environment variable with the folder for build artifacts."""
 
 
 def dataset_root(environment: Mapping[str, str]) -> Path:
-    """Return the folder of the default data set: $FIB_DATASET_PATH, else one below the home directory."""
+    """Return the folder of the default data set: $FIB_DATASET_PATH, else a folder below the home directory."""
     return _choose(environment, DATASET_VARIABLE, "dataset")
 
 
 def cache_root(environment: Mapping[str, str]) -> Path:
-    """Return the cache's folder: $FIB_CACHE_PATH, else one below the home directory."""
+    """Return the cache's folder: $FIB_CACHE_PATH, else a folder below the home directory."""
     return _choose(environment, CACHE_VARIABLE, "cache")
 
 
 def get_fib_dataset_path() -> Path:
-    """Return the folder of the default data set in this process's environment; nothing is made or looked up there."""
+    """Return the folder of the default data set in this process's environment. It may not exist."""
     return dataset_root(os.environ)
 
 
 def get_fib_cache_path() -> Path:
-    """Return the folder for what is built in this process's environment; nothing is made or looked up there."""
+    """Return the folder for build artifacts in this process's environment. It may not exist."""
     return cache_root(os.environ)
 
 
 def home_expanded(path: Path | str) -> Path:
-    """Return a path with the home directory in the place of `~`; of a user who is not there, as it is."""
+    """Return a path with the home directory instead of `~`. If the user is unknown, return the path unchanged."""
     try:
         return Path(path).expanduser()
     except RuntimeError:

@@ -1,22 +1,23 @@
-"""The exception tree. Imports nothing of ours; every stage raises from it, the command line makes exit codes of it.
+"""The exception tree. Imports no other module of the package. Every stage raises from it; the command line maps it to
+exit codes.
 
     FlashInferBenchError            exit 1
     ├── Misuse                      exit 2   bad flags, configuration or data set: raised before the first job
     │   ├── ConfigError
     │   └── DataSetError
-    ├── Fault                       exit 1   we, the data or the machine failed: never blamed on a solution
+    ├── Fault                       exit 1   infrastructure error: it never decides a verdict
     │   ├── BuildFault                       this machine cannot build a solution (disk full, compiler broken or killed)
     │   ├── WorkloadFault                    the workload cannot be judged (missing blob, broken constraint)
-    │   │   └── DefinitionFault              no workload of the definition may be (broken reference)
-    │   └── DeviceFault                      a process or device of ours was lost: retried once on a fresh one
-    ├── EngineRefusal               exit 1   the resident engine does not take, or does not finish, what it was given
-    │   ├── QueueFull                        too much is open already: submit again when some of it has ended
+    │   │   └── DefinitionFault              no workload of the definition can be judged (broken reference)
+    │   └── DeviceFault                      a process or device of the session was lost: retried once
+    ├── EngineRefusal               exit 1   the resident engine did not accept, or did not finish, a task
+    │   ├── QueueFull                        the open tasks reach the limit: submit again when some have ended
     │   ├── EngineClosed                     the engine was closed
     │   ├── TaskFailed                       a job of the task has no verdict
-    │   └── TaskCancelled                    somebody cancelled the task
+    │   └── TaskCancelled                    the task was cancelled
     └── SolutionFailure             an OUTCOME on its way up to the judge; it becomes a trace and never reaches a user
 
-Kinds are told apart by type, never by message text.
+Code distinguishes kinds by type, never by message text.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ RanOut = Literal["first call", "call"]
 
 
 class FlashInferBenchError(Exception):
-    """Anything this package raises on purpose."""
+    """Any exception that this package raises on purpose."""
 
     exit_code: int = 1
 
 
 class Misuse(FlashInferBenchError):
-    """The caller asked for something that cannot be: nothing was run."""
+    """The request is invalid. No job was run."""
 
     exit_code = 2
 
@@ -44,11 +45,11 @@ class ConfigError(Misuse):
 
 
 class DataSetError(Misuse):
-    """A trace set, or a name looked up in it, is not there or cannot be read."""
+    """A trace set, or a name in it, is missing or cannot be read."""
 
 
 class Fault(FlashInferBenchError):
-    """We or the machine failed while judging; the job has no verdict."""
+    """The package, the data or the machine failed during judging; the job has no verdict."""
 
 
 class BuildFault(Fault):
@@ -56,7 +57,7 @@ class BuildFault(Fault):
 
 
 class WorkloadFault(Fault):
-    """The definition, workload or its blobs are at fault; trying again would not help."""
+    """The definition, the workload or its blobs are invalid; a retry would fail, too."""
 
 
 class DefinitionFault(WorkloadFault):
@@ -64,27 +65,27 @@ class DefinitionFault(WorkloadFault):
 
 
 class DeviceFault(Fault):
-    """A process or a device of ours was lost; the job may be tried again on a fresh one."""
+    """A process or a device of the session was lost; the job may be retried on a fresh one."""
 
 
 class EngineRefusal(FlashInferBenchError):
-    """The resident engine did not take a task, or did not finish one."""
+    """The resident engine did not accept a task, or did not finish it."""
 
 
 class QueueFull(EngineRefusal):
-    """As much is open as `EngineLimits` allow; nothing was taken. Submit again when some of it has ended."""
+    """The open tasks reach `EngineLimits`, and no job was accepted. Submit again when some of them have ended."""
 
 
 class EngineClosed(EngineRefusal):
-    """The engine was closed: it takes no task, and those that were open have ended."""
+    """The engine was closed. It accepts no task, and its open tasks have ended."""
 
 
 class TaskFailed(EngineRefusal):
-    """A job of the task has no verdict: we, the data or the machine failed, not the solution."""
+    """A job of the task has no verdict: the package, the data or the machine failed, not the solution."""
 
 
 class TaskCancelled(EngineRefusal):
-    """Somebody cancelled the task before it was complete."""
+    """The task was cancelled before it was complete."""
 
 
 class SolutionFailure(FlashInferBenchError):
@@ -93,11 +94,12 @@ class SolutionFailure(FlashInferBenchError):
     Attributes:
         status: the name of an EvaluationStatus member, for example "RUNTIME_ERROR".
         message: one or more lines for the trace's log.
-        ran_out: of a TIMEOUT, in what it came: in a solution's first call, which may compile, or in a later one; None
-            elsewhere.
-        timeout: of a TIMEOUT, for its trace: the limit, the part that ran out, seconds of compiling, the stack.
-        is_answer: the solution's process answered as it should, with an exception or with values that do not fit. It
-            may be asked again.
+        ran_out: for a TIMEOUT, the part that timed out: the solution's first call, which may compile, or a later call;
+            else None.
+        timeout: for a TIMEOUT, the fields of its trace: the limit, the part that timed out, compile time in seconds,
+            the stack.
+        is_answer: the solution's process answered in the protocol, with an exception or with invalid values. It may be
+            called again.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Functions that a model may call while it writes kernels, and texts for its prompt (docs/inspect.md).
 
-The functions take names, objects or paths, and return text. What goes wrong is a text that begins with ERROR.
+The functions take names, objects or paths, and return text. An error is a text that begins with ERROR.
 """
 
 from __future__ import annotations

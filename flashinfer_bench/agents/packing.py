@@ -1,4 +1,4 @@
-"""A folder of sources to a solution and back, from a script."""
+"""A folder of sources to a solution and back, for scripts."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def pack_solution_from_files(
     author: str,
     description: str = "",
 ) -> Solution:
-    """Make a solution of all sources in a folder; a manifest among them is left out.
+    """Make a solution of all sources in a folder, except a manifest.
 
     Args:
         path: the folder.
-        spec: how the solution is built and called.
-        name: its name.
-        definition: the name of its definition.
-        author: who wrote it.
-        description: what a reader should know.
+        spec: the build spec of the solution.
+        name: name of the solution.
+        definition: name of the definition.
+        author: author of the solution.
+        description: description for a reader.
 
     Raises:
-        ValueError: there is no such folder, no source in it, or something that is no solution.
+        ValueError: the folder does not exist or has no source, or the solution is invalid.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -51,10 +51,10 @@ def pack_solution_from_files(
 
 
 def extract_solution_to_files(solution: Solution, base_path: str | Path) -> str:
-    """Write the sources of a solution into a folder of its name below another one; return its path.
+    """Write the sources of a solution into a folder with its name inside another folder; return its path.
 
-    The folders are made. Files that are there already are replaced. A source never lands outside of the folder: no
-    link below `base_path` is followed.
+    Missing folders are made. Existing files are replaced. A source is never written outside of the folder: no link
+    below `base_path` is followed.
 
     Raises:
         ValueError: a file cannot be written.

@@ -1,4 +1,4 @@
-"""Functions as tool schemas: JSON of the form that interfaces of models share, read from signature and docstring."""
+"""Functions as tool schemas in the common JSON form of model APIs, from the signature and the docstring."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from flashinfer_bench.agents.tools import (
 
 TOOLS: Final = (flashinfer_bench_list_ncu_options, flashinfer_bench_run_ncu, flashinfer_bench_run_sanitizer)
 UNDERLINED: Final = re.compile(r"^(\w+)\n-{3,} *$", re.MULTILINE)
-"""Heading of a section as numpy writes it."""
+"""Heading of a section in numpy style."""
 SECTION: Final = re.compile(
     r"^(Args|Parameters|Returns|Raises|Examples?|Notes?|Yields|See Also|References): *$", re.MULTILINE
 )
 ARGUMENT: Final = re.compile(r"(\w+)(?: *\([^)]*\))?(?: *:(.*))?")
-"""First line of an argument: its name, and its type in brackets, then its description, or numpy's type."""
+"""First line of an argument: its name, and its type in brackets, then its description; or a type in numpy style."""
 
 
 def get_all_tool_schemas() -> list[dict[str, Any]]:
-    """Return the schema of every function here that a model may call."""
+    """Return the schema of every function in this package that a model may call."""
     return [function_to_schema(function) for function in TOOLS]
 
 
@@ -37,7 +37,8 @@ def function_to_schema(function: Callable[..., Any]) -> dict[str, Any]:
     """Return a function as a tool: name, description, and its parameters as a JSON schema.
 
     Args:
-        function: its parameters need annotations; its docstring may have a section `Args:`, or `Parameters` underlined.
+        function: a function with annotated parameters. Its docstring may have a section `Args:`, or `Parameters`
+            underlined.
     """
     summary, described = read_docstring(inspect.getdoc(function) or "")
     hints = typing.get_type_hints(function)
@@ -59,14 +60,14 @@ def function_to_schema(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def type_to_schema(annotation: Any) -> dict[str, Any]:
-    """Return the JSON schema of a Python type. A model can write no object of ours, only its name."""
+    """Return the JSON schema of a Python type. A model cannot write an object of this package, only its name."""
     is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     options = [
         one
         for one in (typing.get_args(annotation) if is_union else [annotation])
         if one is not type(None) and not (isinstance(one, type) and issubclass(one, BaseModel))
     ]
-    union: Any = typing.Union[tuple(options)] if options else dict  # noqa: UP007 - made at run time
+    union: Any = typing.Union[tuple(options)] if options else dict  # noqa: UP007 - only known at run time
     try:
         return TypeAdapter(union).json_schema()
     except PydanticSchemaGenerationError:
@@ -74,7 +75,7 @@ def type_to_schema(annotation: Any) -> dict[str, Any]:
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Return what a docstring says before its first section, and of each argument."""
+    """Return the docstring's text before its first section, and the description of each argument."""
     before, *rest = SECTION.split(UNDERLINED.sub(r"\1:", text))
     sections = dict(zip(rest[::2], rest[1::2], strict=True))
     described = {}
@@ -82,6 +83,6 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
         for block in re.split(r"\n(?=\S)", dedent(sections.get(heading, "")).strip()):
             first, _, more = block.partition("\n")
             if argument := ARGUMENT.fullmatch(first.strip()):
-                own = (argument[2] or "") if heading == "Args" else ""  # numpy has the type there
+                own = (argument[2] or "") if heading == "Args" else ""  # in numpy style, it is the type
                 described[argument[1]] = " ".join(f"{own} {more}".split())
     return " ".join(before.split()), described

@@ -1,4 +1,4 @@
-"""Nsight Compute and compute-sanitizer for a model: as `flashinfer-bench inspect`, with text as the answer."""
+"""Nsight Compute and compute-sanitizer for a model: the same as `flashinfer-bench inspect`, with text as the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def flashinfer_bench_list_ncu_options(ncu_path: str = "ncu") -> str:
     """List the sets and sections that Nsight Compute can collect here.
 
     Args:
-        ncu_path: the program, as a name or a path.
+        ncu_path: name or path of the program.
 
     Returns:
         Both lists as ncu prints them, or a text that begins with ERROR.
@@ -33,7 +33,7 @@ def flashinfer_bench_run_ncu(
     *,
     device: str = "cuda:0",
     trace_set_path: str | None = None,
-    set: str = "detailed",  # noqa: A002 - scripts give it by this name
+    set: str = "detailed",  # noqa: A002 - scripts use this name
     sections: list[str] | None = None,
     kernel_name: str | None = None,
     page: str = "details",
@@ -48,15 +48,15 @@ def flashinfer_bench_run_ncu(
         solution: a solution, its name in the trace set, or the path of its JSON file.
         workload: a workload, its uuid, or the path of its JSON file.
         device: the GPU, such as cuda:0.
-        trace_set_path: the folder of the trace set; FIB_DATASET_PATH where it is left out.
+        trace_set_path: the folder of the trace set; default: FIB_DATASET_PATH.
         set: the set of sections to collect, such as basic, detailed or full.
         sections: further sections to collect.
         kernel_name: only kernels of this name, or regex:EXPRESSION.
-        page: what of the report to return: details, raw, source or session.
-        ncu_path: the program, as a name or a path.
-        timeout: seconds that profiling may take.
+        page: the page of the report to return: details, raw, source or session.
+        ncu_path: name or path of the program.
+        timeout: limit of the profiling, in seconds.
         tmpdir: a folder for temporary files.
-        max_lines: the answer has at most so many lines.
+        max_lines: largest number of lines of the result.
 
     Returns:
         A summary of each kernel and then the page of the report, or a text that begins with ERROR.
@@ -75,7 +75,7 @@ def flashinfer_bench_run_ncu(
             page=page,
             timeout=timeout,
         )
-        document, text = read_profile(_look(plan, solution, workload, device, trace_set_path, tmpdir))
+        document, text = read_profile(_inspect(plan, solution, workload, device, trace_set_path, tmpdir))
         return f"{render_profile(document)}\n{text}"
 
     return _answer(profile, max_lines)
@@ -99,27 +99,27 @@ def flashinfer_bench_run_sanitizer(
         solution: a solution, its name in the trace set, or the path of its JSON file.
         workload: a workload, its uuid, or the path of its JSON file.
         device: the GPU, such as cuda:0.
-        trace_set_path: the folder of the trace set; FIB_DATASET_PATH where it is left out.
-        sanitizer_types: of memcheck, racecheck, initcheck and synccheck; all where it is left out.
-        sanitizer_path: the program, as a name or a path.
-        timeout: seconds that each of them may take.
+        trace_set_path: the folder of the trace set; default: FIB_DATASET_PATH.
+        sanitizer_types: any of memcheck, racecheck, initcheck and synccheck; default: all.
+        sanitizer_path: name or path of the program.
+        timeout: limit of each check, in seconds.
         tmpdir: a folder for temporary files.
-        max_lines: the answer has at most so many lines.
+        max_lines: largest number of lines of the result.
 
     Returns:
-        The findings with file and line, and then what compute-sanitizer printed; or a text that begins with ERROR.
+        The findings with file and line, then the output of compute-sanitizer; or a text that begins with ERROR.
     """
 
     def check() -> str:
         plan = plan_sanitizer(find_tool("compute-sanitizer", sanitizer_path), check_types(sanitizer_types), timeout)
-        looked = _look(plan, solution, workload, device, trace_set_path, tmpdir)
-        said = "\n".join(f"{step.name}:\n{step.text}" for step in looked.steps)
-        return f"{render_findings(read_findings(looked))}\n{said}"
+        inspected = _inspect(plan, solution, workload, device, trace_set_path, tmpdir)
+        said = "\n".join(f"{step.name}:\n{step.text}" for step in inspected.steps)
+        return f"{render_findings(read_findings(inspected))}\n{said}"
 
     return _answer(check, max_lines)
 
 
-def _look(
+def _inspect(
     steps: list[ToolStep],
     solution: Solution | str,
     workload: Workload | str,
@@ -133,7 +133,8 @@ def _look(
 
 
 def _answer(work: Callable[[], str], max_lines: int | None = None) -> str:
-    """Return the text of some work, or of its error; at most so many lines, the last of which counts the rest."""
+    """Return the result of a function, or its error, with at most this many lines. The last line counts the omitted
+    lines."""
     try:
         lines = plain(work()).splitlines()
     except (FlashInferBenchError, OSError, ValueError, TypeError) as error:

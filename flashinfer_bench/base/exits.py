@@ -6,7 +6,7 @@ import signal
 
 
 def describe_exit(code: int | None) -> str:
-    """Say how a process ended.
+    """Describe how a process ended.
 
     Args:
         code: its exit code, the number of a signal below zero, or None if its end was not observed.

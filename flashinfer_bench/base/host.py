@@ -40,7 +40,7 @@ def cores_for_compilers() -> list[int]:
 
 
 def usable_memory(root: Path = SYSTEM) -> int:
-    """Return how many bytes of memory this process may use, whether or not they are free now."""
+    """Return the bytes of memory that this process may use, free or not."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [int(limit) for limit, *_ in _read_limits(root, "memory.max", "memory.limit_in_bytes")]
     return min([physical, *limits])
@@ -49,8 +49,8 @@ def usable_memory(root: Path = SYSTEM) -> int:
 def count_memory_kills(root: Path = SYSTEM) -> int:
     """Return the kernel's count of processes that it ended because memory ran out. Only its growth has a meaning."""
     with suppress(OSError):
-        found = re.search(r"^oom_kill (\d+)$", (root / "proc/vmstat").read_text(encoding="utf-8"), re.MULTILINE)
-        return int(found[1]) if found else 0
+        result = re.search(r"^oom_kill (\d+)$", (root / "proc/vmstat").read_text(encoding="utf-8"), re.MULTILINE)
+        return int(result[1]) if result else 0
     return 0
 
 

@@ -115,7 +115,7 @@ class Isolated:
 
 
 def run_isolated(module: str, request: Any, *, limit_s: float, environment: Mapping[str, str] | None = None) -> Any:
-    """Return a module's `answer` to a request, which it gives in a process of its own.
+    """Run a module's `answer` to a request in a new process, and return its response.
 
     Args:
         module: full name of the module.
@@ -150,8 +150,8 @@ def main(module: str, parent: str) -> None:
     os.dup2(2, 1)
     if module.endswith(".py"):
         sys.path.append(str(Path(__file__).parents[2]))
-    found = run_path(module) if module.endswith(".py") else vars(import_module(module))
-    text = json.dumps(found["answer"](json.load(sys.stdin)))
+    result = run_path(module) if module.endswith(".py") else vars(import_module(module))
+    text = json.dumps(result["answer"](json.load(sys.stdin)))
     with os.fdopen(response, "w") as pipe:
         pipe.write(text)
 

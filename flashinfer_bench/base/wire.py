@@ -1,8 +1,8 @@
 """Frames: the messages between our processes.
 
-A frame is a 4-byte big-endian length and that many bytes of UTF-8 JSON holding one object. File descriptors may
-travel with the first byte of a frame (SCM_RIGHTS). Nothing is ever unpickled. A frame over the reader's limit, or
-one that is not a JSON object, is a WireError: the reader trusts no length that the other side claims.
+A frame is a 4-byte big-endian length, followed by its bytes of UTF-8 JSON holding one object. File descriptors may
+travel with the first byte of a frame (SCM_RIGHTS). Nothing is ever unpickled. A frame over the reader's limit, or a
+frame that is not a JSON object, is a WireError. The reader trusts no length from the sender.
 """
 
 from __future__ import annotations

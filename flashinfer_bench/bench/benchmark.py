@@ -105,7 +105,7 @@ class Benchmark:
         return self._trace_set
 
     def replay(self, traces: Iterable[Trace]) -> None:
-        """Give jobs the inputs that they had when these traces were recorded."""
+        """Give jobs the inputs that they had in these traces."""
         run_seed, recorded = recorded_seeds(traces)
         self._seeds = JobSeeds(self.config.seed if run_seed is None else run_seed, recorded)
 
@@ -128,7 +128,7 @@ class Benchmark:
 
     @collector_paused()
     def plan(self, *, resume: bool = False, retry_timeouts: bool = False) -> Plan:
-        """Return the jobs of a run and the skipped parts; start nothing.
+        """Return the jobs of a run and the skipped parts, without starting a process.
 
         Args:
             resume: skip jobs that a trace of the set records unchanged, except traces that were not to be saved.
@@ -180,7 +180,7 @@ class Benchmark:
             save_results: append each trace to the set on disk before its event is yielded.
 
         Raises:
-            DataSetError: results are to be saved, and the set has no folder, or its folder cannot be written safely.
+            DataSetError: results must be saved, and the set has no folder, or its folder cannot be written safely.
         """
         if save_results and self._reserved is None:
             self.reserve(plan)

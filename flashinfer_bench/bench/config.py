@@ -108,7 +108,7 @@ class BenchmarkConfig(EvalSettings):
     timeout_seconds: Seconds = 300
     """Limit of one solution on one workload, in seconds."""
     call_timeout_seconds: Seconds | None = None
-    """Limit of a call after a solution's first, and of a first call that compiles nothing, in seconds; None for none.
+    """Limit of a call after a solution's first, and of a first call without compilation, in seconds; None for no limit.
     A call may always take 50 times as long as the reference. `run --solution` sets 20, with --watch or --quick 5."""
     profile_baseline: bool = True
     """Time the reference too; without it there is no speed-up."""
@@ -125,46 +125,47 @@ class BenchmarkConfig(EvalSettings):
     devices: DeviceNames | None = None
     """Use only these devices: "0", "cuda:1", a GPU's uuid, or "cpu"."""
     cluster: Literal["ray"] | None = None
-    """Run on the places of a cluster instead of this machine's devices; needs the extra `cluster`."""
+    """Run on the slots of a cluster instead of this machine's devices; needs the extra `cluster`."""
     cluster_address: str | None = None
     """Address of the cluster's head, such as "10.0.0.1:6379"; None for the cluster that this machine belongs to."""
     shared_blobs: bool = False
     """All nodes of the cluster see the trace sets under the same paths, so stored inputs do not travel."""
     seed: Seed | None = None
-    """Seed of the inputs; None draws a secret one, which is recorded."""
+    """Seed of the inputs; None draws a secret seed, which is recorded."""
     worker_memory_gb: Gigabytes | None = None
     """Limit on a worker's host memory; None leaves it to the machine."""
     build_jobs: Count | None = None
-    """How many compilers run at once; None for one less than there are cores (on a CPU, which waits for them, all)."""
+    """Compilers at once; None for one less than there are cores (on a CPU, which waits for them, one for each core)."""
     time_budget_s: Seconds = 1.0
-    """A measurement of a solution takes fewer samples where it would last longer than this."""
+    """A measurement of a solution takes fewer samples if it would last longer than this."""
     baseline_budget_s: Seconds = 2.0
-    """A measurement of the reference takes fewer samples where it would last longer than this."""
+    """A measurement of the reference takes fewer samples if it would last longer than this."""
     l2_cache: Literal["cold", "warm"] = "cold"
-    """State of a GPU's L2 before each timed call: flushed, or as the call before left it."""
+    """State of a GPU's L2 before each timed call: flushed, or unchanged since the previous call."""
     clock: Literal["auto", "cuda_events"] = "auto"
-    """How GPU work is timed: CUPTI where it is to be had, or CUDA events."""
+    """Clock of GPU work: CUPTI if it is available, or CUDA events."""
     cuda_graphs: bool = True
-    """A call of several GPU operations is timed as the replay of a CUDA graph, where it can be captured."""
+    """Time a call of several GPU operations as the replay of a CUDA graph, if it can be captured."""
     assurance: Literal["standard", "full"] = "standard"
-    """How far a GPU's latency is bound from outside: by a chain of calls, or at full by batches of calls, too."""
+    """Bound of a GPU's latency from outside: a gated chain of calls, or at full also batches of calls."""
     confirm: bool = True
-    """Judge the best of each workload again at full assurance, on a GPU; without it nothing is confirmed."""
+    """Judge the best of each workload again at full assurance, on a GPU; otherwise no solution is confirmed."""
     keep_samples: bool = False
-    """Write every reading into the trace, not only what they come to."""
+    """Write every sample into the trace, not only their summary."""
     quick: bool = False
-    """A first look: one trial, few readings, a coarse precision. Its traces are marked, never best, never resumed from.
+    """A first check: one trial, few samples, a coarse precision. Its traces are marked, never best, never resumed from.
     """
     interpret: bool = False
     """Without a GPU, run Triton solutions that are for GPUs alone in Triton's interpreter; else they are skipped."""
     fresh_baselines: bool = False
-    """Time every reference in this run; otherwise what an earlier run kept of the same GPU is taken over."""
+    """Time every reference in this run, instead of reusing the times of an earlier run on the same GPU."""
     sandbox: SandboxLevel = "auto"
-    """How far workers are confined: all of it or no run, all that this machine gives, or not."""
+    """Sandbox of workers: strict (required), auto (best available), off."""
     trust_definitions: bool = False
-    """Make custom inputs by the code of definitions from any set, not from the first one's own files alone."""
+    """Make custom inputs by the code of definitions from any set, not only from the first set's own files."""
     evaluator_modules: list[PlugInReference] = Field(default_factory=list)
-    """Modules with evaluators of the user's own, asked before the built-in ones: `package.module` or `module:Class`."""
+    """Modules with the user's own evaluators, which come before the built-in ones: `package.module` or
+    `module:Class`."""
     op_type_config: Sections = Field(default_factory=dict)
     """Eval fields by op type; they beat the top level."""
     definition_config: Sections = Field(default_factory=dict)
@@ -229,12 +230,12 @@ class BenchmarkConfig(EvalSettings):
         Raises:
             ConfigError: a tolerances file cannot be used.
         """
-        found = [
+        result = [
             Level(str(one.file), flatten(values), "set", DEFINITIONS, name)
             for one in find_tolerances(trace_set)
             for name, values in one.sections.items()
         ]
-        return self._merge((*(level for level in self._levels if level.owner != "set"), *found))
+        return self._merge((*(level for level in self._levels if level.owner != "set"), *result))
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> BenchmarkConfig:
         """Return a copy. `update` is checked and counts as overrides; pydantic's own would miss the cascade."""
@@ -262,32 +263,32 @@ class BenchmarkConfig(EvalSettings):
         if tolerance is not None:
             levels = by_owner((*levels, Level("the workload's tolerance", tolerance, "set")))
         given = cascade(levels, definition.name, definition.op_type)
-        found = {name: one for name, one in given.items() if name in EVAL_FIELDS or name.startswith("extra.")}
-        origins = dict.fromkeys(EVAL_FIELDS, DEFAULT_ORIGIN) | {name: origin for name, (_, origin) in found.items()}
-        values = nest({name: value for name, (value, _) in found.items()})
+        result = {name: one for name, one in given.items() if name in EVAL_FIELDS or name.startswith("extra.")}
+        origins = dict.fromkeys(EVAL_FIELDS, DEFAULT_ORIGIN) | {name: origin for name, (_, origin) in result.items()}
+        values = nest({name: value for name, (value, _) in result.items()})
         return ResolvedEvalConfig(**values, origins=origins, profile_baseline=self.profile_baseline)
 
     def origins(self) -> dict[str, str]:
         """Return the origin of each top-level field, by field name or "extra.<key>"."""
-        found = {name: DEFAULT_ORIGIN for name in type(self).model_fields if name not in (*SECTIONS, "extra")}
-        return found | {name: origin for name, (_, origin) in cascade(self._levels).items()}
+        result = {name: DEFAULT_ORIGIN for name in type(self).model_fields if name not in (*SECTIONS, "extra")}
+        return result | {name: origin for name, (_, origin) in cascade(self._levels).items()}
 
-    def section_places(self, section: str, *, users_only: bool = False) -> Iterator[tuple[str, str]]:
+    def section_locations(self, section: str, *, users_only: bool = False) -> Iterator[tuple[str, str]]:
         """Yield source and name of each section of op_type_config or definition_config, in all sources or the
         user's."""
         for level in self._levels:
             if level.section == section and (level.owner == "user" or not users_only):
-                yield level.place, level.name
+                yield level.location, level.name
 
-    def timing_mark(self) -> str | None:
+    def timing_key(self) -> str | None:
         """Return the difference of this run's timing from the usual, for a job's fingerprint; None without one."""
-        marks = [
+        parts = [
             "quick" if self.quick else "",
             "warm L2" if self.l2_cache == "warm" else "",
             self.clock if self.clock != "auto" else "",
             "" if self.cuda_graphs else "no graphs",
         ]
-        return ", ".join(filter(None, marks)) or None
+        return ", ".join(filter(None, parts)) or None
 
     @classmethod
     def _read_file(cls, path: Path, owner: Literal["bundled", "user"], overrides: Mapping[str, Any]) -> BenchmarkConfig:

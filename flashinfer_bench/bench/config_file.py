@@ -90,20 +90,20 @@ def list_problems(
     """
     problems = []
     for item in error.errors(include_url=False):
-        kind, location, context = item["type"], item["loc"], item.get("ctx", {})
+        kind, steps, context = item["type"], item["loc"], item.get("ctx", {})
         what = context.get("what", item["msg"])
         if kind == "extra_forbidden" and known:
-            hint = did_you_mean(str(location[-1]), known) or f"; known keys: {', '.join(known)}"
+            hint = did_you_mean(str(steps[-1]), known) or f"; known keys: {', '.join(known)}"
             kind, what = "unknown_key", f"unknown key{hint}"
-        place = _place(source, location, lines or {}) if source is not None else context.get("place")
-        reported = {"what": what} if place is None else {"place": place, "what": what}
+        location = _locate(source, steps, lines or {}) if source is not None else context.get("location")
+        reported = {"what": what} if location is None else {"location": location, "what": what}
         fault = PydanticCustomError(kind, ": ".join(f"{{{name}}}" for name in reported), reported)
-        problems.append(InitErrorDetails(type=fault, loc=location, input=item["input"]))
+        problems.append(InitErrorDetails(type=fault, loc=steps, input=item["input"]))
     return problems
 
 
-def _place(source: str, location: tuple[int | str, ...], lines: Mapping[tuple[str, ...], int]) -> str:
-    keys = tuple(str(part) for part in location)
+def _locate(source: str, steps: tuple[int | str, ...], lines: Mapping[tuple[str, ...], int]) -> str:
+    keys = tuple(str(part) for part in steps)
     line = next((lines[keys[:end]] for end in range(len(keys), 0, -1) if keys[:end] in lines), None)
     return ": ".join(filter(None, [source, ".".join(keys)])) + (f" (line {line})" if line else "")
 
@@ -115,8 +115,8 @@ def as_validation_error(title: str, problems: Sequence[InitErrorDetails]) -> Val
 
 def describe_problems(error: ValidationError) -> list[str]:
     """Return one line for each problem of a configuration: the location, the reason, the nearest known name."""
-    found = [(item, item.get("ctx", {})) for item in error.errors(include_url=False)]
+    result = [(item, item.get("ctx", {})) for item in error.errors(include_url=False)]
     return [
-        f"{context.get('place') or _place(error.title, item['loc'], {})}: {context.get('what', item['msg'])}"
-        for item, context in found
+        f"{context.get('location') or _locate(error.title, item['loc'], {})}: {context.get('what', item['msg'])}"
+        for item, context in result
     ]

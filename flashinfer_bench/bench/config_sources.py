@@ -115,7 +115,7 @@ class EvalSettings(StrictModel):
     warmup_runs: WarmupRuns = 10
     """Calls before timing starts."""
     iterations: Iterations = 50
-    """Timed calls per trial; "auto": as many as `precision` needs, from 20 to 50."""
+    """Timed calls per trial; "auto": enough for `precision`, from 20 to 50."""
     num_trials: Count = 3
     """Independent trials, each with inputs of its own."""
     precision: Precision = 0.015
@@ -127,7 +127,7 @@ class EvalSettings(StrictModel):
     required_matched_ratio: Ratio | None = None
     """Share of elements that must match; None leaves it to the evaluator (1.0 in the Default evaluator)."""
     norm_rule: bool = True
-    """Compare the error's norm with the output's norm, overall and per row, whatever `atol` is."""
+    """Compare the error's norm with the output's norm, overall and per row, with any `atol`."""
     lost_rows_rule: bool = True
     """With a matched ratio below 1, reject any fully wrong row except near-ties."""
     regimes_rule: bool = True
@@ -162,7 +162,7 @@ class EvalConfig(StrictModel):
 
     @classmethod
     def of_flat(cls, values: Mapping[str, Any]) -> EvalConfig:
-        """Return a section of validated values, as `flat` gives them. A set may give an `atol` of 0, a user may not."""
+        """Return a section of validated values in the form of `flat`. A set may give an `atol` of 0, a user may not."""
         nested = nest(values)
         return cls.model_construct({*nested}, **nested)
 
@@ -242,16 +242,16 @@ class Level(NamedTuple):
     section: str = ""
     """"op_type_config", "definition_config", or empty at the top level."""
     name: str = ""
-    """Of the section's op type or definition."""
+    """Name of the section's op type or definition."""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The location, as origins name it. A set's file has only definitions, and no sections."""
         path = [] if self.owner == "set" else [self.section]
         return ": ".join(filter(None, [self.origin, ".".join(filter(None, [*path, self.name]))]))
 
     def is_of(self, definition: str, op_type: str) -> bool:
-        """Tell whether it holds for a definition."""
+        """Return whether it applies to a definition."""
         if self.section == OP_TYPES:
             return normalise_op_type(self.name) == normalise_op_type(op_type)
         return not self.section or self.name == definition
@@ -275,11 +275,11 @@ def cascade(levels: Levels, definition: str = "", op_type: str = "") -> dict[str
     asking = [index for index, level in enumerate(levels) if "quick" in level.values]
     if asking and levels[asking[-1]].values["quick"]:
         levels = (*levels[: asking[-1]], QUICK, *levels[asking[-1] :])
-    found: dict[str, Given] = {}
+    result: dict[str, Given] = {}
     for level in levels:
         if level.is_of(definition, op_type):
-            found |= {name: (value, level.place) for name, value in level.values.items()}
-    return found
+            result |= {name: (value, level.location) for name, value in level.values.items()}
+    return result
 
 
 def merge_sections(levels: Levels, section: str) -> dict[str, EvalConfig]:

@@ -58,7 +58,7 @@ class Standing(NamedTuple):
 def next_to_confirm(standings: Iterable[Standing], tried: Collection[str]) -> str | None:
     """Return the solution to judge again on a workload; None if the best stands, or no solution can be tried.
 
-    That is the fastest without a confirmation, if each confirmed time lies behind its time by more than both intervals.
+    That is the fastest solution without a confirmation, if it beats each confirmed time by more than both intervals.
 
     Args:
         standings: of all solutions that pass on one kind of hardware, recorded ones included.
@@ -251,8 +251,8 @@ class Winners:
 
 def confirming(job: Job, index: int, hardware: str | None = None) -> Job:
     """Return the job that judges a job's solution at full assurance, on any device or on this hardware."""
-    marks = {**job.fingerprint, "assurance": FULL}
-    return replace(job, index=index, assurance=FULL, hardware=hardware, fingerprint=marks)
+    keys = {**job.fingerprint, "assurance": FULL}
+    return replace(job, index=index, assurance=FULL, hardware=hardware, fingerprint=keys)
 
 
 def scope_of(job: Job) -> Scope:

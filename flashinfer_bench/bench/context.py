@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from flashinfer_bench.base.host import spare_cores
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.evaluator_record import mark_built_in
+from flashinfer_bench.bench.evaluator_record import built_in_key
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER
 from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins
 from flashinfer_bench.bench.machine import Device, Machine, discover_devices
@@ -23,8 +23,8 @@ from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner import baseline_cache
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.runner.lookup import EvaluatorLookup, look_up_evaluators
-from flashinfer_bench.bench.runner.orders import OrderMaker
-from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.protocol import SessionConfig
+from flashinfer_bench.bench.runner.requests import RequestMaker
 from flashinfer_bench.bench.runner.sandbox import Sandbox, find_sandbox
 from flashinfer_bench.bench.scheduler import Rules, Scheduler
 from flashinfer_bench.bench.spread_file import SPREAD_FOLDER, SpreadFile
@@ -45,7 +45,7 @@ from flashinfer_bench.data.store.layout import (
     SOLUTIONS,
     TRACES,
     WORKLOADS,
-    find_loose_folders,
+    find_foreign_folders,
 )
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import ConfigError
@@ -86,7 +86,7 @@ class HarnessContext:
         self.config = (config if config is not None else BenchmarkConfig.default()).for_set(trace_set)
         self._toolchain = find_toolchain()
         self._cluster = None
-        """Where sessions run, if not on this machine."""
+        """The cluster of the sessions; None for this machine."""
         if self.config.cluster is not None:
             self._cluster = join_cluster(self._cluster_settings(str(self.cache) if cache is not None else None))
             self.sandbox, self.machine = self._cluster.sandbox, self._cluster.machine
@@ -95,11 +95,11 @@ class HarnessContext:
             here = Machine(discover_devices(self.config.devices), find_unavailable_languages(self._toolchain))
             known = (self._toolchain, here.capabilities)
             self.machine = replace(
-                here, why_not_buildable=lambda one: why_not_buildable(one, *known), sandbox=self.sandbox.mark
+                here, why_not_buildable=lambda one: why_not_buildable(one, *known), sandbox=self.sandbox.fingerprint_key
             )
         self._plug_ins = list_plug_ins(self.config.evaluator_modules)
         self.tool: tuple[str, str] | None = None
-        """The module that replaces sessions (`Hello.tool`)."""
+        """The module that replaces sessions (`SessionConfig.tool`)."""
         self._lookup = EvaluatorLookup()
 
     def fingerprint_evaluators(
@@ -115,7 +115,7 @@ class HarnessContext:
             ConfigError: a plug-in cannot be used, or `extra` has a key or value that it does not take.
         """
         if not self._plug_ins:
-            return {definition.name: mark_built_in(definition) for definition in definitions}
+            return {definition.name: built_in_key(definition) for definition in definitions}
         if not self._lookup.has_all(definitions):
             asked = {one.name: one for one in (*others, *definitions)}
             stays = self._cluster is None and not others
@@ -127,7 +127,7 @@ class HarnessContext:
 
     @property
     def plug_in_keys(self) -> frozenset[str]:
-        """Keys of `extra` that plug-ins declare, as far as they were asked."""
+        """Keys of `extra` that the plug-ins asked so far declare."""
         return self._lookup.known.keys
 
     def sandbox_of(self, device: Device) -> Sandbox:
@@ -152,12 +152,12 @@ class HarnessContext:
 
     def make_scheduler(self, seeds: JobSeeds, rules: Rules, *, needs_triton: bool) -> Scheduler:
         """Make the loop over the devices; start nothing."""
-        makes = OrderMaker if self._cluster is None else self._cluster.batch_maker
+        makes = RequestMaker if self._cluster is None else self._cluster.batch_maker
         farm = self._make_farm() if self._cluster is None else self._cluster.no_builds(self.cache)
         return Scheduler(
             self.machine.devices if self._cluster is None else self._cluster,
-            hello_for=lambda device: self.greet(device, rules, needs_triton=needs_triton),
-            orders=makes(farm, blob_root_for=self.blob_root_for, seed_of=seeds.of),
+            session_config_for=lambda device: self.greet(device, rules, needs_triton=needs_triton),
+            requests=makes(farm, blob_root_for=self.blob_root_for, seed_of=seeds.of),
             rules=rules,
         )
 
@@ -169,12 +169,12 @@ class HarnessContext:
         """Return the folder of the set for a solution's traces; None for a set in memory."""
         return self.trace_set.solution_root(solution.name)
 
-    def greet(self, device: Device, rules: Rules, *, needs_triton: bool) -> Hello:
+    def greet(self, device: Device, rules: Rules, *, needs_triton: bool) -> SessionConfig:
         """Return the settings of a session."""
         config = self.config
         isolated = config.use_isolated_runner or rules.one_worker_a_job
         share = QUICK_SHARE if config.quick else 1.0
-        return Hello(
+        return SessionConfig(
             device=device.kind,
             hardware=device.name,
             isolated=isolated,
@@ -248,10 +248,10 @@ def list_hidden_folders(trace_set: TraceSet, cache: Path) -> list[str]:
     """Return the folders that no worker may read, even if they lie in a folder that workers need."""
     parts = (DEFINITIONS, SOLUTIONS, WORKLOADS, TRACES, BLOB, SERVED)
     files = [*trace_set.definition_files.values(), *trace_set.solution_files.values()]
-    loose = find_loose_folders(files, trace_set.roots)
+    foreign = find_foreign_folders(files, trace_set.roots)
     # Files that a worker needs may lie beside: then only the definitions are hidden.
     needed = [Path(sys.prefix), Path(__file__)]
-    shut = {folder for folder in loose if not any(path.is_relative_to(folder.absolute()) for path in needed)}
-    shown = [file for file in trace_set.definition_files.values() if file.parent in loose - shut]
+    shut = {folder for folder in foreign if not any(path.is_relative_to(folder.absolute()) for path in needed)}
+    shown = [file for file in trace_set.definition_files.values() if file.parent in foreign - shut]
     hidden = [root / part for root in trace_set.roots for part in parts]
     return [str(path.absolute()) for path in (*hidden, *shut, *shown, *(cache / name for name in CACHE_FOLDERS))]

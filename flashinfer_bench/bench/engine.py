@@ -54,7 +54,7 @@ RESTART_S: Final = 1.0
 """Seconds after which the loop over the devices is started anew if it failed."""
 RATE_S: Final = 60.0
 """Seconds before now over which verdicts are counted for the rate."""
-MOST_KEPT: Final = 10_000
+MOST_CACHED: Final = 10_000
 """Jobs whose latest recorded trace the engine keeps for answers. A line has some 6 KB."""
 Recorded = dict[tuple[str, str], list[AnyTrace]]
 """Uuid of a workload and digest of a solution → traces, the latest last."""
@@ -136,14 +136,14 @@ class Engine:
             submitter: name of the caller. Submitters of one priority get equal shares of the devices.
             save_results: append each trace to the set on disk before the task gets it.
             use_recorded: return the set's traces of equal jobs, instead of judging again.
-            confirm: on a GPU, judge the solution again at full assurance on each workload of which it would be the best
-                known ("if_best"), judge it so at once ("always"), or do neither ("never"). The settings of the engine
-                may disable all confirmations (`confirm`, `quick`), or judge everything so (`assurance`).
+            confirm: on a GPU, when to judge the solution at full assurance. "if_best": again on each workload of which
+                it would be the best known. "always": at once. "never": not at all. The settings of the engine may
+                disable all confirmations (`confirm`, `quick`), or judge everything so (`assurance`).
 
         Raises:
             ConfigError: there is no such solution, definition or workload, it cannot run on this machine, the priority
                 is no whole number, or `confirm` has another value.
-            DataSetError: results are to be saved, and the set has no folder, or its folder cannot be written safely.
+            DataSetError: results must be saved, and the set has no folder, or its folder cannot be written safely.
             QueueFull: the open work has reached `limits`.
             EngineClosed: the engine was closed.
         """
@@ -153,14 +153,14 @@ class Engine:
         if confirm not in get_args(Confirm):
             raise ConfigError(f"confirm must be one of {', '.join(get_args(Confirm))}, not {confirm!r}")
         may = may_confirm(self.context.config, self.context.machine)
-        found = self._jobs.find(solution)
-        jobs = self._jobs.make_jobs(found, workloads)
+        result = self._jobs.find(solution)
+        jobs = self._jobs.make_jobs(result, workloads)
         if may and confirm == "always":
             jobs = [confirming(job, job.index) for job in jobs]
         if save_results and jobs:
-            self._harness.recorder.check(jobs[0].definition, found)
+            self._harness.recorder.check(jobs[0].definition, result)
         task = Task(
-            found,
+            result,
             [job.workload.uuid for job in jobs],
             cancel=self._cancel,
             on_trace=self._note,
@@ -245,7 +245,7 @@ class Engine:
             )
 
     def _count_tasks(self) -> dict[str, int]:
-        """Return how many tasks each submitter has open."""
+        """Return the number of open tasks of each submitter."""
         return dict(Counter(task.queue_class.submitter for task in list(self._tasks.values()) if not task.is_done))
 
     def _cancel(self, task: Task) -> None:
@@ -303,14 +303,14 @@ class Engine:
                 self._tell(self._harness.step(self._woken.fileno(), min(POLL_S, max(0.0, left_s)) or POLL_S))
             with contextlib.suppress(BlockingIOError):
                 self._woken.recv(4096)
-            self._look()
+            self._note_devices()
 
     def _release(self) -> None:
         self._harness.release()
         end_launchers(threading.get_native_id())
-        self._look()
+        self._note_devices()
 
-    def _look(self) -> None:
+    def _note_devices(self) -> None:
         """Note the state of each device."""
         with self._lock:
             slots = {slot.device: slot for slot in self._harness.slots}
@@ -352,11 +352,11 @@ class SolutionJobs:
         """
         if isinstance(solution, Solution):
             return solution
-        found = self._context.trace_set.get_solution(solution)
-        if found is None:
+        result = self._context.trace_set.get_solution(solution)
+        if result is None:
             names = [one.name for listed in self._context.trace_set.solutions.values() for one in listed]
             raise ConfigError(f"the trace set has no solution {solution!r}{did_you_mean(solution, names)}")
-        return found
+        return result
 
     def make_jobs(self, solution: Solution, workloads: Sequence[str] | None) -> list[Job]:
         """Return the jobs of a solution, not numbered yet.
@@ -389,37 +389,37 @@ class SolutionJobs:
 
         A job is equal if a resumed run would skip it, whatever the name of its solution.
         """
-        found: dict[str, Trace] = {}
+        result: dict[str, Trace] = {}
         for job in jobs:
-            mark = (job.workload.uuid, job.fingerprint["solution"])
+            key = (job.workload.uuid, job.fingerprint["solution"])
             with self._lock:
-                traces = list(self._recorded_of(job.definition.name).get(mark, []))
-                if (own := self._own.get(mark)) is not None:
+                traces = list(self._recorded_of(job.definition.name).get(key, []))
+                if (own := self._own.get(key)) is not None:
                     traces.append(Trace.model_validate_json(own))
             recorded = decide(job, self._context.config, traces).trace
             if recorded is not None:
-                found[job.workload.uuid] = to_trace(recorded).model_copy(update={"solution": job.solution.name})
-        return found
+                result[job.workload.uuid] = to_trace(recorded).model_copy(update={"solution": job.solution.name})
+        return result
 
     def note(self, job: Job, trace: Trace, *, is_saved: bool) -> bool:
         """Note a verdict of the engine; return whether its solution becomes the best, unless that is confirmed."""
-        mark = (job.workload.uuid, job.fingerprint["solution"])
+        key = (job.workload.uuid, job.fingerprint["solution"])
         with self._lock:
             if is_saved:
-                self._own.pop(mark, None)
-                self._own[mark] = trace.to_json()
-                while len(self._own) > MOST_KEPT:
+                self._own.pop(key, None)
+                self._own[key] = trace.to_json()
+                while len(self._own) > MOST_CACHED:
                     del self._own[next(iter(self._own))]
-            return self._best.note(trace, mark[1])
+            return self._best.note(trace, key[1])
 
     def _recorded_of(self, definition: str) -> Recorded:
         if definition not in self._recorded:
             known: Recorded = {}
             for trace in in_order_of_time(kept_of(self._context.trace_set.traces.get(definition, []))):
-                marks = (read_fingerprint(trace.evaluation) if trace.evaluation is not None else None) or {}
-                if "solution" in marks:
-                    known.setdefault((trace.workload.uuid, marks["solution"]), []).append(trace)
-                self._best.note(trace, marks.get("solution", trace.solution or ""))
+                keys = (read_fingerprint(trace.evaluation) if trace.evaluation is not None else None) or {}
+                if "solution" in keys:
+                    known.setdefault((trace.workload.uuid, keys["solution"]), []).append(trace)
+                self._best.note(trace, keys.get("solution", trace.solution or ""))
             self._recorded[definition] = known
         return self._recorded[definition]
 

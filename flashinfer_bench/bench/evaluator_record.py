@@ -29,7 +29,7 @@ from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
 
 FOLDER: Final = Path(__file__).with_name("evaluators")
 MAX_ABSOLUTE_ERROR: Final = "max_absolute_error"
-"""Key of `extra`: largest error of any element, whatever the other tolerances allow."""
+"""Key of `extra`: largest error of any element, with any other tolerances."""
 MAX_ERROR_CAP: Final = "max_error_cap"
 """Key of `extra`: largest error, in multiples of the largest expected value."""
 MAX_ERROR_NORM: Final = "max_error_norm"
@@ -53,7 +53,7 @@ class ExtraKey:
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether a value is a number that a float holds."""
+    """Return whether a value is a number within a float's range."""
     is_whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     return is_whole or isinstance(value, float)
 
@@ -84,15 +84,15 @@ class EvaluatorRecord:
     """Name of the class; filled in, too."""
 
     def covers(self, definition: Definition) -> bool:
-        """Tell whether the evaluator takes a definition."""
+        """Return whether the evaluator takes a definition."""
         return not self.op_types or (normalise_op_type(definition.op_type) in self.op_types and self.takes(definition))
 
 
 @cache
 def find_records() -> tuple[EvaluatorRecord, ...]:
     """Return the records of this package's evaluators. The first that covers a definition judges it."""
-    found = [record for file in sorted(FOLDER.rglob("*.py")) for record in _read_records(file)]
-    return tuple(sorted(found, key=lambda record: not record.op_types))
+    result = [record for file in sorted(FOLDER.rglob("*.py")) for record in _read_records(file)]
+    return tuple(sorted(result, key=lambda record: not record.op_types))
 
 
 class _LightNames(dict[str, Any]):
@@ -128,8 +128,8 @@ def _defined_by(node: ast.stmt) -> list[str]:
     """Return the names that a statement defines."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return [alias.asname or alias.name for alias in node.names]
-    found = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
-    return [str(getattr(one, "id", None) or getattr(one, "name", "")) for one in found]
+    result = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
+    return [str(getattr(one, "id", None) or getattr(one, "name", "")) for one in result]
 
 
 def known_op_types() -> list[str]:
@@ -137,12 +137,12 @@ def known_op_types() -> list[str]:
     return sorted({op_type for record in find_records() for op_type in record.op_types})
 
 
-def mark_built_in(definition: Definition) -> str:
+def built_in_key(definition: Definition) -> str:
     """Return the fingerprint of the built-in evaluator that judges a definition."""
-    return next(make_mark(one.name, one.revision) for one in find_records() if one.covers(definition))
+    return next(make_key(one.name, one.revision) for one in find_records() if one.covers(definition))
 
 
-def make_mark(name: str, revision: int) -> str:
+def make_key(name: str, revision: int) -> str:
     """Return the fingerprint of an evaluator's code."""
     return f"{name} {revision}"
 

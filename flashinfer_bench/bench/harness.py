@@ -100,7 +100,7 @@ class Harness:
         self._equal: dict[object, OpenJob] = {}
         """Common key of equal jobs → the open job that they may share."""
         self._of_solution: Counter[str] = Counter()
-        """Mark of a solution → how many of its jobs are open, under whatever names."""
+        """Key of a solution → number of its open jobs, under all names."""
         self._notes: deque[Callable[[Scheduler], object]] = deque()
         """Work between two steps of the loop."""
         self._scheduler: Scheduler | None = None
@@ -132,7 +132,7 @@ class Harness:
                 if entry is None:
                     entry = OpenJob(replace(job, index=next(self._numbers)), queue_class)
                     self._open[entry.job.index] = entry
-                    self._of_solution[_mark(job)] += 1
+                    self._of_solution[_solution_key(job)] += 1
                     if shares:
                         self._equal[_identity(job)] = entry
                     new.append(entry.job)
@@ -203,7 +203,7 @@ class Harness:
         self.ended.update([CANCELLED] * len(removed))
 
     def _settle(self, ended: Judged | JobFaulted) -> Iterator[Event]:
-        """Give a job's result to each submission that waits for it, and yield it once for each solution."""
+        """Give a job's result to each waiting submission, and yield it once for each solution."""
         seed = self._seeds.describe(self._open[ended.job.index].job)
         entry = self._close(ended.job)
         if isinstance(ended, JobFaulted):
@@ -228,7 +228,7 @@ class Harness:
             submission.note(job, reported.trace if isinstance(reported, JobFinished) else replace(reported, job=job))
 
     def _finish(self, submission: Submission, judged: Judged, seed: dict[str, Any]) -> JobFinished | JobFaulted:
-        """Return the event of a verdict, whose trace is saved if that is wanted."""
+        """Return the event of a verdict; save its trace if requested."""
         job = judged.job
         trace = self.recorder.make_trace(job, judged.device, judged.evaluation, seed)
         try:
@@ -246,9 +246,9 @@ class Harness:
             entry = self._open.pop(job.index)
             self._unshare(entry)
             self._seeds.forget(entry.job)
-            self._of_solution[_mark(job)] -= 1
-            if not self._of_solution[_mark(job)]:
-                del self._of_solution[_mark(job)]
+            self._of_solution[_solution_key(job)] -= 1
+            if not self._of_solution[_solution_key(job)]:
+                del self._of_solution[_solution_key(job)]
                 if self._scheduler is not None:
                     self._scheduler.forget_solution(job)
         return entry
@@ -270,7 +270,7 @@ def _identity(job: Job) -> object:
     return job.definition.name, job.workload.uuid, tuple(sorted(job.fingerprint.items()))
 
 
-def _mark(job: Job) -> str:
+def _solution_key(job: Job) -> str:
     return job.fingerprint.get("solution", job.solution.name)
 
 

@@ -6,10 +6,10 @@ the fewest device seconds goes first. A new or returning class starts level with
 A class holds groups in the order of submission: the jobs of one solution, which share a worker. A batch has jobs of one
 class and one definition, from the front:
 
-* A run serves one plan (`turn_s` is infinite). A batch has whole solutions, up to a share of the remaining jobs, so
+* A run serves one plan (`quantum_s` is infinite). A batch has whole solutions, up to a share of the remaining jobs, so
   batches shrink as the work runs out. A device stays with its definition, whose baselines it has. A solution is split
   only if fewer are left than devices.
-* A resident engine's batch has jobs for about `turn_s`, so an urgent job waits for one batch at most.
+* A resident engine's batch has jobs for about `quantum_s`, so an urgent job waits for one batch at most.
 * A class with `in_order` keeps the exact order of its jobs, for measurements that are interleaved.
 """
 
@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from flashinfer_bench.bench.planning.plan import Job
 
-TURN_S: Final = 1.0
+QUANTUM_S: Final = 1.0
 """Seconds of work in a batch of a resident engine, by estimate."""
 BATCHES_PER_DEVICE: Final = 2
 """A batch of several solutions has at most the remaining jobs, divided by the devices and by this."""
@@ -64,11 +64,11 @@ class JobQueue:
     """The open jobs of all submitters.
 
     Args:
-        turn_s: seconds of work in a batch; infinite for a run of one plan.
+        quantum_s: seconds of work in a batch; infinite for a run of one plan.
     """
 
-    def __init__(self, turn_s: float = math.inf) -> None:
-        self._turn_s = turn_s
+    def __init__(self, quantum_s: float = math.inf) -> None:
+        self._quantum_s = quantum_s
         self._queue_classes: dict[QueueClass, Waiting] = {}
         self.remaining = 0
         """Jobs that no device has."""
@@ -89,7 +89,7 @@ class JobQueue:
         self._put(queue_class, jobs)
 
     def remove(self, indices: Iterable[int]) -> list[Job]:
-        """Remove those of these jobs that no device has, and return them."""
+        """Remove the jobs of these that no device has, and return them."""
         wanted = set(indices)
         return [
             job
@@ -178,8 +178,8 @@ class JobQueue:
         """Return a batch of solutions of one definition."""
         if not groups:
             return []
-        if not math.isinf(self._turn_s):
-            most = max(1, math.ceil(self._turn_s / self._estimate(groups[0][0])))
+        if not math.isinf(self._quantum_s):
+            most = max(1, math.ceil(self._quantum_s / self._estimate(groups[0][0])))
             alike = (group for group in groups if group[0].definition.name == groups[0][0].definition.name)
             return list(itertools.islice(itertools.chain.from_iterable(alike), most))
         if devices > 1:

@@ -108,14 +108,14 @@ def discover_devices(
     gpus = _list_visible_gpus(nvml, environment) if usable else ()
     if requested is None:
         return gpus or (cpu,)
-    found = {entry: _find(entry.strip(), gpus) for entry in requested if entry != "cpu"}
-    if unknown := [entry for entry, gpu in found.items() if gpu is None]:
+    result = {entry: _find(entry.strip(), gpus) for entry in requested if entry != "cpu"}
+    if unknown := [entry for entry, gpu in result.items() if gpu is None]:
         why_none = "" if usable else " (the installed torch is a CPU build: GPUs cannot be used)"
         there = ", ".join(f"{device.label} {device.name} ({device.uuid})" for device in (*gpus, cpu))
         raise ConfigError(f"devices: there is no {', '.join(unknown)}{why_none}; this machine has: {there}")
     if "cpu" in requested:
         raise ConfigError("devices: cpu and GPUs cannot be used in one run; name one kind")
-    return tuple({gpu.uuid: gpu for gpu in found.values() if gpu is not None}.values())
+    return tuple({gpu.uuid: gpu for gpu in result.values() if gpu is not None}.values())
 
 
 def read_cpu_name(cpu_info: Path = CPU_INFO) -> str:
@@ -124,8 +124,8 @@ def read_cpu_name(cpu_info: Path = CPU_INFO) -> str:
         text = cpu_info.read_text(encoding="utf-8", errors="replace")
     except OSError:
         text = ""
-    found = re.search(r"^model name\s*:\s*(\S.*)$", text, re.MULTILINE)
-    return found.group(1).strip() if found else platform.processor() or platform.machine() or "CPU"
+    result = re.search(r"^model name\s*:\s*(\S.*)$", text, re.MULTILINE)
+    return result.group(1).strip() if result else platform.processor() or platform.machine() or "CPU"
 
 
 def is_torch_cuda_build() -> bool:
@@ -184,8 +184,8 @@ def _read_address(nvml: Nvml, handle: Any) -> Any:
         if nvml.nvmlDeviceGetMigMode(handle)[0]:
             return None
     with contextlib.suppress(nvml.NVMLError):
-        found = nvml.nvmlDeviceGetPciInfo(handle)
-        return int(found.domain), int(found.bus), int(found.device)
+        result = nvml.nvmlDeviceGetPciInfo(handle)
+        return int(result.domain), int(result.bus), int(result.device)
     return None
 
 

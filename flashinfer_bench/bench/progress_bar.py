@@ -40,7 +40,7 @@ def progress_bar(*, wanted: bool | None = None, console: Console | None = None) 
 
 
 def is_notebook() -> bool:
-    """Tell whether this process is the kernel of a notebook."""
+    """Return whether this process is the kernel of a notebook."""
     module: Any = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
     return getattr(shell, "kernel", None) is not None

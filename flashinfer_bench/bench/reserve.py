@@ -53,7 +53,7 @@ class Reservation:
                 _log.warning("another run of this set at the same time would judge its jobs again: %s", error)
 
     def release(self) -> None:
-        """Give the jobs up."""
+        """Release the jobs."""
         self._held.close()
 
     def _reserve(self, root: Path, wanted: dict[str, int | Scope]) -> None:
@@ -77,7 +77,7 @@ class Reservation:
 
 def _read_others(folder: OpenFolder) -> dict[str, str]:
     """Return the digests that runs have reserved, each with the run's process; forget runs that have ended."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for name in (path.name for path in folder.own_path.iterdir()):
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with contextlib.suppress(OSError), os.fdopen(os.open(name, flags, dir_fd=folder.fd)) as file:
@@ -85,8 +85,8 @@ def _read_others(folder: OpenFolder) -> dict[str, str]:
                 os.unlink(name, dir_fd=folder.fd)
                 continue
             process, *digests = file.read().split()
-            found |= dict.fromkeys(digests, process)
-    return found
+            result |= dict.fromkeys(digests, process)
+    return result
 
 
 def _digest(job: Job) -> str:

@@ -22,22 +22,22 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from flashinfer_bench.base.files.held_folders import sweep_folders
 from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice
-from flashinfer_bench.bench.job_queue import TURN_S, JobQueue, QueueClass
+from flashinfer_bench.bench.job_queue import QUANTUM_S, JobQueue, QueueClass
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.first_call import find_first_call
 from flashinfer_bench.bench.planning.plan import Job
-from flashinfer_bench.bench.runner.client import LocalPlaces, SessionClient, SessionLost, SessionTimedOut
+from flashinfer_bench.bench.runner.client import LocalSlots, SessionClient, SessionLost, SessionTimedOut
 from flashinfer_bench.bench.runner.device_lock import POLL_S as LOCK_POLL_S
 from flashinfer_bench.bench.runner.known_failures import KnownFailures
-from flashinfer_bench.bench.runner.orders import OrderMaker
-from flashinfer_bench.bench.runner.protocol import REFERENCE_PHASE, Hello, JobFault, JobVerdict
+from flashinfer_bench.bench.runner.protocol import REFERENCE_PHASE, JobFault, JobVerdict, SessionConfig
+from flashinfer_bench.bench.runner.requests import RequestMaker
 from flashinfer_bench.data import Evaluation
 from flashinfer_bench.errors import DeviceFault, RanOut
 
 if TYPE_CHECKING:
-    from flashinfer_bench.cluster.cluster import BatchMaker, Cluster, FarSession
+    from flashinfer_bench.cluster.cluster import BatchMaker, Cluster, RemoteSession
 
-    Session: TypeAlias = "SessionClient | FarSession"
+    Session: TypeAlias = "SessionClient | RemoteSession"
 
 POLL_S: Final = 1.0
 """Longest wait of one step of the loop, unless its caller passes another."""
@@ -70,7 +70,7 @@ class Rules:
     compiles_ahead: bool = False
     """Whether the session of the only device compiles ahead, if a first call would take minutes."""
     one_worker_a_job: bool = False
-    """Each job gets a worker of its own, whatever the configuration says."""
+    """Each job gets its own worker, with any configuration."""
 
     @property
     def is_resident(self) -> bool:
@@ -116,7 +116,7 @@ class DeviceSlot:
             session.end()
 
     def free(self) -> None:
-        """Give the lock back, or ask for it no more."""
+        """Release the lock, or stop asking for it."""
         self.asking = None
         self.held.close()
 
@@ -126,26 +126,26 @@ class Scheduler:
 
     Args:
         places: the devices of sessions; of this machine or of a cluster.
-        hello_for: returns the settings of a device's session.
-        orders: makes the orders of batches; the scheduler ends its farm.
+        session_config_for: returns the settings of a device's session.
+        requests: makes the requests of batches; the scheduler ends its farm.
         rules: of a run, or of a loop with long-lived sessions.
     """
 
     def __init__(
         self,
-        places: Cluster | LocalPlaces | Iterable[Device],
+        places: Cluster | LocalSlots | Iterable[Device],
         *,
-        hello_for: Callable[[Device], Hello],
-        orders: OrderMaker | BatchMaker,
+        session_config_for: Callable[[Device], SessionConfig],
+        requests: RequestMaker | BatchMaker,
         rules: Rules = Rules(),
     ) -> None:
-        self._places = LocalPlaces(places) if isinstance(places, Iterable) else places
+        self._places = LocalSlots(places) if isinstance(places, Iterable) else places
         self.slots = [DeviceSlot(device) for device in self._places.devices]
-        self._hello_for = hello_for
-        self._orders = orders
-        self._farm = orders.farm
+        self._session_config_for = session_config_for
+        self._requests = requests
+        self._farm = requests.farm
         self._rules = rules
-        self._queue = JobQueue(TURN_S) if rules.is_resident else JobQueue()
+        self._queue = JobQueue(QUANTUM_S) if rules.is_resident else JobQueue()
         self._names: set[str] = {slot.device.name for slot in self.slots}
         """Names of all devices that it has had."""
         self._known = KnownFailures()
@@ -167,8 +167,8 @@ class Scheduler:
         return bool(self._queue.remaining or any(slot.jobs for slot in self.slots))
 
     def add(self, jobs: list[Job], queue_class: QueueClass = QueueClass()) -> None:  # noqa: B008 - a constant
-        """Take further jobs. In a loop with a stream of solutions, a solution that ran out of time is tried again; so
-        is each device if none is left.
+        """Take further jobs. In a loop with a stream of solutions, solutions that ran out of time are tried again. If
+        no device is left, each is tried again too.
         """
         solutions = {job.solution_key: job.solution for job in jobs}
         before = self._farm.open_builds
@@ -177,7 +177,7 @@ class Scheduler:
         self._farm.add(solutions.values())
         self._farm.poll()
         if self._rules.compiles_ahead:
-            self._orders.expect(jobs)
+            self._requests.expect(jobs)
             slow = {key for key, solution in solutions.items() if find_first_call(solution).is_long}
             jobs = sorted(jobs, key=lambda job: job.solution_key in slow)
         self._queue.add(jobs, queue_class)
@@ -277,7 +277,7 @@ class Scheduler:
                 raise
             yield self._drop_device(slot, str(fault))
             return
-        slot.session = self._places.open(slot.device, self._hello_for(slot.device))
+        slot.session = self._places.open(slot.device, self._session_config_for(slot.device))
 
     def _drop_device(self, slot: DeviceSlot, reason: str, last_words: str = "") -> Notice:
         slot.given_up_at, slot.asking = time.monotonic(), None
@@ -334,13 +334,13 @@ class Scheduler:
                 self._end(fault.job)
                 yield fault
             if left := [job for job in jobs if job.index not in failing]:
-                made: tuple[Any, list[tuple[Job, str]]] = self._orders.make(left)
-                order, broken = made
+                made: tuple[Any, list[tuple[Job, str]]] = self._requests.make(left)
+                request, broken = made
                 yield from (self._fault(job, message) for job, message in broken)
-                sent = {job.index for job in order.jobs}
+                sent = {job.index for job in request.jobs}
                 slot.ahead = {job.index: job for job in left if job.index in sent}
                 if slot.ahead:
-                    session.send(order)
+                    session.send(request)
 
     def _take_back(self, slot: DeviceSlot) -> None:
         """Take back the batch that a session has not begun: it begins a batch only at a message."""
@@ -370,9 +370,9 @@ class Scheduler:
                 selector.register(waker, selectors.EVENT_READ)
             limits = [limit_s, *(max(0.0, session.left_s) for _, session in sessions)]
             limits += [LOCK_POLL_S] if any(slot.asking and slot.session is None for slot in self.slots) else []
-            found = {key.data: events for key, events in selector.select(min(limits)) if key.data is not None}
+            result = {key.data: events for key, events in selector.select(min(limits)) if key.data is not None}
         for slot, session in sessions:
-            events = found.get(slot, 0)
+            events = result.get(slot, 0)
             try:
                 if events & selectors.EVENT_WRITE:
                     session.flush()

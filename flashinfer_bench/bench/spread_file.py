@@ -48,9 +48,9 @@ class SpreadFile:
         Args:
             groups: for each solution and workload, the latencies of its workers.
         """
-        found, before = sum_squares(groups), self._numbers()
-        squares, freedom = found[0] + before[0], found[1] + before[1]
-        if found[1] > 0:
+        result, before = sum_squares(groups), self._numbers()
+        squares, freedom = result[0] + before[0], result[1] + before[1]
+        if result[1] > 0:
             kept = min(1.0, MOST_FREEDOM / freedom)  # the oldest counts for less and less
             document = {"device": self._device.name, "squares": squares * kept, "freedom": freedom * kept}
             with contextlib.suppress(OSError, Fault):  # a cache that cannot be written to is no reason to fail
@@ -59,8 +59,8 @@ class SpreadFile:
     def _numbers(self) -> tuple[float, float]:
         """Return the sum of squares and its degrees of freedom; zeros if they are unknown."""
         try:
-            found = json.loads(read_whole(self.path, MOST_BYTES))
-            squares, freedom = float(found["squares"]), float(found["freedom"])
+            result = json.loads(read_whole(self.path, MOST_BYTES))
+            squares, freedom = float(result["squares"]), float(result["freedom"])
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return 0.0, 0.0
         return (squares, freedom) if 0 <= squares < freedom <= MOST_FREEDOM + 1 else (0.0, 0.0)

@@ -202,7 +202,7 @@ class Task(Submission):
 
 
 def describe_faults(faults: list[JobFaulted]) -> str:
-    """Say why a task failed."""
+    """Return why a task failed."""
     lines = [f"{fault.job.solution.name}, workload {fault.job.workload.uuid}: {fault.message}" for fault in faults]
     more = [f"and {len(lines) - MOST_REPORTED} more"] if len(lines) > MOST_REPORTED else []
     return "\n".join([*lines[:MOST_REPORTED], *more])

@@ -91,11 +91,11 @@ def merge_tolerances(trace_sets: Iterable[TraceSet]) -> str:
     merged: Sections = {}
     said: dict[str, Path] = {}
     problems = []
-    for found in (found for trace_set in trace_sets for found in find_tolerances(trace_set)):
-        for name, values in found.sections.items():
+    for result in (result for trace_set in trace_sets for result in find_tolerances(trace_set)):
+        for name, values in result.sections.items():
             if merged.setdefault(name, values) != values:
-                problems.append(f"{found.file}: {name}: {said[name]} says something else")
-            said.setdefault(name, found.file)
+                problems.append(f"{result.file}: {name}: {said[name]} says something else")
+            said.setdefault(name, result.file)
     if problems:
         raise ConfigError("\n".join(problems))
     return yaml.safe_dump(merged) if merged else ""
@@ -129,10 +129,10 @@ def read_tolerances(root: Path) -> Sections:
     file = root / TOLERANCES_FILE
     if not os.path.lexists(file):
         return {}
-    found = read_config_file(file)
+    result = read_config_file(file)
     try:
-        sections = _SECTIONS.validate_python(found.values)
+        sections = _SECTIONS.validate_python(result.values)
     except ValidationError as error:
-        problems = list_problems(error, source=str(file), lines=found.lines)
+        problems = list_problems(error, source=str(file), lines=result.lines)
         raise ConfigError("\n".join(describe_problems(as_validation_error(str(file), problems)))) from None
     return {name: section.given() for name, section in sections.items()}

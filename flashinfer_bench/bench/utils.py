@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.make import InputMaker, bind_axes, read_stored
+from flashinfer_bench.bench.evaluators.inputs.generate import InputMaker, bind_axes, read_stored
 from flashinfer_bench.data import Definition, Workload
 from flashinfer_bench.data.store.blobs import BlobStore
 
@@ -56,9 +56,9 @@ def load_safetensors(definition: Definition, workload: Workload, root: Path | st
         WorkloadFault: a file, a key, a shape or a dtype is invalid.
     """
     _, shapes = bind_axes(definition, workload)
-    store, found = BlobStore(root), {}
+    store, result = BlobStore(root), {}
     for name, source in workload.stored_inputs.items():
         file = store.locate(source.path, workload=workload.uuid)
         where = f"input {name!r} of workload {workload.uuid} ({file}, key {source.tensor_key!r})"
-        found[name] = read_stored(file, source.tensor_key, definition.inputs[name], shapes[name], where=where)
-    return found
+        result[name] = read_stored(file, source.tensor_key, definition.inputs[name], shapes[name], where=where)
+    return result

@@ -1,7 +1,7 @@
-"""What the arguments of a command name: trace sets, parts of them, recorded jobs, outputs.
+"""Resolves the arguments of a command: trace sets, parts of them, recorded jobs, outputs.
 
-A name that a set does not have is refused, with the nearest one that it has. Settings are in
-`settings.py`, solutions that are edited in `drafts.py`.
+A name that a set does not have is an error; the message has the nearest known name. `settings.py` has the settings, and
+`drafts.py` the solutions that the user edits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from flashinfer_bench.base.files.writing import WriteRefused, check_place
+from flashinfer_bench.base.files.writing import WriteRefused, check_location
 from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.data import Definition, LoadIssue, Trace, TraceSet, load_jsonl_file
 from flashinfer_bench.data.definition import normalise_op_type
@@ -28,7 +28,7 @@ SHOWN_WARNINGS: Final = 20
 
 
 def open_trace_set(args: Namespace) -> TraceSet:
-    """Load and merge the sets that the command names, print what is wrong in them, and refuse an empty one."""
+    """Load and merge the sets of the command line, print their problems, and refuse an empty set."""
     trace_set = load_trace_set(args)
     errors_only = not trace_set.definitions or getattr(args, "quiet", False)
     write_err(*describe_issues([one for one in trace_set.issues if one.severity == "error" or not errors_only]))
@@ -39,7 +39,7 @@ def open_trace_set(args: Namespace) -> TraceSet:
 
 
 def load_trace_set(args: Namespace) -> TraceSet:
-    """Load and merge the sets that the command names. The result lists the problems of their files as `issues`."""
+    """Load and merge the sets of the command line. The problems of their files are in `issues` of the result."""
     loaded: list[TraceSet] = []
     for folder in named_folders(args):
         try:
@@ -51,7 +51,7 @@ def load_trace_set(args: Namespace) -> TraceSet:
 
 
 def named_folders(args: Namespace) -> list[Path]:
-    """Return the folders that --local or the environment names, each once."""
+    """Return the folders that --local or the environment names, without duplicates."""
     if not is_set_named(args):
         raise Misuse(f"no trace set: give --local PATH, or set {DATASET_VARIABLE}")
     named: list[str] = args.local or [os.environ[DATASET_VARIABLE]]
@@ -59,17 +59,17 @@ def named_folders(args: Namespace) -> list[Path]:
 
 
 def is_set_named(args: Namespace) -> bool:
-    """Tell whether the command or the environment names a folder."""
+    """Return whether the command line or the environment names a folder."""
     return bool(args.local or os.environ.get(DATASET_VARIABLE))
 
 
 def has_nothing(trace_set: TraceSet) -> bool:
-    """Tell whether a set is empty."""
+    """Return whether a set is empty."""
     return not any((trace_set.definitions, trace_set.solutions, trace_set.workloads, trace_set.traces))
 
 
 def describe_issues(issues: Sequence[LoadIssue], shown_warnings: int = SHOWN_WARNINGS) -> list[str]:
-    """Return a line for each error and for each of the first warnings, then one with the number of other warnings."""
+    """Return a line for each error and for each of the first warnings, then the number of further warnings."""
     errors = [str(issue) for issue in issues if issue.severity == "error"]
     warnings = [str(issue) for issue in issues if issue.severity == "warning"]
     more = len(warnings) - shown_warnings
@@ -78,7 +78,7 @@ def describe_issues(issues: Sequence[LoadIssue], shown_warnings: int = SHOWN_WAR
 
 
 def choose_definitions(trace_set: TraceSet, args: Namespace) -> list[Definition]:
-    """Return the definitions that --definitions and --op-types leave, by op type and name."""
+    """Return the definitions that --definitions and --op-types select, by op type and name."""
     kinds = {item.name: normalise_op_type(item.op_type) for item in trace_set.definitions.values()}
     names, op_types = _names_in(args, "definitions"), list(map(normalise_op_type, _names_in(args, "op_types")))
     refuse_unknown(("definition", names, kinds), ("op type", op_types, kinds.values()))
@@ -91,7 +91,7 @@ def choose_definitions(trace_set: TraceSet, args: Namespace) -> list[Definition]
 
 
 def choose_traces(trace_set: TraceSet, args: Namespace) -> list[AnyTrace]:
-    """Return the traces that the name flags leave, in the order of the files. Names of workloads may be cut."""
+    """Return the traces that the name flags select, in the order of the files. A uuid can be a prefix."""
     groups = [trace_set.traces.get(item.name, []) for item in choose_definitions(trace_set, args)]
     traces = [trace for group in groups for trace in kept_of(group)]
     solutions, wanted = _names_in(args, "solutions"), _names_in(args, "authors")
@@ -123,10 +123,10 @@ def refuse_unknown(*asked: tuple[str, Iterable[str], Collection[str | None]]) ->
     """Refuse names that a set does not have.
 
     Args:
-        *asked: of each flag the kind of its names ("op type"), the names, and those that there are.
+        *asked: for each flag the kind of its names ("op type"), the given names, and the known names.
 
     Raises:
-        DataSetError: some are unknown; all are reported.
+        DataSetError: names are unknown; the message has all of them.
     """
     problems = []
     for kind, names, known in asked:
@@ -142,7 +142,7 @@ def read_recorded(text: str) -> list[Trace]:
     """Return the verdicts that `FILE` or `FILE:LINE` names.
 
     Raises:
-        Misuse: there is no such line, or no verdict in what is named.
+        Misuse: the file has no such line, or the line or file has no verdict.
         DataSetError: the file cannot be read.
     """
     path, _, number = text.rpartition(":")
@@ -160,15 +160,15 @@ def read_recorded(text: str) -> list[Trace]:
 
 
 class Output(NamedTuple):
-    """A file or a folder that a command writes, since the user names it."""
+    """A file or a folder that a command writes because the user names it."""
 
     path: Path
     """Absolute, and without `..`."""
     root: Path | None
-    """The folder of the trace set that it lies in, for the writers; None outside of sets, where links are followed."""
+    """The folder of the trace set around it; None outside of sets. Links are followed only outside of sets."""
 
     def write(self, text: str, hint: str = "") -> None:
-        """Write the file, whole or not at all.
+        """Write the file completely or not at all.
 
         Raises:
             DataSetError: a link in a set stands in the way.
@@ -183,23 +183,23 @@ class Output(NamedTuple):
 
 
 def find_output(path: Path | str, args: Namespace | None = None) -> Output:
-    """Find the trace set that a file or a folder to write lies in; it may be missing.
+    """Find the trace set around a file or folder to write. The path need not exist.
 
     Args:
-        path: what the user names.
-        args: the command's; its sets count as such, whatever they look like.
+        path: the user's path.
+        args: the command's arguments; its sets count as sets, whatever files they have.
 
     Raises:
-        Misuse: it lies behind a link in a set, or is one.
+        Misuse: the path is a link in a set, or lies behind a link.
     """
     named = getattr(args, "local", None) or ()
     sets = [*map(Path, [named] if isinstance(named, str) else named), get_fib_dataset_path()]
     whole, root = find_set_around(Path(path), sets)
     if root is not None:
         try:
-            check_place(whole, root)
+            check_location(whole, root)
         except WriteRefused as error:
-            raise Misuse(f"{path} cannot be written: {error.strerror}, or name the place that you mean") from error
+            raise Misuse(f"{path} cannot be written: {error.strerror}, or name the target itself") from error
         except OSError:
             pass  # the writer reports it
     return Output(whole, root)

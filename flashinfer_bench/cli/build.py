@@ -1,6 +1,6 @@
-"""`build`: compiles the solutions of a set, or single files, without running them, and tells the result of each.
+"""`build`: compiles the solutions of a set, or single files, without running them, and reports each result.
 
-The build farm that `run` uses compiles them, into the same cache.
+The build pool of `run` compiles them, into the same cache.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FORMAT_VERSION: Final = 1
 """Version of the JSON document. 1: the first."""
 FILTERS: Final = ("definitions", "op_types", "solutions", "authors")
 RESULTS: Final = ("built", "cached", "failed", "fault", "skipped")
-"""The solution is to blame for `failed`, the machine for `fault`."""
+"""Results. The solution causes `failed`, the machine causes `fault`."""
 TABLE: Final = {
     "Solution": "{name}",
     "Language": "{language}",
@@ -57,9 +57,9 @@ Row = dict[str, Any]
 def declare_build(parser: Parser) -> None:
     """Add the help and the flags of the command."""
     parser.describe(
-        "Compile the solutions of a trace set, or single solution files, without running any. No GPU is\n"
-        "needed: CUDA solutions are compiled for the GPUs here, else for sm_90a. What is built is kept for `run`.\n"
-        "A solution for which something is missing here (a compiler, a package) is skipped with the reason.\n"
+        "Compile the solutions of a trace set, or single solution files, without running them.\n"
+        "No GPU is needed: CUDA solutions are compiled for the GPUs of this machine, else for sm_90a. `run` uses the\n"
+        "builds. A solution whose compiler or package is missing here is skipped, with the reason.\n"
         f"{EXIT_CODES}",
         usage="%(prog)s [FILE ...] [--local PATH] [flags]",
         example="build --local flashinfer-trace --authors cuda --arch sm_80 sm_90a",
@@ -67,17 +67,17 @@ def declare_build(parser: Parser) -> None:
     )
     parser.add_argument("files", nargs="*", metavar="FILE", help="solution files (default: the solutions of the set)")
     add_local(parser)
-    add_filters(parser.add_argument_group("what to build", "one or more names each, separated by spaces or commas"))
+    add_filters(parser.add_argument_group("selection", "one or more names each, separated by spaces or commas"))
     group = parser.add_argument_group("how")
     add_names(group, "--arch", "GPU architectures to compile CUDA solutions for, such as sm_90a (default: those here)")
-    add_setting(group, "build_jobs", "compilers at once (default: as many as there are cores)")
-    add_flags(group, {"--require-built": "exit with 1 when anything was skipped, too"}, config=None)
+    add_setting(group, "build_jobs", "parallel builds (default: number of cores)")
+    add_flags(group, {"--require-built": "exit with 1 also if a solution was skipped"}, config=None)
     add_format(group)
     add_flags(group, QUIET_FLAG)
 
 
 def execute(args: Namespace) -> int:
-    """Build the solutions. Show each result when it is there, and all results at the end."""
+    """Build the solutions. Print each result when it is ready, and all results at the end."""
     items = choose_solutions(args)
     target = choose_target(getattr(args, "arch", None))
     root = cache_root(os.environ).resolve()
@@ -114,9 +114,9 @@ def execute(args: Namespace) -> int:
 
 
 def choose_solutions(args: Namespace) -> list[tuple[Solution, Definition | None]]:
-    """Return the solutions of the named files, or those of the set that the filters leave, with their definitions.
+    """Return the solutions of the named files, or the selected solutions of the set, with their definitions.
 
-    If no set is named, there is no definition, and the arguments of the entry function are not counted.
+    Without a set there is no definition, so the arguments of the entry function are not checked.
 
     Raises:
         Misuse: files or names do not exist, or are wrong.
@@ -127,7 +127,7 @@ def choose_solutions(args: Namespace) -> list[tuple[Solution, Definition | None]
             selected = select(trace_set, read_config(args))
         return [(solution, found.definition) for found in selected for solution in found.solutions]
     if any(hasattr(args, name) for name in FILTERS):
-        raise Misuse("solution files are named already: leave out either these, or the names of what to build")
+        raise Misuse("solution files and names of solutions exclude each other: give files alone, or names alone")
     solutions = [load_json_file(Solution, Path(file)) for file in args.files]
     definitions = {}
     if is_set_named(args):
@@ -137,10 +137,10 @@ def choose_solutions(args: Namespace) -> list[tuple[Solution, Definition | None]
 
 
 def choose_target(names: Sequence[str] | None) -> BuildTarget:
-    """Return what to build for: the named architectures, else those of the GPUs here, else the usual one.
+    """Return the build target: the named architectures, else those of this machine's GPUs, else the default.
 
     Raises:
-        Misuse: a name is no architecture.
+        Misuse: a name is not an architecture.
     """
     if names is None:
         return BuildTarget.of(sorted({one.capability for one in discover_devices(None) if one.capability is not None}))
@@ -153,7 +153,7 @@ def choose_target(names: Sequence[str] | None) -> BuildTarget:
 def build(
     items: Sequence[tuple[Solution, Definition | None]], root: Path, target: BuildTarget, *, jobs: int | None
 ) -> Iterator[Row]:
-    """Yield the result of each solution: first those that cannot be built, then the builds as they end.
+    """Yield the result of each solution: first the solutions that cannot be built, then the builds as they end.
 
     Raises:
         ConfigError: the cache cannot be written.
@@ -161,7 +161,7 @@ def build(
     toolchain = find_toolchain()
     rest: list[Solution] = []
     for solution, definition in items:
-        # A wrong entry point shows in a library when it is built, but in Python only at the first call: check it here.
+        # A build finds a wrong entry point of a library. In Python only the first call finds it, so check it here.
         problems = [] if solution.spec.language in COMPILED else check_entry(solution, definition)
         if (reason := why_not_buildable(solution, toolchain)) is not None:
             yield _row(solution, "skipped", reason)
@@ -169,7 +169,7 @@ def build(
             yield _row(solution, "failed", "\n".join(problems))
         else:
             rest.append(solution)
-    at_once = jobs or usable_cores()  # nothing is measured meanwhile, so every core may compile
+    at_once = jobs or usable_cores()  # no measurement runs, so every core can compile
     with BuildFarm(root, jobs=at_once, target=target, toolchain=toolchain) as farm:
         for built in farm.build_all(rest):
             if built.artifact is not None:
@@ -181,7 +181,7 @@ def build(
 
 
 def _row(solution: Solution, result: str, message: str = "", seconds: float = 0.0, artifact: str | None = None) -> Row:
-    """Return a row; `seconds` is the time of its compilers, now or when it was first built."""
+    """Return a row; `seconds` is the build time, of now or of the cached build."""
     found = find_binding(solution)
     return {
         **{name: getattr(solution, name) for name in ("name", "definition", "author")},

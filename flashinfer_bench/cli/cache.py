@@ -1,4 +1,4 @@
-"""`cache`: shows, clears and verifies what is built; `cache baselines`: kept times of references."""
+"""`cache`: shows, clears and verifies the builds; `cache baselines`: cached times of references."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GIGABYTE: Final = 1e9
 
 def declare_cache(parser: Parser) -> None:
     """Add the help and the sub-commands."""
-    parser.describe("List, remove or check what is built, and the times of references.", example="cache show")
+    parser.describe("List, remove or check cached builds, and cached times of references.", example="cache show")
 
     def add(word: str, line: str, text: str, execute: Any, flags: Mapping[str, str], more: str = "") -> None:
         example, text = f"cache {word}{more}", f"{text} {EXIT_CODES}"
@@ -46,45 +46,45 @@ def declare_cache(parser: Parser) -> None:
 
     add(
         "show",
-        "list what is built",
-        "List the built solutions, precompiled headers, and solutions that did not compile, and how much room they\n"
-        "and the kernels that judge take.",
+        "list the builds",
+        "List the built solutions, precompiled headers, and solutions that did not compile, with the disk\n"
+        "space of these and of the kernels that judge.",
         execute_show,
         {},
     )
     add(
         "clear",
-        "remove what is built",
-        "Remove the built solutions, what solutions have compiled when they ran, and the kernels that judge. What a\n"
-        "run is using stays.",
+        "remove the builds",
+        "Remove the built solutions, the code that solutions compiled at run time, and the kernels that judge.\n"
+        "Builds that a run is using stay.",
         execute_clear,
         {
-            "--failed": "forget only what did not compile, so that it is tried again",
-            "--keep-gb F": "remove what was not used for longest, until this much is left",
+            "--failed": "remove only failed builds, so that they are tried again",
+            "--keep-gb F": "remove the least recently used builds until this size is left",
         },
         " --keep-gb 5",
     )
     add(
         "verify",
-        "check what is built",
-        "Hold every built file against the digest that was noted when it was built. What is damaged is\n"
+        "check the builds",
+        "Compare every built file with the digest of its build. A damaged build is\n"
         "built again when it is next needed.",
         execute_verify,
-        {"--remove": "remove what is damaged"},
+        {"--remove": "remove damaged builds"},
         " --remove",
     )
     add(
         "baselines",
-        "list the times of references that runs have kept",
-        "List what references took on the GPUs of this machine. A later run on the same GPU, with the same versions\n"
-        "and settings, takes these times over, unless --fresh-baselines is given.",
+        "list the cached times of references",
+        "List the times of references on the GPUs of this machine. A later run on the same GPU, with the same\n"
+        "versions and settings, uses these times, unless --fresh-baselines is given.",
         execute_baselines,
         {"--clear": "remove them"},
     )
 
 
 def execute_show(args: Namespace) -> int:
-    """List the artifacts and what solutions compiled when they ran, the one that was used last first."""
+    """List the artifacts, and the code that solutions compiled at run time, most recently used first."""
     cache = _open()
     entries, folders = list(map(_document, cache.entries())), list(map(_document, cache.jit_folders()))
     judge_bytes, size = size_of_folder(cache.root / JUDGE_FOLDER), _size(cache)
@@ -103,7 +103,7 @@ def execute_show(args: Namespace) -> int:
 
 
 def execute_clear(args: Namespace) -> int:
-    """Remove all artifacts, or those whose last use is the longest ago."""
+    """Remove all artifacts, or the least recently used artifacts."""
     cache = _open()
     before, size = len(cache.entries()), _size(cache)
     if args.failed:
@@ -116,13 +116,13 @@ def execute_clear(args: Namespace) -> int:
     document = {"cache": str(cache.root), "removed": before - kept, "kept": kept}
     lines = [f"removed {count(before - kept, 'artifact')}, {_bytes(size - left)}; {kept} left, {_bytes(left)}"]
     if left and args.keep_gb is None and not args.failed:
-        lines.append("a run uses what is left")
+        lines.append("a run uses the rest")
     write_result(args, document | {"removed_bytes": size - left, "kept_bytes": left}, lines)
     return 0
 
 
 def execute_verify(args: Namespace) -> int:
-    """Compare every artifact with its manifest; return 1 if a damaged one is still there afterwards."""
+    """Compare every artifact with its manifest; return 1 if a damaged artifact is still there afterwards."""
     cache = _open()
     checked, problems = len(cache.entries()), cache.verify()
     removed = {entry.digest for entry in cache.remove(entry for entry, _ in problems if args.remove)}
@@ -137,7 +137,7 @@ def execute_verify(args: Namespace) -> int:
 
 
 def execute_baselines(args: Namespace) -> int:
-    """List the kept times of references, the one that was used last first; or remove them."""
+    """List the cached times of references, most recently used first; or remove them."""
     from flashinfer_bench.bench.runner.baseline_cache import BaselineCache
 
     cache = BaselineCache(cache_root(os.environ).resolve())
@@ -172,7 +172,7 @@ def _document(entry: Entry) -> dict[str, Any]:
 
 
 def _size(cache: ArtifactCache) -> int:
-    """Return the bytes of all that is built."""
+    """Return the bytes of all builds."""
     entries = (*cache.entries(), *cache.jit_folders())
     return sum(entry.size_bytes for entry in entries) + size_of_folder(cache.root / JUDGE_FOLDER)
 

@@ -1,4 +1,4 @@
-"""`compare`: says whether B is faster than A, by how much, and how sure that is; or fails where it is slower."""
+"""`compare`: says whether B is faster than A, by how much, and with which confidence; can fail if B is slower."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from flashinfer_bench.examine.compare.sides import Contender
 
 MEASURING: Final = ("budget", "devices", "config", "iterations", "num_trials", "sandbox")
-"""Flags that say how to measure, and so nothing of recorded traces."""
+"""Flags of measuring, which have no effect on recorded traces."""
 OF_SOURCES: Final = ("definitions", "entry", "language")
-"""Flags that say what a source file or a folder leaves out, and so nothing of other sides."""
+"""Flags that complete a source file or folder. They have no effect on other sides."""
 
 
 def declare_compare(parser: Parser) -> None:
     """Add the help and the flags of the command."""
     parser.describe(
-        "Say whether B is faster than A, by how much, and how sure that is. A and B are two solutions (names, files\n"
-        "that you edit, folders, packed files), two authors, two sets, or with --recorded two files of traces. They\n"
-        "are timed in turn, A B B A ..., each block in a worker of its own, until each ratio is decided or the budget\n"
+        "Say whether B is faster than A, by how much, and with which confidence. A and B are two solutions (names,\n"
+        "source files, folders, packed files), two authors, two sets, or with --recorded two files of traces. They\n"
+        "are timed interleaved, A B B A ..., each block in its own worker, until each ratio is decided or the budget\n"
         "is spent.\n"
         f"{EXIT_CODES} A solution that does not pass is a failure.",
         usage="%(prog)s A B [--local PATH] [flags]",
@@ -50,27 +50,27 @@ def declare_compare(parser: Parser) -> None:
     add_local(parser)
     how = parser.add_argument_group("how")
     flags = {
-        "--recorded": "compare recorded traces; measure nothing",
+        "--recorded": "compare recorded traces, without measuring",
         "--threshold X": THRESHOLD_HELP,
-        "--budget F": "seconds of measuring, besides the start (default: 60)",
+        "--budget F": "seconds of measuring, without the start (default: 60)",
         "--workloads --workload UUID...": "only these workloads: uuids, or their beginnings",
     }
     add_flags(how, flags)
     add_names(how, "--devices", "use the first of these devices: 0, cuda:1, a GPU's uuid, or cpu")
     add_flags(how, CONFIG_FLAG)
     add_setting(how, "iterations")
-    add_setting(how, "num_trials", "trials of a block, each with inputs of its own (default: 1)")
+    add_setting(how, "num_trials", "trials of a block, each with its own inputs (default: 1)")
     add_sandbox(how, default=argparse.SUPPRESS)
-    text = "a FILE.py, FILE.cu or FILE.cpp, or a folder of sources: what is not said is found out"
+    text = "FILE.py, FILE.cu, FILE.cpp, or a folder of sources. Without these flags the sources decide"
     drafts = parser.add_argument_group("sources that you edit", text)
-    text = "its definition (default: that of the other side, or told by its parameters or name)"
+    text = "its definition (default: that of the other side, or found by its parameters or name)"
     add_names(drafts, "--definitions", text)
     add_flags(drafts, SOURCE_FLAGS)
     out = parser.add_argument_group("result")
-    text = "exit with 1 where B is slower by more: on a workload, or over all; also the default of --threshold"
+    text = "exit with 1 if B is slower by more, on a workload or over all; also the default of --threshold"
     add_flags(out, {"--fail-if-slower X": text})
     add_format(out, "md")
-    add_flags(out, {"--junit FILE": "write JUnit XML, too: a case for each workload"} | QUIET_FLAG)
+    add_flags(out, {"--junit FILE": "also write JUnit XML, with a test case for each workload"} | QUIET_FLAG)
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -85,13 +85,13 @@ def execute(args: argparse.Namespace) -> int:
         raise Misuse("--budget: needs seconds above 0")
     words = (args.a, args.b)
     named = open_trace_set(args) if is_set_named(args) else None
-    junit = find_output(args.junit, args) if args.junit else None  # refuses links in a set before anything is measured
+    junit = find_output(args.junit, args) if args.junit else None  # refuses links in a set before measuring
     sides = find_sides(words, named, read_hints(args))
     drafts = [side.draft for side in sides if side.draft is not None and not side.draft.is_packed]
     if not drafts:
         _refuse(args, OF_SOURCES, "neither side is a source file, or a folder without a manifest")
     for draft in drafts:
-        if named is not None:  # without a set there is no draft
+        if named is not None:  # a draft needs a set
             describe_draft(draft, named, is_quiet=args.quiet)
     threshold = args.threshold or args.fail_if_slower or THRESHOLD
     if args.recorded:
@@ -129,19 +129,19 @@ def _measure(
     trace_set = named if named is not None else sides[0].trace_set
     if trace_set is None:
         raise Misuse("no trace set with the definition and its workloads: give --local PATH")
-    tell = (lambda _line: None) if args.quiet else write_err
+    progress = (lambda _line: None) if args.quiet else write_err
     equal = sum(one.first.digest() == one.second.digest() for one in pairings)
     if equal:
         which = "both sides have" if equal == len(pairings) else f"in {equal} of {len(pairings)} pairs both sides have"
-        tell(f"{which} the same sources: that shows how far equal code differs on this machine")
-    how = {"threshold": threshold, "budget_s": args.budget or 60.0, "workloads": args.workloads, "tell": tell}
+        progress(f"{which} the same sources: that shows how far equal code differs on this machine")
+    how = {"threshold": threshold, "budget_s": args.budget or 60.0, "workloads": args.workloads, "progress": progress}
     config = read_config(args)
     with naming_flags(args):
         return measure(trace_set, pairings, config, **how)
 
 
 def render_comparison(comparison: Comparison, sides: tuple[str, str]) -> str:
-    """Lay the comparison out as a table with notes."""
+    """Render the comparison as a table with notes."""
     from flashinfer_bench.cli import tables
 
     rows = [

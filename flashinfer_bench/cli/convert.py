@@ -1,4 +1,4 @@
-"""`convert`: writes a set of another layout or dialect in ours, and says what it could not carry over."""
+"""`convert`: writes a set of another layout or dialect in the standard layout, and reports what is lost."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def declare_convert(parser: Parser) -> None:
     """Add the help and the flags of the command."""
     parser.describe(
         "Write a trace set in the standard layout: one saved by another engine, a problem's folder, a folder of\n"
-        "problems, or definitions dumped from a library. What cannot be carried over is told; nothing in SRC changes.\n"
-        "Exit codes: 0 all of it was written, 1 something is missing, 2 misuse.",
+        "problems, or definitions dumped from a library. Lost parts are reported; SRC does not change.\n"
+        "Exit codes: 0 all parts were written, 1 parts are missing, 2 misuse.",
         usage="%(prog)s SRC --output DIR [flags]",
         example="convert problems/ --output my-set",
         execute=execute,
     )
     add_flags(parser, {"SRC": "the folder to read"})
-    parser.add_argument("--output", metavar="DIR", required=True, help="where to write: a folder that is new or empty")
+    parser.add_argument("--output", metavar="DIR", required=True, help="the folder to write: new or empty")
     add_format(parser)
 
 
 def execute(args: Namespace) -> int:
-    """Read the source, write it, and tell what was written and what was not; return 1 if something is missing."""
+    """Read the source, write the set, and report written and missing parts; return 1 if a part is missing."""
     root = Path(args.src)
     trace_set = TraceSet.from_path(root)
     write_err(*describe_issues(trace_set.issues, shown_warnings=len(trace_set.issues)))

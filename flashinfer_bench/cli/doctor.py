@@ -1,4 +1,4 @@
-"""`doctor`: shows what this machine can measure, as tables or as JSON. `flashinfer_bench.examine.doctor` measures."""
+"""`doctor`: prints whether and how well this machine can measure, as tables or as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.cli.parser import Parser, add_flags, add_format, add_sandbox
 
 if TYPE_CHECKING:
-    from flashinfer_bench.examine.doctor.visit import Report
+    from flashinfer_bench.examine.doctor.examination import Report
 
 MARKS: Final = {"ok": "ok", "note": "note", "broken": "BROKEN"}
 STATES: Final = (("sm_mhz", "MHz"), ("memory_mhz", "MHz of its memory"), ("power_w", "W"), ("temperature_c", "°C"))
@@ -20,14 +20,14 @@ STATES: Final = (("sm_mhz", "MHz"), ("memory_mhz", "MHz of its memory"), ("power
 def declare_doctor(parser: Parser) -> None:
     """Add the help and the flags of the command."""
     parser.describe(
-        "Tell what this machine can measure, by which method, and how far its times can be compared: "
-        "exit code 0 where it can, 1 where something is broken.",
+        "Report whether this machine can measure, by which method, and how well its times can be compared. "
+        "Exit codes: 0 it can measure, 1 something is broken.",
         example="doctor --device 0",
         execute=execute,
     )
     add_flags(parser, {"--device NAME": "0, cuda:1, a GPU's uuid, or cpu (default: the first GPU)"})
     add_sandbox(parser, default="auto")
-    add_flags(parser, {"--quick": "do not time the same kernels twice through the engine"})
+    add_flags(parser, {"--quick": "skip the runs of the engine: no test kernels are judged or timed"})
     add_format(parser)
 
 
@@ -35,17 +35,17 @@ def execute(args: Namespace) -> int:
     """Examine the machine and print the findings; return 1 if something is broken."""
     from flashinfer_bench.bench.machine import discover_devices
     from flashinfer_bench.cli.tables import write_result
-    from flashinfer_bench.examine.doctor import visit
+    from flashinfer_bench.examine.doctor import examination
 
     device = discover_devices(None if args.device is None else [args.device])[0]
     how = {"named": args.device, "quick": args.quick, "sandbox": args.sandbox}
-    report = visit.examine(device, tell=lambda line: write_err(f"{line} …"), **how)
+    report = examination.examine(device, progress=lambda line: write_err(f"{line} …"), **how)
     write_result(args, report.document(), render_report(report))
     return report.exit_code
 
 
 def render_report(report: Report) -> str:
-    """Lay out the machine, the findings, what to do, and a summary."""
+    """Render the machine, the findings, the advice, and a summary."""
     from flashinfer_bench.cli.tables import available_width, join_sections, render_table, wrap_line
 
     width = available_width(sys.stdout)
@@ -61,7 +61,7 @@ def render_report(report: Report) -> str:
 
 
 def describe_machine(report: Report) -> dict[str, str]:
-    """Return title → text of what describes the machine."""
+    """Return the description of the machine: title → text."""
     machine, readings = report.machine, report.readings
     capability, state = machine.device.capability, machine.at_rest
     clocks = [] if state is None else [f"{getattr(state, field)} {unit}" for field, unit in STATES]
@@ -72,5 +72,5 @@ def describe_machine(report: Report) -> dict[str, str]:
         "at rest": ", ".join(clocks),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
         "not installed": ", ".join(name for name, version in machine.versions.items() if version is None),
-        "compilers": ", ".join(f"{name} {place or 'not found'}" for name, place in machine.compilers.items()),
+        "compilers": ", ".join(f"{name} {path or 'not found'}" for name, path in machine.compilers.items()),
     }

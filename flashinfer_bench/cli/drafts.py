@@ -1,4 +1,4 @@
-"""Solutions that a command names by a path: they join the set in memory, and its files where results are saved."""
+"""Solutions that a command names by a path. They join the set in memory, and its files if results are saved."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from flashinfer_bench.errors import DataSetError, Misuse
 
 
 def list_draft_paths(args: Namespace) -> list[Path]:
-    """Return what `--solutions` names by a path."""
+    """Return the paths among the values of `--solutions`."""
     return [Path(name) for name in getattr(args, "solutions", ()) if is_draft_path(name)]
 
 
 def take_drafts(args: Namespace, trace_set: TraceSet) -> list[Draft]:
-    """Put the sources that a command names into the set, in memory, and their names in the place of their paths.
+    """Put the sources that a command names into the set in memory, and replace their paths by their names.
 
     Raises:
-        Misuse: a flag for such sources was given without one.
-        DataSetError: one cannot be read or understood, or has the name of another solution.
+        Misuse: a flag for sources was given without a source.
+        DataSetError: a source cannot be read or understood, or has the name of another solution.
     """
     named = getattr(args, "solutions", ())
     paths = [
@@ -50,7 +50,7 @@ def take_drafts(args: Namespace, trace_set: TraceSet) -> list[Draft]:
 
 
 def read_hints(args: Namespace) -> DraftHints:
-    """Return what the flags of a command say of a source."""
+    """Return the flags of a command about a source."""
     definitions, authors = getattr(args, "definitions", []), getattr(args, "authors", [])
     return DraftHints(
         definition=definitions[0] if len(definitions) == 1 else None,
@@ -61,7 +61,7 @@ def read_hints(args: Namespace) -> DraftHints:
 
 
 def describe_draft(draft: Draft, trace_set: TraceSet, *, is_quiet: bool) -> None:
-    """Print what was found out of a source, unless that is not wanted, and why its entry function cannot work."""
+    """Print the properties found in a source, unless quiet, and why its entry function cannot work."""
     for line in check_entry(draft.solution, trace_set.definitions[draft.solution.definition]):
         write_err(f"warning: {draft.path}: {line.removeprefix(f'{draft.path.name}: ')}")
     if not is_quiet:
@@ -69,7 +69,7 @@ def describe_draft(draft: Draft, trace_set: TraceSet, *, is_quiet: bool) -> None
 
 
 def save_draft(draft: Draft, trace_set: TraceSet) -> Path:
-    """Write the solution of a source to the set that its traces go to, and return the file."""
+    """Write the solution of a source to the set of its traces, and return the file."""
     solution = draft.solution
     root = trace_set.solution_root(solution.name) or Path()
     definition = trace_set.definitions[solution.definition]
@@ -88,7 +88,7 @@ def save_draft(draft: Draft, trace_set: TraceSet) -> Path:
 
 
 def _refuse_name_of_another(draft: Draft, there: Solution | None) -> None:
-    """Refuse a source that would take the place of somebody else's solution."""
+    """Refuse a source that would replace another author's solution."""
     mine = draft.solution
     if there is None or there == mine:
         return

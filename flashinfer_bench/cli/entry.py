@@ -1,7 +1,7 @@
-"""Runs one command: parse what was typed, call the command, and turn its errors into lines and an exit code.
+"""Runs one command: parses the arguments, calls the command, and turns its errors into lines and an exit code.
 
-Only the module of the command that was typed is imported. It declares its flags in `declare_<word>(parser)`, and
-imports the engine when it is called: the help waits for nothing. `args.argv` is what was typed.
+Only the module of the given command is imported. It declares its flags in `declare_<word>(parser)`. It imports the
+engine only when it is called, so that the help is fast. `args.argv` has the arguments as typed.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ RUN: Final = "run"
 PERF: Final = "perf"
 """The command that parses its own arguments, because its flags depend on the routine."""
 NONE_STARTS: Final = {"-h", "--help", "--dry-run", "--watch", "--cluster"}
-"""Flags with which no session is started here, or only by a thread that has to start its own process for it."""
+"""Flags with which this process starts no session, or only a thread that starts its own process for sessions."""
 COMPLETING: Final = "_ARGCOMPLETE"
-"""Is set in the environment when a shell asks what may follow."""
+"""Environment variable that a shell sets when it completes a command line."""
 COMMANDS: Final = {
     RUN: "judge and time solutions",
     "list": "list definitions, solutions or workloads of a trace set",
-    "new": "write a skeleton to begin with",
+    "new": "write a skeleton of a solution or a definition",
     "validate": "show everything wrong with a trace set",
     "validate-render": "show a report of validate",
     "config": "show settings",
     "report": "make tables of traces",
-    "compare": "say whether one solution is faster than another, and how sure that is",
-    "cache": "look after what is built",
+    "compare": "say whether one solution is faster than another, and with which confidence",
+    "cache": "list, remove or check cached builds and times",
     "build": "compile solutions without running them",
-    "pack": "make a solution file of a folder of sources",
-    "unpack": "make a folder of sources of a solution file",
-    "convert": "write a set of another layout in the standard one",
-    "repro": "show why a verdict is what it is: its call in files",
-    "inspect": "look at one call of a solution with ncu or compute-sanitizer",
-    "doctor": "tell what this machine can measure",
+    "pack": "make a solution file from a folder of sources",
+    "unpack": "make a folder of sources from a solution file",
+    "convert": "write a set of another layout in the standard layout",
+    "repro": "write the call that decided a verdict to files",
+    "inspect": "inspect one call of a solution with ncu or compute-sanitizer",
+    "doctor": "report whether this machine can measure",
     "completion": "print a script that completes commands in a shell",
     "serve": "judge what clients submit over HTTP",
     "submit": "submit a solution to a server",
@@ -63,7 +63,7 @@ OTHER_FILES: Final = {
     "top": "submit",
     PERF: "perf.flags",
 }
-"""Command → its file, where that has another name."""
+"""Command → its module, if the module has another name."""
 
 
 def run_command_line(argv: Sequence[str] | None = None) -> int:
@@ -77,12 +77,12 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
         return Misuse.exit_code
     code = _run(arguments, starts_ahead=argv is None)
     if argv is None:
-        gc.freeze()  # the process ends now: to look for cycles among all that was imported would take it 0.1 s
+        gc.freeze()  # the process ends soon: a search for reference cycles among its imports would take 0.1 s
     return code
 
 
 def parse_command_line(argv: Sequence[str]) -> Namespace:
-    """Parse the arguments. The result has the function to call as `execute`, and what was typed as `argv`.
+    """Parse the arguments. The result has the function to call as `execute`, and the typed words as `argv`.
 
     Raises:
         Misuse: the command or a flag is unknown, or a value cannot be used.
@@ -101,7 +101,7 @@ def parse_command_line(argv: Sequence[str]) -> Namespace:
 
 
 def make_parser(argv: Sequence[str]) -> Parser:
-    """Make the parser of the whole command line. Only the command that was typed has its flags."""
+    """Make the parser of the whole command line. Only the given command has its flags."""
     parser = Parser(prog=PROGRAM)
     parser.describe(
         "Decide whether GPU kernels are right and how fast they are: run the solutions of a trace set.",
@@ -117,13 +117,13 @@ def make_parser(argv: Sequence[str]) -> Parser:
 
 
 def complete() -> None:
-    """Tell a shell what may follow the line that it has; this ends the process."""
+    """Print the completions of a shell's line; this ends the process."""
     import argcomplete
 
     words = os.environ.get("COMP_LINE", "").split()[1:]
     parser = make_parser(words)
     if words[:1] == [PERF]:
-        import_command(PERF).declare_perf(parser.children()[PERF])  # it usually parses its own
+        import_command(PERF).declare_perf(parser.children()[PERF])  # it usually parses its own arguments
     argcomplete.autocomplete(parser)
 
 
@@ -156,17 +156,17 @@ def import_command(word: str) -> ModuleType:
 def _run(argv: Sequence[str], *, starts_ahead: bool) -> int:
     """Run a command. Misuse, faults and interrupts become lines without a traceback, and an exit code.
 
-    If sessions will be forked, the process that imports torch is started first, since that takes longest. It imports
-    while this process imports its own part, reads the set and plans. If the guess is wrong, as when arguments cannot
-    be used, it ends with this process.
+    If sessions will be forked, the fork server is started first, because its import of torch takes longest. Meanwhile
+    this process imports its own modules, reads the set and plans. If no session is needed after all, the fork server
+    ends with this process.
     """
     try:
         try:
-            Path.cwd()  # without it neither a path nor torch's libraries are found
+            Path.cwd()  # without it, paths and torch's libraries are not found
         except FileNotFoundError:
             raise Misuse("the working directory was removed; cd to another one first") from None
         if starts_ahead and argv[0] in (RUN, PERF) and not NONE_STARTS & {word.partition("=")[0] for word in argv}:
-            from flashinfer_bench.bench.machine import guess_kind  # before anything that takes long to import
+            from flashinfer_bench.bench.machine import guess_kind  # before the slow imports
             from flashinfer_bench.bench.runner.environments import starter_environment
             from flashinfer_bench.bench.runner.launcher import launcher_for
 

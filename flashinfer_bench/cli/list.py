@@ -1,4 +1,4 @@
-"""`list`: shows the definitions of a trace set with counts or evaluators; or its solutions, or its workloads."""
+"""`list`: prints the definitions of a trace set with counts or evaluators; or its solutions, or its workloads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TABLES: Final = {
 def declare_list(parser: Parser) -> None:
     """Add the help and the flags of the command."""
     parser.describe(
-        "List the definitions with their op type and how many workloads, solutions and traces they have.\n"
+        "List the definitions with their op type and their numbers of workloads, solutions and traces.\n"
         "Or list the solutions, or the workloads, of these definitions.",
         example="list --local flashinfer-trace --op-types gemm rmsnorm",
         execute=execute,
@@ -43,7 +43,7 @@ def declare_list(parser: Parser) -> None:
     add_local(parser)
     add_names(parser, "--definitions")
     add_names(parser, "--op-types")
-    add_names(parser, "--authors", "with --solutions: only those of these authors")
+    add_names(parser, "--authors", "with --solutions: only solutions of these authors")
     listed = "list solutions, or only these"
     parser.add_argument("--solutions", "--solution", nargs="*", action=NameList, metavar="NAME", help=listed)
     sized = "list workloads: uuids and sizes"
@@ -53,16 +53,16 @@ def declare_list(parser: Parser) -> None:
         "--config FILE": "with --evaluators: the run's file, for its evaluator_modules",
     }
     add_flags(parser, flags)
-    add_names(parser, "--evaluator-modules", "with --evaluators: modules with evaluators of your own")
+    add_names(parser, "--evaluator-modules", "with --evaluators: modules with your own evaluators")
     add_format(parser)
 
 
 def execute(args: Namespace) -> int:
     """Print the list."""
     if not args.evaluators and (args.config is not None or hasattr(args, "evaluator_modules")):
-        raise Misuse("--config and --evaluator-modules say which evaluators there are: give --evaluators too")
+        raise Misuse("--config and --evaluator-modules choose evaluators: give --evaluators too")
     if sum((args.solutions is not None, args.lists_workloads, args.evaluators)) > 1:
-        raise Misuse("--solutions, --workloads and --evaluators are lists of their own: give one of them")
+        raise Misuse("--solutions, --workloads and --evaluators are separate lists: give one of them")
     trace_set = open_trace_set(args)
     definitions = choose_definitions(trace_set, args)
     solutions, workloads = trace_set.solutions, trace_set.workloads

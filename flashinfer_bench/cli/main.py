@@ -1,6 +1,6 @@
-"""The door to the command line: `cli()`, which scripts and the installed command call.
+"""The entry point of the command line: `cli()`, which scripts and the installed command call.
 
-Importing this imports nothing else: `--help` must answer at once.
+This module imports no other module at import time, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ def cli(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 ran, 1 failed, 2 misuse, 130 interrupted."""
     try:
         from flashinfer_bench.cli.entry import run_command_line
-    except KeyboardInterrupt:  # in the first moments, before the command line can say so itself
+    except KeyboardInterrupt:  # the command line was not loaded yet
         os.write(2, b"interrupted\n")
         return 130
 

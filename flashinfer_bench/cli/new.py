@@ -1,4 +1,4 @@
-"""`new solution` and `new definition`: write a commented skeleton that runs, to begin with."""
+"""`new solution` and `new definition`: write a commented skeleton that runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def declare_new(parser: Parser) -> None:
         "solution",
         "a source file for a definition",
         description="Write a source file that is a solution of a definition. In Python it is the reference, so it "
-        "passes; in\nother languages it fills the outputs with zeros, and the reference stands below as a comment.\n"
+        "passes. In\nother languages it fills the outputs with zeros, and has the reference as a comment.\n"
         f"{EXIT_CODES}",
         usage="%(prog)s SET --definition D [--language L] [-o FILE]",
         example=example,
@@ -39,7 +39,7 @@ def declare_new(parser: Parser) -> None:
     solution.add_argument("--definition", "--definitions", required=True, metavar="D", help="its name in the set")
     flags = {
         f"--language {'|'.join(LANGUAGES)}": "default: %(default)s",
-        "-o --output FILE": "where to write, here: my_DEFINITION.py, or my_DEFINITION_LANGUAGE with its ending",
+        "-o --output FILE": "file to write (default: my_DEFINITION.py here, or my_DEFINITION_LANGUAGE with its ending)",
     }
     add_flags(solution, flags, language=LANGUAGES[0])
     add_format(solution)
@@ -53,7 +53,7 @@ def declare_new(parser: Parser) -> None:
         execute=execute_definition,
     )
     add_flags(definition, {"NAME": "of the definition"})
-    definition.add_argument("--local", metavar="SET", required=True, help="the trace set's folder, there or not")
+    definition.add_argument("--local", metavar="SET", required=True, help="the trace set's folder; made if missing")
     add_flags(definition, {"--op-type --op-types T": "default: %(default)s"}, op_type="custom")
     add_format(definition)
 
@@ -79,25 +79,25 @@ def execute_definition(args: Namespace) -> int:
     root = Path(args.local)
     plain, lines = make_definition_parts(args.name, args.op_type)
     definition = Definition.model_validate(plain)
-    # Two definitions of one name are an error, wherever their files lie.
+    # A name of two definitions is an error, wherever their files lie.
     known = TraceSet.from_path(root).definition_files.get(definition.name) if root.is_dir() else None
     if known is not None:
         raise DataSetError(f"{root} has a definition {definition.name!r} already, in {known}; nothing was written")
-    place = {"op_type": definition.op_type, "definition": definition.name}
+    names = {"op_type": definition.op_type, "definition": definition.name}
     texts = {
-        Output(definition_path(root, **place), root): json.dumps(plain, indent=2) + "\n",
-        Output(workloads_path(root, **place), root): "".join(f"{json.dumps(line)}\n" for line in lines),
+        Output(definition_path(root, **names), root): json.dumps(plain, indent=2) + "\n",
+        Output(workloads_path(root, **names), root): "".join(f"{json.dumps(line)}\n" for line in lines),
     }
     _write(args, texts, ["new", "solution", str(root), "--definition", definition.name])
     return 0
 
 
 def _write(args: Namespace, texts: dict[Output, str], following: list[str]) -> None:
-    """Write files that are not there yet; name them, and the command that follows."""
-    if there := [str(place.path) for place in texts if os.path.lexists(place.path)]:
+    """Write files that do not exist yet; print their names and the next command."""
+    if there := [str(output.path) for output in texts if os.path.lexists(output.path)]:
         raise DataSetError(f"{', '.join(there)} is there already; nothing was written")
-    for place, text in texts.items():
-        place.write(text)
-    files = [str(place.path) for place in texts]
+    for output, text in texts.items():
+        output.write(text)
+    files = [str(output.path) for output in texts]
     command = shlex.join([PROGRAM, *following])
     write_result(args, {"files": files, "next": command}, [*files, f"next: {command}"])

@@ -1,7 +1,7 @@
-"""A run as text and as JSON: its plan beforehand, its verdicts, faults and exit code afterwards.
+"""Renders a run as text and as JSON: its plan before it, its verdicts, faults and exit code after it.
 
-`run` and `submit` print it. `RunOutcome` keeps the events of a run; all numbers are derived from them when they are
-asked for. Documents have a version; the tables of verdicts are in `verdicts.py`.
+`run` and `submit` print these. `RunOutcome` stores the events of a run and derives all numbers from them on request.
+Documents have a version. `verdicts.py` has the tables of verdicts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOST: Final = {
     "left_out": "Left out (--resume judges them)",
     "not_confirmed": "Not confirmed (--resume tries again)",
 }
-"""Kind of jobs without a verdict, as the document has it → its title in the text."""
+"""Kind of jobs without a verdict, a key of the document → its title in the text."""
 BROKEN: Final = "Broken in what was asked for (exit code 1; --allow-broken lets it pass)"
 PLAN_TABLE: Final = {
     "Definition": "{definition}",
@@ -54,21 +54,21 @@ class RunOutcome:
 
     plan: Plan
     recorded: list[Trace] = field(default_factory=list)
-    """Recorded verdicts of the jobs that a resumed run left out."""
+    """Recorded verdicts of the jobs that a resumed run skipped."""
     judged: dict[JobNames, JobFinished] = field(default_factory=dict)
-    """Names of a job → its verdict. That of a confirmation replaces the one before."""
+    """Names of a job → its verdict. The verdict of a confirmation replaces the first verdict."""
     faults: list[JobFaulted] = field(default_factory=list)
     """Jobs without a verdict."""
     unconfirmed: list[JobFaulted] = field(default_factory=list)
-    """Confirmations that ended without a verdict; the one before counts on."""
+    """Confirmations that ended without a verdict. The first verdict of the job still counts."""
     errors: list[str] = field(default_factory=list)
-    """What is broken in what was asked for, a line each."""
+    """Broken parts of the requested set, one line each."""
     devices: tuple[Device, ...] = ()
     seconds: float = 0.0
     is_interrupted: bool = False
 
     def observe(self, event: Event) -> None:
-        """Keep what the result needs of an event."""
+        """Store the parts of an event that the result needs."""
         if isinstance(event, RunStarted):
             self.devices = event.devices
         elif isinstance(event, JobFinished):
@@ -83,7 +83,7 @@ class RunOutcome:
 
     @property
     def traces(self) -> list[Trace]:
-        """All verdicts that count: the recorded ones of jobs that were left out, then those of this run."""
+        """All verdicts that count: the recorded verdicts of skipped jobs, then the verdicts of this run."""
         return [*self.resumed, *(event.trace for event in self.judged.values())]
 
     @property
@@ -93,7 +93,7 @@ class RunOutcome:
 
     @property
     def is_broken(self) -> bool:
-        """Whether something of what was asked for is broken, or lacks its stored inputs."""
+        """Whether a requested part of the set is broken, or lacks its stored inputs."""
         return bool(self.errors) or any(skip.is_fault for skip in self.plan.skips)
 
     def lost(self) -> dict[str, list[JobFaulted]]:
@@ -103,10 +103,10 @@ class RunOutcome:
         return {"faults": faults, "left_out": left_out, "not_confirmed": self.unconfirmed}
 
     def exit_code(self, *, require_passed: bool, allow_broken: bool = False) -> int:
-        """Return 130 if interrupted, 1 if a job has no verdict or what was asked for is broken in part, else 0.
+        """Return 130 if interrupted, 1 if a job has no verdict or a requested part of the set is broken, else 0.
 
-        If passing is required, return 1 also if a job did not pass, or if there is no verdict at all. If broken data
-        is allowed, it makes no failure, nor do the jobs that have no verdict beside it.
+        If passing is required, return 1 also if a job did not pass, or if there is no verdict. If broken data is
+        allowed, neither broken data nor jobs without a verdict because of it are failures.
         """
         if self.is_interrupted:
             return INTERRUPTED
@@ -123,7 +123,7 @@ class RunOutcome:
         return uuids
 
     def files(self, trace_set: TraceSet) -> list[str]:
-        """Return the files of a set that the traces of this run went to."""
+        """Return the files of a set to which the traces of this run were written."""
         files = []
         for job in (event.job for event in self.judged.values()):
             if (root := trace_set.solution_root(job.solution.name)) is not None:
@@ -133,12 +133,12 @@ class RunOutcome:
 
 
 def render_plan(plan: Plan, machine: Machine) -> str:
-    """Lay out what a run will do."""
+    """Render the plan of a run."""
     return join_sections(lay_out(PLAN_TABLE, plan.rows()), describe_skips(plan.skips), describe_plan(plan, machine))
 
 
 def describe_plan(plan: Plan, machine: Machine) -> list[str]:
-    """Return how much there is to do and where, what a resumed run leaves out, and what it does again and why."""
+    """Return lines for the number of jobs, their devices, and the skipped and repeated jobs of a resumed run."""
     rows = plan.rows()
     of = f"{count(len({row.definition for row in rows}), 'definition')}, {count(len(rows), 'solution')}"
     devices = ", ".join(f"{device.label} ({device.name})" for device in machine.devices)
@@ -153,7 +153,7 @@ def describe_plan(plan: Plan, machine: Machine) -> list[str]:
 
 
 def describe_skips(skips: Iterable[Skip]) -> list[str]:
-    """Return one line per reason, with the first names that it holds for."""
+    """Return one line per reason, with the first skipped names."""
     by_reason = defaultdict(list)
     for skip in skips:
         by_reason[skip.reason].append(" / ".join(filter(None, (skip.definition, skip.solution, skip.workload))))
@@ -171,7 +171,7 @@ def plan_document(plan: Plan, machine: Machine) -> dict[str, Any]:
 
 
 def render_outcome(outcome: RunOutcome) -> str:
-    """Lay out the table, the reasons of failures, the faults, the skips, and the totals."""
+    """Render the table, the reasons of failures, the faults, the skips, and the totals."""
     traces, lost = outcome.traces, outcome.lost()
     notes = [*describe_skips(outcome.plan.skips), *(f"warning: {output}" for output in find_blind(traces))]
     sources = Counter(_source_of_baseline(event.trace) for event in outcome.judged.values())
@@ -181,7 +181,7 @@ def render_outcome(outcome: RunOutcome) -> str:
             f"baseline: cached for {of}, by an earlier run on this GPU; --fresh-baselines times every reference"
         )
     best = [row.standing for row in best_by_workload(traces) if row.standing in (CONFIRMED, NOT_CONFIRMED)]
-    if best:  # a CPU confirms none
+    if best:  # winners on a CPU are not confirmed
         confirmed = f"{best.count(CONFIRMED)} of {count(len(best), 'workload')}"
         notes.append(f"the best is confirmed at full assurance on {confirmed}")
     open_jobs = outcome.left - len(lost["left_out"])
@@ -201,7 +201,7 @@ def render_outcome(outcome: RunOutcome) -> str:
 
 
 def outcome_document(outcome: RunOutcome, trace_set: TraceSet | None) -> dict[str, Any]:
-    """Return the outcome as JSON-able values; with a set, the files of it that its traces went to."""
+    """Return the outcome as JSON-able values; if a set is given, with the files to which its traces were written."""
     return {
         "version": FORMAT_VERSION,
         "plan": _plan_counts(outcome.plan),
@@ -243,7 +243,7 @@ def _skips(skips: Iterable[Skip]) -> list[dict[str, Any]]:
 
 
 def _list_reasons(faults: Iterable[JobFaulted]) -> list[str]:
-    """Return each message once, under the jobs that ended with it."""
+    """Return each message once, below the names of its jobs."""
     groups, lines = defaultdict(list), []
     for fault in faults:
         groups[fault.message].append(describe_job(fault.job))
@@ -253,7 +253,7 @@ def _list_reasons(faults: Iterable[JobFaulted]) -> list[str]:
 
 
 def _source_of_baseline(trace: Trace) -> str | None:
-    """Say where the time of the reference comes from: "measured" in this run, or "cached"; None if it has none."""
+    """Return the source of the reference's time: "measured" in this run, or "cached"; None if there is no time."""
     record = (getattr(trace.evaluation, "extra", None) or {}).get("baseline")
     if not isinstance(record, dict):
         return None
@@ -261,7 +261,7 @@ def _source_of_baseline(trace: Trace) -> str | None:
 
 
 def _verdict(trace: Trace) -> dict[str, Any]:
-    """Return a verdict as JSON-able values; what a failure has no number for is None."""
+    """Return a verdict as JSON-able values. Numbers that a failure does not have are None."""
     names: dict[str, Any] = dict(zip(NAMES, names_of(trace), strict=True))
     evaluation = trace.evaluation
     if evaluation is None:

@@ -2,8 +2,8 @@
 
 Results go to stdout, everything else to stderr.
 
-A reader that goes away (`| head`) is no error, nor is a stream that was closed before the start (`>&-`). If stderr
-cannot be written, the work goes on without it. If stdout cannot be written, that is a fault.
+A reader that closes a pipe early (`| head`) causes no error; neither does a stream that was closed before the start
+(`>&-`). If stderr cannot be written, the command continues without it. If stdout cannot be written, that is a fault.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from flashinfer_bench.errors import Fault
 RAN: Final = 0
 FAILED: Final = 1
 INTERRUPTED: Final = 130
-"""The code that shells give a process that Ctrl-C ended. The classes in `errors` have those of misuse and faults."""
+"""Exit code of a process that Ctrl-C ended, as in shells. The classes in `errors` have the codes of errors."""
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 USUAL_LEVEL: Final = "WARNING"
 HANDLER: Final = logging.StreamHandler()
-"""The log's handler; a caller of `cli()` who has one of its own keeps it alone."""
+"""The handler of the log. A caller of `cli()` that has its own handler keeps only that handler."""
 
 
 def write_out(text: str) -> None:
-    """Write a result to stdout; on a terminal control characters in it are shown as escapes.
+    """Write a result to stdout. On a terminal, control characters are shown as escapes.
 
     Raises:
-        Fault: it cannot be written, as on a full disk.
+        Fault: it cannot be written, for example on a full disk.
     """
     reason = _write(sys.stdout, _show_lines(text) if sys.stdout.isatty() else text)
     if reason is not None:
@@ -51,36 +51,36 @@ def write_json(document: object) -> None:
 
 
 def write_err(*lines: str) -> None:
-    """Write lines to stderr; control characters in them are shown as escapes."""
+    """Write lines to stderr. Control characters are shown as escapes."""
     for line in lines:
         _write(sys.stderr, _show_lines(line) + "\n")
 
 
 def write_problems(message: str) -> None:
-    """Write each line of a message as an error of its own. An indented line belongs to the line above."""
+    """Write each line of a message as a separate error. An indented line belongs to the line above."""
     for line in message.split("\n"):
         if line.strip():
             write_err(line if line[0].isspace() else f"error: {line}")
 
 
 def open_streams() -> None:
-    """Open streams that were closed before the start on os.devnull. Else the next opened file would become stdout.
+    """Open streams on os.devnull that were closed before the start. Otherwise the next opened file would become stdout.
 
     A character that the terminal cannot show is written as a question mark.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))  # the lowest number is the free one
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))  # open() takes the lowest free number
         if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def start_log(argv: Sequence[str]) -> None:
-    """Send the package's log to stderr, from the level that `--log-level` names; a wrong level is reported later."""
+    """Send the package's log to stderr from the level of `--log-level` on. A wrong level is reported later."""
     named = re.findall(rf"--log[-_]level[ =]({'|'.join(LEVELS)})\b", " ".join(argv), re.IGNORECASE)
     logger = logging.getLogger("flashinfer_bench")
     logger.setLevel(named[-1].upper() if named else USUAL_LEVEL)
-    HANDLER.stream = sys.stderr  # it may be another one than that of an earlier command of this process
+    HANDLER.stream = sys.stderr  # stderr may differ from that of an earlier command in this process
     if not logger.handlers:
         HANDLER.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
         logger.addHandler(HANDLER)
@@ -88,13 +88,13 @@ def start_log(argv: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def one_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the first Ctrl-C or SIGTERM only: a second one cannot cut the clean-up short."""
+    """Raise KeyboardInterrupt at the first Ctrl-C or SIGTERM only. A second signal cannot stop the clean-up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def wait(*_: object) -> None:
-        os.write(2, b"stopping: waiting for the processes of this run to end\n")  # it may have interrupted sys.stderr
+        os.write(2, b"stopping: waiting for the processes of this run to end\n")  # not sys.stderr: it may be locked
 
     def interrupt(*_: object) -> None:
         for number in before:
@@ -110,17 +110,17 @@ def one_interrupt() -> Iterator[None]:
 
 
 def _show_lines(text: str) -> str:
-    """Return text that steers no terminal, in its lines."""
+    """Return text with control characters escaped, except line ends."""
     return "\n".join(map(to_printable, text.split("\n")))
 
 
 def _write(stream: TextIO, text: str) -> str | None:
-    """Write and flush. Return the reason of a failure, but None where only the reader has gone away."""
+    """Write and flush. Return the reason of a failure; None if the reader has closed the pipe."""
     try:
         stream.write(text)
         stream.flush()
     except OSError as error:
-        # What is still buffered would raise again when Python closes the stream.
+        # Buffered text would raise again when Python closes the stream.
         with Path(os.devnull).open("w", encoding="utf-8") as nowhere, contextlib.suppress(OSError):
             os.dup2(nowhere.fileno(), stream.fileno())
         return None if isinstance(error, BrokenPipeError) else error.strerror or str(error)

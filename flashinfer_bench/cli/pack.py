@@ -30,8 +30,8 @@ MANIFEST: Final = """a manifest, solution.yaml in the folder:
 def declare_pack(parser: Parser) -> None:
     """Add the help and the flags of `pack`."""
     parser.describe(
-        "Make a solution file of a folder of sources with a manifest. The entry point is looked up in the\n"
-        "sources; with --local the arguments of one in Python are held against the definition.\n"
+        "Make a solution file from a folder of sources with a manifest. The entry point must be in the\n"
+        "sources. With --local the arguments of a Python entry function are compared with the definition.\n"
         f"{EXIT_CODES}\n\n{MANIFEST}",
         usage="%(prog)s DIR [-o FILE] [--local PATH] [flags]",
         example="pack my_rmsnorm/ -o my_rmsnorm.json --local flashinfer-trace",
@@ -39,7 +39,7 @@ def declare_pack(parser: Parser) -> None:
     )
     flags = {
         "DIR": "a folder with sources and solution.yaml (or solution.json)",
-        "-o --output FILE": "where to write (default: NAME.json here)",
+        "-o --output FILE": "file to write (default: NAME.json here)",
     }
     add_flags(parser, flags)
     add_local(parser, "a trace set's folder with the definition; may be repeated")
@@ -49,13 +49,13 @@ def declare_pack(parser: Parser) -> None:
 def declare_unpack(parser: Parser) -> None:
     """Add the help and the flags of `unpack`."""
     parser.describe(
-        "Write the sources of a solution file into a new folder, with a manifest from which `pack` makes\n"
-        f"the same solution again. {EXIT_CODES}",
+        "Write the sources of a solution file into a new folder, with a manifest. `pack` makes\n"
+        f"the same solution of it again. {EXIT_CODES}",
         usage="%(prog)s FILE [-d DIR] [flags]",
         example="unpack my_rmsnorm.json -d my_rmsnorm/",
         execute=execute_unpack,
     )
-    flags = {"FILE": "the solution file", "-d --directory DIR": "a folder that is new or empty (default: NAME here)"}
+    flags = {"FILE": "the solution file", "-d --directory DIR": "folder to write: new or empty (default: NAME here)"}
     add_flags(parser, flags)
     add_format(parser)
 
@@ -79,7 +79,7 @@ def execute_pack(args: Namespace) -> int:
     find_output(file, args).write(solution.to_json(indent=2) + "\n")
     size = sum(len(source.content.encode()) for source in solution.sources)
     sources = f"{count(len(solution.sources), 'source')} of {size} bytes"
-    _tell(args, solution, [file], [f"{file}: {solution.name} for {solution.definition}, {sources}"])
+    _print_result(args, solution, [file], [f"{file}: {solution.name} for {solution.definition}, {sources}"])
     return 0
 
 
@@ -91,18 +91,18 @@ def execute_unpack(args: Namespace) -> int:
     solution = load_json_file(Solution, args.file)
     folder = Path(args.directory or path_part(solution.name))
     files = unpack_solution(solution, folder, root=find_output(folder, args).root)
-    _tell(args, solution, files, list(map(str, files)))
+    _print_result(args, solution, files, list(map(str, files)))
     return 0
 
 
 def _is_of(solution: Solution, file: Path) -> bool:
-    """Tell whether a file is an earlier version of a solution."""
+    """Return whether a file is an earlier version of a solution."""
     try:
         return load_json_file(Solution, file).name == solution.name
     except DataSetError:
         return False
 
 
-def _tell(args: Namespace, solution: Solution, files: list[Path], lines: list[str]) -> None:
+def _print_result(args: Namespace, solution: Solution, files: list[Path], lines: list[str]) -> None:
     names = {name: getattr(solution, name) for name in ("name", "definition", "author")}
     write_result(args, {**names, "digest": solution.digest(), "files": list(map(str, files))}, lines)

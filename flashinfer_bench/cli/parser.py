@@ -1,8 +1,8 @@
 """The argument parser of all commands, the kinds of values, and the flags that several commands share.
 
-A wrong argument is one line with the nearest known word: the parser raises Misuse. A command's file declares its own
-flags, usually by `add_flags`; those that override the configuration are made of its fields (`settings.py`). `entry.py`
-lists the commands.
+For a wrong argument the parser raises Misuse: one line with the nearest known word. A command's module declares its own
+flags, usually by `add_flags`. `settings.py` makes flags of the fields of the configuration. `entry.py` lists the
+commands.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ EXIT_CODES: Final = "Exit codes: 0 all well, 1 something failed, 2 misuse."
 LOCAL_HELP: Final = "a trace set's folder, also without the flag; may be repeated (default: $FIB_DATASET_PATH)"
 SOURCE_FLAGS: Final = {
     "--entry NAME": "its entry function, or FILE::FUNCTION (default: run)",
-    "--language L": "its language (default: told by its ending and imports)",
+    "--language L": "its language (default: found by its ending and imports)",
 }
-QUIET_FLAG: Final = {"--quiet": "no progress; only errors and the result"}
+QUIET_FLAG: Final = {"--quiet": "print only errors and the result, no progress"}
 THRESHOLD_HELP: Final = "the smallest difference of interest: 2%% or 0.02 (default: 2%%)"
 NAMED: Final = {
     "definitions": "only these definitions",
@@ -38,7 +38,7 @@ NAMED: Final = {
     "workloads": "only these workloads: uuids, or unique beginnings of uuids",
     "devices": "only these devices: 0, cuda:1, a GPU's uuid, or cpu",
 }
-"""Names that a flag takes, as `--definitions`. Each flag is also taken without its `s`."""
+"""Flags that take names, such as `--definitions`. Each flag also works without its `s`."""
 PLACES: Final = {
     "definitions": "definitions/**/*.json",
     "op_types": "definitions/*",
@@ -46,9 +46,9 @@ PLACES: Final = {
     "authors": "solutions/*",
     "workloads": "workloads/**/*.jsonl",
 }
-"""Kind of names → the paths of a set that are named so, or whose lines are."""
+"""Kind of names → the paths in a set that have such names, or the files whose lines have."""
 MOST_SHARE: Final = 10.0
-"""A share of a flag is at most 1000 %."""
+"""Largest share that a flag takes: 1000 %."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -70,7 +70,7 @@ class Parser(argparse.ArgumentParser):
         example: str = "",
         execute: Callable[[argparse.Namespace], int] | None = None,
     ) -> None:
-        """Set the texts of the help, and the function that the command calls."""
+        """Set the help texts, and the function of the command."""
         self.description, self.usage = description, usage
         self.set_defaults(parser=self)
         self.epilog = f"example:\n  {PROGRAM} {example}" if example else None
@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
             add_log_level(self)
 
     def add_command(self, word: str, text: str, *, add_help: bool = True, **described: Any) -> Parser:
-        """Add a sub-command: its word, its line in the list of commands, and what `describe` takes, if anything."""
+        """Add a sub-command: its word, its line in the list of commands, and arguments for `describe`, if any."""
         if self._commands is None:
             self._commands = self.add_subparsers(metavar="COMMAND", parser_class=Parser, title="commands")
         added = self._commands.add_parser(word, help=text, add_help=add_help)
@@ -100,11 +100,11 @@ class Parser(argparse.ArgumentParser):
         raise Misuse(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
     def print_help(self, file: Any = None) -> None:  # noqa: ARG002 - the signature of argparse
-        """Print the help. A reader that goes away is no error."""
+        """Print the help. A reader that closes the pipe causes no error."""
         write_out(self.format_help())
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Name the nearest command for one that is unknown."""
+        """Raise an error that has the nearest known command."""
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             what = " ".join([*self.prog.split()[1:], "command"])
             known = f"known: {', '.join(action.choices)}"
@@ -116,7 +116,7 @@ class NameList(argparse.Action):
     """Collects one or more names, separated by spaces or commas. The flag may be repeated."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        """Add the names to those given before."""
+        """Add the names to the earlier names."""
         names = [name.strip() for value in values for name in value.split(",") if name.strip()]
         if not names and (values or self.nargs != "*"):
             parser.error(f"{option_string}: expected at least one name")
@@ -124,7 +124,7 @@ class NameList(argparse.Action):
 
 
 def whole_number(text: str) -> int:
-    """Parse the value of a flag that counts: a whole number."""
+    """Parse the value of an integer flag."""
     try:
         return int(text)
     except ValueError:
@@ -132,7 +132,7 @@ def whole_number(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """Parse the value of a flag that measures, a finite number. A whole number becomes an int."""
+    """Parse the value of a number flag, which must be finite. A whole number becomes an int."""
     try:
         value = float(text)
     except ValueError:
@@ -143,7 +143,7 @@ def number(text: str) -> float:
 
 
 def share(text: str) -> float:
-    """Parse a share: "2%" or "0.02". A bare number from 1 on is refused: it may be meant in percent."""
+    """Parse a share: "2%" or "0.02". A bare number of 1 or more is refused, because it may be a percentage."""
     value = number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     if not 0 < value <= MOST_SHARE or (value >= 1 and not text.endswith("%")):
         raise argparse.ArgumentTypeError(f"needs a share such as 2% or 0.02, not {text!r}")
@@ -151,18 +151,18 @@ def share(text: str) -> float:
 
 
 KINDS: Final[Mapping[str, Callable[[str], Any]]] = {"N": whole_number, "F": number, "X": share}
-"""Word for a value → the function that reads it."""
+"""Placeholder of a value → the function that parses it."""
 
 
 def add_flags(parser: argparse._ActionsContainer, flags: Mapping[str, str], **defaults: Any) -> None:
-    """Add flags and arguments: each by how it is written, with its help.
+    """Add flags and arguments, each by its syntax and its help.
 
-    `--output DIR` takes a text, `-o --output FILE` too, `--quick` is a switch, `FILE` an argument. A word for the value
-    tells its kind: N a whole number, F a number, X a share, `a|b` one of these, `NAME...` one or more names.
+    `--output DIR` and `-o --output FILE` take a text, `--quick` is a switch, `FILE` is an argument. The placeholder of
+    a value decides its kind: N a whole number, F a number, X a share, `a|b` a choice, `NAME...` one or more names.
 
     Args:
         parser: the parser, or a group of it.
-        flags: how a flag is written → its help.
+        flags: syntax of a flag → its help.
         defaults: field of the parsed arguments → its value if the flag is not given.
     """
     for written, text in flags.items():
@@ -186,7 +186,7 @@ def add_flags(parser: argparse._ActionsContainer, flags: Mapping[str, str], **de
 
 
 def add_log_level(parser: argparse._ActionsContainer, *spellings: str) -> None:
-    """Add the flag of the log's level, under further spellings, too."""
+    """Add the flag of the log's level, with further spellings."""
 
     text = f"log from this level on: {', '.join(LEVELS)}; DEBUG shows tracebacks, too (default: {USUAL_LEVEL})"
     parser.add_argument(
@@ -195,7 +195,7 @@ def add_log_level(parser: argparse._ActionsContainer, *spellings: str) -> None:
 
 
 def add_local(parser: Parser, text: str = LOCAL_HELP, flags: Sequence[str] = ("--local",)) -> None:
-    """Add the flag that names trace sets. Their folders may also stand without it, as arguments."""
+    """Add the flag that names trace sets. Their folders can also be given as arguments, without the flag."""
     parser.add_argument(*flags, action="append", metavar="PATH", help=text)
     parser.set_defaults(takes_sets=True)
 
@@ -203,17 +203,17 @@ def add_local(parser: Parser, text: str = LOCAL_HELP, flags: Sequence[str] = ("-
 def add_format(parser: argparse._ActionsContainer, *others: str) -> None:
     """Add the flag that chooses between a table, JSON and other formats."""
     words = "|".join(("table", "json", *others))
-    add_flags(parser, {f"--format {words}": "what goes to stdout (default: %(default)s)"}, format="table")
+    add_flags(parser, {f"--format {words}": "format of stdout (default: %(default)s)"}, format="table")
 
 
 def add_sandbox(parser: argparse._ActionsContainer, *, default: str) -> None:
-    """Add the flag that says how far solutions are confined."""
-    text = "how far solutions are confined: all of it or no run, what this machine gives, not (default: auto)"
+    """Add the flag of the sandbox's level."""
+    text = "sandbox of solutions: strict (required), auto (best available) or off (default: auto)"
     add_flags(parser, {"--sandbox strict|auto|off": text}, sandbox=default)
 
 
 def add_names(parser: argparse._ActionsContainer, flag: str, text: str = "", **more: Any) -> None:
-    """Add a flag that takes names. The parsed arguments lack it where it was not given."""
+    """Add a flag that takes names. If it is not given, the parsed arguments do not have it."""
     kind = flag[2:].replace("-", "_")
     flags = [flag, flag.removesuffix("s")] if kind in NAMED else [flag]
     free = [one for one in flags if one not in parser._option_string_actions]
@@ -229,7 +229,7 @@ def add_filters(parser: argparse._ActionsContainer, *others: str) -> None:
 
 
 def complete_names(kind: str) -> Iterator[str]:
-    """Yield the names of a kind in the sets of the line that a shell completes, by the paths of their files."""
+    """Yield the names of a kind in the sets of a shell's line, for completion. Only paths of files are read."""
     words = [*os.environ.get("COMP_LINE", "").split(), os.environ.get("FIB_DATASET_PATH", "")]
     for root in (Path(word).expanduser() for word in words if word and kind in PLACES):
         for path in root.glob(PLACES[kind]):
@@ -240,7 +240,7 @@ def complete_names(kind: str) -> Iterator[str]:
 
 
 def describe_unknown_arguments(rest: Sequence[str], parser: Parser) -> list[str]:
-    """Return a line for each unknown flag. Where there is none, return a line for the first unexpected argument."""
+    """Return a line for each unknown flag; without any, a line for the first unexpected argument."""
     see, known = f"see {parser.prog} --help", parser.flags()
     flags = [argument.split("=", 1)[0] for argument in rest if argument.startswith("-")]
     lines = [f"unknown flag {flag}; {_hint('--' + flag.lstrip('-'), known, see, 0.7)}" for flag in flags]
@@ -248,7 +248,7 @@ def describe_unknown_arguments(rest: Sequence[str], parser: Parser) -> list[str]
 
 
 def typed_program() -> list[str]:
-    """Return how this program was started: by its name, by its path, or as a script or a module of an interpreter."""
+    """Return how this program was started: by name, by path, or as a script or module of an interpreter."""
     script = Path(sys.argv[0])
     if script.name == PROGRAM:
         return [PROGRAM if shutil.which(PROGRAM) == str(script.absolute()) else sys.argv[0]]

@@ -1,6 +1,6 @@
-"""`report`: its sub-commands; tables of the traces that a set holds, and of how times and verdicts changed.
+"""`report` and its sub-commands: tables of the traces of a set, and of changes of times and verdicts.
 
-`report html`, `export` and `merge` write them as pages, as rows of a file, as another set.
+`report html`, `export` and `merge` write traces as pages, as rows of a file, and as another set.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ NONE_PASSED = (
 )
 NONE_RANKED: Final = "note: there is no whole verdict to rank; quick looks do not count"
 SPARED: Final = ("#fast_1.5", "#fast_2", "#fast_1", "#Wins", "#Roofline")
-"""Columns that are left out, one after the other, while a table is too wide; JSON and the pages have all."""
+"""Columns that are dropped in this order while a table is too wide. JSON and the pages have all columns."""
 AUTHOR_NOTES: Final = (
     "of fastest: mean over all definitions of the lowest latency of anybody over the author's, 0 for what it did not "
     "pass; no baseline can inflate it, so it ranks",
@@ -68,11 +68,11 @@ GROUP_NOTE: Final = (
     "speed-up over the reference: geometric mean of the passed; fast_p: share passed with a speed-up above p"
 )
 CHANGE_MARK: Final = ">"
-"""Marks a time that differs from the one before."""
+"""Marks a time that differs from the time before."""
 ORDER: Final = (VERDICT, SLOWER, FASTER, SAME, UNKNOWN, NEW, GONE)
 """Decisions, the most important first."""
 CHANGE_NOTE: Final = (
-    "ratio: new over old time, with its recorded 95 % interval; `compare` measures in turn, and knows more"
+    "ratio: new over old time, with its recorded 95 % interval; `compare` measures interleaved, which is more exact"
 )
 FIGURES: Final[Cells] = {
     **{f"#fast_{p:g}": f"{{fast_p[{FAST_P.index(p)}]:%}}" for p in (1.0, 1.5, 2.0)},
@@ -122,8 +122,8 @@ def declare_report(parser: Parser) -> None:
     parser.describe("Make tables of traces.", example="report best --local flashinfer-trace")
     summary = parser.add_command(
         "summary",
-        "one row a solution",
-        description="One row a solution: workloads passed, latency, speed-up, and why it failed where it failed.",
+        "one row per solution",
+        description="One row per solution: workloads passed, latency, speed-up, and the reasons of failures.",
         example="report summary --local flashinfer-trace --op-types gemm",
         execute=execute_summary,
     )
@@ -132,8 +132,8 @@ def declare_report(parser: Parser) -> None:
     best = parser.add_command(
         "best",
         "the best passing solutions",
-        description="The fastest passing solution of each workload, with those whose interval meets its own (ties); or "
-        "each\ndefinition's best solution. --by takes what is ranked, by what, or both.",
+        description="The fastest passing solution of each workload, with its ties (overlapping intervals); or the "
+        "best\nsolution of each definition. --by takes a group, a ranking (latency or speedup), or both.",
         example="report best --local flashinfer-trace --by definition",
         execute=execute_best,
     )
@@ -145,8 +145,7 @@ def declare_report(parser: Parser) -> None:
     visualize = parser.add_command(
         "visualize",
         "both tables",
-        description="How many verdicts are there and how many passed; then the tables of `report summary` and "
-        "`report best`.",
+        description="The numbers of verdicts by status; then the tables of `report summary` and `report best`.",
         example="report visualize --local flashinfer-trace",
         execute=execute_visualize,
     )
@@ -158,7 +157,7 @@ def declare_report(parser: Parser) -> None:
         "history",
         "times of a definition from run to run",
         description="Show the times of a definition's solutions from run to run. A row has one version of sources and "
-        f"libraries;\n{CHANGE_MARK} marks a change of the latency, so that the effect of a new driver shows.",
+        f"libraries;\n{CHANGE_MARK} marks a change of the latency, for example by a new driver.",
         example="report history --definition rmsnorm_h4096 --local flashinfer-trace",
         execute=execute_history,
     )
@@ -172,8 +171,8 @@ def declare_report(parser: Parser) -> None:
         example="report diff flashinfer-trace flashinfer-trace",
         execute=execute_diff,
     )
-    sets = {"OLD": "the folder of a trace set", "NEW": "the folder of another, or of the same"}
-    add_flags(diff, sets | {"--all": "list jobs that did not change, too"})
+    sets = {"OLD": "the folder of a trace set", "NEW": "the folder of another trace set, or of the same"}
+    add_flags(diff, sets | {"--all": "also list jobs that did not change"})
     for command in (history, diff):
         add_flags(command, {"--threshold X": THRESHOLD_HELP}, threshold=THRESHOLD)
         add_format(command)
@@ -195,8 +194,8 @@ def declare_html(parser: Parser) -> None:
         execute=execute_html,
     )
     flags = {
-        "DIR": "a new or an empty folder, or one with such pages",
-        "--title TITLE": "what the pages are called (default: the name of the set's folder)",
+        "DIR": "folder to write: new, empty, or with earlier pages",
+        "--title TITLE": "title of the pages (default: the name of the set's folder)",
     }
     add_flags(html, flags | BASELINE_FLAG)
     add_local(html)
@@ -207,8 +206,8 @@ def declare_export(parser: Parser) -> None:
     """Add `report export`, its help and its flags."""
     export = parser.add_command(
         "export",
-        "one row a trace, for other programs",
-        description="Write one row a trace, with flat columns whose names have units (docs/export.md lists them). A "
+        "one row per trace, for other programs",
+        description="Write one row per trace, with flat columns whose names have units (docs/export.md lists them). A "
         "folder gets a\nfile traces.csv, traces.jsonl or traces.parquet; - is stdout. Parquet needs the extra "
         "`export`.\nExit codes: 0 written, 1 the file cannot be written, 2 misuse.",
         example="report export traces.csv --local flashinfer-trace",
@@ -228,18 +227,18 @@ def declare_merge(parser: Parser) -> None:
     merge = parser.add_command(
         "merge",
         "several sets in one",
-        description="Write several trace sets as one, into a new folder. What is the same in two is written once; "
-        "where they\ncontradict each other, nothing is written. Exit codes: 0 all well, 1 files or blobs are missing, "
+        description="Write several trace sets as one, into a new folder. Equal parts are written once. If "
+        "the\nsets contradict each other, no file is written. Exit codes: 0 all well, 1 files or blobs are missing, "
         "2 misuse.",
         example="report merge --local flashinfer-trace --local flashinfer-trace/wrong --output merged",
         execute=execute_merge,
     )
     add_local(merge)
-    merge.add_argument("--output", metavar="DIR", required=True, help="the folder to write: a new or an empty one")
+    merge.add_argument("--output", metavar="DIR", required=True, help="the folder to write: new or empty")
 
 
 def execute_summary(args: Namespace) -> int:
-    """Print one row a solution that has traces, or one for each author, op type or kind of hardware."""
+    """Print one row per solution with traces, or one row for each author, op type or kind of hardware."""
     if args.baseline_author is not None and args.by != "author":
         raise Misuse("--baseline-author needs --by author")
     trace_set = open_trace_set(args)
@@ -257,7 +256,7 @@ def execute_summary(args: Namespace) -> int:
 
 
 def execute_best(args: Namespace) -> int:
-    """Print the best passing solution of each workload or definition, or how many of these each group has."""
+    """Print the best passing solution of each workload or definition, or their number in each group."""
     trace_set = open_trace_set(args)
     traces = choose_traces(trace_set, args)
     groups = [word for word in GROUP_KEYS if word in args.by]
@@ -275,7 +274,7 @@ def execute_best(args: Namespace) -> int:
 
 
 def execute_visualize(args: Namespace) -> int:
-    """Print the counts of verdicts, one row a solution, and the best solution of each workload."""
+    """Print the counts of verdicts, one row per solution, and the best solution of each workload."""
     trace_set = open_trace_set(args)
     traces = choose_traces(trace_set, args)
     rows, statuses = _summarise(trace_set, traces), count_statuses(traces)
@@ -289,7 +288,7 @@ def execute_visualize(args: Namespace) -> int:
 
 
 def execute_history(args: Namespace) -> int:
-    """Print the epochs of each solution, on each kind of hardware if there are several."""
+    """Print the epochs of each solution, on each kind of hardware."""
     trace_set = open_trace_set(args)
     chosen = Namespace(definitions=[args.definition], solutions=args.solutions)
     results = list_results(trace_set, choose_traces(trace_set, chosen), latest_only=False)
@@ -300,7 +299,7 @@ def execute_history(args: Namespace) -> int:
 
 
 def execute_diff(args: Namespace) -> int:
-    """Print how many jobs have each decision, then a row for each that changed."""
+    """Print the number of jobs of each decision, then a row for each changed job."""
     found = []
     for folder in map(Path, (args.old, args.new)):
         trace_set = TraceSet.from_path(folder)
@@ -351,7 +350,7 @@ def _show(
     head: str = "",
     **document: Any,
 ) -> int:
-    """Print a table of verdicts. One that only CPUs judged says so above it."""
+    """Print a table of verdicts. If only CPUs judged, a line above it says so."""
     standings = [getattr(row, "standing", "") for row in rows]
     return show_rows(args, rows, lambda: head + head_of(standings) + render(rows), nothing, **document)
 
@@ -393,10 +392,10 @@ def execute_export(args: Namespace) -> int:
         write_out(make_export(form, trace_set, traces)[0].decode())
         return RAN
     path = path / f"traces.{form}" if is_folder else path
-    place = find_output(path, args)
+    output = find_output(path, args)
     content, rows = make_export(form, trace_set, traces)
     try:
-        with os.fdopen(open_to_replace(place.path, root=place.root), "wb") as file:
+        with os.fdopen(open_to_replace(output.path, root=output.root), "wb") as file:
             file.write(content)
     except OSError as error:
         raise Fault(f"{path}: cannot be written: {error}") from error
@@ -405,8 +404,8 @@ def execute_export(args: Namespace) -> int:
 
 
 def execute_merge(args: Namespace) -> int:
-    """Write the sets as one; return 1 if something of them could not be read."""
-    from flashinfer_bench.bench.tolerances import merge_tolerances  # a tenth of a second, which no table needs
+    """Write the sets as one set; return 1 if a part of them could not be read."""
+    from flashinfer_bench.bench.tolerances import merge_tolerances  # this import takes 0.1 s, and tables do not need it
     from flashinfer_bench.data.sets.merge import merge_sets
 
     parts = [TraceSet.from_path(folder) for folder in named_folders(args)]

@@ -1,4 +1,4 @@
-"""`repro`: has a job judged once more, and writes the call that decided to files, with a script that shows it."""
+"""`repro`: judges a job once more, and writes the deciding call to files, with a script that shows the failure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def declare_repro(parser: Parser) -> None:
     """Add the help and the flags of the command."""
     parser.describe(
-        "Show why a verdict is what it is: judge the job once more, the solution in its sandbox, and write the call\n"
-        "that decided: inputs, expected and got as safetensors, a map of what fails, and a script (repro.py) that\n"
-        "shows the failure with torch alone. A recorded job gets the inputs that it had.\n"
+        "Write the call that decided a verdict to files: judge the job once more, the solution in its sandbox, and\n"
+        "write inputs, expected and got as safetensors, a map of the failing elements, and a script (repro.py) that\n"
+        "shows the failure with torch alone. A recorded job gets its recorded inputs.\n"
         "Exit codes: 0 written, 1 the job cannot be judged, 2 misuse.",
         usage="%(prog)s TRACE.jsonl[:LINE] | SOLUTION WORKLOAD [--local SET] [--dump DIR] [flags]",
         example="repro plain_rmsnorm_h4096 d01172 --local flashinfer-trace --dump why",
@@ -30,16 +30,16 @@ def declare_repro(parser: Parser) -> None:
     parser.add_argument("what", nargs="+", metavar="WHAT", help=what)
     add_local(parser)
     parser.set_defaults(takes_sets=False)
-    add_flags(parser, {"--dump DIR": "a folder that is new or empty (default: repro-SOLUTION-WORKLOAD)"})
-    add_names(parser, "--definitions", "the definition, where the solution does not tell it")
-    add_names(parser, "--devices", "where it is judged (default: the first device)")
+    add_flags(parser, {"--dump DIR": "folder to write: new or empty (default: repro-SOLUTION-WORKLOAD)"})
+    add_names(parser, "--definitions", "the definition, if the solution does not name it")
+    add_names(parser, "--devices", "device that judges it (default: the first device)")
     add_flags(parser, SOURCE_FLAGS)
     add_settings(parser)
     add_format(parser)
 
 
 def execute(args: Namespace) -> int:
-    """Judge, write, tell."""
+    """Judge the job, write the files, and print the result."""
     from flashinfer_bench.base.printable import to_printable
     from flashinfer_bench.bench.planning.plan import describe_nothing
     from flashinfer_bench.cli.args import find_output, open_trace_set
@@ -82,10 +82,10 @@ def execute(args: Namespace) -> int:
 
 
 def _read_recorded(args: Namespace) -> list[Trace]:
-    """Return the recorded job that is meant; none if a solution and a workload are named.
+    """Return the recorded job of the arguments; None if they name a solution and a workload.
 
     Raises:
-        Misuse: neither is.
+        Misuse: the arguments name neither.
     """
     from flashinfer_bench.cli.args import read_recorded
     from flashinfer_bench.data.store.layout import TRACES

@@ -1,4 +1,4 @@
-"""`run`: the flags of the command. `run_jobs.py` runs it; the help waits for the configuration, not for the engine."""
+"""`run`: the flags of the command. `run_jobs.py` runs it. The help imports the configuration, but not the engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from flashinfer_bench.cli.parser import QUIET_FLAG, SOURCE_FLAGS, Parser, add_flags, add_format, add_local
 from flashinfer_bench.cli.settings import add_selection, add_settings
 
-SOURCES: Final = "--solution FILE.py, FILE.cu, FILE.cpp, FOLDER or PACKED.json judges what is in it"
+SOURCES: Final = "--solution FILE.py, FILE.cu, FILE.cpp, FOLDER or PACKED.json judges that source"
 
 
 def declare_run(parser: Parser) -> None:
@@ -22,25 +22,25 @@ def declare_run(parser: Parser) -> None:
     add_local(parser)
     add_selection(parser)
     drafts = parser.add_argument_group("a solution that you edit", SOURCES)
-    add_flags(drafts, SOURCE_FLAGS | {"--watch": "judge again each time it is saved; Ctrl-C ends"})
+    add_flags(drafts, SOURCE_FLAGS | {"--watch": "judge again after each save, until Ctrl-C"})
     add_settings(parser)
     results = parser.add_argument_group("results")
     resume = {
-        "--resume": "skip what is recorded and unchanged",
+        "--resume": "skip jobs that are recorded and unchanged",
         "--retry-timeouts": "with --resume: run recorded TIMEOUTs again",
     }
     add_flags(results, resume)
-    saving = {"--save-results": "append each trace to the set: done anyway", "--no-save-results": "write no traces"}
+    saving = {"--save-results": "append each trace to the set (the default)", "--no-save-results": "write no traces"}
     add_flags(results.add_mutually_exclusive_group(), saving)
     more = {
-        "--repeat N": "time each solution in N workers on each workload, in turn with the others (default: 1)",
-        "--replay TRACE": "judge again what FILE.jsonl[:LINE] records, on its inputs",
-        "--dry-run": "print the plan and run nothing",
+        "--repeat N": "time each solution in N workers on each workload, interleaved with the others (default: 1)",
+        "--replay TRACE": "judge the jobs that FILE.jsonl[:LINE] records again, on the same inputs",
+        "--dry-run": "print the plan, without running it",
         "--require-passed": "exit with 1 unless every job passed",
     }
     add_flags(results, more, repeat=1)
     broken = {
-        "--strict": "run nothing if a part of what was asked for is broken",
+        "--strict": "do not run if a requested part of the set is broken",
         "--allow-broken": "report broken entries but exit with 0",
     }
     add_flags(results.add_mutually_exclusive_group(), broken)

@@ -1,7 +1,7 @@
-"""Runs what the flags of `run` ask for: plans it, shows its progress, prints its result. `Benchmark` judges and times.
+"""Runs the jobs of `run`: plans them, shows progress, prints the result. `Benchmark` judges and times.
 
-Progress is a display that is redrawn on a terminal, and a line for each finished job elsewhere. With --watch all is
-judged again each time a file is saved, with sessions that stay.
+Progress on a terminal is a display that is redrawn; elsewhere it is one line per finished job. With --watch all jobs
+run again after each save, in sessions that stay.
 """
 
 from __future__ import annotations
@@ -62,20 +62,20 @@ if TYPE_CHECKING:
 SHOWN_DEVICES: Final = 8
 NO_VERDICT: Final = "no verdict"
 EDITED_CALL_S, WATCHED_CALL_S = 20.0, 5.0
-"""`call_timeout_seconds` of `run --solution`, and with --watch or --quick: a call that hangs costs seconds there."""
+"""`call_timeout_seconds` of `run --solution`, --watch and --quick, so that a hanging call costs only seconds."""
 POLL_EVERY_S: Final = 0.05
-"""Seconds between two looks. It is added to the time from saving to the verdict."""
+"""Seconds between two checks of the files. It delays the verdict after a save."""
 Stamp = dict[str, tuple[int, int]]
 """Path → time of the last change, and size."""
 Kept = list[benchmark.Benchmark] | None
-"""The engine whose sessions stay from save to save, once there is one; None if each run starts its own."""
+"""The engine whose sessions stay from save to save, if it exists; None if each run starts its own."""
 
 
 class RunProgress:
     """Counts the events of a run and shows them while it is entered.
 
     Args:
-        quiet: show nothing. The result tells the faults.
+        quiet: show no progress. The result has the faults.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -107,7 +107,7 @@ class RunProgress:
             self._live.stop()
 
     def show(self, event: Event) -> None:
-        """Count an event, and show it. On a display, each kind of failure of a solution is a line above it once."""
+        """Count an event, and show it. Above a display, each kind of failure of a solution is shown once."""
         kind = line = ""
         match event:
             case RunStarted() | JobsAdded():
@@ -142,7 +142,7 @@ class RunProgress:
             self._write(line)
 
     def _end(self, job: Job, status: str) -> str:
-        """Count a job that has ended, and return how far the run is."""
+        """Count a job that has ended, and return the progress of the run."""
         self.statuses[status] += 1
         self.running = {label: one for label, one in self.running.items() if one.index != job.index}
         failed = self.statuses.total() - self.statuses["PASSED"]
@@ -157,7 +157,7 @@ def run_jobs(args: Namespace) -> int:
         raise Misuse("--retry-timeouts changes what --resume leaves out: give --resume too")
     if args.watch and (args.replay or args.resume or args.dry_run or not list_draft_paths(args)):
         raise Misuse("--watch judges a file again when it is saved: --solution FILE, without --resume or --dry-run")
-    config = read_config(args)  # what is wrong in flags and file is reported before the set is read
+    config = read_config(args)  # problems of flags and file are reported before the set is read
     if config.call_timeout_seconds is None and (args.watch or config.quick or list_draft_paths(args)):
         args.call_timeout_seconds = WATCHED_CALL_S if args.watch or config.quick else EDITED_CALL_S
     if not args.watch:
@@ -178,7 +178,7 @@ def plan_recorded(
     kept: Kept = None,
     **resumes: bool,
 ) -> tuple[benchmark.Benchmark, Plan]:
-    """Return an engine, and the plan of the jobs that were recorded; without any, of those that the flags choose."""
+    """Return an engine, and the plan of the recorded jobs; without recorded jobs, of the jobs that the flags choose."""
     wanted = {names_of(trace) for trace in recorded}
     if wanted:
         names = ({name or "" for name in column} for column in zip(*wanted, strict=True))
@@ -214,7 +214,7 @@ def _judge(args: Namespace, trace_set: TraceSet, kept: Kept) -> int:
         engine.repeat(args.repeat)
     saves = not (args.no_save_results or args.replay)
     found = _find_issues(trace_set, plan)
-    roots = [root / TRACES for root in trace_set.roots]  # recorded traces are never asked for
+    roots = [root / TRACES for root in trace_set.roots]  # recorded traces are not needed
     about = [issue for issue in trace_set.issues if asked.is_about(issue, trace_set)]
     about = [issue for issue in about if not any(map(issue.file.is_relative_to, roots))]
     outcome = RunOutcome(plan, errors=[str(one) for one in (*about, *found) if one.severity == "error"])
@@ -242,10 +242,10 @@ def _judge(args: Namespace, trace_set: TraceSet, kept: Kept) -> int:
 
 
 def _leave_out_unread(args: Namespace, trace_set: TraceSet) -> Asked:
-    """Take names out of the flags whose files cannot be read; return what was asked for.
+    """Remove names from the flags whose files cannot be read; return the requested names.
 
     Raises:
-        Fault: no other name was asked for.
+        Fault: no requested name remains.
     """
     config = read_config(args)
     asked = Asked(**{name: getattr(config, name) for name in ("definitions", "solutions", "op_types", "authors")})
@@ -262,7 +262,7 @@ def _leave_out_unread(args: Namespace, trace_set: TraceSet) -> Asked:
 
 
 def _find_issues(trace_set: TraceSet, plan: Plan) -> list[LoadIssue]:
-    """Return what is wrong with the stored inputs of a plan's jobs, and with their references."""
+    """Return the problems of the stored inputs of a plan's jobs, and of their references."""
     definitions = {job.definition.name: job.definition for job in plan.jobs}
     workloads = {(job.definition.name, job.workload.uuid): job.workload for job in plan.jobs}
     found = [one for one in find_reference_issues(trace_set, definitions.values()) if one.severity == "error"]
@@ -272,7 +272,7 @@ def _find_issues(trace_set: TraceSet, plan: Plan) -> list[LoadIssue]:
 def _run(
     engine: benchmark.Benchmark, outcome: RunOutcome, progress: RunProgress, *, save_results: bool, closes: bool
 ) -> None:
-    """Run the plan and keep its events in the outcome. In the end the engine is closed, unless its sessions stay."""
+    """Run the plan and store its events in the outcome. Close the engine at the end, unless its sessions stay."""
     started = time.monotonic()
     events: Iterator[Event] = iter(())
     with one_interrupt():
@@ -297,8 +297,8 @@ def _run(
 
 
 def _write_outcome(args: Namespace, outcome: RunOutcome, trace_set: TraceSet | None) -> None:
-    """Write the result to stdout. Write to stderr where it was saved, if it was, and how to continue."""
-    if args.format == "json":  # a resumed run may have 100,000 verdicts: only the form that is asked for is made
+    """Write the result to stdout. Write to stderr the files of saved traces, and how to continue."""
+    if args.format == "json":  # a resumed run can have 100,000 verdicts: make only the requested format
         write_json(outcome_document(outcome, trace_set))
     else:
         write_out(render_outcome(outcome))
@@ -316,14 +316,14 @@ def _write_outcome(args: Namespace, outcome: RunOutcome, trace_set: TraceSet | N
 def resume_command(program: Sequence[str], argv: Sequence[str]) -> str:
     """Return the command that continues the run: the same one with --resume, and without --quick.
 
-    No quick look is resumed from: what is worth going on with gets its whole verdict.
+    A quick run cannot be resumed, so a continued run gives whole verdicts.
     """
     kept = [word for word in argv if word not in ("--quick", "--resume")]
     return shlex.join([*program, *kept, "--resume"])
 
 
 def _watch(args: Namespace, kept: Kept) -> int:
-    """Judge each time a draft is saved, or a file that it is judged by, until Ctrl-C; return the latest exit code."""
+    """Judge after each save of a draft or of a file it depends on, until Ctrl-C; return the latest exit code."""
     drafts, code = list_draft_paths(args), RAN
     beside = [root / name for root in named_folders(args) for name in (TOLERANCES_FILE, DEFINITIONS, WORKLOADS)]
     beside += [Path(args.config)] if args.config else []
@@ -340,18 +340,18 @@ def _watch(args: Namespace, kept: Kept) -> int:
             if code != INTERRUPTED:
                 write_err(f"waiting until {', '.join(map(str, drafts))} is saved; Ctrl-C ends")
                 now = wait_for_change(drafts, beside, seen)
-                trace_set = trace_set if now[1] == seen[1] else None  # else it is read anew
+                trace_set = trace_set if now[1] == seen[1] else None  # else it is read again
     except KeyboardInterrupt:
         pass
     return code
 
 
 def take_stamp(paths: Iterable[Path]) -> Stamp:
-    """Return what a save changes: of each file, and of each file below each folder."""
+    """Return the stamps of each file, and of each file below each folder. A save changes them."""
     stamp: Stamp = {}
     for path in paths:
         for file in walk_files(path, lambda *_: None, passes_over=is_passed_over) if path.is_dir() else [path]:
-            with suppress(OSError):  # an editor replaces it at this moment
+            with suppress(OSError):  # an editor is replacing the file
                 stamp[str(file)] = (file.stat().st_mtime_ns, file.stat().st_size)
     return stamp
 
@@ -362,12 +362,12 @@ def wait_for_change(
     before: tuple[Stamp, Stamp],
     sleep: Callable[[float], object] = time.sleep,
 ) -> tuple[Stamp, Stamp]:
-    """Return the stamps when one differs, nothing has changed for one more look, and each draft is there.
+    """Return the stamps if one has changed, the last two checks agree, and each draft exists.
 
     Args:
-        drafts: what somebody edits.
-        beside: other files and folders that count, whether they are there or not.
-        before: the stamps of both that were judged.
+        drafts: the files and folders that the user edits.
+        beside: other files and folders that the verdict depends on. They need not exist.
+        before: the stamps of the judged state.
         sleep: waits for this many seconds.
     """
     last = before

@@ -1,4 +1,4 @@
-"""`serve`: an engine behind HTTP, which judges what clients submit until it is told to end."""
+"""`serve`: an engine behind HTTP, which judges solutions that clients submit, until a signal ends it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from flashinfer_bench.serve.limits import ServeLimits
 
 NEEDED: Final = ("fastapi", "uvicorn")
 MOST_JOBS: Final = 1_000_000
-"""Open jobs of the engine; the server's own limits, which count tasks, are reached first."""
+"""Most open jobs of the engine. The server's own limits count tasks and are reached first."""
 LIMITS: Final = {
-    "open_tasks": ("--max-tasks", "tasks that are not over"),
-    "open_tasks_each": ("--max-tasks-each", "the same of one submitter"),
-    "body_bytes": ("--max-body-mb", "megabytes of a request"),
-    "sources": ("--max-sources", "source files of a solution"),
-    "polls": ("--max-polls", "requests that wait at once"),
-    "drain_s": ("--drain", "seconds that running jobs have to end after SIGTERM"),
-    "keep_days": ("--keep-tasks", "days for which a task that is over is remembered"),
+    "open_tasks": ("--max-tasks", "most open tasks"),
+    "open_tasks_each": ("--max-tasks-each", "most open tasks of one submitter"),
+    "body_bytes": ("--max-body-mb", "most megabytes of a request"),
+    "sources": ("--max-sources", "most source files of a solution"),
+    "polls": ("--max-polls", "most requests that wait at the same time"),
+    "drain_s": ("--drain", "seconds for running jobs to end after SIGTERM"),
+    "keep_days": ("--keep-tasks", "days that a finished task is stored"),
 }
 """Field of the limits → its flag and help."""
 
@@ -44,11 +44,11 @@ def declare_serve(parser: Parser) -> None:
     flags = {
         "--host HOST": "address to listen on (default: %(default)s)",
         "--port N": "0: any (default: %(default)s)",
-        "--token-file FILE": "a file with the token that clients need; needed where others can reach the address",
+        "--token-file FILE": "file with the token of clients; required if other machines can reach the address",
     }
-    group = parser.add_argument_group("who may ask")
+    group = parser.add_argument_group("access")
     add_flags(group, flags, host="127.0.0.1", port=8000)
-    allowed = "a name by which clients reach this server; addresses and this machine's name are known"
+    allowed = "further host name that clients use; addresses and this machine's name always work"
     group.add_argument("--allow-host", action="append", default=[], metavar="NAME", help=allowed)
     group = parser.add_argument_group("limits")
     for field, (flag, text) in LIMITS.items():
@@ -75,18 +75,18 @@ def execute(args: Namespace) -> int:
     config = read_config(args)
     trace_set = open_trace_set(args)
     write_err(*describe_tolerances(trace_set))
-    room = EngineLimits(queue=MOST_JOBS, tasks_per_submitter=limits.open_tasks)
+    engine_limits = EngineLimits(queue=MOST_JOBS, tasks_per_submitter=limits.open_tasks)
     with naming_flags(args):
-        engine = Engine(trace_set, config, limits=room)
+        engine = Engine(trace_set, config, limits=engine_limits)
     serve(engine, trace_set, address, limits, cache=cache_root(os.environ), announce=write_err)
     return 0
 
 
 def read_limits(args: Namespace) -> ServeLimits:
-    """Return the limits that the flags say.
+    """Return the limits of the flags.
 
     Raises:
-        Misuse: one is not above zero, or the seconds of the drain are below it.
+        Misuse: a limit is not above zero, or the seconds of the drain are negative.
     """
     given = {field: getattr(args, field) for field in LIMITS}
     for field, value in given.items():

@@ -1,7 +1,7 @@
-"""Settings of a command: flags made of the fields of `BenchmarkConfig`, the configuration that they give, its origins.
+"""Settings of a command: flags made of the fields of `BenchmarkConfig`, the configuration, and its origins.
 
-A field is a flag: its name, its kind and its docstring are the flag's. A flag that is not typed overrides nothing, and
-the values that are typed are checked by the fields themselves. `config show` prints each with the source that gave it.
+A field becomes a flag with the field's name, kind and docstring. A flag that is not given overrides no setting. The
+fields check the given values. `config show` prints each setting with its origin.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from flashinfer_bench.errors import ConfigError, Misuse
 OTHER_NAMES: Final = {"timeout_seconds": "timeout", "cluster_address": "address"}
 """Field → its flag, where their names differ."""
 SETTING: Final = re.compile(rf"^(?:override: )?({'|'.join(BenchmarkConfig.model_fields)})(?=[:.])")
-"""A setting at the beginning of a problem."""
+"""A setting at the beginning of an error message."""
 METAVARS: Final = {int: "N", float: "F"}
 CONFIG_FLAG: Final = {"--config FILE": "a YAML file instead of the bundled eval_config.yaml"}
 Settings = dict[str, dict[str, Any]]
-"""Setting → its value, and the origin that gave it."""
+"""Setting → its value, and its origin."""
 
 
 class Subject(NamedTuple):
-    """A definition to resolve settings for. The set need not have it."""
+    """A definition whose settings are resolved. The set need not have it."""
 
     name: str
     op_type: str
 
 
 def flag_of(name: str) -> str:
-    """Return the flag of a field. That of a switch which is usually on begins with `--no-`."""
+    """Return the flag of a field. The flag of a switch with default True begins with `--no-`."""
     field = BenchmarkConfig.model_fields[name]
     flag = OTHER_NAMES.get(name, name).replace("_", "-")
     return f"--no-{flag}" if field.default is True else f"--{flag}"
 
 
 def add_setting(group: argparse._ActionsContainer, name: str, text: str = "") -> None:
-    """Add the flag of one field, with another help where the command uses it otherwise."""
+    """Add the flag of one field, with the command's own help if it has one."""
     field = BenchmarkConfig.model_fields[name]
     text = text or " ".join((field.description or "").split()).removesuffix(".")
     text = (text[:1].lower() + text[1:]).replace("%", "%%")
@@ -74,7 +74,7 @@ def add_setting(group: argparse._ActionsContainer, name: str, text: str = "") ->
 
 def add_settings(parser: Parser) -> None:
     """Add the configuration file and the flags that override it."""
-    group = parser.add_argument_group("settings", "they beat the configuration file, its sections included")
+    group = parser.add_argument_group("settings", "they override the configuration file, including its sections")
     add_flags(group, CONFIG_FLAG)
     for name in BenchmarkConfig.model_fields:
         if name not in (*SECTIONS, *NAMED, "extra"):
@@ -82,13 +82,13 @@ def add_settings(parser: Parser) -> None:
 
 
 def add_selection(parser: Parser) -> None:
-    """Add the flags that choose what a run judges, and on which devices."""
+    """Add the flags that choose the jobs of a run, and its devices."""
     group = parser.add_argument_group("what to run", "one or more names each, separated by spaces or commas")
     add_filters(group, "workloads", "devices")
 
 
 def read_config(args: argparse.Namespace) -> BenchmarkConfig:
-    """Read the file that the command names, or the bundled one, with the command's flags on top."""
+    """Read the command's configuration file, or the bundled file, and override it by the command's flags."""
     overrides = given_overrides(args)
     with naming_flags(args):
         if args.config is not None:
@@ -103,21 +103,21 @@ def given_overrides(args: argparse.Namespace) -> dict[str, Any]:
 
 @contextmanager
 def naming_flags(args: argparse.Namespace) -> Iterator[None]:
-    """Make an error of the settings a ConfigError that names the flag or the file that gave the wrong one."""
+    """Turn an error of the settings into a ConfigError that names the flag or file of the wrong setting."""
     file = "" if args.config is None else f"{args.config}: "
 
-    def place(match: re.Match[str]) -> str:
+    def locate(match: re.Match[str]) -> str:
         return flag_of(match[1]) if hasattr(args, match[1]) else f"{file}{match[1]}"
 
     try:
         yield
     except (ConfigError, ValidationError) as error:
         lines = describe_problems(error) if isinstance(error, ValidationError) else str(error).splitlines()
-        raise ConfigError("\n".join(SETTING.sub(place, line) for line in lines)) from None
+        raise ConfigError("\n".join(SETTING.sub(locate, line) for line in lines)) from None
 
 
 def describe_tolerances(trace_set: TraceSet) -> list[str]:
-    """Return a line for each root and for the workloads that say how they are judged, and for what does not count.
+    """Return a line for each root and the workloads that set how they are judged, and for settings that do not count.
 
     Raises:
         ConfigError: a tolerances file cannot be used.
@@ -217,7 +217,7 @@ def _setting(value: Any, origin: str) -> dict[str, Any]:
 
 
 def _as_text(value: Any) -> str:
-    """Return a value as it is written in the file, or "not set"."""
+    """Return a value in the format of the file, or "not set"."""
     if value is None:
         return "not set"
     return value if isinstance(value, str) else json.dumps(value)
@@ -232,18 +232,18 @@ def _resolve(config: BenchmarkConfig, subject: NamedDefinition, tolerance: Mappi
 def _list_sections(config: BenchmarkConfig, definitions: Mapping[str, Definition]) -> Iterator[tuple[str, Settings]]:
     """Yield each section by its dotted name with the settings that it decides.
 
-    Of a definition that is known, another source's section of the op type may decide a setting.
+    If the definition is known, a section of its op type, from another source, can decide a setting.
     """
     for section in SECTIONS:
         for key in getattr(config, section):
             subject = definitions.get(key, Subject(key, "")) if section == DEFINITIONS else Subject("", key)
-            places = {place for place, name in config.section_places(section) if name == key}
+            origins = {origin for origin, name in config.section_locations(section) if name == key}
             settings = _resolve(config, subject).items()
-            yield f"{section}.{key}", {name: one for name, one in settings if one["origin"] in places}
+            yield f"{section}.{key}", {name: one for name, one in settings if one["origin"] in origins}
 
 
 def _list_declared(config: BenchmarkConfig, definition: Definition) -> Settings:
-    """Return what an evaluator from outside declares. Only if there are such is it asked."""
+    """Return the declaration of an external evaluator. Without external evaluators no process is started for it."""
     from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins
     from flashinfer_bench.bench.runner.lookup import look_up_evaluators
 

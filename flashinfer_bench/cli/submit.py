@@ -1,4 +1,4 @@
-"""`submit` and `top`, clients of a server: send a solution and print what `run` prints; show what a server is doing."""
+"""`submit` and `top`, clients of a server: `submit` sends a solution and prints its verdicts, `top` shows the load."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from flashinfer_bench.data.json_utils import load_json_file
 from flashinfer_bench.errors import FlashInferBenchError, Misuse
 from flashinfer_bench.serve.token_file import read_token
 
-if TYPE_CHECKING:  # the help does not wait for the engine
+if TYPE_CHECKING:  # the help does not import the engine
     from flashinfer_bench.bench.machine import Device
     from flashinfer_bench.cli.outcome import RunOutcome
 
 RETRY_S: Final = 20.0
-"""Seconds for which a server that does not answer is asked again."""
+"""Seconds of retries if the server does not answer."""
 DEVICES: Final = {"Device": "{device}", "Hardware": "{hardware}", "State": "{condition}", "Now": "{job}"}
 TASKS: Final = {"Task": "{task_id}", "Status": "{status}", "Definition": "{definition}", "Solution": "{solution}"}
 TASK_KEYS: Final = ("task_id", "status", "definition", "solution")
 SHOWN_TASKS: Final = 15
-"""Open tasks that are listed."""
+"""Most open tasks in the list."""
 LONGEST_PAUSE_S: Final = 86_400.0
 CLEAR: Final = "\x1b[H\x1b[2J"
 SAMPLE: Final = re.compile(r"^flashinfer_bench_(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 LABEL: Final = re.compile(r'(\w+)=("(?:\\.|[^"\\])*")')
-"""A label of a sample. Its value is escaped as in JSON."""
+"""A label of a Prometheus sample. Its value is escaped as in JSON."""
 
 
 def add_server(parser: Parser, json_help: str) -> None:
-    """Add the flags that say which server a command speaks with, and the one that asks for JSON."""
+    """Add the flags of the server's address and token, and the flag for JSON."""
     flags = {"--server URL": "(default: %(default)s)", "--token-file FILE": "a file with the server's token"}
     add_flags(parser, flags, server=DEFAULT_URL)
     parser.add_argument("--json", action="store_const", const="json", default="table", dest="format", help=json_help)
@@ -61,14 +61,14 @@ def declare_submit(parser: Parser) -> None:
         execute=execute_submit,
     )
     parser.add_argument("solution", metavar="SOLUTION.json", help="the solution's file")
-    add_server(parser, "print JSON in place of a table")
+    add_server(parser, "print JSON instead of a table")
     add_names(parser, "--workloads")
-    words = "judge it at full assurance on a GPU: where it would be the best known, at once, or never"
+    words = "judge it at full assurance on a GPU: if it would be the best known, always, or never"
     flags = {
-        "--priority N": "higher ones are judged earlier",
-        "--submitter NAME": "who asks; submitters get equal shares of the server",
+        "--priority N": "tasks of higher priority are judged earlier",
+        "--submitter NAME": "name of the submitter; submitters get equal shares of the server",
         "--confirm if_best|always|never": f"{words} (default: %(default)s)",
-        "--no-wait": "print the id of the task, and do not wait",
+        "--no-wait": "print the id of the task, without waiting",
         "--require-passed": "exit with 1 unless every job passed",
     }
     add_flags(parser, flags | QUIET_FLAG, priority=0, confirm="if_best")
@@ -76,7 +76,7 @@ def declare_submit(parser: Parser) -> None:
 
 def execute_submit(args: Namespace) -> int:
     """Submit the solution and print its verdicts. Ctrl-C cancels the task."""
-    from flashinfer_bench.cli.outcome import outcome_document, render_outcome  # the engine's rooms
+    from flashinfer_bench.cli.outcome import outcome_document, render_outcome  # imports of the engine
 
     with open_client(args, submitter=args.submitter) as client, one_interrupt():
         solution = load_json_file(Solution, args.solution)
@@ -107,7 +107,7 @@ def execute_submit(args: Namespace) -> int:
 
 
 def _make_outcome(client: Client, report: TaskReport, solution: Solution, asked: Sequence[str] | None) -> RunOutcome:
-    """Put what the server told in the form of a run's outcome, so that both are shown alike."""
+    """Turn the server's answer into a run's outcome, so that both have the same output."""
     from flashinfer_bench.bench.config import BenchmarkConfig
     from flashinfer_bench.bench.events import JobFaulted, JobFinished
     from flashinfer_bench.bench.planning.plan import Job, Plan
@@ -148,8 +148,10 @@ def declare_top(parser: Parser) -> None:
         example=f"top --server {DEFAULT_URL} --once",
         execute=execute_top,
     )
-    add_server(parser, "print JSON, one line for each look")
-    add_flags(parser, {"--once": "show it once, and end", "--every F": "seconds between looks (default: 1)"}, every=1.0)
+    add_server(parser, "print JSON, one line for each query")
+    add_flags(
+        parser, {"--once": "show it once and exit", "--every F": "query period in seconds (default: 1)"}, every=1.0
+    )
 
 
 def execute_top(args: Namespace) -> int:
@@ -171,7 +173,7 @@ def execute_top(args: Namespace) -> int:
 
 
 def read_overview(client: Client) -> dict[str, Any]:
-    """Ask a server what it does: its health, its metrics in Prometheus' text format, and its open tasks."""
+    """Query a server: its health, its metrics in Prometheus' text format, and its open tasks."""
     samples: defaultdict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
     for name, text, value in SAMPLE.findall(client.metrics()):
         samples[name].append(({key: json.loads(found) for key, found in LABEL.findall(text)}, float(value)))
@@ -187,7 +189,7 @@ def read_overview(client: Client) -> dict[str, Any]:
 
 
 def render_overview(overview: dict[str, Any]) -> str:
-    """Lay an overview out."""
+    """Render an overview."""
     counts = ", ".join(f"{number} {status}" for status, number in overview["jobs"].items())
     head = f"{overview['queue_jobs']} jobs wait; {overview['verdicts_per_second']:.2g} verdicts a second; {counts}"
     tasks = lay_out(TASKS, overview["open_tasks"][:SHOWN_TASKS])

@@ -1,8 +1,8 @@
 """Tables and numbers as text. A command decides what its table shows.
 
 A table is a mapping: heading of a column → format string over the fields of a row, such as `{latency_ms:ms}`, or a
-function of the row. A heading that begins with `#` is of a column of numbers: right-aligned, and never folded.
-Tables are laid out here and not by rich, whose table takes a second for 3,000 rows.
+function of the row. The column of a heading that begins with `#` has numbers: it is right-aligned, and never folded.
+rich is too slow for tables of thousands of rows, so this module renders them.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.cli.output import write_err, write_json, write_out
 
 ABSENT: Final = "\u2013"
-"""The cell of a number that is missing."""
+"""The cell of a missing number."""
 DAGGER: Final = "†"
-"""Marks a result of a GPU that is not confirmed."""
+"""Marks a GPU result that is not confirmed."""
 NUMBER_MARK: Final = "#"
 UNLIMITED: Final = 100_000
-"""Width of a file or a pipe, in characters: nothing is folded there."""
+"""Width of a file or a pipe, in characters, so that lines there are not folded."""
 NARROWEST: Final = 40
 NARROWEST_COLUMN: Final = 8
 GAP: Final = "  "
 UUID_SHOWN: Final = 8
 UUID: Final = re.compile("[0-9a-f]{8}([0-9a-f]{24}|-[0-9a-f-]+)", re.IGNORECASE)
 LARGEST_HALF: Final = 0.995
-"""Half an interval from here on rounds to 100 %: then the time says little more than that there is one."""
+"""Least relative half interval that rounds to 100 %. Such a time is hardly known."""
 SHOWN_NAMES: Final = 3
 SHOWN_LINES: Final = 20
 Cells = Mapping[str, str | Callable[[Any], str]]
@@ -46,13 +46,13 @@ Cells = Mapping[str, str | Callable[[Any], str]]
 def lay_out(
     cells: Cells, rows: Iterable[Any], *, spared: Sequence[str] | None = None, notes: Sequence[str] = ()
 ) -> str:
-    """Lay rows out for stdout, then notes. Without rows there is no text.
+    """Render rows for stdout, then notes. Without rows the text is empty.
 
     Args:
         cells: the columns.
         rows: dictionaries, or objects with fields.
-        spared: headings of columns that are left out one after the other while the table is too wide. If they are
-            given, columns without any value are left out, too.
+        spared: headings of columns to drop in this order while the table is too wide. If they are given, columns
+            without any value are dropped, too.
         notes: lines below the table.
     """
     rows, width = list(rows), available_width(sys.stdout)
@@ -68,7 +68,7 @@ def lay_out(
 
 
 def render_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Lay cells out for stdout. Names fold where the width is too small."""
+    """Render cells for stdout. Names are folded if the width is too small."""
     width, lines = available_width(sys.stdout), [list(map(to_printable, row)) for row in rows]
     widths = [_width_of(heading, [line[at] for line in lines]) for at, heading in enumerate(headings)]
     names = [index for index, heading in enumerate(headings) if not heading.startswith(NUMBER_MARK)]
@@ -81,7 +81,7 @@ def render_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     def pad(heading: str, text: str, size: int) -> str:
         return text.rjust(size) if heading.startswith(NUMBER_MARK) else text.ljust(size)
 
-    shown, rule = list[str](), ["─" * _total(widths)]  # the rule stands below the headings
+    shown, rule = list[str](), ["─" * _total(widths)]  # the rule is below the headings
     for line in ([heading.removeprefix(NUMBER_MARK) for heading in headings], *lines):
         sized = zip(line, widths, strict=True)
         folded = [[cell] if len(cell) <= size else textwrap.wrap(cell, size) for cell, size in sized]
@@ -92,7 +92,7 @@ def render_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def available_width(stream: TextIO) -> int:
-    """Return the width to lay out for: $COLUMNS, or the terminal's width. A pipe or a file has no limit."""
+    """Return the width of the output: $COLUMNS, or the terminal's width. A pipe or a file has no limit."""
     if os.environ.get("COLUMNS", "").isdigit() or stream.isatty():
         return max(NARROWEST, shutil.get_terminal_size().columns)
     return UNLIMITED
@@ -105,13 +105,13 @@ def wrap_line(text: str, width: int, indent: int = 0) -> str:
 
 
 def join_sections(*parts: str | Sequence[str]) -> str:
-    """Join texts and lists of lines, with an empty line between two; empty ones are left out."""
+    """Join texts and lists of lines that are not empty, with an empty line between them."""
     texts = [part if isinstance(part, str) else "".join(f"{line}\n" for line in part) for part in parts]
     return "\n".join(filter(None, texts))
 
 
 def write_result(args: Namespace, document: object, *parts: str | Sequence[str]) -> None:
-    """Write a result to stdout: as JSON where the command's --format says so, else the parts of its text."""
+    """Write a result to stdout: as JSON if --format says so, else the parts of its text."""
     if args.format == "json":
         write_json(document)
     else:
@@ -119,13 +119,13 @@ def write_result(args: Namespace, document: object, *parts: str | Sequence[str])
 
 
 def show_rows(args: Namespace, rows: Sequence[Any], render: Callable[[], str], nothing: str, **document: Any) -> int:
-    """Print the rows of a report in the form that is asked for, and return the exit code.
+    """Print the rows of a report in the requested format, and return the exit code.
 
     Args:
-        args: with the format.
+        args: the arguments; they have the format.
         rows: dataclasses.
         render: makes the text.
-        nothing: the note if there are no rows.
+        nothing: the note for an empty list of rows.
         document: further entries of the JSON.
     """
     if args.format == "json":
@@ -148,7 +148,7 @@ def format_latency(latency_ms: float | None, half: float | None = None) -> str:
 
 
 def format_speedup(speedup: float | None) -> str:
-    """Return how many times as fast as the reference."""
+    """Return a speed-up as text."""
     if speedup is None:
         return ABSENT
     if speedup >= 100:
@@ -157,7 +157,7 @@ def format_speedup(speedup: float | None) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return minutes and seconds, with hours where there are any."""
+    """Return minutes and seconds, with hours if there are any."""
     return str(timedelta(seconds=round(seconds))).removeprefix("0:").removeprefix("0")
 
 
@@ -167,30 +167,30 @@ def count(number: int, noun: str) -> str:
 
 
 def list_counts(counts: Mapping[str, int]) -> str:
-    """Return the numbers above zero with their words: "3 PASSED, 1 TIMEOUT"."""
+    """Return the numbers above zero with their names: "3 PASSED, 1 TIMEOUT"."""
     return ", ".join(f"{number} {word}" for word, number in counts.items() if number > 0)
 
 
 def some(names: Sequence[str], shown: int = SHOWN_NAMES) -> str:
-    """Return the first names of a list, and how many others it has."""
+    """Return the first names of a list, and the number of further names."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return f"{', '.join(names[:shown])}{more}"
 
 
 def indent_text(text: str, depth: int, shown: int = SHOWN_LINES) -> list[str]:
-    """Return the lines of a text that are not empty, indented: the first and the last, and how many lie between."""
+    """Return the first and last non-empty lines of a text, indented, with the number of lines between them."""
     lines = [f"{' ' * depth}{to_printable(line.rstrip())}" for line in text.splitlines() if line.strip()]
     half, more = shown // 2, len(lines) - shown
     return [*lines[:half], f"… {more} more lines", *lines[-half:]] if more > 0 else lines
 
 
 def shorten_uuid(uuid: str) -> str:
-    """Return the beginning of a uuid; other names stay whole."""
+    """Return the beginning of a uuid; return any other name whole."""
     return uuid[:UUID_SHOWN] if UUID.fullmatch(uuid) else uuid
 
 
 def _as_text(value: Any) -> str:
-    """Return any value as a cell: of a list its length, of a mapping its items."""
+    """Return any value as a cell: the length of a list, the items of a mapping."""
     if isinstance(value, Mapping):
         return " ".join(f"{key}={item}" for key, item in value.items())
     if isinstance(value, float):
@@ -211,14 +211,14 @@ FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
     "uuid": shorten_uuid,
     "list": "; ".join,
 }
-"""What may stand behind the colon of a field."""
+"""The formats that a field can have after its colon."""
 
 
 class _Filling(Formatter):
     """Fills format strings with the fields of rows."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        """Return a field by its format."""
+        """Return a field in its format."""
         return ABSENT if value is None else FORMATS[format_spec](value)
 
 

@@ -1,8 +1,7 @@
-"""`validate`: shows everything that is wrong with a trace set, and what it lacks. `validate-render` shows it again.
+"""`validate`: reports all problems and gaps of a trace set. `validate-render` prints such a report again.
 
-Five checks read files, and what was read from them; no code of the set is run. Two more judge
-(`validate_by_judging.py`). Their findings are one document: printed as text, or written as JSON, which
-`validate-render` reads.
+Five checks read files and run no code of the set. Two more checks judge solutions (`validate_by_judging.py`). All
+findings are one document. It is printed as text, or written as JSON, which `validate-render` reads.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from flashinfer_bench.errors import Misuse
 FORMAT_VERSION: Final = 1
 """Version of the report. 1: the first."""
 CHECKS: Final = ("layout", "definition", "workload", "solution", "trace", "baseline", "benchmark")
-"""Kinds of checks. The last two judge solutions, the others read files."""
+"""Kinds of checks. The last two judge solutions, the first five read files."""
 FILE_CHECKS: Final = CHECKS[:5]
 FOLDERS: Final = {
     layout.DEFINITIONS: "definition",
@@ -66,19 +65,19 @@ def declare_validate(parser: Parser) -> None:
     add_names(parser, "--definitions")
     add_names(parser, "--op-types")
     flags = {
-        "--disable-gpu": "baseline and benchmark judge on the CPU",
-        "--baseline-author NAME": "whose solutions benchmark judges (default: %(default)s)",
+        "--disable-gpu": "run the checks baseline and benchmark on the CPU",
+        "--baseline-author NAME": "author whose solutions benchmark judges (default: %(default)s)",
     }
     add_flags(parser, flags, baseline_author="baseline")
     add_names(parser, "--outputs", "of stdout, json, text (default: stdout; with a folder all)")
-    add_flags(parser, {"--output-folder DIR": f"where {' and '.join(REPORT_FILES.values())} are written"})
+    add_flags(parser, {"--output-folder DIR": f"folder for {' and '.join(REPORT_FILES.values())}"})
     add_format(parser)
 
 
 def declare_validate_render(parser: Parser) -> None:
     """Add the help and the arguments of the command."""
     parser.describe(
-        "Show a report that `validate --outputs json` wrote, as the text that it would print.\n"
+        "Print a report of `validate --outputs json` as text.\n"
         "Exit codes are those of validate: 1 if the report has errors.",
         example="validate-render report.json",
         execute=execute_render,
@@ -87,20 +86,20 @@ def declare_validate_render(parser: Parser) -> None:
 
 
 def execute(args: Namespace) -> int:
-    """Make the checks, write what they found, and return 1 if there are errors."""
+    """Run the checks, write their findings, and return 1 if there are errors."""
     checks = _known("--checks", getattr(args, "checks", FILE_CHECKS), CHECKS)
     outputs = _known("--outputs", getattr(args, "outputs", OUTPUTS if args.output_folder else OUTPUTS[:1]), OUTPUTS)
     if not args.output_folder and outputs != ["stdout"]:
         raise Misuse("--outputs json and text are files: give --output-folder, too")
     if args.output_folder:
         try:
-            place = find_output(args.output_folder, args)
-            with open_folder(place.path, place.root):
+            folder = find_output(args.output_folder, args)
+            with open_folder(folder.path, folder.root):
                 pass
         except OSError as error:
             raise Misuse(f"--output-folder: {args.output_folder}: {error.strerror}") from error
     trace_set = load_trace_set(args)
-    if has_nothing(trace_set):  # that a root has no definitions is an error then
+    if has_nothing(trace_set):  # a root without definitions is then an error of the report
         empty = [replace(one, severity="error") if one.missing_definition == "" else one for one in trace_set.issues]
         trace_set.issues = empty
     report = _validate(trace_set, checks, args)
@@ -132,11 +131,11 @@ def execute_render(args: Namespace) -> int:
 
 
 def render_report(report: Mapping[str, Any]) -> str:
-    """Lay a report out: errors, warnings, what was judged, what the set lacks, and the counts in the last line."""
+    """Render a report: errors, warnings, results of judging, gaps of the set, and the counts in the last line."""
     if report["version"] != FORMAT_VERSION:
         raise ValueError(f"its version is {report['version']!r}")
-    places = [(Path(one["file"]), one["line"], one["field"], str(one["reason"])) for one in report["issues"]]
-    issues = [LoadIssue(one["severity"], *place) for one, place in zip(report["issues"], places, strict=True)]
+    locations = [(Path(one["file"]), one["line"], one["field"], str(one["reason"])) for one in report["issues"]]
+    issues = [LoadIssue(one["severity"], *location) for one, location in zip(report["issues"], locations, strict=True)]
     lines = describe_issues(issues, shown_warnings=len(issues))
     for check in dict.fromkeys(job["check"] for job in report["jobs"]):
         statuses = Counter(job["status"] for job in report["jobs"] if job["check"] == check)
@@ -145,7 +144,7 @@ def render_report(report: Mapping[str, Any]) -> str:
     if bare := coverage["without_workloads"]:
         lines.append(f"coverage: {len(bare)} of {total} without workloads: {some(bare)}")
     bare = coverage["without_baseline"]
-    if 0 < len(bare) < report["definitions"]:  # if no definition has one, the set wants none
+    if 0 < len(bare) < report["definitions"]:  # if no definition has one, the set does not use the author
         whose = f"without a solution of the baseline author {coverage['baseline_author']!r}"
         lines.append(f"coverage: {len(bare)} of {total} {whose}: {some(bare)}")
     if open_uuids := coverage["not_passed"]:
@@ -163,7 +162,7 @@ def _exit_code(report: Mapping[str, Any]) -> int:
 
 
 def _validate(whole: TraceSet, checks: list[str], args: Namespace) -> dict[str, Any]:
-    """Make the checks of the part of a set that the flags name, and return the report."""
+    """Run the checks on the selected part of a set, and return the report."""
     from flashinfer_bench.cli.settings import find_tolerance_issues
 
     asked = Asked(getattr(args, "definitions", None), op_types=getattr(args, "op_types", None))
@@ -203,7 +202,7 @@ def _validate(whole: TraceSet, checks: list[str], args: Namespace) -> dict[str, 
 
 
 def _choose(whole: TraceSet, args: Namespace) -> TraceSet:
-    """Return the set with the chosen definitions alone. One whose file cannot be read may be named, too."""
+    """Return the set with only the chosen definitions. A definition whose file cannot be read can be named, too."""
     asked = getattr(args, "definitions", None)
     broken = {issue.file.stem for issue in whole.issues if issue.severity == "error"}
     readable = [name for name in asked or () if layout.path_part(name) not in broken]
@@ -217,13 +216,13 @@ def _choose(whole: TraceSet, args: Namespace) -> TraceSet:
 
 
 def _check_of(issue: LoadIssue, trace_set: TraceSet) -> str:
-    """Tell which check an issue of loading belongs to, by where its file lies."""
-    parts = () if issue.is_about_place else parts_below(issue.file, trace_set.roots)
+    """Return the check of an issue of loading, by the folder of its file."""
+    parts = () if issue.is_about_location else parts_below(issue.file, trace_set.roots)
     return FOLDERS.get(parts[0], "layout") if parts else "layout"
 
 
 def _find_definition_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
-    """Yield what is wrong with references, and each constraint that is never checked, as names in it are unknown."""
+    """Yield the problems of references, and each constraint that is never checked because of an unknown name."""
     from flashinfer_bench.bench.evaluators.inputs.constraints import find_strange_names
 
     yield from find_reference_issues(trace_set, trace_set.definitions.values())
@@ -236,7 +235,7 @@ def _find_definition_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
 
 
 def _find_workload_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
-    """Yield what is wrong with stored inputs, and a warning for each workload whose axes break a constraint."""
+    """Yield the problems of stored inputs, and a warning for each workload whose axes break a constraint."""
     from flashinfer_bench.bench.evaluators.inputs.constraints import find_broken_by_axes
 
     jobs = [(name, line.workload) for name, group in trace_set.workloads.items() for line in group]
@@ -246,13 +245,13 @@ def _find_workload_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
         if definition is not None and (broken := find_broken_by_axes(definition, workload)):
             root = trace_set.blob_root(name, workload.uuid) or Path()
             file = layout.workloads_path(root, op_type=definition.op_type, definition=name)
-            file = file if file.is_file() else file.parent.parent  # the set may name its files otherwise
+            file = file if file.is_file() else file.parent.parent  # the set may have other names for its files
             why = f"workload {workload.uuid} of {name}: constraint {'; '.join(broken.values())}"
             yield LoadIssue("warning", file, None, None, f"{why}: it is judged nevertheless")
 
 
 def _find_trace_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
-    """Yield a warning for each kind of trace that says nothing of what the set holds now, or cannot be right."""
+    """Yield a warning for each kind of trace that does not fit the present set, or cannot be right."""
     file = (trace_set.root or Path()) / layout.TRACES
     for name in trace_set.definitions:
         traces = list(kept_of(trace_set.traces.get(name, [])))
@@ -278,7 +277,7 @@ FURTHER: Final[Mapping[str, Callable[[TraceSet], Iterator[LoadIssue]]]] = {
     "solution": find_entry_issues,
     "trace": _find_trace_issues,
 }
-"""Check → what it looks for beside the issues of loading."""
+"""Check → its function, besides the issues of loading."""
 
 
 def _of_unknown(kind: str, counts: Mapping[str, int], known: Collection[str]) -> str:
@@ -296,7 +295,7 @@ def _have(traces: int) -> str:
 
 
 def _find_coverage(trace_set: TraceSet, jobs: Sequence[Mapping[str, Any]], author: str) -> dict[str, Any]:
-    """Find what a set lacks. Its latest traces count, and what `benchmark` has judged now; references do not."""
+    """Find the gaps of a set. Its latest traces count, and the new verdicts of `benchmark`; references do not."""
     judged = (job for job in jobs if job["check"] == "benchmark" and job["status"] == "PASSED")
     passed = {(job["definition"], job["workload"]) for job in judged}
     for traces in trace_set.traces.values():
@@ -314,7 +313,7 @@ def _find_coverage(trace_set: TraceSet, jobs: Sequence[Mapping[str, Any]], autho
 
 
 def _known(flag: str, given: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return the words in the order in which they are known; refuse any other."""
+    """Return the words in the order of the known words; refuse any other word."""
     wrong = [word for word in given if word not in known]
     if wrong:
         hints = [did_you_mean(word, known) or f"; known: {', '.join(known)}" for word in wrong]
@@ -323,5 +322,5 @@ def _known(flag: str, given: Sequence[str], known: Sequence[str]) -> list[str]:
 
 
 def _to_text(path: Path) -> str:
-    """Return a path as JSON can hold it: bytes that are no UTF-8 are replaced."""
+    """Return a path for JSON: bytes that are not UTF-8 are replaced."""
     return os.fsencode(path).decode("utf-8", "replace")

@@ -1,7 +1,7 @@
 """The checks of `validate` that judge: `baseline` each reference on its workloads, `benchmark` one author's solutions.
 
-Both go through the engine: sessions call references, and workers run solutions in their sandbox. A reference is judged
-as a solution too, against itself: an input or output that does not fit shows before any solution is judged by it.
+Both use the engine: sessions call references, and workers run solutions in their sandbox. A reference is also judged as
+a solution, against itself. That finds inputs and outputs that do not fit, before a solution is judged by them.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from flashinfer_bench.errors import ConfigError, Fault
 from flashinfer_bench.report.verdict import first_reason, reason_of
 
 NO_VERDICT: Final = "NO VERDICT"
-"""In place of a status: the job ended with a fault."""
+"""Stands in place of a status for a job that ended with a fault."""
 JOB_LIMIT_S: Final = 900.0
-"""Seconds for one solution on one workload. A reference that is slower on a CPU may be right, and written for a GPU."""
+"""Seconds for one solution on one workload. A reference for a GPU can be right and still be slower on a CPU."""
 QUICKLY: Final = {"warmup_runs": 0, "iterations": 1, "num_trials": 1, "time_budget_s": 1.0, "profile_baseline": False}
-"""Settings: each solution is judged once, and its time does not matter."""
+"""Settings of a check: each solution is judged once, and its time does not matter."""
 AGAINST_ITSELF: Final = {"regimes_rule": False, "power_rule": False}
-"""Settings: against itself a reference shows nothing on other scales, or with more draws."""
+"""Settings of `baseline`: stress cases and more draws find no bug of a reference that is compared with itself."""
 
 
 def judge_set(
     check: str, trace_set: TraceSet, *, author: str, cpu_only: bool
 ) -> tuple[list[dict[str, Any]], list[LoadIssue]]:
-    """Return what a check that judges has found: its jobs as in a report, and issues.
+    """Return the result of a check that judges: its jobs for the report, and its issues.
 
     Args:
         check: "baseline" or "benchmark".
-        trace_set: has the definitions, and the solutions of the author in question.
-        author: whose solutions `benchmark` judges.
+        trace_set: has the definitions, and the solutions of the author.
+        author: the author whose solutions `benchmark` judges.
         cpu_only: use no GPU.
     """
     is_baseline = check == "baseline"
@@ -53,7 +53,7 @@ def judge_set(
 
     def add_job(event: JobFinished | JobFaulted) -> None:
         name, solution, uuid = event.job.definition.name, event.job.solution.name, event.job.workload.uuid
-        who = f"{'the reference' if is_baseline else f'solution {solution!r}'} on workload {uuid}"
+        subject = f"{'the reference' if is_baseline else f'solution {solution!r}'} on workload {uuid}"
         is_late = is_left_out = False
         if isinstance(event, JobFaulted):
             status, reason, seconds = NO_VERDICT, first_reason(event.message), 0.0
@@ -65,12 +65,12 @@ def judge_set(
         names = {"definition": name, "solution": solution, "workload": uuid}
         jobs.append({"check": check, **names, "status": status, "seconds": round(max(seconds, 0.0), 3)})
         if is_late and is_on_cpu and is_baseline:
-            slow = f"not judged: {who} takes longer than {JOB_LIMIT_S:g} s on a CPU"
+            slow = f"not judged: {subject} takes longer than {JOB_LIMIT_S:g} s on a CPU"
             add(name, f"{slow}; that is no fault, a GPU may tell more", "warning")
-        elif is_left_out:  # the job that ran out of time has told what is wrong
-            add(name, f"not judged: {who}: {reason}", "warning")
+        elif is_left_out:  # the job that timed out has the reason
+            add(name, f"not judged: {subject}: {reason}", "warning")
         elif status != "PASSED":
-            add(name, f"{who}: {status}: {reason}")
+            add(name, f"{subject}: {status}: {reason}")
 
     solutions = {}
     for name, definition in trace_set.definitions.items():
@@ -88,7 +88,7 @@ def judge_set(
         config = BenchmarkConfig.default(**settings, **(AGAINST_ITSELF if is_baseline else {}))
         engine = Benchmark(judged, config)
         plan = engine.plan()
-    except ConfigError as error:  # what the set says of its tolerances: the check `definition` tells where
+    except ConfigError as error:  # the check `definition` reports where the set has its tolerances
         for line in str(error).splitlines():
             add("not judged", line)
         return jobs, issues
@@ -112,7 +112,7 @@ def judge_set(
 
 
 def pack_reference(definition: Definition) -> Solution:
-    """Make a solution of a reference: as it stands if it takes the inputs in their order."""
+    """Make a solution of a reference: its unchanged source if it takes the inputs in their order."""
     return Solution(
         name=f"{definition.name}__reference",
         definition=definition.name,

@@ -1,4 +1,4 @@
-"""Verdicts as text, for `run`, `submit` and `report`: one in a line; tables of solutions and of the best."""
+"""Verdicts as text, for `run`, `submit` and `report`: a verdict in one line; tables of solutions and of the best."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SUMMARY_NOTE: Final = "latency: median over the passed workloads; speed-up over 
 TIMING_MARK: Final = "*"
 TIE_MARK: Final = "="
 MOST_TIES: Final = 4
-"""Lines below a row for solutions that tie with it; JSON has all of them."""
+"""Most lines below a row for solutions that tie with it. JSON has all of them."""
 TIE_NOTE: Final = f"{TIE_MARK} a tie: its interval meets that of the row above, so which is faster cannot be told"
 STANDING_NOTE: Final = f"{DAGGER} {NOT_CONFIRMED}: not judged at full assurance; a confirmed result comes before it"
 SHOWN_UUIDS: Final = 3
@@ -63,12 +63,12 @@ def describe_verdict(evaluation: Evaluation) -> str:
 
 
 def cut_reason(reason: str) -> str:
-    """Cut a reason to what one line of progress shows of it."""
+    """Cut a reason to the length of a line of progress."""
     return reason if len(reason) <= REASON_SHOWN else f"{reason[: REASON_SHOWN - 1]}…"
 
 
 def render_summary(rows: Sequence[SummaryRow]) -> str:
-    """Lay out a row for each solution, then the reasons of all failures, then notes on the numbers."""
+    """Render a row for each solution, then the reasons of all failures, then notes on the numbers."""
     own: dict[str, Callable[[Any], str]] = {
         "Solution": lambda row: row.solution,
         "#Passed": lambda row: f"{row.passed}/{row.judged}" if row.judged else ABSENT,
@@ -91,7 +91,7 @@ def render_summary(rows: Sequence[SummaryRow]) -> str:
 
 
 def render_best(rows: Sequence[SummaryRow]) -> str:
-    """Lay out the best passing trace of each workload."""
+    """Render the best passing trace of each workload."""
     own: dict[str, Callable[[Any], str]] = {
         "Workload": lambda row: shorten_uuid(row.workload),
         "Axes": lambda row: " ".join(f"{name}={size}" for name, size in row.axes.items()) or ABSENT,
@@ -101,12 +101,12 @@ def render_best(rows: Sequence[SummaryRow]) -> str:
 
 
 def head_of(standings: Iterable[str]) -> str:
-    """Return what stands above a table of a set that only CPUs judged; empty for any other."""
+    """Return the line above a table of a set that only CPUs judged; empty for any other set."""
     return f"{INDICATIVE}\n\n" if set(standings) - {""} == {INDICATIVE} else ""
 
 
 def standing_mark(standing: str) -> str:
-    """Return what stands behind a figure that is not confirmed."""
+    """Return the mark of a number that is not confirmed; empty for a confirmed number."""
     return DAGGER if standing == NOT_CONFIRMED else ""
 
 
@@ -116,7 +116,7 @@ def standing_notes(rows: Iterable[Any]) -> list[str]:
 
 
 def _render(rows: Sequence[SummaryRow], own: Mapping[str, Callable[[Any], str]]) -> str:
-    """Lay out rows, with a line below each for every solution that ties with it."""
+    """Render rows, with a line below each row for every solution that ties with it."""
     letters = _letters(rows)
     cells: dict[str, Callable[[Any], str]] = {
         "Definition": lambda row: row.definition,
@@ -150,7 +150,7 @@ def _caveat_mark(row: SummaryRow, number: float | None) -> str:
 
 
 def _notes(rows: Sequence[SummaryRow]) -> list[str]:
-    """Return notes that say what marks mean, how the times were taken, and what their flags mean."""
+    """Return notes on the marks, the clocks of the times, and their flags."""
     timings = [row.timing for row in rows]
     return [
         *([TIE_NOTE] if any(row.ties for row in rows) else []),

@@ -1,7 +1,7 @@
-"""What runs on a node: one actor for one place, which judges batches as a run of one device does.
+"""The node's side of a cluster: one actor for each slot, which judges batches as a run of one device does.
 
-Ray starts it, in a process of its own, and ends it with the program that asked for it or with its node. Then the kernel
-ends its sessions with everything below them: all are started by the one thread in which `judge` runs.
+Ray starts an actor in a process of its own. The actor ends with the program that requested it, or with its node. Then
+the kernel ends its sessions and their processes, because one thread starts them all: the thread of `judge`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from flashinfer_bench.base.files.held_folders import sweep_folders, temporary_fo
 from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.planning.plan import Job
-from flashinfer_bench.bench.runner.orders import OrderMaker
-from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.protocol import SessionConfig
+from flashinfer_bench.bench.runner.requests import RequestMaker
 from flashinfer_bench.bench.runner.sandbox import Sandbox, find_sandbox
 from flashinfer_bench.bench.scheduler import Happening, Scheduler
 from flashinfer_bench.cluster.settings import ClusterSettings
@@ -42,26 +42,26 @@ from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import ConfigError, DeviceFault
 
 JUDGING: Final = "judging"
-"""The group of the one thread in which `judge` runs, beside that of all other methods."""
+"""Concurrency group of `judge`. It has one thread; all other methods share another group."""
 
 
 @dataclass(frozen=True)
-class PlaceMetadata:
-    """What a place tells of itself."""
+class SlotMetadata:
+    """A slot's description of itself."""
 
     device: Device
     sandbox: Sandbox
     languages: dict[str, str | None]
-    """Language → why its solutions cannot be built there; None where they can."""
+    """Language → why its solutions cannot be built there; None if they can."""
 
 
 Blob = tuple[tuple[int, ...], Any]
-"""What changes when a file does, and the reference to its bytes in Ray's object store."""
+"""A file's state (it changes whenever the file does), and the reference to its bytes in Ray's object store."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Jobs for a place."""
+    """Jobs for a slot."""
 
     jobs: Sequence[Job]
     seeds: dict[int, int]
@@ -69,17 +69,17 @@ class Batch:
     roots: dict[int, str]
     """Index of a job → folder of its stored inputs on the host."""
     blobs: Mapping[tuple[str, str], Blob] = field(default_factory=dict)
-    """Root and path below it → a file of stored inputs. Empty where all nodes see the host's files."""
+    """Root and path below it → a file of stored inputs. Empty if all nodes can read the host's files."""
 
 
-class PlaceActor:
-    """One place of a cluster.
+class SlotActor:
+    """One slot of a cluster.
 
     Args:
         node: its name.
         kind: "cpu" or "cuda"; Ray has given this process one GPU.
-        version: the host's.
-        settings: what the host asks for.
+        version: the package version of the host.
+        settings: the host's settings for the cluster.
     """
 
     def __init__(self, node: str, kind: str, version: str, settings: ClusterSettings) -> None:
@@ -87,35 +87,35 @@ class PlaceActor:
         self._cache = Path(settings.cache or cache_root(os.environ)).resolve()
         self._toolchain = find_toolchain()
         self._owned = ExitStack()
-        self._files = self._owned.enter_context(temporary_folder("place"))
-        self._laid_out: dict[Path, tuple[int, ...]] = {}
-        self._coming: queue.SimpleQueue[Sequence[Solution]] = queue.SimpleQueue()
-        """Solutions of the next batch, which are built beside this one."""
+        self._files = self._owned.enter_context(temporary_folder("slot"))
+        self._written: dict[Path, tuple[int, ...]] = {}
+        self._next_solutions: queue.SimpleQueue[Sequence[Solution]] = queue.SimpleQueue()
+        """Solutions of the next batch, which are built while this batch runs."""
         self._judging = threading.Lock()
         self._ended = -1
         """Number of the latest session that the host has ended."""
-        self._woken, self._wake = os.pipe()
-        os.set_blocking(self._woken, False)
-        self._hello: Hello | None = None
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        self._session_config: SessionConfig | None = None
         self._scheduler: Scheduler | None = None
         self._farm: BuildFarm | None = None
         self._batch = Batch((), {}, {})
 
-    def describe(self) -> PlaceMetadata:
-        """Return the place's metadata.
+    def describe(self) -> SlotMetadata:
+        """Return the slot's metadata.
 
         Raises:
-            ConfigError: another version is here, or the sandbox is to be strict and cannot be had.
+            ConfigError: this node has another version, or cannot provide the strict sandbox.
             DeviceFault: this process does not see exactly one GPU.
         """
         return self._metadata
 
     @cached_property
-    def _metadata(self) -> PlaceMetadata:
+    def _metadata(self) -> SlotMetadata:
         if self._version != __version__:
             raise ConfigError(f"it has flashinfer_bench {__version__}, and this run is of {self._version}")
         sandbox = find_sandbox(self._settings.sandbox, self._cache)
-        return PlaceMetadata(self._find_device(), sandbox, find_unavailable_languages(self._toolchain))
+        return SlotMetadata(self._find_device(), sandbox, find_unavailable_languages(self._toolchain))
 
     @property
     def _capabilities(self) -> list[tuple[int, int]]:
@@ -125,88 +125,88 @@ class PlaceActor:
     def _find_device(self) -> Device:
         if self._kind == "cpu":
             return replace(discover_devices(["cpu"])[0], node=self._node)
-        os.environ.pop("OMP_NUM_THREADS", None)  # Ray's; a session beside a GPU computes as it does without Ray
+        os.environ.pop("OMP_NUM_THREADS", None)  # set by Ray; without it a GPU session computes as outside of Ray
         found = [device for device in discover_devices(None) if device.kind == "cuda"]
         if len(found) != 1:
-            raise DeviceFault(f"an actor was to see one GPU, and sees {len(found)}; is torch a CUDA build there?")
+            raise DeviceFault(f"an actor must see one GPU, and sees {len(found)}; is torch a CUDA build there?")
         numbers = [int(gpu) for gpu in ray.get_gpu_ids() if str(gpu).isdigit()] or [found[0].index]
-        return replace(found[0], index=numbers[0], node=self._node)  # the number tells places of one node apart
+        return replace(found[0], index=numbers[0], node=self._node)  # slots of one node differ in it
 
     def why_not_built(self, solutions: Iterable[Solution]) -> list[str | None]:
-        """Return what this node lacks for each solution; None where nothing is missing."""
+        """Return why this node cannot build each solution; None if it can."""
         known, languages = (self._toolchain, self._capabilities), self._metadata.languages
         return [languages.get(one.spec.language.value) or why_not_buildable(one, *known) for one in solutions]
 
     def expect(self, solutions: Sequence[Solution]) -> None:
-        """Build solutions of the next batch beside the present one; on a CPU that would disturb it."""
+        """Build solutions of the next batch while this batch runs. A CPU slot does not: builds disturb its times."""
         if self._kind != "cpu":
-            self._coming.put(solutions)
-            os.write(self._wake, b"\0")
+            self._next_solutions.put(solutions)
+            os.write(self._wake_write, b"\0")
 
     def end(self, number: int) -> None:
-        """End a session; returns when none of its processes is left."""
+        """End a session; return when all of its processes have ended."""
         self._ended = number
-        os.write(self._wake, b"\0")
+        os.write(self._wake_write, b"\0")
         with self._judging:
             self._end_session()
 
     def close(self) -> None:
-        """Remove what was laid out; all sessions have ended."""
+        """Remove the files of stored inputs; all sessions have ended."""
         self._owned.close()
         sweep_folders()
 
-    def judge(self, number: int, hello: Hello, batch: Batch) -> Iterator[dict[str, Any]]:
-        """Judge a batch; yields the frames that the host's loop hears of a session.
+    def judge(self, number: int, session_config: SessionConfig, batch: Batch) -> Iterator[dict[str, Any]]:
+        """Judge a batch; yield the frames that the host's loop receives of a session.
 
         Args:
-            number: of the host's session; it stays for the next batch.
-            hello: its settings.
-            batch: what is judged.
+            number: the number of the host's session; the next batches of that session have the same number.
+            session_config: the settings of the session.
+            batch: the jobs to judge.
 
         Raises:
-            DeviceFault: the place cannot be used.
+            DeviceFault: the slot cannot be used.
         """
         with self._judging:
             lacks = zip(batch.jobs, self.why_not_built(job.solution for job in batch.jobs), strict=True)
             if wrong := [f"it cannot build {job.solution.name}: {reason}" for job, reason in lacks if reason]:
                 raise DeviceFault(wrong[0])
             for (root, path), blob in batch.blobs.items():
-                self._lay_out(self._find_root(root) / path, blob)
-            laid_out = {root: str(self._find_root(root)) for root, _ in batch.blobs}
-            roots = {index: laid_out.get(root, root) for index, root in batch.roots.items()}
+                self._write_blob(self._find_root(root) / path, blob)
+            local_roots = {root: str(self._find_root(root)) for root, _ in batch.blobs}
+            roots = {index: local_roots.get(root, root) for index, root in batch.roots.items()}
             self._batch = replace(batch, roots=roots)
-            scheduler, farm = self._open(hello)
+            scheduler, farm = self._open(session_config)
             scheduler.add(list(batch.jobs))
             try:
                 while scheduler.has_open_jobs and self._ended < number and scheduler.slots[0].given_up_at is None:
-                    while not self._coming.empty():
-                        farm.add(self._coming.get())
-                    for happening in scheduler.step(self._woken):  # no `yield from`: Ray sends values in
+                    while not self._next_solutions.empty():
+                        farm.add(self._next_solutions.get())
+                    for happening in scheduler.step(self._wake_read):  # no `yield from`: Ray sends values in
                         yield _to_frame(happening)
                     with suppress(BlockingIOError):
-                        os.read(self._woken, 1 << 12)
+                        os.read(self._wake_read, 1 << 12)
             except BaseException:
                 self._end_session()
                 raise
             for job in batch.jobs:
-                scheduler.forget_solution(job)  # the host leaves out what hangs, as long as it is to be
+                scheduler.forget_solution(job)  # the host decides how long to skip a solution that hangs
             if scheduler.has_open_jobs and self._ended < number:
                 self._end_session()
                 raise DeviceFault("its session does not start")
 
-    def _open(self, hello: Hello) -> tuple[Scheduler, BuildFarm]:
-        """Return the loop over this device under these settings, and its compilers."""
-        if self._scheduler is not None and self._farm is not None and hello == self._hello:
+    def _open(self, session_config: SessionConfig) -> tuple[Scheduler, BuildFarm]:
+        """Return the scheduler of this device with these settings, and its build pool."""
+        if self._scheduler is not None and self._farm is not None and session_config == self._session_config:
             return self._scheduler, self._farm
         self._end_session()
-        self._hello, sandbox = hello, self._metadata.sandbox
-        fitted = hello.model_copy(
+        self._session_config, sandbox = session_config, self._metadata.sandbox
+        fitted = session_config.model_copy(
             update={
                 "cache_root": str(self._cache),
                 "has_walls": sandbox.has_walls,
                 "sandbox_user": sandbox.user,
-                "hidden": [*hello.hidden, *(str(self._cache / name) for name in self._settings.hidden)],
-                "baselines": hello.baselines if sandbox.has_walls else "off",
+                "hidden": [*session_config.hidden, *(str(self._cache / name) for name in self._settings.hidden)],
+                "baselines": session_config.baselines if sandbox.has_walls else "off",
             }
         )
         self._farm = BuildFarm(
@@ -215,12 +215,12 @@ class PlaceActor:
             target=BuildTarget.of(self._capabilities),
             toolchain=self._toolchain,
         )
-        orders = OrderMaker(
+        requests = RequestMaker(
             self._farm,
             blob_root_for=lambda job: Path(self._batch.roots[job.index]),
             seed_of=lambda job: self._batch.seeds[job.index],
         )
-        self._scheduler = Scheduler([self._metadata.device], hello_for=lambda _: fitted, orders=orders)
+        self._scheduler = Scheduler([self._metadata.device], session_config_for=lambda _: fitted, requests=requests)
         return self._scheduler, self._farm
 
     def _end_session(self) -> None:
@@ -229,29 +229,29 @@ class PlaceActor:
             scheduler.close()
 
     def _find_root(self, root: str) -> Path:
-        """Return the folder that stands for one of the host's."""
+        """Return the folder on this node for a folder of the host."""
         return self._files / hashlib.sha256(root.encode()).hexdigest()[:16]
 
-    def _lay_out(self, file: Path, blob: Blob) -> None:
-        """Write a file of stored inputs, unless it is there."""
+    def _write_blob(self, file: Path, blob: Blob) -> None:
+        """Write a file of stored inputs, unless it exists in this state."""
         state, content = blob
-        if self._laid_out.get(file) != state:
+        if self._written.get(file) != state:
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.unlink(missing_ok=True)  # a session may map it still
+            file.unlink(missing_ok=True)  # a session may still have it mapped
             file.write_bytes(ray.get(content))
-            self._laid_out[file] = state
+            self._written[file] = state
 
 
 def _to_frame(happening: Happening) -> dict[str, Any]:
-    """Return what the host hears of a happening."""
+    """Return the frame that reports a happening to the host."""
     match happening:
         case JobStarted(job):
             return {"phase": {"job": job.index, "name": "solution"}}
         case Notice(message):
             return {"notice": message}
         case JobFaulted():
-            reported = {"message": happening.message, "is_left_out": happening.is_left_out}
-            return {"fault": {"job": happening.job.index, "retry": False, **reported}}
+            details = {"message": happening.message, "is_left_out": happening.is_left_out}
+            return {"fault": {"job": happening.job.index, "retry": False, **details}}
         case _:
-            reported = {"evaluation": happening.evaluation.model_dump(mode="json"), "ran_out": happening.ran_out}
-            return {"verdict": {"job": happening.job.index, "seconds": happening.seconds, **reported}}
+            details = {"evaluation": happening.evaluation.model_dump(mode="json"), "ran_out": happening.ran_out}
+            return {"verdict": {"job": happening.job.index, "seconds": happening.seconds, **details}}

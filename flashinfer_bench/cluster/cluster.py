@@ -1,11 +1,11 @@
-"""The host's side of a Ray cluster: its places, and the sessions that stand for them in the host's scheduler.
+"""The host's side of a Ray cluster: its slots, and their sessions in the host's scheduler.
 
-A place is an actor: one for each GPU of each node or, where no node has one, one for each node's CPU. `Cluster.poll`
-reads Ray's list of nodes every few seconds and starts what is missing; an actor is a place as soon as it has told its
-metadata. Ray restarts an actor that is lost, twice. What does not fit the run is left out, with a notice.
+A slot is an actor. There is one for each GPU of each node. If no node has a GPU, there is one for each node's CPU.
+`Cluster.poll` reads Ray's list of nodes every few seconds and starts the missing actors. An actor becomes a slot when
+its metadata arrives. Ray restarts a lost actor twice. A slot that does not fit the run is skipped, with a notice.
 
-A `FarSession` has a batch judged by one call of its actor, whose verdicts come one by one. It sends the batch when the
-scheduler begins it, and has its solutions built before.
+A `RemoteSession` has one call of its actor judge a batch, and gets the verdicts one by one. It sends a batch when the
+scheduler begins it, and has the solutions built before that.
 """
 
 from __future__ import annotations
@@ -35,51 +35,51 @@ from flashinfer_bench import __version__
 from flashinfer_bench.bench.machine import Device, Machine
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.client import News, SessionLost
-from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.protocol import SessionConfig
 from flashinfer_bench.bench.runner.sandbox import Sandbox
-from flashinfer_bench.cluster.actor import JUDGING, Batch, Blob, PlaceActor, PlaceMetadata
+from flashinfer_bench.cluster.actor import JUDGING, Batch, Blob, SlotActor, SlotMetadata
 from flashinfer_bench.cluster.settings import ClusterSettings
 from flashinfer_bench.compile import BuildFarm
-from flashinfer_bench.compile.artifact import mark_of
+from flashinfer_bench.compile.artifact import stat_key
 from flashinfer_bench.data import Solution
 from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.errors import ConfigError, WorkloadFault
 
 LOG: Final = logging.getLogger(__name__)
 POLL_S: Final = 2.0
-"""Seconds between two polls of Ray's list of nodes."""
+"""Seconds between two reads of Ray's list of nodes."""
 FIRST_LIMIT_S: Final = 60.0
-"""Seconds in which the first place has to come, and another one where the last is lost."""
+"""Seconds until the first slot must be there, and until another slot must replace the last lost slot."""
 OTHERS_LIMIT_S: Final = 20.0
-"""Seconds for which a run waits for the other places of the cluster before it begins; later ones join it."""
+"""Seconds that a run waits for further slots before it begins; slots that come later join it."""
 MOST_RESTARTS: Final = 2
 END_LIMIT_S: Final = 70.0
-"""Seconds that an actor may take to end a session; then it is killed, and the session with it."""
+"""Seconds that an actor can take to end a session; after that it is killed together with the session."""
 CLOSE_LIMIT_S: Final = 5.0
-"""Seconds that actors may take to remove what they have laid out; then they are killed."""
+"""Seconds that actors can take to remove their files of stored inputs; after that they are killed."""
 ASK_LIMIT_S: Final = 20.0
-"""Seconds that an actor may take to say what its node can build."""
+"""Seconds that an actor can take to report which solutions its node can build."""
 MOST_ANSWERS: Final = 100_000
-"""Solutions of which the table remembers whether the places can build them."""
+"""Most solutions for which the table caches whether the slots can build them."""
 OFFERED_BYTES: Final = 4 << 30
-"""Bytes of stored inputs that are kept in Ray's object store; the oldest go first, and come again if they have to."""
+"""Bytes of stored inputs cached in Ray's object store. The oldest are dropped first, and put again when needed."""
 
 
 class NoBuilds(BuildFarm):
-    """Stands where a run on one machine has its compilers: solutions are built where they run."""
+    """Takes the place of the host's build pool and builds nothing: nodes build their own solutions."""
 
     def add(self, solutions: Iterable[Solution]) -> None:
         """Do nothing."""
 
     def is_ready(self, solution: Solution) -> bool:
-        """Return that it can be sent."""
+        """Return True: a solution can always be sent."""
         del solution
         return True
 
 
 @dataclass
 class BatchMaker:
-    """Makes batches for places."""
+    """Makes batches for slots."""
 
     farm: BuildFarm
     blob_root_for: Callable[[Job], Path]
@@ -87,7 +87,7 @@ class BatchMaker:
     seed_of: Callable[[Job], int]
 
     def make(self, jobs: Sequence[Job]) -> tuple[Batch, list[tuple[Job, str]]]:
-        """Return the batch; whether its solutions can be built is the node's to say."""
+        """Return the batch and no build errors: the node builds the solutions."""
         roots = {job.index: str(self.blob_root_for(job)) for job in jobs}
         return Batch(jobs, {job.index: self.seed_of(job) for job in jobs}, roots), []
 
@@ -96,45 +96,45 @@ class BatchMaker:
 
 
 @dataclass(eq=False)
-class ActorPlace:
-    """One actor, and what is known of it."""
+class ActorSlot:
+    """One actor, and the slot's metadata once it is known."""
 
     node: str
     """Ray's id of the node."""
     name: str
-    """The name that people read."""
+    """The node's name in messages."""
     actor: Any
     asked: Any = None
     """Reference to the requested metadata; None once it has arrived."""
-    metadata: PlaceMetadata | None = None
-    """None while it cannot be used."""
+    metadata: SlotMetadata | None = None
+    """None while the slot cannot be used."""
 
 
 class Cluster:
-    """The table of a cluster's places. `close` ends their actors; Ray does so where this process ends before.
+    """The table of a cluster's slots. `close` ends their actors. If this process ends before, Ray ends them.
 
     Args:
-        settings: which cluster, and what for.
+        settings: the cluster's address, and the settings of its slots.
 
     Raises:
-        ConfigError: no cluster answers, or it has no place for this run.
+        ConfigError: no cluster answers, or it has no slot for this run.
     """
 
     batch_maker: Final = BatchMaker
     no_builds: Final = NoBuilds
     least_shares: Final = 2
-    """A node may come at any time."""
+    """A node can join at any time, so one share is left for it."""
 
     def __init__(self, settings: ClusterSettings) -> None:
         self._settings = settings
-        self._places: list[ActorPlace] = []
-        """Also those that are not used any more, so that no others are started in their place."""
+        self._slots: list[ActorSlot] = []
+        """Also slots that are no longer used, so that no other actor is started for their device."""
         self._names: dict[str, str] = {}
         self._sandboxes: dict[Device, Sandbox] = {}
-        """Also of places that are lost: their last verdicts may still be on their way into traces."""
+        """Also of lost slots, because their last verdicts may not be recorded yet."""
         self._next_poll_s = 0.0
-        self._last_place_s = time.monotonic()
-        """When there was a place that could be used."""
+        self._last_slot_s = time.monotonic()
+        """Latest time at which a usable slot existed."""
         self._notices: list[str] = []
         self._numbers = itertools.count()
         self._blobs: dict[Path, Blob] = {}
@@ -154,30 +154,30 @@ class Cluster:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The devices of all places that can be used now."""
-        return tuple(place.metadata.device for place in self._places if place.metadata is not None)
+        """The devices of all slots that can be used now."""
+        return tuple(slot.metadata.device for slot in self._slots if slot.metadata is not None)
 
     @property
     def machine(self) -> Machine:
-        """The cluster as one machine: what is missing on one of its places is missing."""
+        """The cluster as one machine: a language that one of its slots lacks is missing."""
         languages: dict[str, str | None] = {}
-        for place in self._places:
-            for language, reason in place.metadata.languages.items() if place.metadata is not None else ():
+        for slot in self._slots:
+            for language, reason in slot.metadata.languages.items() if slot.metadata is not None else ():
                 if languages.get(language) is None:
-                    languages[language] = None if reason is None else f"{place.name}: {reason}"
-        return Machine(self.devices, languages, self.why_not_buildable, self.sandbox.mark)
+                    languages[language] = None if reason is None else f"{slot.name}: {reason}"
+        return Machine(self.devices, languages, self.why_not_buildable, self.sandbox.fingerprint_key)
 
     @property
     def sandbox(self) -> Sandbox:
-        """How far workers are confined on its first place; all have walls, or none has."""
+        """The sandbox of workers on its first slot. Either all slots have a sandbox, or no slot has."""
         return next(iter(self._sandboxes.values()))
 
     def sandbox_of(self, device: Device) -> Sandbox:
-        """Return how far workers are confined on a place."""
+        """Return the sandbox of workers on a slot."""
         return self._sandboxes[device]
 
     def survey(self, solutions: Iterable[Solution]) -> None:
-        """Ask all places at once what they lack for solutions. Usable from any thread."""
+        """Ask all slots at once what they lack to build solutions. Usable from any thread."""
         with self._surveying:
             unasked = {digest: one for one in solutions if (digest := one.digest()) not in self._lacks}
             if not unasked:
@@ -185,76 +185,77 @@ class Cluster:
             if len(self._lacks) > MOST_ANSWERS:
                 self._lacks.clear()
             self._lacks |= dict.fromkeys(unasked)
-            places = [place for place in self._places if place.metadata is not None]
-            asked = [place.actor.why_not_built.remote(list(unasked.values())) for place in places]
-            for place, answer in zip(places, asked, strict=True):
-                with contextlib.suppress(RayError):  # it is lost: what it runs next will tell
+            slots = [slot for slot in self._slots if slot.metadata is not None]
+            asked = [slot.actor.why_not_built.remote(list(unasked.values())) for slot in slots]
+            for slot, answer in zip(slots, asked, strict=True):
+                with contextlib.suppress(RayError):  # the slot is lost: its next batch reports that
                     for digest, reason in zip(unasked, ray.get(answer, timeout=ASK_LIMIT_S), strict=True):
                         if reason is not None:
-                            self._lacks[digest] = f"{place.name}: {reason}"
+                            self._lacks[digest] = f"{slot.name}: {reason}"
 
     def why_not_buildable(self, solution: Solution) -> str | None:
-        """Return what the places lack for a solution; None where all can build it."""
+        """Return what the slots lack to build a solution; None if all can build it."""
         self.survey([solution])
         return self._lacks.get(solution.digest())
 
     def poll(self) -> News:
-        """Return the places that have come since the last poll."""
+        """Return the slots that have come since the last call."""
         now = time.monotonic()
         if now < self._next_poll_s:
             return News()
         self._next_poll_s = now + POLL_S
         if self.devices:
-            self._last_place_s = now
+            self._last_slot_s = now
         self._start_actors()
-        joined = tuple(self._hear_metadata())
+        joined = tuple(self._receive_metadata())
         notices, self._notices = tuple(self._notices), []
         return News(joined, notices)
 
     def has(self, device: Device) -> bool:
-        """Tell whether a place is still there."""
+        """Return whether a device's slot is still there."""
         return device in self.devices
 
     @property
     def expects_more(self) -> bool:
-        """Whether an actor is on its way, or one that was lost comes back; but not for longer than a minute."""
-        is_coming = any(place.asked is not None for place in self._places)
-        return is_coming and time.monotonic() - self._last_place_s < FIRST_LIMIT_S
+        """Whether an actor is starting or restarting. After a minute without any usable slot this is False."""
+        is_coming = any(slot.asked is not None for slot in self._slots)
+        return is_coming and time.monotonic() - self._last_slot_s < FIRST_LIMIT_S
 
     def lock(self, _device: Device, _held: ExitStack) -> Iterator[str | None]:
-        """Do nothing: Ray gives a GPU to one actor, which takes its lock on the node."""
+        """Do nothing: Ray gives a GPU to one actor, and the actor takes the GPU's lock on its node."""
         yield from ()
 
-    def open(self, device: Device, hello: Hello) -> FarSession:
-        """Start a session on a place."""
-        place = next(place for place in self._places if place.metadata is not None and place.metadata.device == device)
-        return FarSession(self, place, next(self._numbers), hello)
+    def open(self, device: Device, session_config: SessionConfig) -> RemoteSession:
+        """Start a session on a slot."""
+        slot = next(slot for slot in self._slots if slot.metadata is not None and slot.metadata.device == device)
+        return RemoteSession(self, slot, next(self._numbers), session_config)
 
     def close(self) -> None:
-        """End all actors, and leave the cluster where this table has joined it."""
-        ending = [place.actor.close.remote() for place in self._places if place.asked is None]
+        """End all actors, and leave the cluster if this table has joined it."""
+        ending = [slot.actor.close.remote() for slot in self._slots if slot.asked is None]
         if ending:
             ray.wait(ending, num_returns=len(ending), timeout=CLOSE_LIMIT_S)
-        for place in self._places:
+        for slot in self._slots:
             with contextlib.suppress(RayError):
-                ray.kill(place.actor)
-        self._places.clear()
+                ray.kill(slot.actor)
+        self._slots.clear()
         self._blobs.clear()
         if not self._is_guest and ray.is_initialized():
             ray.shutdown()
 
-    def lose(self, place: ActorPlace, error: RayError) -> str:
-        """Use a place no more: until Ray has restarted its actor, or for good if it cannot be used. Return why."""
-        place.metadata = None
+    def lose(self, slot: ActorSlot, error: RayError) -> str:
+        """Stop using a slot, until Ray has restarted its actor, or for good if it cannot be used. Return why."""
+        slot.metadata = None
         if not isinstance(error, RayActorError):
             return _reason(error)
-        place.asked = place.actor.describe.remote()
+        slot.asked = slot.actor.describe.remote()
         return f"its node or its actor is lost ({type(error).__name__})"
 
     def offer(self, batch: Batch) -> tuple[Batch, dict[int, str]]:
-        """Put a batch's stored inputs into Ray's object store; return the batch that has them, and what is missing.
+        """Put a batch's stored inputs into Ray's object store.
 
-        Returns: the batch; the index of each job whose stored inputs cannot be read, which it leaves out, and why.
+        Returns: the batch with its stored inputs; and the index of each job whose stored inputs cannot be read → why.
+            The batch does not have these jobs.
         """
         blobs, broken = dict[tuple[str, str], Blob](), dict[int, str]()
         for job in [] if self._settings.has_shared_blobs else batch.jobs:
@@ -269,9 +270,9 @@ class Cluster:
         return replace(batch, jobs=[job for job in batch.jobs if job.index not in broken], blobs=blobs), broken
 
     def _put(self, file: Path) -> Blob:
-        """Have a file in Ray's object store, and let the oldest ones go that no batch on its way holds."""
+        """Put a file into Ray's object store, and drop the oldest files. A batch in flight keeps its own references."""
         with self._offering:
-            state, known = mark_of(file), self._blobs.pop(file, None)
+            state, known = stat_key(file), self._blobs.pop(file, None)
             if known is None or known[0] != state:
                 known = state, ray.put(numpy.fromfile(file, dtype=numpy.uint8))
             self._blobs[file] = known
@@ -280,27 +281,27 @@ class Cluster:
             return known
 
     def _await_first(self) -> None:
-        """Wait for the first place, and a little for the others that the cluster could have."""
+        """Wait for the first slot, and at most OTHERS_LIMIT_S for further slots."""
         start = time.monotonic()
         while True:
             self._next_poll_s = 0.0
             notices = self.poll().notices
             self._notices += notices
             waited_s = time.monotonic() - start
-            pending = [place.asked for place in self._places if place.asked is not None]
+            pending = [slot.asked for slot in self._slots if slot.asked is not None]
             if self.devices and (not pending or waited_s > OTHERS_LIMIT_S):
                 return
             if not pending or waited_s > FIRST_LIMIT_S:
                 reasons = "; ".join(self._notices) or "its actors do not start: is everything in use by others?"
-                raise ConfigError(f"cluster: no place for a {self._kind} session: {reasons}")
+                raise ConfigError(f"cluster: no slot for a {self._kind} session: {reasons}")
             ray.wait(pending, num_returns=1, timeout=POLL_S)
 
     def _start_actors(self) -> None:
-        """Start the actors that are missing: one for each GPU of each node, or one for its CPU."""
+        """Start the missing actors: one for each GPU of each node, or one for its CPU."""
         alive = [node for node in ray.nodes() if node["Alive"]]
         self._alive = {node["NodeID"] for node in alive}
         hosts = Counter(node["NodeManagerHostname"] for node in alive)
-        there = Counter(place.node for place in self._places)
+        there = Counter(slot.node for slot in self._slots)
         for node in alive:
             uuid, host, resources = node["NodeID"], node["NodeManagerHostname"], node["Resources"]
             is_alone = hosts[host] == 1 and host not in self._names.values()
@@ -308,62 +309,62 @@ class Cluster:
             cpus, gpus = resources.get("CPU", 0), int(resources.get("GPU", 0))
             share = {"num_gpus": 1, "num_cpus": 0} if self._kind == "cuda" else {"num_cpus": cpus}
             for _ in range((gpus if self._kind == "cuda" else int(cpus >= 1)) - there[uuid]):
-                remote = ray.remote(concurrency_groups={JUDGING: 1})(PlaceActor).options(
+                remote = ray.remote(concurrency_groups={JUDGING: 1})(SlotActor).options(
                     **share,
                     scheduling_strategy=NodeAffinitySchedulingStrategy(uuid, soft=False),
                     max_restarts=MOST_RESTARTS,
                     max_task_retries=0,
                 )
                 actor = remote.remote(name, self._kind, __version__, self._settings)
-                self._places.append(ActorPlace(uuid, name, actor, actor.describe.remote()))
+                self._slots.append(ActorSlot(uuid, name, actor, actor.describe.remote()))
 
-    def _hear_metadata(self) -> Iterator[Device]:
-        """Admit the places whose metadata has arrived, if they fit."""
-        pending = {place.asked: place for place in self._places if place.asked is not None}
+    def _receive_metadata(self) -> Iterator[Device]:
+        """Yield the device of each slot whose metadata has arrived and fits the run; note why others do not fit."""
+        pending = {slot.asked: slot for slot in self._slots if slot.asked is not None}
         ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=0) if pending else ([], [])
         for asked in ready:
-            place = pending[asked]
-            place.asked = None
+            slot = pending[asked]
+            slot.asked = None
             try:
-                metadata: PlaceMetadata = ray.get(asked)
-            except ActorUnavailableError:  # it is restarted just now
-                place.asked = place.actor.describe.remote()
+                metadata: SlotMetadata = ray.get(asked)
+            except ActorUnavailableError:  # Ray restarts it
+                slot.asked = slot.actor.describe.remote()
                 continue
             except RayError as error:
                 reason = _reason(error)
             else:
-                if not self._sandboxes or metadata.sandbox.mark == self.sandbox.mark:
-                    place.metadata, self._sandboxes[metadata.device] = metadata, metadata.sandbox
+                if not self._sandboxes or metadata.sandbox.fingerprint_key == self.sandbox.fingerprint_key:
+                    slot.metadata, self._sandboxes[metadata.device] = metadata, metadata.sandbox
                     yield metadata.device
                     continue
                 own = "walls" if metadata.sandbox.has_walls else "no walls"
                 reason = f"its workers would have {own}, unlike those of other nodes"
-            notice = f"node {place.name} is not used: {reason}"
-            if place.node in self._alive and notice not in self._notices:
+            notice = f"node {slot.name} is not used: {reason}"
+            if slot.node in self._alive and notice not in self._notices:
                 self._notices.append(notice)
 
 
-class FarSession:
-    """A session of a place, as the host's scheduler has it.
+class RemoteSession:
+    """The session of a slot in the host's scheduler.
 
     Args:
-        cluster: of the place.
-        place: where it runs.
-        number: no other session of the cluster has it.
-        hello: its settings; the node fits them to itself.
+        cluster: the cluster of the slot.
+        slot: the slot that runs the session.
+        number: its number, unique in the cluster.
+        session_config: its settings; the node adapts them to itself.
     """
 
-    has_unsent, phase, left_s = False, "solution", float("inf")  # its node watches its times, and Ray its node
+    has_unsent, phase, left_s = False, "solution", float("inf")  # the node enforces time limits, Ray watches it
 
-    def __init__(self, cluster: Cluster, place: ActorPlace, number: int, hello: Hello) -> None:
-        assert place.metadata is not None
-        self._cluster, self._place, self._number, self._hello = cluster, place, number, hello
-        self.device = place.metadata.device
+    def __init__(self, cluster: Cluster, slot: ActorSlot, number: int, session_config: SessionConfig) -> None:
+        assert slot.metadata is not None
+        self._cluster, self._slot, self._number, self._session_config = cluster, slot, number, session_config
+        self.device = slot.metadata.device
         self.is_ready = True
         self._sent: Batch | None = None
-        self._said: queue.SimpleQueue[dict[str, Any] | RayError] = queue.SimpleQueue()
+        self._frames: queue.SimpleQueue[dict[str, Any] | RayError] = queue.SimpleQueue()
         self._ours, self._theirs = socket.socketpair()
-        """The first can be read when something was said."""
+        """The first socket is readable when a frame has arrived."""
         self._theirs.setblocking(False)
         self._thread = ThreadPoolExecutor(1, self.device.label)
 
@@ -374,31 +375,31 @@ class FarSession:
     def send(self, batch: Batch) -> None:
         """Have the solutions of the next batch built."""
         self._sent = batch
-        self._place.actor.expect.remote([job.solution for job in batch.jobs])
+        self._slot.actor.expect.remote([job.solution for job in batch.jobs])
 
     def drop(self) -> None:
-        """Take back the batch that was sent and not begun."""
+        """Forget the batch that was sent and not begun."""
         self._sent = None
 
     def begin(self) -> None:
-        """Have the batch judged that was sent; the one before has all its answers."""
+        """Have the batch judged that was sent. All verdicts of the batch before have arrived."""
         assert self._sent is not None
         batch, self._sent = self._sent, None
         self._thread.submit(self._judge, batch)
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """Yield what was said.
+        """Yield the frames that have arrived.
 
         Raises:
-            SessionLost: the place is lost, or cannot be used.
+            SessionLost: the slot is lost, or cannot be used.
         """
         self._ours.recv(1 << 12)
-        while not self._said.empty():
-            said = self._said.get()
-            if isinstance(said, RayError):
-                self.is_ready = isinstance(said, RayActorError)  # else no job is to blame
-                raise SessionLost(f"{self.device.label}: {self._cluster.lose(self._place, said)}")
-            yield said
+        while not self._frames.empty():
+            frame = self._frames.get()
+            if isinstance(frame, RayError):
+                self.is_ready = isinstance(frame, RayActorError)  # else no job has caused it
+                raise SessionLost(f"{self.device.label}: {self._cluster.lose(self._slot, frame)}")
+            yield frame
 
     def wait_forever(self) -> None:
         """Do nothing."""
@@ -410,14 +411,14 @@ class FarSession:
         """Do nothing."""
 
     def end(self) -> None:
-        """End the session and every process below it; an actor that does not is killed."""
+        """End the session and every process below it; kill the actor if it does not."""
         try:
-            if self._place.metadata is not None:
-                ray.get(self._place.actor.end.remote(self._number), timeout=END_LIMIT_S)
+            if self._slot.metadata is not None:
+                ray.get(self._slot.actor.end.remote(self._number), timeout=END_LIMIT_S)
         except RayError as error:
             LOG.debug("a session does not end", exc_info=error)
             with contextlib.suppress(RayError):
-                ray.kill(self._place.actor, no_restart=False)
+                ray.kill(self._slot.actor, no_restart=False)
         self._thread.shutdown()
         self._ours.close()
         self._theirs.close()
@@ -426,32 +427,32 @@ class FarSession:
         try:
             offered, broken = self._cluster.offer(batch)
             for index, why in broken.items():
-                self._say({"fault": {"job": index, "message": why, "retry": False}})
-            judge = self._place.actor.judge.options(num_returns="streaming", concurrency_group=JUDGING)
-            for said in judge.remote(self._number, self._hello, offered) if offered.jobs else ():
-                self._say(ray.get(said))
+                self._put_frame({"fault": {"job": index, "message": why, "retry": False}})
+            judge = self._slot.actor.judge.options(num_returns="streaming", concurrency_group=JUDGING)
+            for frame in judge.remote(self._number, self._session_config, offered) if offered.jobs else ():
+                self._put_frame(ray.get(frame))
         except RayError as error:
-            self._say(error)
-        except Exception as error:  # round one place: its jobs go to others
-            self._say(RayError(f"{type(error).__name__}: {error}"))
+            self._put_frame(error)
+        except Exception as error:  # a bug of ours costs one slot: its jobs go to other slots
+            self._put_frame(RayError(f"{type(error).__name__}: {error}"))
 
-    def _say(self, said: dict[str, Any] | RayError) -> None:
-        self._said.put(said)
-        with contextlib.suppress(BlockingIOError):  # it can be read already
+    def _put_frame(self, frame: dict[str, Any] | RayError) -> None:
+        self._frames.put(frame)
+        with contextlib.suppress(BlockingIOError):  # it is readable already
             self._theirs.send(b"\0")
 
 
 def connect(address: str | None) -> None:
-    """Join a running cluster, and have Ray log what it would print on stdout, where a run's result goes.
+    """Join a running cluster, and send Ray's output to the log: stdout is for the result of the run.
 
     Raises:
-        ConfigError: none answers there.
+        ConfigError: no cluster answers at the address.
     """
     if address is not None and address.startswith("ray://"):
         raise ConfigError(
             "cluster: run this on a node of the cluster (by `ray job submit`, for example), not through ray://"
         )
-    with contextlib.suppress(ImportError):  # of another version of Ray, which is not told here how to be quiet
+    with contextlib.suppress(ImportError):  # another version of Ray may print
         worker: Any = importlib.import_module("ray._private.worker")
         worker.print_to_stdstream = lambda data, *_, **__: LOG.debug("ray: %s", data.get("lines"))
     try:
@@ -462,5 +463,5 @@ def connect(address: str | None) -> None:
 
 
 def _reason(error: RayError) -> str:
-    """Return what an actor's error says; the last line of what Ray says of its end."""
+    """Return the message of an actor's error: its cause, or the last line of Ray's text."""
     return str(getattr(error, "cause", None) or str(error).strip().splitlines()[-1])

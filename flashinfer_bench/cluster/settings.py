@@ -18,25 +18,25 @@ class ClusterSettings:
     """What a cluster is asked for."""
 
     address: str | None = None
-    """Of the cluster's head, as Ray takes it; None for the one that this machine belongs to."""
+    """Address of the cluster's head, in Ray's format; None for the cluster of this machine."""
     kind: Literal["cpu", "cuda"] | None = None
-    """The kind of its places; None for GPUs where it has any."""
+    """The kind of its slots; None for GPUs if it has any, else CPUs."""
     sandbox: Level = "auto"
     cache: str | None = None
-    """The folder for what is built, on every node; None for each node's own."""
+    """The cache folder on every node; None for each node's default."""
     has_shared_blobs: bool = False
-    """All nodes see the host's files under the same paths."""
+    """Whether all nodes have the host's files under the same paths."""
     build_jobs: int | None = None
-    """Compilers at once on each node; None for the node's default."""
+    """Builds at the same time on each node; None for the node's default."""
     hidden: tuple[str, ...] = ()
-    """Names of folders of the cache that no worker reads."""
+    """Names of folders of the cache that workers must not read."""
 
 
 def join_cluster(settings: ClusterSettings) -> Cluster:
-    """Join a cluster and return its places.
+    """Join a cluster and return its slots.
 
     Raises:
-        ConfigError: ray is not installed, no cluster answers, or it has no place for this run.
+        ConfigError: ray is not installed, no cluster answers, or it has no slot for this run.
     """
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("cluster: ray is not installed; try: pip install 'flashinfer-bench[cluster]'")

@@ -29,7 +29,7 @@ HEADERS: Final = "../headers"
 """The folder of precompiled headers, seen from the folder of the sources. If it is missing, compilers read the headers
 themselves."""
 READ_LIST: Final = "read.d"
-"""The product of a precompiled header that lists the files of which it was made."""
+"""The product of a precompiled header that lists the header's source files."""
 LINK: Final = "link"
 """Name of the step that makes the library."""
 
@@ -47,8 +47,8 @@ class BuildTarget:
 
         From Hopper on, an architecture's name ends in "a": code for that chip alone.
         """
-        found = sorted(set(capabilities))
-        return cls(tuple(f"{major}{minor}{'a' * (major >= 9)}" for major, minor in found)) if found else cls()
+        result = sorted(set(capabilities))
+        return cls(tuple(f"{major}{minor}{'a' * (major >= 9)}" for major, minor in result)) if result else cls()
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class BuildRecipe:
     header: BuildRecipe | None = None
     """The header that its compilers would take precompiled. It decides only their duration."""
     note: str | None = None
-    """A line for the log about how it is built."""
+    """A line for the log about the build."""
     toolkit: tuple[int, int] | None = None
     """The version of the CUDA toolkit that it uses; None if it uses none."""
     chooses_architecture: bool = False
@@ -158,7 +158,7 @@ class Built:
     was_cached: bool
 
 
-def mark_of(path: Path) -> tuple[int, ...]:
+def stat_key(path: Path) -> tuple[int, ...]:
     """Return the fields of a file's `stat` that change with each write; empty for a missing file."""
     try:
         stat = path.stat()

@@ -5,7 +5,7 @@ runs the compilers in a new folder. If they fail, it decides whether the solutio
 the files that they have read, and publishes the products. Sources that compile nowhere are published too, as a manifest
 with the failure.
 
-`Compilers` bounds how many compilers of a farm run at once, each confined in a process of its own (`run_compiler.py`).
+`Compilers` bounds the number of compilers of a farm at once, each confined in a process of its own (`run_compiler.py`).
 Any other thread may hold further compilers back, or cancel all of them.
 
 No macro hides a file from the list of files that a compiler has read. If the kernel has Landlock, the compiler cannot
@@ -70,7 +70,7 @@ MOST_LIST_BYTES: Final = 16 << 20
 LOCK_LIMIT_S: Final = 3600.0
 """Seconds to wait for another process with the same build: a few compilers that reach their time limit."""
 GIB: Final = 1 << 30
-LEAST_ROOM: Final = GIB
+LEAST_FREE_BYTES: Final = GIB
 """Bytes of free disk for files of compilers; below it, the disk may have been full."""
 REMEMBERED: Final = (
     "It did not compile before, so it was not compiled again; `flashinfer-bench cache clear --failed` forgets that."
@@ -115,7 +115,7 @@ class Compilers:
             raise BuildFault("its build was cancelled")
 
     def run(self, step: BuildStep, folder: Path, readable: Iterable[Path]) -> StepReport:
-        """Run a command once a core is free, and return how it ended.
+        """Run a command once a core is free, and return its end.
 
         Args:
             step: the command.
@@ -170,7 +170,7 @@ class Build:
 
     Args:
         solution: the solution; None for a precompiled header.
-        recipe: how it is built.
+        recipe: of the build.
         cache: takes the artifact. The caller keeps it in use.
         compilers: run the commands.
     """
@@ -264,11 +264,11 @@ class Build:
         """
         if self.recipe.header is None:
             return ()
-        found = Build(None, self.recipe.header, self._cache, self._compilers).find()
-        if not isinstance(found, Artifact):
+        result = Build(None, self.recipe.header, self._cache, self._compilers).find()
+        if not isinstance(result, Artifact):
             return ()
-        names = {Path(path).name for path in read_list(found.directory / READ_LIST)}
-        return () if any(Path(path).name in names for path in self.recipe.sources) else (found.directory,)
+        names = {Path(path).name for path in read_list(result.directory / READ_LIST)}
+        return () if any(Path(path).name in names for path in self.recipe.sources) else (result.directory,)
 
     def _run(self, stages: Stages, header: tuple[Path, ...] = ()) -> StepReport | None:
         """Run all steps; return the first failed step."""
@@ -295,7 +295,7 @@ class Build:
         """
         recipe = self.recipe
         lacked = find_lacked(failed.output, recipe.toolkit) if recipe.toolkit else None
-        reason = why_machine(failed, disk_is_full=has_no_room(self._folder), memory_kills=memory_kills)
+        reason = why_machine(failed, disk_is_full=is_full(self._folder), memory_kills=memory_kills)
         reason = reason or (lacked[1] if lacked and failed.name == LINK else None)
         if reason is not None:
             raise BuildFault(f"{failed.name}: {reason}\n{describe_failure(failed)}")
@@ -338,8 +338,8 @@ class Build:
         return Artifact(files, recipe.entry, recipe.symbol, recipe.kind, tuple(manifest.files.items()))
 
 
-def has_no_room(folder: Path) -> bool:
-    """Tell whether the disk of a folder is full, or nearly so, or its user's quota is."""
+def is_full(folder: Path) -> bool:
+    """Return whether the disk of a folder is full, or nearly so, or its user's quota is."""
     try:
         room = os.statvfs(folder)
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -347,7 +347,7 @@ def has_no_room(folder: Path) -> bool:
             file.flush()
     except OSError:
         return True
-    return room.f_bavail * room.f_frsize < LEAST_ROOM
+    return room.f_bavail * room.f_frsize < LEAST_FREE_BYTES
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -53,7 +53,7 @@ LOCK_POLL_S: Final = 0.05
 
 
 class Manifest(BaseModel):
-    """The description beside an artifact's files."""
+    """The description of an artifact's files, stored with them."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -66,7 +66,7 @@ class Manifest(BaseModel):
     files: dict[str, str]
     """Path below `files/` → sha256."""
     made_from: dict[str, Any]
-    """The values of which the digest is made."""
+    """The values from which the digest is made."""
     failure: str | None = None
     """The compilers' message if the sources do not compile. Then there are no files."""
 
@@ -104,7 +104,7 @@ class Entry:
 
     @property
     def has_failed(self) -> bool:
-        """Tell whether this is the memory of sources that do not compile."""
+        """Return whether this is the record of sources that do not compile."""
         return self.manifest is not None and self.manifest.failure is not None
 
 
@@ -234,8 +234,8 @@ class ArtifactCache:
 
     def jit_folders(self) -> list[Entry]:
         """Return the files that each solution's compilers made at run time, the latest use first."""
-        found = _read_entries(self.root / JIT_FOLDER, is_jit=True)
-        return [one for one in found if one.size_bytes or not one.is_whole]
+        result = _read_entries(self.root / JIT_FOLDER, is_jit=True)
+        return [one for one in result if one.size_bytes or not one.is_whole]
 
     def verify(self) -> list[tuple[Entry, str]]:
         """Compare every artifact with its manifest; return the changed artifacts, each with the reason."""
@@ -272,9 +272,9 @@ class ArtifactCache:
         with self.unused() as is_unused:
             if is_unused:
                 remove_tree(self.root / "staging")  # left by killed builds
-                found = [*self.entries(), *self.jit_folders()]
-                excess = sum(one.size_bytes for one in found) - limit_bytes
-                for one in sorted(found, key=lambda one: one.last_used_s):
+                result = [*self.entries(), *self.jit_folders()]
+                excess = sum(one.size_bytes for one in result) - limit_bytes
+                for one in sorted(result, key=lambda one: one.last_used_s):
                     if (freed < excess or not one.is_whole) and _remove(one):
                         freed += one.size_bytes
         return freed
@@ -306,7 +306,7 @@ def find_change(folder: Path, files: Mapping[str, str]) -> str | None:
     return None
 
 
-def find_stranger(folder: Path, files: Iterable[str]) -> str | None:
+def find_unlisted(folder: Path, files: Iterable[str]) -> str | None:
     """Return a file or link of a folder that is not listed, else None. Python could import such a stranger.
 
     A part of the folder that cannot be walked is a stranger.
@@ -344,7 +344,7 @@ def _note_of(folder: Path) -> Path:
 
 
 def _read_entries(top: Path, *, is_jit: bool) -> list[Entry]:
-    found: list[Entry] = []
+    result: list[Entry] = []
     for place in top.glob("??/*"):
         if is_jit and not place.is_dir():
             continue
@@ -352,8 +352,8 @@ def _read_entries(top: Path, *, is_jit: bool) -> list[Entry]:
         size = size_of_folder(place, left_out)
         with suppress(OSError):  # it is being removed
             used = (note if note.is_file() else place).lstat().st_mtime
-            found.append(Entry(place, size, used, is_jit, not left_out))
-    return sorted(found, key=lambda entry: -entry.last_used_s)
+            result.append(Entry(place, size, used, is_jit, not left_out))
+    return sorted(result, key=lambda entry: -entry.last_used_s)
 
 
 def size_of_folder(folder: Path, left_out: list[Path] | None = None) -> int:

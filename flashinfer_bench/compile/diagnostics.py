@@ -61,15 +61,15 @@ def describe_failure(step: StepReport, note: str | None = None) -> str:
 def first_error(output: str, patterns: Sequence[re.Pattern[str]] = ERRORS) -> str | None:
     """Return the first error as `file:line: error: message`; None if no line is an error."""
     for pattern in patterns:
-        found = pattern.search(output)
-        if found:
-            groups = found.groupdict()
+        result = pattern.search(output)
+        if result:
+            groups = result.groupdict()
             place = f"{groups['file']}:{groups['line']}: error: " if groups.get("file") else "error: "
-            return place + found["what"].strip().removeprefix("error: ")
+            return place + result["what"].strip().removeprefix("error: ")
     return None
 
 
-def lead_with_error(message: str) -> str:
+def put_error_first(message: str) -> str:
     """Return an error's message with a compiler's first error in front, if a build system only quotes it."""
     if not BUILD_SYSTEM.search(message):
         return message
@@ -86,12 +86,12 @@ def bound_log(text: str) -> str:
 
 
 def is_no_plain_error(step: StepReport) -> bool:
-    """Tell whether a step may have failed by something else than an error in its source."""
+    """Return whether a step may have failed for another reason than an error in its source."""
     return step.code < 0 or bool(NOT_PLAIN.search(step.output)) or first_error(step.output) is None
 
 
 def fails_everywhere(step: StepReport) -> bool:
-    """Tell whether a step failed by its source alone, so that it fails again with the same compilers.
+    """Return whether a step failed by its source alone, so that it fails again with the same compilers.
 
     A link may lack a library that is installed later. Compiling may lack a file in the same way.
     """
@@ -116,7 +116,7 @@ def why_machine(step: StepReport, *, disk_is_full: bool, memory_kills: int) -> s
 
 def other_architecture(step: StepReport) -> str | None:
     """Return the line in which a compiler says that the code needs another GPU; None if there is none."""
-    if first_error(step.output, ERRORS[:2]) is not None:  # the source is wrong, whatever else it has printed
+    if first_error(step.output, ERRORS[:2]) is not None:  # the source is wrong, with any other output
         return None
-    found = WRONG_ARCHITECTURE.search(step.output)
-    return re.sub(r"^.*\b(?:error|fatal)\s*: ", "", found[0]).strip() if found else None
+    result = WRONG_ARCHITECTURE.search(step.output)
+    return re.sub(r"^.*\b(?:error|fatal)\s*: ", "", result[0]).strip() if result else None

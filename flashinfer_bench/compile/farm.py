@@ -138,8 +138,8 @@ class BuildFarm:
             build = self._make(solution)
             if isinstance(build, Built):
                 self._built[digest] = build
-            elif (found := build.find()) is not None:
-                self._keep(build, found)
+            elif (result := build.find()) is not None:
+                self._keep(build, result)
             else:
                 known.add(digest)
                 new.append(build)
@@ -166,7 +166,7 @@ class BuildFarm:
         self._built.pop(solution.digest(), None)
 
     def is_ready(self, solution: Solution) -> bool:
-        """Tell whether `built` answers at once."""
+        """Return whether `built` answers at once."""
         return not is_compiled(solution) or solution.digest() in self._built
 
     def built(self, solution: Solution) -> Built:
@@ -184,7 +184,7 @@ class BuildFarm:
             self._keep(self._running.pop(future), future.result())
 
     def build_all(self, solutions: Iterable[Solution]) -> Iterator[Built]:
-        """Build solutions, and yield each with its artifact or error when it is known. Ready ones come first."""
+        """Build solutions, and yield each with its artifact or error when it is known. Ready solutions come first."""
         left = list(solutions)
         self.add(left)
         while left:
@@ -216,7 +216,7 @@ class BuildFarm:
 
 
 def is_compiled(solution: Solution) -> bool:
-    """Tell whether building a solution starts compilers."""
+    """Return whether building a solution starts compilers."""
     return solution.spec.language.record.is_compiled
 
 

@@ -114,8 +114,8 @@ def check_flags(options: CompileOptions | None, readable: Sequence[Path]) -> Fla
         except (_Refused, ValueError) as error:
             refused.append(f"compile_options.{name}: {error}\n")
     if refused:
-        found = "".join(refused)
-        raise BuildFailure(f"{found}Flags that may read or write outside the build are refused; see docs/building.md")
+        result = "".join(refused)
+        raise BuildFailure(f"{result}Flags that may read or write outside the build are refused; see docs/building.md")
     return Flags(**checked)
 
 
@@ -144,8 +144,8 @@ def _check(kind: str, patterns: Sequence[str], words: Iterator[str], readable: S
             if wrong or not items:
                 raise _Refused(f"{name} {', '.join(map(repr, wrong)) or repr(value)} is not allowed")
             yield from (part for item in items for part in (flag, _on_one_core(item)))
-        elif kind == "link" and (found := RPATH.fullmatch(word)):
-            _path("-rpath", found[1], readable)
+        elif kind == "link" and (result := RPATH.fullmatch(word)):
+            _path("-rpath", result[1], readable)
             yield word
         else:
             whole = f"{word}={_value(word, words)}" if kind == "nvcc" and TWO_WORDS.fullmatch(word) else word
@@ -178,5 +178,5 @@ def _matches(word: str, patterns: Iterable[str]) -> bool:
 
 
 def _on_one_core(word: str) -> str:
-    found = THREADS.fullmatch(word)
-    return f"{found[1]}1" if found else word
+    result = THREADS.fullmatch(word)
+    return f"{result[1]}1" if result else word

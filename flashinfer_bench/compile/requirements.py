@@ -85,7 +85,7 @@ NAMED: Final = re.compile(r"(sm|compute|lto)_(\d+)([af]?)")
 
 
 def is_installed(package: str) -> bool:
-    """Tell whether a Python package is there, without importing it."""
+    """Return whether a Python package is installed, without importing it."""
     return importlib.util.find_spec(package) is not None
 
 
@@ -153,18 +153,18 @@ def chosen_targets(flags: Iterable[str]) -> list[str]:
     for flag in flags:
         name, _, value = flag.partition("=")
         if name in ("-gencode", "--generate-code"):
-            targets += [found[0] for found in NAMED.finditer(value.partition("code=")[2])]
+            targets += [result[0] for result in NAMED.finditer(value.partition("code=")[2])]
         elif name in ("-arch", "--gpu-architecture") and NAMED.fullmatch(value):
             targets += [value, value.replace("sm_", "compute_")]
     return list(dict.fromkeys(targets))
 
 
 def runs_on(target: str, capability: tuple[int, int]) -> bool:
-    """Tell whether code for a target runs on a GPU of this compute capability."""
-    found = NAMED.fullmatch(target)
-    if found is None:
+    """Return whether code for a target runs on a GPU of this compute capability."""
+    result = NAMED.fullmatch(target)
+    if result is None:
         return True
-    kind, number, suffix = found.groups()
+    kind, number, suffix = result.groups()
     compiled = int(number[:-1]), int(number[-1])
     if suffix == "a":
         return compiled == capability
@@ -193,12 +193,12 @@ def find_lacked(output: str, version: tuple[int, int]) -> tuple[str, str] | None
         output: the step's.
         version: the toolkit's.
     """
-    found = next((found for pattern in LACKS if (found := pattern.search(output))), None)
-    for name, library in LIBRARIES.items() if found else ():
-        if found and (found[1] in (name, f"{name}Lt") or re.fullmatch(library.headers, found[1])):
+    result = next((result for pattern in LACKS if (result := pattern.search(output))), None)
+    for name, library in LIBRARIES.items() if result else ():
+        if result and (result[1] in (name, f"{name}Lt") or re.fullmatch(library.headers, result[1])):
             pip = f"nvidia-{library.package}{PIP_SUFFIX.get(version[0], '')}"
-            what = f"{found[1]} of the CUDA toolkit's {name} is not installed"
-            return found[1], f"{what}; try: pip install {pip}"
+            what = f"{result[1]} of the CUDA toolkit's {name} is not installed"
+            return result[1], f"{what}; try: pip install {pip}"
     return None
 
 
@@ -215,7 +215,7 @@ def cutlass_includes() -> list[Path]:
 
 
 def wants_cutlass(dependencies: Iterable[str]) -> bool:
-    """Tell whether a compiled solution names CUTLASS."""
+    """Return whether a compiled solution names CUTLASS."""
     parsed = map(_parse, dependencies)
     return any(requirement is not None and canonicalize_name(requirement.name) in CUTLASS for requirement in parsed)
 

@@ -58,7 +58,7 @@ class CudaToolkit:
         return self.home / "include"
 
     def library_folders(self) -> list[Path]:
-        """Return the folders of its libraries that exist, then those where the driver's library may be."""
+        """Return the folders of its libraries that exist, then the possible folders of the driver's library."""
         own = [self.home / "lib64", self.home / "lib", self.home / "lib64" / "stubs"]
         return [folder for folder in (*own, *map(Path, DRIVER_FOLDERS)) if folder.is_dir()]
 
@@ -115,8 +115,8 @@ def find_toolchain(environment: Mapping[str, str] = os.environ) -> Toolchain:
 def find_cxx(environment: Mapping[str, str]) -> Compiler | None:
     """Return the C++ compiler: $CXX, else the first of g++, c++ and clang++ on the path."""
     names = [environment["CXX"]] if environment.get("CXX") else list(CXX_NAMES)
-    found = next((path for name in names if (path := shutil.which(name, path=environment.get("PATH")))), None)
-    return _compiler(Path(found)) if found else None
+    result = next((path for name in names if (path := shutil.which(name, path=environment.get("PATH")))), None)
+    return _compiler(Path(result)) if result else None
 
 
 def find_cuda(environment: Mapping[str, str]) -> CudaToolkit | None:
@@ -125,8 +125,8 @@ def find_cuda(environment: Mapping[str, str]) -> CudaToolkit | None:
     for home in _cuda_homes(environment):
         nvcc, header = home / "bin" / "nvcc", home / "include" / "cuda.h"
         if nvcc.is_file() and header.is_file():
-            found = re.search(rb"^#define\s+CUDA_VERSION\s+(\d+)", header.read_bytes(), re.MULTILINE)
-            number = int(found[1]) if found else 0
+            result = re.search(rb"^#define\s+CUDA_VERSION\s+(\d+)", header.read_bytes(), re.MULTILINE)
+            number = int(result[1]) if result else 0
             return CudaToolkit(home, _compiler(nvcc), (number // 1000, number % 1000 // 10))
     return None
 

@@ -1,6 +1,6 @@
-"""What things are, and the set on disk: definitions, solutions, workloads, traces. No torch at import.
+"""The trace-set format and the set on disk: definitions, solutions, workloads, traces. No torch at import.
 
-The names below are the public ones; each is imported when it is first asked for.
+The names below are public. Each name is imported at its first access.
 """
 
 from __future__ import annotations

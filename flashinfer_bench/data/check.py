@@ -1,7 +1,7 @@
-"""What is wrong in a set, said without running code of it: `run`, `validate`, loading and merging ask here.
+"""Static checks of a set, without running its code. `run`, `validate`, loading and merging use them.
 
-`check_workload` holds a workload against its definition. The others find what loading does not see: stored inputs,
-references, entry points. Of a blob its header is read, which says what each tensor is; no tensor is.
+`check_workload` compares a workload with its definition. The other functions check stored inputs, references and entry
+points, which loading does not check. For a blob, only the header is read, not the tensors.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ STORED_NAMES: Final = {
 """The name of a dtype in a safetensors file → the name of the torch dtype."""
 SHOWN_KEYS: Final = 20
 MOST_FINDINGS: Final = 10
-"""Findings of one workload, or of one reference, that are reported."""
+"""Findings reported for one workload or one reference."""
 Finding = tuple[tuple[str, ...], str]
-"""Path of a field in the workload's line, and what does not fit."""
+"""Path of a field in the workload's line, and the mismatch."""
 
 
 Tensors = dict[str, tuple[list[int], str]]
-"""Key → shape and dtype, as a blob's header says them."""
+"""Key → shape and dtype from a blob's header."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The part of a set that a command was asked for: names, or None where all are meant."""
+    """The part of a set that a command selects: names, or None for all."""
 
     definitions: Sequence[str] | None = None
     solutions: Sequence[str] | None = None
@@ -53,7 +53,7 @@ class Asked:
     authors: Sequence[str] | None = None
 
     def is_about(self, issue: LoadIssue, trace_set: TraceSet) -> bool:
-        """Tell whether an issue is about this part, by the path of its file."""
+        """Return whether an issue is about this part, by the path of its file."""
         parts = parts_below(issue.file, trace_set.roots)
         definitions = self.definitions
         if self.solutions and not definitions:
@@ -79,49 +79,49 @@ def _are_among(names: Iterable[str], parts: Iterable[str]) -> bool:
 
 
 def check_workload(definition: Definition, workload: Workload) -> list[Finding]:
-    """Find everything in a workload that does not fit its definition, and so keeps it from being run."""
+    """Return the findings that keep a workload of this definition from running."""
     return list(islice(chain(_check_axes(definition, workload), _check_inputs(definition, workload)), MOST_FINDINGS))
 
 
 def _check_axes(definition: Definition, workload: Workload) -> Iterator[Finding]:
-    place, sizes = ("workload", "axes"), definition.const_axes
+    location, sizes = ("workload", "axes"), definition.const_axes
     missing = [name for name in definition.var_axes if name not in workload.axes]
     for name in missing:
-        yield (*place, name), f"axis {name!r} of {definition.name} has no value"
+        yield (*location, name), f"axis {name!r} of {definition.name} has no value"
     if not missing:
         try:
             sizes = definition.bind_axes(workload.axes)
         except ValueError as error:
-            yield place, str(error)
+            yield location, str(error)
     for name, value in workload.axes.items():
         if name not in definition.axes:
-            yield (*place, name), f"{definition.name} has no axis {name!r}{did_you_mean(name, definition.axes)}"
+            yield (*location, name), f"{definition.name} has no axis {name!r}{did_you_mean(name, definition.axes)}"
         elif sizes.get(name, value) != value:
-            yield (*place, name), f"{definition.name} fixes axis {name!r} at {sizes[name]}, this says {value}"
+            yield (*location, name), f"{definition.name} fixes axis {name!r} at {sizes[name]}, this says {value}"
 
 
 def _check_inputs(definition: Definition, workload: Workload) -> Iterator[Finding]:
     for name, source in workload.inputs.items():
-        place, spec = ("workload", "inputs", name), definition.inputs.get(name)
+        location, spec = ("workload", "inputs", name), definition.inputs.get(name)
         if spec is None:
-            yield place, f"{definition.name} has no input {name!r}{did_you_mean(name, definition.inputs)}"
+            yield location, f"{definition.name} has no input {name!r}{did_you_mean(name, definition.inputs)}"
         elif isinstance(source, ScalarInput) and spec.shape:
-            yield place, f"input {name!r} has shape {spec.shape}; a scalar cannot fill it"
+            yield location, f"input {name!r} has shape {spec.shape}; a scalar cannot fill it"
         elif isinstance(source, ScalarInput) and (limits := why_not_held(spec.dtype, source.value)) is not None:
             given = f"workload {workload.uuid} gives {source.value!r} for input {name!r} of {definition.name}"
-            yield (*place, "value"), f"{given}; {limits}"
+            yield (*location, "value"), f"{given}; {limits}"
         elif isinstance(source, GeneratedInput):
             reason = f"inputs of type {source.type!r} need code of another engine; use random, scalar or safetensors"
-            yield place, reason
+            yield location, reason
         elif isinstance(source, CustomInput) and (why := _why_not_made(definition)) is not None:
-            yield place, f"inputs of type 'custom' need a function: {why}"
+            yield location, f"inputs of type 'custom' need a function: {why}"
         elif isinstance(source, SafetensorsInput) and not is_inside(source.path):
             reason = f"{source.path[:200]!r} leads out of the set; blob paths are relative to its root"
-            yield (*place, "path"), reason
+            yield (*location, "path"), reason
 
 
 def _why_not_made(definition: Definition) -> str | None:
-    """Say why a definition cannot make the inputs that a workload calls custom; None if it can."""
+    """Return why a definition cannot make the inputs that a workload calls custom; None if it can."""
     entry, names = definition.custom_inputs_entrypoint, read_module(definition.reference).names
     if entry is None:
         return f"{definition.name} has no custom_inputs_entrypoint"
@@ -131,11 +131,11 @@ def _why_not_made(definition: Definition) -> str | None:
 
 
 def find_input_issues(trace_set: TraceSet, jobs: Iterable[tuple[str, Workload]]) -> Iterator[LoadIssue]:
-    """Yield an issue for each stored input that no run could use: an error, or a warning for a git-lfs pointer.
+    """Yield an issue for each stored input that a run cannot use: an error, or a warning for a git-lfs pointer.
 
     Args:
-        trace_set: where definitions and roots are looked up.
-        jobs: names of definitions with workloads of them.
+        trace_set: the set with the definitions and roots.
+        jobs: names of definitions, each with one of their workloads.
     """
     blobs: dict[tuple[Path, str], Tensors] = {}
     for name, workload in jobs:
@@ -161,7 +161,8 @@ def find_input_issues(trace_set: TraceSet, jobs: Iterable[tuple[str, Workload]])
 
 
 def _shapes_of(definition: Definition, workload: Workload) -> dict[str, tuple[int, ...] | None]:
-    """Return input → its shape, None for a scalar; nothing if an axis is missing, which the loader has reported."""
+    """Return input → its shape, None for a scalar. The result is empty if an axis is missing, which the loader
+    reports."""
     try:
         return dict(zip(definition.inputs, definition.get_input_shapes(workload.axes), strict=True))
     except ValueError:
@@ -169,8 +170,8 @@ def _shapes_of(definition: Definition, workload: Workload) -> dict[str, tuple[in
 
 
 def _read_tensors(file: Path) -> Tensors:
-    """Return what a blob holds; raise ValueError if it cannot be read."""
-    from safetensors import SafetensorError, safe_open  # with numpy, which sets without blobs do not need
+    """Return the tensors of a blob; raise ValueError if it cannot be read."""
+    from safetensors import SafetensorError, safe_open  # needs numpy, which sets without blobs do not need
 
     try:
         with safe_open(file, "np") as opened:
@@ -181,7 +182,7 @@ def _read_tensors(file: Path) -> Tensors:
 
 
 def _why_unfit(tensors: Tensors, key: str, spec: TensorSpec, shape: tuple[int, ...] | None) -> str | None:
-    """Say why a stored tensor is not the input that a definition describes; None if it is."""
+    """Return why a stored tensor does not match its definition; None if it does."""
     if key not in tensors:
         return f"there is no such key; the file has {', '.join(list(tensors)[:SHOWN_KEYS])}"
     found, stored_as = tensors[key]
@@ -198,7 +199,7 @@ def _why_unfit(tensors: Tensors, key: str, spec: TensorSpec, shape: tuple[int, .
 
 
 def find_reference_issues(trace_set: TraceSet, definitions: Iterable[Definition]) -> Iterator[LoadIssue]:
-    """Yield a warning for each parameter of a reference that is no input, and an error where no call can work."""
+    """Yield a warning for each reference parameter that is no input, and an error if no call can work."""
     for definition in definitions:
         name, file = definition.name, trace_set.definition_files.get(definition.name, Path())
         signature, call = read_module(definition.reference).signatures.get(ENTRY_NAME), definition.reference_call

@@ -1,4 +1,4 @@
-"""The definition: what a kernel computes. Axes, inputs and outputs in call order, and the reference."""
+"""The definition: axes, inputs and outputs in call order, and the reference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Sizes(tuple[int, ...]):
-    """A shape with numbers in place of axes: a tuple that equals a list of the same sizes, since scripts write both."""
+    """A shape with sizes instead of axis names. It equals a list of the same sizes, since scripts use both."""
 
     __slots__ = ()
 
@@ -39,9 +39,9 @@ class Sizes(tuple[int, ...]):
 Shape = Sizes | None
 """None for a Python scalar."""
 MOST_EXPRESSIONS: Final = 256
-"""Axes, or constraints, of one definition: each is evaluated for every workload."""
+"""Largest number of axes, or of constraints, of one definition. Each is evaluated for every workload."""
 MOST_FAULTS: Final = 20
-"""Disagreements within one definition that are reported."""
+"""Disagreements reported for one definition."""
 
 
 class AxisConst(DataModel):
@@ -53,7 +53,7 @@ class AxisConst(DataModel):
     value: Annotated[int, Field(strict=True, ge=0, le=MAX_AXIS_VALUE)]
     """Number of elements."""
     description: str | None = None
-    """For people."""
+    """A description for people."""
 
 
 class AxisVar(DataModel):
@@ -63,7 +63,7 @@ class AxisVar(DataModel):
 
     type: Literal["var"] = "var"
     description: str | None = None
-    """For people."""
+    """A description for people."""
 
 
 class AxisExpr(DataModel):
@@ -75,11 +75,11 @@ class AxisExpr(DataModel):
     expression: str
     """Whole-number arithmetic over other axes."""
     description: str | None = None
-    """For people."""
+    """A description for people."""
 
 
 AxisSpec = AxisConst | AxisVar | AxisExpr
-"""Any axis; `isinstance` takes it."""
+"""Any axis; `isinstance` accepts it."""
 
 
 def _dimension(value: object) -> object:
@@ -94,7 +94,7 @@ class TensorSpec(DataModel):
     dtype: str
     """A name of `DTYPES`."""
     description: str | None = None
-    """For people."""
+    """A description for people."""
     optional: bool = False
     """The caller may leave this input out (None is passed)."""
 
@@ -105,7 +105,7 @@ class TensorSpec(DataModel):
 
 
 class Definition(DataModel):
-    """What a kernel computes: the contract between a reference, its solutions and its workloads."""
+    """The contract between a reference, its solutions and its workloads."""
 
     always_written = ("tags", "constraints")
 
@@ -128,9 +128,9 @@ class Definition(DataModel):
     constraints: list[str] = Field(default_factory=list, max_length=MOST_EXPRESSIONS)
     """Python expressions over axes and inputs that hold for every workload."""
     description: str | None = None
-    """For people."""
+    """A description for people."""
     custom_inputs_entrypoint: NonEmpty | None = None
-    """Function beside the reference that makes the inputs which a workload calls "custom"."""
+    """Function in the reference's source that makes the inputs of type "custom"."""
 
     @field_validator("reference")
     @classmethod
@@ -143,9 +143,9 @@ class Definition(DataModel):
     def _parts_agree(self) -> Definition:
         faults = [
             InitErrorDetails(
-                type=PydanticCustomError("disagrees", "{reason}", {"reason": reason}), loc=place, input=value
+                type=PydanticCustomError("disagrees", "{reason}", {"reason": reason}), loc=location, input=value
             )
-            for place, value, reason in islice(_disagreements(self), MOST_FAULTS)
+            for location, value, reason in islice(_disagreements(self), MOST_FAULTS)
         ]
         if faults:
             raise ValidationError.from_exception_data(type(self).__name__, faults)
@@ -163,7 +163,7 @@ class Definition(DataModel):
 
     @property
     def var_axes_bindings(self) -> dict[str, tuple[str, int]]:
-        """Where each var axis can be read: the first input that has it, and which of its dimensions it is."""
+        """Var axis → index of the first input that has the axis, and the dimension of the axis in this input."""
         found: dict[str, tuple[str, int]] = {}
         for name, spec in self.inputs.items():
             for dimension, axis in enumerate(spec.shape or ()):
@@ -183,12 +183,12 @@ class Definition(DataModel):
 
     @property
     def is_runnable(self) -> bool:
-        """Whether anything can be judged against this definition."""
+        """Whether a solution can be judged against this definition."""
         return self.not_runnable_reason is None
 
     @property
     def not_runnable_reason(self) -> str | None:
-        """Why nothing can be judged against this definition; None when it can."""
+        """Why no solution can be judged against this definition; None if it can."""
         module = read_module(self.reference)
         if not self.outputs:
             return "it has no outputs, so there is nothing to compare"
@@ -209,11 +209,11 @@ class Definition(DataModel):
 
     @property
     def reference_call(self) -> NamedCall:
-        """How the reference's `run` takes the inputs, as far as its source tells: else by position, in their order."""
+        """How the reference's `run` takes the inputs: by the names in its source, else by position."""
         return split_names(read_module(self.reference).signatures.get(ENTRY_NAME), self.inputs)
 
     def digest(self) -> str:
-        """Digest what decides a verdict: not descriptions, not tags."""
+        """Return the digest of the parts that decide a verdict, without descriptions and tags."""
         plain: dict[str, Any] = {key: getattr(self, key) for key in ("name", "op_type", "reference", "constraints")}
         plain["axes"] = self.model_dump(include={"axes": {"__all__": {"type", "value", "expression"}}})["axes"]
         for side, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
@@ -223,10 +223,10 @@ class Definition(DataModel):
         return digest_of(plain)
 
     def bind_axes(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Give the size of every axis; raise ValueError where one has none.
+        """Return the size of every axis; raise ValueError if an axis has no size.
 
         Args:
-            sizes: of the var axes.
+            sizes: sizes of the var axes.
         """
         bound = {**sizes, **self.const_axes}
         missing = [axis for axis in self.var_axes if axis not in bound]
@@ -241,10 +241,10 @@ class Definition(DataModel):
         return {name: axis.expression for name, axis in self.axes.items() if isinstance(axis, AxisExpr)}
 
     def get_axes_values(self, input_shapes: Iterable[Sequence[int] | None]) -> dict[str, int]:
-        """Bind the var axes from the shapes of the inputs, in order; raise ValueError where they disagree.
+        """Bind the var axes from the shapes of the inputs, in order; raise ValueError if they disagree.
 
         Args:
-            input_shapes: one shape per input; None for a Python scalar or an input that was left out.
+            input_shapes: one shape per input; None for a Python scalar or an omitted input.
         """
         shapes = list(input_shapes)
         if len(shapes) != len(self.inputs):
@@ -269,37 +269,37 @@ class Definition(DataModel):
     def get_axes_values_from_inputs(
         self, values: Iterable[Any] | None = None, *, inputs: Iterable[Any] | None = None
     ) -> dict[str, int]:
-        """Bind the var axes from input values: anything with a `shape` is a tensor, all else a scalar.
+        """Bind the var axes from input values. A value with a `shape` is a tensor, any other value a scalar.
 
         Args:
-            values: one for each input, in order.
-            inputs: another name of it.
+            values: one value for each input, in order.
+            inputs: an alias of `values`.
         """
         return self.get_axes_values([getattr(value, "shape", None) for value in values or inputs or ()])
 
     def get_input_shapes(
         self, var_values: Mapping[str, int] | None = None, *, var_axes_values: Mapping[str, int] | None = None
     ) -> list[Shape]:
-        """Give the shape of each input, in order, from the sizes of the var axes; None for a Python scalar.
+        """Return the shape of each input, in order, from the sizes of the var axes; None for a Python scalar.
 
         Args:
             var_values: var axis → its size.
-            var_axes_values: another name of it.
+            var_axes_values: an alias of `var_values`.
         """
         return self._shapes(self.inputs, var_values or var_axes_values or {})
 
     def get_output_shapes(
         self, var_values: Mapping[str, int] | None = None, *, var_axes_values: Mapping[str, int] | None = None
     ) -> list[Shape]:
-        """Give the shape of each output, in order; see `get_input_shapes`."""
+        """Return the shape of each output, in order; see `get_input_shapes`."""
         return self._shapes(self.outputs, var_values or var_axes_values or {})
 
     def merge_kwargs_to_args(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Put arguments that are given by name behind those that are given by position: inputs, then outputs, in order.
+        """Put keyword arguments after positional arguments: inputs, then outputs, in order.
 
         Raises:
-            TypeError: a name is given twice or is none of the definition's, there are too many arguments, an input is
-                missing, or some outputs are given and others are not.
+            TypeError: a name is repeated or unknown, there are too many arguments, an input is missing, or only some of
+                the outputs are given.
         """
         names = [*self.inputs, *self.outputs]
         parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
@@ -322,7 +322,7 @@ def _size(axis: str, bound: Mapping[str, int]) -> int:
 
 
 def _disagreements(definition: Definition) -> Iterable[tuple[tuple[str, ...], object, str]]:
-    """Yield places in a definition, their values, and what is wrong with each."""
+    """Yield locations in a definition, with their values and the problems."""
     for side, specs in (("inputs", definition.inputs), ("outputs", definition.outputs)):
         for name, spec in specs.items():
             for axis in spec.shape or ():
@@ -333,17 +333,17 @@ def _disagreements(definition: Definition) -> Iterable[tuple[tuple[str, ...], ob
         if name in definition.inputs:
             yield ("outputs", name), name, f"{name!r} is an input as well; names of inputs and outputs are disjoint"
     axes = definition._expressions
-    places: dict[tuple[str, ...], str] = {("axes", name, "expression"): text for name, text in axes.items()}
-    places |= {("constraints", str(index)): text for index, text in enumerate(definition.constraints)}
-    for place, text in places.items():
+    locations: dict[tuple[str, ...], str] = {("axes", name, "expression"): text for name, text in axes.items()}
+    locations |= {("constraints", str(index)): text for index, text in enumerate(definition.constraints)}
+    for location, text in locations.items():
         try:
             names = names_in(text)
         except ValueError as error:
-            yield place, text, str(error)
-            axes.pop(place[1], None)
+            yield location, text, str(error)
+            axes.pop(location[1], None)
             continue
-        for unknown in sorted(names - definition.axes.keys()) if place[0] == "axes" else ():
-            yield place, text, f"there is no axis {unknown!r}{did_you_mean(unknown, definition.axes)}"
+        for unknown in sorted(names - definition.axes.keys()) if location[0] == "axes" else ():
+            yield location, text, f"there is no axis {unknown!r}{did_you_mean(unknown, definition.axes)}"
     try:
         order_axes(axes)
     except ValueError as error:
@@ -351,5 +351,5 @@ def _disagreements(definition: Definition) -> Iterable[tuple[tuple[str, ...], ob
 
 
 def normalise_op_type(op_type: str) -> str:
-    """Return the spelling under which op types are compared: dsa-paged and dsa_paged are one op type."""
+    """Return the normalised spelling of an op type, for comparisons: dsa-paged and dsa_paged are equal."""
     return op_type.replace("-", "_")

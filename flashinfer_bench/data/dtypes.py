@@ -1,4 +1,4 @@
-"""The element types of the format: one table. Torch is touched by `torch_dtype` alone, and only when it is called.
+"""The table of the format's element types. Only `torch_dtype` imports torch, when it is called.
 
 float4_e2m1 is stored packed, two elements to a byte; its storage type is torch.float4_e2m1fn_x2.
 """
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 Kind = Literal["float", "int", "uint", "bool"]
 Unit = Literal["fp64", "fp32", "tf32", "fp16", "fp8", "fp4"]
-"""Units that do arithmetic; `roofline.peaks` knows how fast each is."""
+"""Arithmetic units; `roofline.peaks` has their peak rates."""
 
 
 class Dtype(NamedTuple):
-    """What one dtype name of a definition stands for."""
+    """The properties of one dtype name."""
 
     bits: int
-    """Size of one element, in bits (of one byte of two elements for the packed spelling)."""
+    """Size of one element, in bits. For the packed spelling: of one byte, which holds two elements."""
     kind: Kind
-    """What the values are."""
+    """Kind of the values."""
     storage: str
     """The name of the torch dtype that stores it, without "torch."."""
     largest: float = 0.0
@@ -55,10 +55,10 @@ POWERS_OF_TWO: Final = "float8_e8m0fnu"
 
 
 def why_not_held(name: str, value: bool | float) -> str | None:
-    """Say which numbers a dtype holds where it does not hold this one; None where it does."""
+    """Return which numbers a dtype can hold, if it cannot hold this number; None if it can."""
     bits, kind, storage, largest, has_infinity = DTYPES[name]
     if bits == 4:
-        return f"{name} is packed, two to a byte: no single one can be stored"
+        return f"{name} is packed, two to a byte, so a single value cannot be stored"
     if kind == "bool":
         return None if isinstance(value, bool) else f"{name} holds true and false"
     if kind == "float":
@@ -75,13 +75,13 @@ def why_not_held(name: str, value: bool | float) -> str | None:
 
 
 DType = Enum("DType", {name.upper(): name for name in DTYPES}, type=str)  # type: ignore[misc] # of the table's names
-"""The names of `DTYPES`, for scripts that write them as members; a model keeps the plain name."""
+"""The names of `DTYPES` as an enum, for scripts that use members; a model keeps the plain name."""
 NOT_RECORDED: Final = "unknown"
-"""What a library dumps for a dtype that it did not see."""
+"""The dtype that a library dumps if it did not record the dtype."""
 
 
 def check_dtype(name: str) -> str:
-    """Return the name when the table has it; raise ValueError with the nearest one when not."""
+    """Return the name if the table has it; else raise ValueError with the nearest name."""
     if name == NOT_RECORDED:
         raise ValueError("the dump did not record this dtype; write its name there, such as bfloat16 or int32")
     if name not in DTYPES:
@@ -90,8 +90,8 @@ def check_dtype(name: str) -> str:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return the torch dtype that stores this dtype; raise ValueError when this torch does not have it."""
-    import torch  # heavy: only who needs tensors pays for it
+    """Return the torch dtype that stores this dtype; raise ValueError if this version of torch does not have it."""
+    import torch  # slow to import, so only callers with tensors import it
 
     storage = DTYPES[check_dtype(name)].storage
     if not hasattr(torch, storage):

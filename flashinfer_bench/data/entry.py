@@ -1,8 +1,8 @@
-"""Checks that a solution's entry function is there and takes what its definition gives; finds its binding. No source is
-run.
+"""Checks that a solution's entry function exists and accepts its definition's arguments; finds its binding. No source
+is run.
 
-Python is parsed; C++ and CUDA are searched for the line that exports the function. What cannot be known this way
-passes: then the build and the first call decide.
+Python is parsed. C++ and CUDA are searched for the line that exports the function. If a source does not settle a check,
+the check passes, and the build and the first call decide.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from flashinfer_bench.data.reference import A_CLASS, MOST_CHARACTERS, read_modul
 from flashinfer_bench.data.solution import Solution, SupportedBindings, SupportedLanguages
 
 SETUP: Final = "setup"
-"""A function of this name beside the entry function prepares its calls (docs/solutions.md, "Setup")."""
+"""A function of this name next to the entry function prepares its calls (docs/solutions.md, "Setup")."""
 COMPILED: Final = frozenset(language for language in SupportedLanguages if language.record.is_compiled)
 COMMENT: Final = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
-"""A comment without an end goes to the end of the text: looking for the end of each would take quadratic time."""
+"""A comment without an end extends to the end of the text. Searching for the end of each would take quadratic time."""
 TVM_FFI_EXPORT: Final = re.compile(r"\bTVM_FFI_DLL_EXPORT_TYPED_FUNC\s*\(\s*(\w+)|\b__tvm_ffi_(\w+)")
 EXPORT_MACRO: Final = re.compile(
     r"^[ \t]*#[ \t]*define\b.*(?:TVM_FFI_DLL_EXPORT|PYBIND11_MODULE|\.def\b)", re.MULTILINE
@@ -29,10 +29,10 @@ EXPORT_MACRO: Final = re.compile(
 MODULE: Final = re.compile(r"\bPYBIND11_MODULE\s*\(")
 MODULE_FUNCTION: Final = re.compile(r'\bdef\s*\(\s*"(\w+)"')
 OPERATORS: Final = re.compile(r"\bTORCH_LIBRARY(?:_FRAGMENT)?\s*\(")
-"""What registers functions as torch's operators."""
+"""Code that registers functions as torch operators."""
 TORCH_HEADER: Final = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]((?:torch|ATen|c10)/[^>"\n]+)', re.MULTILINE)
 MOST_NAMED: Final = 20
-"""A message names this many functions."""
+"""Largest number of functions that a message names."""
 
 
 class FoundBinding(NamedTuple):
@@ -40,11 +40,11 @@ class FoundBinding(NamedTuple):
 
     binding: SupportedBindings
     note: str | None = None
-    """A line for the build's log; None if the spec says it, or the format's default holds."""
+    """A line for the build's log; None if the spec names the binding, or the default holds."""
 
 
 def find_binding(solution: Solution) -> FoundBinding:
-    """Return a C++ or CUDA solution's binding: from its spec, else from what its sources use, else tvm-ffi."""
+    """Return the binding of a C++ or CUDA solution: from its spec, else from its sources, else tvm-ffi."""
     declared = solution.spec.binding
     if declared is not None or solution.spec.language not in COMPILED:
         return FoundBinding(declared or SupportedBindings.TVM_FFI)
@@ -65,12 +65,12 @@ def find_binding(solution: Solution) -> FoundBinding:
 
 
 def registers_operators(solution: Solution) -> bool:
-    """Tell whether a solution's sources register functions as torch's operators, and not only a module's functions."""
+    """Return whether a solution's sources register torch operators, and not only functions of a module."""
     return any(OPERATORS.search(COMMENT.sub(" ", source.content)) for source in solution.sources)
 
 
 def check_entry(solution: Solution, definition: Definition | None = None) -> list[str]:
-    """Return a line for each thing that is wrong with the entry point; with a definition also count its arguments."""
+    """Return a line for each problem of the entry point. With a definition, also check the number of its arguments."""
     if sum(len(source.content) for source in solution.sources) > MOST_CHARACTERS:
         return []  # the build and the first call decide
     if solution.spec.language in COMPILED:
@@ -103,7 +103,7 @@ def _check_arguments(
     solution: Solution, signature: Signature, definition: Definition, *, has_setup: bool
 ) -> Iterator[str]:
     def fits(count: int) -> bool:
-        try:  # what `setup` gives is known only when it is called
+        try:  # the result of `setup` is known only after a call
             (signature.bind_partial if has_setup else signature.bind)(*range(count))
         except TypeError:
             return False
@@ -121,7 +121,7 @@ def _check_arguments(
 
 
 def list_exports(text: str) -> list[str]:
-    """Return the functions that C++ or CUDA without comments exports."""
+    """Return the functions that C++ or CUDA code without comments exports."""
     return [first or second for first, second in TVM_FFI_EXPORT.findall(text)] + MODULE_FUNCTION.findall(text)
 
 
@@ -129,10 +129,10 @@ def _check_export(solution: Solution) -> Iterator[str]:
     text = "\n".join(COMMENT.sub(" ", source.content) for source in solution.sources)
     symbol, names = solution.get_entry_symbol(), list_exports(text)
     if symbol in names or EXPORT_MACRO.search(text.replace("\\\n", " ")):
-        return  # what a macro of its own makes of the name is the compiler's to say
+        return  # only the compiler expands the solution's own macro
     if find_binding(solution).binding is SupportedBindings.TVM_FFI:
         yield f"{_missing(solution, names)}; export it with TVM_FFI_DLL_EXPORT_TYPED_FUNC({symbol}, your_function)"
-    elif not registers_operators(solution):  # an operator may be registered under any name; the load decides
+    elif not registers_operators(solution):  # an operator may have any name, so the load decides
         module = f'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {{ m.def("{symbol}", &your_function); }}'
         yield f"{_missing(solution, names)}; bind it with {module}"
 

@@ -1,4 +1,4 @@
-"""The evaluation: the verdict on one job, with what was measured. Which parts there are follows from the status.
+"""The evaluation: the verdict on one job, with its measurements. The status decides which parts are present.
 
     PASSED                 correctness and performance
     INCORRECT_NUMERICAL    correctness
@@ -36,9 +36,9 @@ HAS_PERFORMANCE: Final = frozenset({EvaluationStatus.PASSED})
 
 
 LEAST_LATENCY_MS: Final = 1e-6
-"""A nanosecond: no call takes less."""
+"""Lower limit of a latency, in ms: one nanosecond."""
 MOST_LATENCY_MS: Final = 1e10
-"""Four months: no call takes more."""
+"""Upper limit of a latency, in ms: four months."""
 
 
 def _refuse_negative(value: float) -> float:
@@ -52,7 +52,7 @@ NotNegative = Annotated[float, AfterValidator(_refuse_negative)]
 
 
 class Correctness(DataModel):
-    """How far the outputs were from the expected ones."""
+    """The errors of the outputs."""
 
     always_written = ("max_relative_error", "max_absolute_error", "extra")
 
@@ -61,36 +61,37 @@ class Correctness(DataModel):
     max_absolute_error: NotNegative = 0.0
     """Largest |got - expected| of an element."""
     extra: dict[str, Any] | None = None
-    """What the evaluator found beside these."""
+    """Further results of the evaluator."""
 
 
 def as_time(latency_ms: float) -> float | None:
-    """Return a recorded latency, in ms, where a call can take as long; None for 0, nan, infinity and the like."""
+    """Return a recorded latency, in ms, if it is within the limits of a call; None for 0, nan, infinity and the
+    like."""
     return latency_ms if LEAST_LATENCY_MS <= latency_ms <= MOST_LATENCY_MS else None
 
 
 class Performance(DataModel):
-    """How fast the solution was."""
+    """The latencies of a job."""
 
     always_written = ("latency_ms", "reference_latency_ms", "speedup_factor")
 
     latency_ms: Annotated[float, Field(ge=0)] = 0.0
     """Mean over trials of the median over iterations."""
     reference_latency_ms: Annotated[float, Field(ge=0)] = 0.0
-    """The same for the reference; 0.0 when the reference was not measured."""
+    """The same mean for the reference; 0.0 if the reference was not measured."""
     speedup_factor: Annotated[float, Field(ge=0)] = 0.0
-    """reference_latency_ms / latency_ms; 0.0 when the reference was not measured."""
+    """reference_latency_ms / latency_ms; 0.0 if the reference was not measured."""
 
 
 class Environment(DataModel):
-    """Where it ran."""
+    """The device and the versions of a job."""
 
     always_written = ("libs",)
 
     hardware: NonEmpty
     """Name of the device."""
     libs: dict[str, str] = Field(default_factory=dict)
-    """Package or driver to its version."""
+    """Package or driver → its version."""
 
 
 class Evaluation(DataModel):
@@ -101,17 +102,17 @@ class Evaluation(DataModel):
     status: EvaluationStatus
     """The verdict."""
     log: str = ""
-    """What the solution printed, and why it failed."""
+    """The output of the solution, and the reason of a failure."""
     timestamp: str
-    """When, in ISO 8601."""
+    """Time of the verdict, in ISO 8601."""
     environment: Environment
-    """Where."""
+    """The device and the versions."""
     correctness: Correctness | None = None
-    """Present for PASSED and INCORRECT_NUMERICAL."""
+    """Present if the status is PASSED or INCORRECT_NUMERICAL."""
     performance: Performance | None = None
-    """Present for PASSED."""
+    """Present if the status is PASSED."""
     extra: dict[str, Any] | None = None
-    """What the public schema has no place for: seed, tolerances, digests, how time was taken."""
+    """Data without a field in the public schema: seed, tolerances, digests, measurement."""
 
     @model_validator(mode="after")
     def _parts_fit_status(self) -> Evaluation:

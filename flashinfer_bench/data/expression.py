@@ -1,8 +1,8 @@
 """Small expressions in definitions: the syntax of constraints, and the value of an axis given as an expression.
 
-Axis expressions are evaluated here over integers and exact fractions, by walking the syntax tree: no code of a data set
-is run. An axis is whole: a division has to come out even, or be rounded by `//`, `int`, `ceil` or `floor`.
-Constraints are only parsed here; they may speak of tensors, so the judge checks them when the inputs exist.
+Axis expressions are evaluated here over integers and exact fractions by walking the syntax tree, so no code of a data
+set is run. The size of an axis is a whole number: a division must be exact, or rounded by `//`, `int`, `ceil` or
+`floor`. Constraints are only parsed here. They may use tensors, so the judge evaluates them when the inputs exist.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any, Final
 MAX_EXPRESSION_LENGTH: Final = 1_000
 """Longest expression, in characters."""
 KEPT: Final = 256
-"""Parsed expressions that are kept: every workload of a definition needs those of its axes."""
+"""Number of cached parsed expressions. Every workload of a definition needs the expressions of its axes."""
 MAX_AXIS_VALUE: Final = 2**63 - 1
 """Largest value of an axis. It also limits the cost of `**` and `<<`."""
 
 Number = int | Fraction
-"""What a part of an expression comes to; nothing is rounded unless the expression says so."""
+"""The value of a part of an expression. It is rounded only if the expression says so."""
 
 
 def _ceil_div(value: Number, by: Number) -> Number:
@@ -66,12 +66,12 @@ _CALLS: Final[Mapping[str, Callable[..., Any]]] = {
     "cdiv": _ceil_div,
 }
 _MODULE: Final = "math"
-"""`math.ceil` is read as `ceil`; nothing else of the module is there."""
+"""`math.ceil` is read as `ceil`. The module has no other function here."""
 
 
 @lru_cache(KEPT)
 def parse_expression(text: str) -> ast.expr:
-    """Parse one Python expression; raise ValueError with the reason if it is none."""
+    """Parse one Python expression; raise ValueError with the reason if it is invalid."""
     if len(text) > MAX_EXPRESSION_LENGTH:
         raise ValueError(f"longer than {MAX_EXPRESSION_LENGTH} characters")
     try:
@@ -81,27 +81,27 @@ def parse_expression(text: str) -> ast.expr:
 
 
 def names_in(text: str) -> frozenset[str]:
-    """Return the names that an expression uses, without those of known functions."""
+    """Return the names that an expression uses, without the names of known functions."""
     tree = parse_expression(text)
     return frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)) - {*_CALLS, _MODULE}
 
 
 def order_axes(expressions: Mapping[str, str]) -> Sequence[str]:
-    """Return the names of axes that are expressions, each after those that its own expression uses.
+    """Return the names of expression axes, each after the axes that its expression uses.
 
     Raises:
-        ValueError: some use each other in a circle.
+        ValueError: some axes form a cycle.
     """
     uses = {name: names_in(text) & expressions.keys() for name, text in expressions.items()}
     try:
         return tuple(TopologicalSorter(uses).static_order())
     except CycleError as error:
         circle = ", ".join(sorted(set(error.args[1])))
-        raise ValueError(f"the axes {circle} are made of each other, so none has a size") from None
+        raise ValueError(f"the axes {circle} depend on each other, so their sizes are undefined") from None
 
 
 def evaluate_axis(text: str, values: Mapping[str, int]) -> int:
-    """Evaluate an axis expression over known axes; raise ValueError if it is no whole number of elements."""
+    """Evaluate an axis expression over known axes; raise ValueError if the result is not a whole number of elements."""
     try:
         value = _evaluate(parse_expression(text), values)
     except (ZeroDivisionError, TypeError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""Models to and from single files, for scripts: JSON with one object, JSONL with one object a line.
+"""Models to and from single files, for scripts: JSON with one object, JSONL with one object per line.
 
-Any pydantic model will do. Reading models of the format accepts the same dialects as loading a set. A file is refused
-with one DataSetError that lists everything wrong. In a trace set, no link leads a write out of it.
+Any pydantic model works. The functions accept the same dialects as loading a set. A file with errors is refused with
+one DataSetError that lists all of them. In a trace set, writes follow no link out of the set.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from flashinfer_bench.base.files.reading import read_whole
-from flashinfer_bench.data.issue import LoadIssue, Place
+from flashinfer_bench.data.issue import LoadIssue, Location
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.store.jsonl import MOST_JSON_BYTES, append_lines, read_lines, write_whole
 from flashinfer_bench.data.store.layout import find_set_around
@@ -24,47 +24,47 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def save_json_file(model: BaseModel, path: Path | str) -> None:
-    """Write a model to a file of its own, whole; folders are made."""
-    place, root = find_set_around(Path(path))
-    write_whole(place, _to_json(model, indent=2) + "\n", root=root)
+    """Write a model to its own file, atomically; missing folders are made."""
+    location, root = find_set_around(Path(path))
+    write_whole(location, _to_json(model, indent=2) + "\n", root=root)
 
 
 def load_json_file(model_class: type[Model], path: Path | str) -> Model:
-    """Read the one model that a file holds.
+    """Read the single model of a file.
 
     Raises:
-        DataSetError: the file is not there, or something in it is wrong.
+        DataSetError: the file does not exist, or contains an error.
     """
-    place, issues = Place(Path(path)), list[LoadIssue]()
+    location, issues = Location(Path(path)), list[LoadIssue]()
     if not issubclass(model_class, DataModel):
         try:
-            return model_class.model_validate_json(read_whole(place.file, MOST_JSON_BYTES).decode("utf-8-sig"))
+            return model_class.model_validate_json(read_whole(location.file, MOST_JSON_BYTES).decode("utf-8-sig"))
         except (OSError, ValueError) as error:
             raise DataSetError(f"{path} cannot be used:\n  {error}") from error
-    found = [model for model, _ in parse_objects(model_class, place, issues)]
-    _raise_errors(place.file, issues)
+    found = [model for model, _ in parse_objects(model_class, location, issues)]
+    _raise_errors(location.file, issues)
     if len(found) != 1:
         raise DataSetError(f"{path} holds {len(found)} objects; one is expected")
     return found[0]
 
 
 def save_jsonl_file(models: Iterable[BaseModel], path: Path | str) -> None:
-    """Write models to a file, one a line, in place of what was there."""
-    place, root = find_set_around(Path(path))
-    write_whole(place, "".join(f"{_to_json(model)}\n" for model in models), root=root)
+    """Write models to a file, one per line, and replace the old content."""
+    location, root = find_set_around(Path(path))
+    write_whole(location, "".join(f"{_to_json(model)}\n" for model in models), root=root)
 
 
 def load_jsonl_file(model_class: type[Model], path: Path | str) -> list[Model]:
-    """Read the models of a file, one a line.
+    """Read the models of a file, one per line.
 
     Raises:
-        DataSetError: the file is not there, or something in it is wrong.
+        DataSetError: the file does not exist, or contains an error.
     """
     file, issues, found, number = Path(path), list[LoadIssue](), list[Model | None](), 0
     try:
         for number, line, _ in read_lines(file):
             if issubclass(model_class, DataModel):
-                found.append(parse_line(model_class, line, Place(file, number), issues))
+                found.append(parse_line(model_class, line, Location(file, number), issues))
             else:
                 found.append(model_class.model_validate_json(line))
     except (OSError, ValueError) as error:
@@ -74,9 +74,9 @@ def load_jsonl_file(model_class: type[Model], path: Path | str) -> list[Model]:
 
 
 def append_jsonl_file(models: Iterable[BaseModel], path: Path | str) -> None:
-    """Append models to a file, one a line: all of them or none; other processes may append at the same time."""
-    place, root = find_set_around(Path(path))
-    append_lines(place, [_to_json(model) for model in models], root=root)
+    """Append models to a file, one per line: all of them or none. Other processes may append concurrently."""
+    location, root = find_set_around(Path(path))
+    append_lines(location, [_to_json(model) for model in models], root=root)
 
 
 def _to_json(model: BaseModel, *, indent: int | None = None) -> str:

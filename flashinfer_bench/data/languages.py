@@ -1,7 +1,7 @@
-"""The languages that solutions may be written in. To add one, add a member here and, if it needs one, a builder.
+"""The languages of solutions. To add a language, add a member here and, if needed, a builder.
 
-Everything that differs between languages is read from these records: how sources are recognised, which builder takes
-them (a module in `compile/builders/`), and what a machine needs to run them.
+These records hold all differences between languages: how sources are recognised, which module in `compile/builders/`
+builds them, and what a machine needs to run them.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Language:
-    """Metadata of one language."""
+    """The properties of one language."""
 
     suffixes: tuple[str, ...]
     """Suffixes of its own source files."""
     builder: str = "python"
     """Module of `compile/builders/` with its `make_recipe`."""
     is_compiled: bool = False
-    """Compilers build its solutions before they run. Otherwise the worker imports the sources."""
+    """Whether compilers build its solutions before they run. If not, the worker imports the sources."""
     needs_gpu: bool = False
     package: str | None = None
-    """Python package without which it cannot run. A Python source that imports it is of this language."""
+    """Python package that its solutions require. A Python source that imports the package is of this language."""
     requires_cuda: bool = False
-    """It is built with the CUDA toolkit."""
+    """Whether it is built with the CUDA toolkit."""
 
 
 PYTHON: Final = Language((".py",))
 
 
 class SupportedLanguages(str, Enum):
-    """Languages that a solution may be written in."""
+    """Languages of solutions."""
 
     record: Language
 

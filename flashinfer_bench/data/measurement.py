@@ -1,7 +1,7 @@
-"""What a trace tells beside its verdict, in `evaluation.extra`: how it was timed, its roofline, and what it is of.
+"""The data in a trace's `evaluation.extra`: how the job was timed, its roofline, and its fingerprint.
 
-`timing.summary` makes the record of a measurement from metadata that `timing.measurement` names. Traces come from
-foreign files too, so nothing in them is trusted: each entry of another form than expected counts as not given.
+`timing.summary` writes the record of a measurement, with the fields that `timing.measurement` names. Trace files are
+untrusted: an entry of an unexpected form counts as missing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, EvaluationLine
 
 Number = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
-"""Any but nan and the infinities."""
+"""Any number except nan and the infinities."""
 
 
 BOUNDS: Final = {
@@ -27,51 +27,51 @@ BOUNDS: Final = {
     "floor": "the least time that the device allows",
     "none": "nothing (indicative)",
 }
-"""What may bound a latency, and the words for it."""
+"""The bounds of a latency, with their descriptions."""
 CONFIRMED: Final = "confirmed"
 """The standing of a result of full assurance, which may take first place."""
 NOT_CONFIRMED: Final = "not confirmed"
-"""The standing of any other result of a GPU, and of each trace that does not say how it was timed."""
+"""The standing of any other result of a GPU, and of a trace without a timing record."""
 INDICATIVE: Final = "CPU: indicative"
 """The standing of a result of a CPU, which is never confirmed."""
 LEAST_REPORTED: Final = 0.9
-"""A latency is never the best if its worker reported less than this share of it: outside times of honest calls come
-within a tenth."""
+"""A latency is never the best if its worker reported less than this share of it. For honest calls, the time from
+outside is within a tenth of the reported time."""
 Row = TypeVar("Row")
 Record = TypeVar("Record", bound=msgspec.Struct)
 
 
 class Measurement(msgspec.Struct, frozen=True, gc=False):
-    """What a measurement's record says; an empty text, an empty list or None where it does not say."""
+    """The record of a measurement. An empty text, an empty list or None: the record does not have the value."""
 
     method: str = ""
     """The clock: "cupti", "cuda_events" or "wall"."""
     cache_state: str = ""
     """"cold" or "warm"."""
     launch: str = ""
-    """"stream" or "graph"; empty where the method knows no difference."""
+    """"stream" or "graph"; empty if the method makes no difference between them."""
     fallback: str = ""
     """Why no better clock was used."""
     flags: list[str] = []
-    """What a reader should know before acting on the number; see `timing.flags`."""
+    """Warnings about the time; see `timing.flags`."""
     meaningful: bool = True
-    """False where the time says nothing about the kernel, as under Triton's interpreter."""
+    """False if the time says nothing about the kernel, as under Triton's interpreter."""
     reason: str = ""
     """Why the time is not meaningful."""
     interval95_ms: list[Number] = []
-    """95 % interval of the latency: two bounds. What it holds for, `interval` says."""
+    """95 % interval of the latency: two bounds. `interval` names its scope."""
     assurance: str = ""
-    """The level at which a latency on a GPU was bound: "standard" or "full"; empty in older traces and on a CPU."""
+    """The level of assurance of a GPU latency: "standard" or "full"; empty in older traces and on a CPU."""
     bound: str = ""
-    """What bounds the latency: a key of `BOUNDS`; empty in older traces."""
+    """The bound of the latency: a key of `BOUNDS`; empty in older traces."""
     interval: str = ""
     """"workers": from several workers; "one worker, widened": by the spread between workers. Empty in older traces,
-    whose interval is of one worker's readings alone."""
+    whose interval covers only the samples of one worker."""
     samples: Number | None = None
-    """Number of readings."""
+    """Number of samples."""
     trials: Number | None = None
     late: Number | None = None
-    """Number of readings that hold the host's time."""
+    """Number of samples that include the host's time."""
     median_ms: Number | None = None
     q25_ms: Number | None = None
     q75_ms: Number | None = None
@@ -79,28 +79,28 @@ class Measurement(msgspec.Struct, frozen=True, gc=False):
     min_ms: Number | None = None
     max_ms: Number | None = None
     kernel_ms: Number | None = None
-    """Time of `run` alone, where the solution has a `setup`; the latency has both."""
+    """Time of `run` alone, if the solution has a `setup`. The latency includes both."""
     setup_ms: Number | None = None
     """Time of `setup`."""
     outside_ms: Number | None = None
-    """Mean wall time of one call on a CPU, by the requests that made it; it bounds nothing (`bound` is "none")."""
+    """Mean wall time of one call on a CPU, from the requests; it bounds no latency (`bound` is "none")."""
     why_unconfirmed: str = ""
-    """Why what was timed from outside does not settle the latency."""
+    """Why the time from outside does not confirm the latency."""
     claimed_ms: Number | None = None
-    """What the worker reported of a latency that was raised."""
+    """The latency that the worker reported, if the recorded latency is higher."""
     burst_ms: Number | None = None
-    """What one call cost in a burst; None where bursts did not resolve it, or where none were needed."""
+    """Time of one call in a batch; None if batches did not resolve it or were not needed."""
     relay_ms: Number | None = None
-    """What one call cost in a relay, timed from outside; None where none was run."""
+    """Time of one call in a gated chain, timed from outside; None if no chain was run."""
 
     @property
     def is_full(self) -> bool:
-        """Whether the latency was bound at full assurance: a winner that is confirmed."""
+        """Whether the latency is bound at full assurance, as for a confirmed winner."""
         return self.assurance == "full"
 
     @property
     def standing(self) -> str:
-        """What the latency counts for in a ranking: `CONFIRMED`, `NOT_CONFIRMED`, `INDICATIVE`; empty for nothing."""
+        """The rank class of the latency: `CONFIRMED`, `NOT_CONFIRMED` or `INDICATIVE`; empty if it is not ranked."""
         if not self.meaningful:
             return ""
         if self.is_full:
@@ -109,19 +109,19 @@ class Measurement(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """The interval; None where the record has none, or one of another form."""
+        """The interval; None if the record has no interval, or an invalid one."""
         if len(self.interval95_ms) != 2 or not 0 <= self.interval95_ms[0] <= self.interval95_ms[1]:
             return None
         return self.interval95_ms[0], self.interval95_ms[1]
 
     @property
     def is_confirmed(self) -> bool | None:
-        """Whether what was timed from outside settled the latency; None where nothing was."""
+        """Whether times from outside confirmed the latency; None if there are no such times."""
         return None if self.bound in ("", "none") else "unconfirmed" not in self.flags
 
 
 class RooflineRecord(msgspec.Struct, frozen=True, gc=False):
-    """What is read of a trace's roofline."""
+    """The parsed fields of a trace's roofline."""
 
     flops: Number | None = None
     bytes: Number | None = None
@@ -132,7 +132,7 @@ class RooflineRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class FingerprintRecord(msgspec.Struct, frozen=True, gc=False):
-    """What is read of a fingerprint; all of it empty in the traces of another engine."""
+    """The parsed fields of a fingerprint; empty in the traces of another engine."""
 
     definition: str = ""
     solution: str = ""
@@ -140,23 +140,23 @@ class FingerprintRecord(msgspec.Struct, frozen=True, gc=False):
     evaluator: str = ""
     hardware: str = ""
     protocol: str | int = ""
-    """Number of the procedure that calls and times."""
+    """Number of the procedure for calls and timing."""
     sandbox: str = ""
     timing: str = ""
-    """Settings of the timing that are not the usual ones."""
+    """Settings of the timing that differ from the defaults."""
 
 
 class RunRecord(msgspec.Struct, frozen=True, gc=False):
-    """What is read of the record of a run."""
+    """The parsed fields of the record of a run."""
 
     fingerprint: FingerprintRecord = FingerprintRecord()
     quick: bool = False
-    """Whether it is a quick look: too few readings to compare it with others, or to keep it."""
+    """Whether it is a quick look, whose few samples are neither compared nor stored."""
     seed: int | None = None
 
 
 class ReportedTrace(msgspec.Struct, frozen=True, gc=False):
-    """The fields of a trace's `extra` that reports read."""
+    """The data of a trace besides its verdict."""
 
     measurement: Measurement = Measurement()
     baseline: Measurement = Measurement()
@@ -166,10 +166,10 @@ class ReportedTrace(msgspec.Struct, frozen=True, gc=False):
     evaluator: str = ""
 
     def may_be_best(self, latency_ms: float) -> bool:
-        """Tell whether a latency may be called the best.
+        """Return whether a latency may be called the best.
 
-        It may not if it is of a quick look, if the worker reported far less, or if solution and reference both wait for
-        the GPU inside a call: then the host's time decides their ratio.
+        A quick look may not, nor a latency that its worker reported far lower. Nor may a latency if solution and
+        reference both wait for the GPU inside a call, since the host's time then decides their ratio.
         """
         both_wait = all("waits_inside" in record.flags for record in (self.measurement, self.baseline))
         claimed_ms = self.measurement.claimed_ms
@@ -178,17 +178,17 @@ class ReportedTrace(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_reported(evaluation: AnyEvaluation) -> ReportedTrace:
-    """Return the reported fields of a trace; defaults if it has no `extra`."""
+    """Return the data of a trace; all values are missing if there is no `extra`."""
     return read_extra(evaluation, ReportedTrace)
 
 
 def read_measurement(evaluation: AnyEvaluation) -> Measurement:
-    """Return how the solution was timed; all of it "not given" where the trace has no record."""
+    """Return the record of the solution's timing; all values are missing if the trace has no record."""
     return read_reported(evaluation).measurement
 
 
 def read_extra(evaluation: AnyEvaluation, kind: type[Record]) -> Record:
-    """Read from `extra` the entries that a record has; an entry of another form counts as not given."""
+    """Read the entries of `extra` that a record has. An entry of another form counts as missing."""
     if isinstance(evaluation, EvaluationLine):
         with suppress(msgspec.MsgspecError):
             return msgspec.json.decode(evaluation.extra_text, type=kind)
@@ -208,7 +208,7 @@ def _read_leniently(value: Any, kind: type[Record]) -> Record:
 
 
 def join_standings(standings: Iterable[str]) -> str:
-    """Return the standing of a row that joins several results: the best of theirs; empty if there are none."""
+    """Return the best standing of a row that joins several results; empty if there are none."""
     found = set(standings)
     return next((word for word in (CONFIRMED, NOT_CONFIRMED, INDICATIVE) if word in found), "")
 
@@ -216,11 +216,11 @@ def join_standings(standings: Iterable[str]) -> str:
 def lead_confirmed(
     rows: Iterable[Row], contest: Callable[[Row], Hashable], standing: Callable[[Row], str]
 ) -> list[Row]:
-    """Put the first confirmed row of each contest before its others, which keep their order.
+    """Put the first confirmed row of each contest before the other rows, which keep their order.
 
     Args:
-        rows: in order; those of one contest stand together.
-        contest: what rows have in common whose first place needs a confirmation, if one of them has it.
+        rows: in order; the rows of a contest are adjacent.
+        contest: key of a row. If a row with this key is confirmed, only a confirmed row can be first.
         standing: the standing of a row.
     """
     found: list[Row] = []

@@ -1,6 +1,6 @@
-"""The base of every data-set model: frozen, keeps keys it does not know, writes only what was given.
+"""The base of every model of the format. It is frozen, keeps unknown keys, and writes only given fields.
 
-Unknown keys are kept so that files of a newer or foreign schema survive a round trip; `store.parse` warns about them.
+Unknown keys are kept, so files of a newer or foreign schema survive a round trip. `store.parse` warns about them.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 
 
 class DataModel(BaseModel):
-    """A noun of the trace-set format."""
+    """An object of the trace-set format."""
 
     model_config = ConfigDict(frozen=True, extra="allow", ser_json_inf_nan="strings")
 
     always_written: ClassVar[tuple[str, ...]] = ()
-    """Fields with a default that the format requires: written even if nobody set them."""
+    """Fields with a default that the format requires. They are written even if they were not given."""
     known_extras: ClassVar[tuple[str, ...]] = ()
-    """Keys of public files whose meaning is in other fields by now: kept without a warning."""
+    """Keys of public files whose values are in other fields now. They are kept without a warning."""
 
     def model_post_init(self, context: Any, /) -> None:  # noqa: ARG002 - pydantic's signature
-        """Count the fields that the format requires as set, so that they are written."""
+        """Count the fields that the format requires as given, so that they are written."""
         if self.always_written:
             self.model_fields_set.update(self.always_written)
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """Write the model as JSON: what was given and what the format requires, NaN and infinities as strings.
+        """Return the model as JSON: the given and the required fields, NaN and infinities as strings.
 
-        Halves of surrogate pairs, which a solution may print but no file can hold, become question marks.
+        Unpaired surrogates, which a solution may print, cannot be written to a file. They become question marks.
         """
         try:
             return self.model_dump_json(exclude_unset=True, indent=indent)
@@ -43,23 +43,23 @@ class DataModel(BaseModel):
             return pydantic_core.to_json(plain, indent=indent, inf_nan_mode="strings").decode()
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the JSON of `to_json` as plain dicts, lists, strings and numbers."""
+        """Return the JSON of `to_json` as plain dicts, lists, strings and numbers."""
         plain: dict[str, Any] = json.loads(self.to_json())
         return plain
 
     def unknown_keys(self) -> Iterator[tuple[tuple[str, ...], DataModel]]:
-        """Yield the place of every key that no field of its model has, and the model that holds it."""
+        """Yield the location of every unknown key, and the model that holds it."""
         for key in self.__pydantic_extra__ or ():
             if key not in self.known_extras:
                 yield (key,), self
         for name, value in self.__dict__.items():
             for steps, child in _children(value):
                 if isinstance(child, DataModel):
-                    for place, owner in child.unknown_keys():
-                        yield (name, *steps, *place), owner
+                    for location, owner in child.unknown_keys():
+                        yield (name, *steps, *location), owner
 
     def fields_at_default(self) -> list[str]:
-        """Return the fields that have their default: a misspelt key may mean one of them."""
+        """Return the fields that have their default. A misspelt key may mean such a field."""
         fields = type(self).model_fields.items()
         optional = ((name, field.get_default(call_default_factory=True)) for name, field in fields)
         return [name for name, default in optional if getattr(self, name) == default]
@@ -75,7 +75,7 @@ def _children(value: object) -> Iterable[tuple[tuple[str, ...], object]]:
 
 
 def _writable(value: Any) -> Any:
-    """Replace in plain data the characters that UTF-8 cannot hold."""
+    """Replace the characters in plain data that UTF-8 cannot encode."""
     if isinstance(value, dict):
         return {_writable(key): _writable(item) for key, item in value.items()}
     if isinstance(value, list):

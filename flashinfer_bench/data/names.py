@@ -1,4 +1,4 @@
-"""Finding the known name that a wrong name was probably meant to be, for messages. It never decides anything."""
+"""Finds the known name nearest to a wrong name, for messages. The result decides nothing else."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ NAME_CUTOFF: Final = 0.6
 KEY_CUTOFF: Final = 0.8
 """The same for an unknown key. It is higher, since the key may be right."""
 LONGEST: Final = 100
-"""Longer names, in characters, are near to none: names come from files and requests of strangers."""
+"""Longer names, in characters, match no known name. Names come from files and untrusted requests."""
 MOST_KNOWN: Final = 2000
-"""Known names that are compared."""
+"""Largest number of known names that are compared."""
 
 
 def nearest_name(name: str, known: Iterable[str], *, cutoff: float = NAME_CUTOFF) -> str | None:
-    """Return the known name nearest to `name`, or None if none is near. Upper and lower case make no difference."""
+    """Return the known name nearest to `name`, or None. Upper and lower case make no difference."""
     if len(name) > LONGEST:
         return None
     names = {one.lower(): one for one in islice(known, MOST_KNOWN) if len(one) <= LONGEST}

@@ -1,4 +1,4 @@
-"""Reads Python source without running it: which names a module binds, and what parameters its functions have."""
+"""Reads Python source without running it: the names that a module binds, and the parameters of its functions."""
 
 from __future__ import annotations
 
@@ -11,35 +11,34 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 ENTRY_NAME: Final = "run"
-"""The function of a reference that is called."""
+"""The entry function of a reference."""
 BYTE_ORDER_MARK: Final = "\ufeff"
-"""Some editors begin a file with it. Python drops it when it reads a file, and refuses it in a string."""
+"""Some editors begin a file with it. Python drops it in a file, but refuses it in a string."""
 SAME_ARGUMENTS: Final = frozenset({"no_grad", "inference_mode", "compile", "cache", "lru_cache"})
 """Decorators that leave a function's arguments as they are."""
 OF_DEVICES: Final = frozenset({"jit", "prim_func"})
-"""Decorators of functions that run on a device, as Triton's."""
+"""Decorators of device functions, such as Triton's."""
 A_CLASS: Final = "is a class; it has to be a function, or an instance"
 MOST_CHARACTERS: Final = 1 << 18
-"""Longest source that is parsed, in characters: parsing takes seconds, and a thousand times as many bytes of memory."""
+"""Longest parsed source, in characters. Parsing a longer one takes seconds and a thousand times its size in memory."""
 
 
 class ModuleMetadata(NamedTuple):
-    """What the syntax tree of a module says."""
+    """The facts from the syntax tree of a module."""
 
     names: Mapping[str, str | None]
-    """Each name that is bound at the top level ("*": an import of everything), and why no call of it gives tensors;
-    None if a call may."""
+    """Name at the top level ("*": a star import) → why no call of it returns tensors; None if a call may."""
     functions: Sequence[str]
-    """The functions of its top level that a caller may mean, in their order."""
+    """The top-level functions that a caller may mean, in their order."""
     signatures: Mapping[str, inspect.Signature]
-    """Parameters of the functions among the names whose arguments no decorator changes."""
+    """Parameters of the functions whose arguments no decorator changes."""
     packages: frozenset[str]
-    """What is imported anywhere."""
+    """The imported modules, from anywhere in the source."""
 
 
 @lru_cache(maxsize=1024)
 def read_module(source: str) -> ModuleMetadata:
-    """Read a module's metadata; raise ValueError with the reason if it does not parse."""
+    """Parse a module; raise ValueError with the reason if it does not parse."""
     tree = _parse(source)
     bound = dict(_find_bindings(tree.body))
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
@@ -66,7 +65,7 @@ def _parse(source: str) -> ast.Module:
         raise ValueError(f"it has more than {MOST_CHARACTERS:,} characters")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in a docstring are the author's, and harmless
+            warnings.simplefilter("ignore")  # invalid escapes in a docstring are harmless
             return ast.parse(source.removeprefix(BYTE_ORDER_MARK))
     except SyntaxError as error:
         where = f" (line {error.lineno} of the source)" if error.lineno is not None else ""
@@ -76,7 +75,7 @@ def _parse(source: str) -> ast.Module:
 
 
 def _find_bindings(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
-    """Yield every name that a module binds when it is imported, with the statement."""
+    """Yield every name that a module binds at import, with the statement."""
     left = list(reversed(body))
     while left:
         match node := left.pop():
@@ -100,7 +99,7 @@ def _find_bindings(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
 
 
 def _why_not_called(node: ast.stmt) -> str | None:
-    """Say why no call of what a statement binds gives tensors; None if a call may, or a decorator may change it."""
+    """Return why no call of a statement's name returns tensors; None if a call may, or a decorator may change it."""
     if getattr(node, "decorator_list", None):
         return None
     match node:
@@ -119,7 +118,7 @@ def _why_not_called(node: ast.stmt) -> str | None:
 
 
 def _own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
-    """Yield the nodes of a function's body, without those of functions inside it."""
+    """Yield the nodes of a function's body, without nested functions."""
     left: list[ast.AST] = list(function.body)
     while left:
         node = left.pop()

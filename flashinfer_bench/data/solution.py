@@ -1,4 +1,4 @@
-"""The solution: somebody's implementation of a definition, as source files and a recipe. Never code that was loaded."""
+"""The solution: an implementation of a definition as source files and a build spec. It never holds loaded code."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from flashinfer_bench.data.model import DataModel, NonEmpty
 from flashinfer_bench.data.names import did_you_mean
 
 MAX_PATH_PART: Final = 200
-"""A folder or file name of a source may have this many bytes."""
+"""Longest name of a source's file or folder, in bytes."""
 MAX_PATH_PARTS: Final = 32
-"""A source may lie this many folders deep."""
+"""Largest depth of a source's path, in folders."""
 MAX_PATH: Final = 1000
-"""The path of a source may have this many bytes: file systems take some 4,000 with the folders above."""
+"""Longest path of a source, in bytes. File systems allow some 4,000 with the folders above."""
 MOST_SOURCES: Final = 4096
-"""A solution with more sources is refused."""
+"""Largest number of sources of a solution."""
 _UNIQUE_DIGITS: Final = 8
-"""A unique name has this many hexadecimal digits."""
+"""Hexadecimal digits of the digest in a unique name."""
 _SHOWN_PATHS: Final = 20
-"""A message lists this many sources."""
+"""Largest number of sources that a message lists."""
 _DRIVE: Final = re.compile(r"[A-Za-z]:")
 
 
 class SupportedBindings(str, Enum):
-    """How a compiled solution is reached from Python."""
+    """The binding of a compiled solution to Python."""
 
     TVM_FFI = "tvm-ffi"
     TORCH = "torch"
 
 
 def check_source_path(path: str) -> str:
-    """Return the path in its plain form; raise ValueError if it is not a relative path that stays where it starts.
+    """Return the normalised path; raise ValueError if it is not relative or leaves its folder.
 
     Backslashes, as Windows writes them, become slashes.
     """
@@ -64,7 +64,7 @@ class SourceFile(DataModel):
     path: str
     """Relative, with forward slashes."""
     content: str
-    """The whole text."""
+    """The whole text of the file."""
 
     @field_validator("path")
     @classmethod
@@ -73,7 +73,7 @@ class SourceFile(DataModel):
 
 
 class CompileOptions(DataModel):
-    """Further flags for compilers, as public C++ and CUDA solutions carry them."""
+    """Further flags for compilers, as in public C++ and CUDA solutions."""
 
     cflags: list[str] = Field(default_factory=list)
     """For the C++ compiler."""
@@ -90,17 +90,18 @@ class BuildSpec(DataModel):
     known_extras = ("languages",)
 
     language: SupportedLanguages
-    """What it is written in; picks the builder."""
+    """The language, which picks the builder."""
     target_hardware: Annotated[list[str], Field(min_length=1)]
     """Free text, such as NVIDIA H100 or cpu."""
     entry_point: str
     """file::function."""
     dependencies: list[str] = Field(default_factory=list)
-    """Packages that it needs."""
+    """Required packages."""
     destination_passing_style: bool = True
     """Outputs are passed in (true) or returned (false); see `declared_style`."""
     binding: SupportedBindings | None = None
-    """For cpp and cuda; null means what the sources use (`entry.find_binding`). Ignored for other languages."""
+    """For cpp and cuda; null means the binding that the sources use (`entry.find_binding`). Ignored for other
+    languages."""
     compile_options: CompileOptions | None = None
     """For cpp and cuda."""
 
@@ -114,7 +115,7 @@ class BuildSpec(DataModel):
 
     @property
     def declared_style(self) -> bool | None:
-        """`destination_passing_style` as the file says it; None when it does not: then it is found out."""
+        """`destination_passing_style` as given in the file; None if it is absent and must be detected."""
         return self.destination_passing_style if "destination_passing_style" in self.model_fields_set else None
 
 
@@ -124,15 +125,15 @@ class Solution(DataModel):
     name: NonEmpty
     """Unique in a set."""
     definition: NonEmpty
-    """Name of the definition that it implements."""
+    """Name of its definition."""
     author: NonEmpty
-    """Who made it: a person or a model."""
+    """The author: a person or a model."""
     description: str | None = None
-    """For people."""
+    """A description for people."""
     sources: list[SourceFile]
     """At least one file; paths are unique."""
     spec: BuildSpec
-    """How it is built and called."""
+    """The build spec."""
 
     @field_validator("sources")
     @classmethod
@@ -143,7 +144,7 @@ class Solution(DataModel):
             raise ValueError(f"there are {len(sources)} sources; a solution has at most {MOST_SOURCES}")
         paths = {source.path for source in sources}
         if len(paths) < len(sources):
-            raise ValueError(f"{Counter(source.path for source in sources).most_common(1)[0][0]!r} is there twice")
+            raise ValueError(f"{Counter(source.path for source in sources).most_common(1)[0][0]!r} is listed twice")
         for path in paths:
             if above := {*map(str, PurePosixPath(path).parents)} & paths:
                 raise ValueError(f"{above.pop()!r} is a file, and the folder of {path!r}")
@@ -154,23 +155,23 @@ class Solution(DataModel):
         path, paths = str(self.get_entry_path()), [source.path for source in self.sources]
         if path not in paths:
             hint = did_you_mean(path, paths)
-            raise ValueError(f"entry point {path!r} is none of the sources ({', '.join(paths[:_SHOWN_PATHS])}){hint}")
+            raise ValueError(f"entry point {path!r} is not among the sources ({', '.join(paths[:_SHOWN_PATHS])}){hint}")
         return self
 
     def get_entry_path(self) -> Path:
-        """Give the relative path of the file that the entry point names."""
+        """Return the relative path of the file that the entry point names."""
         return Path(self.spec.entry_point.partition("::")[0])
 
     def get_entry_symbol(self) -> str:
-        """Give the name of the function that the entry point names."""
+        """Return the name of the function that the entry point names."""
         return self.spec.entry_point.partition("::")[2]
 
     def get_entry_source(self) -> SourceFile:
-        """Give the file that the entry point names."""
+        """Return the file that the entry point names."""
         return next(source for source in self.sources if source.path == str(self.get_entry_path()))
 
     def digest(self) -> str:
-        """Digest what decides a verdict: definition, sources and spec; not name, author or description."""
+        """Return the digest of the parts that decide a verdict: definition, sources and spec."""
         spec = self.spec
         return digest_of(
             {
@@ -187,11 +188,11 @@ class Solution(DataModel):
         )
 
     def hash(self) -> str:
-        """Give `digest()` under the name that existing scripts use."""
+        """Return `digest()`; existing scripts use this name."""
         return self.digest()
 
     def with_unique_name(self) -> Solution:
-        """Return a copy whose name ends with the beginning of its digest, so that other contents have other names."""
+        """Return a copy whose name ends with the start of its digest, so different contents have different names."""
         return self.model_copy(update={"name": f"{self.name}_{self.digest()[:_UNIQUE_DIGITS]}"})
 
     def __eq__(self, other: object) -> bool:

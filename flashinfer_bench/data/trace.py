@@ -1,4 +1,5 @@
-"""The trace: one line of a workloads or traces file; a workload alone, or with a solution and its evaluation."""
+"""The trace: one line of a workloads or traces file. It is a workload, with or without a solution and its
+evaluation."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ __all__ = ["Correctness", "Environment", "Evaluation", "EvaluationStatus", "Perf
 
 
 class Trace(DataModel):
-    """A workload of a definition, and what a solution made of it."""
+    """A workload of a definition, with the verdict on a solution."""
 
     always_written = ("solution", "evaluation")
 
     definition: NonEmpty
     """Name of the definition."""
     workload: Workload
-    """What it was or will be judged on."""
+    """The workload of the verdict."""
     solution: NonEmpty | None = None
     """Name of the solution; null in a workloads file."""
     evaluation: Evaluation | None = None
@@ -33,9 +34,9 @@ class Trace(DataModel):
         return self
 
     def is_workload_trace(self) -> bool:
-        """Tell whether this is a workload that nobody has run."""
+        """Return whether this is a workload without a verdict."""
         return self.solution is None and self.evaluation is None
 
     def is_successful(self) -> bool:
-        """Tell whether the solution passed."""
+        """Return whether the solution passed."""
         return self.evaluation is not None and self.evaluation.status is EvaluationStatus.PASSED

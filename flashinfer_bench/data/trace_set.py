@@ -1,4 +1,5 @@
-"""The trace set: definitions, solutions, workloads and traces, by definition. Loading and look-ups, no judging."""
+"""The trace set: definitions, solutions, workloads and traces, by definition. It loads and looks up, but does not
+judge."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     import pandas
 
 DEFAULT_BOUND: Final = 1e-2
-"""Default error bounds of the look-ups; existing scripts expect this value."""
+"""Default error bounds of the look-ups, for compatibility with existing scripts."""
 
 
 def _folder_property(*parts: str) -> property:
@@ -37,10 +38,10 @@ def _folder_property(*parts: str) -> property:
 
 @dataclass(repr=False)
 class TraceSet:
-    """Everything under one root, or under several that were merged."""
+    """The content of one root, or of several merged roots."""
 
     root: Path | None = None
-    """Where results are written; None for a set that lives in memory."""
+    """The folder for results; None for a set in memory."""
     definitions: dict[str, Definition] = field(default_factory=dict)
     """Definition name to definition."""
     solutions: dict[str, list[Solution]] = field(default_factory=dict)
@@ -48,19 +49,19 @@ class TraceSet:
     workloads: dict[str, list[Trace]] = field(default_factory=dict)
     """Definition name to its workloads, each a trace without solution."""
     traces: dict[str, MutableSequence[Trace]] = field(default_factory=dict)
-    """Definition name to all its traces in the order of the files; repeated ones are all kept."""
+    """Definition name to its traces in the order of the files, including repeated traces."""
     issues: list[LoadIssue] = field(default_factory=list)
-    """Everything that was wrong in the files."""
+    """The problems of the files."""
     roots: list[Path] = field(default_factory=list)
-    """The root, or the roots that were merged."""
+    """The root, or the merged roots."""
     definition_files: dict[str, Path] = field(default_factory=dict)
     """Definition name to its file."""
     solution_files: dict[str, Path] = field(default_factory=dict)
     """Solution name to its file."""
     solution_roots: dict[str, Path] = field(default_factory=dict)
-    """Solution name to the root that it came from, if that is another than `root`; see `solution_root`."""
+    """Solution name to its root, if that is not `root`; see `solution_root`."""
     blob_roots: dict[tuple[str, str], Path] = field(default_factory=dict)
-    """(definition name, uuid) to the root of a workload, if that is another than `root`; see `blob_root`."""
+    """(definition name, uuid) to the root of a workload, if that is not `root`; see `blob_root`."""
 
     def __post_init__(self) -> None:
         if self.root is not None:
@@ -68,7 +69,7 @@ class TraceSet:
             self.roots = self.roots or [self.root]
 
     def __repr__(self) -> str:
-        """Say in three lines where the set is, what it has, and what was wrong in its files."""
+        """Describe in three lines the root, the content, and the problems of the set."""
         errors = sum(issue.severity == "error" for issue in self.issues)
         return (
             f"TraceSet({', '.join(map(str, self.roots)) or 'in memory'})\n"
@@ -84,13 +85,13 @@ class TraceSet:
 
     @classmethod
     def from_path(cls, path: Path | str | None = None) -> TraceSet:
-        """Load the set under a folder; what is wrong in it is in `issues`, and the rest is usable.
+        """Load the set in a folder. Its problems are in `issues`; the rest is usable.
 
         Args:
-            path: the folder; None for the one that $FIB_DATASET_PATH names, else ~/.cache/flashinfer_bench/dataset.
+            path: the folder; None for $FIB_DATASET_PATH, else ~/.cache/flashinfer_bench/dataset.
 
         Raises:
-            DataSetError: the folder is not there; or none was given, and the default one is not there.
+            DataSetError: the folder does not exist, or no folder was given and the default folder does not exist.
         """
         usual = dataset_root(os.environ)
         if path is None and not os.environ.get(DATASET_VARIABLE) and not usual.exists():
@@ -103,7 +104,7 @@ class TraceSet:
 
     @property
     def folder(self) -> Path:
-        """The folder of the set; raise DataSetError for one that lives in memory."""
+        """The folder of the set; raise DataSetError for a set in memory."""
         if self.root is None:
             raise DataSetError("the trace set lives in memory, so it has no folders: give it a root")
         return self.root
@@ -117,9 +118,9 @@ class TraceSet:
 
     @classmethod
     def merge(cls, trace_sets: Sequence[TraceSet]) -> TraceSet:
-        """Put sets together: what is the same in two counts once, traces are all kept.
+        """Merge sets: equal objects count once, and all traces are kept.
 
-        A run writes each trace to the root that its solution came from (`solution_roots`).
+        A run writes each trace to the root of its solution (`solution_roots`).
 
         Raises:
             DataSetError: no set was given, or two have different definitions or different solutions of one name.
@@ -132,7 +133,7 @@ class TraceSet:
         return merged
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the set as plain JSON-able dicts and lists."""
+        """Return the set as plain JSON-able dicts and lists."""
         return {
             "root": str(self.root) if self.root is not None else None,
             "definitions": {name: definition.to_dict() for name, definition in self.definitions.items()},
@@ -159,26 +160,26 @@ class TraceSet:
         return chain.from_iterable(self.solutions.values())
 
     def all_traces(self) -> Iterator[AnyTrace]:
-        """Yield what is kept of the traces of all definitions, for a reader that needs no more than lines have."""
+        """Yield the traces of all definitions as they are stored, for a reader that needs only the fields of a line."""
         return chain.from_iterable(map(kept_of, self.traces.values()))
 
     def blob_root(self, definition: str, uuid: str) -> Path | None:
-        """Return the root that the blob paths of a workload are relative to; None for a set in memory."""
+        """Return the root for the blob paths of a workload; None for a set in memory."""
         return self.blob_roots.get((definition, uuid), self.root)
 
     def solution_root(self, name: str) -> Path | None:
-        """Return the root that the traces of a solution belong to; None for a set in memory."""
+        """Return the root for the traces of a solution; None for a set in memory."""
         return self.solution_roots.get(name, self.root)
 
     def is_of_one_root(self, definition: str, uuid: str) -> bool:
-        """Tell whether a workload lies in the root of its definition, so that it may say how this is judged."""
+        """Return whether a workload is in the root of its definition, so that it may set its tolerance."""
         file = self.definition_files.get(definition)
         return file is None or self.blob_root(definition, uuid) == self.root_of(file)
 
     def is_of_first_root(self, definition: str, uuid: str) -> bool:
-        """Tell whether a definition and its workload really lie in the first root, which the user judges by.
+        """Return whether a definition and its workload are in the first root, which the user trusts.
 
-        Roots after the first may come from anybody who wants to be judged.
+        The other roots may come from the authors of the solutions.
         """
         file = self.definition_files.get(definition)
         if file is None:
@@ -187,7 +188,7 @@ class TraceSet:
         return lies_inside and self.root_of(file) == self.roots[0] == self.blob_root(definition, uuid)
 
     def root_of(self, file: Path) -> Path | None:
-        """Return the innermost root that a file lies in: a root may lie in another."""
+        """Return the innermost root of a file. A root may be inside another root."""
         holding = [root for root in self.roots if file.is_relative_to(root)]
         return max(holding, key=lambda root: len(root.parts), default=None)
 
@@ -201,7 +202,7 @@ class TraceSet:
     ) -> list[Trace]:
         """Return the latest traces that passed with max_absolute_error <= atol and max_relative_error <= rtol.
 
-        Quick looks are not among them. `def_name` is another name of `definition`.
+        Quick looks are not among them. `def_name` is an alias of `definition`.
         """
         found = [
             item for item in self._results(definition or def_name) if item.is_passed and not item.reported.run.quick
@@ -217,22 +218,22 @@ class TraceSet:
         *,
         def_name: str | None = None,
     ) -> Trace | None:
-        """Return the latest passing trace with the highest speed-up; None when there is none.
+        """Return the latest passing trace with the highest speed-up; None if there is none.
 
-        Confirmed traces, of full assurance, come before others of a GPU.
-        Quick looks are left out, and calls that wait for the GPU inside where those of the reference do, too.
+        Confirmed traces, of full assurance, come before other traces of a GPU. Quick looks are skipped. A trace is also
+        skipped if both the solution and the reference wait for the GPU inside a call.
 
-        The judge fails an element only when its absolute and its relative error are both too large, and may allow some
-        elements to fail: the largest relative error of a right answer can be huge near zero. So the verdict counts, and
-        a default bound adds nothing to it. Any other bound also limits that largest error, as `filter_traces` does. Of
-        equal speed-ups, as when no reference was measured, the lower latency wins.
+        The judge fails an element only if its absolute and its relative error are both too large, and it may allow some
+        elements to fail. So the largest relative error of a correct output can be huge near zero. The default bounds
+        therefore rely on the verdict alone. Any other bound also limits the largest error, as in `filter_traces`. If
+        speed-ups are equal, as without a measured reference, the lower latency wins.
 
         Args:
-            definition: its name.
-            axes: only workloads with these sizes.
+            definition: name of the definition.
+            axes: sizes of the var axes that a workload must have.
             max_abs_error: bound on max_absolute_error.
             max_rel_error: bound on max_relative_error.
-            def_name: another name of `definition`.
+            def_name: an alias of `definition`.
         """
         atol = None if max_abs_error == DEFAULT_BOUND else max_abs_error
         rtol = None if max_rel_error == DEFAULT_BOUND else max_rel_error
@@ -255,12 +256,12 @@ class TraceSet:
     get_workload_blob_tensor = adding.read_tensors
 
     def keep_traces(self, traces: Iterable[Trace]) -> None:
-        """Add traces in memory only, unchecked: they were written, or are not to be."""
+        """Add traces to memory only, without a check: they were written before, or must not be written."""
         for trace in traces:
             self.traces.setdefault(trace.definition, []).append(trace)
 
     def without_traces(self) -> TraceSet:
-        """Return a set with the same definitions, solutions and workloads, and no traces yet."""
+        """Return a set with the same definitions, solutions and workloads, and without traces."""
         return replace(
             self,
             definitions=dict(self.definitions),
@@ -271,7 +272,7 @@ class TraceSet:
         )
 
     def backup_traces(self) -> list[Path]:
-        """Move the traces/ folder of each root aside, under a name with the time, and forget the traces in memory."""
+        """Move the traces/ folder of each root to a name with the time, and clear the traces in memory."""
         stamp = datetime.now(timezone.utc).strftime("%Y%m%d_%H%M%S")
         found = [root / TRACES for root in self.roots if (root / TRACES).is_dir()]
         moved = [folder.rename(_free_name(folder.with_name(f"{TRACES}_bak_{stamp}"))) for folder in found]
@@ -289,7 +290,7 @@ def _merit(result: Result) -> tuple[bool, float, float]:
 
 
 def _is_within(result: Result, atol: float | None, rtol: float | None) -> bool:
-    """Tell whether the largest errors of a verdict are known, and within bounds; None is no bound."""
+    """Return whether the largest errors of a verdict are known and within bounds; a bound of None accepts any error."""
     correctness = result.evaluation.correctness
     return correctness is not None and (
         (atol is None or correctness.max_absolute_error <= atol)

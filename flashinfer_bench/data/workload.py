@@ -1,4 +1,4 @@
-"""The workload: the sizes of the var axes and where each input comes from. No tensors; the judge makes those."""
+"""The workload: the sizes of the var axes and the source of each input. The judge makes the tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
 
 
 class RandomInput(DataModel):
-    """An input that is made from the run's seed."""
+    """An input made from the run's seed."""
 
     always_written = ("type",)
 
@@ -23,23 +23,23 @@ class RandomInput(DataModel):
 
 
 class ScalarInput(DataModel):
-    """An input that is this number."""
+    """An input with this number as its value."""
 
     always_written = ("type",)
 
     type: Literal["scalar"] = "scalar"
     value: StrictBool | StrictInt | float
-    """Passed as it stands."""
+    """The number, passed unchanged."""
 
 
 class SafetensorsInput(DataModel):
-    """An input that is stored in a blob."""
+    """An input stored in a blob."""
 
     always_written = ("type",)
 
     type: Literal["safetensors"] = "safetensors"
     path: NonEmpty
-    """Relative to the root of the set that holds the workload. Backslashes, as Windows writes them, become slashes."""
+    """Path relative to the root of the workload's set. Windows backslashes become slashes."""
     tensor_key: NonEmpty
     """Name of the tensor in the file."""
 
@@ -50,50 +50,50 @@ class SafetensorsInput(DataModel):
 
 
 class CustomInput(DataModel):
-    """An input that a function of the definition makes: the one that its `custom_inputs_entrypoint` names."""
+    """An input from the definition's function `custom_inputs_entrypoint`."""
 
     type: Literal["custom"]
 
 
 class GeneratedInput(DataModel):
-    """An input that a generator of another engine made; kept in traces, refused in workloads to run."""
+    """An input from a generator of another engine. It is kept in traces, but refused in workloads to run."""
 
     type: Literal["generated"]
 
     def unknown_keys(self) -> Iterator[tuple[tuple[str, ...], DataModel]]:
-        """Yield nothing: the keys are another engine's."""
+        """Yield no key: the keys belong to another engine."""
         return iter(())
 
 
 InputSpec = RandomInput | ScalarInput | SafetensorsInput | CustomInput | GeneratedInput
-"""Where one input comes from; `isinstance` takes it."""
+"""The source of one input; `isinstance` accepts it."""
 
 Amount = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
-"""A count."""
+"""A whole number, not negative."""
 
 MIN_PREFIX = 4
-"""A prefix of a uuid needs at least this many characters to stand for the uuid."""
+"""Shortest prefix of a uuid that can stand for the uuid, in characters."""
 AxisSize = Annotated[int, Field(strict=True, ge=0, le=MAX_AXIS_VALUE)]
 """Number of elements along an axis."""
 
 
 class WorkloadCost(DataModel):
-    """The least that one call on a workload costs, as the workload's author states it."""
+    """Minimum cost of one call on a workload, as stated by the workload's author."""
 
     flops: Amount
-    """Floating-point operations; 0: only bytes count."""
+    """Number of floating-point operations; 0: only the bytes count."""
     bytes: Amount
     """Bytes read and written."""
     unit: Unit
-    """What the operations run on."""
+    """The arithmetic unit of the operations."""
 
 
 Allowed = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-"""A limit of an error."""
+"""A bound on an error."""
 
 
 class WorkloadTolerance(DataModel):
-    """How far off an output may be on one workload; what is not given is the definition's."""
+    """The tolerance of one workload. Missing values come from the definition."""
 
     max_atol: Allowed | None = Field(None, validation_alias=AliasChoices("max_atol", "atol"))
     """Absolute tolerance of an element."""
@@ -102,11 +102,11 @@ class WorkloadTolerance(DataModel):
     required_matched_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
     """Share of the elements that must match."""
     max_error_cap: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Largest absolute error that any element may have."""
+    """Largest absolute error of any element."""
 
 
 class Workload(DataModel):
-    """One set of sizes and inputs that a definition is judged on."""
+    """Sizes and inputs for one job of a definition."""
 
     always_written = ("inputs",)
 
@@ -115,11 +115,11 @@ class Workload(DataModel):
     axes: dict[NonEmpty, AxisSize]
     """Var axis to its size."""
     inputs: dict[NonEmpty, Annotated[InputSpec, Field(discriminator="type")]] = Field(default_factory=dict)
-    """Input name to where it comes from; an input that is not named is random."""
+    """Input name to its source. Inputs that are not listed are random."""
     cost: WorkloadCost | None = None
-    """The roofline uses it in place of a guess from the definition. It decides no verdict."""
+    """The cost that the roofline uses instead of an estimate. It does not affect a verdict."""
     tolerance: WorkloadTolerance | None = None
-    """Counts where the workload lies in the set of its definition."""
+    """Applies only if the workload is in the set of its definition."""
 
     @property
     def has_custom_inputs(self) -> bool:
@@ -128,19 +128,19 @@ class Workload(DataModel):
 
     @property
     def stored_inputs(self) -> dict[str, SafetensorsInput]:
-        """The inputs whose values are in a blob, by name."""
+        """The inputs stored in a blob, by name."""
         return {name: source for name, source in self.inputs.items() if isinstance(source, SafetensorsInput)}
 
     @model_validator(mode="after")
     def _inputs_are_not_misspelt(self) -> Workload:
-        # Without an error all inputs would be drawn at random, and nobody would know.
+        # Without this error, a misspelt key would silently make all inputs random.
         nearest = None if self.inputs else nearest_name("inputs", self.__pydantic_extra__ or (), cutoff=KEY_CUTOFF)
         if nearest is not None:
             raise ValueError(f"inputs is missing; is {nearest!r} a misspelling of it?")
         return self
 
     def digest(self) -> str:
-        """Digest what decides a verdict: axes, inputs and tolerance, neither the uuid nor the cost."""
+        """Return the digest of the parts that decide a verdict: axes, inputs and tolerance."""
         inputs = {name: source.to_dict() for name, source in self.inputs.items()}
         tolerance = {"tolerance": self.tolerance.to_dict()} if self.tolerance is not None else {}
         return digest_of({"axes": self.axes, "inputs": inputs, **tolerance})

@@ -1,6 +1,6 @@
-"""Parses YAML that somebody else may have written: aliases and merge keys may unfold to billions of values.
+"""Parses untrusted YAML: aliases and merge keys may expand to billions of values.
 
-Imports nothing of ours.
+Imports no other module of the package.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from typing import Any, Final
 import yaml
 
 MOST_YAML_BYTES: Final = 1 << 19
-"""A YAML file of more bytes is refused; one of this size takes some ten seconds to parse."""
+"""Largest YAML file, in bytes. A file of this size takes some ten seconds to parse."""
 MOST_VALUES: Final = 100_000
-"""YAML that unfolds to more keys and values than this is refused."""
+"""Largest number of keys and values after expansion."""
 
 
 def parse_yaml(text: str) -> tuple[yaml.Node | None, Any]:
-    """Return the root node of a YAML document, with the places of all keys, and what it holds.
+    """Return the root node of a YAML document, with the locations of all keys, and its value.
 
     Raises:
-        yaml.YAMLError: it is no YAML, or unfolds to too much.
+        yaml.YAMLError: the text is not YAML, or expands to too many values.
     """
     loader = yaml.SafeLoader(text)
     try:
@@ -30,21 +30,21 @@ def parse_yaml(text: str) -> tuple[yaml.Node | None, Any]:
         return root, loader.construct_document(root)
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None
-    except (ValueError, OverflowError) as error:  # a date that is none, a number with thousands of digits
+    except (ValueError, OverflowError) as error:  # an invalid date, or a number with thousands of digits
         raise yaml.YAMLError(str(error)) from error
     finally:
         loader.dispose()
 
 
 def _count(node: yaml.Node, counts: dict[int, int]) -> int:
-    """Return how many values a node unfolds to.
+    """Return the number of values that a node expands to.
 
     Args:
-        node: it is nested no deeper than the parser recurses.
-        counts: id of a node → its number of values, 0 while it is counted.
+        node: a node that is nested no deeper than the parser recurses.
+        counts: id of a node → its number of values, 0 while the count is in progress.
 
     Raises:
-        yaml.YAMLError: aliases unfold to too many values, or a value contains itself.
+        yaml.YAMLError: aliases expand to too many values, or a value contains itself.
     """
     if id(node) not in counts:
         counts[id(node)] = 0

@@ -1,1 +1,1 @@
-"""Looks at this machine, and at one call of a solution, beside the engine: nothing here is a verdict."""
+"""Diagnoses: of this machine, of one call of a solution, of two sides. The results are not verdicts."""

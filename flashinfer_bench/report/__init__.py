@@ -1,1 +1,1 @@
-"""Report: reads traces and makes rows. Pure: no files, no torch, no layout; the command line draws the rows."""
+"""Report: reads traces and makes rows. It uses no files, torch or layout; the command line prints the rows."""

@@ -1,7 +1,8 @@
-"""Outputs for which zeros would pass: every expected value is within the absolute tolerance.
+"""Outputs for which zeros would pass, since every expected value is within the absolute tolerance.
 
-An element fails only if its error is above atol and above rtol; if no expected value is above atol, no zero fails. The
-rule `norm` finds such zeros, so only outputs that it skips are reported: small ones, and all if it is off.
+An element fails only if its error is above atol and above rtol. If no expected value is above atol, zeros pass this
+check. The rule `norm` rejects such zeros, so only outputs that it skips are reported: small outputs, or all outputs if
+it is off.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from flashinfer_bench.data import Trace
 
 @dataclass(frozen=True)
 class BlindOutput:
-    """An output that zeros would pass for."""
+    """An output for which zeros would pass."""
 
     definition: str
     output: str
     largest: float
-    """The largest value that was expected on these workloads."""
+    """The largest expected value on these workloads."""
     atol: float
     workloads: int
     """Number of the definition's workloads on which zeros would pass."""
@@ -35,7 +36,7 @@ class BlindOutput:
 
 
 def find_blind(traces: Iterable[Trace]) -> list[BlindOutput]:
-    """Return the outputs of passed verdicts that zeros would have passed for, too, in the order of their names."""
+    """Return the outputs of passed verdicts for which zeros would pass, too, ordered by name."""
     found: defaultdict[tuple[str, str], dict[str, tuple[float, float]]] = defaultdict(dict)
     for trace in filter(Trace.is_successful, traces):
         evaluation: Any = trace.evaluation
@@ -52,7 +53,7 @@ def find_blind(traces: Iterable[Trace]) -> list[BlindOutput]:
 
 
 def _part(record: Any, *keys: str) -> dict[str, Any]:
-    """Return a table within a table; an empty one if there is none."""
+    """Return a table within a table; empty if it is missing."""
     for key in keys:
         record = record.get(key) if isinstance(record, dict) else None
     return record if isinstance(record, dict) else {}

@@ -1,7 +1,7 @@
-"""What changed: between two sets, and from run to run. Each change of a time has a decision, by the recorded intervals.
+"""Changes between two sets, and from run to run. Recorded intervals give each change of a time its decision.
 
-The rule is that of `compare` (`report/decision.py`). Nothing is measured again: what recorded intervals do not know,
-such as a busy machine on that day, no decision knows either.
+The rule is the same as in `compare` (`report/decision.py`). No time is measured again. Recorded intervals do not
+include some causes, such as a busy machine on that day, so the decisions ignore them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Final
 
 from flashinfer_bench.data.sets.results import Result, group, moment_of
-from flashinfer_bench.report.comparable import find_difference, marks_of
+from flashinfer_bench.report.comparable import comparison_keys, find_difference
 from flashinfer_bench.report.decision import SAME, THRESHOLD, UNKNOWN, decide, join_halves
 from flashinfer_bench.report.intervals import MeanRatio, half_of, mean_of
 
@@ -24,7 +24,7 @@ _job = attrgetter("definition", "solution", "workload", "hardware")
 
 @dataclass(frozen=True)
 class Change:
-    """One job in an old and in a new set."""
+    """One job in an old and a new set."""
 
     definition: str
     solution: str
@@ -33,7 +33,7 @@ class Change:
     decision: str
     """"faster", "slower", "same", "cannot tell yet", "verdict" (it changed), "new" or "gone"."""
     reason: str
-    """Why it cannot be told, or both verdicts; else empty."""
+    """Why there is no decision, or both verdicts; else empty."""
     old_status: str
     new_status: str
     old_ms: float | None
@@ -44,12 +44,13 @@ class Change:
 
 @dataclass(frozen=True)
 class Epoch:
-    """Verdicts in a row of a solution on one kind of hardware, with the same sources and versions, one a workload."""
+    """Consecutive verdicts of a solution on one kind of hardware, with the same sources and versions, one per
+    workload."""
 
     solution: str
     hardware: str
     digest: str
-    """The first 8 digits of the solution's digest; empty if the traces do not have it."""
+    """The first 8 digits of the solution's digest; empty if the traces lack it."""
     begin: str
     """Time of the first verdict."""
     verdicts: int
@@ -57,11 +58,11 @@ class Epoch:
     latency_ms: float | None
     """Geometric mean over the workloads that passed."""
     changed: tuple[str, ...]
-    """What differs from the epoch before: "sources", or a package with its versions; empty if it was run again."""
+    """The difference from the previous epoch: "sources", or a package with its versions; empty if it is a re-run."""
     ratio: MeanRatio | None
-    """Times over those of the epoch before, on the workloads of both."""
+    """Ratio of the times to the previous epoch, on the workloads of both."""
     decision: str
-    """As of a change; empty for the first epoch."""
+    """Decision on the ratio, as in a change; empty for the first epoch."""
 
 
 def find_changes(old: Iterable[Result], new: Iterable[Result], threshold: float = THRESHOLD) -> list[Change]:
@@ -83,7 +84,7 @@ def find_epochs(results: Iterable[Result], threshold: float = THRESHOLD) -> list
     An epoch ends before other sources or versions, and before a workload that is judged again.
 
     Args:
-        results: all of a definition, repeated ones too.
+        results: all results of a definition, including repeated ones.
         threshold: the smallest difference of interest.
     """
     found = []
@@ -115,11 +116,11 @@ def _decide_change(old: Result | None, new: Result | None, threshold: float) -> 
 
 
 def _not_comparable(old: Result, new: Result) -> str:
-    """Return why two times are not to be compared; empty if they are."""
+    """Return why two times must not be compared; empty if they may be."""
     for item, which in ((old, "old"), (new, "new")):
         if not item.is_ranked:
             return f"the {which} time is of a quick look, or means nothing"
-    difference = find_difference(*(marks_of(item.reported, item.hardware) for item in (old, new)))
+    difference = find_difference(*(comparison_keys(item.reported, item.hardware) for item in (old, new)))
     return "" if difference is None else f"{difference.kind}: {difference.first} then, {difference.second} now"
 
 
@@ -156,7 +157,7 @@ def _epoch(current: dict[str, Result], previous: dict[str, Result], threshold: f
 
 
 def _differences(before: dict[str, Result], new: Result) -> tuple[str, ...]:
-    """Return what differs in the conditions of a result from those of an epoch: sources, and versions of libraries."""
+    """Return the differences between the conditions of a result and of an epoch: sources, and versions of libraries."""
     if not before:
         return ()
     old = next(iter(before.values()))

@@ -1,7 +1,7 @@
-"""What two times have to have in common before anybody compares them, and the word for what differs. Pure.
+"""Conditions that two times must share before they are compared, and descriptions of a difference.
 
-`compare` refuses by it, and `report diff` and `report history` make no decision. A mark that one trace does not tell is
-not held against it.
+`compare` refuses times with different conditions, and `report diff` and `report history` make no decision on them. A
+key that is missing in one trace does not count as a difference.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ KINDS: Final = {
     "sandbox": "other walls",
     "timing": "other settings of the timing",
 }
-"""What has to be equal, and what it is where it is not."""
+"""The keys that must be equal, with the description of a difference."""
 USUAL: Final = "usual"
-"""The settings of the timing where a trace tells of no others."""
+"""The settings of the timing if a trace has none."""
 
 
 class Difference(NamedTuple):
-    """One mark that differs."""
+    """One key that differs."""
 
     kind: str
-    """What it is, in words: "other walls"."""
+    """Description of the difference: "other walls"."""
     first: str
     second: str
 
 
-def marks_of(reported: ReportedTrace, hardware: str) -> dict[str, str]:
-    """Return what two times have to have in common; a mark is left out where the trace does not say."""
+def comparison_keys(reported: ReportedTrace, hardware: str) -> dict[str, str]:
+    """Return the conditions of a time by key. A key is omitted if the trace does not have it."""
     known, record = reported.run.fingerprint, reported.measurement
     usual = USUAL if known.protocol or known.sandbox or known.solution else ""
-    marks = (hardware, record.cache_state, record.method, known.protocol, known.sandbox, known.timing or usual)
-    return {key: to_one_line(str(mark)) for key, mark in zip(KINDS, marks, strict=True) if mark}
+    values = (hardware, record.cache_state, record.method, known.protocol, known.sandbox, known.timing or usual)
+    return {key: to_one_line(str(value)) for key, value in zip(KINDS, values, strict=True) if value}
 
 
 def find_difference(first: Mapping[str, str], second: Mapping[str, str]) -> Difference | None:
-    """Return the first mark that differs; None where all that both tell are equal."""
+    """Return the first key that differs; None if all keys in both are equal."""
     for key, kind in KINDS.items():
         if key in first and key in second and first[key] != second[key]:
             return Difference(kind, first[key], second[key])

@@ -1,4 +1,4 @@
-"""Traces as files for other programs: CSV, JSON lines, Parquet. One row a trace; `data.sets.columns` lists columns."""
+"""Exports traces to CSV, JSON lines or Parquet, one row per trace. `data.sets.columns` has the columns."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 ExportFormat = Literal["csv", "jsonl", "parquet"]
 EXPORT_FORMATS: Final[tuple[ExportFormat, ...]] = ("csv", "jsonl", "parquet")
 NOT_FINITE: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
-"""How JSON lines write numbers that JSON does not have: as the traces do."""
+"""Spelling of non-JSON numbers in JSON lines, as in traces."""
 TRUTHS: Final = {True: "true", False: "false"}
 
 
 def make_export(form: ExportFormat, trace_set: TraceSet, traces: Iterable[AnyTrace]) -> tuple[bytes, int]:
-    """Return rows as a file of a format, and their number.
+    """Return rows as a file of a format, and the number of rows.
 
     Raises:
         ConfigError: for Parquet, pandas or pyarrow is not installed.
@@ -39,7 +39,7 @@ def make_export(form: ExportFormat, trace_set: TraceSet, traces: Iterable[AnyTra
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(COLUMNS)
         writer.writerows([TRUTHS[one] if isinstance(one, bool) else one for one in row.values()] for row in rows)
-        written = text.getvalue().replace("\0", "\\0")  # no reader takes it
+        written = text.getvalue().replace("\0", "\\0")  # no reader accepts the character
     else:
         written = "".join(f"{json.dumps({name: _finite(one) for name, one in row.items()})}\n" for row in rows)
     return written.encode("utf-8", "backslashreplace"), len(rows)

@@ -1,7 +1,7 @@
-"""The interval of a recorded latency, as reports use it: it has to hold for a re-run in a new worker.
+"""The interval of a recorded latency in reports. It covers a re-run in a new worker.
 
-A trace of an older version has an interval of one worker's readings alone; it is widened here by the default spread
-between workers of its kind of device.
+The interval in a trace of an older version covers only the samples of one worker. It is widened here by the default
+run-to-run variation of its kind of device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flashinfer_bench.report.decision import join_halves, log_half_of
 from flashinfer_bench.timing.between_workers import default_spread, widened_interval
 
 LARGEST_LOG: Final = 700.0
-"""Above it no float has the exponential."""
+"""Largest logarithm whose exponential is a float."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class TimeInterval:
     low_ms: float
     high_ms: float
     kind: str
-    """"workers", "one worker, widened", or empty if the report has widened it."""
+    """"workers", "one worker, widened", or empty if the report widened it."""
 
     @property
     def half_share(self) -> float:
-        """Half its width as a share of its middle."""
+        """Half its width as a share of its midpoint."""
         return (self.high_ms - self.low_ms) / (self.high_ms + self.low_ms or 1.0)
 
     def meets(self, other: TimeInterval) -> bool:
-        """Tell whether two intervals have a time in common."""
+        """Return whether two intervals overlap."""
         return self.low_ms <= other.high_ms and other.low_ms <= self.high_ms
 
 
@@ -51,7 +51,7 @@ class MeanRatio:
 
 
 def latency_of(evaluation: AnyEvaluation) -> float | None:
-    """Return the latency of a verdict in ms; None if it has none, or one that no call has."""
+    """Return the latency of a verdict in ms; None if it has none, or a value out of range."""
     return as_time((evaluation.performance or UNMEASURED).latency_ms)
 
 
@@ -71,7 +71,7 @@ def half_of(result: Result) -> float | None:
 
 
 def speedup_half_of(result: Result) -> float | None:
-    """Return half the interval of a speed-up, as a logarithm, by the intervals of both times."""
+    """Return half the interval of a speed-up, as a logarithm, from the intervals of both times."""
     reference = _interval(result.reference_ms, result.reported.baseline, result.measurement.method)
     return join_halves([half_of(result), _half(result.reference_ms, reference)])
 
@@ -80,8 +80,8 @@ def mean_of(ratios: Sequence[float], log_halves: Sequence[float | None]) -> Mean
     """Return the geometric mean of ratios above 0 with its interval; None if there is no ratio.
 
     Args:
-        ratios: what is averaged.
-        log_halves: half the interval of each, as a logarithm; none at all for a mean without an interval.
+        ratios: the ratios to average.
+        log_halves: half the interval of each ratio, as a logarithm; empty for a mean without an interval.
     """
     if not ratios:
         return None
@@ -94,7 +94,7 @@ def mean_of(ratios: Sequence[float], log_halves: Sequence[float | None]) -> Mean
 
 
 def _interval(time_ms: float | None, record: Measurement, clock: str = "") -> TimeInterval | None:
-    """Return the interval of a time by its record; `clock` is the method, if another record has it."""
+    """Return the interval of a time from its record; `clock` is the method, if another record has it."""
     if time_ms is None:
         return None
     if record.bounds is not None and record.interval:

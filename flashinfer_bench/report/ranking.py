@@ -1,9 +1,9 @@
-"""Authors against a baseline: score, win rate, fast_p, share of the roofline; and rows by author, op type, hardware.
+"""Authors against a baseline: score, win rate, fast_p, share of the roofline. Also rows by author, op type, hardware.
 
 The ratio of a workload is the baseline's latency over the author's, on the same hardware. The baseline is the
-reference, or the fastest passing solution of another author. A slow baseline inflates every ratio, so authors are
-ranked by a figure that needs none: the share of the fastest latency that any solution of the set reached. The fastest
-is a confirmed one if there is one, and first place needs a confirmed latency if any author has one.
+reference, or the fastest passing solution of another author. A slow baseline inflates every ratio, so the rank uses no
+baseline. It uses the share of the fastest latency that any solution of the set reached. A confirmed latency takes
+precedence as the fastest. First place needs a confirmed latency if any author has one.
 """
 
 from __future__ import annotations
@@ -25,46 +25,47 @@ from flashinfer_bench.report.summary import BestRow
 GroupKey = Literal["author", "op_type", "hardware"]
 GROUP_KEYS: Final[tuple[GroupKey, ...]] = ("author", "op_type", "hardware")
 FAST_P: Final = (0.0, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
-"""The p of fast_p: the share of workloads that were passed with a ratio above p."""
+"""The values p of fast_p: the share of workloads passed with a ratio above p."""
 _Times = Mapping[tuple[str, str, str], float]
 """Latencies by definition, workload and hardware."""
 _Baseline = _Times | None
-"""The latencies that ratios are over; None for those of the reference."""
-_place = attrgetter("definition", "workload", "hardware")
+"""The latencies of the baseline; None for the latencies of the reference."""
+_key = attrgetter("definition", "workload", "hardware")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What rows of authors and of groups have in common; ratios of groups are speed-ups over the reference."""
+    """The common columns of authors and groups. Ratios of groups are speed-ups over the reference."""
 
     definitions: int
     passed: int
     speedup: MeanRatio | None
-    """Geometric mean of the ratios of passed workloads that the baseline has a time for."""
+    """Geometric mean of the ratios of passed workloads with a baseline latency."""
     fast_p: tuple[float, ...]
-    """For each p of `FAST_P` the share of the judged workloads that were passed with a ratio above p."""
+    """For each p of `FAST_P`: share of the judged workloads that were passed with a ratio above p."""
     roofline_share: float | None
-    """Geometric mean of the shares of the roofline, over passed workloads that have one."""
+    """Geometric mean of the shares of the roofline, over passed workloads with a share."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuthorRow(Figures):
-    """One author on one kind of hardware, by the best solution of each definition."""
+    """One author on one kind of hardware, from the best solution of each definition."""
 
     author: str
     hardware: str
     score: float | None
-    """Mean over definitions of the mean ratio of the author's best solution, which counts 0 if it failed a workload, as
-    `TraceSet.rank_authors` has it; None if the baseline has no time for any."""
+    """Mean over definitions of the mean ratio of the author's best solution. A solution with a failed workload counts
+    0, as in `TraceSet.rank_authors`. None if the baseline has no time."""
     workloads: int
-    """Workloads that the best solutions were judged on."""
+    """Number of judged workloads of the best solutions."""
     compared: int
-    """Passed workloads that the baseline has a time for."""
+    """Number of passed workloads with a baseline latency."""
     win_rate: float | None
     """Share of the compared workloads with a ratio above 1."""
     fastest_share: float | None
-    """Mean over all definitions, of the mean over workloads, of the set's lowest latency over the author's: 1 is the
-    fastest everywhere. A workload that somebody passed and the author did not counts 0. None if nobody passed any."""
+    """Mean over definitions, of the mean over workloads, of the set's lowest latency over the author's. 1: the author
+    is the fastest everywhere. A workload that only other authors passed counts 0. None if no author passed a
+    workload."""
     standing: str
     """The best standing of its results."""
     confirmed: bool
@@ -81,26 +82,26 @@ class GroupRow(Figures):
 
 @dataclass(frozen=True)
 class WinnersRow:
-    """The best solutions of one author's, one op type's or one kind of hardware's workloads."""
+    """The best solutions for the workloads of one author, op type or kind of hardware."""
 
     group: str
     workloads: int
-    """Workloads whose best solution is of this group."""
+    """Number of workloads whose best solution is in this group."""
     of: int
-    """All workloads that any solution passed."""
+    """Number of workloads that any solution passed."""
     speedup: float | None
-    """Geometric mean of their speed-ups over the reference."""
+    """Geometric mean of the speed-ups over the reference."""
     standing: str
     """The best standing of these solutions."""
     confirmed: bool
 
 
 def rank_by_author(results: Iterable[Result], baseline_author: str | None = None) -> list[AuthorRow]:
-    """Return a row for each author and kind of hardware, by hardware, then the highest share of the fastest first.
+    """Return a row for each author and kind of hardware, by hardware, then by the share of the fastest, descending.
 
     Args:
-        results: those that count; one a job.
-        baseline_author: whose fastest passing solution is the baseline of each workload; None for the reference.
+        results: the results that count, one per job.
+        baseline_author: author whose fastest passing solution is the baseline of each workload; None for the reference.
 
     Raises:
         Misuse: the baseline author has no result.
@@ -122,7 +123,7 @@ def rank_by_author(results: Iterable[Result], baseline_author: str | None = None
 
 
 def group_by(results: Iterable[Result], key: GroupKey) -> list[GroupRow]:
-    """Return a row for each op type or kind of hardware, in the order of names."""
+    """Return a row for each op type or kind of hardware, ordered by name."""
     return [
         GroupRow(
             group=name,
@@ -135,11 +136,11 @@ def group_by(results: Iterable[Result], key: GroupKey) -> list[GroupRow]:
 
 
 def count_winners(rows: Sequence[BestRow], key: GroupKey) -> list[WinnersRow]:
-    """Return a row for each author, op type or kind of hardware, the one with the most workloads first.
+    """Return a row for each author, op type or kind of hardware, by the number of workloads, descending.
 
     Args:
         rows: the best solution of each workload.
-        key: what a row is of.
+        key: the group of a row.
     """
     found = []
     for name, items in group(rows, attrgetter(key)).items():
@@ -151,21 +152,21 @@ def count_winners(rows: Sequence[BestRow], key: GroupKey) -> list[WinnersRow]:
 
 
 def speedup_of(results: Iterable[Result], baseline: _Baseline = None) -> MeanRatio | None:
-    """Return the geometric mean of ratios; the lowest of several baselines has no interval."""
+    """Return the geometric mean of ratios. If it uses the lowest of several baselines, it has no interval."""
     ratios = _ratios(results, baseline)
     halves = [speedup_half_of(item) for item, _ in ratios] if baseline is None else []
     return mean_of([ratio for _, ratio in ratios], halves)
 
 
 def roofline_share_of(results: Iterable[Result]) -> float | None:
-    """Return the geometric mean of the known shares of the roofline, of results that are ranked."""
+    """Return the geometric mean of the known shares of the roofline, for ranked results."""
     shares = [item.reported.roofline.share or 0.0 for item in results if item.is_ranked]
     known = [share for share in shares if share > 0]
     return geometric_mean(known) if known else None
 
 
 def _figures(items: Sequence[Result], baseline: _Baseline) -> dict[str, Any]:
-    """Return the columns that rows of authors and of groups share."""
+    """Return the common columns of authors and groups."""
     ratios = [ratio for _, ratio in _ratios(items, baseline)]
     return {
         "definitions": len({item.definition for item in items}),
@@ -177,15 +178,15 @@ def _figures(items: Sequence[Result], baseline: _Baseline) -> dict[str, Any]:
 
 
 def _lowest(results: Iterable[Result]) -> _Times:
-    ranked = fastest_of((item for item in results if item.is_ranked), _place)
-    return {place: latency for place, (latency, _) in ranked.items()}
+    ranked = fastest_of((item for item in results if item.is_ranked), _key)
+    return {key: latency for key, (latency, _) in ranked.items()}
 
 
 def _ratios(results: Iterable[Result], baseline: _Baseline) -> list[tuple[Result, float]]:
-    """Return baseline / latency of ranked results; those without a baseline are left out."""
+    """Return baseline / latency of ranked results. Results without a baseline are skipped."""
     found = []
     for item in results:
-        against = item.reference_ms if baseline is None else baseline.get(_place(item))
+        against = item.reference_ms if baseline is None else baseline.get(_key(item))
         if item.is_ranked and item.latency_ms and against:
             found.append((item, against / item.latency_ms))
     return found
@@ -193,7 +194,7 @@ def _ratios(results: Iterable[Result], baseline: _Baseline) -> list[tuple[Result
 
 def _author_row(items: Sequence[Result], baseline: _Baseline, fastest: _Times) -> AuthorRow:
     author, hardware = items[0].author, items[0].hardware
-    workloads = Counter(definition for definition, _, place in fastest if place == hardware)
+    workloads = Counter(definition for definition, _, device in fastest if device == hardware)
     best, scores, shares = [], [], 0.0
     for name, own in group(items, attrgetter("definition")).items():
         solutions = group(own, attrgetter("solution")).values()
@@ -219,12 +220,12 @@ def _author_row(items: Sequence[Result], baseline: _Baseline, fastest: _Times) -
 
 
 def _fastest_share(own: Sequence[Result], fastest: _Times) -> float:
-    """Return the sum of a solution's shares of the fastest latencies; a workload that it did not pass counts 0."""
-    return sum(min(1.0, fastest[_place(item)] / item.latency_ms) for item in own if item.is_ranked and item.latency_ms)
+    """Return the sum of a solution's shares of the fastest latencies. A workload that it did not pass counts 0."""
+    return sum(min(1.0, fastest[_key(item)] / item.latency_ms) for item in own if item.is_ranked and item.latency_ms)
 
 
 def _score(own: Sequence[Result], baseline: _Baseline) -> float | None:
-    """Return the score of a solution; None if nothing failed and the baseline has no time for any workload."""
+    """Return the score of a solution; None if no workload failed and the baseline has no time."""
     ratios = [ratio for _, ratio in _ratios(own, baseline)]
     failed = sum(not item.is_passed for item in own)
     return score_of(ratios, failed) if ratios or failed else None

@@ -1,8 +1,8 @@
 """Rows of solutions, and the best passing solution of each workload and of each definition.
 
-A confirmed solution, judged at full assurance, comes before others. If intervals meet, it is a tie. Numbers taken on
-different hardware are never compared. Quick looks (`--quick`) are never the best, and neither are calls that wait for
-the GPU inside if the reference's do, too: the host's time decides these.
+A confirmed solution, judged at full assurance, comes before other solutions. Overlapping intervals are a tie. Times
+from different hardware are never compared. Quick looks (`--quick`) are never the best. A solution that waits for the
+GPU inside a call is never the best if the reference does too, since the host's time decides their ratio.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from flashinfer_bench.report.timing import QUICK, Timing, count_timing
 from flashinfer_bench.report.verdict import caveat_in, reason_of
 
 Merit = Literal["latency", "speedup"]
-"""What the best is best by."""
+"""The criterion for the best."""
 NUMBER: Final = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?")
-"""Numbers in a reason. Failures whose reasons differ only in numbers are one group."""
+"""Numbers in a reason. Failures whose reasons differ only in numbers form one group."""
 PairKey = tuple[str, str]
-"""Definition and solution, by name."""
+"""Names of definition and solution."""
 _key = attrgetter("definition", "solution", "hardware")
 
 
@@ -40,11 +40,11 @@ class FailureGroup:
 
     status: str
     reason: str
-    """The reason of the first of them."""
+    """The reason of the first workload."""
     workloads: tuple[str, ...]
     """Uuids, in the order of the traces."""
     is_exact: bool
-    """Whether all have the same reason. If not, their reasons differ in numbers only."""
+    """Whether all reasons are equal. If not, they differ only in numbers."""
 
 
 @dataclass(frozen=True)
@@ -57,50 +57,50 @@ class SummaryRow:
     passed: int
     judged: int
     pending: int
-    """Workloads of the set without a verdict: not run yet, interrupted, or faulted."""
+    """Workloads of the set without a verdict: not run, interrupted, or failed by an infrastructure error."""
     latency_ms: float | None
     """Median over the passed workloads; None if none passed."""
     speedup: float | None
-    """Geometric mean over the passed workloads with a measured reference; None if there are none."""
+    """Geometric mean over the passed workloads with a measured reference; None without such workloads."""
     timing_caveat: str | None
-    """Why the latency of some workload means nothing; None if all mean something."""
+    """Why a latency is not meaningful; None if all are."""
     timing: Timing
-    """How the passed workloads were timed."""
+    """The timing of the passed workloads."""
     failures: tuple[FailureGroup, ...]
     standing: str
     """The best standing of its times; empty if none passed."""
     confirmed: bool
-    """Whether one of them is of full assurance: first place needs it if any solution has it."""
+    """Whether one of its times is of full assurance. First place needs it if any solution has it."""
     mean: MeanRatio | None
     """Geometric mean of the latencies in ms, with its interval."""
     interval_share: float | None
-    """Half the interval of a latency, as a share of it: median over the passed workloads whose trace has it."""
+    """Half the interval of a latency, as a share of it: median over the passed workloads with an interval."""
     ties: tuple[SummaryRow, ...] = ()
-    """Of the best row: other solutions, the best first; which one is faster cannot be told."""
+    """For the best row: other solutions whose times do not differ significantly, the best first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BestRow(SummaryRow):
-    """The fastest passing trace of one workload on one kind of hardware: a row over that workload alone."""
+    """The fastest passing trace of one workload on one kind of hardware: a row for this workload only."""
 
     op_type: str
     author: str
     workload: str
     axes: Mapping[str, int]
     contenders: int
-    """Passing solutions that this one was picked from."""
+    """Number of passing solutions for the workload."""
     interval: TimeInterval | None
-    """The latency of a re-run in a new worker lies in it in 95 of 100 cases."""
+    """95 % interval of the latency of a re-run in a new worker."""
 
 
 def summarise(
     traces: Iterable[AnyTrace], expected: Mapping[PairKey, Collection[str]] | None = None
 ) -> list[SummaryRow]:
-    """Make the rows, ordered by definition, then from the most useful solution to the least; quick looks come last.
+    """Return the rows, by definition, then from the best solution to the worst. Quick looks come last.
 
     Args:
-        traces: verdicts in the order in which they were recorded. The last one of a job counts.
-        expected: the workloads that each pair should have a verdict for, by uuid; pairs without any get a row too.
+        traces: verdicts in the order of their recording. The last verdict on a job counts.
+        expected: uuids of the workloads for each pair; pairs without verdicts also get a row.
     """
     return summarise_results(list_results(None, traces), expected)
 
@@ -109,7 +109,7 @@ def summarise(
 def summarise_results(
     results: Iterable[Result], expected: Mapping[PairKey, Collection[str]] | None = None
 ) -> list[SummaryRow]:
-    """Make the rows of `summarise` of results that count."""
+    """Return the rows of `summarise` from the results that count."""
     wanted = expected or {}
     groups: dict[tuple[str, str, str], list[Result]] = group(results, _key)
     judged = {key[:2] for key in groups}
@@ -121,7 +121,7 @@ def summarise_results(
 def best_by_workload(
     traces: Iterable[AnyTrace], by: Merit = "latency", trace_set: TraceSet | None = None
 ) -> list[BestRow]:
-    """Pick the best passing trace of each workload: meaningful timings first, confirmed ones first among these."""
+    """Return the best passing trace of each workload: meaningful timings first, then confirmed ones."""
 
     def order(item: Result) -> tuple[bool, bool, float, float]:
         merits = (item.latency_ms or 0.0, -(item.speedup or 0.0))
@@ -136,11 +136,11 @@ def best_by_workload(
 
 
 def best_by_definition(traces: Iterable[AnyTrace], by: Merit = "speedup") -> list[SummaryRow]:
-    """Pick the best solution of each definition: it passes the most workloads, then has the highest mean speed-up.
+    """Return the best solution of each definition: it passes the most workloads, then has the highest mean speed-up.
 
-    By latency, the lowest median latency counts in place of the speed-up. Of those that pass as many workloads, one
-    with a confirmed result comes first if there is one. A tie passes as many workloads, and the interval of its
-    geometric mean meets that of the best one's.
+    By latency, the lowest median latency counts instead of the speed-up. Among solutions with equally many passed
+    workloads, a solution with a confirmed result comes first. A tie passes equally many workloads, and the interval of
+    its geometric mean overlaps the interval of the best.
     """
 
     def order(row: SummaryRow) -> tuple[bool, int, float, float]:
@@ -159,13 +159,13 @@ def best_by_definition(traces: Iterable[AnyTrace], by: Merit = "speedup") -> lis
 
 
 def count_statuses(traces: Iterable[AnyTrace]) -> dict[str, int]:
-    """Count verdicts by status, in the order in which the statuses are declared."""
+    """Count verdicts by status, in the order of the statuses' declaration."""
     counts = Counter(trace.evaluation.status for trace in find_latest(traces) if trace.evaluation is not None)
     return {status.value: counts[status] for status in EvaluationStatus if counts[status]}
 
 
 def measured_speedup(evaluation: AnyEvaluation) -> float | None:
-    """Return the speed-up over the reference; None without a latency, or if the reference was not measured."""
+    """Return the speed-up over the reference; None without a latency, or without a measured reference."""
     latency, reference = latency_of(evaluation), as_time((evaluation.performance or UNMEASURED).reference_latency_ms)
     return reference / latency if reference and latency else None
 
@@ -234,7 +234,7 @@ def _best(ranked: Sequence[Result]) -> BestRow:
 
 
 def _meet(*rows: SummaryRow) -> bool:
-    """Tell whether the intervals of two geometric means meet."""
+    """Return whether the intervals of two geometric means overlap."""
     means = [row.mean for row in rows if row.mean is not None]
     bounds = [(mean.low, mean.high) for mean in means if mean.low is not None and mean.high is not None]
     return len(bounds) == len(rows) and max(low for low, _ in bounds) <= min(high for _, high in bounds)

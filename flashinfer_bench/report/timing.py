@@ -1,4 +1,4 @@
-"""How times came about: methods, fall-backs and flags of the measurements of several traces, counted and in words."""
+"""The timing of several traces: methods, fall-backs and flags of their measurements, counted and described."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ MEANINGS: Final = {
     "no_walls": "the solution was judged without walls, so it could reach what its user may",
     QUICK: "a quick look, with few readings: it is never the best, and run --resume judges again",
 }
-"""Flags of measurements, then those of verdicts, in the order in which tables list them."""
+"""Flags of measurements, then flags of verdicts, in the order of the tables."""
 METHODS: Final = {"cupti": "CUPTI", "cuda_events": "CUDA events", "wall": "the wall clock"}
-"""The names of clocks, as a reader knows them."""
+"""The display names of clocks."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How the passed workloads of a row were timed. Each table has a number of workloads by a word."""
+    """The timing of the passed workloads of a row. Each table maps a word to a number of workloads."""
 
     ways: Mapping[str, int]
-    """By "by CUPTI, cold L2" and the like; workloads that do not say how they were timed are left out."""
+    """Number by "by CUPTI, cold L2" and the like; workloads without a timing record are skipped."""
     replays: int
-    """Workloads that were timed as replays of CUDA graphs."""
+    """Number of workloads timed as replays of CUDA graphs."""
     unknown: int
-    """Workloads whose trace does not say how it was timed."""
+    """Number of workloads without a timing record."""
     flags: Mapping[str, int]
-    """Workloads whose time means nothing are left out."""
+    """Number of skipped workloads, whose times are not meaningful."""
     bounds: Mapping[str, int]
-    """By "by a gated chain of calls at standard assurance" and the like; older traces do not say."""
+    """Number by "by a gated chain of calls at standard assurance" and the like; older traces have no bound."""
 
 
 def read_timing(passed: Iterable[AnyEvaluation]) -> Timing:
-    """Count how passed evaluations were timed."""
+    """Count the timings of passed evaluations."""
     return count_timing([read_reported(item) for item in passed if item.performance is not None])
 
 
 def count_timing(reported: Sequence[ReportedTrace]) -> Timing:
-    """Count how evaluations with a performance were timed."""
+    """Count the timings of evaluations with a performance."""
     records = [item.measurement for item in reported]
     known = [record for record in records if record.method]
     real = [record for record in records if record.meaningful]
-    marks = (mark for item in reported for mark in marks_of_run(item.run))
-    flags = _count([*(flag for record in real for flag in record.flags), *marks])
+    of_runs = (flag for item in reported for flag in run_flags(item.run))
+    flags = _count([*(flag for record in real for flag in record.flags), *of_runs])
     return Timing(
         ways=_count(_describe_way(record.method, record.cache_state, record.fallback) for record in known),
         replays=sum(record.launch == "graph" for record in known),
@@ -64,17 +64,17 @@ def count_timing(reported: Sequence[ReportedTrace]) -> Timing:
     )
 
 
-def marks_of_run(run: RunRecord) -> list[str]:
-    """Return the flags of a verdict; none without a fingerprint, as of another engine."""
+def run_flags(run: RunRecord) -> list[str]:
+    """Return the flags of a verdict. A verdict without a fingerprint, as of another engine, has no flags."""
     known = run.fingerprint
     if known == FingerprintRecord():
         return []
-    marks = {"older_protocol": str(known.protocol) != str(PROTOCOL), "no_walls": known.sandbox == "none"}
-    return [mark for mark, holds in (marks | {QUICK: run.quick}).items() if holds]
+    conditions = {"older_protocol": str(known.protocol) != str(PROTOCOL), "no_walls": known.sandbox == "none"}
+    return [flag for flag, holds in (conditions | {QUICK: run.quick}).items() if holds]
 
 
 def describe_ways(timings: Sequence[Timing]) -> str | None:
-    """Return a line on how all rows were timed; None if no trace says it."""
+    """Return a line on the timing of all rows; None if no trace has a record."""
     ways = _add(timing.ways for timing in timings)
     unknown, replays = sum(timing.unknown for timing in timings), sum(timing.replays for timing in timings)
     count = ways.total() + unknown
@@ -85,21 +85,21 @@ def describe_ways(timings: Sequence[Timing]) -> str | None:
 
 
 def describe_bounds(timings: Sequence[Timing]) -> str | None:
-    """Return a line on what bounds latencies, and at which assurance; None if no trace says it."""
+    """Return a line on the bounds of latencies and the assurance; None if no trace has them."""
     bounds = _add(timing.bounds for timing in timings)
     parts = [f"{number if len(bounds) > 1 else 'all'} {bound}" for bound, number in bounds.most_common()]
     return f"latencies bound: {', '.join(parts)}" if bounds else None
 
 
 def describe_flag(flag: str, timings: Sequence[Timing]) -> str:
-    """Return the meaning of a flag, and how many times have it."""
+    """Return the meaning of a flag, and the number of times with the flag."""
     count = sum(timing.unknown + sum(timing.ways.values()) for timing in timings)
     flagged = sum(timing.flags.get(flag, 0) for timing in timings)
     return f"{flag}, {flagged} of {count}" + (f": {MEANINGS[flag]}" if flag in MEANINGS else "")
 
 
 def flags_of(timings: Iterable[Timing]) -> list[str]:
-    """Return the flags that any row has, each once, in a fixed order."""
+    """Return the flags of all rows, each once, in a fixed order."""
     return _sort(flag for timing in timings for flag in timing.flags)
 
 

@@ -1,6 +1,6 @@
-"""One evaluation in one line: why it failed, and why its time means nothing.
+"""One evaluation in one line: why it failed, and why its time is not meaningful.
 
-Traces come from foreign files too, so control characters of their texts are shown as escapes.
+Trace files are untrusted, so control characters in their texts are shown as escapes.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from flashinfer_bench.data.measurement import Measurement, read_measurement
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation
 
 REASON_LIMIT: Final = 300
-"""Characters of a one-line reason at most. The trace's log has the whole text."""
+"""Largest number of characters of a one-line reason. The trace's log has the whole text."""
 TRACEBACK: Final = "Traceback (most recent call last)"
 
 
 def reason_of(evaluation: AnyEvaluation) -> str:
-    """Return the line of the log that says why the solution failed; empty for an empty log."""
+    """Return the line of the log with the reason of the failure; empty for an empty log."""
     return first_reason(evaluation.log)
 
 
 def first_reason(text: str) -> str:
-    """Return the first line of a message. If a traceback follows it, the line that names the exception replaces it."""
+    """Return the first line of a message. If a traceback follows, return the line that names the exception."""
     before, mark, after = text.partition(TRACEBACK)
     lines, head = text.strip().splitlines(), (before.strip().splitlines() or [""])[0].rstrip()
     if not lines or not mark or (head and not head.endswith(":")):
@@ -38,12 +38,12 @@ def to_one_line(text: str) -> str:
 
 
 def caveat_of(evaluation: AnyEvaluation) -> str | None:
-    """Return why the latency means nothing, as under Triton's interpreter; None if it means something."""
+    """Return why the latency is not meaningful, as under Triton's interpreter; None if it is meaningful."""
     return caveat_in(read_measurement(evaluation))
 
 
 def caveat_in(measurement: Measurement) -> str | None:
-    """Return why the latency means nothing, by its measurement."""
+    """Return why the latency is not meaningful, from its measurement."""
     if measurement.meaningful:
         return None
     return to_one_line(measurement.reason or "this time says nothing about the kernel")

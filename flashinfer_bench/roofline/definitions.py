@@ -1,4 +1,4 @@
-"""The cost of a definition on a workload, counted by op type from the names of axes and inputs that the format gives.
+"""The cost of a definition on a workload, counted by op type from the format's names of axes and inputs.
 
 FLOPs follow the true lengths. Bytes are those of all inputs and outputs; of a pool (cached tokens, experts, states,
 angles) only the used part counts. A definition has no cost if its axes have other names, its lengths or mask are
@@ -79,7 +79,7 @@ def find_cost(definition: Definition, axes: Mapping[str, int], values: Values | 
     """Return the cost of one call; None if the op type, its axes or its lengths are unknown.
 
     Args:
-        definition: what is computed.
+        definition: the definition.
         axes: every axis by name.
         values: the known values of index inputs.
     """

@@ -69,7 +69,7 @@ PEAKS: Final = (
     (r"RTX 4090", "RTX 4090", (1.3, 82.6, 82.6, 165, 330, 0), 1.008, 72),
     (r"T4\b", "T4", (0.25, 8.1, 8.1, 65, 0, 0), 0.32, 4),
 )
-"""One row a device, of which the first counts whose pattern is found in the name. It lacks a unit whose figure is 0."""
+"""One row a device; the first row counts whose pattern is in the name. It lacks a unit whose figure is 0."""
 
 
 def find_peak(device_name: str) -> Peak | None:

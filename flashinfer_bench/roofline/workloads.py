@@ -1,7 +1,7 @@
 """The cost of a stored workload.
 
 A cost that a workload states is believed, like the lengths from which it would be counted. Index inputs are read once
-for each file. Where they are drawn from a seed, the lengths are not known.
+for each file. If they are drawn from a seed, the lengths are unknown.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def _read_values(definition: Definition, workload: Workload, blob_root: Path) ->
         if spec is None or DTYPES[spec.dtype].kind != "int" or not isinstance(source, SafetensorsInput):
             continue
         with suppress(WorkloadFault):
-            found = read_integers(BlobStore(blob_root).locate(source.path, workload=workload.uuid), source.tensor_key)
-            if found is not None:
-                values[name] = found
+            result = read_integers(BlobStore(blob_root).locate(source.path, workload=workload.uuid), source.tensor_key)
+            if result is not None:
+                values[name] = result
     return values
 
 

@@ -1,4 +1,5 @@
-"""The FlashInfer routines: what each takes, computes and costs, and which GPUs can run it. No torch; nothing runs here.
+"""The FlashInfer routines: the flags, shapes, cost and supported GPUs of each. No torch; nothing runs here.
 
-A routine turns flags into a `Case`; `materials` turns a case into a definition, a workload and a solution per backend.
+A routine turns flags into a `Case`. `case.generated_entry` turns a case into a definition, a workload, and a solution
+for each backend.
 """

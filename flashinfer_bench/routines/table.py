@@ -1,4 +1,4 @@
-"""The table of all routines, made of those of the families. Importing it is cheap."""
+"""The table of all routines, from the modules of the families. It is cheap to import."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def find_routine(name: str) -> Routine:
     """Return the routine of that name.
 
     Raises:
-        Misuse: there is none. The message has the nearest name.
+        Misuse: the name is unknown. The message has the nearest name.
     """
     if name not in ROUTINES:
         hint = did_you_mean(name, ROUTINES) or f"; known: {', '.join(ROUTINES)}"

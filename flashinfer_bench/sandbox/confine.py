@@ -1,9 +1,8 @@
-"""What one worker may reach, and how a fresh fork gives up everything else for good.
+"""The limits of one worker, and how a fresh fork gives up all other access for good.
 
-The session makes a policy (`bench/runner/workers/sandbox_policy.py`) and sends it with the order to start. The worker
-enters it before it has threads, and it holds for all that it starts. A worker without a policy keeps its user's files
-and connections; it still gives up its session, descriptors, environment, capabilities, and its view of processes that
-it did not start.
+The session makes a policy (`bench/runner/workers/sandbox_policy.py`) and sends it with the spawn order. The worker
+applies it before it has threads, and it holds for all its descendants. A worker without a policy keeps its user's files
+and connections. It still gives up its session, descriptors, environment, capabilities, and its view of other processes.
 """
 
 from __future__ import annotations
@@ -31,55 +30,55 @@ from flashinfer_bench.sandbox.seccomp import install_filter
 PLAIN_DEVICES: Final = ("null", "zero", "full", "random", "urandom")
 """Device nodes that every program uses."""
 OWN_THREADS, ALL_THREADS = "/proc/self/task", "/proc"
-"""CUDA gives each thread that it starts a name, in a file below the first folder, and does not start where it cannot.
-For programs that a tool starts later nobody knows their folders yet. What a user may write there, it can."""
+"""CUDA writes a name for each thread that it starts, to a file below the first folder, and fails without access.
+Folders of programs that a tool starts later are still unknown, so tools get the second folder."""
 RESET_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE)
 MOST_DESCRIPTORS: Final = 4096
-"""A worker's process has at most this many descriptors, and at most as many are on their way through sockets: the
-kernel counts these by user, against the sender's limit."""
+"""Most descriptors of a worker's process, and most descriptors in transit through sockets. The kernel counts these by
+user, against the sender's limit."""
 MOST_FILE_BYTES: Final = 16 << 30
-"""A file that a worker writes has at most this many bytes."""
+"""Most bytes of a file that a worker writes."""
 LEAST_OOM_SCORE: Final = 500
-"""Of 1,000. Where memory runs out the kernel ends a worker, and what that started, before who judges it."""
+"""Out-of-memory score of a worker, of 1,000. If memory runs out, the kernel ends workers before the judge."""
 PR_CAPBSET_DROP, CAPABILITY_VERSION, MAX_CAPABILITIES = 24, 0x20080522, 64
 CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2
-"""The first is left to a worker without a policy: without it root could not read a cache that belongs to another user.
-It gives no access to a process's memory."""
+"""A worker without a policy keeps the first capability. Otherwise root could not read a cache of another user. It gives
+no access to a process's memory."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What a worker may reach."""
+    """The access of a worker."""
 
     readable: Sequence[str]
-    """Folders and files that it reads and executes."""
+    """Folders and files that it can read and execute."""
     writable: Sequence[str]
-    """Folders of its own."""
+    """Its own folders."""
     devices: Sequence[str]
-    """Device nodes that it reads, writes and steers."""
+    """Device nodes that it can read, write and control."""
     user: int | None = None
-    """The user and group that it becomes; None to stay who it is."""
+    """The user and group that it becomes; None to keep its user."""
     reads_all_owners: bool = False
-    """Root that keeps its right to read files of other owners, since the environment belongs to one."""
+    """Root keeps its right to read files of other owners, because the environment belongs to another user."""
     for_tool: bool = False
-    """A tool that looks at a solution: it has a network of its own, and its programs name their threads."""
+    """For a tool that inspects a solution: it has its own network, and its programs can name their threads."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the policy as a frame carries it."""
+        """Return the policy in the form of a frame."""
         return asdict(self)
 
     def without_gpu(self) -> Policy:
-        """Return the policy of a worker that reaches no GPU."""
+        """Return the policy of a worker without a GPU."""
         return replace(self, devices=tuple(path for path in self.devices if Path(path).name in PLAIN_DEVICES))
 
     def enter(self) -> int | None:
-        """Enter a domain of these files, become the user, give up every capability, and filter calls.
+        """Enter a Landlock domain with these files, become the user, drop every capability, and filter calls.
 
         Returns:
-            The descriptor by which the filter asks the supervisor.
+            The descriptor through which the filter asks the supervisor.
 
         Raises:
-            OSError: some of it cannot be done; the worker must not go on.
+            OSError: a step failed; the worker must not continue.
         """
         rules = [(path, landlock.READING) for path in self.readable]
         rules += [(path, landlock.OWNING) for path in self.writable]
@@ -96,18 +95,18 @@ class Policy:
             os.setresuid(self.user, self.user, self.user)
         if not drop_capabilities(kept=CAP_DAC_READ_SEARCH if self.reads_all_owners else None):
             raise OSError("this process's capabilities cannot be dropped")
-        die_with_parent(signal.SIGKILL)  # a process that becomes another user forgets it
+        die_with_parent(signal.SIGKILL)  # becoming another user resets this setting
         return install_filter(sandboxed=True, has_own_user=self.user is not None, for_tool=self.for_tool)
 
 
 def confine(order: Mapping[str, Any], fds: Sequence[int], supervisor: socket.socket) -> None:
-    """Turn this fresh fork into a worker's shell: own session, one pipe for output, one socket, its own folder.
+    """Turn this fresh fork into a worker: own session, one pipe for output, one socket, its own folder.
 
     Args:
-        order: its `home`, its `environment`, `most_tasks`, threads and processes that its user may have in all, and
-            its `sandbox`, a policy, where it has one.
+        order: its `home`, its `environment`, `most_tasks` (threads and processes of its user in all), and its `sandbox`
+            policy, if any.
         fds: the socket, and the pipe.
-        supervisor: is sent the descriptor by which the filter asks.
+        supervisor: gets the descriptor through which the filter asks.
     """
     keep_fd, out_fd = fds
     os.setsid()
@@ -121,7 +120,7 @@ def confine(order: Mapping[str, Any], fds: Sequence[int], supervisor: socket.soc
         os.dup2(source, target)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)  # so that what was printed before a crash arrives
+            stream.reconfigure(line_buffering=True)  # output before a crash must arrive
     inherited = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     set_limits(order.get("most_tasks"))
     if order.get("sandbox") is not None:
@@ -137,14 +136,14 @@ def confine(order: Mapping[str, Any], fds: Sequence[int], supervisor: socket.soc
     os.closerange(keep_fd + 1, inherited)
     os.environ.clear()
     os.environ.update(order["environment"])
-    tempfile.tempdir = None  # the session has looked up its own
+    tempfile.tempdir = None  # the session's value is cached here
     os.chdir(order["home"])
 
 
 def set_limits(most_tasks: int | None) -> None:
-    """Limit what this process and its children may take. Address space has no limit: CUDA reserves terabytes of it."""
+    """Limit the resources of this process and its children. Address space has no limit: CUDA reserves terabytes."""
     score = Path("/proc/self/oom_score_adj")
-    with suppress(OSError, ValueError):  # then all processes have an equal chance
+    with suppress(OSError, ValueError):  # then all processes have equal scores
         score.write_text(str(max(LEAST_OOM_SCORE, int(score.read_text()))))
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: MOST_FILE_BYTES, resource.RLIMIT_NOFILE: MOST_DESCRIPTORS}
     if most_tasks is not None:
@@ -155,7 +154,7 @@ def set_limits(most_tasks: int | None) -> None:
 
 
 def drop_capabilities(kept: int | None = CAP_DAC_OVERRIDE) -> bool:
-    """Give up every capability but one, also for programs that are started; say whether it was done."""
+    """Drop every capability except one, also for programs that are started; return whether it worked."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         header = struct.pack("Ii", CAPABILITY_VERSION, 0)
@@ -165,7 +164,7 @@ def drop_capabilities(kept: int | None = CAP_DAC_OVERRIDE) -> bool:
         permitted = struct.unpack("6I", held.raw)[1]
         for number in range(MAX_CAPABILITIES):
             if number != kept:
-                prctl(PR_CAPBSET_DROP, number)  # fails for an ordinary user, who has no capability
+                prctl(PR_CAPBSET_DROP, number)  # fails for an ordinary user without capabilities
         left = 0 if kept is None else permitted & (1 << kept)
         return bool(libc.capset(header, struct.pack("6I", left, left, 0, 0, 0, 0)) == 0)
     except (OSError, AttributeError):

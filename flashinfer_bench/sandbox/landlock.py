@@ -1,9 +1,9 @@
-"""The kernel's Landlock: what a process, and all that it starts, may do with files, TCP, and processes outside it.
+"""Landlock: limits of a process and its descendants for files, TCP, and outside processes.
 
-A rule gives rights on a folder with all below it, or on one file; what no rule gives is refused with EACCES. A domain
-is for good, and a further one can only take away. Rights that the kernel does not know are left out of the ruleset.
-A process may not trace a process outside its own domain, and so not read its memory. Since version 6 it may not send it
-a signal either, so that a signal to everybody reaches just what a supervisor has below it.
+A rule gives rights on a folder with all its content, or on one file. All other access fails with EACCES. A domain is
+permanent, and a further domain can only remove rights. Rights unknown to the kernel are omitted from the ruleset. A
+process cannot trace a process outside its own domain, so it cannot read that memory. Since version 6 it cannot send
+signals there either. So a signal to all processes reaches only the processes below a supervisor.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 MAKE_CHARACTER_DEVICE, MAKE_BLOCK_DEVICE = 1 << 6, 1 << 11
 REFER, TRUNCATE, IOCTL_DEVICE = 1 << 13, 1 << 14, 1 << 15
 FILE_RIGHTS_SINCE: Final = ((1, (1 << 13) - 1), (2, REFER), (3, TRUNCATE), (5, IOCTL_DEVICE))
-"""First version, and the rights on files that came with it."""
+"""First version, and the rights on files that it added."""
 ON_ONE_FILE: Final = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEVICE
-"""The other rights are a folder's."""
+"""Rights that apply to files. Other rights apply only to folders."""
 TCP_BIND_AND_CONNECT: Final = 3
 SCOPE_ABSTRACT_SOCKETS, SCOPE_SIGNALS = 1, 2
 REFER_VERSION, TCP_VERSION, SCOPE_VERSION = 2, 4, 6
@@ -36,37 +36,37 @@ READING: Final = EXECUTE | READ_FILE | READ_DIR
 USING: Final = READ_FILE | WRITE_FILE | TRUNCATE | IOCTL_DEVICE
 """Rights on a device."""
 NAMING: Final = READING | WRITE_FILE | TRUNCATE
-"""Reading, and writing into files that are there."""
+"""Rights to read, and to write to existing files."""
 OWNING: Final = ((1 << 16) - 1) & ~(MAKE_CHARACTER_DEVICE | MAKE_BLOCK_DEVICE)
-"""Rights on a folder of one's own: all but making device nodes."""
+"""Rights on an own folder: all except making device nodes."""
 
 
 def version() -> int:
-    """Return the kernel's version of Landlock; 0 where it has none, or has it switched off."""
+    """Return the kernel's version of Landlock; 0 if it is missing or disabled."""
     return max(0, system_call(CREATE_RULESET, None, ctypes.c_size_t(0), GET_VERSION))
 
 
 def restrict_files(rules: Iterable[tuple[str, int]], *, keeps_tcp: bool = False) -> None:
-    """Refuse this process every file that no rule names, TCP, and processes that it did not start.
+    """Deny this process all files without a rule, TCP, and processes that it did not start.
 
-    Call it before there are threads: the kernel restricts the calling one only.
+    Call it before there are threads: the kernel restricts only the calling thread.
 
     Args:
-        rules: path, and the rights on it. A path that is not there needs no rule, and gets none.
-        keeps_tcp: do not refuse TCP.
+        rules: path, and the rights on it. Missing paths are skipped.
+        keeps_tcp: do not deny TCP.
 
     Raises:
-        OSError: the kernel does not do it.
+        OSError: the kernel refuses.
     """
     known = sum(rights for since, rights in FILE_RIGHTS_SINCE if version() >= since)
     _enter(rules, known, 0 if keeps_tcp else TCP_BIND_AND_CONNECT, SCOPE_ABSTRACT_SOCKETS | SCOPE_SIGNALS)
 
 
 def keep_apart() -> bool:
-    """Enter a domain of this process and what it starts, all files open: none outside can be traced, or signalled.
+    """Enter a domain with all files, in which no outside process can be traced or signalled.
 
     Returns:
-        Whether there is one; before version 2 no file could be moved between folders in it.
+        Whether it worked. Before version 2 files could not be moved between folders in a domain.
     """
     if version() < REFER_VERSION:
         return False
@@ -77,7 +77,7 @@ def keep_apart() -> bool:
 
 
 def keep_signals_apart() -> bool:
-    """Enter such a domain; say whether `kill_domain` can be called in it: the parent cannot be signalled any more."""
+    """Enter such a domain; return whether `kill_domain` can be called in it: the parent can no longer be signalled."""
     parent = os.getppid()
     if version() < SCOPE_VERSION or parent <= 1 or not _may_signal(parent):
         return False
@@ -86,16 +86,16 @@ def keep_signals_apart() -> bool:
 
 
 def kill_domain() -> None:
-    """Kill all that this process may signal, at once: none of them is in the middle of a fork.
+    """Kill all processes that this process can signal, at once, so that none can fork in between.
 
-    Call it where `keep_signals_apart` has returned True. Else it would hit the machine.
+    Call it only if `keep_signals_apart` has returned True. Otherwise it would kill processes of the whole machine.
     """
     with suppress(ProcessLookupError, PermissionError):
         os.kill(-1, signal.SIGKILL)
 
 
 def _may_signal(pid: int) -> bool:
-    """Tell whether this process may; false only where it was refused."""
+    """Return whether this process can signal another process; False only after a refusal."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -109,7 +109,7 @@ def _enter(rules: Iterable[tuple[str, int]], files: int, network: int, scopes: i
     kernel = version()
     words = [files, network if kernel >= TCP_VERSION else 0, scopes if kernel >= SCOPE_VERSION else 0]
     while words[-1] == 0:
-        words.pop()  # an older kernel takes no longer structure
+        words.pop()  # an older kernel accepts only a shorter structure
     attributes = struct.pack(f"{len(words)}Q", *words)
     ruleset = _check(system_call(CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0), "a ruleset")
     try:
@@ -122,7 +122,7 @@ def _enter(rules: Iterable[tuple[str, int]], files: int, network: int, scopes: i
 
 
 def _add_rule(ruleset: int, path: str, rights: int) -> None:
-    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)  # opens nothing, so a FIFO or a device cannot hold it up
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)  # O_PATH opens no content, so a FIFO or a device cannot block
     try:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
             rights &= ON_ONE_FILE

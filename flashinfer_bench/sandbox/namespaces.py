@@ -1,8 +1,8 @@
-"""Namespaces: a network of one's own, and for root a /proc that it cannot steer.
+"""Namespaces: a private network, and for root a read-only part of /proc.
 
-A tool of `inspect` and the program that it looks at speak over the network's loopback, which no other process reaches,
-and there is no way out. Compilers have such a network, too, with nothing in it. Root makes one; another user has it in
-a user namespace of its own, where the system lets users make these.
+A tool of `inspect` and its target communicate over the loopback of a private network, which other processes cannot
+reach, and which has no way out. Compilers have such a network, too. Root can make it. Another user makes it in a user
+namespace, if the system allows that.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ REQUEST: Final = struct.Struct("16sh22x")
 """The kernel's `ifreq`: the name of an interface, and its flags."""
 READ_ONLY, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 32, 4096, 16384, 1 << 18
 STEERS_THE_SYSTEM: Final = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
-"""Of /proc: root's files there steer the system, whoever writes them as root."""
+"""Entries of /proc through which root controls the system."""
 
 
 def enter_own_network() -> bool:
-    """Leave the machine's network for one of this process's own, with loopback alone; say whether it was done."""
+    """Leave the machine's network for a private network with loopback only; return whether it worked."""
     user, group = os.getuid(), os.getgid()
     if not _unshare(CLONE_NEWNET):
         if user == 0 or not _unshare(CLONE_NEWUSER | CLONE_NEWNET):
             return False
-        show_memory()  # else the files below belong to root
+        show_memory()  # otherwise the files below belong to root
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
@@ -45,15 +45,15 @@ def enter_own_network() -> bool:
 
 
 def has_own_network() -> bool:
-    """Tell whether a process could have a network of its own here: a child tries it."""
+    """Return whether a process can have a private network here: a child process tries it."""
     return in_child(enter_own_network)
 
 
 def seal_proc() -> None:
-    """Make what steers the system read-only in a view of files of this process's own; root calls it.
+    """Make the system controls of /proc read-only in a private mount namespace. Root calls it.
 
     Raises:
-        OSError: it is not to be had, and these files can be written.
+        OSError: this is not possible, and these files are writable.
     """
     paths = [path for path in (f"/proc/{name}" for name in STEERS_THE_SYSTEM) if Path(path).exists()]
     if not _unshare(CLONE_NEWNS):

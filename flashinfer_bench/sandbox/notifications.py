@@ -1,9 +1,9 @@
-"""What the supervisor answers when the kernel asks about a worker's call (seccomp user notification).
+"""Answers the kernel's questions about a worker's system calls (seccomp user notification).
 
-A call that names a process is free below the supervisor, and refused everywhere else. Modes and times of the worker's
-own files are set here, since a call that went on could be deceived: its path lies in memory that changes. So the
-supervisor opens the file, looks where it lies, and changes it; of times it sets the present one. In the same way it
-connects a tool's socket, to names and addresses of the tool's own network alone; a path would lead to every service of
+A call that names a process is allowed for processes below the supervisor, and refused otherwise. Modes and times of the
+worker's own files are set here. A continued call could be deceived, because its path lies in changeable memory. So the
+supervisor opens the file, checks its location, and changes it. For times it sets the present time. In the same way it
+connects a tool's socket, only to names and addresses of the tool's own network. A path would lead to every service of
 the machine.
 """
 
@@ -27,9 +27,9 @@ from flashinfer_bench.sandbox.process_tree import ancestors, process_table, syst
 from flashinfer_bench.sandbox.seccomp import MACHINES, read_calls
 
 QUESTION: Final = struct.Struct("=QIIiIQ6Q")
-"""What the kernel asks: id, pid, flags; then the call's number, architecture, instruction and arguments."""
+"""The kernel's question: id, pid, flags; then the call's number, architecture, instruction and arguments."""
 ANSWER: Final = struct.Struct("=QqiI")
-"""What the kernel is answered: id, value, error, flags."""
+"""The answer: id, value, error, flags."""
 RECEIVE, SEND, GO_ON = 0xC0502100, 0xC0182101, 1
 PIDFD_OPEN, PIDFD_GETFD = 434, 438
 AT_FDCWD, AT_SYMLINK_NOFOLLOW = -100, 0x100
@@ -38,11 +38,11 @@ MODE_BITS: Final = 0o777
 
 
 class Notifications:
-    """Answers what the filter of one worker asks.
+    """Answers the questions of one worker's filter.
 
     Args:
-        channel: the worker sends the kernel's descriptor over it, once, and keeps none.
-        folders: the worker's own.
+        channel: the worker sends the kernel's descriptor over it, once, and keeps no copy.
+        folders: the worker's own folders.
     """
 
     def __init__(self, channel: socket.socket, folders: Sequence[str] = ()) -> None:
@@ -53,15 +53,15 @@ class Notifications:
         self._calls = {number: (name, verdict) for name, (number, verdict) in calls.items()}
 
     def descriptors(self) -> list[int]:
-        """Return what to wait on; call `turn` when it is readable."""
+        """Return the descriptors to wait on. Call `handle` when one is readable."""
         if self._channel is not None:
             return [self._channel.fileno()]
         return [self._listener] if self._listener >= 0 else []
 
-    def turn(self) -> None:
-        """Take the kernel's descriptor, or answer one question."""
+    def handle(self) -> None:
+        """Receive the kernel's descriptor, or answer one question."""
         if self._channel is None:
-            with suppress(OSError):  # the process that asked has ended
+            with suppress(OSError):  # the asking process has ended
                 self._answer()
             return
         _, fds, _, _ = socket.recv_fds(self._channel, 1, 1)
@@ -86,7 +86,7 @@ class Notifications:
 
 
 def _error_of(act: Callable[..., None], *arguments: object) -> int:
-    """Return the error of a call that is done or judged; the supervisor lives on, whatever it was asked with."""
+    """Return the error of a call that is done or judged. No question may end the supervisor."""
     try:
         act(*arguments)
     except OSError as error:
@@ -100,7 +100,7 @@ def judge_aim(aim: int, supervisor: int) -> None:
     """Judge a call that names a process or, if it is negative, a process group.
 
     Raises:
-        PermissionError: not all that it means descends from the supervisor.
+        PermissionError: one of these processes is not a descendant of the supervisor.
     """
     aimed = [aim] if aim > 0 else []
     if aim < -1:
@@ -110,16 +110,16 @@ def judge_aim(aim: int, supervisor: int) -> None:
 
 
 def change_file(name: str, arguments: Sequence[int], pid: int, folders: Sequence[str]) -> None:
-    """Set the mode of a file below some folders as a process's call asks, or the present time.
+    """Set the mode of a file below some folders as a call requests, or the present time.
 
     Args:
         name: chmod, fchmod, fchmodat or utimensat.
-        arguments: the call's.
-        pid: the thread that asks.
+        arguments: arguments of the call.
+        pid: the asking thread.
         folders: real paths.
 
     Raises:
-        OSError: there is no such file, or it lies elsewhere.
+        OSError: there is no such file, or it is elsewhere.
     """
     folder, path_at, mode = arguments[0], arguments[1], arguments[2]
     if name == "chmod":
@@ -127,7 +127,7 @@ def change_file(name: str, arguments: Sequence[int], pid: int, folders: Sequence
     elif name == "fchmod":
         path_at, mode = 0, arguments[1]
     elif name == "utimensat" and arguments[3] & AT_SYMLINK_NOFOLLOW:
-        return  # nobody reads a link's times
+        return  # the times of a link are irrelevant
     number = ctypes.c_int(folder & 0xFFFFFFFF).value
     start = Path(f"/proc/{pid}", "cwd" if number == AT_FDCWD else f"fd/{number}")
     if path_at or name not in ("fchmod", "utimensat"):
@@ -135,7 +135,7 @@ def change_file(name: str, arguments: Sequence[int], pid: int, folders: Sequence
         if not path or not end:
             raise OSError(errno.ENAMETOOLONG if path else errno.ENOENT, "path")
         start /= re.sub("^/proc/(thread-)?self/", f"/proc/{pid}/", path)
-    fd = os.open(start, os.O_PATH | os.O_CLOEXEC)  # without its content
+    fd = os.open(start, os.O_PATH | os.O_CLOEXEC)  # opens no content
     try:
         opened = Path(f"/proc/self/fd/{fd}")
         if not any(opened.readlink().is_relative_to(own) for own in folders):
@@ -149,14 +149,14 @@ def change_file(name: str, arguments: Sequence[int], pid: int, folders: Sequence
 
 
 def connect_socket(arguments: Sequence[int], pid: int) -> None:
-    """Connect a process's socket, whose network is its own, as its call asks; this may take as long as the call would.
+    """Connect the socket of a process with its own network, as its call requests. This can take as long as the call.
 
     Args:
-        arguments: the call's: a descriptor, an address in memory, its length.
-        pid: the thread that asks.
+        arguments: arguments of the call: a descriptor, an address in memory, its length.
+        pid: the asking thread.
 
     Raises:
-        OSError: as the call's, or the address leads elsewhere.
+        OSError: as for the call, or the address leads outside.
     """
     size = arguments[2] & 0xFFFFFFFF
     if not 2 <= size <= MOST_ADDRESS_BYTES:
@@ -164,7 +164,7 @@ def connect_socket(arguments: Sequence[int], pid: int) -> None:
     address = read_memory(pid, arguments[1], size)
     if len(address) < size:
         raise OSError(errno.EFAULT, "memory")
-    status = Path(f"/proc/{pid}/status").read_bytes()  # the name in it may be any bytes but a line feed
+    status = Path(f"/proc/{pid}/status").read_bytes()  # the process name in it can have any bytes except a line feed
     process = int(status.partition(b"\nTgid:")[2].split(None, 1)[0])
     pidfd = _check(system_call(PIDFD_OPEN, process, 0))
     try:
@@ -178,7 +178,7 @@ def connect_socket(arguments: Sequence[int], pid: int) -> None:
             family = taken.family
         is_inside = family in (socket.AF_INET, socket.AF_INET6)
         if family == socket.AF_UNIX:
-            is_inside = address[2:3] == b"\0"  # the name of no path begins so
+            is_inside = address[2:3] == b"\0"  # abstract names begin so
         if not is_inside or struct.unpack_from("=H", address)[0] != family:
             raise PermissionError(errno.EACCES, "the machine's services")
         _check(ctypes.CDLL(None, use_errno=True).connect(fd, address, ctypes.c_uint(size)))
@@ -187,10 +187,10 @@ def connect_socket(arguments: Sequence[int], pid: int) -> None:
 
 
 def read_memory(pid: int, address: int, size: int) -> bytes:
-    """Read a process's memory: less, if it ends before.
+    """Read a process's memory: fewer bytes if it ends earlier.
 
     Raises:
-        OSError: there is none.
+        OSError: there is no memory at the address.
     """
     with suppress(OverflowError, OSError), Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         data = os.pread(memory.fileno(), size, address)

@@ -1,8 +1,7 @@
-"""Process trees on Linux: prctl, who descends from whom, what they hold in memory, and ending all of them.
+"""Process trees on Linux: prctl, descendants, their memory, and ending them.
 
-A worker is ended with all that it has started by its supervisor (`end_descendants`); if the supervisor cannot, by the
-session (`end_tree`).
-Without /proc or prctl these functions find nothing and do nothing.
+A supervisor ends its worker with all descendants (`end_descendants`). If the supervisor cannot, the session does it
+(`end_tree`). Without /proc or prctl these functions find nothing and do nothing.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from typing import Any, Final, NamedTuple
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
 KILL_ROUNDS: Final = 100
-"""Look for new processes of a session at most this many times."""
+"""Most searches for new processes of a session."""
 KILL_POLL_S: Final = 0.002
 MOST_REAPED: Final = 1000
-"""Reap at most this many processes in one turn: a worker may make orphans without end, and there is more to do."""
+"""Most processes that are reaped at once. A worker can make endless orphans, and other work is due."""
 MACHINE_MEMORY: Final = Path("/proc/meminfo")
 
 
 def prctl(option: int, value: int) -> bool:
-    """Call prctl(2); say whether it was done."""
+    """Call prctl(2); return whether it worked."""
     try:
         return bool(ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0) == 0)
     except (OSError, AttributeError):
@@ -36,7 +35,7 @@ def prctl(option: int, value: int) -> bool:
 
 
 def system_call(number: int, *arguments: Any) -> int:
-    """Make a system call by its number; return -1 where it fails, or where the system has no such call."""
+    """Make a system call by its number; return -1 if it fails or is missing."""
     try:
         return int(ctypes.CDLL(None, use_errno=True).syscall(number, *arguments))
     except (OSError, AttributeError):
@@ -44,7 +43,7 @@ def system_call(number: int, *arguments: Any) -> int:
 
 
 def fork() -> int:
-    """Fork. Python warns of threads that hold locks; this process has no threads of ours."""
+    """Fork. Python warns of threads that hold locks, but this process has no threads of ours."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
@@ -61,7 +60,7 @@ def adopt_orphans() -> None:
 
 
 def hide_memory() -> None:
-    """Let no other process of this user read or write this one's memory; programs that it starts are not hidden."""
+    """Protect this process's memory from other processes of this user. Programs that it starts are not protected."""
     prctl(PR_SET_DUMPABLE, 0)
 
 
@@ -71,7 +70,7 @@ def show_memory() -> None:
 
 
 def in_child(act: Callable[[], bool]) -> bool:
-    """Return what a function returns in a child of this process, which ends then; False if it raises."""
+    """Return a function's result from a child process that ends then; False if it raises."""
     pid = fork()
     if pid == 0:
         is_done = False
@@ -92,7 +91,7 @@ class Process(NamedTuple):
 
 
 def read_process(pid: int) -> Process | None:
-    """Return a process, or a thread's process, from proc(5)'s stat; None if it is gone."""
+    """Return a process, or the process of a thread, from proc(5)'s stat; None if it has ended."""
     try:
         state, *numbers = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split()[:4]
     except (OSError, ValueError):
@@ -101,7 +100,7 @@ def read_process(pid: int) -> Process | None:
 
 
 def cpu_ticks(pid: int) -> int:
-    """Return the processor time that a process has used, in clock ticks; 0 if it is gone."""
+    """Return the processor time of a process in clock ticks; 0 if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split()
     except OSError:
@@ -110,7 +109,7 @@ def cpu_ticks(pid: int) -> int:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Tell whether a process has a handler for a signal."""
+    """Return whether a process has a handler for a signal."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
@@ -120,20 +119,20 @@ def catches(pid: int, number: int) -> bool:
 
 
 def process_table() -> dict[int, Process]:
-    """Return every process that this one can see, by its id."""
+    """Return every visible process by its id."""
     names = [entry.name for entry in os.scandir("/proc")] if Path("/proc").is_dir() else []
     found = {int(name): read_process(int(name)) for name in names if name.isdigit()}
     return {pid: process for pid, process in found.items() if process is not None}
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether a process is there and has not ended yet."""
+    """Return whether a process exists and has not ended."""
     process = read_process(pid)
     return process is not None and process.state not in "ZX"
 
 
 def ancestors(pid: int) -> list[int]:
-    """Return the processes above one, the nearest first."""
+    """Return the ancestors of a process, nearest first."""
     found: list[int] = []
     while (process := read_process(pid)) is not None and process.parent not in (0, *found):
         found.append(pid := process.parent)
@@ -141,7 +140,7 @@ def ancestors(pid: int) -> list[int]:
 
 
 def descendants(root: int) -> list[int]:
-    """Return every process below `root`, itself left out."""
+    """Return every process below `root`, without `root`."""
     children: dict[int, list[int]] = {}
     for pid, process in process_table().items():
         children.setdefault(process.parent, []).append(pid)
@@ -152,21 +151,21 @@ def descendants(root: int) -> list[int]:
 
 
 def session_members(sessions: Iterable[int]) -> dict[int, dict[int, str]]:
-    """Return of each session pid → state of its processes."""
+    """Return session → pid → state of its processes."""
     table = process_table().items()
     return {wanted: {pid: one.state for pid, one in table if one.session == wanted} for wanted in sessions}
 
 
 def count_tasks() -> int:
-    """Return how many threads the machine has, those of others and of other containers included."""
+    """Return the number of threads on the machine, including other users and containers."""
     with suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
     return 0
 
 
 def kill_session(session: int, *, spare: int | None = None) -> None:
-    """Kill every process of a session, also those with a group of their own, such as ninja's compilers."""
-    for _ in range(KILL_ROUNDS):  # one may start another while we look
+    """Kill every process of a session, including processes in other groups, such as ninja's compilers."""
+    for _ in range(KILL_ROUNDS):  # a process may start another during the search
         alive = [pid for pid, state in session_members([session])[session].items() if state != "Z" and pid != spare]
         if not alive:
             return
@@ -174,7 +173,7 @@ def kill_session(session: int, *, spare: int | None = None) -> None:
 
 
 def reap() -> tuple[list[tuple[int, int]], bool]:
-    """Reap what has ended, orphans too: return pids with their wait statuses, and whether a child is left."""
+    """Reap ended processes, including orphans; return pids with wait statuses, and whether a child is left."""
     found: list[tuple[int, int]] = []
     with suppress(ChildProcessError):
         while len(found) < MOST_REAPED:
@@ -187,12 +186,12 @@ def reap() -> tuple[list[tuple[int, int]], bool]:
 
 
 def end_descendants(kill_all: Callable[[], object] | None) -> int:
-    """Kill and reap every process below this one; return how many there were, as far as they were seen.
+    """Kill and reap every process below this process; return their number, as far as observed.
 
-    It goes on until none is left: a session that waits for that has a deadline.
+    It continues until all have ended. A session that waits for it has a deadline.
 
     Args:
-        kill_all: kills all that is below this process, and nothing else; None if nothing can. Then each is looked for.
+        kill_all: kills exactly the processes below this process; None if this is not possible. Then they are searched.
     """
     seen: set[int] = set()
     is_left = True
@@ -209,9 +208,9 @@ def end_descendants(kill_all: Callable[[], object] | None) -> int:
 
 
 def end_tree(root: int, limit_s: float) -> bool:
-    """Kill a process and all below it; say whether everything was gone before the limit.
+    """Kill a process and all its descendants; return whether all had ended before the limit.
 
-    The root is killed last: if it adopts orphans, it gets every process that loses its parent, also while stopped.
+    The root is killed last. A root that adopts orphans gets every process whose parent ends, even while stopped.
     """
     deadline = time.monotonic() + limit_s
     if not kill_below(root, limit_s):
@@ -225,9 +224,10 @@ def end_tree(root: int, limit_s: float) -> bool:
 
 
 def kill_below(root: int, limit_s: float) -> bool:
-    """Kill every process below one, also those started meanwhile; say whether all were gone before the limit.
+    """Kill every process below a process, including new ones; return whether all had ended before the limit.
 
-    All are gone once none is alive and none is new: what only forks and ends has left its dead by the next look.
+    It is finished when no process is alive and none is new. A process that only forks leaves dead processes, which the
+    next search finds.
     """
     deadline = time.monotonic() + limit_s
     seen: set[int] = set()
@@ -243,9 +243,9 @@ def kill_below(root: int, limit_s: float) -> bool:
 
 
 def kill_with_groups(root: int, below: Iterable[int]) -> None:
-    """Kill processes below one, and first their groups: a group is killed at once, also while its members fork and end.
+    """Kill processes below a process, and first their groups. A group is killed at once, even while its members fork.
 
-    No group is killed that the root, this process or one above them is in.
+    Groups of the root, of this process, or of their ancestors are spared.
     """
     pids, own = list(below), [root, os.getpid(), *ancestors(root)]
     groups, spared = ({one.group for one in map(read_process, some) if one is not None} for some in (pids, own))
@@ -262,7 +262,7 @@ def _kill(pids: Iterable[int]) -> None:
 
 
 def await_children(limit_s: float) -> None:
-    """Wait until this process has no children any more, no longer than the limit."""
+    """Wait until this process has no children any more, at most for the limit."""
     deadline = time.monotonic() + limit_s
     with suppress(ChildProcessError):
         while time.monotonic() < deadline:
@@ -271,15 +271,15 @@ def await_children(limit_s: float) -> None:
 
 
 class Memory(NamedTuple):
-    """What a process holds in the machine's memory, in bytes. Files do not count, since the kernel may drop them."""
+    """Resident memory of a process, in bytes. Files do not count, since the kernel can drop them."""
 
     private: int = 0
     shared: int = 0
-    """Mapped shared memory. `hidden_memory` sees memory that is not mapped."""
+    """Mapped shared memory. `hidden_memory` counts memory that is not mapped."""
 
 
 def resident_memory(pid: int) -> Memory:
-    """Return what a process holds, pages that forks share with it among that; nothing when it is gone.
+    """Return a process's resident memory, including pages shared with forks; zeros if it has ended.
 
     If its first thread has ended, the kernel reports the memory in the files of the other threads.
     """
@@ -293,9 +293,9 @@ def resident_memory(pid: int) -> Memory:
 
 
 def proportional_memory(pid: int) -> Memory:
-    """Return what a process holds, pages divided among their sharers: slow, but right for forks.
+    """Return a process's memory with shared pages divided among their users. It is slow, but exact for forks.
 
-    Of a process that hides its memory only `resident_memory` is known.
+    For a process that hides its memory, only `resident_memory` is available.
     """
     with suppress(OSError):
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_bytes()
@@ -306,11 +306,11 @@ def proportional_memory(pid: int) -> Memory:
 
 
 def hidden_memory(file: Path = MACHINE_MEMORY) -> tuple[int, int]:
-    """Return the bytes of the machine's memory that are in use and are no process's private memory, counted twice.
+    """Return the used bytes of the machine that are no process's private memory, as two counts.
 
-    First whatever is neither available nor private: pinned pages and drivers' buffers, too. The kernel reports freed
-    memory late, so this lags. Then what the kernel counts at once: shared memory, mapped or not, its tables and its
-    buffers. Zeros if the kernel reports nothing.
+    The first count is all memory that is neither available nor private, including pinned pages and drivers' buffers. It
+    lags, because the kernel reports freed memory late. The second count is immediate: shared memory, its tables and its
+    buffers. Both are 0 if the kernel reports nothing.
     """
     text = b""
     with suppress(OSError):
@@ -323,9 +323,9 @@ def hidden_memory(file: Path = MACHINE_MEMORY) -> tuple[int, int]:
 
 
 def read_kilobytes(status: bytes, name: bytes) -> int | None:
-    """Return the bytes that a line of a process's file reports; None where there is no such line.
+    """Return the bytes on a line of a process's file; None if there is no such line.
 
-    Nothing but a line feed ends a line: a process may give itself a name that has any other sign.
+    Only a line feed ends a line, since a process name can have any other character.
     """
     found = re.search(rb"^" + name + rb":[ \t]+(\d+) kB$", status, re.MULTILINE)
     return None if found is None else int(found[1]) * 1024

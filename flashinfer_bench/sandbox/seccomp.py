@@ -1,15 +1,14 @@
-"""The filter on a worker's system calls (seccomp): one table of calls, and its assembler.
+"""The filter on a worker's system calls (seccomp): a table of calls, and its assembler.
 
-Without a sandbox it refuses calls that read or steer another process. A call that names a process (kill, priorities,
-affinity, limits) is free where it names the caller; else the kernel asks the supervisor (`notifications.py`).
+Without a sandbox it refuses calls that read or control another process. A call that names a process (kill, priorities,
+affinity, limits) is allowed if it names the caller. Otherwise the kernel asks the supervisor (`notifications.py`).
 
-In a sandbox it also refuses what Landlock does not know: ways to connect other than TCP (sockets by path, datagrams,
-netlink), rings of calls that no filter sees (io_uring), shared memory and queues that outlive a process, namespaces,
-mounts, kernel modules, and things of which the machine or a user has a number for all processes (watches on files).
-Modes, times and attributes of files are no matter of Landlock's either: an owner could take the right to read a data
-set from everybody. A worker with a user of its own owns its own files only, and sets these freely. Otherwise the
-supervisor sets modes and the present time for it, below its own folders. The filter holds for threads and all that is
-started.
+In a sandbox it also refuses calls that Landlock does not cover: connections other than TCP (sockets by path, datagrams,
+netlink), io_uring, shared memory and queues that outlive a process, namespaces, mounts, kernel modules, and resources
+limited for the whole machine or user (watches on files). Landlock does not cover modes, times and attributes of files
+either: an owner could remove the read permission of a data set. A worker with its own user owns only its own files, and
+sets these freely. Otherwise the supervisor sets modes and the present time for it, below its own folders. The filter
+holds for threads and all descendants.
 """
 
 from __future__ import annotations
@@ -123,21 +122,22 @@ inotify_init1            294      26     sealed
 inotify_add_watch        254      27     sealed
 fanotify_init            300     262     sealed
 """
-"""Verdicts: `refuse` with EPERM; `process:N` asks unless argument N is the caller. In a sandbox only: `sealed` is
-refused with EPERM, `missing` answered as by a kernel without the call (clone3's flags lie in memory; libraries then
-take an older one), `own-file` done by the supervisor, `done` answered as if it were, `attribute` answered as by a file
-system without any; `stream` allows sockets that have to connect before they can send, so that no address counts which
-a call to send names; `connect` is refused. Of `refuse` and `sealed` those of an argument's lower half that are listed
-(`N=`), all others (`N!`), or those with any of some bits (`N&`). The kernel reads ids and flags from that half."""
+"""Verdicts: `refuse` fails with EPERM. `process:N` asks unless argument N is the caller. The others apply in a sandbox
+only: `sealed` fails with EPERM. `missing` fails like on a kernel without the call (clone3's flags are in memory;
+libraries then use an older call). `own-file` is done by the supervisor. `done` reports success without an effect.
+`attribute` fails like on a file system without attributes. `stream` allows only sockets that must connect before they
+send, so that addresses in send calls have no effect. `connect` is refused. `refuse` and `sealed` can be limited to
+listed values of an argument's lower half (`N=`), to all other values (`N!`), or to values with any of some bits (`N&`).
+The kernel reads ids and flags from that half."""
 MACHINES: Final = {"x86_64": (1, 0xC000003E), "aarch64": (2, 0xC00000B7)}
-"""Machine → its column of the table, and the number by which the kernel names it."""
+"""Machine → its column of the table, and its number in the kernel."""
 SECCOMP: Final = {"x86_64": 317, "aarch64": 277}
 
 SET_MODE_FILTER: Final = 1
 SPEC_ALLOW, NEW_LISTENER = 1 << 2, 1 << 3
-"""SPEC_ALLOW: the filter keeps no secret. So the kernel need not slow the process down to protect one."""
+"""SPEC_ALLOW: the filter has no secrets, so the kernel need not slow the process down to protect them."""
 ASKING_KERNEL: Final = (5, 5)
-"""The first Linux that can let a call go on after it has asked about it."""
+"""First Linux version that can continue a call after a question."""
 X32_CALLS: Final = 0x40000000
 LOAD, AND, RETURN, IF_EQUAL, IF_AT_LEAST, IF_ANY_BIT = 0x20, 0x54, 0x06, 0x15, 0x35, 0x45
 ALLOW, ASK, FAIL = 0x7FFF0000, 0x7FC00000, 0x00050000
@@ -148,32 +148,32 @@ AF_UNIX, SOCK_KIND = 1, 0xF
 STREAMS: Final = (1, 5)
 """SOCK_STREAM, SOCK_SEQPACKET."""
 INTERNET: Final = (2, 10, 16)
-"""AF_INET, AF_INET6, and AF_NETLINK, by which a program asks which networks there are."""
+"""AF_INET, AF_INET6, and AF_NETLINK, through which a program lists the networks."""
 Program = list[bytes]
 """Instructions of seccomp's classic BPF."""
 
 
 def read_calls(machine: str) -> dict[str, tuple[int, str]]:
-    """Return call → its number on a machine, and its verdicts; a call that the machine does not have is left out."""
+    """Return call → its number on a machine, and its verdicts. Calls that the machine lacks are omitted."""
     rows = [line.split(None, 3) for line in TABLE.splitlines() if line and not line.startswith("#")]
     column = MACHINES[machine][0]
     return {row[0]: (int(row[column]), row[3]) for row in rows if row[column] != "-"}
 
 
 def install_filter(*, sandboxed: bool = False, has_own_user: bool = False, for_tool: bool = False) -> int | None:
-    """Filter this process's calls from here on; call it before there are threads.
+    """Filter this process's calls from now on. Call it before there are threads.
 
     Args:
-        sandboxed: refuse ways out of a sandbox, too.
-        has_own_user: its user owns no file but the worker's own.
-        for_tool: leave open what a tool needs that looks at a solution in a network of its own: that network's sockets.
+        sandboxed: also refuse ways out of a sandbox.
+        has_own_user: its user owns only the worker's files.
+        for_tool: allow sockets of the private network, for a tool that inspects a solution.
 
     Returns:
-        The descriptor by which the supervisor is asked; None if the kernel asks nobody. Then calls that name another
-        process are refused in a sandbox, and go on without.
+        The descriptor through which the supervisor is asked; None if the kernel does not ask. Then calls that name
+        another process are refused in a sandbox, and allowed without a sandbox.
 
     Raises:
-        OSError: a sandbox cannot be had.
+        OSError: the sandbox is not available.
     """
     machine, kind = platform.machine(), {"sandboxed": sandboxed, "has_own_user": has_own_user, "for_tool": for_tool}
     if machine in MACHINES and can_ask(platform.release()):
@@ -189,7 +189,7 @@ def install_filter(*, sandboxed: bool = False, has_own_user: bool = False, for_t
 
 
 def refuse_calls(names: Iterable[str]) -> None:
-    """Refuse these calls from here on; an earlier filter stays. If none can be had, do nothing."""
+    """Refuse these calls from now on; an earlier filter stays. Without seccomp support it does nothing."""
     machine = platform.machine()
     if machine in MACHINES:
         calls = read_calls(machine)
@@ -198,7 +198,7 @@ def refuse_calls(names: Iterable[str]) -> None:
 
 
 def can_filter() -> bool:
-    """Tell whether a sandbox's filter can be had: a machine in the table, a kernel that takes filters and asks."""
+    """Return whether a sandbox's filter is available: a machine in the table, a kernel with filters and questions."""
     try:
         actions = Path("/proc/sys/kernel/seccomp/actions_avail").read_text().split()
     except OSError:
@@ -207,7 +207,7 @@ def can_filter() -> bool:
 
 
 def can_ask(release: str) -> bool:
-    """Tell whether a Linux of this release can ask another process about a call."""
+    """Return whether a Linux of this release can ask another process about a call."""
     numbers = re.match(r"(\d+)\.(\d+)", release)
     return numbers is not None and (int(numbers[1]), int(numbers[2])) >= ASKING_KERNEL
 
@@ -221,7 +221,7 @@ def make_program(
     has_own_user: bool = False,
     for_tool: bool = False,
 ) -> Program:
-    """Return the filter of a worker whose process id is `own`; `ask` is the verdict in place of asking."""
+    """Return the filter of a worker whose process id is `own`. `ask` is the verdict that replaces a question."""
     fixed = {"refuse": REFUSE}
     if sandboxed:
         fixed |= {"sealed": REFUSE, "missing": FAIL | errno.ENOSYS, "attribute": FAIL | errno.EOPNOTSUPP}
@@ -249,7 +249,7 @@ def make_program(
 
 
 def _give(verdict: int, argument: str, how: str, values: Sequence[int]) -> Program:
-    """Return the steps that give a verdict: in any case, or for some values or bits of an argument."""
+    """Return the steps that give a verdict: always, or for some values or bits of an argument."""
     if how == "&":
         return [_step(LOAD, ARGUMENTS_AT + 8 * int(argument)), _step(IF_ANY_BIT, values[0], 0, 1), *_return(verdict)]
     if how == "=":
@@ -272,7 +272,7 @@ def _return(verdict: int) -> Program:
 
 
 def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    """Return one instruction; a jump skips `if_true` or `if_false` instructions."""
+    """Return one instruction. A jump skips `if_true` or `if_false` instructions."""
     return struct.pack("=HBBI", code, if_true, if_false, value)
 
 

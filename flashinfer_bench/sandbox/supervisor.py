@@ -1,15 +1,15 @@
-"""The supervisor: the parent of exactly one worker, alive a moment longer than it.
+"""The supervisor: the parent of exactly one worker, which it outlives by a moment.
 
-It adopts whatever the worker leaves behind, kills it, and reports how the worker ended. It speaks over one socket:
+It adopts and kills the processes that the worker leaves behind, and reports how the worker ended. It uses one socket:
 
     supervisor → session   {"started": pid, "supervisor": its own pid}
                            {"exit": {"code": int or null, "signal": int or null, "leftover": int, "over_memory": bool}}
     session → supervisor   any byte, or the end of the stream: end the worker now
 
-The worker is ended as a whole: its process group first, then every descendant. Where the kernel keeps signals apart
-(`landlock.keep_signals_apart`), all are killed at once. Else the supervisor kills all that it sees, with their groups:
-a process that only forks and ends is gone by then, its group is not. The supervisor ends when none is left; where it
-does not, the session ends it and them.
+The worker is ended as a whole: its process group first, then every descendant. If the kernel separates signals
+(`landlock.keep_signals_apart`), all are killed at once. Otherwise the supervisor kills all processes that it finds,
+with their groups. A process that only forks may have ended by then, but its group still exists. The supervisor ends
+when all have ended. If it does not end, the session ends it and its descendants.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from flashinfer_bench.sandbox.process_tree import (
 
 POLL_S: Final = 0.05
 TREE_POLL_S: Final = 0.5
-"""Seconds between two looks at the memory of all processes below the supervisor."""
+"""Seconds between two checks of the memory of all processes below the supervisor."""
 
 RunWorker = Callable[[dict[str, Any], Sequence[int], socket.socket], None]
-"""Becomes the worker: takes its order, its socket and pipe, and the channel for `Notifications`. Never returns."""
+"""Becomes the worker. Takes its order, its socket and pipe, and the channel for `Notifications`. Never returns."""
 
 
 def run_supervisor(order: dict[str, Any], fds: list[int], run_worker: RunWorker) -> None:
-    """Fork the worker, watch it to its end, clean up after it and report.
+    """Fork the worker, watch it until its end, clean up after it, and report.
 
     Args:
-        order: the worker's, with its `memory_limit_bytes` and its `sandbox`, if it has one.
-        fds: the worker's socket, the pipe for what it prints, the supervisor's socket.
-        run_worker: is called in the fork.
+        order: the worker's order, with its `memory_limit_bytes` and its `sandbox`, if any.
+        fds: the worker's socket, the pipe for its output, the supervisor's socket.
+        run_worker: called in the fork.
     """
     os.setsid()
     adopt_orphans()
@@ -62,7 +62,7 @@ def run_supervisor(order: dict[str, Any], fds: list[int], run_worker: RunWorker)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     ours, theirs = socket.socketpair()
     sandbox = order.get("sandbox") or {}
-    is_apart = not sandbox.get("for_tool") and keep_signals_apart()  # a tool's worker may mount, and no domain does
+    is_apart = not sandbox.get("for_tool") and keep_signals_apart()  # a tool's worker may mount, which a domain forbids
     pid = fork()
     if pid == 0:
         run_worker(order, fds[:2], theirs)
@@ -81,15 +81,15 @@ def run_supervisor(order: dict[str, Any], fds: list[int], run_worker: RunWorker)
 
 
 def report(session: socket.socket, message: dict[str, Any]) -> None:
-    """Send the session a message, if it is still there."""
+    """Send the session a message, if it still exists."""
     with suppress(OSError):
         send_frame(session, message)
 
 
 class Watch:
-    """One worker's life: waits for its end, and ends it when told to or when it takes too much memory.
+    """Watches one worker: waits for its end, and ends it on request or if it takes too much memory.
 
-    Meanwhile it answers what the filter on the worker's calls asks.
+    Meanwhile it answers the questions of the filter on the worker's calls.
     """
 
     def __init__(self, pid: int, memory_limit_bytes: int, asked: Notifications) -> None:
@@ -98,10 +98,10 @@ class Watch:
         self.memory_limit_bytes = memory_limit_bytes
         self.over_memory = False
         self._next_tree_poll = 0.0
-        self._session = next(iter(ancestors(os.getpid())[1:]), 0)  # /proc may be mounted so that it cannot be seen
+        self._session = next(iter(ancestors(os.getpid())[1:]), 0)  # /proc may be mounted so that it is hidden
         self._arena_bytes = 0
-        """The most shared memory that the session has had: the arena. A worker that maps the arena shows it as its own
-        memory too, so this number is taken off."""
+        """The most shared memory of the session so far: the arena. A worker that maps the arena counts it as its own
+        memory, so this number is subtracted."""
 
     def until_end(self, session: socket.socket, wake_read: int) -> int:
         """Return the worker's wait status."""
@@ -110,7 +110,7 @@ class Watch:
             asked = self.asked.descriptors()
             ready, _, _ = select.select([wake_read, *told_by, *asked], [], [], POLL_S)
             if set(asked) & set(ready):
-                self.asked.turn()
+                self.asked.handle()
             if wake_read in ready:
                 os.read(wake_read, 4096)
             if session.fileno() in ready:
@@ -124,14 +124,14 @@ class Watch:
                 self.kill()
 
     def kill(self) -> None:
-        """End the worker and all that is in its group."""
+        """End the worker and all processes in its group."""
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
-            os.kill(self.pid, signal.SIGKILL)  # it has not made its group yet
+            os.kill(self.pid, signal.SIGKILL)  # it has no own group yet
 
     def is_over_memory(self) -> bool:
-        """Look at the worker each time. Looking at all below it costs more, and is done every TREE_POLL_S seconds."""
+        """Check the worker's memory each time, and the memory of all its descendants every TREE_POLL_S seconds."""
         self._arena_bytes = max(self._arena_bytes, resident_memory(self._session).shared)
         if self._is_too_much([resident_memory(self.pid)]):
             return True
@@ -139,7 +139,7 @@ class Watch:
             return False
         self._next_tree_poll = time.monotonic() + TREE_POLL_S
         below = descendants(os.getpid())
-        # Forks share their parent's pages, which the first sum counts once for each of them.
+        # Forks share their parent's pages, which the first sum counts once for each fork.
         return all(self._is_too_much(map(measure, below)) for measure in (resident_memory, proportional_memory))
 
     def _is_too_much(self, held: Iterable[Memory]) -> bool:

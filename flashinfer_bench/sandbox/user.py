@@ -1,7 +1,7 @@
-"""Whether a worker that root starts can be a user of its own, and which one. Files are looked at, nothing is changed.
+"""Whether a worker started by root can have its own user, and which user. Files are only read here.
 
-The user has no name and no other process; its number comes from the solution's digest, so that the folder of what a
-solution compiles at run time stays its own from run to run.
+The user has no name and no other process. Its number is derived from the solution's digest. So a solution keeps its
+folder of run-time compilation from run to run.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from flashinfer_bench.sandbox.process_tree import in_child
 
 PACKAGE: Final = Path(__file__).parents[1]
 FIRST_USER, USERS = 1_300_000_000, 1 << 24
-"""Far from users with names, and from ranges that containers are given."""
+"""Far from named users, and from the ranges of containers."""
 FIRST_SMALL_USER, SMALL_USERS = 40_000, 20_000
-"""Where this process sees 65,536 users only."""
+"""For a process that has only 65,536 users."""
 OLD_WHOLE_MAP: Final = 1 << 31
 NEEDED: Final = {"CHOWN": 0, "KILL": 5, "SETGID": 6, "SETUID": 7}
-"""Rights that root needs to start, end and clean up after another user's process; a container may lack some."""
+"""Capabilities that root needs to start, end and clean up after another user's process. A container may lack some."""
 
 
 def find_own_user(cache_root: Path) -> str | None:
-    """Say why root cannot give its workers a user of their own; None if it can."""
+    """Return why root cannot give its workers their own user; None if it can."""
     lacking = [name for name, number in NEEDED.items() if not _held_rights() >> number & 1]
     problem = f"root lacks CAP_{' and CAP_'.join(lacking)} here" if lacking else None
     devices = [*Path("/dev").glob("nvidia[0-9]*"), *Path("/dev").glob("nvidiactl")]
@@ -46,7 +46,7 @@ def find_own_user(cache_root: Path) -> str | None:
 
 
 def choose_user(digest: str) -> int:
-    """Return the number of the user, and of its group, that a solution's workers become."""
+    """Return the number of the user and group for a solution's workers."""
     first, count = (FIRST_USER, USERS) if _sees_all_users() else (FIRST_SMALL_USER, SMALL_USERS)
     number = first + int(digest[:12], 16) % count
     while _has_name(number):
@@ -55,7 +55,7 @@ def choose_user(digest: str) -> int:
 
 
 def environment_files() -> Iterator[Path]:
-    """Yield what a worker cannot do without: what a user must be able to read of the environment."""
+    """Yield files of the environment that every worker must be able to read."""
     yield Path(os.path.realpath(sys.executable))
     yield from (Path(sys.prefix), Path(sys.base_prefix), PACKAGE, PACKAGE / "__init__.py")
     yield Path(os.__file__)
@@ -65,11 +65,11 @@ def environment_files() -> Iterator[Path]:
 
 
 def find_barrier(path: Path, *, enters_only: bool = False) -> Path | None:
-    """Return the first part of a path that keeps other users from it; None where they reach it.
+    """Return the first part of a path that other users cannot access; None if they can access the path.
 
     Args:
-        path: has to be there.
-        enters_only: they need not list a folder.
+        path: an existing path.
+        enters_only: other users need not list the folder.
     """
     for folder in reversed(path.absolute().parents):
         if not folder.stat().st_mode & stat.S_IXOTH:
@@ -84,7 +84,7 @@ def find_barrier(path: Path, *, enters_only: bool = False) -> Path | None:
 
 
 def reads_without_rights() -> bool:
-    """Tell whether root reads the environment as its owner, or as anybody, and not by its rights alone."""
+    """Return whether root can read the environment as its owner, or like any user, without its capabilities."""
     files = list(environment_files())
     return in_child(lambda: drop_capabilities(kept=None) and all(os.access(path, os.R_OK) for path in files))
 

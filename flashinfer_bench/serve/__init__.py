@@ -1,9 +1,9 @@
-"""The server (`flashinfer-bench serve`): an engine behind HTTP, with accepted tasks that outlive the process.
+"""The server (`flashinfer-bench serve`): an engine behind HTTP. Accepted tasks survive a restart.
 
     server.py    one process: socket, signals, drain       app.py       the routes
-    tasks.py     tasks from acceptance to their end        requests.py  who may ask, and what a request says
-    store.py     SQLite, and the lines of the set          metrics.py   what is counted
+    tasks.py     tasks from acceptance to their end        requests.py  access checks and parsing of requests
+    store.py     SQLite, and the lines of the set          metrics.py   counters
 
-It needs the extra `serve`, except `limits.py` and `token_file.py`, which the command line reads.
-Slow clients, TLS and rates of requests are left to a reverse proxy.
+It needs the extra `serve`, except `limits.py` and `token_file.py`, which the command line imports.
+A reverse proxy must handle slow clients, TLS and rate limits.
 """

@@ -1,4 +1,4 @@
-"""The routes. Each says in one sentence what it answers; the sentences make /openapi.json and /docs."""
+"""The routes. The docstring of each route is its description in /openapi.json and /docs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from flashinfer_bench.serve.requests import (
     parse_submission,
 )
 from flashinfer_bench.serve.store import TaskRow
-from flashinfer_bench.serve.tasks import TaskService, come_again
+from flashinfer_bench.serve.tasks import TaskService, retry_later
 
 _log = logging.getLogger(__name__)
 HEADERS: Final = {
@@ -43,7 +43,7 @@ Seconds = Annotated[float, Query(ge=0, le=1e6, allow_inf_nan=False, description=
 
 
 def make_app(site: Site) -> FastAPI:
-    """Make the application of a server; `/shutdown` calls its `state.stop`."""
+    """Return the application of a server; `/shutdown` calls its `state.stop`."""
     app = FastAPI(title="flashinfer-bench", version=__version__, openapi_url=None, dependencies=[Depends(admit)])
     app.state.site = site
     app.include_router(router)
@@ -53,7 +53,7 @@ def make_app(site: Site) -> FastAPI:
 
 
 async def _note(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
-    """Give each answer an id and headers that keep browsers out; one line of the log tells of each request."""
+    """Add an id and headers against browsers to each answer; log each request in one line."""
     name, started = uuid.uuid4().hex[:12], time.monotonic()
     response = await answer(request)
     response.headers.update({**HEADERS, "X-Request-ID": name})
@@ -64,10 +64,10 @@ async def _note(request: Request, answer: Callable[[Request], Awaitable[Response
 
 
 async def _answer_failure(_request: Request, error: Exception) -> Response:
-    """Answer that something cannot be, or else that the engine or the disk does not take it now."""
+    """Answer an error of the request, or else an error of the engine or the disk that may be temporary."""
     if isinstance(error, Misuse):
         return JSONResponse({"detail": str(error)}, 422)
-    refusal = come_again(503, str(error))
+    refusal = retry_later(503, str(error))
     return JSONResponse({"detail": refusal.detail}, refusal.status_code, refusal.headers)
 
 
@@ -90,7 +90,7 @@ async def list_definitions(here: Here) -> Response:
 
 @router.get("/definitions/{name}")
 async def read_definition(definition: Found) -> Response:
-    """Return a definition as its file has it."""
+    """Return a definition as in its file."""
     return JSONResponse(definition.to_dict())
 
 
@@ -114,7 +114,7 @@ async def read_workload(here: Here, uuid: str) -> Response:
 async def evaluate(here: Here, asked: Annotated[tuple[TaskRow, Solution], Depends(parse_submission)]) -> Response:
     """Accept a solution for workloads of its definition: its task is on disk when this answers.
 
-    An Idempotency-Key header that the submitter has used before gives the task of then.
+    A repeated Idempotency-Key header of a submitter returns the first task with this key.
     """
     row = await here.service.accept(*asked)
     return JSONResponse({"task_id": row.id, "normalized_solution_name": row.solution_name})
@@ -145,35 +145,36 @@ async def read_task(here: Here, task_id: str, timeout: Seconds = 0) -> Response:
 
 @router.delete("/tasks/{task_id}")
 async def cancel_task(here: Here, task_id: str) -> Response:
-    """Give a task up; verdicts that are recorded stay. One that is over stays as it is."""
+    """Cancel a task. Its recorded verdicts stay, and a task that is over does not change."""
     return JSONResponse(await here.service.cancel(task_id))
 
 
 @router.get("/tasks/{task_id}/events")
 async def stream_events(here: Here, task_id: str) -> Response:
-    """Stream what happens to a task as server-sent events: each verdict, then its end."""
+    """Stream the events of a task as server-sent events: each verdict, then its end."""
     await here.service.read(task_id)
-    with here.service.place_to_wait():  # refused before the answer begins
+    with here.service.limit_waiting():  # refused before the answer begins
         return StreamingResponse(_stream(here.service, task_id), media_type="text/event-stream")
 
 
 @router.get("/health")
 async def check_health(here: Here, is_known: Known) -> Response:
-    """Tell whether the server takes tasks, its devices and its queue; without the token only the first."""
+    """Return whether the server accepts tasks, its devices and its queue. Without the token, only the first is
+    returned."""
     status = "draining" if here.service.is_draining else "ok"
     return JSONResponse({"status": status, **(here.metrics.health() if is_known else {})})
 
 
 @router.get("/metrics")
 async def read_metrics(here: Here) -> Response:
-    """Return counts and times in Prometheus' text format."""
+    """Return metrics in Prometheus' text format."""
     text = here.metrics.render(here.service.count_open(), here.service.ended)
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @router.post("/shutdown", status_code=202)
 async def shut_down(request: Request, here: Here) -> Response:
-    """End the server as SIGTERM does: it drains."""
+    """Drain and end the server, as SIGTERM does."""
     if here.token is None:
         raise HTTPException(403, "/shutdown needs a token, and this server has none: start it with --token-file")
     request.app.state.stop()
@@ -189,7 +190,7 @@ async def describe(request: Request) -> Response:
 @router.get("/")
 @router.get("/docs", include_in_schema=False)
 async def list_routes(request: Request) -> Response:
-    """List the routes as text: the usual page loads scripts from another site, which could speak with the server."""
+    """List the routes as text. The usual page loads scripts from another site, which could call the server."""
     entries = [
         f"{method.upper()} {path}\n    {operation['description']}\n"
         for path, operations in request.app.openapi()["paths"].items()
@@ -199,6 +200,6 @@ async def list_routes(request: Request) -> Response:
 
 
 async def _stream(service: TaskService, task: str) -> AsyncIterator[str]:
-    with service.place_to_wait():
+    with service.limit_waiting():
         async for event in service.events(task):
             yield ": waiting\n\n" if event is None else f"event: {event['event']}\ndata: {json.dumps(event)}\n\n"

@@ -1,4 +1,4 @@
-"""What the server counts, in Prometheus' text format (version 0.0.4), and what /health says of devices and queue."""
+"""The server's metrics in Prometheus' text format (version 0.0.4), and the devices and the queue for /health."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from flashinfer_bench.bench.engine import Engine
 from flashinfer_bench.bench.events import Event, JobFinished
 
 BOUNDS_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, float("inf"))
-"""Upper bounds of the buckets of a job's seconds."""
+"""Upper bounds of the buckets for a job's duration, in seconds."""
 PREFIX: Final = "flashinfer_bench_"
 ESCAPES: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
 class Metrics:
-    """Counts of a server.
+    """The counters of a server.
 
     Args:
-        engine: is asked for its state, and reports its events.
+        engine: the source of states and events.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -30,13 +30,13 @@ class Metrics:
         engine.subscribe(self._observe)
 
     def _observe(self, event: Event) -> None:
-        """Count an event, in the engine's thread: nobody else writes."""
+        """Count an event. Only the engine's thread calls this."""
         if isinstance(event, JobFinished):
             self._buckets[bisect_left(BOUNDS_S, event.seconds)] += 1
             self._seconds += event.seconds
 
     def health(self) -> dict[str, Any]:
-        """Return the devices, and how many jobs wait."""
+        """Return the devices, and the number of waiting jobs."""
         state = self._engine.state()
         workers = [
             {"device": one.label, "healthy": one.healthy, "hardware": one.hardware, "condition": one.condition}
@@ -48,8 +48,8 @@ class Metrics:
         """Return all metrics as text.
 
         Args:
-            open_tasks: status → tasks that are not over.
-            ended: status → tasks that are over.
+            open_tasks: status → number of open tasks.
+            ended: status → number of ended tasks.
         """
         state = self._engine.state()
         devices = {one.label: one for one in state.devices}
@@ -66,7 +66,7 @@ class Metrics:
             "device_up gauge whether a device can judge": {
                 _labels(device=label, hardware=one.hardware): one.healthy for label, one in devices.items()
             },
-            "device_condition gauge what a device does": {
+            "device_condition gauge condition of a device": {
                 _labels(device=label, condition=one.condition): 1 for label, one in devices.items()
             },
             "device_jobs_total counter jobs that a device judged": {

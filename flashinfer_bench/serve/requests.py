@@ -1,11 +1,11 @@
-"""Who may ask, and what a request says: dependencies of the routes. Nothing behind them sees a refused request.
+"""Access checks and parsing of requests, as dependencies of the routes. A route never receives a refused request.
 
-Host     an address of digits, a name of this machine, or one that was allowed: a page of another site that made
-         its name lead here (DNS rebinding) still says its own name
-Origin   none: only browsers send it, and no page is meant to speak with this server; the same holds of a
-         Sec-Fetch-Site of another site
-token    if there is one, on every route but /health
-body     read up to a limit; the rest is dropped as it comes, never kept
+Host     an IP address, a name of this machine, or an allowed name. A web page that redirects its name here by DNS
+         rebinding still sends its own name
+Origin   refused, and so is a Sec-Fetch-Site of another site. Only browsers send them, and no web page may call this
+         server
+token    needed on every route except /health, if the server has a token
+body     read up to a limit; the rest is dropped
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ from starlette.requests import ClientDisconnect
 from flashinfer_bench.bench.confirm import Confirm
 from flashinfer_bench.data import Definition, Solution, TraceSet
 from flashinfer_bench.data.digest import digest_of
-from flashinfer_bench.data.issue import LoadIssue, Place
+from flashinfer_bench.data.issue import LoadIssue, Location
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store.parse import parse_raw
 from flashinfer_bench.serve.limits import ServeLimits
 from flashinfer_bench.serve.metrics import Metrics
 from flashinfer_bench.serve.store import TaskRow
-from flashinfer_bench.serve.tasks import TaskService, come_again
+from flashinfer_bench.serve.tasks import TaskService, retry_later
 
 MOST_NAME: Final = 200
-"""Characters of the name, author, submitter or key of a submission."""
+"""Longest name, author, submitter or key of a submission, in characters."""
 SHOWN_PROBLEMS: Final = 20
-"""Problems of a body that an answer lists."""
+"""Largest number of problems of a body in an answer."""
 NOWHERE: Final = Path(os.devnull, "solution")
-"""The place of a request's solution: no file of this machine is beside it, so none is read in place of a content."""
+"""The location of a request's solution. No file of this machine is next to it, so no file replaces a content."""
 
 
 @dataclass
 class Site:
-    """What requests are about, and who may make them. `app.state.site`."""
+    """The served set and the access rules of a server: `app.state.site`."""
 
     trace_set: TraceSet
     service: TaskService
     metrics: Metrics
     token: str | None = None
-    """What each request has to know; None if nobody has to."""
+    """The token that each request must contain; None if no token is needed."""
     hosts: frozenset[str] = frozenset({"localhost"})
-    """Names that a Host header may say beside addresses, in lower case."""
+    """Names that a Host header may contain besides addresses, in lower case."""
     held_bytes: int = 0
-    """Bytes of the bodies that are being read or answered."""
+    """Total size of the bodies being read or answered, in bytes."""
 
 
 def site_of(request: Request) -> Site:
-    """Return what the server was made with."""
+    """Return the configuration of the server."""
     found: Site = request.app.state.site
     return found
 
@@ -72,7 +72,7 @@ Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_
 
 
 async def knows_token(here: Here, given: Bearer) -> bool:
-    """Tell whether a request gives the token, in a time that says nothing about it."""
+    """Return whether a request has the token. The comparison takes constant time."""
     word = given.credentials if given is not None else ""
     return here.token is None or hmac.compare_digest(word.encode(), here.token.encode())
 
@@ -81,18 +81,18 @@ Known = Annotated[bool, Depends(knows_token)]
 
 
 async def admit(request: Request, here: Here, is_known: Known) -> None:
-    """Refuse requests for another host, of web pages, and without the token."""
+    """Refuse requests for another host, from web pages, or without the token."""
     host, headers = request.headers.get("host", ""), request.headers
     if not _is_ours(host, here.hosts):
         raise HTTPException(403, f"the Host header ({host[:200]}) names another server; --allow-host lets a name in")
     if "origin" in headers or headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        raise HTTPException(403, "requests of web pages (with Origin, or a Sec-Fetch-Site of others) are refused")
+        raise HTTPException(403, "requests from web pages (with Origin or Sec-Fetch-Site of another site) are refused")
     if not is_known and request.url.path != "/health":
         raise HTTPException(401, "a token is needed: Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
 
 
 async def read_body(request: Request, here: Here) -> AsyncIterator[bytes]:
-    """Read a body whole. One beyond the limit is read and dropped, so that its client hears the answer."""
+    """Read a whole body. A body beyond the limit is read and dropped, so that its client receives the answer."""
     body, limits = bytearray(), here.service.limits
     try:
         async for part in request.stream():
@@ -100,7 +100,7 @@ async def read_body(request: Request, here: Here) -> AsyncIterator[bytes]:
                 body.extend(part)
                 here.held_bytes += len(part)
             if here.held_bytes > limits.all_bodies_bytes:
-                raise come_again(503, "too many large requests at once")
+                raise retry_later(503, "too many large requests at once")
         if len(body) > limits.body_bytes:
             raise HTTPException(413, f"the body is larger than {limits.body_bytes:,} bytes")
         yield bytes(body)
@@ -121,13 +121,13 @@ class SubmissionBody(BaseModel):
 
     model_config = CHECKED
     solution: dict[str, Any]
-    """a solution, as its JSON file has it"""
+    """a solution, as in its JSON file"""
     workload_uuids: list[str] | None = Field(None, min_length=1)
-    """left out or null: all"""
+    """omitted or null: all"""
     priority: int = Field(0, ge=-1000, le=1000)
-    """higher ones are judged earlier"""
+    """tasks with a higher priority are judged earlier"""
     submitter: str | None = Field(None, min_length=1, max_length=MOST_NAME)
-    """who asks; submitters get equal shares"""
+    """name of the client; submitters get equal shares"""
     confirm: Confirm = "if_best"
     """when a GPU judges it at full assurance: if it would be the best known, at once, or never"""
 
@@ -145,7 +145,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def parse_batch(body: Body) -> BatchBody:
-    """Read which tasks are asked for."""
+    """Return the ids of the requested tasks."""
     return _parse(BatchBody, body)
 
 
@@ -155,7 +155,7 @@ def parse_submission(
     body: Body,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=MOST_NAME)] = None,
 ) -> tuple[TaskRow, Solution]:
-    """Read what is to be judged, checked whole before anything is done with it."""
+    """Return the requested jobs. The whole request is checked first."""
     asked = _parse(SubmissionBody, body)
     solution = _read_solution(asked.solution, here.service.limits)
     definition = find_definition(here, solution.definition).name
@@ -182,7 +182,7 @@ def parse_submission(
 
 
 def find_definition(here: Here, name: str) -> Definition:
-    """Return a definition; refuse one that the set does not have."""
+    """Return a definition; refuse an unknown definition."""
     known = here.trace_set.definitions
     if name not in known:
         raise HTTPException(404, f"the set has no definition {name[:MOST_NAME]!r}{did_you_mean(name, known)}")
@@ -201,7 +201,7 @@ def _parse(model: type[Model], body: bytes) -> Model:
 
 def _read_solution(raw: dict[str, Any], limits: ServeLimits) -> Solution:
     issues: list[LoadIssue] = []
-    solution = parse_raw(Solution, raw, Place(NOWHERE), issues)
+    solution = parse_raw(Solution, raw, Location(NOWHERE), issues)
     if solution is None:
         problems = [f"{issue.field or 'solution'}: {issue.reason}" for issue in issues if issue.severity == "error"]
         raise HTTPException(422, "; ".join(problems[:SHOWN_PROBLEMS]))

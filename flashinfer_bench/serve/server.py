@@ -1,8 +1,8 @@
-"""One server: a socket, an engine, a store; and how it ends.
+"""One server: a socket, an engine, a store, and the shutdown.
 
-SIGTERM, Ctrl-C and /shutdown drain it: no new tasks, jobs that run end within a limit, and what is left goes back to
-the store for the next server. A second signal ends the process at once; its sessions end with it, and nothing that was
-accepted is lost.
+SIGTERM, Ctrl-C and /shutdown drain it: it accepts no new tasks, running jobs end within a limit, and the remaining
+tasks go back to the store for the next server. A second signal ends the process at once. Its sessions end with it, and
+no accepted task is lost.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from flashinfer_bench.serve.store import TaskStore
 from flashinfer_bench.serve.tasks import TaskService
 
 MOST_FILES: Final = 16_384
-"""Files that the process opens at once, if its hard limit allows that; each connection is one."""
+"""Number of files that the process opens concurrently, within its hard limit. Each connection is a file."""
 KEPT_FILES: Final = 512
-"""Files of these that are kept for the engine."""
+"""Number of these files that are reserved for the engine."""
 FEWEST_CONNECTIONS: Final = 64
 BACKLOG: Final = 1024
-"""Connections that the system holds until they are accepted."""
+"""Connections that the system queues until they are accepted."""
 CLOSE_S: Final = 5
-"""Seconds that answers under way have to leave a server that has drained."""
+"""Seconds for open answers to end after the drain."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server listens, and who may ask it.
+    """The address of a server, and its access rules.
 
     Args:
-        host: an address of this machine, or a name of it.
-        port: 0 for any that is free.
-        token: what requests have to know.
-        allowed_hosts: names that a Host header may say, too.
+        host: an address or a name of this machine.
+        port: the port; 0 for any free port.
+        token: the token that requests must contain.
+        allowed_hosts: further names that a Host header may contain.
     """
 
     host: str = "127.0.0.1"
@@ -61,7 +61,7 @@ class Address:
     allowed_hosts: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raise ConfigError for a port that is none, or an address that others reach while there is no token."""
+        """Raise ConfigError for an invalid port, or for an address that other machines reach without a token."""
         if not 0 <= self.port < 1 << 16:
             raise ConfigError(f"--port {self.port}: a number from 0 to {(1 << 16) - 1} is expected")
         is_ours = self.host == "localhost"
@@ -69,16 +69,16 @@ class Address:
             is_ours = is_ours or ipaddress.ip_address(self.host).is_loopback
         if self.token is None and not is_ours:
             raise ConfigError(
-                f"--host {self.host}: others can reach this address, so a token is needed: --token-file FILE"
+                f"--host {self.host}: other machines can reach this address, so a token is needed: --token-file FILE"
             )
 
     @property
     def names(self) -> frozenset[str]:
-        """The names that a Host header may say, in lower case."""
+        """The names that a Host header may contain, in lower case."""
         return frozenset(name.lower() for name in ("localhost", self.host, socket.gethostname(), *self.allowed_hosts))
 
     def listen(self) -> socket.socket:
-        """Return a socket that listens there: whoever is told the address can connect.
+        """Return a listening socket. Clients can connect before the server accepts.
 
         Raises:
             Fault: the address cannot be used.
@@ -91,7 +91,8 @@ class Address:
 
 
 def choose_home(trace_set: TraceSet, cache: Path) -> tuple[Path, Path]:
-    """Return the folder of a server's tasks and the root of their traces, in the cache if the set cannot be written."""
+    """Return the folder of a server's tasks and the root of their traces. Both are in the cache if the set is
+    read-only."""
     root = trace_set.folder.resolve()
     if os.access(root, os.W_OK):
         return root / SERVED, root
@@ -108,19 +109,19 @@ def serve(
     cache: Path,
     announce: Callable[[str], None],
 ) -> None:
-    """Serve until a signal or /shutdown ends it. The engine is closed in the end.
+    """Serve until a signal or /shutdown ends it. The engine is closed at the end.
 
     Args:
-        engine: judges.
-        trace_set: what tasks are about.
-        address: where, and for whom.
-        limits: what is refused.
-        cache: where tasks and traces go if the set cannot be written.
-        announce: gets lines for people.
+        engine: the engine for the jobs.
+        trace_set: the set of the tasks.
+        address: the address and the access rules.
+        limits: the limits of requests.
+        cache: the folder for tasks and traces if the set is read-only.
+        announce: callback for each line of output.
 
     Raises:
-        ConfigError: others reach the address and there is no token.
-        DataSetError: another server has the tasks of this set.
+        ConfigError: other machines reach the address, and there is no token.
+        DataSetError: another server has opened the tasks of this set.
         Fault: the address cannot be used, or the disk fails.
     """
     with contextlib.ExitStack() as stack:
@@ -137,7 +138,7 @@ def serve(
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with signals that drain."""
+    """A uvicorn server whose signals drain it."""
 
     def __init__(self, site: Site, announce: Callable[[str], None]) -> None:
         self._service = site.service
@@ -160,7 +161,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     async def run(self, listener: socket.socket) -> None:  # type: ignore[override]
-        """Serve until the drain is over."""
+        """Serve until the drain has ended."""
         if left := await self._service.start():
             self._announce(f"note: going on with {left} tasks of an earlier server")
         host, port = listener.getsockname()[:2]
@@ -170,13 +171,13 @@ class Server(uvicorn.Server):
             await self._ending
 
     def end(self) -> None:
-        """Drain, then stop; called again, it does nothing."""
+        """Drain, then stop. A repeated call has no effect."""
         if self._ending is None:
             self._ending = asyncio.get_running_loop().create_task(self._drain())
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Let signals drain; uvicorn's own way closes the socket first."""
+        """Make signals drain the server. uvicorn's own handler would close the socket first."""
         loop, signals = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
         for number in signals:
             loop.add_signal_handler(number, self._on_signal)
@@ -194,12 +195,12 @@ class Server(uvicorn.Server):
 
     def _on_signal(self) -> None:
         if self._ending is not None:
-            os._exit(130)  # sessions end with their host, and the store has all that was accepted
+            os._exit(130)  # sessions end with their host, and the store has all accepted tasks
         self.end()
 
 
 def _take_files() -> int:
-    """Let the process open many files; return how many."""
+    """Raise the limit of open files; return the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = min(MOST_FILES, hard) if hard != resource.RLIM_INFINITY else MOST_FILES
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))

@@ -1,10 +1,9 @@
-"""The disk's side of a server: accepted tasks and their verdicts in SQLite, and lines of the set.
+"""The storage of a server: accepted tasks and their verdicts in SQLite, and lines of the set.
 
-A task is committed, and the disk has it (`synchronous=FULL`), before its client is told that it was accepted. A verdict
-is a line of the set first, which names its task (`extra.run.task`), then a row here. A server that starts reads the
-lines of open tasks: what happened between the two is neither lost nor written twice. A last line that was cut off
-counts as not written, and stays as a line of its own. One process holds a store; a second one is refused. All calls
-come from one thread.
+A task is committed to disk (`synchronous=FULL`) before its client receives the acceptance. A verdict is first written
+as a line of the set with its task's id (`extra.run.task`), then as a row here. At its start a server reads the lines of
+open tasks, so a crash between the two writes neither loses nor repeats a verdict. A truncated last line counts as not
+written, and stays as a separate line. Only one process can open a store. All calls come from one thread.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from flashinfer_bench.errors import DataSetError, Fault
 
 FILE: Final = "tasks.sqlite"
 JOURNAL: Final = f"{FILE}-journal"
-"""A journal of another mode than this store's. SQLite removes files that such a journal names, wherever they are."""
+"""A journal of another mode than this store's. SQLite would remove files that such a journal names, in any folder."""
 OPEN: Final = "open"
-"""The state of a task in the store that is not over: it waits or runs, or the process ended before it did."""
+"""The state of an open task in the store: it waits, it runs, or the process ended before the task."""
 VERSION: Final = 2
-"""Of the format, as `PRAGMA user_version` has it."""
+"""Version of the format, in `PRAGMA user_version`."""
 RECENT_LINES: Final = 256
-"""Latest lines by which the trace of a second task with the same job is known."""
+"""Number of latest lines in which the trace of a second task with the same job is searched."""
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS tasks (
     id TEXT PRIMARY KEY, submitter TEXT NOT NULL, key TEXT, request TEXT NOT NULL, definition TEXT NOT NULL,
@@ -52,26 +51,26 @@ CREATE TABLE IF NOT EXISTS verdicts (
 
 @dataclass(frozen=True)
 class TaskRow:
-    """A task as it was accepted, and how it ended."""
+    """A task as accepted, with its end."""
 
     id: str
     submitter: str
     key: str | None
-    """What its client called the submission; the same key again is the same task."""
+    """The client's key of the submission. The same key returns the same task."""
     request: str
-    """Digest of what was asked for."""
+    """Digest of the request."""
     definition: str
     solution_name: str
     solution: str
     """The solution as JSON; empty in lists."""
     workloads: tuple[str, ...]
-    """Uuids, as they were when the task was accepted."""
+    """Uuids at the acceptance of the task."""
     priority: int
     confirm: Confirm
     accepted_at: float
     """Seconds since 1970."""
     state: str = OPEN
-    """OPEN, or how it ended."""
+    """OPEN, or the status of the ended task."""
     error: str | None = None
     ended_at: float | None = None
 
@@ -81,15 +80,15 @@ COLUMNS: Final = ", ".join(NAMES)
 
 
 class TaskStore:
-    """The tasks of a set, and what is recorded of them.
+    """The tasks of a set, and their recorded verdicts.
 
     Args:
-        folder: where the database lies; made if it is missing, for nobody but this user. It is no link.
-        trace_set: what tasks are about.
-        root: the root that traces are appended to.
+        folder: folder of the database, not a link. If missing, it is made with access only for this user.
+        trace_set: the set of the tasks.
+        root: the root for the traces.
 
     Raises:
-        DataSetError: another server has it open, it is of another version, or links or files there are strange.
+        DataSetError: another server has opened it, its version differs, or it contains links or unexpected files.
         Fault: the disk fails.
     """
 
@@ -117,44 +116,44 @@ class TaskStore:
         self._database.close()
 
     def accept(self, row: TaskRow) -> TaskRow:
-        """Keep a task, on disk when this returns. If its submitter used its key before, return that task.
+        """Store a task durably. If its submitter used its key before, return the first task with the key.
 
         Raises:
-            DataSetError: traces could not be written: a link in the set stands in the way, or its folder cannot be.
+            DataSetError: traces could not be written, since the set contains a link or a folder cannot be made.
         """
         check_append(self._file_of(row), self._root)
         values = {**asdict(row), "workloads": json.dumps(row.workloads)}
-        marks = ", ".join(f":{name}" for name in NAMES)
-        self._database.execute(f"INSERT OR IGNORE INTO tasks ({COLUMNS}) VALUES ({marks})", values)
+        placeholders = ", ".join(f":{name}" for name in NAMES)
+        self._database.execute(f"INSERT OR IGNORE INTO tasks ({COLUMNS}) VALUES ({placeholders})", values)
         return self._find("id = :id OR (submitter = :submitter AND key = :key)", values)[0]
 
     def forget(self, task: str) -> None:
-        """Remove a task that was not accepted after all."""
+        """Remove a task whose acceptance failed."""
         self._database.execute("DELETE FROM tasks WHERE id = ?", (task,))
 
     def record(self, row: TaskRow, trace: Trace) -> None:
-        """Append a trace to the set, then keep it with its task. A verdict of two tasks is one line."""
+        """Append a trace to the set, then store it with its task. A verdict of two tasks is one line."""
         line = next((line for known, line in self._written if known is trace), None)
         if line is None:
             line, path = _with_task(trace, row.id).to_json(), self._file_of(row)
             append_line(path, line, root=self._root)
             with os.fdopen(open_to_read(path), "rb") as file:
-                os.fsync(file.fileno())  # before the database says that it is there
+                os.fsync(file.fileno())  # before the database records it
             self._written.append((trace, line))
         self._keep_verdict(row.id, trace.workload.uuid, line)
 
     def end(self, ended: TaskRow) -> None:
-        """Keep how a task ended, unless it is over already."""
+        """Store the end of a task, unless it has ended before."""
         change = "UPDATE tasks SET state = ?, error = ?, ended_at = ? WHERE id = ? AND state = ?"
         self._database.execute(change, (ended.state, ended.error, ended.ended_at, ended.id, OPEN))
 
     def read(self, task: str) -> tuple[TaskRow | None, dict[str, str]]:
-        """Return a task, or None, with its verdicts: workload → trace as JSON."""
+        """Return a task with its verdicts (workload → trace as JSON), or None."""
         verdicts = self._database.execute("SELECT workload, trace FROM verdicts WHERE task = ?", (task,))
         return next(iter(self._find("id = ?", (task,))), None), dict(verdicts.fetchall())
 
     def open_tasks(self) -> list[tuple[TaskRow, list[str]]]:
-        """Return the open tasks in the order of their acceptance, each with its workloads that have no verdict."""
+        """Return the open tasks in the order of their acceptance, each with its workloads without a verdict."""
         rows = {row.id: row for row in self._find("state = ? ORDER BY accepted_at, rowid", (OPEN,))}
         for file in sorted(filter(Path.exists, set(map(self._file_of, rows.values())))):
             for _, line, _ in read_lines(file):
@@ -170,7 +169,7 @@ class TaskStore:
         return self._find(where, (submitter, submitter, most), COLUMNS.replace(" solution,", " '' AS solution,"))
 
     def clean(self, before: float) -> None:
-        """Forget tasks that ended before a time."""
+        """Delete tasks that ended before a time."""
         self._database.execute("DELETE FROM tasks WHERE state != ? AND ended_at < ?", (OPEN, before))
 
     def _prepare(self) -> None:
@@ -202,7 +201,7 @@ class TaskStore:
 
 
 def _check_files(folder: Path) -> None:
-    """Refuse a folder with a link in place of a file that SQLite opens by its path, or with a foreign journal."""
+    """Refuse a folder with a foreign journal, or with a link at a path that SQLite opens."""
     with open_folder(folder, folder.parent, mode=0o700) as there:
         for name in (FILE, f"{FILE}-wal", f"{FILE}-shm", JOURNAL):
             with contextlib.suppress(FileNotFoundError):
@@ -221,7 +220,7 @@ def _with_task(trace: Trace, task: str) -> Trace:
 
 
 def _read_names(line: bytes) -> tuple[str, str]:
-    """Return task and workload of a line; empty for one that was cut off, or has no task."""
+    """Return task and workload of a line; empty for a truncated line, or a line without a task."""
     try:
         parsed = json.loads(line)
         return str(parsed["evaluation"]["extra"]["run"]["task"]), str(parsed["workload"]["uuid"])

@@ -1,11 +1,11 @@
-"""Tasks from acceptance to their end: the store has a task before its client hears of it, the set each verdict once.
+"""Tasks from acceptance to their end. The store has a task before its client, and the set has each verdict once.
 
-    accept ──▶ store (committed) ──▶ engine ──▶ trace ──▶ line in the set ──▶ store ──▶ who waits
+    accept ──▶ store (committed) ──▶ engine ──▶ trace ──▶ line in the set ──▶ store ──▶ waiting requests
                      ▲                                                          │
                      └── the next server, if this one ends before the task ◀────┘
 
-`store.py` has the disk's side. Everything here belongs to the event loop; the disk is used in one thread, and the
-engine is handed tasks in another.
+`store.py` writes to disk. This module runs in the event loop. One thread accesses the disk, and another thread submits
+tasks to the engine.
 """
 
 from __future__ import annotations
@@ -37,39 +37,39 @@ Value = TypeVar("Value")
 Event = dict[str, Any]
 NAMES: Final = {"id": "task_id", "state": "status", "solution_name": "solution", "workloads": "workload_uuids"}
 FULL_RETRY_S: Final = 5
-"""Seconds after which a client that was refused for lack of room is asked to come again."""
-AGAIN_S: Final = 2.0
-"""Seconds between two tries to write down how a task ended, or to submit a task of an earlier server."""
+"""Seconds until a client that was refused for lack of capacity should retry."""
+RETRY_S: Final = 2.0
+"""Seconds between two attempts to store the end of a task, or to submit a task of an earlier server."""
 REQUEUE_S: Final = 10.0
-"""Seconds that cancelled jobs have to leave the engine after the drain."""
+"""Seconds for cancelled jobs to leave the engine after the drain."""
 
 
 @dataclass
 class LiveTask:
-    """A task that is not over, as requests see it."""
+    """An open task, as requests read it."""
 
     row: TaskRow
     missing: list[str]
     """Workloads without a recorded verdict."""
     handle: Task | None = None
-    """None until the engine has it."""
+    """None until the engine has the task."""
     ended: TaskRow | None = None
-    """The row as it is when the task is over. The task stays live until the store has that, too."""
+    """The row of the ended task. The task stays live until the store has this row, too."""
     is_requeued: bool = False
-    """The server ends; the next one goes on with the task."""
+    """Whether the server ends and leaves the task to the next server."""
     follower: asyncio.Task[None] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set at the next change; then there is another one."""
+    """Set at the next change and then replaced by a new event."""
 
     @property
     def shown(self) -> TaskRow:
-        """The row as its client sees it."""
+        """The current row for its client."""
         is_judging = self.handle is not None and self.handle.state == "running"
         is_running = is_judging or len(self.missing) < len(self.row.workloads)
         return self.ended or replace(self.row, state="running" if is_running else "pending")
 
     def notify(self) -> None:
-        """Wake who waits for a change."""
+        """Wake the requests that wait for a change."""
         woken, self.changed = self.changed, asyncio.Event()
         woken.set()
 
@@ -81,12 +81,12 @@ class LiveTask:
 
 
 class TaskService:
-    """Accepts tasks, follows them, and answers for them.
+    """Accepts tasks, follows them, and returns their states.
 
     Args:
-        engine: judges.
-        store: where tasks are kept.
-        limits: what is refused.
+        engine: the engine for the jobs.
+        store: the store of the tasks.
+        limits: the limits of requests.
     """
 
     def __init__(self, engine: Engine, store: TaskStore, limits: ServeLimits) -> None:
@@ -94,18 +94,18 @@ class TaskService:
         self._store = store
         self.limits = limits
         self.is_draining = False
-        """It takes no more tasks."""
+        """Whether it accepts no more tasks."""
         self._is_closing = False
-        """Nothing more will happen here: nobody need wait."""
+        """Whether the server has drained, so that waiting requests end."""
         self.ended: Counter[str] = Counter()
-        """Tasks by how they ended, since this server started."""
+        """Ended tasks since this server's start, by status."""
         self._live: dict[str, LiveTask] = {}
         self._waiting = 0
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="serve-disk")
         self._resubmitting: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
-        """Go on with the tasks that an earlier server left open; return how many."""
+        """Resume the open tasks of an earlier server; return their number."""
         await self._clean()
         found = await self._on_disk(self._store.open_tasks)
         self._live = {row.id: LiveTask(row, missing) for row, missing in found}
@@ -113,7 +113,7 @@ class TaskService:
         return len(found)
 
     async def drain(self, limit_s: float) -> int:
-        """Take no more tasks, let jobs that run end within the limit, and requeue the rest; return how many."""
+        """Accept no more tasks, let running jobs end within the limit, and requeue the rest; return their number."""
         self.is_draining = True
         if self._resubmitting is not None:
             self._resubmitting.cancel()
@@ -129,24 +129,24 @@ class TaskService:
         return len(self._live)
 
     def close(self) -> None:
-        """Close the store, after everything that is on its way there."""
+        """Close the store after all pending writes."""
         self._disk.submit(self._store.close).result()
         self._disk.shutdown()
 
     async def accept(self, row: TaskRow, solution: Solution) -> TaskRow:
-        """Keep a task and give it to the engine; a key that was used before gives the task of then.
+        """Store a task and submit it to the engine. A repeated key returns the first task with the key.
 
         Raises:
-            HTTPException: there is no room, the server ends, or the key belongs to another request.
-            FlashInferBenchError: the engine or the set does not take it.
+            HTTPException: there is no capacity, the server ends, or the key belongs to another request.
+            FlashInferBenchError: the engine or the set refuses the task.
         """
         own = sum(live.row.submitter == row.submitter for live in self._live.values())
         if self.is_draining:
-            raise come_again(503, "the server ends; it takes no more tasks")
+            raise retry_later(503, "the server ends; it takes no more tasks")
         if len(self._live) >= self.limits.open_tasks:
-            raise come_again(503, f"{len(self._live)} tasks are open")
+            raise retry_later(503, f"{len(self._live)} tasks are open")
         if own >= self.limits.open_tasks_each:
-            raise come_again(429, f"{row.submitter!r} has {own} open tasks")
+            raise retry_later(429, f"{row.submitter!r} has {own} open tasks")
         live = self._live[row.id] = LiveTask(row, list(row.workloads))
         try:
             kept = await self._on_disk(self._store.accept, row)
@@ -167,7 +167,7 @@ class TaskService:
         """Return the document of a task.
 
         Raises:
-            HTTPException: there is no such task.
+            HTTPException: the task does not exist.
         """
         row, traces = await self._read(task)
         found = {"traces": [json.loads(traces[uuid]) for uuid in row.workloads if uuid in traces]} if traces else {}
@@ -175,23 +175,23 @@ class TaskService:
 
     async def list_tasks(self, submitter: str | None) -> list[dict[str, Any]]:
         """Return the latest tasks, without their traces."""
-        live = dict(self._live)  # as of before the store is read: a task may end meanwhile
+        live = dict(self._live)  # before the store is read, since a task may end at the same time
         rows = await self._on_disk(self._store.list_tasks, submitter, self.limits.listed)
         return [_describe(_shown(row, live.get(row.id))) for row in rows]
 
     async def wait(self, tasks: Sequence[str], timeout_s: float) -> None:
-        """Return when all of these tasks are over, the time is over, or the server ends."""
+        """Return when all of these tasks are over, the timeout has passed, or the server ends."""
 
         async def end_of(live: LiveTask) -> None:
             while not live.ended and not self._is_closing:
                 await live.changed.wait()
 
-        with self.place_to_wait(), contextlib.suppress(asyncio.TimeoutError):
+        with self.limit_waiting(), contextlib.suppress(asyncio.TimeoutError):
             ends = [end_of(self._live[task]) for task in tasks if task in self._live]
             await asyncio.wait_for(asyncio.gather(*ends), min(timeout_s, self.limits.poll_s))
 
     async def events(self, task: str) -> AsyncIterator[Event | None]:
-        """Yield the events of a task, past and to come, until it is over; None from time to time."""
+        """Yield the past and future events of a task until it is over; None as a keep-alive."""
         seen: set[str] = set()
         while True:
             live = self._live.get(task)
@@ -211,7 +211,7 @@ class TaskService:
                 yield None
 
     async def cancel(self, task: str) -> dict[str, Any]:
-        """Give up a task; what is recorded of it stays. A task that is over stays as it is."""
+        """Cancel a task. Its records stay, and a task that is over does not change."""
         live = self._live.get(task)
         if live is not None and not live.ended:
             if live.handle is not None:
@@ -220,18 +220,18 @@ class TaskService:
         return await self.read(task)
 
     def count_open(self) -> Mapping[str, int]:
-        """Return how many tasks are pending, and how many are running."""
+        """Return the numbers of pending and running tasks."""
         return Counter(live.shown.state for live in self._live.values() if not live.ended)
 
     @contextlib.contextmanager
-    def place_to_wait(self) -> Iterator[None]:
-        """Count a request that waits.
+    def limit_waiting(self) -> Iterator[None]:
+        """Count a waiting request.
 
         Raises:
-            HTTPException: too many wait already.
+            HTTPException: too many requests wait.
         """
         if self._waiting >= self.limits.polls:
-            raise come_again(429, f"{self._waiting} requests wait for tasks already")
+            raise retry_later(429, f"{self._waiting} requests wait for tasks already")
         self._waiting += 1
         try:
             yield
@@ -247,17 +247,17 @@ class TaskService:
             raise Fault(f"the disk failed the server: {error}") from error
 
     async def _read(self, task: str) -> tuple[TaskRow, dict[str, str]]:
-        live = self._live.get(task)  # before the store is read: the task may end meanwhile
+        live = self._live.get(task)  # before the store is read, since the task may end at the same time
         row, traces = await self._on_disk(self._store.read, task)
         if row is None:
-            raise HTTPException(404, f"there is no task {task[:100]}; old ones are forgotten")
+            raise HTTPException(404, f"there is no task {task[:100]}; old tasks are deleted")
         return _shown(row, live), traces
 
     async def _clean(self) -> None:
         await self._on_disk(self._store.clean, time.time() - self.limits.keep_days * 86400)
 
     async def _submit(self, live: LiveTask, solution: Solution) -> None:
-        """Hand a task to the engine, and follow it, unless the next server is to do that."""
+        """Submit a task to the engine and follow it, unless the next server must do that."""
         if live.is_requeued:
             return
         row = live.row
@@ -266,7 +266,7 @@ class TaskService:
         live.follower = asyncio.create_task(self._follow(live, live.handle))
 
     async def _follow(self, live: LiveTask, handle: Task) -> None:
-        """Record the traces of a task as they come, then its end."""
+        """Record the traces of a task as they arrive, then its end."""
         error: str | None = None
         try:
             async for trace in handle:
@@ -279,19 +279,19 @@ class TaskService:
             live.is_requeued = True
         except FlashInferBenchError as failure:
             error = str(failure)
-        except Exception as failure:  # round one task: the others go on
+        except Exception as failure:  # a failure of one task must not end the other tasks
             _log.exception("task %s: it was given up", live.row.id)
             error = f"the server failed: {failure}"
-        handle.cancel()  # what could not be recorded need not be judged
+        handle.cancel()  # a verdict that cannot be recorded need not be made
         if live.ended or (live.is_requeued and live.missing):
             return
         reasons = "\n".join(dict.fromkeys(str(fault.message) for fault in handle.faults)) or error
-        # A task that the engine has completed without some jobs has left them out.
+        # # A task that the engine completed without some jobs has skipped them.
         is_completed = not live.missing or (error is None and handle.state == "completed")
         await self._end(live, "completed" if is_completed else "failed", reasons if live.missing else None)
 
     async def _end(self, live: LiveTask, state: str, error: str | None = None) -> None:
-        """End a task, also in the store. While the disk fails its end is in memory only."""
+        """End a task, also in the store. While the disk fails, only the memory has its end."""
         live.ended = replace(live.row, state=state, error=error, ended_at=time.time())
         self.ended[state] += 1
         live.notify()
@@ -302,11 +302,11 @@ class TaskService:
                 del self._live[live.row.id]
                 await self._clean()
             except Fault:
-                _log.exception("task %s: its end cannot be written; tried again every %g s", live.row.id, AGAIN_S)
-                await asyncio.sleep(AGAIN_S)
+                _log.exception("task %s: its end cannot be written; tried again every %g s", live.row.id, RETRY_S)
+                await asyncio.sleep(RETRY_S)
 
     async def _resubmit(self) -> None:
-        """Give the engine what an earlier server left, in the order of then."""
+        """Submit the tasks of an earlier server to the engine, in their order."""
         for live in list(self._live.values()):
             solution = Solution.model_validate_json(live.row.solution)
             if not live.missing:
@@ -315,25 +315,25 @@ class TaskService:
                 try:
                     await self._submit(live, solution)
                 except QueueFull:
-                    await asyncio.sleep(AGAIN_S)
+                    await asyncio.sleep(RETRY_S)
                 except FlashInferBenchError as error:
                     await self._end(live, "failed", str(error))
 
 
-def come_again(status: int, reason: str) -> HTTPException:
-    """Return the refusal of a request that may come again."""
+def retry_later(status: int, reason: str) -> HTTPException:
+    """Return the refusal of a request that may be retried."""
     return HTTPException(status, f"{reason}; come again", {"Retry-After": str(FULL_RETRY_S)})
 
 
 def _shown(row: TaskRow, live: LiveTask | None) -> TaskRow:
-    """Return a task as the store has it, and while it is open there as the server knows it."""
+    """Return a task from the store; while it is open, with the state in memory."""
     if row.state != OPEN:
         return row
     return live.shown if live is not None else replace(row, state="pending")
 
 
 def _describe(row: TaskRow) -> dict[str, Any]:
-    """Return the document of a task: its row under the names of the routes, without the sources."""
+    """Return the document of a task: its row with the names of the routes, without the sources."""
     left_out = {"key", "request", "solution", *(["error"] if row.error is None else [])}
     return {NAMES.get(name, name): value for name, value in vars(row).items() if name not in left_out}
 

@@ -1,4 +1,4 @@
-"""The token of a server: a secret in a file that nobody else can read."""
+"""The token of a server: a secret in a file that only its owner can read."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from flashinfer_bench.base.files.reading import open_to_read
 from flashinfer_bench.errors import ConfigError
 
 SHORTEST: Final = 16
-"""A token has at least so many characters: shorter ones can be guessed."""
+"""Shortest token, in characters. A shorter token can be guessed."""
 MOST_BYTES: Final = 4096
 
 
 def read_token(path: Path | str) -> str:
-    """Read the token that a file holds, without the space around it.
+    """Return the token in a file, without surrounding whitespace.
 
     Raises:
-        ConfigError: the file cannot be read, others can read or change it, or what it holds is too short.
+        ConfigError: the file cannot be read, other users can read or change it, or its content is too short.
     """
     hint = f"python -c 'import secrets; print(secrets.token_urlsafe())' > {path}; chmod 600 {path}"
     try:
@@ -32,7 +32,7 @@ def read_token(path: Path | str) -> str:
     except OSError as error:
         raise ConfigError(f"--token-file: {path} cannot be read: {error.strerror}; to make one: {hint}") from error
     if stat.S_IMODE(found.st_mode) & 0o077:
-        raise ConfigError(f"--token-file: others may read or change {path}; do: chmod 600 {path}")
+        raise ConfigError(f"--token-file: other users may read or change {path}; do: chmod 600 {path}")
     token = text.decode("utf-8-sig", "replace").strip()
     if len(token) < SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigError(f"--token-file: {path} should hold {SHORTEST} or more plain characters; to make one: {hint}")

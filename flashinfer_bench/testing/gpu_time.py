@@ -1,6 +1,6 @@
 """`bench_gpu_time`: the time of one call, by the engine's own procedure and clocks.
 
-If something is done otherwise than it was asked for, a warning says so, and so does the measurement.
+If a measurement deviates from the request, a warning says so, and so does the record.
 """
 
 from __future__ import annotations

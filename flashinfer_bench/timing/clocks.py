@@ -80,7 +80,7 @@ class Clock:
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        """Switch off, whatever happened."""
+        """Switch off, even after an error."""
 
     def sample(self, launches: Sequence[Launch], preambles: Sequence[Preamble]) -> list[Sample]:
         """Call each launch once, in order, behind its preamble; return a sample each.
@@ -261,7 +261,7 @@ class CuptiClock(Clock):
                 self.release()
 
     def sample(self, launches: Sequence[Launch], preambles: Sequence[Preamble]) -> list[Sample]:
-        """Time each call by the records of what it launched."""
+        """Time each call by the records of its launches."""
         samples: list[Sample] = []
         while len(samples) < len(launches):
             room = max(1, min(CALLS_IN_FLIGHT, OPERATIONS_IN_FLIGHT // (self._per_call + 2)))
@@ -306,19 +306,19 @@ class CuptiClock(Clock):
 
     def launch_gap_ns(self) -> int:
         """Return the usual time from the end of a delay to an empty kernel behind it, or 0 if records are lost."""
-        samples = self._look_at(self._queue.launch_empty, EMPTY_LAUNCH)
+        samples = self._time_empty(self._queue.launch_empty, EMPTY_LAUNCH)
         return int(median(sample.lead_ns or 0 for sample in samples)) if samples else 0
 
     def chain_gap_ns(self) -> int:
         """Return the time of one link of a chain of empty kernels, caches warm, or 0 if records are lost."""
-        samples = self._look_at(self._queue.launch_chain, EMPTY_CHAIN)
+        samples = self._time_empty(self._queue.launch_chain, EMPTY_CHAIN)
         return int(median(sample.span_ns for sample in samples) / CHAIN) if samples else 0
 
     def least_span_ns(self) -> int:
         """Return the least time of a kernel that moves a word, or 0 if records are lost."""
-        return min((sample.span_ns for sample in self._look_at(self._queue.launch_move, EMPTY_LAUNCH)), default=0)
+        return min((sample.span_ns for sample in self._time_empty(self._queue.launch_move, EMPTY_LAUNCH)), default=0)
 
-    def _look_at(self, launch: Launch, preamble: Preamble) -> list[Sample]:
+    def _time_empty(self, launch: Launch, preamble: Preamble) -> list[Sample]:
         try:
             with self:
                 self.sample([launch], [preamble])

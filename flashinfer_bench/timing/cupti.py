@@ -71,10 +71,10 @@ class CuptiRecorder:
         The package names a description by the record's version; the newest version counts.
         """
         pattern = re.compile(rf"activity_{record}(\d*)_dtype")
-        found = [(int(match[1] or 0), match[0]) for match in map(pattern.fullmatch, dir(self._cupti)) if match]
-        if not found:
+        result = [(int(match[1] or 0), match[0]) for match in map(pattern.fullmatch, dir(self._cupti)) if match]
+        if not result:
             raise RecordsLost("this cupti-python does not say how records are laid out; version 13 or later does")
-        fields = getattr(self._cupti, max(found)[1]).fields
+        fields = getattr(self._cupti, max(result)[1]).fields
         at = {name: int(field[1]) for name, field in fields.items()}
         if not {"start", "end", "correlation_id", "stream_id"} <= at.keys() or at["end"] != at["start"] + 8:
             raise RecordsLost("this cupti-python lays records out in a way that is not known here")
@@ -140,7 +140,7 @@ class CuptiRecorder:
         return operations
 
     def _count_dropped(self) -> int:
-        """Return how many records were dropped since the last time."""
+        """Return the number of records dropped since the last call."""
         dropped = ctypes.c_size_t()
         self._library.cuptiActivityGetNumDroppedRecords(None, 0, ctypes.byref(dropped))
         return dropped.value

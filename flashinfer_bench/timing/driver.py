@@ -105,9 +105,9 @@ class Module:
 
     def kernel(self, name: str) -> ctypes.c_void_p:
         """Return the kernel of that name."""
-        found = ctypes.c_void_p()
-        check(driver().cuModuleGetFunction(ctypes.byref(found), self._handle, name.encode()), f"finding {name}")
-        return found
+        result = ctypes.c_void_p()
+        check(driver().cuModuleGetFunction(ctypes.byref(result), self._handle, name.encode()), f"finding {name}")
+        return result
 
 
 class Launcher:
@@ -142,7 +142,7 @@ def make_stream() -> int:
 
 
 def count_captured(stream: int) -> int | None:
-    """Return how many kernels, copies and fills a stream's capture has so far.
+    """Return the number of kernels, copies and fills in a stream's capture so far.
 
     None if it is unknown: the driver is older than CUDA 11.3, or the capture holds another graph.
 
@@ -163,10 +163,10 @@ def count_captured(stream: int) -> int | None:
         failed |= library.cuGraphGetNodes(graph, nodes, ctypes.byref(count))
     for node, kind in zip(nodes, kinds, strict=False):
         failed |= library.cuGraphNodeGetType(node, ctypes.byref(kind))
-    found = [kind.value for kind in kinds]
-    return None if failed or CHILD_GRAPH in found else sum(kind in OPERATION_NODES for kind in found)
+    result = [kind.value for kind in kinds]
+    return None if failed or CHILD_GRAPH in result else sum(kind in OPERATION_NODES for kind in result)
 
 
 def reset_persisting_lines() -> None:
-    """Turn all persisting lines of the L2 into normal ones. Call it while the device is idle."""
+    """Turn all persisting lines of the L2 into normal lines. Call it while the device is idle."""
     check(driver().cuCtxResetPersistingL2Cache(), "resetting persisting L2 lines")

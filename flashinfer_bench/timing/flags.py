@@ -1,7 +1,7 @@
 """The flags of a measurement: warnings to read before acting on its number.
 
 To add a flag, add its text to FLAGS, its condition to `find_flags`, and a row to the table in `docs/numbers.md`. A flag
-without a condition there is raised where it becomes known, in the session.
+without a condition there is raised in the session, which knows its condition.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ FLAGS: Final = {
     "host_bound": "the host takes longer to launch the call than the GPU to run it",
     "waits_inside": "the call waits for the GPU before it returns",
     "side_stream": "the call uses a stream that does not wait for the current one",
-    "persisting_l2": "the call leaves persisting lines in the L2, which were reset before each reading",
-    "noisy": "the readings leave more open than the difference between two workers would",
-    "too_few_samples": "there are too few readings to tell a spread",
+    "persisting_l2": "the call leaves persisting lines in the L2, which were reset before each sample",
+    "noisy": "the sample noise exceeds the run-to-run variation",
+    "too_few_samples": "there are too few samples to estimate a spread",
     "throttled": "the GPU was slowed down by power or heat",
     "mixed_methods": "the better clock was lost in some trials only",
     "mixed_launches": "only some trials could be timed as replays of CUDA graphs",
     "operations_vary": "the call did not launch the same operations each time: it may keep results of earlier calls",
-    "contradictory": "operations are said to have run for longer than the call took",
+    "contradictory": "the reported run time of operations exceeds the duration of the call",
     "other_processes": "other processes were on the GPU",
-    "unconfirmed": "what was timed from outside could not confirm the time",
+    "unconfirmed": "the measurement from outside could not confirm the time",
     "same_inputs": "the inputs could not be varied from call to call",
     "constant_output": "an output was the same on all inputs",
-    "regimes_left_out": "calls on unusual inputs were left out, since the reference or the solution is slow or large",
+    "regimes_left_out": "calls on unusual inputs were skipped, since the reference or the solution is slow or large",
 }
 """Name of each flag → its text, in the order in which reports name flags."""
 
@@ -64,7 +64,7 @@ def find_flags(
     def varies(trial: Trial) -> Any:
         return trial.metadata.get("operations_vary") or len({sample.operations for sample in trial.samples}) > 1
 
-    found = {
+    result = {
         "no_gpu_work": is_empty,
         "host_bound": method != WALL
         and not is_empty
@@ -81,4 +81,4 @@ def find_flags(
         "contradictory": any(one.busy_ns is not None and one.busy_ns > one.span_ns for one in samples),
         "other_processes": any(state.other_processes for state in states),
     }
-    return [name for name in FLAGS if found.get(name)]
+    return [name for name in FLAGS if result.get(name)]

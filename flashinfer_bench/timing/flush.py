@@ -39,7 +39,7 @@ class Preamble:
     delay_ns: int = 0
     """Time for which the GPU is kept busy after the flush."""
     flushes: bool = True
-    """Flush the L2 before the delay, if calls are to be cold."""
+    """Flush the L2 before the delay, for cold calls."""
     drains: bool = False
     """Wait until the GPU is idle after the delay: for a call whose streams do not wait for the current one."""
     waits_first: bool = False

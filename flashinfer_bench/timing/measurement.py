@@ -10,7 +10,7 @@ Metadata of a trial, by name:
   first operation), empty_pair_ns (two CUDA events with nothing between), fallback (reason why no better clock was
   used).
 * waits_inside, side_stream, operations_vary, lines_reset, streams, retaken (samples taken again behind a longer delay),
-  extra_samples (beyond the number wanted).
+  extra_samples (beyond the requested number).
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Trial:
 
     @property
     def busy_ns(self) -> list[int]:
-        """Busy times, as far as the clock sees them."""
+        """Busy times, if the clock sees them."""
         return [sample.busy_ns for sample in self.samples if sample.busy_ns is not None]
 
     def dealt(self, sets: int) -> list[Trial]:
@@ -131,6 +131,6 @@ def join_metadata(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Join the metadata of all trials: medians of times and counts, else the values of the last trial."""
     joined: dict[str, Any] = {}
     for name in dict.fromkeys(name for metadata in trials for name in metadata):
-        found = [metadata[name] for metadata in trials if name in metadata]
-        joined[name] = int(median(found)) if name in MEDIANS else found[-1]
+        result = [metadata[name] for metadata in trials if name in metadata]
+        joined[name] = int(median(result)) if name in MEDIANS else result[-1]
     return joined

@@ -42,7 +42,7 @@ DELAY_MARGIN: Final = 1.5
 DELAY_FLOOR_NS: Final = 6_000
 DELAY_CEILING_NS: Final = 50_000_000
 """The delay is the host's time for a call times the first, plus the second, and at most the third."""
-REST_NS: Final = 100_000, 50_000_000
+COOL_DOWN_NS: Final = 100_000, 50_000_000
 """Limits of the GPU's cool-down before each call: as long as the call takes, and twice as long before calls of
 LONG_SAMPLE_NS. Right after a flush times scatter more; a GPU without a pause reaches its power limit."""
 FLUSH_NS: Final = 50_000
@@ -59,7 +59,7 @@ LATE_SHARE: Final = 0.1
 RETAKES: Final = 3
 EXTRA_SHARE: Final = 10
 EXTRA_S: Final = 0.05
-"""A quick call that scatters gets at most EXTRA_SHARE times the wanted samples more, in EXTRA_S a set of inputs."""
+"""A quick call that scatters gets at most EXTRA_SHARE times the requested samples more, in EXTRA_S a set of inputs."""
 LINES_CALLS: Final = 5, 15
 """Calls of each kind in a test for persisting lines, with and without a reset of them. The second test is made only if
 the first suspects lines."""
@@ -84,7 +84,7 @@ class Procedure:
     warmup_runs: int
     """Untimed calls before the samples."""
     iterations: int
-    """Samples wanted."""
+    """Requested samples."""
     budget_s: float
     """Wall time of the trial. A call too slow for it gets fewer samples, but at least one."""
     precision: float = PRECISION
@@ -194,7 +194,7 @@ class TrialInProgress:
             self.enqueue_ns = int(median(sample.enqueue_ns for sample in samples))
         host_ns = self.enqueue_ns if enqueue_ns is None else enqueue_ns
         wanted_ns = min(int(host_ns * DELAY_MARGIN) + DELAY_FLOOR_NS, DELAY_CEILING_NS)
-        delay_ns = 0 if self.waits_inside or self.preamble.drains else max(wanted_ns, rest_ns(self.looked_at))
+        delay_ns = 0 if self.waits_inside or self.preamble.drains else max(wanted_ns, cool_down_ns(self.looked_at))
         self.preamble = replace(self.preamble, delay_ns=delay_ns)
 
     # Check
@@ -354,7 +354,7 @@ class TrialInProgress:
     # Samples
 
     def sample(self, source: LaunchSource, reason: str, start: float) -> Trial:
-        """Take samples until the stopping rule says why to stop.
+        """Take samples until the stopping rule returns a reason to stop.
 
         Args:
             source: returns the timed launches.
@@ -435,8 +435,8 @@ def _skipping(source: LaunchSource, skipped: int, index: int) -> Launch:
     return source(index + skipped)
 
 
-def rest_ns(call: Sample | None) -> int:
+def cool_down_ns(call: Sample | None) -> int:
     """Return the GPU's cool-down before a call: its busy time, or up to twice that."""
     busy_ns = 0 if call is None else call.span_ns if call.busy_ns is None else call.busy_ns
-    least_ns, most_ns = REST_NS
+    least_ns, most_ns = COOL_DOWN_NS
     return min(max(busy_ns + busy_ns * min(busy_ns, LONG_SAMPLE_NS) // LONG_SAMPLE_NS, least_ns), most_ns)

@@ -20,7 +20,7 @@ LEVEL: Final = 0.95
 """Share of intervals that hold the true value."""
 MOST_BATCHES: Final = 10
 FEWEST_BATCHES: Final = 3
-"""A series that gives fewer batches has no interval."""
+"""Batches of a series, at least; a series with fewer has no interval."""
 BATCH: Final = 3
 """Least samples of a batch."""
 LONG_SAMPLE_NS: Final = 10_000_000
@@ -55,8 +55,8 @@ def describe(series: Sequence[Sequence[float]]) -> dict[str, float]:
 def interval_of_trials(series: Sequence[Sequence[float]], batch: int = BATCH) -> tuple[float, float] | None:
     """Return the 95 % interval of the mean of the trials' medians; None if there are too few samples.
 
-    It is the wider of two, from batches of all trials together and from the trials' medians alone, since differences
-    between trials are drawn once for each.
+    It is the wider of two intervals, from batches of all trials together and from the trials' medians alone.
+    Differences between trials are drawn once for each.
 
     Args:
         series: samples of each trial in the order in which they were taken; every trial has some.
@@ -123,7 +123,7 @@ def trimmed_mean(values: Sequence[float]) -> float:
 
 @lru_cache(512)
 def student_quantile(level: float, freedom: float) -> float:
-    """Return how many standard errors an interval reaches to either side of a mean.
+    """Return the number of standard errors by which an interval extends to either side of a mean.
 
     With x = sqrt(freedom) tan(a) Student's density becomes a power of the cosine, which is added up over a.
 

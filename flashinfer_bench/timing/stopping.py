@@ -30,7 +30,7 @@ SLOW_BATCH: Final = 3
 FEW_SHARE: Final = 0.5
 """Share of the precision that half the interval of fewer than nine long samples must reach: few agree by chance."""
 EXTRA_SHARE: Final = 3
-"""For each this many requested samples, one more is taken at once."""
+"""One extra sample is taken at once for this many requested samples."""
 QUICK_S: Final = 0.002
 """A call whose sample takes at most this is quick: all its samples are taken in one batch."""
 BATCH_SHARE: Final = 1 / 8
@@ -42,7 +42,7 @@ class StoppingRule:
     """How many samples a trial takes."""
 
     iterations: int
-    """Samples wanted."""
+    """Requested samples."""
     budget_s: float
     """Wall time; if all samples would take longer, fewer are taken."""
     extra: int = 0
@@ -106,13 +106,13 @@ def reached_precision(trials: Sequence[Trial]) -> float | None:
 
     None if no trial has a precision. Trials without one count like the others.
     """
-    found: list[float] = []
+    result: list[float] = []
     widths = [half_widths(trial.spans_ns, trial.busy_ns, trial.metadata.get("method", WALL)) for trial in trials]
     for kind in zip(*widths, strict=False):
         known = [half_ns / time_ns for half_ns, time_ns in kind if half_ns is not None and time_ns > 0]
         if known:
-            found.append(sqrt(fmean([share * share for share in known]) / len(trials)))
-    return max(found, default=None)
+            result.append(sqrt(fmean([share * share for share in known]) / len(trials)))
+    return max(result, default=None)
 
 
 def half_widths(spans_ns: Sequence[int], busy_ns: Sequence[int], method: object) -> list[tuple[float | None, float]]:

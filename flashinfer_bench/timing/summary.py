@@ -29,7 +29,7 @@ def summarise(
     after: GpuState | None = None,
     keep_samples: bool = False,
 ) -> Measured:
-    """Return the latency over all trials, and how it came about.
+    """Return the latency over all trials, with its record.
 
     Args:
         trials: at least one, in the order in which they were taken.

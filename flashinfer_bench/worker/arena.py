@@ -1,9 +1,9 @@
-"""The block of memory that a session shares with one worker, and how tensors lie in it.
+"""The memory that a session shares with one worker, and the layout of tensors in it.
 
-The session owns it and decides the layout; the worker only maps it. On a CPU it is a memory file whose descriptor came
-with the frame. On a GPU it is a raw allocation of the CUDA driver, opened by its IPC handle: torch's own sharing hands
-out a handle to the whole allocator block, and a worker must not be able to read what lies beside its inputs. Calls of
-the driver need a current CUDA context, which torch makes. Tensors are contiguous, at offsets of ALIGNMENT bytes.
+The session owns it and decides the layout; the worker only maps it. On a CPU it is a memory file whose descriptor comes
+with the frame. On a GPU it is a raw allocation of the CUDA driver, opened by its IPC handle. torch's own sharing
+exports the whole allocator block, but a worker must not read memory next to its inputs. Driver calls need a current
+CUDA context, which torch makes. Tensors are contiguous, at offsets that are multiples of ALIGNMENT bytes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import torch
 from flashinfer_bench.timing import driver
 
 ALIGNMENT: Final = 256
-"""Bytes; a GPU's allocator aligns tensors in the same way."""
+"""Bytes. A GPU's allocator uses the same alignment."""
 IPC_HANDLE_BYTES: Final = 64
 IPC_LAZY_PEER_ACCESS: Final = 1
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one tensor lies."""
+    """The location of one tensor."""
 
     offset: int
     shape: tuple[int, ...]
@@ -37,7 +37,7 @@ class Slot:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the tensor's elements take."""
+        """Bytes of the tensor's elements."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def to_json(self) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class Slot:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Slot:
-        """Read what to_json wrote."""
+        """Read the output of to_json."""
         return cls(int(data["offset"]), tuple(int(n) for n in data["shape"]), getattr(torch, data["dtype"]))
 
     def view(self, block: torch.Tensor) -> torch.Tensor:
@@ -56,7 +56,7 @@ class Slot:
         return block[self.offset : self.offset + self.nbytes].view(self.dtype).view(self.shape)
 
     def rows(self, block: torch.Tensor, count: int, stride: int) -> torch.Tensor:
-        """Return `count` such tensors inside a uint8 block as one, [count, *shape]; the next lies `stride` bytes on."""
+        """Return `count` such tensors in a uint8 block as one, [count, *shape], `stride` bytes apart."""
         if self.nbytes == 0:
             return torch.empty((count, *self.shape), dtype=self.dtype, device=block.device)
         size, first = self.dtype.itemsize, self.view(block)
@@ -64,7 +64,7 @@ class Slot:
         return held.as_strided((count, *self.shape), (stride // size, *first.stride()), self.offset // size)
 
     def maker(self, block: torch.Tensor, stride: int) -> Callable[[int], torch.Tensor]:
-        """Return what makes the tensor of a place inside a uint8 block: place 0 has this one, the next `stride` on."""
+        """Return a function from a buffer's number to its tensor in a uint8 block. Buffers are `stride` bytes apart."""
         if self.nbytes == 0:
             return lambda _: self.view(block)
         size = self.dtype.itemsize
@@ -75,27 +75,27 @@ class Slot:
 
 @dataclass(frozen=True)
 class MappedArena:
-    """An arena as a uint8 tensor, and how to give the mapping up."""
+    """An arena as a uint8 tensor, and a function that unmaps it."""
 
     block: torch.Tensor
     release: Callable[[], object]
 
 
 def open_arena(description: dict[str, Any], fds: list[int]) -> MappedArena:
-    """Map the arena that a bind request describes; closes the descriptors that came with it."""
+    """Map the arena of a bind request; close the request's descriptors."""
     size = int(description["size"])
     try:
         if description["kind"] == "cuda":
             address = open_handle(base64.b64decode(description["handle"]))
             return MappedArena(device_bytes(address, size), lambda: close_handle(address))
-        return MappedArena(map_memory_file(fds[0], size), lambda: None)  # it is mapped while a tensor points into it
+        return MappedArena(map_memory_file(fds[0], size), lambda: None)  # it stays mapped while a tensor uses it
     finally:
         for fd in fds:
             os.close(fd)
 
 
 def map_memory_file(fd: int, size: int) -> torch.Tensor:
-    """Map a memory file, shared and writable, as a uint8 tensor; the tensor keeps the mapping."""
+    """Map a memory file, shared and writable, as a uint8 tensor. The tensor keeps the mapping."""
     return torch.frombuffer(mmap.mmap(fd, size), dtype=torch.uint8)
 
 
@@ -122,7 +122,7 @@ def allocate(size: int) -> int:
 
 
 def free(address: int) -> None:
-    """Give an allocation back."""
+    """Free an allocation."""
     _check(driver.driver().cuMemFree_v2(ctypes.c_uint64(address)), "freeing device memory")
 
 
@@ -143,12 +143,12 @@ def open_handle(handle: bytes) -> int:
 
 
 def close_handle(address: int) -> None:
-    """Unmap what open_handle mapped."""
+    """Unmap an allocation mapped by open_handle."""
     _check(driver.driver().cuIpcCloseMemHandle(ctypes.c_uint64(address)), "closing device memory")
 
 
 class _DeviceBytes:
-    """Tells torch where raw device memory lies, by the CUDA array interface, version 2."""
+    """Gives torch the address of raw device memory by the CUDA array interface, version 2."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 2}

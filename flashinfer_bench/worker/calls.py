@@ -1,8 +1,8 @@
-"""The calls of a solution in its worker: each with a place of its own in the arena.
+"""The calls of a solution in its worker. Each call has its own buffer in the arena.
 
-A place is a set of inputs and output slots. The session lays the places out, writes inputs into them, and reads the
-output slots after the calls. A launch is what a clock times; the results of a value-returning solution are brought into
-the slots after the sample, and before the next call: honest code may return the same buffer each time.
+A buffer is a set of inputs and output slots. The session lays the buffers out, writes inputs into them, and reads the
+output slots after the calls. A clock times the launch. Results of a value-returning solution are copied into the slots
+after the sample, and before the next call, since honest code may return the same memory each time.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ is_negated = torch.Tensor.is_neg
 is_conjugated = torch.Tensor.is_conj
 data_of = torch.Tensor.data_ptr
 storage_of = torch.Tensor.untyped_storage
-"""Taken from the class before a solution is loaded: what a solution sets on a tensor of its own changes nothing."""
+"""Taken from the class before a solution is loaded, so that attributes set by a solution have no effect."""
 
 TENSORS: Final = (torch.Tensor, torch.nn.Parameter)
 PLACEMENTS: Final = 8
 MOST_KEPT_BYTES: Final = 512 << 20
 FREE_SHARE: Final = 8
 FEW_BYTES: Final = 32 << 20
-"""Results that are kept alive: their number, their most bytes, the share of the free memory that they may take, and the
-bytes up to which nobody looks at the free memory, which may wait for the driver."""
+"""Limits of the results that are kept alive: their number, their bytes, their divisor of the free memory, and the bytes
+up to which the free memory is not queried, since that query can wait for the driver."""
 NOWHERE: Final = 1
-"""An address where nothing lies. Results are held against it if they may lie in the inputs: that takes half a
-microsecond, which a reference has to bear as a solution does."""
+"""An unused address. Results that may use the inputs' memory are compared with it, so that references and solutions do
+the same work of half a microsecond."""
 
 
 class LaidCall:
-    """The call of one place.
+    """The call in one buffer.
 
     Args:
         loaded: the entry function, and the solution's `setup`.
-        arguments: views of the inputs in the arena, and numbers.
+        arguments: views of the inputs in the arena, and scalars.
         outputs: name → view of the output slot.
-        style: "dps", "value", or "keyword": returns values, and takes its inputs by name.
-        inputs_at: the address of the memory of the inputs, if no output may lie there, too; else 0.
-        named: how the entry function takes its inputs by name; None if that is not known yet.
+        style: "dps", "value", or "keyword" (returns values, and takes its inputs by name).
+        inputs_at: the address of the inputs' memory, if outputs may not use it; else 0.
+        named: how the entry function takes its inputs by name; None if it is still unknown.
     """
 
     def __init__(
@@ -79,19 +79,19 @@ class LaidCall:
         self.run = self._function
         self.result: Any = None
         self.is_strided = False
-        """A result lay otherwise in memory than its slot: to copy it was a part of the work."""
+        """A result had another layout than its slot, so copying it was part of the work."""
 
     def prepare(self) -> None:
-        """Call `setup`; its items become keyword arguments of the calls that follow."""
+        """Call `setup`. Its items become keyword arguments of later calls."""
         prepared = self._setup()
         if not isinstance(prepared, Mapping) or not all(isinstance(name, str) for name in prepared):
             raise TypeError(f"setup must return a dict with the names of run's keyword arguments, not {type(prepared)}")
         self.run = partial(self._function, **prepared)
 
     def values(self) -> list[Any]:
-        """Return the result of the latest call as a list of values; a dict by output name in the outputs' order.
+        """Return the result of the latest call as a list of values. A dict is sorted by the outputs' names.
 
-        No method of the solution's runs here, after the sample: elements and items are the built-in types' own.
+        No method of the solution runs here, after the sample: only methods of the built-in types are used.
         """
         result = self.result
         if isinstance(result, tuple):
@@ -105,7 +105,7 @@ class LaidCall:
         return [result]
 
     def fits(self, value: Any, slot: torch.Tensor) -> bool:
-        """Tell whether a value is a tensor as its slot, and lies not where no output may lie."""
+        """Return whether a value has its slot's shape and dtype, and uses no forbidden memory."""
         return (
             type(value) in TENSORS
             and (value.shape, value.dtype) == (slot.shape, slot.dtype)
@@ -113,13 +113,13 @@ class LaidCall:
         )
 
     def is_plain(self, value: Any, slot: torch.Tensor) -> bool:
-        """Tell whether a value could be copied into its slot byte for byte, in words."""
+        """Return whether a value could be copied into its slot byte for byte, in words."""
         if not self.fits(value, slot) or value.device != slot.device or not is_contiguous(value):
             return False
         return not (is_negated(value) or is_conjugated(value) or data_of(value) % WORD_BYTES)
 
     def store(self) -> None:
-        """Bring the result of the latest call into the output slots. The session judges a value that does not fit."""
+        """Copy the result of the latest call into the output slots. The session judges values that do not fit."""
         for value, slot in zip(self.values(), self.outputs, strict=False):
             if self.fits(value, slot):
                 self.is_strided = self.is_strided or not is_contiguous(value)
@@ -129,34 +129,34 @@ class LaidCall:
 
 
 def address_of(value: torch.Tensor) -> int:
-    """Return where a tensor's memory begins; 0 for one that has none of its own, such as a sparse one."""
+    """Return the address of a tensor's memory; 0 if it has no own memory, like a sparse tensor."""
     try:
         return storage_of(value).data_ptr()
     except RuntimeError:
         return 0
 
 
-class Shelf:
-    """Keeps the latest results alive, so that the outputs of the next call lie elsewhere in memory.
+class OutputCache:
+    """Keeps the latest results alive, so that the outputs of the next call get other memory.
 
-    Where an output lies changes the time of a short call by 1 to 5 % on a GPU. A result that holds more memory than its
-    outputs need is not kept: a slice of a workspace, for example.
+    The address of an output changes the time of a short call by some percent on a GPU. A result that holds more memory
+    than its outputs need is not kept, for example a slice of a workspace.
 
     Args:
         size: bytes of all outputs of one call.
-        places: number of places in memory that outputs take in turn, the next call's among them.
+        buffers: number of memory blocks that outputs rotate through, including the next call's block.
     """
 
-    def __init__(self, size: int, places: int = 1) -> None:
-        self.has_room = places > 1
-        """It keeps any result at all: on a CPU it keeps none."""
+    def __init__(self, size: int, buffers: int = 1) -> None:
+        self.has_room = buffers > 1
+        """Whether it keeps results. On a CPU it does not."""
         self._size = size
-        self._results: deque[Any] = deque(maxlen=max(places - 1, 0))
+        self._results: deque[Any] = deque(maxlen=max(buffers - 1, 0))
         self._keeps: bool | None = None
 
     @classmethod
-    def for_gpu(cls, size: int, device: torch.device) -> Shelf:
-        """Return a shelf for the memory of a GPU."""
+    def for_gpu(cls, size: int, device: torch.device) -> OutputCache:
+        """Return a cache for the memory of a GPU."""
         if size * PLACEMENTS <= FEW_BYTES:
             return cls(size, PLACEMENTS)
         free_bytes, _ = torch.cuda.mem_get_info(device)
@@ -176,14 +176,14 @@ class CallLaunch:
     """The launch of one call, as a clock times it.
 
     Args:
-        call: what is called.
-        shelf: keeps its results for a while.
-        part: "run", "setup", "both" (one behind the other) or "nothing".
+        call: the call.
+        output_cache: keeps its results alive.
+        part: "run", "setup", "both" (setup, then run) or "nothing".
     """
 
-    def __init__(self, call: LaidCall, shelf: Shelf, part: str) -> None:
+    def __init__(self, call: LaidCall, output_cache: OutputCache, part: str) -> None:
         self.call = call
-        self._shelf = shelf
+        self._output_cache = output_cache
         self._part = part
         self.slots = call.outputs
         self.puts_away = part != "setup" and call.returns
@@ -197,15 +197,15 @@ class CallLaunch:
             self.call.result = self.call.run()
 
     def put_away(self) -> bool:
-        """Bring the result into its output slots; tell whether a result lay otherwise than its slot."""
+        """Copy the result into its output slots; return whether a result had another layout than its slot."""
         if self.puts_away:
             self.call.store()
-            if self._shelf.has_room:
-                self._shelf.keep(self.call.values())
+            if self._output_cache.has_room:
+                self._output_cache.keep(self.call.values())
         return self.call.is_strided
 
     def plain_results(self) -> list[torch.Tensor] | None:
-        """Return the values of the latest call, if they lie as the slots do, and in words as they do."""
+        """Return the values of the latest call if they have the layout and alignment of their slots; else None."""
         values = self.call.values() if self.puts_away else []
         if len(values) != len(self.slots) or not all(map(self.call.is_plain, values, self.slots)):
             return None
@@ -217,7 +217,7 @@ class CallLaunch:
 
 
 class GraphLaunch:
-    """The launch of some calls as one CUDA graph, just captured. Their results are where they were at the capture."""
+    """The launch of several calls as one CUDA graph, just captured. Results have the addresses of the capture."""
 
     def __init__(self, launches: Sequence[CallLaunch], replay: Launch) -> None:
         self._launches = list(launches)
@@ -233,7 +233,7 @@ class GraphLaunch:
             launch.call.result = result
 
     def put_away(self) -> bool:
-        """Bring the results into their output slots; tell whether one lay otherwise."""
+        """Copy the results into their output slots; return whether a result had another layout."""
         strided = [launch.put_away() for launch in self._launches]
         return any(strided)
 
@@ -242,7 +242,7 @@ def lay_out_calls(loaded: LoadedEntry, block: torch.Tensor, request: Mapping[str
     """Make the calls of a `lay_out` request.
 
     Args:
-        loaded: what is called.
+        loaded: the entry function and `setup`.
         block: the arena.
         request: the request's fields.
     """
@@ -265,7 +265,7 @@ def lay_out_calls(loaded: LoadedEntry, block: torch.Tensor, request: Mapping[str
 
 
 def share_memory(calls: Sequence[LaidCall]) -> bool:
-    """Tell whether the latest results of several calls lie in the same memory: a buffer that is returned each time."""
+    """Return whether the latest results of several calls use the same memory, such as one reused buffer."""
     owners: dict[int, int] = {}
     for number, call in enumerate(calls):
         for value in call.values() if call.returns else ():

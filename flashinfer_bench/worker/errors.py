@@ -1,7 +1,7 @@
-"""An exception of a solution's, as its worker describes it: a bounded text, and its location in the solution's files.
+"""Describes a solution's exception in its worker: bounded text, and the location in the solution's files.
 
-Frames of torch, Triton and this package lie around those of a solution. Runs in the worker, so nothing here is more
-than the solution's word.
+Frames of torch, Triton and this package surround the solution's frames. This runs in the worker, so a solution can
+forge all of it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from flashinfer_bench.worker.protocol import MAX_TEXT, MOST_WORDS
 
 KEPT_FRAMES: Final = 12
 MOST_CAUSES: Final = 20
-"""Exceptions that are followed from one to its cause. Solutions can make chains without an end."""
+"""Most exceptions in a chain of causes. Solutions can make endless chains."""
 
 
 def describe_error(error: BaseException) -> dict[str, str]:
-    """Return the fields of a `WorkerError`; our own frames are left out of the traceback."""
+    """Return the fields of a `WorkerError`. The traceback omits our own frames."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(str(Path(__file__).parent)):
         trace = trace.tb_next
@@ -39,12 +39,12 @@ def describe_error(error: BaseException) -> dict[str, str]:
 
 
 def escape_surrogates(text: str) -> str:
-    """Return a text that UTF-8 can encode: half a surrogate pair becomes an escape sequence."""
+    """Return a text that UTF-8 can encode. Lone surrogates become escape sequences."""
     return str.encode(text, "utf-8", "backslashreplace").decode()
 
 
 def message_of(error: BaseException) -> str:
-    """Return an exception's message, without the location and the source lines that Python and Triton put into it."""
+    """Return an exception's message, without the location and the source lines that Python and Triton add."""
     if isinstance(error, SyntaxError):
         return error.msg or ""
     kernels = [reported for one in _causes_of(error) if (reported := getattr(one, "error_message", None))]
@@ -52,15 +52,15 @@ def message_of(error: BaseException) -> str:
 
 
 def find_location(error: BaseException) -> str:
-    """Return "at FILE:LINE, in FUNCTION" of the solution's innermost frame; empty if none of its frames is there.
+    """Return "at FILE:LINE, in FUNCTION" of the solution's innermost frame; empty if there is none.
 
-    The frames of an exception's cause lie further in than its own.
+    Frames of an exception's cause are further inside than its own frames.
     """
     return next(filter(None, map(_location_of, reversed(_causes_of(error)))), "")
 
 
 def _causes_of(error: BaseException) -> list[BaseException]:
-    """Return an exception, and those that caused it, one after the other."""
+    """Return an exception and its chain of causes."""
     causes = [error]
     while (cause := causes[-1].__cause__) is not None and len(causes) < MOST_CAUSES:
         causes.append(cause)
@@ -78,7 +78,7 @@ def _location_of(error: BaseException) -> str:
 
 
 def _own_file(path: str | None) -> str | None:
-    """Return a path as the solution's sources name it; None if it is not one of them."""
+    """Return a path relative to the solution's sources; None if it is another file."""
     folder = next(iter(getattr(sys.modules.get(PACKAGE), "__path__", ())), None)
     if folder is None or path is None or not path.startswith(f"{folder}/"):
         return None

@@ -1,14 +1,14 @@
-"""The fork server of workers: a process that has imported torch and made no CUDA context, from which they are forked.
+"""The fork server of workers: a process with torch imported and without a CUDA context.
 
-A device session forks it before it touches its device, and speaks to it over one socket: each frame {"spawn": order}
-comes with the child's ends of three channels, in this order: the worker's socket, the pipe for what it prints, the
-supervisor's socket. The server sends no answer: the new supervisor and the new worker report to the session themselves.
-It prepares what all workers need when it is told to ({"prepare": true}). A worker that is forked before that prepares
-itself, beside its context. One whose workers precompile prepares at once, and sends one byte when it is ready. When the
-session's end closes, the server ends every supervisor that it started, and then itself.
+A device session forks it before it uses its device. They share one socket. Each frame {"spawn": order} comes with the
+child's ends of three channels, in this order: the worker's socket, the pipe for its output, the supervisor's socket.
+The server sends no answer: the new supervisor and the new worker report to the session themselves. At {"prepare": true}
+it prepares imports for all workers. A worker forked earlier prepares itself while its context starts. A server of
+workers that precompile prepares at once, and sends one byte when it is ready. When the session's end closes, the server
+ends all its supervisors, and then itself.
 
-It cannot be the server from which sessions are forked (`bench/runner/launcher.py`): that one outlives sessions and
-is trusted by all of them, and this one gives a session's own descriptors and imports to what it forks.
+The fork server of sessions (`bench/runner/launcher.py`) is another process. It outlives sessions and is trusted by all
+of them, while this server passes a session's own descriptors and imports to its forks.
 """
 
 from __future__ import annotations
@@ -44,36 +44,35 @@ from flashinfer_bench.worker.jit.start import prepare_triton
 from flashinfer_bench.worker.main import run_worker
 
 READY: Final = b"\0"
-"""What a server sends whose workers precompile, once all is imported for them."""
+"""Message of a server of workers that precompile, after its imports."""
 SUPERVISORS_LIMIT_S: Final = 2.0
-"""Seconds that supervisors have at the session's end to end their workers: they kill at once what keeps forking."""
+"""Seconds for supervisors to end their workers at the session's end. Processes that keep forking are killed at once."""
 END_LIMIT_S: Final = 30.0
-"""Seconds to kill everything below the server at its end."""
+"""Seconds for killing all processes below the server at its end."""
 MORE_TASKS, MORE_TASKS_PER_CORE = 4096, 512
-"""A worker's user may have this many threads and processes more than the machine has at the start. The limit counts all
-of the user's, so it has room for workers and compilers on all devices. It is half of the ids that Linux has on a large
-machine."""
+"""Threads and processes that a worker's user may have beyond the machine's number at the start, as a base and for each
+core. The limit counts all processes of the user, so workers and compilers on all devices must fit."""
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """What a server has ready for all of its workers."""
+    """The preparation of a server for all of its workers."""
 
     is_for_gpu: bool = False
-    """Workers are to time calls on a GPU."""
+    """Workers will time calls on a GPU."""
     with_triton: bool = False
-    """Solutions are to use Triton."""
+    """Solutions may use Triton."""
     capability: tuple[int, int] | None = None
-    """Of the GPU; None where it is not known."""
+    """Compute capability of the GPU; None if it is unknown."""
     precompiles: bool = False
-    """Workers precompile, and launch nothing. They find no GPU."""
+    """Workers precompile, and launch no kernels. They see no GPU."""
 
     def prepare(self) -> None:
-        """Import and compute what solutions find in this process, beyond what times calls on a GPU."""
+        """Import and compute everything that solutions need in this process, except for the timing on a GPU."""
         if self.with_triton and self.is_for_gpu:
             prepare_triton(self.capability)
         elif self.with_triton:
-            with suppress(ImportError):  # its solutions will say so
+            with suppress(ImportError):  # its solutions will report it
                 importlib.import_module("triton")
         if self.precompiles:
             prepare_stand_in()
@@ -82,12 +81,12 @@ class Preparation:
 def start_fork_server(
     run_directory: Path | None, preparation: Preparation, *, not_for_it: Iterable[socket.socket]
 ) -> socket.socket:
-    """Fork the server from this process; call it before anything has touched the device or started threads.
+    """Fork the server from this process. Call it before the device is used or threads are started.
 
     Args:
-        run_directory: removed by the server when it ends; None where another one does.
-        preparation: what its workers are to find ready.
-        not_for_it: sockets of this process that the server must not keep open.
+        run_directory: folder that the server removes at its end; None if another server removes it.
+        preparation: the preparation for its workers.
+        not_for_it: sockets of this process that the server must close.
     """
     ours, theirs = socket.socketpair()
     if fork() == 0:
@@ -99,13 +98,13 @@ def start_fork_server(
 
 
 def let_prepare(server: socket.socket) -> None:
-    """Have the server prepare what all of its workers need; those that were ordered before prepare themselves."""
-    with suppress(OSError):  # it is gone, which the next order will show
+    """Have the server prepare for all of its workers. Workers ordered earlier prepare themselves."""
+    with suppress(OSError):  # it has ended; the next spawn will show it
         send_frame(server, {"prepare": True})
 
 
 def hear_ready(server: socket.socket) -> bool | None:
-    """Tell whether a server whose workers precompile has said that it is ready: None so far, False if it is gone."""
+    """Return whether a server of workers that precompile is ready: None if not yet, False if it has ended."""
     try:
         return bool(server.recv(len(READY), socket.MSG_DONTWAIT))
     except BlockingIOError:
@@ -115,24 +114,24 @@ def hear_ready(server: socket.socket) -> bool | None:
 
 
 def run_fork_server(sock: socket.socket, run_directory: Path | None, preparation: Preparation = Preparation()) -> None:
-    """Serve spawn orders until the session is gone; never returns to the caller's code.
+    """Serve spawn orders until the session has ended. It never returns.
 
     Args:
-        sock: the session's orders come from it.
-        run_directory: the session's folder; removed at the end. None for what another server removes.
-        preparation: what its workers are to find ready.
+        sock: source of the session's orders.
+        run_directory: the session's folder, removed at the end; None if another server removes it.
+        preparation: the preparation for its workers.
     """
-    hide_memory()  # forks inherit it: a worker is hidden until it gets a solution
+    hide_memory()  # inherited by forks: a worker is hidden until it gets a solution
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors are reaped by the kernel
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
     most_tasks = count_tasks() + MORE_TASKS + MORE_TASKS_PER_CORE * (os.cpu_count() or 1)
     try:
         if preparation.precompiles:
-            die_with_parent(signal.SIGKILL)  # it takes seconds to be ready, and may not be in time to hear of an end
+            die_with_parent(signal.SIGKILL)  # preparing takes seconds, during which it cannot notice the session's end
         elif preparation.is_for_gpu:
             import_cupti()
-        with suppress(WireClosed):  # the session ended: so do we
+        with suppress(WireClosed):  # the session has ended, so this server ends
             _serve_all(sock, preparation, most_tasks)
     finally:
         await_children(SUPERVISORS_LIMIT_S)
@@ -143,7 +142,7 @@ def run_fork_server(sock: socket.socket, run_directory: Path | None, preparation
 
 
 def _serve_all(sock: socket.socket, preparation: Preparation, most_tasks: int) -> None:
-    """Fork a supervisor for each order; prepare when told to."""
+    """Fork a supervisor for each order; prepare on request."""
     reader, is_prepared = FrameReader(sock), False
     if preparation.precompiles:
         preparation.prepare()
@@ -154,23 +153,23 @@ def _serve_all(sock: socket.socket, preparation: Preparation, most_tasks: int) -
         message = reader.read()
         if "spawn" not in message:
             preparation.prepare()
-            gc.freeze()  # workers do not walk what is here, nor write to its pages, when they collect garbage
+            gc.freeze()  # keeps the garbage collection of workers away from these objects and their pages
             is_prepared = True
             continue
         order = {"most_tasks": most_tasks, **message["spawn"]}
-        needs_nothing = is_prepared or order.get("is_reference")  # references launch no kernels of Triton's
+        needs_nothing = is_prepared or order.get("is_reference")  # references launch no Triton kernels
         _serve(order, reader.take_fds(), sock, (lambda: None) if needs_nothing else preparation.prepare)
 
 
 def _serve(order: dict[str, Any], fds: list[int], sock: socket.socket, prepare: Callable[[], object]) -> None:
-    """Fork the supervisor of a worker, which prepares itself; the channels stay open in it alone."""
+    """Fork the supervisor of a worker. Only the supervisor keeps the channels open."""
     if fork() == 0:
         code = 1
         try:
             sock.close()
             run_supervisor(order, fds, partial(run_worker, prepare=prepare))
             code = 0
-        except BaseException:  # the process must end here, whatever happened
+        except BaseException:  # the process must end here in any case
             sys.excepthook(*sys.exc_info())
         finally:
             os._exit(code)

@@ -1,7 +1,7 @@
-"""Loads solution code into this process: a Python file, or a shared library of tvm-ffi's or torch's.
+"""Loads solution code into this process: a Python file, or a shared library of tvm-ffi or torch.
 
-Nothing else in the package imports what a solution brought. Python sources lie in a folder of their own, which becomes
-a package (so `from .helper import f` works) and is first on the import path (so `import helper` works too).
+No other module of the package imports files of a solution. Python sources are in their own folder, which becomes a
+package (so `from .helper import f` works) and is first on the import path (so `import helper` works too).
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from flashinfer_bench.worker.protocol import MAX_RETURNED, Signature
 
 PACKAGE: Final = "flashinfer_bench_solution"
 NOTHING: Final = "None"
-"""Python's and tvm-ffi's word for what a function returns that returns nothing."""
+"""Name of the return type None in Python and tvm-ffi."""
 TENSOR_BRIDGE: Final = "__dlpack_c_exchange_api__"
 """An attribute by which tvm-ffi reads and returns torch's tensors directly. Older releases of torch lack it."""
 SHOWN: Final = 20
-"""A message lists at most this many names of a module."""
+"""Most names of a module in a message."""
 SETUP: Final = "setup"
 
 Function = Callable[..., Any]
 
 
 class EntryPointMissing(Exception):
-    """The module was loaded, and has no callable of that name."""
+    """The module has no callable of that name."""
 
 
 class KeywordRequired(Exception):
@@ -48,19 +48,19 @@ class KeywordRequired(Exception):
 
 
 class LoadedEntry(NamedTuple):
-    """What an entry file offers."""
+    """The functions of an entry file."""
 
     function: Function
     """The entry function."""
     signature: Signature | None = None
-    """How it is called, if that can be told."""
+    """How it is called; None if it is unknown."""
     setup: Function | None = None
-    """What is called before it with the same arguments; it returns keyword arguments for the entry function."""
+    """Called before it with the same arguments. It returns keyword arguments for the entry function."""
     setup_signature: Signature | None = None
-    """How that is called, if it can be told."""
+    """How `setup` is called; None if it is unknown."""
 
     def bind_setup(self, inputs: Sequence[Any], given: Sequence[Any]) -> Callable[[], Any]:
-        """Return the call of `setup` with the arguments of a call, or with its inputs alone if it takes no more."""
+        """Return the call of `setup` with the arguments of a call, or with its inputs only if it takes no more."""
         if self.setup is None:
             return dict
         most = None if self.setup_signature is None else self.setup_signature.maximum
@@ -74,11 +74,11 @@ def load_entry(directory: Path, entry: str, symbol: str, *, kind: str) -> Loaded
         directory: the artifact's folder.
         entry: the file with the entry point, relative to the folder.
         symbol: the name of the function.
-        kind: how the file is loaded, a key of LOADERS.
+        kind: how the file is loaded: a key of LOADERS.
 
     Raises:
         EntryPointMissing: there is no callable of that name.
-        KeywordRequired: it has to be given an argument by keyword; whatever the file itself raises comes through.
+        KeywordRequired: it needs a keyword argument. Exceptions of the file itself are passed on.
     """
     return LOADERS[kind](directory, entry, symbol)
 
@@ -95,12 +95,12 @@ def load_python(directory: Path, entry: str, symbol: str) -> LoadedEntry:
 
 
 def load_reference(directory: Path, entry: str, symbol: str) -> LoadedEntry:
-    """Import a definition's reference. It is called by the names of its inputs, and a `setup` in it is its own."""
+    """Import a definition's reference. It is called by the names of its inputs. A `setup` in it is not special."""
     return LoadedEntry(find_callable(import_file(directory, entry), entry, symbol))
 
 
 def import_file(directory: Path, entry: str) -> types.ModuleType:
-    """Import a Python file as a module of the solution's package; folders on the way to it are packages."""
+    """Import a Python file as a module of the solution's package. Its parent folders are packages."""
     sys.path.insert(0, str(directory))
     parts = Path(entry).with_suffix("").parts
     for depth in range(len(parts)):
@@ -119,7 +119,7 @@ def import_file(directory: Path, entry: str) -> types.ModuleType:
 
 
 def load_torch(directory: Path, entry: str, symbol: str) -> LoadedEntry:
-    """Load an extension module or torch's operators; torch, whose libraries it is linked to, is in memory already."""
+    """Load an extension module or torch operators. The linked libraries of torch are already loaded."""
     name, path = Path(entry).stem, str(directory / entry)
     known = frozenset(torch._C._dispatch_get_all_op_names())
     has_module = hasattr(ctypes.CDLL(path), f"PyInit_{name}")
@@ -143,7 +143,7 @@ def import_extension(name: str, path: str) -> types.ModuleType:
 
 
 def find_operator(symbol: str, known: Container[str]) -> Function | None:
-    """Return torch's operator of that name that was not known before; None if there is none."""
+    """Return torch's operator of that name, if it was not known before; else None."""
     for found in torch._C._dispatch_get_all_op_names():
         space, _, rest = found.partition("::")
         name, _, overload = rest.partition(".")
@@ -157,7 +157,7 @@ def find_operator(symbol: str, known: Container[str]) -> Function | None:
 def load_tvm_ffi(directory: Path, entry: str, symbol: str) -> LoadedEntry:
     """Open a library that exports functions by tvm-ffi's convention."""
     if not hasattr(torch.Tensor, TENSOR_BRIDGE) and importlib.util.find_spec("torch_c_dlpack_ext") is None:
-        os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")  # else it compiles a bridge, in every worker
+        os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")  # otherwise it compiles a bridge in every worker
     import tvm_ffi  # an optional package, and this is its place
 
     module = tvm_ffi.load_module(str(directory / entry))
@@ -173,7 +173,7 @@ def load_tvm_ffi(directory: Path, entry: str, symbol: str) -> LoadedEntry:
 
 
 def to_torch(value: Any) -> Any:
-    """Return what a tvm-ffi function returned as tensors of torch, alone or in a list."""
+    """Return a tvm-ffi function's result as torch tensors, alone or in a list."""
     if isinstance(value, (torch.Tensor, str, int, float)) or value is None:
         return value
     if isinstance(value, Sequence):
@@ -190,7 +190,7 @@ LOADERS: Final[dict[str, Callable[[Path, str, str], LoadedEntry]]] = {
 
 
 def find_callable(module: types.ModuleType, where: str, symbol: str) -> Function:
-    """Return a module's callable of that name, or raise EntryPointMissing with the names that it has."""
+    """Return a module's callable of that name, or raise EntryPointMissing with the module's names."""
     function: Function | None = getattr(module, symbol, None)
     if not callable(function):
         names = sorted(n for n, value in vars(module).items() if callable(value) and not n.startswith("_"))
@@ -199,15 +199,15 @@ def find_callable(module: types.ModuleType, where: str, symbol: str) -> Function
 
 
 def find_setup(module: types.ModuleType, entry: Function) -> Function | None:
-    """Return the module's `setup`, unless that is the entry function itself or nothing that can be called."""
+    """Return the module's `setup`, unless it is the entry function itself or not callable."""
     setup: Function | None = getattr(module, SETUP, None)
     return setup if callable(setup) and setup is not entry else None
 
 
 def leave_to_setup(signature: Signature | None, setup: Signature | None) -> Signature | None:
-    """Return how an entry function may be called by position, when its `setup` gives the rest by keyword.
+    """Return how an entry function can be called by position, if its `setup` gives the rest by keyword.
 
-    `setup` gets the same arguments by position, so no more are needed than it needs.
+    `setup` gets the same arguments by position, so its number of required arguments is enough.
     """
     if signature is None or setup is None or setup.minimum >= signature.minimum:
         return signature
@@ -217,15 +217,15 @@ def leave_to_setup(signature: Signature | None, setup: Signature | None) -> Sign
 def describe_signature(
     function: Function, *, prepared_for: Signature | None = None, is_prepared: bool = False
 ) -> Signature | None:
-    """Return how the function may be called by position, or None if Python cannot tell.
+    """Return how the function can be called by position; None if Python does not know it.
 
     Args:
         function: the entry function, or its `setup`.
-        prepared_for: how its `setup` is called, if that can be told.
-        is_prepared: a `setup` gives it arguments by keyword.
+        prepared_for: how its `setup` is called; None if it is unknown.
+        is_prepared: a `setup` gives it keyword arguments.
 
     Raises:
-        KeywordRequired: it has to be given an argument by keyword, and nothing gives it one.
+        KeywordRequired: it needs a keyword argument, and there is no `setup` to give it.
     """
     signature = read_signature(function)
     if signature is None:
@@ -244,7 +244,7 @@ def describe_signature(
     is_endless = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     found = make_signature(shown, required, None if is_endless else len(positional))
     found = found.model_copy(update={"names": [p.name[:500] for p in positional[:MAX_RETURNED]]})
-    # If there are parameters for keywords alone, setup gives those.
+    # Keyword-only parameters get their values from setup.
     return found if keywords else leave_to_setup(found, prepared_for)
 
 
@@ -254,9 +254,9 @@ def make_signature(parameters: Sequence[str], minimum: int, maximum: int | None)
 
 
 def read_pybind_signature(doc: str) -> Signature | None:
-    """Read how a function bound by pybind11 is called from the first line of its docstring; None if it does not say.
+    """Read the signature of a pybind11 function from the first line of its docstring; None if it has none.
 
-    The line is a definition in Python, but for names of C++ and for values that have no notation.
+    The line is a Python definition, except for C++ names and for values without a notation.
     """
     line = re.sub("<[^>]*>", "_", doc.strip().partition("\n")[0]).replace("::", ".")
     try:

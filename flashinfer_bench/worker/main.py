@@ -1,6 +1,6 @@
-"""A worker: our loop and one solution. It answers the verbs of `protocol.py` until it is told to exit.
+"""A worker: our loop and one solution. It answers the methods of `protocol.py` until the session ends it.
 
-It holds the solution's artifact, its inputs and the output slots that the session laid out. It decides nothing.
+It holds the solution's artifact, its inputs, and the output slots that the session laid out. It makes no decisions.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from flashinfer_bench.worker.calls import (
     CallLaunch,
     GraphLaunch,
     LaidCall,
-    Shelf,
+    OutputCache,
     address_of,
     lay_out_calls,
     share_memory,
@@ -53,8 +53,8 @@ from flashinfer_bench.worker.jit.precompile import precompile
 from flashinfer_bench.worker.load import LoadedEntry, load_entry
 from flashinfer_bench.worker.protocol import MOST_WORDS, STACK_FILE, STACK_SIGNAL, answer_readings
 
-VERBS: Final = ("load", "bind", "lay_out", "start", "calls", "burst", "relay", "collect", "stop", "recover", "unbind")
-"""What a session may ask for, beside the end."""
+METHODS: Final = ("load", "bind", "lay_out", "start", "calls", "burst", "relay", "collect", "stop", "recover", "unbind")
+"""Methods of the protocol, except `exit`."""
 
 
 def run_worker(
@@ -65,13 +65,13 @@ def run_worker(
 ) -> None:
     """Confine this process, serve the session, end the process.
 
-    Or become the order's `program` in the same sandbox, or compile what its `precompile` tells.
+    With a `program` in the order it executes that program in the sandbox. With `precompile` it only compiles.
 
     Args:
-        order: from the session.
-        fds: its socket, and the pipe for what is printed.
-        supervisor: is sent the descriptor by which filtered calls ask.
-        prepare: imports what the solution is to find; on a GPU the driver makes the context meanwhile.
+        order: the spawn order from the session.
+        fds: its socket, and the pipe for its output.
+        supervisor: gets the descriptor of the seccomp filter.
+        prepare: imports modules for the solution. On a GPU the driver makes the context at the same time.
     """
     try:
         confine(order, fds, supervisor)
@@ -101,7 +101,7 @@ def run_worker(
         worker.shared_modules = order.get("shared_modules")
         worker.serve()
     except BaseException:
-        traceback.print_exc()  # the session reads it where the worker was to start
+        traceback.print_exc()  # the session reads this if the worker does not start
         flush_output()
         os._exit(1)
     finally:
@@ -109,7 +109,7 @@ def run_worker(
 
 
 class Worker:
-    """The loop's state: the entry function, the arena that is bound, the calls that are laid out, the clock."""
+    """State of the loop: the entry function, the mapped arena, the calls, the clock."""
 
     def __init__(self, sock: socket.socket, device: torch.device, clock: Clock) -> None:
         self.sock = sock
@@ -118,26 +118,26 @@ class Worker:
         self.arena: MappedArena | None = None
         self.clock = clock
         self.shared_modules: str | None = None
-        """FlashInfer's modules that were compiled ahead, if the solution has a layer of its own over them."""
+        """FlashInfer's modules compiled ahead, if the solution has a private overlay over them; else None."""
         self.reader = FrameReader(sock)
         self._laid: list[LaidCall] = []
         given, slot = torch.zeros(1, device=device), torch.zeros(1, device=device)
         self._no_call = LaidCall(LoadedEntry(lambda: given), {}, {"": slot}, "value")
-        """It computes nothing, and gives back one number that is copied."""
+        """A call that computes nothing. It returns one number, which is copied."""
         self._latest_tick = 0
-        """The clock's millisecond in which the latest call ended that was not timed."""
-        self._returns_same = self._is_looked_at = False
-        """The solution returns the same memory each time, as far as was seen; the calls that are laid out were looked
-        at for that."""
-        self._shelf = Shelf(0)
+        """Clock tick (ms) at which the last untimed call ended."""
+        self._returns_same = self._is_checked = False
+        """Whether the solution returns the same memory each time, as far as observed, and whether the current calls
+        were checked for that."""
+        self._output_cache = OutputCache(0)
         self._graphs: dict[tuple[Any, ...], GraphLaunch] = {}
-        """What is captured, the part of its calls, their places → the graph."""
+        """Kind of graph, part of the calls, buffers → the graph."""
         self._gated_chains = GatedChains(device)
         self._running = ExitStack()
 
     def serve(self) -> None:
-        """Answer one request after the other; returns when told to exit or when the session is gone."""
-        verbs = {name: getattr(self, name) for name in VERBS}
+        """Answer requests in order; return at `exit` or when the session has ended."""
+        methods = {name: getattr(self, name) for name in METHODS}
         gaps = {"launch_gap_ns": self.clock.launch_gap_ns(), "chain_gap_ns": self.clock.chain_gap_ns()}
         capture_first(self.device)
         found = {"clock": describe_clock(self.clock), "gpu_uuid": read_gpu_uuid(self.device)}
@@ -152,7 +152,7 @@ class Worker:
             if "first" in request:
                 request["indices"] = range(request["first"])
             try:
-                answer = verbs[request["verb"]](request) or {}
+                answer = methods[request["verb"]](request) or {}
             except BaseException as error:
                 answer = {"error": describe_error(error)}
             flush_output()
@@ -162,7 +162,7 @@ class Worker:
 
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
         """Import the solution."""
-        show_memory()  # from here on the supervisor looks at what this process holds
+        show_memory()  # the supervisor needs to read this process's memory use
         os.environ.update(request["environment"])
         enter_folders(self.shared_modules)
         place = Path(request["directory"]), request["entry"], request["symbol"]
@@ -172,7 +172,7 @@ class Worker:
         return {"signature": described, "has_setup": self.loaded.setup is not None}
 
     def bind(self, request: dict[str, Any]) -> None:
-        """Map the arena that came with the request in place of the one before."""
+        """Map the arena of the request, in place of the previous arena."""
         self._give_up_arena()
         self.arena = open_arena(request["arena"], self.reader.take_fds())
 
@@ -183,25 +183,27 @@ class Worker:
             self.arena = None
 
     def lay_out(self, request: dict[str, Any]) -> None:
-        """Take the places of a job's calls."""
+        """Set up the calls of a job in their buffers."""
         if self.loaded is None or self.arena is None:
             raise RuntimeError("the worker was asked to lay out calls before load and bind")
         self._forget_calls()
         self._laid = lay_out_calls(self.loaded, self.arena.block, request)
         if self._laid and self.device.type == "cuda" and self.clock.cache_state == "cold":
-            self._shelf = Shelf.for_gpu(sum(output.nbytes for output in self._laid[0].outputs), self.device)
+            self._output_cache = OutputCache.for_gpu(
+                sum(output.nbytes for output in self._laid[0].outputs), self.device
+            )
 
     def _forget_calls(self) -> None:
         self._returns_same = self._returns_same or share_memory(self._laid)
-        self._laid, self._shelf, self._is_looked_at = [], Shelf(0), False
+        self._laid, self._output_cache, self._is_checked = [], OutputCache(0), False
         has_graphs = self._gated_chains.forget() or bool(self._graphs)
         self._graphs.clear()
         if has_graphs:
-            with suppress(RuntimeError):  # a broken device will say so again
+            with suppress(RuntimeError):  # a broken device will raise again
                 torch.cuda.empty_cache()
 
     def start(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Switch the clock on; after a loss, the one that takes its place."""
+        """Switch the clock on; after a loss, switch on its fallback."""
         self._running.close()
         if request["fall_back"] is not None:
             self.clock = self.clock.fall_back(request["fall_back"]) or self.clock
@@ -226,14 +228,14 @@ class Worker:
             torch.cuda.empty_cache()
 
     def unbind(self, request: dict[str, Any]) -> None:
-        """Give up the arena that is bound, and the memory that no call needs now."""
+        """Unmap the arena, and free the memory that no call needs now."""
         self.recover(request)
         self._give_up_arena()
 
     # Calls.
 
     def calls(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Make the calls of some places, each once, in order; read the clock where there is a lead."""
+        """Make calls in the given buffers, once each, in order; read the clock if there are preambles."""
         launches: list[Any] = self._launches(request)
         try:
             if request["replay"]:
@@ -247,7 +249,7 @@ class Worker:
             return {"lost" if isinstance(error, ClockLost) else "refused": str(error)[:MOST_WORDS]}
         returned = []
         for index, launch in zip(request["indices"], launches, strict=True):
-            while tick() == self._latest_tick:  # samplers seed themselves by it, and two would draw the same
+            while tick() == self._latest_tick:  # samplers use the tick as seed; equal ticks repeat numbers
                 continue
             launch()
             self._latest_tick = tick()
@@ -259,7 +261,7 @@ class Worker:
         return {"returned": returned or None}
 
     def burst(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Make calls back to back, and leave their results where they are."""
+        """Make calls back to back, and leave their results in place."""
         copied = bool(self._returns_same or request["part"] == "nothing")
 
         def make_all(launches: Sequence[CallLaunch]) -> None:
@@ -275,12 +277,12 @@ class Worker:
         except CaptureRefused as refused:
             return {"refused": str(refused)[:MOST_WORDS]}
         self._synchronize()
-        if request["part"] in ("run", "both") and not self._is_looked_at:  # once, for it takes longer than a short call
-            self._returns_same, self._is_looked_at = self._returns_same or share_memory(self._laid), True
+        if request["part"] in ("run", "both") and not self._is_checked:  # once: it takes longer than a call
+            self._returns_same, self._is_checked = self._returns_same or share_memory(self._laid), True
         return {"copied": copied, "strided": copied and self._has_strided(request)}
 
     def collect(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Bring the latest results of the calls of some places into their output slots."""
+        """Copy the latest results of calls into their output slots."""
 
         def put_all_away(launches: Sequence[CallLaunch]) -> None:
             for launch in launches:
@@ -294,7 +296,7 @@ class Worker:
         return {"strided": self._has_strided(request)}
 
     def relay(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Make calls one by one, each as soon as the control block of the request has the key of its inputs."""
+        """Make calls in order. Each starts when the control block of the request has the key to its inputs."""
         assert self.arena is not None  # calls are laid out
         launches = self._launches(request)
         (memory,) = self.reader.take_fds()
@@ -304,19 +306,20 @@ class Worker:
     def _launches(self, request: dict[str, Any]) -> list[CallLaunch]:
         part = request["part"]
         calls = [self._no_call if part == "nothing" else self._laid[index] for index in request["indices"]]
-        return [CallLaunch(call, self._shelf, part) for call in calls]
+        return [CallLaunch(call, self._output_cache, part) for call in calls]
 
     def _replay(self, index: int, launch: CallLaunch) -> GraphLaunch:
-        """Return a call's launch as a replay, which is captured once for each place."""
+        """Return a call's launch as a replay. It is captured once for each buffer."""
         key = "replay", "run", index
         if key not in self._graphs:
             self._graphs[key] = GraphLaunch([launch], self.clock.replays(lambda _index: launch)(0))
         return self._graphs[key]
 
-    def _make(self, verb: str, request: dict[str, Any], launch_all: Callable[[Sequence[CallLaunch]], None]) -> None:
-        """Launch the calls of a request; `together` as one graph, which is captured once and replayed without Python.
+    def _make(self, method: str, request: dict[str, Any], launch_all: Callable[[Sequence[CallLaunch]], None]) -> None:
+        """Launch the calls of a request. With `together` they are one graph, captured once and replayed without Python.
 
-        A burst drops the graphs of the burst before, and of its results: they hold memory. Those of empty calls stay.
+        A burst drops the graphs of the previous burst and of its results, since they hold memory. Graphs of empty calls
+        stay.
 
         Raises:
             CaptureRefused: the calls cannot be one graph.
@@ -324,16 +327,16 @@ class Worker:
         if not request["together"]:
             launch_all(self._launches(request))
             return
-        key = verb, request["part"], request["first"]
+        key = method, request["part"], request["first"]
         if key not in self._graphs:
-            if verb == "burst":
+            if method == "burst":
                 self._graphs = {key: graph for key, graph in self._graphs.items() if key[1] == "nothing"}
             launches = self._launches(request)
             self._graphs[key] = GraphLaunch(launches, capture(partial(launch_all, launches)))
         self._graphs[key]()
 
     def _has_strided(self, request: dict[str, Any]) -> bool:
-        """Say whether the copy of any result changed how it lies in memory."""
+        """Return whether copying a result changed its layout in memory."""
         return request["part"] != "nothing" and any(self._laid[index].is_strided for index in request["indices"])
 
     def _synchronize(self) -> None:
@@ -342,7 +345,7 @@ class Worker:
 
 
 def read_gpu_uuid(device: torch.device) -> str:
-    """Return a GPU's UUID as NVML spells it; nothing for a CPU."""
+    """Return a GPU's UUID in NVML's form; "" for a CPU."""
     return "" if device.type == "cpu" else f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
@@ -352,14 +355,14 @@ def describe_clock(clock: Clock) -> dict[str, Any]:
 
 
 def flush_output() -> None:
-    """Flush what the solution printed, which has to arrive before the answer. It may have broken both streams."""
+    """Flush the solution's output, which must arrive before the answer. The solution may have broken both streams."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(BaseException):
             stream.flush()
 
 
 def describe_value(value: Any, inputs_at: int = 0) -> dict[str, Any]:
-    """Say what a solution returned, without its content, and whether it lies where no output may lie."""
+    """Describe a returned value without its content, and whether it uses forbidden memory."""
     kind = type(value)
     if kind in TENSORS:
         return {

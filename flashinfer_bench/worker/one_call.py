@@ -1,9 +1,9 @@
-"""Calls a solution as a program of its own, for a tool: python -m flashinfer_bench.worker.one_call ORDER
+"""Calls a solution as a separate program, for a tool: python -m flashinfer_bench.worker.one_call ORDER
 
-The tool starts it, in the sandbox that `inspect` has made for both. ORDER is a JSON file: how the artifact is loaded,
-the file of inputs and outputs, and how many calls precede the one that is inspected. The result is written to the file
-that the order names as `outcome`: {"called": true}, or {"error": text}. Nothing is judged here, and a solution can
-forge all of it: what a tool finds is a lead, never a verdict.
+The tool starts it, in the sandbox that `inspect` has made for both. ORDER is a JSON file: how to load the artifact, the
+file of inputs and outputs, and the number of calls before the inspected call. The result is written to the order's
+`outcome` file: {"called": true}, or {"error": text}. No result is judged here, and a solution can forge all of it. A
+finding of a tool is a hint, never a verdict.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from typing import Any
 
 import torch
 
-from flashinfer_bench.worker.calls import CallLaunch, LaidCall, Shelf
+from flashinfer_bench.worker.calls import CallLaunch, LaidCall, OutputCache
 from flashinfer_bench.worker.errors import describe_error
 from flashinfer_bench.worker.load import load_entry
 
 
 def call_solution(order: Mapping[str, Any]) -> None:
-    """Load the solution, and call it as often as the order says; the last call is in the profiler's range.
+    """Load the solution, and make the calls of the order. The last call is in the profiler's range.
 
-    A number of warm-up calls below 0 loads it only.
+    If the number of warm-up calls is negative, only load it.
     """
     device = torch.device(order["device"])
     loaded = load_entry(Path(order["directory"]), order["entry"], order["symbol"], kind=order["kind"])
     if order["warm_up_calls"] < 0:
         return
     values = torch.load(order["values"], weights_only=True, mmap=True)
-    # Each tensor gets an allocation of its own.
+    # Each tensor gets its own allocation.
     arguments = {
         name: one.to(device, copy=True) if isinstance(one, torch.Tensor) else one
         for name, one in values["arguments"].items()
@@ -40,7 +40,7 @@ def call_solution(order: Mapping[str, Any]) -> None:
     outputs = {str(at): torch.empty_like(one, device=device) for at, one in enumerate(values["outputs"])}
 
     def lay_out(style: str) -> CallLaunch:
-        return CallLaunch(LaidCall(loaded, arguments, outputs, style), Shelf(0), "both")
+        return CallLaunch(LaidCall(loaded, arguments, outputs, style), OutputCache(0), "both")
 
     def synchronize() -> None:
         if device.type == "cuda":
@@ -79,8 +79,8 @@ def main(argv: list[str]) -> int:
     except BaseException as error:
         described = describe_error(error)
         outcome = {"error": described["traceback"] or described["message"]}
-        print(outcome["error"], file=sys.stderr)  # noqa: T201 - it stands in the tool's output too
-    with suppress(OSError):  # the walls may have been closed to it; then the tool's words have to do
+        print(outcome["error"], file=sys.stderr)  # noqa: T201 - the tool's output shows it, too
+    with suppress(OSError):  # the sandbox may have no access to it; then the tool's output must be enough
         Path(order["outcome"]).write_text(json.dumps(outcome), encoding="utf-8")
     return 0 if "called" in outcome else 1
 

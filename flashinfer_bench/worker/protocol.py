@@ -1,11 +1,12 @@
-"""The protocol of a worker: a closed list of verbs, and the checks on its answers.
+"""The protocol of a worker: a closed list of methods, and the checks on its answers.
 
-The session asks, one frame at a time; the worker answers each with one frame that repeats the request's `id`.
+The session sends one request frame and waits for its answer. The worker answers with one frame, which repeats the
+request's `id`.
 
     verb      fields                                          answer, beside "id"
-    (none)    sent when the worker can take work              WorkerReady, with the id 0
+    (none)    sent when the worker is ready                   WorkerReady, with the id 0
     load      directory, entry, symbol, kind, environment     Loaded
-    bind      arena: {"kind": "memfd", "size"} + 1 fd, or     -; the arena before is given up
+    bind      arena: {"kind": "memfd", "size"} + 1 fd, or     -; the previous arena is unmapped
               {"kind": "cuda", "size", "handle"}
     lay_out   style, may_return_inputs, outputs: names,       -
               arguments, slots, count, stride
@@ -17,26 +18,26 @@ The session asks, one frame at a time; the worker answers each with one frame th
     collect   first, part, together                           Called: strided
     stop      -                                               -; the clock is off
     recover   -                                               -; after an error: the clock is off, no call is laid
-                                                              out, the device has done its work
+                                                              out, the device is idle
     unbind    -                                               -; no memory of the session is mapped, no call laid out
     exit      -                                               none; the process ends
 
-There is one kind of call. A call has a place of its own (lay_out): inputs and output slots in the arena. `calls` makes
-the calls of some places in order, each once, and reads the clock where `lead` has the preamble of each. The results of
-a call lie in its output slots when the answer comes. The session writes other inputs between two requests. `first` is
-the number of the first places, whose calls are made: a list of hundreds would take as long as they do. `burst`,
-`collect` and `relay` are asked of a GPU's worker only. `burst` makes calls back to back, as one CUDA graph if
-`together` is true and it holds `operations` of each, and leaves their results where they are; `collect` brings those
-into the output slots. In a `relay` (`gated_chain/`) the inputs of a call lie in its place, masked, and the control
-block has its key when the call before has committed to its outputs by a digest.
+Each call has its own buffer (lay_out): inputs and output slots in the arena. `calls` makes the calls in the given
+buffers, once each, in order, and reads the clock if `lead` has their preambles. The results of a call are in its output
+slots when the answer comes. The session writes other inputs between two requests. `first` is a number N: the calls in
+the first N buffers are made. A list of hundreds would take as long as the calls. Only a GPU's worker gets `burst`,
+`collect` and `relay`. `burst` makes calls back to back, and leaves their results in place. They are one CUDA graph if
+`together` is true and the graph holds `operations` of each call. `collect` copies the results into the output slots. In
+a `relay` (`gated_chain/`) the inputs of a call are in its buffer, masked. The control block gets their key after the
+previous call has committed to its outputs by a digest.
 
-`arguments` is name → {"offset", "shape", "dtype"}, a contiguous tensor in the arena, or name → {"scalar": value};
-`slots` has such a tensor for each output. They lie in the first place; those of the next place lie `stride` bytes on.
-`style` is "dps", "value" or "keyword"; `part` is "setup", "run", "both" (for each call one behind the other) or, for
-calls that compute nothing, "nothing". An error of solution code is answered with {"id", "error": WorkerError}.
+`arguments` is name → {"offset", "shape", "dtype"}, a contiguous tensor in the arena, or name → {"scalar": value}.
+`slots` has such a tensor for each output. They are in the first buffer; the next buffer begins `stride` bytes later.
+`style` is "dps", "value" or "keyword". `part` is "setup", "run", "both" (setup, then run) or "nothing" for empty calls.
+An error of solution code is answered with {"id", "error": WorkerError}.
 
-Every answer is a claim. It is checked here for type, count and range before the session looks at it; a claim that
-fails is the solution's doing, since nothing else runs there.
+Every answer is a claim. Its types, counts and ranges are checked here before the session uses it. An invalid answer is
+the solution's fault, because no other foreign code runs in the worker.
 """
 
 from __future__ import annotations
@@ -56,12 +57,12 @@ MAX_TEXT: Final = 16_384
 MAX_RETURNED: Final = 256
 MOST_WORDS: Final = 512
 MOST_WHERE: Final = 100
-"""Characters that a message quotes of a field's name: a worker may answer with names of its own."""
+"""Most characters of a field's name in a message. A worker can answer with any names."""
 STACK_FILE, STACK_SIGNAL = "stack.txt", signal.SIGRTMAX - 1
-"""At this signal a worker writes the Python stack of its main thread into this file of its home. LLVM, which compiles
-Triton's kernels, takes SIGUSR1 and SIGUSR2 for itself."""
+"""At this signal a worker writes the Python stack of its main thread into this file of its home. LLVM, Triton's
+compiler, uses SIGUSR1 and SIGUSR2 itself."""
 MAX_CALLS: Final = 4_096
-"""Calls of one request."""
+"""Most calls of one request."""
 
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 ShortText = Annotated[str, Field(max_length=MOST_WORDS)]
@@ -71,19 +72,19 @@ Column = Annotated[list[Item], Field(min_length=1, max_length=MAX_CALLS)]
 
 
 class Part(BaseModel):
-    """A part of an answer: its fields are all known, and of the types that are declared."""
+    """A part of an answer. All its fields are declared, with their types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class Claim(Part):
-    """An answer: the worker has done what it was asked for. Others say more."""
+    """An answer: the worker has done the request. Subclasses have more fields."""
 
     id: int
 
 
 class Signature(Part):
-    """How the entry function may be called; `maximum` is null where it takes any number."""
+    """How the entry function can be called. `maximum` is null if it takes any number of arguments."""
 
     text: ShortText
     names: Annotated[list[ShortText], Field(max_length=MAX_RETURNED)] = []
@@ -93,7 +94,7 @@ class Signature(Part):
 
 
 class ClockTraits(Part):
-    """The clock that a worker uses."""
+    """The clock of a worker."""
 
     method: Literal["wall", "cupti", "cuda_events"]
     cache_state: Literal["cold", "warm"]
@@ -102,35 +103,35 @@ class ClockTraits(Part):
 
 
 class WorkerReady(Claim):
-    """The worker can take work; it has met no solution yet."""
+    """The worker is ready for work. It has loaded no solution yet."""
 
     ready: Literal[True]
     launch_gap_ns: Annotated[int, Field(ge=0, le=10**9)]
-    """What one more launch costs in this worker's context; see `Clock.launch_gap_ns`."""
+    """Cost of one more launch in this worker's context; see `Clock.launch_gap_ns`."""
     chain_gap_ns: Annotated[int, Field(ge=0, le=10**9)]
-    """How fast this worker's context feeds the GPU; see `Clock.chain_gap_ns`."""
+    """Gap of a chain of kernels in this worker's context; see `Clock.chain_gap_ns`."""
     clock: ClockTraits
     gpu_uuid: ShortText = ""
-    """As CUDA tells it; empty on a CPU."""
+    """UUID reported by CUDA; empty on a CPU."""
 
 
 class Loaded(Claim):
-    """The entry function is there; `signature` is null where Python cannot tell it."""
+    """The entry function is loaded. `signature` is null if Python does not know it."""
 
     signature: Signature | None
     has_setup: bool
-    """The solution exports `setup` beside its entry function."""
+    """The solution exports `setup` besides its entry function."""
 
 
 class Started(Claim):
-    """The clock is on; or it cannot be used, and `lost` says why."""
+    """The clock is on; or it is unusable, and `lost` says why."""
 
     clock: ClockTraits
     lost: Words | None
 
 
 class Returned(Part):
-    """One value that a value-returning solution gave back."""
+    """One value returned by a value-returning solution."""
 
     kind: Literal["tensor", "scalar", "other"]
     type: ShortText
@@ -138,11 +139,11 @@ class Returned(Part):
     dtype: ShortText | None = None
     device: ShortText | None = None
     is_input: bool = False
-    """It lies in the memory of the inputs, where the reference's does not."""
+    """It uses the inputs' memory, which the reference's output does not."""
 
 
 class Readings(Part):
-    """The readings of some calls: a list for each field of `Sample`."""
+    """The samples of several calls: a list for each field of `Sample`."""
 
     span_ns: Column[Nanoseconds]
     enqueue_ns: Column[Nanoseconds]
@@ -151,7 +152,7 @@ class Readings(Part):
     late: Column[bool]
     lead_ns: Column[Nanoseconds | None]
     launched: Column[Annotated[str, Field(max_length=16)]]
-    """A digest of the names of what each call launched, and of how often."""
+    """A digest of the names and numbers of each call's operations."""
     escaped: Column[bool]
     work_ns: Column[Nanoseconds]
     streams: Column[Count]
@@ -163,7 +164,7 @@ class Readings(Part):
         return self
 
     def to_samples(self) -> list[Sample]:
-        """Return the readings as samples of the session's."""
+        """Return them as `Sample` objects of the session."""
         columns = {**vars(self), "launched": [((digest, 1),) for digest in self.launched]}
         return [Sample(*row) for row in zip(*columns.values(), strict=True)]
 
@@ -180,7 +181,7 @@ def _digest(launched: tuple[tuple[str, int], ...]) -> str:
 
 
 class ClockFacts(Part):
-    """What a clock knows of its own readings."""
+    """A clock's metadata of its samples."""
 
     lead_ns: Nanoseconds | None = None
     empty_pair_ns: Nanoseconds | None = None
@@ -188,40 +189,41 @@ class ClockFacts(Part):
 
 
 class Called(Claim):
-    """The calls came back. If `lost` says why the clock has no readings, or `refused` why calls are no graph, no call
-    was made."""
+    """The calls have ended. If `lost` or `refused` is set, no call was made."""
 
     readings: Readings | None = None
-    """A reading of each call, if the request has a lead."""
+    """A sample of each call, if the request has preambles."""
     facts: ClockFacts | None = None
-    """What the clock knows of its readings so far."""
+    """The clock's metadata of its samples so far."""
     returned: (
         Annotated[list[Annotated[list[Returned], Field(max_length=MAX_RETURNED)]], Field(max_length=MAX_CALLS)] | None
     ) = None
     """The values of each call; None in dps style."""
     lost: Words | None = None
+    """Why the clock has no samples."""
     refused: Words | None = None
+    """Why the calls are no graph."""
     copied: bool = False
-    """The results of each call of a burst were brought into its slots at once; there is nothing to collect. So it is if
-    the solution returns the same memory each time, and for calls that compute nothing."""
+    """The results of each call of a burst were copied into its slots at once, so none is left to collect. This holds if
+    the solution returns the same memory each time, and for empty calls."""
     strided: bool = False
-    """To copy results changed how they lie in memory: that was a part of the work."""
+    """Copying results changed their layout in memory, which was part of the work."""
     joined: bool = False
     """All calls of a relay were one graph."""
 
 
 class WorkerError(Part):
-    """Solution code, or our loop on its behalf, raised."""
+    """Solution code, or our loop on its behalf, raised an exception."""
 
     type: ShortText
     message: Text
     location: ShortText = ""
-    """Where it was raised in the solution's own files, as "at FILE:LINE, in FUNCTION"; empty if it was not there."""
+    """Location in the solution's own files, as "at FILE:LINE, in FUNCTION"; empty if it was raised elsewhere."""
     traceback: Text
 
 
 class Failed(Claim):
-    """The verb did not come to its end."""
+    """The method did not finish."""
 
     error: WorkerError
 

@@ -1,4 +1,4 @@
-"""Sessions that only pretend: each job waits until a test says what it comes to. Engines and runs on them."""
+"""Pretended sessions: each job waits until a test sets its result. Engines and runs on them."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from tests.kit.make import make_evaluation, write_trace_set
 
 
 class PlayedSession:
-    """A session that gives a verdict for each job once `gate` is open, in the order of its batch."""
+    """A session that returns a verdict for each job once `gate` is open, in the order of its batch."""
 
     has_unsent, left_s, phase = False, 100.0, "solution"
     gate: ClassVar[threading.Event] = threading.Event()
@@ -31,11 +31,11 @@ class PlayedSession:
     evaluate: ClassVar = staticmethod(lambda job, name: {})
     """Fields of the evaluation of a job and its solution's name; {"fault": fields}, or None: the session ends."""
     loss, chance = 0.0, random.Random(0)
-    """Share of the jobs that end their session, and what decides it."""
+    """Share of the jobs that end their session, and the random numbers that decide it."""
 
-    def __init__(self, device, hello):
+    def __init__(self, device, session_config):
         self._ours, self._theirs = socket.socketpair()
-        self.hello, self.sent, self.todo, self.is_ready, self.has_ended = hello, None, 0, False, False
+        self.session_config, self.sent, self.todo, self.is_ready, self.has_ended = session_config, None, 0, False, False
         self.begun = []
         self.all.append(self)
         if type(self).fails_to_start > 0:
@@ -47,9 +47,9 @@ class PlayedSession:
     def fileno(self):
         return self._ours.fileno()
 
-    def send(self, block):
+    def send(self, request):
         assert self.sent is None
-        self.sent = block
+        self.sent = request
 
     def drop(self):
         assert self.sent is not None
@@ -58,13 +58,13 @@ class PlayedSession:
     def begin(self):
         assert self.is_ready
         assert self.todo == 0
-        block, self.sent, self.todo = self.sent, None, len(self.sent.jobs)
-        self.begun.append(block)
-        threading.Thread(target=self._judge, args=(block,), daemon=True).start()
+        request, self.sent, self.todo = self.sent, None, len(self.sent.jobs)
+        self.begun.append(request)
+        threading.Thread(target=self._judge, args=(request,), daemon=True).start()
 
-    def _judge(self, block):
-        for job in block.jobs:
-            if not self._judge_one(job, block.solutions[job.solution].name):
+    def _judge(self, request):
+        for job in request.jobs:
+            if not self._judge_one(job, request.solutions[job.solution].name):
                 with contextlib.suppress(OSError):
                     self._theirs.shutdown(socket.SHUT_RDWR)
                 return
@@ -85,14 +85,14 @@ class PlayedSession:
         if found is not None and "fault" in found:
             self._say({"fault": {"job": job.index, "message": "", "retry": False, **found["fault"]}})
         elif found is not None:
-            environment = {"hardware": getattr(self.hello, "hardware", ""), "libs": {}}
+            environment = {"hardware": getattr(self.session_config, "hardware", ""), "libs": {}}
             ran_out = found.pop("ran_out", None)
             evaluation = make_evaluation(**{"environment": environment, **found}).model_dump(mode="json")
             self._say({"verdict": {"job": job.index, "evaluation": evaluation, "seconds": 0.6, "ran_out": ran_out}})
         return found is not None
 
     def _say(self, message):
-        with contextlib.suppress(OSError):  # it was ended meanwhile
+        with contextlib.suppress(OSError):  # it was ended in between
             self._theirs.sendall(json.dumps(message).encode() + b"\n")
 
     def messages(self):

@@ -55,8 +55,8 @@ def judge(trace_set, *, machine=(), between=lambda: None, note=lambda _: None, c
         trace_set: the set.
         machine: other devices than this machine's.
         between: called when the plan is made.
-        note: told of each event.
-        cache: folder for what is built.
+        note: called with each event.
+        cache: folder of built files.
 
     Returns:
         `done`: (solution, workload) → evaluation; `statuses` of it; `faults`, `notices` and `finished`: events.

@@ -1,4 +1,4 @@
-"""The face of `Benchmark` that scripts rely on; what a run does is told by the other tests of this folder."""
+"""The interface of `Benchmark` that scripts rely on; the other tests of this folder cover the run itself."""
 
 from io import StringIO
 from pathlib import Path
@@ -29,15 +29,15 @@ from tests.kit.processes import marked, wait_until_gone
         ({"kind": "cpu"}, "off"),
     ],
 )
-def test_times_of_references_are_kept_between_runs_on_a_gpu_and_behind_walls(tmp_path, monkeypatch, given, baselines):
+def test_times_of_references_are_stored_between_runs_on_a_gpu_with_a_sandbox(tmp_path, monkeypatch, given, baselines):
     settings = {"kind": "cuda", "has_walls": True, **given}
     device, sandbox = Device(settings.pop("kind"), 0, "one", "GPU-1"), SimpleNamespace(user="unchanged")
     sandbox.has_walls = settings.pop("has_walls")
     benchmark = Benchmark(write_set(tmp_path, {}), BenchmarkConfig(devices=["cpu"], **settings))
     monkeypatch.setattr(benchmark.context, "sandbox", sandbox)
-    hello = benchmark.context.greet(device, Rules(), needs_triton=False)
-    assert hello.baselines == baselines
-    assert str(BaselineCache(Path(hello.cache_root)).folder) in hello.hidden
+    session_config = benchmark.context.greet(device, Rules(), needs_triton=False)
+    assert session_config.baselines == baselines
+    assert str(BaselineCache(Path(session_config.cache_root)).folder) in session_config.hidden
 
 
 @pytest.mark.cpu
@@ -55,7 +55,7 @@ def test_kept_sessions_serve_the_next_run_and_end_with_the_benchmark_or_when_idl
             events = benchmark.run(benchmark.plan(), save_results=False)
             while not isinstance(next(events), JobStarted):
                 pass
-            events.close()  # what was begun and given up leaves nothing
+            events.close()  # a run that was begun and cancelled leaves nothing
             assert wait_until_gone(alive) == []
             for limit_s, stays in ((0.01, False), (60.0, True)):
                 monkeypatch.setattr(idle, limit_s)

@@ -1,6 +1,6 @@
-"""C++ solutions through the whole engine on a CPU: both bindings, both calling styles, and wrong ones.
+"""C++ solutions through the whole engine on a CPU: both bindings, both calling styles, and wrong solutions.
 
-`run` is what docs/building.md prints, as it stands; more functions come after it, so that each file is compiled once.
+`run` is the unchanged code of docs/building.md; more functions follow it, so that each file is compiled once.
 """
 
 import pytest
@@ -93,7 +93,9 @@ def runs(tmp_path_factory):
     root, cache, sources = tmp_path_factory.mktemp("set"), tmp_path_factory.mktemp("cache"), guided_sources()
     compiled = [name.split() for name in EXPECTED if " " in name]
     solutions = [make_cpp(" ".join(pair), sources[pair[0]], pair[1], pair[0]) for pair in compiled]
-    solutions.append(make_cpp("unnamed", sources["torch"], "run", None))  # what uses torch needs no binding by name
+    solutions.append(
+        make_cpp("unnamed", sources["torch"], "run", None)
+    )  # a source that uses torch needs no binding by name
     solutions.append(make_cpp("broken", "int run( {}", "run", None))
     workload = make_trace(workload=make_workload(axes={"n": 8}), solution=None)
     write_trace_set(root, definitions=[make_definition()], solutions=solutions, workloads=[workload])
@@ -108,7 +110,7 @@ def test_every_solution_has_its_status_and_its_reason(runs, number):
         assert words in run.logs[name]
 
 
-def test_the_second_run_compiles_nothing_and_remembers_what_failed(runs):
+def test_the_second_run_compiles_nothing_and_reuses_failures(runs):
     first, second = (run.notices for run in runs)
     assert first[0].startswith("compiling 11 solutions,")
     assert not any(message.startswith("compiling") for message in second)

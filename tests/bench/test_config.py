@@ -1,4 +1,4 @@
-"""Settings: what is read and refused, which value wins, and where each value comes from."""
+"""Settings: accepted and refused values, which value wins, and the source of each value."""
 
 import pickle
 import re
@@ -44,7 +44,7 @@ def as_arguments(top, op_type, definition):
 
 
 def agree(config, layers):
-    """Tell whether each value is that of the last layer which gives it, and has that layer's origin."""
+    """Return whether each value is that of the last layer with a value, and has that layer's origin."""
     resolved = config.resolve_eval_config(WANTED)
     values, extra = dict(DEFAULTS), {}
     origins = dict.fromkeys(DEFAULTS, "default")
@@ -69,7 +69,7 @@ def test_the_last_layer_that_gives_a_value_wins_and_is_its_origin(defaults, lowe
     layers = [("compare", (defaults, {})), *named("BenchmarkConfig", lower), *named("override", upper)]
     assert agree(above, layers)
     assert agree(pickle.loads(pickle.dumps(above)), layers)
-    top = config.with_overrides(**upper[0][0], extra=upper[0][1])  # a config that says the same as plain data
+    top = config.with_overrides(**upper[0][0], extra=upper[0][1])  # a config with the same values as plain data
     again = BenchmarkConfig(**top.model_dump(exclude_unset=True)).resolve_eval_config(WANTED)
     assert again == top.resolve_eval_config(WANTED)
     plain = config.resolve_eval_config(WANTED)
@@ -89,7 +89,7 @@ WRONG = {
     "op_type_config": [{"moe": 3}],
     "evaluator_modules": [["./mine.py"], ["mine.py/"], [""], ["my-module"], ["a..b"], ["a:"]],
 }
-"""Besides those of `tests/golden/promised/test_golden_config.py`."""
+"""Besides the cases of `tests/golden/promised/test_golden_config.py`."""
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])

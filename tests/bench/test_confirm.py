@@ -1,4 +1,4 @@
-"""Winners are judged again at full assurance: which of them, by a run or an engine, and what users are told of it."""
+"""Winners are judged again at full assurance: the choice by a run or an engine, and the messages to users."""
 
 import contextlib
 import threading
@@ -39,7 +39,7 @@ def fields(latency=1.0, level="standard", *, status="PASSED", hardware=HERE, int
 
 
 def judged(word, level="standard", **more):
-    """Read `2.0`, `4.5<4.0` (raised from what was claimed), a word of STATUS, `unbounded`, or `fault` (None)."""
+    """Read `2.0`, `4.5<4.0` (raised from the reported value), a word of STATUS, `unbounded`, or `fault` (None)."""
     if word in ("fault", "unbounded"):
         return None if word == "fault" else make_evaluation()
     if word in STATUS:
@@ -96,7 +96,7 @@ SIXTEEN = [f"s{at}" for at in range(16)]
         ("", "a 1", "a"),  # a single solution is judged at full assurance at once
         ("a 1, b 1", "a 1", "a"),
         ("a 2, b 1", "b 1", "b"),
-        # What is wrong, late or lost at full assurance makes way for the next one.
+        # A solution that is wrong, late or lost at full assurance makes way for the next one.
         *(("a 2, b 1", f"b {end}, a 2", "b a") for end in ("wrong", "late", "fault", "3")),
         # A confirmed time lies within both intervals of the next one's, or behind it.
         ("a 1, b 0.99", "b 1.01", "b"),
@@ -110,7 +110,7 @@ SIXTEEN = [f"s{at}" for at in range(16)]
         ("a error, b fault", "", ""),
     ],
 )
-def test_what_is_confirmed_by_what_the_jobs_come_to(results, confirmed, order):
+def test_the_confirmed_solutions_by_the_results_of_the_jobs(results, confirmed, order):
     names = [one.split()[0] for one in results.split(",") if one] or ["a"]
     assert settle(Winners(make_jobs(names)), by_tables(results, confirmed)) == order.split()
 
@@ -126,7 +126,7 @@ def test_what_is_confirmed_by_what_the_jobs_come_to(results, confirmed, order):
     ],
     ids=["confirmed", "not confirmed", "elsewhere", "slower", "of the relative"],
 )
-def test_what_is_not_the_best_known_on_this_hardware_is_not_confirmed(recorded, order):
+def test_only_the_best_known_on_this_hardware_is_confirmed(recorded, order):
     known = [trace_of("c", recorded)]
     found = by_tables("a 1, b 2", "a 1")
     assert settle(Winners(make_jobs("ab"), recorded=known), found) == order
@@ -134,12 +134,12 @@ def test_what_is_not_the_best_known_on_this_hardware_is_not_confirmed(recorded, 
     assert settle(Winners(make_jobs("ab"), recorded=known, elsewhere=elsewhere), found) == []
 
 
-def test_a_resumed_run_goes_on_with_what_is_left_to_confirm():
+def test_a_resumed_run_continues_with_the_open_confirmations():
     done, found = make_jobs("ab"), by_tables("", "a 1")
     recorded = [trace_of("a", judged("1")), trace_of("b", judged("2"))]
     assert settle(Winners([], done, recorded, hardware=[HERE]), found) == ["a"]
     recorded.append(trace_of("a", judged("1", "full")))
-    for hardware in (HERE, "another"):  # what won elsewhere is confirmed there
+    for hardware in (HERE, "another"):  # a winner of other hardware is confirmed there
         assert settle(Winners([], done, recorded, hardware=[hardware]), found) == []
 
 
@@ -159,7 +159,7 @@ ONCE_CONFIRMED = [("w0", None), ("w1", "full")]
         (ONCE_CONFIRMED, "mine", False),
     ],
 )
-def test_a_solution_that_breaks_a_rule_twice_loses_what_it_passed_unless_chance_may_do_it(where, integrity, is_voided):
+def test_a_solution_that_breaks_a_rule_twice_loses_its_passes_unless_by_chance(where, integrity, is_voided):
     def evaluate(job):
         level, is_a = job.assurance, job.solution.name == "a"
         if is_a and (job.workload.uuid, level) in where:
@@ -184,7 +184,7 @@ def by_level(job, name):
 
 
 def at_full(**found):
-    """Judge as `by_level` does, but for the confirmations of `a`: other fields, or None (the session ends)."""
+    """Judge as `by_level` does, except the confirmations of `a`: other fields, or None (the session ends)."""
 
     def evaluate(job, name):
         if name != "a" or job.assurance is None:
@@ -237,7 +237,7 @@ def run(monkeypatch, tmp_path):
                 result = benchmark.run_all(resume=resume, on_event=note)
                 assert sorted(map(repr, traces_of(result))) == sorted(map(repr, done.outcome.traces))
         done.reported = {(one.solution, one.workload.uuid): level_of(one) for one in done.outcome.traces}
-        jobs = [job for session in PlayedSession.all for block in session.begun for job in block.jobs]
+        jobs = [job for session in PlayedSession.all for request in session.begun for job in request.jobs]
         done.seeds = [job.seed for job in jobs]
         done.confirmed = Counter((one.solution.split("@")[0], one.workload["uuid"]) for one in jobs if one.assurance)
         done.file = traces_of(TraceSet.from_path(root))
@@ -272,7 +272,7 @@ def test_a_run_on_a_gpu_confirms_the_best_of_each_workload_and_has_one_trace_a_j
     ("found", "a", "unconfirmed"),
     [
         ({"status": "INCORRECT_NUMERICAL"}, "INCORRECT_NUMERICAL", 0),  # this verdict stands
-        ({}, "standard", 2),  # a session that is lost confirms nothing
+        ({}, "standard", 2),  # a lost session confirms nothing
     ],
 )
 def test_a_winner_that_is_not_confirmed_makes_way_for_the_next(run, found, a, unconfirmed):
@@ -285,7 +285,7 @@ def test_a_winner_that_is_not_confirmed_makes_way_for_the_next(run, found, a, un
 
 
 @pytest.mark.parametrize("finished", [2, 5])
-def test_a_stopped_run_is_resumed_with_what_is_left_and_only_that(run, finished):
+def test_a_stopped_run_is_resumed_with_only_its_open_jobs(run, finished):
     assert len(run(stops_after=finished).file) == finished
     second = run(resume=True)
     assert (len(second.ended), second.reported) == (6 - finished, levels("full", "standard"))
@@ -357,7 +357,7 @@ def outcome(task):
 
 
 def judged_levels():
-    return [job.assurance for session in PlayedSession.all for block in session.begun for job in block.jobs]
+    return [job.assurance for session in PlayedSession.all for request in session.begun for job in request.jobs]
 
 
 WRONG = STATUS["wrong"]
@@ -378,7 +378,9 @@ WRONG = STATUS["wrong"]
         (judged("0.5"), "a1", {"confirm": "always"}, "full", ["full"]),
     ],
 )
-def test_an_engine_judges_again_what_would_be_the_best_known(engine, tmp_path, recorded, name, asked, reported, at):
+def test_an_engine_judges_again_a_solution_that_would_be_the_best_known(
+    engine, tmp_path, recorded, name, asked, reported, at
+):
     made = engine(recorded)
     assert (outcome(submit(made, name, **asked)), judged_levels()) == (reported, at)
     assert len(TraceSet.from_path(tmp_path / "set").traces["double"]) == len(at) + (recorded is not None)
@@ -386,13 +388,13 @@ def test_an_engine_judges_again_what_would_be_the_best_known(engine, tmp_path, r
         submit(made, "a1", confirm="maybe")
 
 
-def test_what_an_engine_judged_before_counts_as_known_and_answers_unless_full_assurance_is_asked_for(engine):
+def test_earlier_verdicts_of_an_engine_count_and_answer_unless_full_assurance_is_requested(engine):
     made = engine()
     for name, reported in (("a4", "full"), ("a3", "full"), ("a5", "standard"), ("a1-wrong", WRONG)):
         assert outcome(submit(made, name, save_results=False)) == reported
     assert outcome(submit(made, "a2")) == "full"  # the faster one was found wrong
     assert outcome(submit(made, "a1", confirm="never")) == "standard"
-    assert outcome(submit(made, "c1.5")) == "standard"  # also what is not confirmed is known
+    assert outcome(submit(made, "c1.5")) == "standard"  # an unconfirmed result is known, too
     before = len(judged_levels())
     for confirm, reported in (("if_best", "standard"), ("always", "full"), ("if_best", "full")):
         assert outcome(submit(made, "a1", use_recorded=True, confirm=confirm)) == reported

@@ -1,4 +1,4 @@
-"""What the resident engine promises those who submit to it; its sessions only pretend."""
+"""The promises of the resident engine to its submitters; its sessions are pretended."""
 
 import asyncio
 import json
@@ -84,7 +84,7 @@ def order_of(*tasks):
     return list(dict.fromkeys(name for name, _ in PlayedSession.judged))[1:]
 
 
-def test_a_task_goes_from_pending_over_running_to_its_traces_which_are_saved_if_wanted(engine, tmp_path):
+def test_a_task_is_pending_then_running_then_has_traces_which_are_saved_if_requested(engine, tmp_path):
     first = begin(engine)
     task, dropped = submit(engine, "mine"), submit(engine, "dropped", save_results=False)
     assert (first.state, task.state, task.traces) == ("running", "pending", [])
@@ -113,8 +113,8 @@ def test_equal_jobs_are_one_whatever_their_names_and_each_task_gets_a_trace_of_i
     assert (PlayedSession.judged.count(("twin", "d0")), len(PlayedSession.judged)) == (2, 5)
     assert [reported(task.traces) for task in tasks] == [["a d0", "a d1"], ["b d0", "b d1"], ["a d1"]]
     assert recorded(tmp_path)[:4] == ["a d0", "a d1", "b d0", "b d1"]
-    marks = [task.traces[0].evaluation.extra["run"]["fingerprint"]["solution"] for task in twins]
-    assert marks == [task.solution.digest() for task in twins]
+    keys = [task.traces[0].evaluation.extra["run"]["fingerprint"]["solution"] for task in twins]
+    assert keys == [task.solution.digest() for task in twins]
 
 
 def test_the_highest_priority_goes_first_and_lifts_an_equal_job_and_no_flood_starves_others(engine):
@@ -127,7 +127,7 @@ def test_the_highest_priority_goes_first_and_lifts_an_equal_job_and_no_flood_sta
     assert [one for one in order if one.startswith("low")][1:] == [f"low{at}" for at in range(12) if at != 3]
 
 
-def test_what_is_too_much_is_refused_whole(make):
+def test_a_submission_over_the_limit_is_refused_whole(make):
     engine = make(limits=EngineLimits(queue=4, tasks_per_submitter=1))
     begin(engine)
     task = submit(engine, "fits")
@@ -139,7 +139,7 @@ def test_what_is_too_much_is_refused_whole(make):
     assert judged(engine, "more")
 
 
-def test_a_cancelled_task_leaves_the_queue_and_what_others_share_goes_on(engine, tmp_path):
+def test_a_cancelled_task_leaves_the_queue_and_shared_jobs_continue(engine, tmp_path):
     tasks = [begin(engine), submit(engine, "alone"), submit(engine, "shared")]
     other = submit(engine, "other=shared")
     for task in tasks:
@@ -172,7 +172,7 @@ def test_a_device_that_is_lost_is_tried_again_with_the_next_task(engine):
     assert engine.state().devices[0].healthy
 
 
-def test_an_error_of_the_loop_fails_what_is_open_and_the_engine_goes_on(engine, monkeypatch, caplog):
+def test_an_error_of_the_loop_fails_open_jobs_and_the_engine_continues(engine, monkeypatch, caplog):
     with monkeypatch.context() as patch:
         patch.setattr(PlayedSession, "begin", lambda self: 1 / 0)
         with caplog.at_level(logging.CRITICAL), pytest.raises(TaskFailed, match="the engine failed: ZeroDivisionError"):
@@ -210,7 +210,7 @@ def test_draining_ends_the_open_tasks_first(engine):
     assert (task.state, len(task.result())) == ("completed", 2)
 
 
-def test_what_callbacks_raise_is_logged_and_stops_nothing(engine, caplog):
+def test_exceptions_of_callbacks_are_logged_and_stop_nothing(engine, caplog):
     events, ended = [], []
     engine.subscribe(lambda _event: 1 / 0)
     end = engine.subscribe(events.append)
@@ -243,7 +243,7 @@ def test_asyncio_gets_traces_as_they_come_the_result_and_the_end(engine):
     assert asyncio.run(use()) == (["one d0", "one d1"], [2, 2])
 
 
-def test_a_recorded_job_is_answered_from_the_record_where_that_is_wanted(engine):
+def test_a_recorded_job_is_answered_from_the_record_if_requested(engine):
     judged(engine, "one", "d0")
     assert judged(engine, "one", use_recorded=True) == ["one d0", "one d1"]
     task = submit(engine, "another=one", use_recorded=True)
@@ -277,7 +277,7 @@ def test_a_verdict_that_cannot_be_saved_is_a_fault(engine, tmp_path):
         (make_solution("one", target_hardware=["NVIDIA H100"]), None, "one cannot run here: target_hardware is"),
     ],
 )
-def test_what_cannot_be_is_said_at_once(engine, wanted, workloads, message):
+def test_an_impossible_submission_is_refused_at_once(engine, wanted, workloads, message):
     with pytest.raises(ConfigError, match=message):
         engine.submit(wanted, workloads)
 

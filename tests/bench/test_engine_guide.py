@@ -13,7 +13,7 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", (CHECKOUT / "docs" / "engine.md").
 
 @pytest.fixture
 def bundled(tmp_path, monkeypatch):
-    """A folder with the bundled set, of which one workload is left."""
+    """A folder with the bundled set, reduced to one workload."""
     some = shutil.ignore_patterns("cpp", "cuda", "triton", "flashinfer", "wrong", "traces")
     shutil.copytree(CHECKOUT / "flashinfer-trace", tmp_path / "flashinfer-trace", ignore=some)
     workloads = tmp_path / "flashinfer-trace" / "workloads" / "rmsnorm" / "rmsnorm_h4096.jsonl"

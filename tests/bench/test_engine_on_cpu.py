@@ -1,4 +1,4 @@
-"""The resident engine with real sessions on a CPU: verdicts, a killed session, what it leaves behind."""
+"""The resident engine with real sessions on a CPU: verdicts, a killed session, leftovers."""
 
 import os
 import signal

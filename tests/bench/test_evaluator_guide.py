@@ -1,4 +1,4 @@
-"""The example of docs/evaluators.md judges as the page says, and far from the solutions."""
+"""The example of docs/evaluators.md judges as the page describes, and far from the solutions."""
 
 import json
 import re
@@ -20,7 +20,7 @@ sys.solution_was_here = True
 print("the worker is", os.getpid(), "and has", *[m for m in sys.modules if m == "my_evaluators"])
 def run(x):
     return """
-"""What every solution does when it is imported."""
+"""Code that every solution runs when it is imported."""
 SOLUTIONS = {
     "unbiased": "(x * 16 + torch.rand_like(x)).floor().to(torch.int8)\n",
     "slightly_biased": "(x * 16 + torch.rand_like(x) * 0.9).floor().to(torch.int8)\n",
@@ -69,8 +69,8 @@ def test_the_example_judges_with_its_parameters_and_far_from_the_solutions(tmp_p
     assert re.search(r"the mean is off by 0\.\d+, 0\.1 is allowed", judged["always_down"].log)
     assert judged["unbiased"].extra["rounding"] == {"allowed": 0.1, "trials": 2}
     for evaluation in judged.values():
-        mark = evaluation.extra["run"]["fingerprint"]["evaluator"]
-        assert re.fullmatch(r"my_evaluators:StochasticRoundingEvaluator [0-9]+ [0-9a-f]{16}", mark)
+        key = evaluation.extra["run"]["fingerprint"]["evaluator"]
+        assert re.fullmatch(r"my_evaluators:StochasticRoundingEvaluator [0-9]+ [0-9a-f]{16}", key)
         spied = evaluation.extra["spy"]
         worker, modules = re.search(r"the worker is (\d+) and has(.*)", evaluation.log).groups()
         assert (spied["solutions"], spied["mark"], modules.strip()) == ([], False, "")

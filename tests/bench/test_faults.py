@@ -1,4 +1,4 @@
-"""What goes wrong on our side has no verdict, is told, and leaves the other jobs alone; a solution's end is its own."""
+"""A fault of ours has no verdict, is reported, and leaves the other jobs alone; a solution's end is its own."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ def run(x):
     y = x * 2
     return y.as_subclass(Odd) if len(x) == 8 else y
 """
-"""Of the first workload it returns what raises when the session looks at it."""
+"""On the first workload it returns an object that raises when the session reads it."""
 REFERENCES = {
     "bad": "def run(x):\n    raise ValueError('no such axis')\n",
     "random": "import torch\ndef run(x):\n    return torch.rand_like(x)\n",
@@ -71,7 +71,7 @@ def test_a_reference_that_hangs_is_ended_by_the_host(tmp_path, monkeypatch):
     assert (len(run.notices), len(reported), len(run.done)) == (2, 8, 8)
 
 
-# Solutions that do not end: they cost their limit once, the other jobs are left out, and a resumed run judges them.
+# Solutions that do not end cost their limit once; the other jobs are skipped, and a resumed run judges them.
 
 ENDLESS = "def run(x):\n    while True: pass\n"
 SLOW = {
@@ -92,7 +92,7 @@ SLOW = {
 LIMITED = {**QUICKLY, "timeout_seconds": 2.0}
 
 
-def test_the_other_jobs_of_a_solution_that_does_not_end_are_left_out(tmp_path):
+def test_the_other_jobs_of_a_solution_that_does_not_end_are_skipped(tmp_path):
     trace_set = write_set(tmp_path, {name: source for name, (source, *_) in SLOW.items()}, sizes=(8,) * 4)
     config = BenchmarkConfig.default(**LIMITED)
     with Benchmark(trace_set, config) as benchmark:
@@ -115,7 +115,7 @@ def test_a_task_of_an_engine_is_completed_without_them_and_judged_anew_when_subm
             assert (task.state, [fault.is_left_out for fault in task.faults]) == ("completed", [True, True])
 
 
-# Workers that somebody else ends are not their solution's fault.
+# A worker that another process ends is not its solution's fault.
 
 WAITS = """
 import os, time
@@ -207,7 +207,7 @@ def test_a_run_leaves_no_folder_where_its_template_is_killed_before_all_is_remov
     assert not list((tmp_path / "tmp").iterdir())
 
 
-# What the machine or the toolchain breaks is no solution's verdict; what a solution merely says of it is.
+# A fault of the machine or the toolchain is no solution's verdict; a solution's claim of a fault is.
 
 SAYS = {
     "imported": "raise OSError('x.so: failed to map segment from shared object: Permission denied')\n",

@@ -1,4 +1,4 @@
-"""A call that hangs costs its limit once, and says where it hung; a first call that compiles has the whole time."""
+"""A call that hangs costs its limit once, and its place is reported; a first call that compiles has the whole time."""
 
 import pytest
 
@@ -17,7 +17,7 @@ WRITES = (
 )
 LIBRARY = "import timeit\ntimeit.timeit('time.sleep(0.3)', 'import time', number=10)"
 QUIET = "was still running after 1.5 s in which nothing was compiled, at main.py"
-HANGS = {  # name → source, part that hung, what the first line says
+HANGS = {  # name → source, part that hung, first line of the message
     "first": (f"{LOOP}def run(x):\n    inner()\n", "first call", f"the call {QUIET}:2, in inner"),
     "sleeps": ("import time\ndef run(x):\n    time.sleep(99)\n", "first call", f"the call {QUIET}:3, in run"),
     "prints": ("def run(x):\n    while True: print(1)\n", "first call", f"the call {QUIET}:2, in run"),
@@ -44,7 +44,7 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", HANGS)
-def test_a_hang_is_told_with_its_part_limit_and_stack(run, name):
+def test_a_hang_is_reported_with_its_part_limit_and_stack(run, name):
     _, part, words = HANGS[name]
     evaluation = run.done[name, "w0"]
     assert evaluation.status.value == "TIMEOUT"
@@ -73,7 +73,7 @@ def test_a_verdict_under_such_a_limit_does_not_hold_without_it(tmp_path):
 
 
 class TestStacks:
-    """What a worker says of its stack is read as far as it is one."""
+    """A worker's report of its stack is read as far as it is valid."""
 
     TEXT = (
         'Stack (most recent call first):\n  File "/a/k.py", line 3 in f\n  File "/a/k.py", line 9 in <module>\nnoise\n'

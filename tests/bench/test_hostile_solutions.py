@@ -1,4 +1,5 @@
-"""What a solution cannot do in a real run: see what others left, reach them, know a seed, be fast without working."""
+"""Impossible in a real run: a solution reads leftovers of others, reaches them, knows a seed, or is fast without
+working."""
 
 import re
 import sys
@@ -54,7 +55,7 @@ def run(x):
 
 @pytest.mark.parametrize("device", DEVICES)
 @RUNNERS
-def test_a_worker_sees_nothing_that_another_left_and_changes_nothing_of_others(tmp_path, device, isolated):
+def test_a_worker_neither_reads_nor_changes_files_of_other_workers(tmp_path, device, isolated):
     sources = {
         name: f"# {name}{text}" for name, text in zip("abcd", [LEAVES_AND_LOOKS] * 3 + [OVERWRITES], strict=True)
     }
@@ -98,7 +99,7 @@ def test_baselines_are_timed_while_no_solution_is_loaded(tmp_path):
     )
     for size in "89":
         assert beside[size, False] >= 12
-        # Of two solutions what is expected of their inputs, of calls that are compared, of odd ones and other regimes.
+        # For two solutions, the expectation of inputs, of compared calls, of odd calls and other stress cases.
         assert beside[size, True] <= 94
 
 
@@ -139,13 +140,13 @@ def run(x, y):
 TIMED = "in a call that was timed: output 'y'"
 
 
-def test_what_a_solution_does_while_it_is_timed_is_judged(tmp_path):
+def test_calls_of_a_solution_during_timing_are_judged(tmp_path):
     expected = {
         "honest": ("run = work", "PASSED", ""),
         "stops_working": (STOPS_WORKING, "INCORRECT_NUMERICAL", TIMED),
         "remembers": (REMEMBERS, "PASSED", ""),  # it has no call twice
         "by_address": (REMEMBERS.replace("tuple(x.tolist())", "x.data_ptr()"), "INCORRECT_NUMERICAL", TIMED),
-        "has_a_clock": (HAS_A_CLOCK_OF_ITS_OWN, "PASSED", ""),  # a latency on a CPU is what the worker says
+        "has_a_clock": (HAS_A_CLOCK_OF_ITS_OWN, "PASSED", ""),  # a latency on a CPU is the worker's report
     }
     sources = {name: WORKS + source for name, (source, _, _) in expected.items()}
     run = judge(write_set(tmp_path, sources), warmup_runs=2, iterations=10)
@@ -171,7 +172,7 @@ SOFTCAP = "import torch\ndef run(x):\n    return 40 * torch.tanh(x / 40)\n"
 SMALL = "def run(x):\n    return x * 1e-4\n"
 
 
-def test_each_rule_beside_the_tolerance_rejects_what_that_lets_pass_with_rule_and_evidence(tmp_path):
+def test_each_rule_besides_the_tolerance_rejects_outputs_within_it_with_rule_and_evidence(tmp_path):
     sources = {
         "honest_softcap": ("softcap", SOFTCAP),
         "identity": ("softcap", "def run(x):\n    return x.clone()\n"),
@@ -239,7 +240,7 @@ WALLED = {"sandbox": "strict", "iterations": 10, "profile_baseline": False}
 
 
 @needs_walls
-def test_what_a_solution_tries_against_others_is_refused_and_the_run_goes_on(tmp_path, cache):
+def test_attempts_against_other_processes_are_refused_and_the_run_continues(tmp_path, cache):
     root = tmp_path / "set"
     attacker = f"DATASET, CACHE = {str(root)!r}, {str(cache)!r}\n{ATTACKS}{HONEST}"
     (cache / "baselines").mkdir(parents=True)
@@ -260,7 +261,7 @@ def test_what_a_solution_tries_against_others_is_refused_and_the_run_goes_on(tmp
 
 
 @needs_walls
-def test_what_a_solution_compiles_stays_its_own_and_is_there_in_the_next_run(tmp_path):
+def test_compiled_files_of_a_solution_stay_its_own_and_exist_in_the_next_run(tmp_path):
     trace_set = write_set(tmp_path / "set", {name: f"# {name}\n{KEEPS}" for name in "ab"})
     for known in (False, True):
         run = judge(trace_set, **WALLED)
@@ -268,7 +269,7 @@ def test_what_a_solution_compiles_stays_its_own_and_is_there_in_the_next_run(tmp
 
 
 @needs_walls
-def test_strict_is_refused_where_something_is_missing(tmp_path, monkeypatch):
+def test_strict_is_refused_if_a_part_is_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(sandbox.landlock, "version", lambda: 1)
     with pytest.raises(ConfigError, match="Landlock is of version 1, and version 3"):
         judge(write_set(tmp_path / "set", {"a": HONEST}), **WALLED)
@@ -324,7 +325,7 @@ def run(x):
     ],
     ids=["would be found", "persistent", "isolated"],
 )
-def test_nothing_that_a_worker_can_read_holds_the_seed(tmp_path, monkeypatch, leak, isolated, status):
+def test_no_memory_or_file_of_a_worker_holds_the_seed(tmp_path, monkeypatch, leak, isolated, status):
     monkeypatch.setattr(job_seeds.secrets, "randbits", lambda bits: KNOWN)
     trace_set = write_set(tmp_path / "set", {"looks": LOOKS_FOR_THE_SEED.replace("LEAK", leak)})
     (done,) = judge(trace_set, use_isolated_runner=isolated).done.values()

@@ -1,4 +1,4 @@
-"""A run that is killed at any stage loses nothing that it had finished, breaks no line, and can be resumed."""
+"""A run killed at any stage loses no finished job, breaks no line, and can be resumed."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ for event in benchmark.run(benchmark.plan(resume=True)):
     is_finished = isinstance(event, JobFinished)
     print(*(event.job.solution.name, event.job.workload.uuid) if is_finished else (), flush=True)
 """
-"""Prints a line for every event: the names of a job that has its verdict, else nothing."""
+"""Prints a line for every event: the names of a job with a verdict, else an empty line."""
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_killing_the_host_at_any_stage_loses_nothing(root):
     assert sorted(recorded(root)) == sorted(jobs)
 
 
-def test_closing_the_iterator_stops_every_process_and_keeps_what_was_finished(root):
+def test_closing_the_iterator_stops_every_process_and_keeps_finished_jobs(root):
     benchmark = Benchmark(
         TraceSet.from_path(root), BenchmarkConfig.default(devices=["cpu"], iterations=2, num_trials=1)
     )

@@ -33,12 +33,12 @@ def packing(jobs=()):
 
 
 def resident(text, queue=None):
-    """The queue of a resident engine that knows how long jobs take. Each job is `index submitter solution definition`.
+    """The queue of a resident engine with known durations of jobs. Each job is `index submitter solution definition`.
 
     A digit behind the submitter is the priority.
     """
     if queue is None:
-        queue = JobQueue(turn_s=1.0)
+        queue = JobQueue(quantum_s=1.0)
         for definition, seconds in SECONDS.items():
             queue.end(make_job(-1, definition=definition), seconds)
     for index, submitter, *names in (job.split() for job in text.split(",")):
@@ -151,7 +151,7 @@ def test_batches_of_a_resident_engine(jobs, batches):
     [(("dear", "cheap"), 0), (("d", "d"), 0), (("d", "d"), 20)],
     ids=["dear and cheap jobs", "equal ones", "a newcomer"],
 )
-def test_shares_are_equal_by_seconds_also_for_a_submitter_who_comes_again_and_again(kinds, alone):
+def test_shares_are_equal_by_seconds_even_for_a_submitter_that_returns_again_and_again(kinds, alone):
     queue, seconds = resident(",".join(f"{at} waits w{at} {kinds[0]}" for at in range(90))), Counter()
     for _ in range(alone):
         take(queue)
@@ -162,7 +162,7 @@ def test_shares_are_equal_by_seconds_also_for_a_submitter_who_comes_again_and_ag
     assert abs(seconds[True] - seconds[False]) <= 2.0
 
 
-def test_jobs_given_back_cost_nothing_and_removed_ones_are_gone():
+def test_returned_jobs_cost_nothing_and_removed_jobs_are_gone():
     queue = resident("0 a s0,1 a s1,2 a s2,3 a s3")
     queue.give_back(queue.take())
     resident("9 b other", queue)

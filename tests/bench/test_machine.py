@@ -21,7 +21,7 @@ A, B, C = "GPU-aaaa1111", "GPU-aaaa2222", "GPU-bbbb3333"
 
 
 class FakeNvml:
-    """As much of pynvml as machine.py uses; it counts whether what was opened is closed."""
+    """The part of pynvml that machine.py uses; it checks that each opened handle is closed."""
 
     NVMLError = type("NVMLError", (Exception,), {})
 
@@ -68,7 +68,7 @@ def discover(requested=None, *, visible=None, torch_has_cuda=True, nvml=None, **
     [
         (None, None, {}, [A, B, C]),
         (None, None, {"fails_at": "Shutdown"}, [A, B, C]),
-        # As CUDA counts those that it may see.
+        # Counted like the GPUs that are visible to CUDA.
         (None, "2,0", {}, [C, A]),
         (None, "GPU-bbbb, 1", {}, [C, B]),
         (None, "1,7,0", {}, [B]),
@@ -81,7 +81,7 @@ def discover(requested=None, *, visible=None, torch_has_cuda=True, nvml=None, **
         *((None, None, {"fails_at": step}, ["cpu"]) for step in ("Init", "DeviceGetCount", "DeviceGetName")),
         *((None, None, how, ["cpu"]) for how in ({"uuids": ()}, {"torch_has_cuda": False})),
         (["cpu"], None, {}, ["cpu"]),
-        # What is not there is refused with a list.
+        # A missing device is refused with a list.
         *(([one], None, {}, f"(?s){one}.*cuda:0 NVIDIA H200") for one in ("3", "cuda:9", "GPU-zz", "GPU-aaaa", "tpu")),
         (["cpu", "0"], None, {}, "one kind"),
         (["0"], None, {"torch_has_cuda": False}, "CPU build"),
@@ -107,7 +107,7 @@ def test_a_machine_tells_names_and_capabilities():
         ({"visible": B}, [1]),
         ({"fails_at": "DeviceGetPciInfo"}, [None] * 3),
         ({"divided": (C,)}, [None] * 3),
-        ({"fails_at": "DeviceGetMigMode", "divided": (B,)}, [2, 1, 0]),  # NVML knows no MIG: nothing is divided
+        ({"fails_at": "DeviceGetMigMode", "divided": (B,)}, [2, 1, 0]),  # NVML knows no MIG: no GPU is divided
     ],
 )
 def test_gpus_are_numbered_by_their_pci_addresses_unless_cuda_may_count_otherwise(faults, numbers):

@@ -1,4 +1,4 @@
-"""Which jobs a run has: names, filters, skips, and what is recorded already."""
+"""The jobs of a run: names, filters, skips, and recorded jobs."""
 
 import pytest
 
@@ -107,7 +107,7 @@ def test_filters_narrow_the_plan_and_leave_no_skips(plan, filters, expected):
         ),
     ],
 )
-def test_wrong_names_are_told_at_once_with_the_nearest_and_so_are_filters_that_leave_nothing(plan, filters, expected):
+def test_wrong_names_are_reported_at_once_with_the_nearest_and_so_are_empty_filters(plan, filters, expected):
     with pytest.raises(ConfigError) as caught:
         plan(**named(filters))
     words = expected.replace("NOTHING", "nothing is left of the set; the filters given are")
@@ -115,7 +115,7 @@ def test_wrong_names_are_told_at_once_with_the_nearest_and_so_are_filters_that_l
     assert [line[: len(one)] for line, one in zip(reported, wanted, strict=True)] == wanted
 
 
-def test_sections_of_what_the_set_does_not_have_are_refused(plan):
+def test_sections_of_missing_definitions_are_refused(plan):
     with pytest.raises(ConfigError) as caught:
         plan(op_type_config={"mose": {}, "dsa-paged": {}}, definition_config={"gema": {}})
     op_type, definition = str(caught.value).splitlines()

@@ -1,4 +1,4 @@
-"""Quick looks (`--quick`): what they take, how they are marked, and that nothing ranks them or resumes from them."""
+"""Quick runs (`--quick`): their cost, their keys, and that they are neither ranked nor resumed from."""
 
 import pytest
 
@@ -8,19 +8,17 @@ from flashinfer_bench.data.sets.results import find_latest
 from flashinfer_bench.report.summary import best_by_definition, best_by_workload
 from tests.kit import make_trace
 
-MARKS = {"definition": "d", "solution": "s", "workload": "w", "evaluator": "e", "hardware": "test device"}
-WHOLE, QUICK = fingerprint(**MARKS), fingerprint(**MARKS, timing="quick")
+KEYS = {"definition": "d", "solution": "s", "workload": "w", "evaluator": "e", "hardware": "test device"}
+WHOLE, QUICK = fingerprint(**KEYS), fingerprint(**KEYS, timing="quick")
 
 
-def quick(marks=QUICK, **parts):
-    """Return the trace of a quick look; those of other hours come later in the day."""
-    return make_trace(
-        extra={"run": {"fingerprint": marks, "quick": True}}, timestamp=_at(parts.pop("hour", 3)), **parts
-    )
+def quick(keys=QUICK, **parts):
+    """Return the trace of a quick run; traces of other hours come later in the day."""
+    return make_trace(extra={"run": {"fingerprint": keys, "quick": True}}, timestamp=_at(parts.pop("hour", 3)), **parts)
 
 
-def whole(marks=WHOLE, **parts):
-    return make_trace(extra={"run": {"fingerprint": marks}}, timestamp=_at(parts.pop("hour", 1)), **parts)
+def whole(keys=WHOLE, **parts):
+    return make_trace(extra={"run": {"fingerprint": keys}}, timestamp=_at(parts.pop("hour", 1)), **parts)
 
 
 def _at(hour):
@@ -57,5 +55,8 @@ def test_no_choice_falls_on_a_quick_look():
     assert trace_set.summary()["min_latency_ms"] == 1.0
     assert [(row.solution, row.contenders) for row in best_by_workload([slow, fast])] == [("slow", 1)]
     assert [row.solution for row in best_by_definition([slow, fast])] == ["slow"]
-    for traces in ([fast], [whole(OTHER, speedup=5.0), quick()]):  # nor on what was changed since its whole verdict
+    for traces in (
+        [fast],
+        [whole(OTHER, speedup=5.0), quick()],
+    ):  # nor a solution that was changed since its whole verdict
         assert best_by_workload(traces) == best_by_definition(traces) == []

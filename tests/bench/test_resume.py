@@ -6,12 +6,12 @@ import pytest
 
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.planning.resume import PROTOCOL, QUICK_ONLY, RecordedJobs, fingerprint
-from flashinfer_bench.bench.runner.workers.process import WorkerExit
+from flashinfer_bench.bench.runner.workers.worker_handle import WorkerExit
 from tests.kit import make_trace, make_workload
 
 H200 = "NVIDIA H200"
-MARKS = {"definition": "d", "solution": "s", "workload": "w", "config": "c", "protocol": PROTOCOL, "sandbox": "walls"}
-WANTED = fingerprint(**MARKS, evaluator="Default 1", hardware=H200)
+KEYS = {"definition": "d", "solution": "s", "workload": "w", "config": "c", "protocol": PROTOCOL, "sandbox": "walls"}
+WANTED = fingerprint(**KEYS, evaluator="Default 1", hardware=H200)
 FULL, SEEDED, OTHER_SEED = WANTED | {"assurance": "full"}, WANTED | {"seed": "1"}, WANTED | {"seed": "2"}
 BOTH = WANTED | {"hardware": f"B200 + {H200}"}
 QUICK, OTHER = WANTED | {"timing": "quick"}, WANTED | {"solution": "x"}
@@ -19,19 +19,19 @@ GONE = f"the worker is gone: {WorkerExit(None, 9, leftover=0, over_memory=True)}
 
 
 def without(*keys):
-    return {key: mark for key, mark in WANTED.items() if key not in keys}
+    return {key: value for key, value in WANTED.items() if key not in keys}
 
 
-def trace(marks=WANTED, *, day=1, hardware=H200, extra=None, run=(), **parts):
+def trace(keys=WANTED, *, day=1, hardware=H200, extra=None, run=(), **parts):
     """A trace of a job; `run` is more of the record of its run."""
-    extra = {"run": {"fingerprint": marks, **dict(run)}} if extra is None else extra
+    extra = {"run": {"fingerprint": keys, **dict(run)}} if extra is None else extra
     when = f"2025-01-{day:02d}T00:00:00Z"
     parts = {"solution": "fast", "workload": make_workload("uuid-1"), **parts}
     return make_trace(environment={"hardware": hardware}, timestamp=when, extra=extra, **parts)
 
 
-def quick(marks=QUICK, **parts):
-    return trace(marks, run={"quick": True}, **parts)
+def quick(keys=QUICK, **parts):
+    return trace(keys, run={"quick": True}, **parts)
 
 
 def changed(*keys):
@@ -48,14 +48,14 @@ def timed(reference_ms):
 
 NO_MARKS, SKIP = "recorded without a fingerprint", ""
 CASES = [
-    # recorded traces, what is wanted (beside the usual), "" if it is skipped, else why it is done again
+    # recorded traces, requested settings (besides the usual), "" if it is skipped, else the reason to do it again
     ([trace()], {}, SKIP),
     *(([changed(key)], {}, f"{key} changed") for key in WANTED),
     *(([trace(without(key))], {}, f"{key} changed") for key in ("protocol", "sandbox", "evaluator")),
     ([changed("solution", "config")], {}, "solution and config changed"),
     ([trace(WANTED | {"more": "x"})], {}, "fingerprint of another form"),
     *(([trace(extra=extra)], {}, NO_MARKS) for extra in ({}, {"run": None}, {"run": {"fingerprint": ["d"]}})),
-    # Of several the latest counts, by its time; settings may differ in between, what is judged may not.
+    # Of several the latest counts, by its time; settings may differ in between, the judged sources may not.
     ([changed("config"), changed("solution")], {}, "solution changed"),
     ([trace(), changed("config")], {}, SKIP),
     *(([trace(), changed(key)], {}, f"{key} changed") for key in ("definition", "solution", "workload")),
@@ -63,14 +63,14 @@ CASES = [
     ([trace(), trace(OTHER, hardware="B200")], {}, SKIP),
     ([trace(day=2), trace(OTHER)], {}, SKIP),
     ([trace(OTHER, day=2), trace()], {}, "solution changed"),
-    ([trace(BOTH, hardware="B200")], {"marks": BOTH}, SKIP),
-    # A higher assurance holds for the standard one; a seed counts if it is asked for, and a secret one is a seed, too.
+    ([trace(BOTH, hardware="B200")], {"keys": BOTH}, SKIP),
+    # A higher assurance counts as the standard one; a seed counts if it is requested, and a secret one is a seed, too.
     ([trace(FULL)], {}, SKIP),
-    ([trace()], {"marks": FULL}, "assurance changed"),
+    ([trace()], {"keys": FULL}, "assurance changed"),
     ([trace(SEEDED)], {}, SKIP),
-    ([trace(SEEDED)], {"marks": OTHER_SEED}, "seed changed"),
-    ([trace()], {"marks": SEEDED}, "seed changed"),
-    ([trace(run={"seed": 1})], {"marks": SEEDED}, SKIP),
+    ([trace(SEEDED)], {"keys": OTHER_SEED}, "seed changed"),
+    ([trace()], {"keys": SEEDED}, "seed changed"),
+    ([trace(run={"seed": 1})], {"keys": SEEDED}, SKIP),
     # Limits that ended a job, and are larger now.
     ([late()], {}, SKIP),
     ([late()], {"retry": True}, "timed out"),
@@ -91,7 +91,7 @@ CASES = [
     ([timed(0.0)], {"profile_baseline": False}, SKIP),
     ([timed(0.0), timed(2.0)], {}, SKIP),
     # A quick look is never resumed from; one that failed makes its job be done again.
-    *(([quick(marks)], {}, QUICK_ONLY) for marks in (QUICK, WANTED)),
+    *(([quick(keys)], {}, QUICK_ONLY) for keys in (QUICK, WANTED)),
     ([trace(), quick(day=2)], {}, SKIP),
     ([trace(), quick(status="TIMEOUT", day=2)], {}, "failed in a quick look"),
     ([trace(), quick(status="TIMEOUT", day=2), quick(day=3)], {}, SKIP),
@@ -99,12 +99,12 @@ CASES = [
 ]
 
 
-def decide(traces, marks=WANTED, name="fast", uuid="uuid-1", retry=False, **settings):
+def decide(traces, keys=WANTED, name="fast", uuid="uuid-1", retry=False, **settings):
     job = SimpleNamespace(
         definition=SimpleNamespace(name="double"),
         solution=SimpleNamespace(name=name),
         workload=SimpleNamespace(uuid=uuid),
-        fingerprint=marks,
+        fingerprint=keys,
     )
     return RecordedJobs(traces, retry_timeouts=retry).decide(job, BenchmarkConfig(**settings))
 

@@ -1,4 +1,4 @@
-"""What a resumed run does again, and what one run leaves to another; sessions only pretend."""
+"""The jobs that a resumed run repeats, and that one run leaves to another; sessions are pretended."""
 
 import itertools
 import os
@@ -47,7 +47,7 @@ def test_a_solution_that_became_wrong_again_is_never_reported_as_passed(root):
     assert open_benchmark(root).plan(resume=True).jobs == ()
 
 
-def test_one_object_knows_what_it_has_saved_and_only_that(root):
+def test_an_object_resumes_only_from_its_saved_traces(root):
     benchmark = open_benchmark(root)
     benchmark.run_all(save_results=False)
     assert len(benchmark.plan(resume=True).jobs) == 1
@@ -68,7 +68,7 @@ def test_two_resumed_runs_at_once_judge_each_job_once(root):
         assert (len(kept.jobs), left.jobs) == (1, ())
         assert [skip.reason for skip in left.skips] == [f"process {os.getpid()} judges it now"]
         assert len(list(first.run(kept))) > 0
-        assert second.plan(resume=True).resumed == 0  # it has not read what the first has recorded
+        assert second.plan(resume=True).resumed == 0  # it has not read the first run's records
     with open_benchmark(root) as third:
         assert third.plan(resume=True).resumed == 1
     assert not (root / ".runs").exists()

@@ -1,4 +1,4 @@
-"""Walls round workers of a GPU. Run by hand where there is one: `pytest tests/bench/test_sandbox_on_gpu.py`."""
+"""The sandbox of workers on a GPU. Run by hand on a GPU: `pytest tests/bench/test_sandbox_on_gpu.py`."""
 
 import importlib.util
 
@@ -110,7 +110,7 @@ def test_honest_code_passes_under_strict_at_its_speed(tmp_path, monkeypatch, sou
     monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
     walled = run(tmp_path / "set", source)
     assert walled.status.value == "PASSED", walled.log
-    again = run(tmp_path / "set", source)  # from what it compiled the first time
+    again = run(tmp_path / "set", source)  # from its first compilation
     open_ = run(tmp_path / "set", source, sandbox="off")
     assert (again.status.value, open_.status.value) == ("PASSED", "PASSED")
     assert again.performance.latency_ms <= open_.performance.latency_ms * 1.1
@@ -118,6 +118,6 @@ def test_honest_code_passes_under_strict_at_its_speed(tmp_path, monkeypatch, sou
         assert walled.log.splitlines() == ["refused", "refused"]
 
 
-def test_the_clock_is_the_same_with_walls_and_without(tmp_path):
+def test_the_clock_is_the_same_with_and_without_a_sandbox(tmp_path):
     walled, open_ = (run(tmp_path / level, HONEST, sandbox=level).extra["measurement"] for level in ("strict", "off"))
     assert [walled.get(key) for key in ("method", "fallback")] == [open_.get(key) for key in ("method", "fallback")]

@@ -1,4 +1,4 @@
-"""The loop over the devices with sessions that only pretend: who gets which jobs, and when."""
+"""The loop over the devices with pretended sessions: which session gets which jobs, and when."""
 
 import random
 import threading
@@ -22,9 +22,9 @@ needs_compiler = pytest.mark.skipif(TOOLCHAIN.cxx is None or TOOLCHAIN.tvm_ffi i
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    """Run solutions on pretended devices; returns what happened, and all sessions.
+    """Run solutions on pretended devices; return the events, and all sessions.
 
-    `jobs` counts the workloads; `action` is what a pretended compiler does; `note` is told of each event.
+    `jobs` counts the workloads; `action` is a pretended compiler's action; `note` is called with each event.
     """
 
     def go(solutions, jobs, *, devices=1, kind="cuda", ask=lambda *_: iter(()), action=None, loss=0.0, **asked):
@@ -58,7 +58,7 @@ def test_every_job_is_done_once_whatever_is_lost_and_taken_back(run, devices, sh
     assert sorted(reported) == [(f"s{at}", f"w{work}") for at in range(shape[0]) for work in range(shape[1])]
 
 
-def test_a_device_that_another_run_has_keeps_nobody_waiting_who_can_use_another(run):
+def test_a_run_with_another_device_does_not_wait_for_a_locked_device(run):
     def ask(device, stack):
         while device.label == "cuda:0":
             yield None
@@ -67,7 +67,7 @@ def test_a_device_that_another_run_has_keeps_nobody_waiting_who_can_use_another(
 
 
 @needs_compiler
-def test_what_does_not_compile_is_judged_and_what_cannot_be_built_here_is_a_fault(run):
+def test_sources_that_do_not_compile_are_judged_and_builds_that_this_machine_cannot_make_are_a_fault(run):
     refused = make_native("refused", compile_options={"cflags": ["-o x"]})
     done = run([refused, make_native()], 2, action="kill -9 $$")
     assert done.order == ["refused"] * 2

@@ -1,4 +1,4 @@
-"""What a trace set says of how its own definitions are judged, and whose word beats whose."""
+"""A trace set's own settings for judging its definitions, and the order of the sources."""
 
 import os
 from types import SimpleNamespace
@@ -25,13 +25,13 @@ def resolve(config):
     return resolved.rtol, resolved.required_matched_ratio
 
 
-def test_another_set_takes_the_place_of_the_first_and_none_judges_the_definitions_of_another(tmp_path):
+def test_another_set_replaces_the_first_and_judges_no_definitions_of_other_sets(tmp_path):
     first = a_set(tmp_path / "first", "moe_e8:\n  rtol: 0.5\n")
     second = a_set(tmp_path / "second", "moe_e8:\n  atol: 0.5\n")
     config = BenchmarkConfig.default().for_set(first).for_set(second)
     assert resolve(config)[0] == 1e-2
     assert config.resolve_eval_config(MOE).origins["atol"] == f"{tmp_path / 'second' / FILE}: moe_e8"
-    # Else a set that brings a solution could loosen what the solution is held to.
+    # Else a set that brings a solution could loosen the solution's own tolerance.
     overlay = a_set(tmp_path / "overlay", "moe_e8:\n  rtol: 1000.0\n", "its_own")
     first.roots += overlay.roots
     first.definition_files |= overlay.definition_files
@@ -48,7 +48,7 @@ def test_another_set_takes_the_place_of_the_first_and_none_judges_the_definition
         (lambda path: path.symlink_to(path.with_name("nowhere")), "no such file"),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_name_and_line(tmp_path, text, said):
+def test_unusable_settings_are_refused_by_name_and_line(tmp_path, text, said):
     found = a_set(tmp_path, text if isinstance(text, str) else "")
     if not isinstance(text, str):
         (tmp_path / FILE).unlink()

@@ -1,4 +1,4 @@
-"""If the judge's memory does not do, it gives all back and tries once more; then the job is a fault."""
+"""If the judge runs out of memory, it frees all of it and tries once more; then the job is a fault."""
 
 import pytest
 

@@ -1,6 +1,7 @@
 """Every wrong solution that ships gets its status on a GPU and in isolated workers, and honest neighbours pass.
 
-`tests/golden/promised/test_golden_wrong.py` has the persistent workers on a CPU, the logs, and those that fill memory.
+`tests/golden/promised/test_golden_wrong.py` has the persistent workers on a CPU, the logs, and solutions that fill
+memory.
 """
 
 import json
@@ -24,7 +25,7 @@ AUTHORS = ("wrong", "twin", "plain")
 
 
 def keep_smallest(plan):
-    """Keep one job of each solution: the smallest workload that shows what is wrong with it."""
+    """Keep one job of each solution: the smallest workload that shows its error."""
     jobs = {}
     for job in sorted(plan.jobs, key=lambda job: sum(job.workload.axes.values())):
         seen_in = EXPECTED.get(job.solution.name, {}).get("seen_in", [""])

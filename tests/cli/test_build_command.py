@@ -89,7 +89,7 @@ def test_a_library_is_built_and_its_artifact_named(here, call):
     [
         ("--local set --solutions god", "did you mean 'good'?"),
         ("--local set --arch sm_9x", "is no GPU architecture"),
-        (f"{GOOD} --authors alice", "leave out either these"),
+        (f"{GOOD} --authors alice", "give files alone, or names alone"),
         (GOOD, "FIB_CACHE_PATH"),
     ],
 )

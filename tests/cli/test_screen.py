@@ -81,7 +81,7 @@ double      other             1/1  1.00 ms     2.00x
 latency: median over the passed workloads; speed-up over the reference: geometric mean
 timed 2 of 3 by CUPTI, cold L2; 1 of 3 by CUDA events, cold L2 ({REASON})
 a host_bound, 1 of 3: the host takes longer to launch the call than the GPU to run it
-b noisy, 1 of 3: the readings leave more open than the difference between two workers would
+b noisy, 1 of 3: the sample noise exceeds the run-to-run variation
 """
 
 

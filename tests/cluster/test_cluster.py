@@ -1,4 +1,4 @@
-"""A cluster that is pretended: places come, go, or do not fit; each job has one verdict, and winners are confirmed."""
+"""A cluster that is pretended: slots come, go, or do not fit; each job has one verdict, and winners are confirmed."""
 
 import importlib
 import sys
@@ -152,7 +152,7 @@ def test_a_lost_node_loses_nothing_and_only_its_open_jobs_are_repeated(two, run)
     assert (done.judged, done.faults, done.used) == (EACH, [], {"one/cuda:0", "two/cuda:0"})
     assert any("its node or its actor is lost (RayActorError); " in line for line in done.notices)
     assert len(PlayedSession.judged) - len(EACH) <= 4  # of the batch that it was at
-    assert all("artifacts" in str(session.hello.hidden) for session in PlayedSession.all)
+    assert all("artifacts" in str(session.session_config.hidden) for session in PlayedSession.all)
 
 
 def test_an_actor_that_is_lost_is_restarted_twice(ray, run):
@@ -217,25 +217,25 @@ def test_a_late_node_that_cannot_build_a_solution_leaves_it_to_others(ray, run):
 
 
 def test_without_a_place_the_reason_is_an_error(ray, join):
-    with pytest.raises(ConfigError, match="no place for a cuda session: its actors do not start"):
+    with pytest.raises(ConfigError, match="no slot for a cuda session: its actors do not start"):
         join(kind="cuda")
     ray.add_node("one", GPU=1.0)
     ray.find_device = lambda handle: 1 / 0
-    with pytest.raises(ConfigError, match="no place for a cuda session: node one is not used: division by zero"):
+    with pytest.raises(ConfigError, match="no slot for a cuda session: node one is not used: division by zero"):
         join()
     assert not ray.is_joined
 
 
 def test_an_actor_is_of_this_version_and_sees_its_own_gpu_alone(ray, monkeypatch):
     module = importlib.import_module(WITH_RAY[0])
-    actor = module.PlaceActor("one", "cuda", "0.0.1", ClusterSettings())
+    actor = module.SlotActor("one", "cuda", "0.0.1", ClusterSettings())
     with pytest.raises(ConfigError, match=r"it has flashinfer_bench .*, and this run is of 0\.0\.1"):
         actor.describe()
     seen = [Device("cuda", 0, "NVIDIA H100", "GPU-5")]
     monkeypatch.setattr(module, "discover_devices", lambda requested: tuple(seen))
     assert actor._find_device().label == "one/cuda:5"
     seen.append(Device("cuda", 1, "NVIDIA H100", "GPU-6"))
-    with pytest.raises(DeviceFault, match="was to see one GPU, and sees 2"):
+    with pytest.raises(DeviceFault, match="must see one GPU, and sees 2"):
         actor._find_device()
     actor.close()
 
@@ -298,8 +298,8 @@ def test_winners_are_confirmed_on_the_nodes_that_they_won_on(two, run):
     best = {}
     for event in done.finished:
         if event.job.assurance is None:
-            place = event.job.workload.uuid, event.device.name
-            best[place] = min(best.get(place, "z"), event.job.solution.name)
+            winner = event.job.workload.uuid, event.device.name
+            best[winner] = min(best.get(winner, "z"), event.job.solution.name)
     confirmed = {
         (one.job.workload.uuid, one.device.name): one.job.solution.name for one in done.finished if one.job.assurance
     }

@@ -56,7 +56,7 @@ def read_memory():
             line = open(f"/proc/{pid}/cmdline").read()
         except OSError:
             continue
-        if "PlaceActor" in line or "raylet" in line:
+        if "SlotActor" in line or "raylet" in line:
             for name in ("environ", "maps", "mem"):
                 try:
                     open(f"/proc/{pid}/{name}", "rb").read(1)
@@ -165,7 +165,7 @@ def list_actors(cluster):
     found = []
     for pid in {child for raylet in raylets for child in descendants(raylet)}:
         with suppress(OSError):  # it has ended meanwhile
-            if b"ray::PlaceActor" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"ray::SlotActor" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
     return found
 

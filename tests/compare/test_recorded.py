@@ -14,10 +14,10 @@ from tests.cli.fake_engine import write_small_set
 from tests.report.made import on, set_of
 
 
-def timed(name, *latencies, half=0.01, marks=(), hardware="NVIDIA H200", **record):
-    """Make a trace for each latency on w0, w1 and so on, with an interval and the marks under which it was taken."""
+def timed(name, *latencies, half=0.01, keys=(), hardware="NVIDIA H200", **record):
+    """Make a trace for each latency on w0, w1 and so on, with an interval and the keys under which it was taken."""
     record = {"method": "cupti", "cache_state": "cold", **record}
-    run = {"fingerprint": {"protocol": "2", "sandbox": "walls", **dict(marks)}}
+    run = {"fingerprint": {"protocol": "2", "sandbox": "walls", **dict(keys)}}
     return [
         on(f"w{index}", name, latency, half=half, hardware=hardware, run=run, record=record)
         for index, latency in enumerate(latencies)
@@ -69,9 +69,9 @@ def test_two_sets_and_two_files_are_compared_solution_by_solution(tmp_path):
         ({"hardware": "NVIDIA H100"}, "other hardware: A NVIDIA H200, B NVIDIA H100"),
         ({"cache_state": "warm"}, "another state of the caches: A cold, B warm"),
         ({"method": "cuda_events"}, "another clock: A cupti, B cuda_events"),
-        ({"marks": {"protocol": "1"}}, "another way to call and time: A 2, B 1"),
-        ({"marks": {"sandbox": "none"}}, "other walls: A walls, B none"),
-        ({"marks": {"timing": "no graphs"}}, "other settings of the timing: A usual, B no graphs"),
+        ({"keys": {"protocol": "1"}}, "another way to call and time: A 2, B 1"),
+        ({"keys": {"sandbox": "none"}}, "other walls: A walls, B none"),
+        ({"keys": {"timing": "no graphs"}}, "other settings of the timing: A usual, B no graphs"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_by_name(other, named):

@@ -55,10 +55,10 @@ TWO = "def run(left, right):\n    return left + right\n"
         (("double_py.py", "twice_py.py"), "of twice (by the name 'twice_py'); double_py.py is of double: give two"),
         (("double_python", "twice_py.py"), "of twice (by the name 'twice_py'); double_python is of double: give two"),
         (("double_python", "two.py"), "of other (by its parameters); double_python is of double"),
-        (("mine.py", "mine.py"), "2 definitions take what run takes: double, twice; say which one is meant"),
+        (("mine.py", "mine.py"), "2 definitions have the parameters of run: double, twice; name the definition"),
         (("double_python", "mne.py"), "mne.py: there is no such file; did you mean 'mine.py'?"),
         (("double_python", "empty"), "empty: there is no source file in it"),
-        (("double_python", "notes.txt"), "no source file (.cc, .cpp, .cu, .cxx, .py) tells the language"),
+        (("double_python", "notes.txt"), "no source file (.cc, .cpp, .cu, .cxx, .py) shows the language"),
     ],
 )
 def test_what_is_wrong_with_a_source_is_one_line(root, mine, monkeypatch, words, reported):

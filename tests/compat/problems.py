@@ -1,4 +1,4 @@
-"""Problems in folders of their own, as other engines keep them, for tests."""
+"""Problems in their own folders, as in other engines, for tests."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def make_line(uuid: str, rows: int = 8, **others: Any) -> dict[str, Any]:
 
 
 def make_answer(name: str, **changes: Any) -> dict[str, Any]:
-    """Make a solution whose source lies beside it, `<name>.py`."""
+    """Make a solution with its source in the next file, `<name>.py`."""
     spec = {
         "languages": ["pytorch"],
         "target_hardware": ["LOCAL"],

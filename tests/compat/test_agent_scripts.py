@@ -41,7 +41,7 @@ def sources(tmp_path):
 
 @pytest.fixture
 def profile(tmp_path, monkeypatch):
-    """Return a call of the tool that profiles, on a set of one solution, with a CPU that is taken for a GPU."""
+    """Return a call of the profiling tool, on a set of one solution, with a CPU that poses as a GPU."""
     monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
     monkeypatch.setattr(tools, "find_gpu", lambda name: discover_devices(["cpu"])[0])
     workloads = [make_trace(solution=None)]
@@ -103,7 +103,7 @@ def test_schemas_are_json_that_describes_every_parameter():
     assert [properties[name]["type"] for name in ("solution", "timeout", "sections")] == ["string", "integer", "array"]
 
 
-def test_a_function_of_one_s_own_becomes_a_schema():
+def test_a_custom_function_becomes_a_schema():
     def compile_kernel(source: str, flags: list[str], level: Literal["O1", "O3"] = "O3", *, limit: float = 2.0):
         """Compile a kernel.
 
@@ -170,7 +170,7 @@ def test_names_that_lead_nowhere_are_texts_that_begin_with_error(profile, change
     assert words in answer
 
 
-def test_so_are_those_of_the_other_tools(profile, tmp_path):
+def test_errors_of_the_other_tools_are_texts_that_begin_with_error(profile, tmp_path):
     sanitizer = {"sanitizer_path": str(tmp_path / "programs/compute-sanitizer"), "sanitizer_types": ["leaks"]}
     answer = flashinfer_bench_run_sanitizer("double_python", "w0", trace_set_path=str(tmp_path), **sanitizer)
     assert answer.startswith("ERROR: ")
@@ -189,7 +189,7 @@ def test_a_solution_and_a_workload_that_are_no_names_are_profiled(profile, tmp_p
     assert lines[0].startswith("ncu: unsaved on double, workload w9")
     assert lines[1] == "duration 1235 us in all"
     assert (len(lines), lines[-1]) == (23, "[2 more lines]")
-    assert "--metrics gpu__time_duration.sum,dram__bytes" in lines[-2]  # and no others: the GPU has these
+    assert "--metrics gpu__time_duration.sum,dram__bytes" in lines[-2]  # and no other metric, since the GPU has these
     assert "sm__throughput" not in lines[-2]
     assert "--clock-control none --cache-control all" in lines[-2]
     assert "--kernel-name k" in lines[-2]

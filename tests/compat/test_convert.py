@@ -1,4 +1,4 @@
-"""`convert` writes a set of any layout in the standard one, and says what it could not carry over."""
+"""`convert` writes a set of any layout in the standard layout, and lists the parts that it could not convert."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_our_own_layout_stays_as_it_is(tmp_path, capsys):
     assert (tmp_path / "out/tolerances.yaml").read_text() == (source / "tolerances.yaml").read_text()
 
 
-def test_what_is_lost_is_told_and_the_exit_code_is_1(tmp_path, capsys):
+def test_losses_are_reported_and_the_exit_code_is_1(tmp_path, capsys):
     stored = {"type": "safetensors", "path": "blob/absent.safetensors", "tensor_key": "x"}
     write_problem(tmp_path / "all/p", lines=[make_line("w0", inputs={**INPUTS, "x": stored})])
     (tmp_path / "all/dump.json").write_text(json.dumps(dumped("a", inputs={"x": {"shape": ["n"], "dtype": "unknown"}})))
@@ -78,7 +78,7 @@ def test_what_is_lost_is_told_and_the_exit_code_is_1(tmp_path, capsys):
         ("p", "full", "new or empty"),
     ],
 )
-def test_a_place_that_cannot_be_used_is_misuse(tmp_path, capsys, source, output, words):
+def test_an_unusable_location_is_misuse(tmp_path, capsys, source, output, words):
     write_problem(tmp_path / "p")
     (tmp_path / "empty").mkdir()
     (tmp_path / "full").mkdir()

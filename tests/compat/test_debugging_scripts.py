@@ -1,4 +1,4 @@
-"""Scripts that call solutions, references and parts of the judge in their own process, where nothing is isolated."""
+"""Scripts that call solutions, references and parts of the judge in their own process, without isolation."""
 
 from __future__ import annotations
 

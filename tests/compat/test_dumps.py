@@ -1,4 +1,4 @@
-"""Definitions that a library dumps: what can be read is read, and of the rest it is said what to add."""
+"""Definitions that a library dumps: the readable parts are read, and a message says what to add."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _double_reference(x, **_unused):
 
 
 def dumped(name: str, **changes: Any) -> dict[str, Any]:
-    """Return a definition as a library dumps it; ... leaves a key out."""
+    """Return a definition as a library dumps it; ... omits a key."""
     raw = {**make_definition(name).to_dict(), "tags": ["fi_api:lib.double"], "init": "def init(): ..."}
     return {key: value for key, value in {**raw, "reference": REFERENCE, **changes}.items() if value is not ...}
 
@@ -46,7 +46,7 @@ def test_the_last_function_of_a_dump_is_its_reference(tmp_path):
 
 
 @pytest.mark.parametrize("reference", [..., None, ""])
-def test_a_dump_without_reference_loads_and_says_what_to_add(tmp_path, reference):
+def test_a_dump_without_reference_loads_and_reports_the_missing_part(tmp_path, reference):
     loaded = load(tmp_path, dumped("a", reference=reference))
     assert not loaded.definitions["a"].is_runnable
     assert {issue.severity for issue in loaded.issues} == {"warning"}
@@ -65,7 +65,7 @@ def test_what_a_dump_does_not_know_is_taken_from_elsewhere_or_given_by_workloads
     assert {"axes.page", "axes.block"} <= {issue.field for issue in loaded.issues}
 
 
-def test_each_dtype_that_nobody_knows_is_told(tmp_path):
+def test_each_unknown_dtype_is_reported(tmp_path):
     inputs = {name: {"shape": ["n"], "dtype": "unknown"} for name in ("x", "i")}
     loaded = load(tmp_path, dumped("a", inputs=inputs), dumped("b"))
     assert list(loaded.definitions) == ["b"]

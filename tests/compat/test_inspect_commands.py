@@ -1,6 +1,6 @@
-"""`inspect ncu` and `inspect sanitizer` with programs in the tools' place, and what is read of the tools' words.
+"""`inspect ncu` and `inspect sanitizer` with fake tools, and the parsing of the tools' output.
 
-The real tools and a GPU are tried by `python -m benchmarks.repeatability --rows ncu sanitizer`.
+`python -m benchmarks.repeatability --rows ncu sanitizer` tests the real tools on a GPU.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ FOUND = [
 
 @pytest.fixture
 def tools(monkeypatch, tmp_path):
-    """Write programs in the tools' place, on PATH; they need no GPU."""
+    """Write fake tools that need no GPU, for PATH."""
     monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", f"{tmp_path / 'programs'}:/usr/bin:/bin")
     monkeypatch.setattr(tool_runs, "find_gpu", lambda name: discover_devices(["cpu"])[0])
@@ -76,7 +76,7 @@ def tools(monkeypatch, tmp_path):
 
 @pytest.fixture
 def inspect(tmp_path):
-    """Return a command that looks at a solution of a set."""
+    """Return a command that inspects a solution of a set."""
     write_trace_set(
         tmp_path / "set",
         definitions=[make_definition()],
@@ -92,7 +92,7 @@ def inspect(tmp_path):
 
 
 @pytest.mark.parametrize(("tool", "product"), [("ncu", "Nsight Compute"), ("sanitizer", "compute-sanitizer")])
-def test_what_is_missing_on_the_machine_is_one_line(inspect, monkeypatch, tmp_path, capsys, tool, product):
+def test_a_missing_tool_is_reported_in_one_line(inspect, monkeypatch, tmp_path, capsys, tool, product):
     def refused(*flags):
         assert inspect(tool, *flags) == 2
         captured = capsys.readouterr()
@@ -161,7 +161,7 @@ def test_findings_have_file_and_line_and_a_check_that_did_not_look_is_no_clean_o
         ("setsid sleep 600 & sleep 600", "it did not end within 2 s"),
     ],
 )
-def test_why_there_is_no_profile_is_told_and_nothing_of_a_program_is_left(inspect, tools, capsys, script, reported):
+def test_a_missing_profile_is_explained_and_no_process_is_left(inspect, tools, capsys, script, reported):
     tools(script=script)
     with marked() as alive:
         assert inspect("ncu", "--sandbox", "off", "--timeout", "2") == 1
@@ -175,7 +175,7 @@ def test_why_there_is_no_profile_is_told_and_nothing_of_a_program_is_left(inspec
     ("source", "reported"),
     [(RAISES, "the solution failed while ncu looked at it"), (f"{RAISES}run(1)\n", "the solution cannot be imported")],
 )
-def test_a_solution_that_raises_is_told_with_its_words_and_no_traceback_of_ours(
+def test_a_solution_that_raises_is_reported_with_its_message_and_no_internal_traceback(
     inspect, tmp_path, capsys, source, reported
 ):
     save_json_file(make_solution("raises", source=source), tmp_path / "raises.json")

@@ -29,7 +29,7 @@ GEMM = Definition(
 )
 
 
-def test_names_are_those_of_files_and_documents():
+def test_names_equal_the_names_in_files_and_documents():
     assert flashinfer_bench.__version__ == ".".join(map(str, flashinfer_bench.__version_tuple__))
     assert [member.value for member in DType] == list(DTYPES)
     assert GEMM.to_dict()["inputs"]["A"] == {"shape": ["M", "N"], "dtype": "float32"}
@@ -72,7 +72,7 @@ def test_any_pydantic_model_is_saved_and_loaded(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["{", '{"text": 1}'])
-def test_a_file_of_another_model_is_refused_with_its_place(tmp_path, text):
+def test_a_file_of_another_model_is_refused_with_its_location(tmp_path, text):
     (tmp_path / "notes.jsonl").write_text(f'{{"text": "fine"}}\n{text}\n')
     with pytest.raises(DataSetError, match=r"notes\.jsonl:2 cannot be used"):
         load_jsonl_file(Note, tmp_path / "notes.jsonl")

@@ -1,4 +1,4 @@
-"""Problems in folders of their own: loaded, planned, judged, and their tolerances told, as their authors left them."""
+"""Problems in their own folders: loaded, planned, judged, and their tolerances shown, in their authors' files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.store.layout import find_loose_folders
+from flashinfer_bench.data.store.layout import find_foreign_folders
 from tests.compat.problems import (
     HALF_A_PERCENT_OFF,
     INPUTS,
@@ -93,7 +93,7 @@ def test_a_solution_beside_its_problem_may_leave_out_whose_it_is(tmp_path, file)
     raw = make_answer("right", sources=[{"path": "right.py", "content": RIGHT}])
     (folder / file).parent.mkdir(exist_ok=True)
     (folder / file).write_text(json.dumps({key: raw[key] for key in ("spec", "sources")}))
-    for root in (folder, tmp_path):  # read once, also where the folder is one of our layout
+    for root in (folder, tmp_path):  # read once, also if the folder is in our layout
         loaded = TraceSet.from_path(root)
         solution = only(loaded.solutions["scaled_cumsum"])
         assert (solution.name, solution.author) == ((folder / file).stem, "unknown")
@@ -122,7 +122,7 @@ STRANGE = {"inputs": {**INPUTS, "x": {"type": "strange"}}}
         ({}, {"custom_inputs_entrypoint": "absent"}, "the function 'absent', which the reference"),
     ],
 )
-def test_one_fault_of_all_lines_is_one_issue_of_the_file(tmp_path, line, parts, words):
+def test_the_same_fault_in_all_lines_is_one_issue_of_the_file(tmp_path, line, parts, words):
     lines = [make_line(f"w{number}", **line) for number in range(7)]
     loaded = load(tmp_path / "p", lines=[*lines, make_line("fits")], **parts)
     issue = only(issue for issue in loaded.issues if issue.severity == "error")
@@ -176,7 +176,7 @@ def test_a_run_makes_custom_inputs_and_obeys_each_workloads_tolerance(judged):
     assert (len(again.jobs), again.resumed) == (0, 2 * len(LINES))
 
 
-def test_config_show_tells_what_workloads_say_and_who_beats_them(judged, capsys):
+def test_config_show_prints_the_tolerances_of_workloads_and_their_overrides(judged, capsys):
     command = ["config", "show", "--local", str(judged[0]), "--definition", "scaled_cumsum"]
     assert main([*command, "--format", "json"]) == 0
     workloads = json.loads(capsys.readouterr().out)["workloads"]
@@ -236,6 +236,6 @@ def test_no_worker_reads_the_folder_of_a_problem(tmp_path):
     problem = write_problem(tmp_path / "L1/p", answers={"right": RIGHT})
     loaded = TraceSet.from_path(tmp_path)
     files = [*loaded.definition_files.values(), *loaded.solution_files.values()]
-    assert find_loose_folders(files, loaded.roots) == {problem}
+    assert find_foreign_folders(files, loaded.roots) == {problem}
     ours = TraceSet.from_path(write_trace_set(tmp_path / "set", definitions=[make_definition()]))
-    assert find_loose_folders(ours.definition_files.values(), ours.roots) == set()
+    assert find_foreign_folders(ours.definition_files.values(), ours.roots) == set()

@@ -1,4 +1,4 @@
-"""Solutions, references and lines in the forms that published ones have: each gets its verdict."""
+"""Solutions, references and lines in published forms: each gets its verdict."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SOLUTIONS = [
     ("buffered", "left alone", BUFFERED.format("pass"), RIGHT, BY_NUMBER),
     ("buffered", "x changed", BUFFERED.format("buffer += x; x += 1; x -= 1; x[0] = 0"), WRONG, BY_NUMBER),
 ]
-"""Definition, name, source; the verdict, and how the style was found. A call that fails writes into its outputs."""
+"""Definition, name, source; the verdict, and how the style was detected. A failed call writes into its outputs."""
 
 
 def test_each_form_gets_its_verdict_and_its_trace_says_how_it_is_called(tmp_path):
@@ -114,7 +114,7 @@ NAME = "dsa_topk_indexer_h2_d8_topk64_ps4"
 
 @pytest.fixture
 def indexer(tmp_path):
-    """A set with an indexer: a workload with fewer keys than it chooses, and one whose blobs are missing."""
+    """A set with an indexer: one workload has fewer keys than it selects, another workload lacks its blobs."""
     definition = make_definition(
         NAME,
         op_type="dsa_paged",
@@ -146,7 +146,7 @@ def indexer(tmp_path):
     )
 
 
-def test_validate_tells_of_a_line_whose_axes_break_a_constraint(indexer, capsys):
+def test_validate_reports_a_line_whose_axes_break_a_constraint(indexer, capsys):
     assert cli(["validate", "--dataset", str(indexer), "--checks", "workload"]) == 1  # a blob is missing
     first, *others = capsys.readouterr().out.splitlines()
     assert f"workload gone of {NAME}: blob " in first
@@ -155,7 +155,7 @@ def test_validate_tells_of_a_line_whose_axes_break_a_constraint(indexer, capsys)
 
 
 @pytest.mark.parametrize("runner", [[], ["--use-isolated-runner"]], ids=["persistent", "isolated"])
-def test_an_indexer_with_fewer_keys_than_it_chooses_is_judged_and_missing_blobs_are_one_line(indexer, capsys, runner):
+def test_an_indexer_with_fewer_keys_than_it_selects_is_judged_and_missing_blobs_are_one_line(indexer, capsys, runner):
     assert cli(["run", "--local", str(indexer), *FEW, *runner]) == 1
     out, err = capsys.readouterr()
     assert {job["solution"]: job["status"] for job in json.loads(out)["jobs"]} == {"right": RIGHT, "zeros": WRONG}

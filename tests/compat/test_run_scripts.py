@@ -1,4 +1,4 @@
-"""Scripts that configure a run, run a set, and look at the best trace; in real runs on the CPU."""
+"""Scripts that configure a run, run a set, and read the best trace; in real runs on the CPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_an_attribute_that_is_assigned_beats_every_section_unless_it_is_wrong():
     assert (config.iterations, resolved.iterations, resolved.origins["iterations"]) == (20, 20, "override")
 
 
-def test_what_is_resolved_tells_whether_references_are_timed():
+def test_the_resolved_config_has_whether_references_are_timed():
     resolved = BenchmarkConfig(profile_baseline=False).resolve_eval_config(GEMM)
     assert "profile_baseline" not in resolved.values()
     assert ResolvedEvalConfig.model_validate(resolved.to_order()).profile_baseline is False

@@ -1,4 +1,4 @@
-"""Sets that other engines save in our layout: defaults left out, bare lines, solutions of other languages."""
+"""Sets that other engines save in our layout: omitted defaults, bare lines, solutions in other languages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def load(root, files, **models):
 
 
 def line_of(**changes):
-    """Return a workload's line of the usual definition, its workload changed."""
+    """Return a line of the usual definition with a changed workload."""
     return {"definition": "double", "workload": {**make_workload().to_dict(), **changes}}
 
 
@@ -78,7 +78,7 @@ def test_an_input_that_is_null_is_left_out(tmp_path):
     assert [(issue.severity, issue.field) for issue in loaded.issues] == [("warning", "workload.inputs.bias")]
 
 
-def test_keys_without_effect_and_keys_that_nobody_knows_are_told_wherever_they_stand(tmp_path):
+def test_keys_without_effect_and_unknown_keys_are_reported_at_any_level(tmp_path):
     raw = make_definition(
         axes={"n": {"type": "var", "parent": "batch"}},
         inputs={"x": {"dtype": "float32", "shape": ["n"], "strange_2": 2}},
@@ -109,7 +109,7 @@ def test_solutions_may_lie_right_in_their_folder(tmp_path, names):
     is_clash = names[0] == names[1]
     assert len(loaded.solutions.get("double", [])) == 2 * (not is_clash)
     errors = [issue.reason for issue in loaded.issues if issue.severity == "error"]
-    assert len([reason for reason in errors if "none is used" in reason]) == len(errors) == 2 * is_clash
+    assert len([reason for reason in errors if "all are skipped" in reason]) == len(errors) == 2 * is_clash
 
 
 @pytest.mark.parametrize("tolerance", [{"max_atol": -1}, {"max_rtol": "small"}, {"required_matched_ratio": 0}, 3])

@@ -46,7 +46,7 @@ def trace_set():
     return make_set(SOLUTIONS)
 
 
-def test_scores_are_of_the_lowest_latencies_on_what_the_baseline_passed(trace_set):
+def test_scores_use_the_lowest_latencies_on_workloads_that_the_baseline_passed(trace_set):
     whole = {"success_rate": 1.0, "win_rate": 1.0}
     of_solution, of_author = trace_set.get_solution_score, trace_set.get_author_score
     assert of_solution("fast", "baseline") == SpeedupMetrics(avg_speedup=3.0, definitions=1, workloads=2, **whole)

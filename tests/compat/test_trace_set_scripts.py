@@ -1,4 +1,4 @@
-"""Scripts that fill a set: traces, workloads and stored tensors, each on disk at once; and where a set is found."""
+"""Scripts that fill a set: traces, workloads and stored tensors are on disk at once; and the lookup of a set."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_traces_are_added_all_or_none(root, names):
         trace_set.get_best_trace()
 
 
-def test_a_set_in_memory_keeps_what_is_added():
+def test_a_set_in_memory_keeps_additions():
     trace_set = TraceSet(definitions={"double": make_definition()}, solutions={"double": [make_solution()]})
     trace_set.add_traces([make_trace()])
     trace_set.add_workload_traces([WORKLOAD])

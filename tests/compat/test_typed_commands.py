@@ -1,4 +1,4 @@
-"""Commands as guides of contests and documents of the public package type them."""
+"""Commands as typed in guides of contests and in documents of the public package."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _quiet_again():
 
 @pytest.fixture
 def root(tmp_path):
-    """A set with a solution of the baseline's, two workloads, and a definition that nothing is of."""
+    """A set with a baseline solution, two workloads, and a definition without jobs."""
     return write_trace_set(
         tmp_path / "set",
         definitions=[make_definition(), make_definition("unused")],

@@ -1,4 +1,4 @@
-"""What the tests of builds share: which compilers were run."""
+"""Shared fixtures of the build tests: the compilers that were run."""
 
 import time
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class Runs:
 
 @pytest.fixture
 def runs(monkeypatch):
-    """What the builds of a test have run."""
+    """The compilers that the builds of a test have run."""
     seen, run, lock = Runs(), Compilers.run, Lock()
 
     def observed(self, step, folder, readable):
@@ -44,5 +44,5 @@ def wait_for(condition, limit_s=60.0):
 
 
 def is_quiet(folder):
-    """Whether no process works below a folder, or none does soon: killed ones end a little later."""
+    """Whether no process works below a folder, now or soon: killed processes end a little later."""
     return wait_for(lambda: not processes_in(folder))

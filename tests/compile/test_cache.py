@@ -1,4 +1,4 @@
-"""The folder of artifacts: content is whole, nothing goes under a run, strange files hold nothing up."""
+"""The folder of artifacts: content is whole, no entry is removed during a run, strange files hold nothing up."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ def entries(root):
     return {entry.digest for entry in ArtifactCache(root).entries()}
 
 
-def test_sources_are_written_where_the_entry_point_says_and_none_is_run(tmp_path):
+def test_sources_are_written_to_the_entry_points_path_and_not_run(tmp_path):
     sources = {"pkg/main.py": "from .f import g\ndef run(x): ...", "pkg/f.py": "import sys\nsys.modules['was_run'] = 1"}
     artifact = build_solution(make_solution(sources=sources, entry_point="pkg/main.py::run"), tmp_path)
     assert (artifact.entry, artifact.symbol) == ("pkg/main.py", "run")
@@ -59,7 +59,7 @@ def test_an_artifact_that_was_tampered_with_is_made_again(tmp_path, case):
     assert ArtifactCache(tmp_path).verify() == []
 
 
-def test_a_full_disk_is_the_machines_fault_and_leaves_nothing(tmp_path, monkeypatch):
+def test_a_full_disk_is_the_machines_fault_and_leaves_no_files(tmp_path, monkeypatch):
     def is_full(*_args):
         raise OSError(28, "No space left on device")
 
@@ -69,7 +69,7 @@ def test_a_full_disk_is_the_machines_fault_and_leaves_nothing(tmp_path, monkeypa
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size]
 
 
-def test_the_oldest_use_is_evicted_first_and_nothing_while_a_run_uses_the_cache(tmp_path):
+def test_the_least_recently_used_entry_is_evicted_first_and_none_during_a_run(tmp_path):
     cache, made = ArtifactCache(tmp_path), [build(tmp_path, factor) for factor in range(3)]
     for age, folder in enumerate(made):
         os.utime(folder / "manifest.json", (1000 + age, 1000 + age))
@@ -124,7 +124,7 @@ def test_forks_that_outlive_a_run_keep_neither_the_cache_nor_a_build(tmp_path):
         os.waitpid(child, 0)
 
 
-def test_what_a_jit_compiler_made_too_deep_to_be_counted_goes_first_and_not_while_a_run_lives(tmp_path):
+def test_jit_folders_too_deep_to_be_counted_are_removed_first_and_not_during_a_run(tmp_path):
     deep = tmp_path / "jit" / "ab" / "abdeep"
     (deep / "/".join("d" * 40)).mkdir(parents=True)
     deep.with_name("abdeep.solution").write_text("")

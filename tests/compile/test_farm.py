@@ -1,4 +1,4 @@
-"""Many builds at once: bounded, the longest first, once each, also across processes; a killed one leaves nothing."""
+"""Many builds at once: bounded, the longest first, once each, also across processes; a killed build leaves nothing."""
 
 import subprocess
 import sys
@@ -101,7 +101,7 @@ def test_two_processes_that_build_the_same_at_once_compile_it_once(tmp_path):
     assert sorted(builder.communicate()[0] for builder in builders) == ["cached\n", "made\n"]
 
 
-def test_kill_9_during_a_build_ends_the_compilers_and_leaves_nothing_that_is_trusted(tmp_path):
+def test_kill_9_during_a_build_ends_the_compilers_and_leaves_no_trusted_files(tmp_path):
     cache = tmp_path / "cache"
     (builder,) = start_builders(pretend_compiler(tmp_path, action="sleep 1000"), cache, 1)
     assert wait_for(lambda: len(processes_in(cache)) > 1)
@@ -115,7 +115,7 @@ def test_kill_9_during_a_build_ends_the_compilers_and_leaves_nothing_that_is_tru
     assert not ArtifactCache(cache).verify()
 
 
-def test_a_farm_that_is_held_lets_compilers_end_and_starts_none(tmp_path):
+def test_a_held_farm_lets_compilers_end_and_starts_no_more(tmp_path):
     cache, go = tmp_path / "cache", tmp_path / "go"
     with BuildFarm(cache, jobs=2, toolchain=pretend_compiler(tmp_path, action=until_there(go))) as farm:
         farm.add([make_native()])

@@ -55,7 +55,7 @@ def check(kind, *entries):
 
 
 @pytest.mark.parametrize("kind", SAME)
-def test_what_solutions_need_reaches_the_compilers_word_by_word(kind):
+def test_requirements_of_solutions_reach_the_compilers_word_by_word(kind):
     assert check(kind, SAME[kind]) == SAME[kind].split()
     for given, expected in SPELT[kind].items():
         assert check(kind, given) == expected
@@ -63,12 +63,12 @@ def test_what_solutions_need_reaches_the_compilers_word_by_word(kind):
 
 @pytest.mark.parametrize("kind", SAME)
 @pytest.mark.parametrize("flag", HARMFUL.strip().replace("\n", "|").split("|"))
-def test_what_could_reach_outside_is_refused(kind, flag):
+def test_flags_that_could_reach_outside_are_refused(kind, flag):
     with pytest.raises(BuildFailure, match=rf"^compile_options\.{kind}: "):
         check(kind, flag)
 
 
-def test_all_wrong_flags_are_told_at_once_and_none_is_hidden_by_being_split_over_entries():
+def test_all_wrong_flags_are_reported_at_once_even_if_split_over_entries():
     with pytest.raises(
         BuildFailure, match=r"(?s)cflags: '-o'.*cuda_cflags: '-keep'.*ld_flags: '-T'.*docs/building\.md"
     ):

@@ -85,7 +85,7 @@ CROWDS = {
 
 
 @pytest.mark.parametrize("case", CROWDS)
-def test_a_header_that_many_builds_want_is_made_once_and_harms_none(tmp_path, runs, case):
+def test_a_header_of_many_builds_is_made_once_and_harms_no_build(tmp_path, runs, case):
     action, jobs, takes = CROWDS[case]
     cache, toolchain = tmp_path / "cache", pretend_compiler(tmp_path, action=action)
     script = toolchain.cxx.path

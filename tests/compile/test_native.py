@@ -1,4 +1,4 @@
-"""C++ and CUDA solutions: what is built from what, wrong ones, whose fault it is, and which failures are remembered."""
+"""C++ and CUDA solutions: their builds, wrong solutions, who is to blame, and which failures are stored."""
 
 import re
 from dataclasses import replace
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(TOOLCHAIN.cxx is None or TOOLCHAIN.tvm_ffi is No
 
 
 def build(root, solution=None, *, action=None, **settings):
-    """Return what became of a solution; with an action, of one whose compiler does this first."""
+    """Return the outcome of a solution; with an action, of a solution whose compiler does this first."""
     if action is not None:
         root, settings["toolchain"] = root / "cache", pretend_compiler(root, action=action)
     with BuildFarm(root, jobs=1, **settings) as farm:
@@ -38,7 +38,7 @@ def build(root, solution=None, *, action=None, **settings):
 
 
 def left_behind(root):
-    """Return what a build that failed may not leave."""
+    """Return the files that a failed build must not leave."""
     folders = [root / name for name in ("staging", "artifacts")]
     return {path.name for folder in folders for path in folder.rglob("*") if path.is_file()}
 
@@ -87,7 +87,7 @@ def grow(letter, into, times=10):
 
 
 LARGE = grow(";", "A") + grow("A", "B") + grow("B", "C") + grow("C", "D") + grow("D", "E") + grow("E", "F", 200) + "F\n"
-"""Twenty million tokens, all of which a compiler keeps in memory."""
+"""Twenty million tokens, which a compiler keeps in memory."""
 TWINS = {
     "syntax": ("int a;\nint run( { }\n", r"^main\.cpp:2: error: .*\n.*exit code 1\n--- compiler output ---\nmain"),
     "entry name": (
@@ -99,14 +99,14 @@ TWINS = {
         "PYBIND11_MODULE(solution, m) {}\n",
         r"^main\.cpp:1: error: .*\n.*\nbinding torch: the spec names none, and main\.cpp has PYBIND11_MODULE",
     ),
-    # What a source has printed proves nothing.
+    # Printed output of a source proves nothing.
     "disk": ("#error fatal error: error writing to x.o: No space left on device\n", "No space"),
     "gpu": ("#error Instruction 'wgmma.fence' not supported on .target 'sm_80'\n", "wgmma"),
 }
 
 
 @pytest.mark.parametrize("twin", TWINS)
-def test_what_does_not_compile_is_the_solutions_fault_with_the_first_error_first(tmp_path, twin):
+def test_a_source_that_does_not_compile_is_the_solutions_fault_with_its_first_error_in_front(tmp_path, twin):
     source, message = TWINS[twin]
     built = build(tmp_path, make_native(main=source), limits=StepLimits(60, GIB // 2))
     assert isinstance(built.error, BuildFailure)
@@ -124,7 +124,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("solution", "refusal"), REFUSED.values(), ids=REFUSED)
-def test_what_must_not_be_built_is_refused_before_anything_is_started(tmp_path, runs, solution, refusal):
+def test_forbidden_builds_are_refused_before_any_process_starts(tmp_path, runs, solution, refusal):
     with pytest.raises(BuildFailure, match=refusal):
         build_solution(solution, tmp_path)
     assert runs.steps == []
@@ -206,7 +206,7 @@ BLAME = {
 
 
 @pytest.mark.parametrize("case", BLAME)
-def test_who_is_to_blame_and_only_what_fails_everywhere_is_remembered(tmp_path, case):
+def test_blame_is_assigned_and_only_failures_of_sources_are_stored(tmp_path, case):
     action, error, message = BLAME[case]
     built = build(tmp_path, action=action, limits=StepLimits(2.0 if case == "endless" else 60.0, GIB))
     assert type(built.error) is error

@@ -1,4 +1,4 @@
-"""Pure parts: words of compilers, dependencies, languages, and what a machine lacks."""
+"""Pure parts: words of compilers, dependencies, languages, and missing requirements of a machine."""
 
 import pytest
 
@@ -6,8 +6,8 @@ from flashinfer_bench.compile import Toolchain, find_unavailable_languages, requ
 from flashinfer_bench.compile.artifact import StepReport
 from flashinfer_bench.compile.diagnostics import (
     first_error,
-    lead_with_error,
     other_architecture,
+    put_error_first,
 )
 from flashinfer_bench.compile.requirements import (
     cutlass_includes,
@@ -41,7 +41,7 @@ def test_the_first_error_has_its_file_and_line(output, expected):
     assert first_error(output) == expected
 
 
-def test_another_architecture_is_told_from_words_of_a_source():
+def test_another_architecture_is_separated_from_words_of_a_source():
     line = "ptxas /tmp/x.ptx, line 18; error   : Instruction 'wgmma.fence' not supported on .target 'sm_80'"
     words = "Instruction 'wgmma.fence' not supported on .target 'sm_80'"
     assert other_architecture(report(f"one\n{line}\ntwo")) == words
@@ -56,10 +56,10 @@ ninja: build stopped: subcommand failed.
 """
 
 
-def test_what_a_build_system_only_quotes_comes_first():
-    assert lead_with_error(NINJA) == f"mine.h:3: error: 'x' was not declared in this scope\n{NINJA}"
+def test_an_error_that_a_build_system_only_quotes_comes_first():
+    assert put_error_first(NINJA) == f"mine.h:3: error: 'x' was not declared in this scope\n{NINJA}"
     for other in ("ValueError: a.py:3: error: mine", "ninja: build stopped: an error\n"):
-        assert lead_with_error(other) == other
+        assert put_error_first(other) == other
 
 
 LACK = "of the CUDA toolkit's cusparse is not installed; try: pip install nvidia-cusparse-cu12"
@@ -74,7 +74,7 @@ LACK = "of the CUDA toolkit's cusparse is not installed; try: pip install nvidia
         ('/usr/bin/ld: a.o: undefined reference to `"cannot find -lcusparse"', None),
     ],
 )
-def test_what_a_compiler_lacked_is_read_off_its_output(output, lacks):
+def test_a_compilers_missing_file_is_read_from_its_output(output, lacks):
     found = find_lacked(output, (12, 8))
     assert found == (lacks and (lacks, f"{lacks} {LACK}"))
 
@@ -98,7 +98,7 @@ def missing(text, toolchain=NOTHING, *, is_compiled=False):
         ("cuda >= 12.8", "install the CUDA toolkit, or set CUDA_HOME"),
     ],
 )
-def test_dependencies_are_held_against_what_is_installed(monkeypatch, text, words):
+def test_dependencies_are_compared_with_installed_packages(monkeypatch, text, words):
     monkeypatch.setattr(requirements, "installed_version", INSTALLED.get)
     found = missing(text)
     assert (found is None) if words is None else (words in found)

@@ -1,4 +1,4 @@
-"""Definitions: what is refused, how axes are bound, what the digest covers; the dtypes, and the nearest known name."""
+"""Definitions: refused parts, binding of axes, the digest, the dtypes, and the nearest known name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _faults(**parts):
 
 
 @pytest.mark.parametrize(
-    ("parts", "place", "words"),
+    ("parts", "location", "words"),
     [
         ({"axes": {"n": -1}}, "axes.n.const.value", "greater than or equal to 0"),
         ({"inputs": {"x": "float3[n]"}}, "inputs.x.dtype", "did you mean 'float32'"),
@@ -29,8 +29,8 @@ def _faults(**parts):
         ({"axes": {"n": None, "a": f"min({', '.join(['n'] * 3_000)})"}}, "axes.a.expression", "longer than"),
     ],
 )
-def test_a_wrong_part_is_refused_at_its_place(parts, place, words):
-    assert words in _faults(**parts)[place]
+def test_a_wrong_part_is_refused_at_its_location(parts, location, words):
+    assert words in _faults(**parts)[location]
 
 
 def test_everything_that_disagrees_is_found_at_once_up_to_a_limit():
@@ -100,7 +100,7 @@ def test_a_run_that_cannot_be_called_with_the_inputs_is_told(parameters, words):
     assert (reported == []) if words is None else (words in reported[0])
 
 
-def test_the_digest_covers_what_decides_a_verdict_and_no_more():
+def test_the_digest_covers_exactly_the_parts_that_decide_a_verdict():
     first = make_definition(inputs={"x": "float32[n]", "w": "float32[n]"})
     changes = [
         {"inputs": {"w": "float32[n]", "x": "float32[n]"}},

@@ -1,4 +1,4 @@
-"""Loading a set: everything wrong is found at once, at its place, and the rest stays usable; all dialects are read."""
+"""Loading a set: all problems are found at once with their locations, the rest stays usable, and dialects are read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HERE = (make_definition(),)
 
 
 def load(root, files=None, definitions=HERE, **models):
-    """Load a set of the kit's definition, and of these files; give it with its issues in short."""
+    """Load a set with the kit's definition and these files; return it with its abbreviated issues."""
     loaded = TraceSet.from_path(write_trace_set(root, files, definitions=definitions, **models))
     return loaded, [
         (issue.severity, issue.file.relative_to(root).as_posix(), issue.line, issue.field, issue.reason)
@@ -29,7 +29,7 @@ def load(root, files=None, definitions=HERE, **models):
 
 
 def without(item, *names, **changes):
-    """Return a model as plain JSON, without some keys and with others."""
+    """Return a model as plain JSON, with some keys removed and others replaced."""
     return {key: value for key, value in {**item.to_dict(), **changes}.items() if key not in names}
 
 
@@ -67,7 +67,7 @@ ISSUES = {
     "one uuid": (
         WORKLOADS,
         [line_of(), line_of(axes={"n": 9}), line_of()],
-        ["error 2 workload.uuid ", "warning 3 workload once is enough"],
+        ["error 2 workload.uuid ", "warning 3 workload remove one copy"],
     ),
     "op type": ("definitions/wrong/d.json", make_definition("d"), ["warning None None 'wrong'"]),
     "author": ("solutions/bob/test/double/s.json", make_solution("s"), ["warning None None 'bob'"]),
@@ -77,12 +77,12 @@ ISSUES = {
 }
 
 
-@pytest.mark.parametrize(("place", "content", "wanted"), ISSUES.values(), ids=ISSUES)
-def test_what_is_wrong_is_an_issue_at_its_place(tmp_path, place, content, wanted):
-    _, issues = load(tmp_path, {place: content})
+@pytest.mark.parametrize(("location", "content", "wanted"), ISSUES.values(), ids=ISSUES)
+def test_each_problem_is_an_issue_at_its_location(tmp_path, location, content, wanted):
+    _, issues = load(tmp_path, {location: content})
     assert len(issues) == len(wanted)
     for (severity, file, line, field, reason), words in zip(issues, wanted, strict=True):
-        assert file == place
+        assert file == location
         assert words.startswith(start := f"{severity} {line} {field} ")
         assert words.removeprefix(start) in reason
 
@@ -127,16 +127,16 @@ CLAIMS = {
 
 
 @pytest.mark.parametrize(("files", "left_out", "kept"), CLAIMS.values(), ids=CLAIMS)
-def test_of_files_that_claim_one_name_the_one_in_its_place_counts(tmp_path, files, left_out, kept):
+def test_among_files_with_the_same_name_the_file_at_its_location_counts(tmp_path, files, left_out, kept):
     loaded, issues = load(tmp_path, files)
     errors = [issue for issue in issues if issue[0] == "error"]
     assert sorted(issue[1].rpartition("/")[2] for issue in errors) == left_out
     assert [*loaded.definitions, *(item.name for item in loaded.solutions.get("double", []))] == kept
-    reason = "names are unique" if len(left_out) == 1 else "none is used until one is left"
+    reason = "names are unique" if len(left_out) == 1 else "all are skipped until one is left"
     assert all(reason in issue[4] for issue in errors)
 
 
-def test_what_needs_a_broken_definition_is_not_told_again_and_an_unknown_one_is_told_once_a_file(tmp_path):
+def test_a_broken_definition_is_reported_once_and_an_unknown_definition_once_per_file(tmp_path):
     models = {"solutions": [make_solution()], "traces": [make_trace()] * 3, "workloads": [line_of(), line_of(uuid="b")]}
     _, issues = load(tmp_path / "broken", {DEFINITION: '{"name": "double",'}, [], **models)
     assert [issue[:3] for issue in issues] == [("error", DEFINITION, 1)]
@@ -153,7 +153,7 @@ def root(tmp_path):
 
 
 def only_issue(root):
-    """Load a set; return its one issue, and see that the good files are there."""
+    """Load a set; check that the good files are loaded, and return its single issue."""
     loaded = TraceSet.from_path(root)
     assert [len(group["double"]) for group in (loaded.solutions, loaded.workloads)] == [1, 1]
     (issue,) = loaded.issues
@@ -166,15 +166,15 @@ LONG = {"recursion limit": '{"a":' * 300 + "1" + "}" * 300, "number out of range
 
 
 @pytest.mark.parametrize("words", sorted({*STRANGE, *LONG} - {"a folder"}))
-@pytest.mark.parametrize("place", PLACES)
-def test_what_is_no_file_or_would_take_long_costs_itself(root, place, words):
-    (root / place).parent.mkdir(parents=True, exist_ok=True)
+@pytest.mark.parametrize("location", PLACES)
+def test_an_unusable_or_slow_file_affects_only_itself(root, location, words):
+    (root / location).parent.mkdir(parents=True, exist_ok=True)
     if words in STRANGE:
-        STRANGE[words](root / place)
+        STRANGE[words](root / location)
     else:
-        (root / place).write_text(f"{LONG[words]}\n")
+        (root / location).write_text(f"{LONG[words]}\n")
     issue = only_issue(root)
-    assert (issue.file, words in issue.reason) == (root / place, True)
+    assert (issue.file, words in issue.reason) == (root / location, True)
 
 
 def test_links_out_of_the_set_folders_too_deep_and_lists_of_wrong_objects(root, monkeypatch):
@@ -187,7 +187,7 @@ def test_links_out_of_the_set_folders_too_deep_and_lists_of_wrong_objects(root, 
     assert "folders deep" in only_issue(root).reason
     monkeypatch.setattr("flashinfer_bench.data.store.parse.MOST_WRONG", 3)
     _, issues = load(root, {BAD: "[" + "1," * 100 + "1]", TRACES: ["1"] * 100})
-    assert sum("the rest of it is left out" in issue[4] for issue in issues) == 2
+    assert sum("the rest of the file is skipped" in issue[4] for issue in issues) == 2
     assert len(issues) == 7  # equal faults of lines are one issue
 
 
@@ -206,7 +206,7 @@ def test_a_source_that_is_not_a_file_beside_its_solution_is_refused(root, path):
     assert [solution.name for solution in loaded.solutions["double"]] == ["double_python"]
 
 
-# Dialects: a file, what becomes of it, and the fields of the warnings.
+# # Dialects: a file, its converted form, and the fields of the warnings.
 
 
 def in_definition(*left_out, **changes):

@@ -1,4 +1,4 @@
-"""Solutions: paths that stay inside, declared styles, what the digest covers; the entry point, read off the sources."""
+"""Solutions: paths that stay inside, declared styles, the digest, and the entry point from the sources."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_source_path_that_may_leave_its_folder_is_refused(path):
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"sources": {"main.py": "", "./main.py": ""}}, r"'main\.py' is there twice"),
+        ({"sources": {"main.py": "", "./main.py": ""}}, r"'main\.py' is listed twice"),
         ({"sources": {"main.py": "", "main.py/a.py": ""}}, r"the folder of 'main\.py/a\.py'"),
         ({"sources": {}}, "no source file"),
         ({"entry_point": "mian.py::run"}, r"did you mean 'main\.py'"),
@@ -60,7 +60,7 @@ FITTING = {
 
 
 @pytest.mark.parametrize("content", FITTING.values(), ids=FITTING)
-def test_what_fits_or_cannot_be_told_passes(content):
+def test_a_matching_or_undecidable_entry_passes(content):
     assert problems_of(content, destination_passing_style=True) == []
 
 
@@ -106,7 +106,7 @@ OPERATORS = 'TORCH_LIBRARY(mine, m) { m.def("run(Tensor x) -> Tensor", &run); }'
         (MODULE.replace("run", "go"), "torch", 'm.def("run", &your_function)'),
     ],
 )
-def test_a_missing_export_is_told_with_the_line_to_write(content, binding, advice):
+def test_a_missing_export_is_reported_with_the_line_to_write(content, binding, advice):
     found = problems_of(content, path="a.cu", language="cuda", binding=binding)
     assert [advice in problem for problem in found] == [True] * (advice is not None)
 

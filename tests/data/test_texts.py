@@ -1,4 +1,4 @@
-"""Texts of sets: single JSON files for scripts, lines of fields, and YAML that unfolds."""
+"""Texts of sets: single JSON files for scripts, lines of fields, and YAML that expands."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_everything_wrong_with_a_file_is_said_at_once(tmp_path, load, kind, text
 
 
 def unfold(level):
-    """Ten times as many values a level, as `level` sees the one below it."""
+    """Return YAML in which each level expands to ten values of the level below."""
     lines = ["a0: &a0 {" + ", ".join(f"k{n}: {n}" for n in range(10)) + "}"]
     return "\n".join(lines + [f"a{n}: &a{n}\n  {level(f'*a{n - 1}')}" for n in range(1, 12)])
 

@@ -1,4 +1,4 @@
-"""Workloads, evaluations and traces: which parts go with which status, and numbers that JSON has no word for."""
+"""Workloads, evaluations and traces: the parts for each status, and numbers that JSON cannot write."""
 
 from __future__ import annotations
 

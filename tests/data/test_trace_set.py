@@ -1,4 +1,4 @@
-"""The trace set: look-ups, what counts as best, counts, moving results aside, and several roots as one set."""
+"""The trace set: look-ups, the best trace, counts, moving results aside, and merging several roots."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _workload(uuid, **parts):
 
 
 def _merge(tmp_path, first, second):
-    """Merge two sets on disk; give the first, and what became of both."""
+    """Merge two sets on disk; return the first set and the merged set."""
     one, two = (
         TraceSet.from_path(write_trace_set(tmp_path / name, **models))
         for name, models in {"1": first, "2": second}.items()
@@ -81,7 +81,7 @@ def test_what_is_the_same_counts_once_and_blobs_are_in_the_root_of_their_workloa
         TraceSet.merge([])
 
 
-def test_a_definition_from_another_root_settles_what_was_missing(tmp_path):
+def test_a_definition_from_another_root_resolves_the_issue(tmp_path):
     first = {"solutions": [make_solution()], "workloads": [_workload("a"), _workload("b", axes={})]}
     mine, merged = _merge(tmp_path, first, {"definitions": HERE})
     assert {issue.missing_definition for issue in mine.issues} == {"", "double"}

@@ -1,4 +1,4 @@
-"""The doctor: findings as a table, the whole visit with parts replaced, and what the command shows."""
+"""The doctor: findings as a table, the whole examination with parts replaced, and what the command shows."""
 
 import json
 import os
@@ -16,8 +16,8 @@ from flashinfer_bench.cli.doctor import render_report
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.examine.compare.result import Comparison, Ratio, Row
+from flashinfer_bench.examine.doctor import examination
 from flashinfer_bench.examine.doctor import findings as of
-from flashinfer_bench.examine.doctor import visit
 from flashinfer_bench.examine.doctor.machine import MachineState, Readings, read_machine
 from flashinfer_bench.timing.nvml import GpuState
 
@@ -102,8 +102,8 @@ def examined(monkeypatch, tmp_path):
         usual = {"run_isolated": vars(readings()), "time_twins": agreement(1.0), "try_programs": {"Triton": None}}
         for name, value in {**usual, "read_machine": machine(device), **parts}.items():
             effect = value if callable(value) or isinstance(value, Exception) else None
-            monkeypatch.setattr(visit, name, Mock(side_effect=effect, return_value=value))
-        return visit.examine(device, tell=reported.append)
+            monkeypatch.setattr(examination, name, Mock(side_effect=effect, return_value=value))
+        return examination.examine(device, progress=reported.append)
 
     reported = examine.reported = []
     return examine
@@ -163,21 +163,21 @@ def test_what_a_driver_does_not_tell_is_not_known():
 
 @pytest.mark.timeout(180)
 def test_a_cpu_is_probed_in_a_process_of_its_own(monkeypatch):
-    found = visit.run_probe(CPU, limit_s=150)
+    found = examination.run_probe(CPU, limit_s=150)
     assert (found.method, 0 < found.empty_ns < 10**7) == ("wall", True)
     with pytest.raises(DeviceFault, match=r"more than 0\.01 s"):
-        visit.run_probe(CPU, limit_s=0.01)
-    monkeypatch.setattr(visit, "PROBE", "tests.nowhere")
+        examination.run_probe(CPU, limit_s=0.01)
+    monkeypatch.setattr(examination, "PROBE", "tests.nowhere")
     with pytest.raises(DeviceFault, match=r"exit code 1: .*No module named 'tests.nowhere'"):
-        visit.run_probe(GPU)
+        examination.run_probe(GPU)
 
 
 @pytest.mark.cpu
 @pytest.mark.timeout(180)
 def test_the_engine_passes_both_twins_and_learns_of_them(tmp_path, monkeypatch):
     monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
-    monkeypatch.setattr(visit, "TWINS_S", 5.0)
-    found = visit.time_twins(discover_devices(["cpu"])[0])
+    monkeypatch.setattr(examination, "TWINS_S", 5.0)
+    found = examination.time_twins(discover_devices(["cpu"])[0])
     labels = {row.solutions for row in found.rows}
     assert (found.is_failed, len(found.rows), labels) == (False, 4, {"one_kernel", "several_kernels"})
     assert list((tmp_path / "cache" / "spread").iterdir())
@@ -206,7 +206,7 @@ def test_on_a_cpu_it_says_what_works_and_succeeds(capsys):
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_gpu_can_be_measured_on():
-    report = visit.examine(discover_devices(None)[0])
+    report = examination.examine(discover_devices(None)[0])
     assert report.exit_code == 0, report.findings
     assert (report.readings.method, 300 < report.readings.launch_gap_ns < 5000) == ("cupti", True)
     assert [abs(row.ratio.log_mean) < 0.04 for row in report.twins.rows] == [True] * 4

@@ -8,9 +8,9 @@ import importlib.util
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
+from flashinfer_bench.bench.evaluators.inputs.generate import InputMaker
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.routines.case.materials import make_material, write_material
+from flashinfer_bench.routines.case.generated_entry import generate_entry, write_entry
 from flashinfer_bench.routines.table import find_routine
 from flashinfer_bench.testing import bench_gpu_time
 from tests.gpu.runs import judge, write_set
@@ -41,13 +41,13 @@ def measure(trace_set):
 @pytest.mark.parametrize("routine", CASES)
 def test_attention_that_is_planned_in_setup_has_the_kernels_own_time(routine, tmp_path):
     backend, flags = CASES[routine]
-    material = make_material(find_routine(routine), make_case(routine, flags), [backend])
-    write_material(tmp_path, material)
+    entry = generate_entry(find_routine(routine), make_case(routine, flags), [backend])
+    write_entry(tmp_path, entry)
     evaluation, measured = measure(TraceSet.from_path(tmp_path))
 
     module = {}
-    exec(material.solutions[backend].sources[0].content, module)
-    definition, workload = material.definition, material.workload
+    exec(entry.solutions[backend].sources[0].content, module)
+    definition, workload = entry.definition, entry.workload
     inputs = InputMaker(definition, workload, torch.device("cuda"), tmp_path).make(1)
     given = [*inputs, torch.empty_like(inputs[0])]
     prepared = module["setup"](*given)

@@ -184,7 +184,7 @@ class PlayedCall:
 
     def __init__(self, worker, at):
         self.worker, self.gpu, self.at = worker, worker.gpu, at
-        self.slots = worker.trial.places.outputs(at)
+        self.slots = worker.trial.buffers.outputs(at)
         self.made = [torch.zeros_like(one) for one in self.slots]
 
     def __call__(self):
@@ -200,7 +200,7 @@ class PlayedCall:
         self.gpu.log.append((what, self.at))
         self.gpu.now += takes_ns
         if (what == "copy") is (self.at in self.worker.late):
-            (x,) = self.worker.trial.places.inputs(self.at)
+            (x,) = self.worker.trial.buffers.inputs(self.at)
             self.worker.sums.append(float(x.sum()))
             torch.mul(x, 2, out=self.made[0])
         if what == "copy":
@@ -230,14 +230,14 @@ class PlayedWorker:
         """Answer a request; the descriptor is closed afterwards, whatever happens."""
         copy, self.gpu.is_asked = os.dup(fd), True
         try:
-            return self.chains.run(fields, copy, self.calls, self.trial.places.arena.block.data_ptr())
+            return self.chains.run(fields, copy, self.calls, self.trial.buffers.arena.block.data_ptr())
         finally:
             self.gpu.is_asked = self.gpu.gives_up = False
             with pytest.raises(OSError, match="Bad file descriptor"):
                 os.fstat(copy)
 
-    def __call__(self, verb, expected, what, *, fds, meanwhile, **fields):
-        self.asked.append((verb, fields))
+    def __call__(self, method, expected, what, *, fds, meanwhile, **fields):
+        self.asked.append((method, fields))
         self.gpu.meanwhile = meanwhile
         answer = {"joined": self.run_chain(fds[0], **fields)}
         self.then()

@@ -44,7 +44,7 @@ def describe(*names):
 
 
 class FakeCupti:
-    """Stands for the module `cupti.cupti`, in its own spelling; a verb in `errors` raises what is put there."""
+    """Stands for the module `cupti.cupti`, in its own spelling; a method in `errors` raises what is put there."""
 
     ActivityKind = ActivityKind
     cuptiError = FakeCuptiError
@@ -91,10 +91,10 @@ class FakeCupti:
     def get_timestamp(self):
         return 42
 
-    def _say(self, verb):
-        self.log.append(verb)
-        if verb in self.errors:
-            raise self.errors[verb]
+    def _say(self, method):
+        self.log.append(method)
+        if method in self.errors:
+            raise self.errors[method]
 
 
 class FakeLibrary:

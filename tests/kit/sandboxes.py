@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.bench.runner.workers.sandbox_policy import find_devices, find_readable
+from flashinfer_bench.bench.runner.workers.worker_handle import WorkerProcess
 from flashinfer_bench.sandbox.confine import Policy
 from flashinfer_bench.sandbox.user import choose_user
 from flashinfer_bench.worker.protocol import Loaded

@@ -1,4 +1,4 @@
-"""Trials whose worker is a script in the test: places in a real arena, contents, and who asks what of the worker."""
+"""Trials whose worker is a script in the test: buffers in a real arena, contents, and who asks what of the worker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents, DealtContents
 from flashinfer_bench.bench.evaluators.inputs.rules import VariedInput
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
-from flashinfer_bench.bench.runner.workers.timed.call_places import MOST_PLACES, CallPlaces
+from flashinfer_bench.bench.runner.workers.timed.call_buffers import MOST_BUFFERS, CallBuffers
 from flashinfer_bench.bench.runner.workers.timed.timed_calls import TimedCalls
 from flashinfer_bench.timing.measurement import Sample
 from flashinfer_bench.timing.settings import TimingSettings
@@ -34,13 +34,13 @@ def make_trial(arena, *, base_number=NEVER_BASE, **changes):
     Args:
         arena: shared memory on a CPU.
         base_number: the call that gets the base.
-        changes: size, outputs (how many), most (places), way (how x differs), wanted (calls to keep), check_inputs
+        changes: size, outputs (how many), most (buffers), way (how x differs), wanted (calls to keep), check_inputs
             (given what a call got and what lies there now), device_type, has_setup.
     """
     size = changes.get("size", 16)
     base = [torch.arange(1.0, size + 1)]
     specs = [OutputSpec(f"y{at}", (size,), torch.float32) for at in range(changes.get("outputs", 1))]
-    places = CallPlaces(arena, base, specs, changes.get("most", MOST_PLACES))
+    buffers = CallBuffers(arena, base, specs, changes.get("most", MOST_BUFFERS))
     contents = DealtContents([Contents(base, [VariedInput("x", changes.get("mode", "scaled"))], 7, base_number)])
     check = changes.get("check_inputs", lambda inputs, now: None)
 
@@ -50,15 +50,15 @@ def make_trial(arena, *, base_number=NEVER_BASE, **changes):
 
     timing = TimingSettings() if changes.get("device_type") == "cuda" else None
     how = {"has_setup": changes.get("has_setup", False), "chance": random.Random(1)}
-    return TimedCalls(places, contents, changes.get("wanted", 2), check_all, timing, **how)
+    return TimedCalls(buffers, contents, changes.get("wanted", 2), check_all, timing, **how)
 
 
 def run_calls(trial, indices, function=lambda x: x * 2):
-    """Do in the test what a worker does: call a function in some places; the reader looks at what it gave. Outputs but
+    """Do in the test what a worker does: call a function in some buffers; the reader looks at what it gave. Outputs but
     the first are 1."""
     numbers = trial.write(indices)
     for index in indices:
-        (x,), (y, *others) = trial.places.inputs(index), trial.places.outputs(index)
+        (x,), (y, *others) = trial.buffers.inputs(index), trial.buffers.outputs(index)
         result = function(x)
         if result is not None:
             y.copy_(result)
@@ -70,7 +70,7 @@ def run_calls(trial, indices, function=lambda x: x * 2):
 
 @dataclass
 class ScriptedWorker:
-    """Answers what a session asks of a worker; `asked` has every verb with its fields.
+    """Answers what a session asks of a worker; `asked` has every method with its fields.
 
     A call takes `call_ns`, a request `request_ns` on top, on a clock that stands still meanwhile (`now_ns`). Calls
     compute y = 2 x. Those of a batch bring it into the slots when it is collected; a lazy worker computes it then.
@@ -109,21 +109,21 @@ class ScriptedWorker:
         """Use the GPU in the session's place."""
         self.now += self.touch_ns + (self.left.pop() if self.left else 0)
 
-    def verbs(self):
-        return [verb for verb, _ in self.asked]
+    def methods(self):
+        return [method for method, _ in self.asked]
 
-    def fields_of(self, verb):
-        return [fields for asked, fields in self.asked if asked == verb]
+    def fields_of(self, method):
+        return [fields for asked, fields in self.asked if asked == method]
 
-    def __call__(self, verb, expected, what, **fields):
+    def __call__(self, method, expected, what, **fields):
         meanwhile = fields.pop("meanwhile", None)
-        self.asked.append((verb, fields))
+        self.asked.append((method, fields))
         fields = {"indices": range(fields.get("first", 0)), **fields}
         self.now += self.request_ns
-        self.left = [*self.late.get(verb, ())]
+        self.left = [*self.late.get(method, ())]
         if meanwhile is not None:
             meanwhile(lambda: False)
-        answer = {"id": 1, **getattr(self, f"_{verb}")(fields), **self.answers.get(verb, {})}
+        answer = {"id": 1, **getattr(self, f"_{method}")(fields), **self.answers.get(method, {})}
         return expected.model_validate(answer)
 
     def _start(self, fields):
@@ -144,7 +144,7 @@ class ScriptedWorker:
         if self.answers.get("burst", {}).get("copied"):
             self._compute(fields)
         elif not self.is_lazy:
-            self.kept = {index: self.trial.places.inputs(index)[0] * 2 for index in fields["indices"]}
+            self.kept = {index: self.trial.buffers.inputs(index)[0] * 2 for index in fields["indices"]}
         return {"refused": self.refuses if fields["together"] else None, "copied": False}
 
     def _collect(self, fields):
@@ -152,7 +152,7 @@ class ScriptedWorker:
         if self.is_lazy:
             self._compute(fields)
         for index, result in self.kept.items():
-            self.trial.places.outputs(index)[0].copy_(result)
+            self.trial.buffers.outputs(index)[0].copy_(result)
         return {}
 
     def _stop(self, fields):
@@ -166,4 +166,4 @@ class ScriptedWorker:
 
     def _compute(self, fields):
         for index in fields["indices"] if fields["part"] in ("run", "both") else ():
-            torch.mul(self.trial.places.inputs(index)[0], 2, out=self.trial.places.outputs(index)[0])
+            torch.mul(self.trial.buffers.inputs(index)[0], 2, out=self.trial.buffers.outputs(index)[0])

@@ -1,4 +1,4 @@
-"""Traces whose `extra` says how they were timed."""
+"""Traces whose `extra` has a timing record."""
 
 from flashinfer_bench.data import TraceSet
 from tests.kit import make_definition, make_solution, make_trace, make_workload
@@ -14,10 +14,10 @@ def on(uuid="w0", solution="x", latency=1.0, speedup=None, *, record=FULL, half=
     """Make a trace on one workload.
 
     Args:
-        speedup: over the reference, which takes 8 ms unless it is given.
+        speedup: speed-up over the reference, which takes 8 ms by default.
         record: the measurement; None for a trace of another engine.
         half: half the interval as a share of the latency.
-        parts: of the evaluation; `run`, `baseline` and the like go to `extra`.
+        parts: parts of the evaluation; `run`, `baseline` and the like go to `extra`.
     """
     extra = {name: parts.pop(name) for name in ("run", "baseline", "roofline") if name in parts}
     if record is not None:

@@ -1,4 +1,4 @@
-"""What changed between two sets, and from run to run."""
+"""Changes between two sets, and from run to run."""
 
 import pytest
 

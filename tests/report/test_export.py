@@ -42,7 +42,7 @@ def exported(trace_set, form):
     return io.StringIO(content.decode(), newline="")
 
 
-def test_a_row_has_the_figures_of_its_trace_and_what_was_not_measured_is_absent(small):
+def test_a_row_has_the_figures_of_its_trace_and_no_unmeasured_figures(small):
     first, failed, unmeasured = rows_of(*small.traces["double"], trace_set=small)
     wanted = {"latency_low_ms": 0.9, "latency_high_ms": 1.1, "samples": 30, "author": "alice", "op_type": "test"}
     wanted |= {"flags": "noisy unconfirmed", "roofline_share": 0.5, "seed": str(2**62), "confirmed": False}
@@ -63,7 +63,7 @@ def test_a_row_has_the_figures_of_its_trace_and_what_was_not_measured_is_absent(
     ],
     ids=["settled", "not settled", "on a CPU"],
 )
-def test_a_row_says_what_bounds_a_latency_and_whether_that_settles_it(record, is_confirmed):
+def test_a_row_has_the_bound_of_a_latency_and_whether_it_confirms_it(record, is_confirmed):
     (row,) = rows_of(on(record=FULL | record))
     assert (row["is_confirmed"], row["bound"], row["confirmed"]) == (is_confirmed, record["bound"], True)
 
@@ -85,7 +85,7 @@ def test_frames_parquet_and_csv_have_the_same_dtypes_and_values(small, tmp_path)
     assert TraceSet().to_dataframe().empty
     asked = {name: dtype for name, dtype in dtypes.items() if name != "timestamp"}
     read = pandas.read_csv(exported(small, "csv"), keep_default_na=False, na_values=[""], dtype=asked)
-    given = made.replace("", None)  # CSV does not tell an empty text from an absent one
+    given = made.replace("", None)  # CSV does not distinguish an empty text from a missing value
     assert all(read[name].equals(given[name]) for name in asked)
     pytest.importorskip("pyarrow", reason="the extra `export` brings pyarrow")
     target = tmp_path / "out.parquet"

@@ -32,9 +32,10 @@ def test_a_failed_workload_counts_zero_in_the_score_and_in_fast_p():
 
 
 def test_no_slow_baseline_and_no_easy_choice_makes_an_author_the_first():
-    """A rival with a slow baseline of its own, one that solves a single easy workload, and one that fails the rest."""
+    """A rival with a slow baseline, a rival that solves a single easy workload, and a rival that fails the other
+    workloads."""
     honest, close = times("honest", *[1.0] * 4), times("close", *[1.2] * 4)
-    inflated = times("inflated", *[3.0] * 4, speedup=1000.0)  # its trace tells of a reference that took 3 s
+    inflated = times("inflated", *[3.0] * 4, speedup=1000.0)  # its trace has a reference of 3 s
     picky, failing = times("picky", 1.0), times("failing", 0.9, None, None, None)
     rows = rank(inflated, picky, failing, close, honest)
     assert [row.author for row in rows] == ["by_honest", "by_close", "by_inflated", "by_failing", "by_picky"]
@@ -44,7 +45,7 @@ def test_no_slow_baseline_and_no_easy_choice_makes_an_author_the_first():
     assert against_slow[0].score == pytest.approx(3.0)
 
 
-def test_hardware_is_never_mixed_and_what_means_nothing_is_not_ranked():
+def test_hardware_is_never_mixed_and_meaningless_times_are_not_ranked():
     rows = rank(times("x", 1.0), times("y", 0.1, hardware="AMD"))
     assert [(row.hardware, row.fastest_share) for row in rows] == [("AMD", 1.0), ("GPU", 1.0)]
     assert rank(times("x", 1.0, run={"quick": True})) == []

@@ -1,4 +1,4 @@
-"""Rows of solutions, and the best of workloads and definitions: what counts, what comes first, and what ties."""
+"""Rows of solutions, and the best of workloads and definitions: selection, order, and ties."""
 
 import json
 import math
@@ -17,7 +17,7 @@ WAITS = {"flags": ["waits_inside"]}
 OLD = {"method": "cupti", "confirmed": True}
 
 
-def test_a_row_has_median_latency_geometric_mean_and_what_is_missing():
+def test_a_row_has_median_latency_geometric_mean_and_missing_workloads():
     traces = [on("a", latency=1.0, speedup=1.0), on("b", latency=2.0, speedup=1.0), on("c", latency=9.0, speedup=8.0)]
     traces += [on("d"), on("d", status="TIMEOUT"), on("e", status="RUNTIME_ERROR")]  # the last verdict counts
     traces.append(on("a", "other", speedup=0.0))
@@ -30,7 +30,7 @@ def test_a_row_has_median_latency_geometric_mean_and_what_is_missing():
 
 
 def beside(record=FULL, slower=FULL, **parts):
-    """Make traces of "x" and of "y", which takes twice the time."""
+    """Make traces of "x", and of "y" with twice the time."""
     return [on("w0", "x", record=record, **parts), on("w0", "y", 2.0, record=slower)]
 
 
@@ -60,7 +60,8 @@ def test_the_best_of_a_definition_passes_the_most_then_has_the_highest_speedup_o
 
 
 def test_solutions_whose_intervals_meet_are_a_tie():
-    """Over two workloads a geometric mean is known better than each: what ties on one need not tie over all."""
+    """The geometric mean of two workloads has a narrower interval than each: a tie on one need not be a tie over
+    all."""
     times = (("x", 1.0), ("y", 1.01), ("z", 1.018), ("far", 1.5))
     traces = [on(uuid, name, ms, half=0.01) for name, ms in times for uuid in "ab"] + [on("a", "half", 1.0, half=0.01)]
     (row,) = best_by_definition(traces, "latency")
@@ -81,7 +82,7 @@ STANDINGS = {
 
 
 @pytest.mark.parametrize(("traces", "first", "standing"), STANDINGS.values(), ids=STANDINGS)
-def test_first_place_in_each_ranking_has(traces, first, standing):
+def test_the_first_in_each_ranking_has(traces, first, standing):
     trace_set = set_of(*traces)
     rows = [best_by_workload(traces)[0], best_by_definition(traces)[0], summarise(traces)[0]]
     (author, *_) = rank_by_author(list_results(trace_set, traces))
@@ -111,7 +112,7 @@ TABLES = {"best": True, "best --by definition": False, "summary": True, "visuali
 
 
 @pytest.mark.parametrize(("words", "is_marked"), TABLES.items())
-def test_tables_mark_what_is_not_confirmed_and_name_a_set_of_cpus(words, is_marked, tmp_path, capsys):
+def test_tables_mark_unconfirmed_times_and_name_a_set_of_cpus(words, is_marked, tmp_path, capsys):
     sets = {"cpu": beside(CPU, CPU), "gpu": [*beside(STANDARD), on("w1", "y", record=STANDARD)]}
     for name, marks in {"cpu": (1, False), "gpu": (0, is_marked)}.items():
         root = str(write_small_set(tmp_path / name, traces=sets[name]))

@@ -1,4 +1,4 @@
-"""What reports say in words: why something failed, how times came about, what differs, what a ratio means."""
+"""Descriptions in reports: why a solution failed, how it was timed, differences, and decisions on a ratio."""
 
 from math import log
 
@@ -7,7 +7,7 @@ import pytest
 from flashinfer_bench.bench.planning.resume import PROTOCOL
 from flashinfer_bench.data.measurement import ReportedTrace, read_reported
 from flashinfer_bench.report.blind import find_blind
-from flashinfer_bench.report.comparable import find_difference, marks_of
+from flashinfer_bench.report.comparable import comparison_keys, find_difference
 from flashinfer_bench.report.decision import decide, join_halves, log_half_of
 from flashinfer_bench.report.timing import describe_bounds, describe_flag, describe_ways, read_timing
 from flashinfer_bench.report.verdict import first_reason, to_one_line
@@ -59,7 +59,7 @@ def test_a_line_says_how_times_were_taken(evaluations, line):
     assert describe_ways([read_timing([evaluation]) for evaluation in evaluations]) == line
 
 
-def test_a_line_says_by_what_latencies_are_bound_and_at_which_assurance():
+def test_a_line_has_the_bounds_of_latencies_and_the_assurance():
     chain, floor = (timed(bound=bound, assurance="standard") for bound in ("chain", "floor"))
     reported = "latencies bound: 2 by a gated chain of calls at standard assurance, 1 by the least time"
     assert describe_bounds([read_timing([chain, chain, floor, timed()])]).startswith(reported)
@@ -84,14 +84,14 @@ def test_verdicts_of_an_older_protocol_and_without_walls_are_marked():
 
 CASES = (
     (1.0, 0.01, "same"),
-    (1.012, 0.005, "same"),  # the interval leaves out 1, and yet all of it lies within the threshold
+    (1.012, 0.005, "same"),  # the interval excludes 1, but is within the threshold
     (1.1, 0.05, "slower"),
     (0.9, 0.05, "faster"),
     (1.1, 0.2, "cannot tell yet"),
     (1.015, 0.01, "cannot tell yet"),
     (1.1, None, "cannot tell yet"),
 )
-"""Ratio, half its interval as a logarithm, and what it means by a threshold of 2 %."""
+"""Ratio, half its interval as a logarithm, and the decision at a threshold of 2 %."""
 
 
 @pytest.mark.parametrize(("ratio", "half", "wanted"), CASES)
@@ -100,18 +100,18 @@ def test_a_decision_follows_from_interval_and_threshold_whichever_side_is_first(
     assert decide(-log(ratio), half) == {"faster": "slower", "slower": "faster"}.get(wanted, wanted)
 
 
-def test_an_interval_that_reaches_to_zero_tells_nothing_of_a_ratio():
+def test_an_interval_that_reaches_zero_gives_no_interval_of_a_ratio():
     assert log_half_of(1.0, 0.0, 2.0) is join_halves([0.3, None]) is None
     assert join_halves([0.3, 0.4]) == pytest.approx(0.5)
     assert log_half_of(1.0, 0.5, 1.25) == pytest.approx(log(2))  # the larger side
 
 
-def test_what_one_trace_does_not_tell_is_not_held_against_it():
-    marks = marks_of(ReportedTrace(), "x")
-    assert find_difference(marks, {**marks, "sandbox": "walls", "timing": "no graphs"}) is None
-    assert find_difference(marks, {"hardware": "y"}) == ("other hardware", "x", "y")
+def test_a_key_that_one_trace_lacks_is_no_difference():
+    keys = comparison_keys(ReportedTrace(), "x")
+    assert find_difference(keys, {**keys, "sandbox": "walls", "timing": "no graphs"}) is None
+    assert find_difference(keys, {"hardware": "y"}) == ("other hardware", "x", "y")
     run = {"fingerprint": {"timing": {"strange": 1}, "protocol": 3, "sandbox": "walls", "solution": "d"}}
-    strange = marks_of(read_reported(make_evaluation(extra={"run": run})), "x")
+    strange = comparison_keys(read_reported(make_evaluation(extra={"run": run})), "x")
     assert strange == {"hardware": "x", "protocol": "3", "sandbox": "walls", "timing": "usual"}
 
 
@@ -122,11 +122,11 @@ def passed(workload="w0", largest=0.001, *, status="PASSED", norm_rule=False, **
     return make_trace(workload=make_workload(workload), status=status, correctness=correctness, extra=extra)
 
 
-def test_an_output_within_atol_is_told_once_with_its_largest_value():
+def test_an_output_within_atol_is_reported_once_with_its_largest_value():
     seen = (("w0", 0.001), ("w1", 0.01), ("w1", 0.009), ("w2", 0.02))
     (found,) = find_blind([passed(uuid, largest) for uuid, largest in seen])
     assert "on 2 workloads: no expected value is above atol=0.01, the largest is 0.009" in str(found)
     assert find_blind([passed(error_norm=0.01)])
     others = [passed(largest=largest) for largest in (0.0, 0.0101, None, "large")]
     others += [passed(error_norm=0.01, norm_rule=True), passed(status="INCORRECT_NUMERICAL"), make_trace()]
-    assert find_blind(others) == []  # zeros that something else finds
+    assert find_blind(others) == []  # zeros that another rule rejects

@@ -13,7 +13,7 @@ import torch
 from flashinfer_bench.bench.evaluators.evaluator import Rejected
 from flashinfer_bench.cli.perf.flags import parse_case
 from flashinfer_bench.data import Solution
-from flashinfer_bench.routines.case.materials import make_material, write_material
+from flashinfer_bench.routines.case.generated_entry import generate_entry, write_entry
 from flashinfer_bench.routines.case.spec import Case
 from flashinfer_bench.routines.table import find_routine
 from tests.bench.evaluators.judging import Judging
@@ -67,13 +67,13 @@ class JudgedRoutine:
 
     def __init__(self, routine: str, root: Path, flags: str | None = None) -> None:
         self.case = make_case(routine, flags)
-        material = make_material(find_routine(routine), self.case, ["torch"])
-        write_material(root, material)
+        entry = generate_entry(find_routine(routine), self.case, ["torch"])
+        write_entry(root, entry)
         check: Any = {name: value for name, value in self.case.check.settings().items() if name != "extra"}
-        self.job = Judging(material.definition, material.workload, root=root, num_trials=1, **check)
+        self.job = Judging(entry.definition, entry.workload, root=root, num_trials=1, **check)
         self.baseline = self.job.baseline()
         self.inputs = self.baseline.inputs[0]
-        self.reference = load(material.solutions["torch"])["run"]
+        self.reference = load(entry.solutions["torch"])["run"]
 
     def honest(self, *inputs: Any) -> list[torch.Tensor]:
         returned = self.reference(*inputs)

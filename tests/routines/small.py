@@ -97,10 +97,10 @@ VARIANTS = [
 """Routine and flags that take another way through it."""
 
 
-def ask(words, place=None, testlist=None):
-    """Return the cases that a call of `perf` asks for, on a CPU if no place is given."""
-    place = place or Platform("a CPU", None, {}, frozenset())
-    return read_requests(shlex.split(words), str(testlist) if testlist is not None else None, place)
+def ask(words, platform=None, testlist=None):
+    """Return the cases that a call of `perf` asks for, on a CPU if no platform is given."""
+    platform = platform or Platform("a CPU", None, {}, frozenset())
+    return read_requests(shlex.split(words), str(testlist) if testlist is not None else None, platform)
 
 
 def read_rows(path):

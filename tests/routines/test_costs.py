@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from flashinfer_bench.routines.case.materials import make_material
+from flashinfer_bench.routines.case.generated_entry import generate_entry
 from flashinfer_bench.routines.table import ROUTINES, find_routine
 from tests.routines.judged import make_case
 
@@ -154,4 +154,4 @@ def test_random_lengths_are_counted_as_they_are():
 
 def test_a_saved_case_has_its_cost():
     case = make_case("mm_fp4", "--m 2 --n 64 --k 128 --use_nvfp4")
-    assert make_material(find_routine("mm_fp4"), case, ()).workload.cost.model_dump() == asdict(case.cost)
+    assert generate_entry(find_routine("mm_fp4"), case, ()).workload.cost.model_dump() == asdict(case.cost)

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from flashinfer_bench.routines.case.materials import make_material
+from flashinfer_bench.routines.case.generated_entry import generate_entry
 from flashinfer_bench.routines.table import ROUTINES, find_routine
 from tests.routines.judged import JudgedRoutine, Library
 from tests.routines.small import SMALL, VARIANTS
@@ -50,7 +50,7 @@ def test_the_reference_passes_what_is_wrong_in_one_way_does_not_and_backends_cal
     job = JudgedRoutine(routine, tmp_path, flags)
     entry = find_routine(routine)
     backends = [] if entry.needs_ranks else [name for name in entry.support if name not in job.case.refusals]
-    for solution in make_material(entry, job.case, backends).solutions.values():
+    for solution in generate_entry(entry, job.case, backends).solutions.values():
         assert job.calls_of(solution) > 0
         assert "flashinfer_bench" not in solution.sources[0].content
     assert job.status(job.honest) == "PASSED"

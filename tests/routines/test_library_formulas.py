@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flashinfer_bench.routines.case.materials import make_material
+from flashinfer_bench.routines.case.generated_entry import generate_entry
 from flashinfer_bench.routines.code import moe_torch
 from flashinfer_bench.routines.table import find_routine
 from tests.routines.judged import JudgedRoutine, load, make_case
@@ -32,8 +32,8 @@ def test_the_activation_scales_of_nvfp4_experts_are_scalars_as_the_library_asks(
     moe = SimpleNamespace(cutlass_fused_moe=lambda *given, **_: seen.extend(given[6]))
     monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(fused_moe=moe, ActivationType=int))
     job = JudgedRoutine("cutlass_fused_moe", tmp_path, f"{EXPERTS} --top_k 2 --cutlass_variant nvfp4 {more}")
-    material = make_material(find_routine("cutlass_fused_moe"), job.case, ["cutlass"])
-    load(material.solutions["cutlass"])["run"](*job.inputs, torch.empty(4, 128, dtype=torch.bfloat16))
+    entry = generate_entry(find_routine("cutlass_fused_moe"), job.case, ["cutlass"])
+    load(entry.solutions["cutlass"])["run"](*job.inputs, torch.empty(4, 128, dtype=torch.bfloat16))
     assert [scale.ndim for scale in seen] == [0, 3, 1, 0, 3, 1]
 
 

@@ -1,6 +1,6 @@
-"""A worker in a sandbox writes to its own folders, reads what it needs, and connects to nothing.
+"""A worker in a sandbox writes to its own folders, reads only necessary files, and cannot connect.
 
-Tried as the tests' user, as an ordinary one, and as a user of its own.
+Tested as the tests' user, as an ordinary user, and as the worker's own user.
 """
 
 import errno
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer_bench.bench.runner.workers.process import WorkerGone
+from flashinfer_bench.bench.runner.workers.worker_handle import WorkerGone
 from flashinfer_bench.sandbox import landlock
 from flashinfer_bench.sandbox.namespaces import has_own_network
 from flashinfer_bench.sandbox.seccomp import can_filter, read_calls
@@ -45,7 +45,7 @@ MODE = read_calls(platform.machine())["fchmodat"][0] if HAS_SANDBOX else 0
 
 
 def outcomes(cell, acts, before="", **changes):
-    """Return what became of each expression that a solution tries at its import."""
+    """Return the result of each expression that a solution tries at its import."""
     tries = "".join(f"attempt({name!r}, lambda: {act})\n" for name, act in acts.items())
     said = cell.run(TRY + before + tries, **changes)
     return dict(line.split(" | ", 1) for line in said.splitlines() if " | " in line)
@@ -165,7 +165,7 @@ def cell(request):
 
 @pytest.fixture(scope="module")
 def found(cell):
-    """What became of all that one worker tries, by kind; the files of others, as they were and as they are."""
+    """Results of all tries of one worker, by kind; foreign files before and after."""
     files = [cell.make(name) / "file" for name in ("dataset", "others-jit")]  # as a data set, and another's folder
     for file in files:
         file.write_text("kept")

@@ -1,4 +1,4 @@
-"""Which level of confinement a machine gives, and as whom its workers run."""
+"""The sandbox level that a machine supports, and the user of its workers."""
 
 import tempfile
 from dataclasses import replace
@@ -31,7 +31,11 @@ MACHINES = [
 def test_strict_names_what_is_missing_and_auto_goes_without(machine, part, worker):
     sandbox = find_sandbox("auto", CACHE, probe=lambda _: machine)
     has_walls = part in ("", "root")
-    assert (sandbox.has_walls, sandbox.mark, sandbox.user) == (has_walls, "walls" if has_walls else "none", worker)
+    assert (sandbox.has_walls, sandbox.fingerprint_key, sandbox.user) == (
+        has_walls,
+        "walls" if has_walls else "none",
+        worker,
+    )
     assert bool(sandbox.notes) is worker.startswith("root")
     reached = [one for one in ("files", "calls", "root") if has_walls and one != part]
     record = {"level": "auto", "reached": reached, "missing": dict(sandbox.missing), "user": worker}
@@ -44,9 +48,9 @@ def test_strict_names_what_is_missing_and_auto_goes_without(machine, part, worke
         assert find_sandbox("strict", CACHE, probe=lambda _: machine).has_walls
 
 
-def test_off_looks_at_nothing():
+def test_off_reads_nothing():
     sandbox = find_sandbox("off", CACHE, probe=None)
-    assert (sandbox.has_walls, sandbox.mark, sandbox.record()["reached"]) == (False, "none", [])
+    assert (sandbox.has_walls, sandbox.fingerprint_key, sandbox.record()["reached"]) == (False, "none", [])
 
 
 def test_a_barrier_is_the_first_folder_that_others_cannot_enter():

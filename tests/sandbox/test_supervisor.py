@@ -1,4 +1,4 @@
-"""What a worker cannot do to the processes that judge it, and how a supervisor watches and ends it."""
+"""A worker cannot harm the processes that judge it, and a supervisor watches and ends it."""
 
 import errno
 import fcntl
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer_bench.bench.runner.workers import process as worker_process
-from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerProcess
+from flashinfer_bench.bench.runner.workers import worker_handle as worker_process
+from flashinfer_bench.bench.runner.workers.worker_handle import WorkerGone, WorkerProcess
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.sandbox import landlock
 from flashinfer_bench.sandbox.process_tree import (
@@ -289,7 +289,7 @@ print(kill_below(os.getpid(), 25.0))
 
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory):
-    """A program: it takes a file to lock, and "n" where each process is to be in a new group."""
+    """A program: it takes a file to lock, and "n" to put each process into a new group."""
     if shutil.which("gcc") is None:
         pytest.skip("there is no compiler")
     folder = tmp_path_factory.mktemp("chain")
@@ -321,7 +321,7 @@ def test_a_supervisor_ends_processes_that_fork_and_end_in_groups_of_their_own(ch
         assert not is_locked(lock)
 
 
-def test_where_signals_are_not_kept_apart_groups_are_killed(chain, tmp_path):
+def test_groups_are_killed_if_signals_are_not_kept_apart(chain, tmp_path):
     (tmp_path / "chain").write_bytes(chain)
     (tmp_path / "chain").chmod(0o755)
     command = [sys.executable, "-c", BY_GROUPS, tmp_path / "chain", tmp_path / "lock", "one group"]
@@ -362,7 +362,7 @@ MACHINE = "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 300 kB\nAnonPages:   
         ("", (0, 0)),
     ],
 )
-def test_memory_that_no_process_shows_is_what_is_left_of_the_machines(tmp_path, reported, hidden):
+def test_hidden_memory_is_the_rest_of_the_machines_memory(tmp_path, reported, hidden):
     (tmp_path / "meminfo").write_text(reported)
     assert hidden_memory(tmp_path / "meminfo") == hidden
     assert hidden_memory(tmp_path / "none") == (0, 0)

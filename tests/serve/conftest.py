@@ -1,4 +1,4 @@
-"""A server without a socket: requests are made in the event loop of the test, and sessions only pretend."""
+"""A server without a socket: the test's event loop makes the requests, and sessions are simulated."""
 
 import asyncio
 import inspect
@@ -22,7 +22,7 @@ def write_set(root):
 
 
 class Site:
-    """A set on disk, and servers of it, one after the other."""
+    """A set on disk, and its consecutive servers."""
 
     def __init__(self, root, patch):
         self.root, self.patch = write_set(root), patch
@@ -48,7 +48,7 @@ class Site:
 
     @asynccontextmanager
     async def serve(self, *, limits=None, token=None, drains=True, **engine):
-        """Start a server; without `drains` it ends as if it was killed."""
+        """Start a server. Without `drains`, it ends as if killed."""
         import httpx
 
         from flashinfer_bench.serve.app import make_app
@@ -86,7 +86,7 @@ class Site:
                 await asyncio.to_thread(engine.close)
 
     def lines(self):
-        """Return all recorded traces; a line that was cut off stays, and is none."""
+        """Return all recorded traces. A truncated line stays in the file, but is not a trace."""
         files = sorted((self.root / "traces").rglob("*.jsonl"))
         lines = [line for file in files for line in file.read_text().splitlines()]
         return [json.loads(line) for line in lines if line.endswith("}")]
@@ -112,13 +112,13 @@ async def submit(client, name="kernel", *, headers=None, **others):
 
 
 async def wait_for(client, task, timeout=10):
-    """Return a task when it is over, or its time."""
+    """Return a task when it is over, or after the timeout."""
     return (await client.get(f"/tasks/{task}?timeout={timeout}")).json()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
-    """Run a test that is a coroutine."""
+    """Run a coroutine test."""
     if inspect.iscoroutinefunction(pyfuncitem.obj):
         given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
         asyncio.run(asyncio.wait_for(pyfuncitem.obj(**given), 20))

@@ -1,4 +1,4 @@
-"""The client, and the commands that use it: what they send, when they try again, and what they make of answers."""
+"""The client and its commands: their requests, retries, and handling of answers."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def answer(status, document, **headers):
 
 
 class Answers:
-    """Gives prepared answers, one for each request: a response, the JSON of one, or an exception to raise."""
+    """Returns prepared answers, one for each request: a response, its JSON, or an exception to raise."""
 
     def __init__(self, *answers):
         self.answers, self.requests = list(answers), []
@@ -54,7 +54,7 @@ class Answers:
         return client
 
 
-def test_a_submission_that_nobody_answered_is_sent_again_under_its_key():
+def test_an_unanswered_submission_is_sent_again_with_its_key():
     answers = Answers(REFUSED, httpx.ReadTimeout("slow"), ACCEPTED)
     client = answers.client(submitter="me", token="secret")
     assert client.submit(make_solution("kernel"), ["w0"], priority=2, confirm="never") == ID
@@ -107,7 +107,7 @@ def test_events_are_read_as_they_stream_and_names_are_quoted_in_paths():
 
 @pytest.fixture
 def command(tmp_path, monkeypatch, capsys):
-    """Run `submit` or `top` of a server that has one task; return exit code, stdout, stderr, and what was asked."""
+    """Run `submit` or `top` on a server with one task; return exit code, stdout, stderr, and the requests."""
     real = httpx.Client
 
     def go(*words, **task):
@@ -140,7 +140,7 @@ def command(tmp_path, monkeypatch, capsys):
 SUBMIT = ("submit", "FILE", "--workloads")
 
 
-def test_submit_prints_what_run_prints_and_fails_without_a_verdict(command):
+def test_submit_prints_the_output_of_run_and_fails_without_a_verdict(command):
     lost = {"status": "failed", "error": "the device was lost", "traces": [TRACE.to_dict()]}
     code, out, err, _ = command(*SUBMIT, "w0", "w1", **lost)
     assert (code, "the device was lost" in out, f"task {ID} at http://server" in err) == (1, True, True)

@@ -1,6 +1,6 @@
-"""A server as a process of its own, with a real engine on the CPU: from the first submission to the last signal.
+"""A server in its own process, with a real engine on the CPU: from the first submission to the last signal.
 
-The programs of docs/serve.md are run as printed, with a server of one of the bundled definitions.
+The programs of docs/serve.md are run as printed, on a server of a bundled definition.
 """
 
 import json
@@ -33,7 +33,7 @@ GUIDE = (CHECKOUT / "docs/serve.md").read_text()
 SET = "flashinfer-trace"
 NAME = "rmsnorm/rmsnorm_h4096"
 SLOW_S = 6.0
-"""Until then the first server, which is killed in less, can load nothing else; the second one may hardly wait."""
+"""Seconds of the first server's job, which occupies it until it is killed. The second server hardly waits."""
 ENDLESS = "import time\ntime.sleep(50)\ndef run(x):\n    return x * 2\n"
 PRYING = """
 import os, socket
@@ -56,7 +56,7 @@ raise RuntimeError("; ".join(tried))
 
 
 class Process:
-    """A `serve` of a set, started until it says where it serves."""
+    """A `serve` of a set, started until it prints its address."""
 
     def __init__(self, root, cache, *flags):
         argv = [sys.executable, "-m", "flashinfer_bench", "serve", "--local", str(root), *FLAGS, *flags]
@@ -77,7 +77,7 @@ class Process:
 
 
 def submit_before_the_kill(server, root, token):
-    """Have something judged, try what a solution reaches, and leave two tasks open. Return these."""
+    """Submit a job, try the solution's access, and leave two tasks open. Return these tasks."""
     with Client(server.url, token.read_text()) as client:
         source = PRYING.replace("PORT", server.url.rpartition(":")[2]).replace("TOKEN", str(token))
         source = source.replace("LEDGER", str(root / ".serve" / "tasks.sqlite"))
@@ -90,7 +90,7 @@ def submit_before_the_kill(server, root, token):
 
 
 def finish_after_the_kill(client, left):
-    """Wait for what the killed server left, and for two equal tasks; leave one that does not end. Return it."""
+    """Wait for the tasks of the killed server, and for two equal tasks; return a task that does not end."""
     twin = make_solution("twin", source="def run(x):\n    return x + x\n")
     for task in [client.submit(twin), client.submit(twin)]:
         assert len(client.wait(task, 120).traces) == 2
@@ -132,7 +132,7 @@ def test_a_server_judges_outlives_a_kill_and_ends_at_the_second_signal(tmp_path)
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A folder with the smallest part of the bundled set, and a server of it."""
+    """A folder with the smallest part of the bundled set, and its server."""
     folder = tmp_path_factory.mktemp("guide")
     solution = f"solutions/torch/{NAME}/torch_rmsnorm_h4096.json"
     for part in (f"definitions/{NAME}.json", solution, f"workloads/{NAME}.jsonl"):

@@ -1,4 +1,4 @@
-"""Who is let in, what is refused, and what the routes beside tasks answer."""
+"""Access checks, refusals, and the answers of the routes besides tasks."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ SAMPLE = re.compile(rf"flashinfer_bench_([a-z_]+(?:\{{{LABEL}(?:,{LABEL})*\}})?)
 LET_IN = [
     {"host": "127.0.0.1:8000"},
     {"host": "[::1]:8000"},
-    {"host": "Bench.Example:8000"},  # was allowed
+    {"host": "Bench.Example:8000"},  # an allowed name
     {"sec-fetch-site": "none"},
 ]
 KEPT_OUT = [
@@ -91,7 +91,7 @@ async def test_a_body_beyond_the_limit_is_dropped_as_it_comes_and_all_bodies_sha
     async with site.serve(limits=limits) as client:
         for content in (large(), b"x" * 100_001):
             assert (await client.post("/evaluate", content=content)).status_code == 413
-        assert len(parts) == 400  # so that the client hears the answer
+        assert len(parts) == 400  # so that the client receives the answer
         sent, go = asyncio.Event(), asyncio.Event()
         first = asyncio.create_task(client.post("/evaluate", content=slow(sent, go)))
         await sent.wait()
@@ -131,7 +131,7 @@ REFUSED = [
     (with_sources(a="1", b="2", c="3"), 413, "sources"),
     (with_sources(a="x" * 5000), 413, "bytes"),
     (with_sources(**{"../a": "1"}), 422, "'..'"),
-    (with_sources({"path": "secret.py"}), 422, "content"),  # no file of the server is read in its place
+    (with_sources({"path": "secret.py"}), 422, "content"),  # no file of the server replaces it
 ]
 
 
@@ -168,7 +168,7 @@ async def test_what_is_not_there_or_cannot_be_asked_is_said_so(site):
             assert (await client.request(method, path, json=body)).status_code == status, path
 
 
-async def test_metrics_can_be_parsed_and_count_and_health_tells_devices(site):
+async def test_metrics_can_be_parsed_and_count_and_health_lists_devices(site):
     async with site.serve() as client:
         await wait_for(client, await submit(client))
         answer = await client.get("/metrics")
@@ -191,7 +191,7 @@ async def test_metrics_can_be_parsed_and_count_and_health_tells_devices(site):
         assert (health["status"], health["queue_size"], health["workers"][0]["hardware"]) == ("ok", 0, device.hardware)
 
 
-async def test_docs_fetch_nothing_and_every_answer_has_the_id_that_the_log_has(site, caplog):
+async def test_docs_make_no_request_and_every_answer_has_the_id_in_the_log(site, caplog):
     async with site.serve() as client:
         with caplog.at_level("INFO", logger="flashinfer_bench.serve"):
             page = await client.get("/docs")

@@ -1,4 +1,4 @@
-"""The database of a server: one process, one user, one format; and what a stranger's set may hold in its place."""
+"""The database of a server: one process, one user, one format; and untrusted files at its path."""
 
 import os
 import sqlite3
@@ -39,7 +39,7 @@ def test_a_verdict_is_on_disk_before_its_task_has_it(tmp_path, monkeypatch):
 
 
 def super_journal(file, mine):
-    """Make a journal that SQLite rolls back, and that names a file to be removed then."""
+    """Make a journal that SQLite rolls back, and that names a file for removal."""
     open_store(file.parents[1]).close()
     database = sqlite3.connect(file, isolation_level=None)
     database.execute("PRAGMA journal_mode = DELETE")

@@ -1,4 +1,4 @@
-"""Tasks over the routes: from the submission to the end, also of the server."""
+"""Tasks over the routes: from the submission to their end, and over the end of the server."""
 
 import asyncio
 import sqlite3
@@ -68,7 +68,7 @@ async def test_a_cancelled_task_stays_cancelled(site):
     assert site.lines() == []
 
 
-async def test_a_fault_is_told_as_the_error_of_its_task(site):
+async def test_a_fault_is_reported_as_the_error_of_its_task(site):
     async with site.serve(loss=1.0) as client:
         reported = await wait_for(client, await submit(client))
         assert (reported["status"], reported["error"]) == ("failed", "the session ended")
@@ -124,7 +124,7 @@ async def test_a_killed_server_loses_and_repeats_nothing(site, lost):
 
 
 async def test_what_waits_for_its_confirmation_is_judged_again_and_recorded_once(site):
-    """The file has the verdict that counts: that of the confirmation."""
+    """The file has the verdict that counts: the verdict of the confirmation."""
 
     def judge(job, _name):
         return {"extra": {"measurement": {"assurance": job.assurance or "standard"}}}
@@ -141,7 +141,7 @@ async def test_what_waits_for_its_confirmation_is_judged_again_and_recorded_once
     assert verdicts(site) == {(task, "w1"): 1}
 
 
-async def test_a_drain_gives_back_what_waits(site):
+async def test_a_drain_requeues_waiting_jobs(site):
     async with site.serve(is_open=False) as client:
         task = await submit(client)
         poll = asyncio.create_task(wait_for(client, task))

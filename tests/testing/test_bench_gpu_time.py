@@ -1,4 +1,4 @@
-"""`bench_gpu_time` on a fake GPU: what is asked for is done, or a warning says what was done instead."""
+"""`bench_gpu_time` on a fake GPU: each request is met, or a warning describes the deviation."""
 
 import json
 import warnings
@@ -118,7 +118,7 @@ def test_the_l2_is_flushed_unless_either_parameter_says_no(gpu, given, is_cold):
     assert (timed.measurement["cache_state"] == "cold") == ("flush" in gpu.gpu.log) == is_cold
 
 
-def test_a_time_gives_about_as_many_calls_as_fill_it(gpu):
+def test_a_duration_is_filled_with_calls(gpu):
     calls = [gpu.gpu.call(length_ns=100_000, host_ns=60_000_000 * (place in (0, 20))) for place in range(500)]
     timed = bench_gpu_time(lambda: calls.pop(0)(), dry_run_time_ms=2.0, repeat_time_ms=10.0)
     assert 25 < len(timed.times_ms) < 44  # a flush of 40 us, a rest of 100 and a call of 101 fill 10 ms 41 times

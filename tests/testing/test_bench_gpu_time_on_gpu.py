@@ -31,12 +31,12 @@ def test_the_result_unpacks_as_in_the_guide(data):
     assert (events.method, 50 < len(events.times_ms) < 5000) == ("cuda_events", True)
 
 
-def test_a_graph_replay_launches_what_the_call_does(data):
+def test_a_graph_replay_has_the_launches_of_the_call(data):
     timed = bench_gpu_time(chain, args=(data,), use_cuda_graph=True, num_iters=10)
     assert timed.measurement["launch"] == "graph"
     assert timed.measurement["operations"] >= 5
 
 
-def test_a_flush_leaves_nothing_of_the_data_in_the_l2(data):
+def test_a_flush_evicts_all_data_from_the_l2(data):
     warm, cold = (bench_gpu_time(torch.sum, args=(data,), cold_l2_cache=cold).median_ms for cold in (False, True))
     assert cold > 1.1 * warm

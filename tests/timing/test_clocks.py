@@ -1,4 +1,4 @@
-"""What a clock does around a call, step by step; which clock a device gets; and the kernels around a call."""
+"""A clock's steps around a call, the choice of a clock for a device, and the kernels around a call."""
 
 import importlib
 
@@ -33,8 +33,8 @@ def clock(request, gpu):
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_nothing_but_the_call_lies_between_the_two_ends_of_a_sample(gpu, clock, leaves):
-    """What a call leaves is put away behind its sample, and before the next call."""
+def test_only_the_call_lies_between_the_two_ends_of_a_sample(gpu, clock, leaves):
+    """A call's results are put away behind its sample, and before the next call."""
     call = LeavingCall(gpu) if leaves else gpu.call()
     samples = clock.sample([call] * 3, [DELAY] * 3)
     step = (BY_CUPTI if clock.method == "cupti" else BY_EVENTS) + AWAY * leaves

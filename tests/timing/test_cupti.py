@@ -32,7 +32,7 @@ def test_kernels_copies_and_fills_are_read_from_buffers_that_are_used_again(cupt
 
 
 @pytest.mark.parametrize("fault", ["3 dropped", "1 without a time", "CUPTI_ERROR_UNKNOWN"])
-def test_records_that_are_lost_are_reported_and_later_ones_are_read(cupti, recorder, fault):
+def test_lost_records_are_reported_and_later_records_are_read(cupti, recorder, fault):
     cupti.add(KERNEL, 1, 2, 3, b"k")
     if fault == "3 dropped":
         cupti.library.dropped = 3
@@ -57,7 +57,7 @@ def test_records_that_are_lost_are_reported_and_later_ones_are_read(cupti, recor
     ],
     ids=["another subscriber", "enable fails", "no buffers", "interrupted"],
 )
-def test_a_start_that_fails_says_why_and_leaves_nothing_on(cupti, errors, code, reason):
+def test_a_failed_start_gives_its_reason_and_leaves_no_recording_on(cupti, errors, code, reason):
     cupti.errors, cupti.library.register_code = errors, code
     with pytest.raises(RecordsLost if reason else KeyboardInterrupt, match=reason):
         CuptiRecorder().start()

@@ -1,4 +1,4 @@
-"""What the clocks read on a real GPU: calls that sync, use side streams or threads, launch much or nothing, or fail."""
+"""The clocks on a real GPU: calls that sync, use side streams or threads, launch much or nothing, or fail."""
 
 import subprocess
 import sys
@@ -76,7 +76,7 @@ def test_a_replay_takes_the_same_whatever_was_captured_before_it():
     assert median(ratios) == pytest.approx(1, rel=0.08)
 
 
-def test_a_stream_that_waits_for_nobody_is_seen_and_said(clock, tensors):
+def test_a_stream_that_does_not_wait_is_detected_and_reported(clock, tensors):
     side = torch.cuda.Stream()
 
     def loose():
@@ -126,11 +126,11 @@ def test_a_profiler_that_is_attached_is_left_alone_and_the_fall_back_named(devic
 
 @pytest.mark.parametrize("checks", [True, False])
 def test_a_launch_without_a_stream_is_captured_by_no_graph(clock, tensors, checks):
-    """As those of many kernels, `kernel<<<blocks, threads>>>`."""
+    """Like the launches of many kernels, `kernel<<<blocks, threads>>>`."""
 
     def call():
         torch.add(tensors[0], 1, out=tensors[1])
-        with nullcontext() if checks else suppress(DriverError):  # few look at what a launch gives back
+        with nullcontext() if checks else suppress(DriverError):  # few callers check the result of a launch
             clock._queue._delay(0, 1_000)
 
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The procedure of a trial on a fake GPU: what is found of a call, how it is timed, how many samples it gets."""
+"""The procedure of a trial on a fake GPU: the detected properties of a call, its timing, and its number of samples."""
 
 from dataclasses import replace
 from functools import partial
@@ -18,11 +18,11 @@ USUAL = Procedure(warmup_runs=10, iterations=50, budget_s=10.0)
 REFERENCE = replace(USUAL, stops_early=True)
 SECOND, MS = 10**9, 10**6
 FIRST = 12
-"""Calls of the check, and of the first look for persisting lines, which warm up."""
+"""Calls of the check, and of the first test for persisting lines, which warm up."""
 
 
 def take(gpu, call=None, procedure=USUAL, *, source=None, clock=None, **faults):
-    """Take a trial of a call, or of the calls that a source gives."""
+    """Take a trial of a call, or of the calls of a source."""
     clock = clock or fake_cupti_clock(gpu, **faults)[0]
     return take_trial(source or (lambda _index: call), clock, procedure, now=gpu.seconds)
 
@@ -38,7 +38,7 @@ def leaves_lines(gpu, length_ns, with_lines_ns):
 
 
 def held_up(gpu, at, number, host_ns=5 * MS):
-    """Return the call of a number, of which one is slow on the host."""
+    """Return the call of a number, with one call that is slow on the host."""
     return gpu.call(operations=3, host_ns=host_ns if at == number else 0)
 
 
@@ -66,7 +66,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize(("call", "found", "flags"), FOUND.values(), ids=FOUND)
-def test_what_is_found_of_a_call(gpu, call, found, flags):
+def test_the_detected_properties_of_a_call(gpu, call, found, flags):
     trial = take(gpu, source=partial(call, gpu))
     assert ({name: trial.metadata.get(name) for name in found}, len(trial.samples)) == (found, 50)
     assert flags is None or summarise([trial]).record.get("flags", []) == flags
@@ -134,7 +134,7 @@ def test_several_operations_are_timed_as_replays_of_a_graph(gpu):
     trial = take(gpu, gpu.call(operations=3, host_ns=400_000), release=lambda: released.append(len(gpu.log)))
     assert (trial.metadata["launch"], "launch_reason" in trial.metadata, len(released)) == ("graph", False, 1)
     assert {(one.operations, one.span_ns, one.late) for one in trial.samples} == {(3, 31_000, False)}
-    assert gpu.log.count("replay") == 2 + 50  # those that are looked at, then the samples
+    assert gpu.log.count("replay") == 2 + 50  # those that are checked, then the samples
 
 
 LESS, OTHER = "does less than half of the work", "launches something else than the call does"
@@ -150,7 +150,7 @@ LESS, OTHER = "does less than half of the work", "launches something else than t
         (3, shrinks(0.3), None),  # one of four: its content
     ],
 )
-def test_replays_are_trusted_if_they_launch_what_the_call_does(gpu, honest, change, reason):
+def test_replays_are_trusted_if_they_have_the_launches_of_the_call(gpu, honest, change, reason):
     calls, made = [gpu.call(operations=3, length_ns=50_000) for _ in range(4)], []
 
     def capture(launch):
@@ -180,7 +180,7 @@ def test_a_graph_that_is_not_used_is_not_used_for_a_reason(gpu, call, changes, o
     assert trial.metadata["launch_reason"].startswith(reason)
 
 
-def test_whatever_raises_comes_through_and_none_of_its_trial_reaches_the_next_one(gpu):
+def test_any_error_is_raised_and_no_state_of_its_trial_reaches_the_next_trial(gpu):
     clock, recorder = fake_cupti_clock(gpu)
     with pytest.raises(IndexError):
         take(gpu, source=lambda at: [].pop if at == FIRST + 17 else gpu.call(operations=4), clock=clock)
@@ -204,7 +204,7 @@ def test_a_later_call_that_cannot_be_captured_has_all_of_them_launched_within_th
 
 @pytest.mark.parametrize(("call_ms", "stop", "samples"), [(0, "count", 50), (20, "precision", 9)])
 def test_a_reference_of_which_the_first_requests_were_slow_is_timed_as_a_quick_one(gpu, call_ms, stop, samples):
-    """Contexts that are made beside it hold up some requests; inputs that take long to write hold up all calls."""
+    """Contexts that are made at the same time hold up some requests; large inputs hold up all calls."""
     clock, request_ms = fake_cupti_clock(gpu)[0], chain([20, 20], repeat(7))
 
     def prepare(_at):

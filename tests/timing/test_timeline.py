@@ -1,4 +1,4 @@
-"""From records to samples: which call an operation belongs to, and what a call's operations add up to."""
+"""From records to samples: the call of an operation, and the sums over a call's operations."""
 
 import random
 
@@ -35,7 +35,7 @@ TWO = """
 CALLS = [HostCall(10, 30), HostCall(150, 190)]
 
 
-def test_calls_are_told_apart_whatever_the_order_of_records():
+def test_calls_are_separated_in_any_order_of_records():
     shuffled = records(TWO)
     random.Random(1).shuffle(shuffled)
     first, second = read_samples(shuffled, CALLS, flushes=True)
@@ -48,7 +48,7 @@ def test_calls_are_told_apart_whatever_the_order_of_records():
 @pytest.mark.parametrize(
     ("more", "found"),
     [
-        ("9 side 160 175 1", [(2, 31, False, 1), (3, 123, True, 2)]),  # beside the flush
+        ("9 side 160 175 1", [(2, 31, False, 1), (3, 123, True, 2)]),  # next to the flush
         ("4 long 120 300", [(3, 199, False, 1), (2, 41, False, 1)]),  # it runs on
         ("0 before 1 2", [(2, 31, False, 1), (2, 41, False, 1)]),
         ("4 flush 133 135", [(3, 34, False, 1), (2, 41, False, 1)]),  # one of the call's own
@@ -60,7 +60,7 @@ def test_an_operation_belongs_to_the_call_that_launched_it(more, found):
 
 
 ONE_CALL = [
-    # what a call launched behind a delay from 0 to 50, when its host call ended; span, lead, escaped, late
+    # launches of a call behind a delay from 0 to 50, end of its host call; span, lead, escaped, late
     ("2 a 49 60", 50, (11, 0, False, False)),  # programmatic dependent launch
     ("2 a 49 60\n3 b 62 70", 51, (21, 0, False, True)),
     ("2 a 60 68\n2 b 70 78\n2 c 80 88", 9, (28, 10, False, False)),  # a graph
@@ -82,7 +82,7 @@ MARKED = """
 """
 
 
-def test_what_comes_behind_the_mark_is_no_part_of_the_call():
+def test_operations_behind_the_mark_are_no_part_of_the_call():
     (sample,) = read_samples(records(MARKED), [HostCall(10, 30, ends_with_mark=True)], flushes=True)
     assert (sample.span_ns, sample.operations) == (31, 2)
 
@@ -102,7 +102,7 @@ def test_a_delay_or_a_mark_too_few_or_too_many_breaks_the_timeline(text, calls, 
 
 REPLAYED = "5 a 200 210\n5 fill 211 231"
 FILLS = [
-    # what is launched between the delay and a graph, whether that is a replay; the operations of the call
+    # launches between the delay and a graph, whether that is a replay; the operations of the call
     ("2 fill 101 103\n3 fill 104 106", True, 2),
     ("2 fill 101 103\n3 fill 104 106", False, 4),
     ("2 fill 101 5102", True, 3),
@@ -111,7 +111,7 @@ FILLS = [
 
 
 @pytest.mark.parametrize(("before", "is_replay", "operations"), FILLS, ids=["fills", "no replay", "long", "a kernel"])
-def test_of_what_is_launched_before_a_graph_the_fills_alone_are_no_part_of_its_replay(before, is_replay, operations):
+def test_only_fills_before_a_graph_are_no_part_of_its_replay(before, is_replay, operations):
     held = records(f"1 delay 40 100\n{before}\n{REPLAYED}")
     (sample,) = read_samples(held, [HostCall(10, 104, is_replay=is_replay)], flushes=False)
     assert sample.operations == operations

@@ -48,7 +48,7 @@ def test_latency_is_the_launch_overhead_and_the_mean_of_the_trials_medians(serie
 
 
 def drifting(first, last):
-    """A trial whose samples change once: how long a call takes is not known well."""
+    """A trial whose samples change once, so that its time is not known well."""
     return trial(*[first] * 10, *[last] * 10)
 
 
@@ -83,7 +83,7 @@ STATES = [
 
 
 @pytest.mark.parametrize(("flag", "case", "control"), FLAGGED + STATES)
-def test_a_flag_stands_where_it_holds_and_nowhere_else(flag, case, control):
+def test_a_flag_is_raised_only_if_its_condition_holds(flag, case, control):
     def found(given):
         trials, states = ([trial()], given) if isinstance(given, dict) else (given, {})
         return record_of(*trials, **{"before": COOL, "after": COOL, **states}).get("flags", [])
@@ -99,7 +99,7 @@ SAYS |= {"EnforcedPowerLimit": 700_000, "ApplicationsClock": 1980, "ClockInfo": 
 
 @pytest.fixture
 def query(monkeypatch):
-    """Return the state and the settings of a GPU whose driver says something; an error is raised."""
+    """Return the state and the settings of a GPU whose driver returns given values; a given error is raised."""
 
     def looked(uuid="GPU-1", ours=(7,), **changes):
         def answer(name):
@@ -129,10 +129,10 @@ def query(monkeypatch):
         ({"CurrentClocksEventReasons": pynvml.nvmlClocksEventReasonGpuIdle}, (), 0),
         ({"CurrentClocksEventReasons": pynvml.nvmlClocksEventReasonSwPowerCap}, ("power_cap",), 0),
         ({"ComputeRunningProcesses": [7, 99]}, (), 1),
-        ({"ComputeRunningProcesses": []}, (), None),  # ours are not seen: ids are of another namespace
+        ({"ComputeRunningProcesses": []}, (), None),  # ours are missing: ids are of another namespace
     ],
 )
-def test_what_slows_a_gpu_has_a_name_and_other_processes_are_counted_if_ours_are_seen(
+def test_throttle_reasons_have_names_and_other_processes_are_counted_if_ours_are_listed(
     query, changes, slowed_by, others
 ):
     state, settings = query(**changes)
@@ -140,14 +140,14 @@ def test_what_slows_a_gpu_has_a_name_and_other_processes_are_counted_if_ours_are
     assert settings == GpuSettings(700.0, 1980, 1980, 3201, 3201)
 
 
-def test_what_the_driver_does_not_say_is_none(query):
+def test_a_value_that_the_driver_does_not_report_is_none(query):
     state, settings = query(**dict.fromkeys(SAYS, UNSUPPORTED))
     assert state == GpuState(None, None, None, None, (), None)
     assert settings == GpuSettings(None, None, None, None, None)
     assert query("GPU-2") == (None, None)
 
 
-def test_facts_of_several_trials_are_medians_and_the_rest_is_the_last_ones():
+def test_metadata_of_several_trials_are_medians_or_the_last_trials_values():
     tables = [{**METADATA, "enqueue_ns": value, "calls": 60} for value in (1, 5, 90)]
     tables[0]["fallback"], tables[1]["fallback"] = "first", "last"
     assert join_metadata(tables) == {**METADATA, "enqueue_ns": 5, "calls": 60, "fallback": "last"}

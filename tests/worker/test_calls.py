@@ -9,7 +9,7 @@ import torch
 from flashinfer_bench.base.wire import FrameReader
 from flashinfer_bench.timing.clocks import make_clock
 from flashinfer_bench.worker import main
-from flashinfer_bench.worker.calls import CallLaunch, LaidCall, Shelf, share_memory
+from flashinfer_bench.worker.calls import CallLaunch, LaidCall, OutputCache, share_memory
 from flashinfer_bench.worker.load import LoadedEntry
 
 pytestmark = pytest.mark.cpu
@@ -46,7 +46,7 @@ def test_arguments_reach_a_reference_by_their_names(function):
 def make_call(given, outputs, *rest):
     """Lay out a call that gives something, and run it; its results are in the slots of its outputs."""
     call = LaidCall(LoadedEntry(lambda: given), {}, outputs, "value", *rest)
-    launch = CallLaunch(call, Shelf(0), "run")
+    launch = CallLaunch(call, OutputCache(0), "run")
     launch()
     launch.put_away()
     return call

@@ -1,4 +1,4 @@
-"""The board of a gated chain: keys go one way, and what calls commit to comes back. And the worker's end of it."""
+"""The control block of a gated chain: keys go one way, and digests come back. And the worker's side of it."""
 
 import os
 import re
@@ -22,7 +22,7 @@ KEYS = [101, 102, 103, 104, 105]
 
 @pytest.fixture
 def fd():
-    """The memory file of a board, and of what stands behind it."""
+    """The memory file of a control block, and of the code behind it."""
     fd = open_memory_file(SIZE)
     os.pwrite(fd, CODE, BLOCK_BYTES)
     yield fd
@@ -47,16 +47,16 @@ def open_worker(gpu):
 def run_chain(worker, fd, keys=KEYS, **changes):
     """Have a worker answer a request for a chain whose keys are there ahead."""
     ControlBlock(fd).clear()
-    worker.gpu.ahead, places = iter(keys), worker.trial.places
+    worker.gpu.ahead, buffers = iter(keys), worker.trial.buffers
     fields = {"size": SIZE, "indices": range(CALLS), "operations": 5, "settles": False, **changes}
-    return worker.run_chain(fd, stride=places.stride, inputs=places.inputs_end, **fields)
+    return worker.run_chain(fd, stride=buffers.stride, inputs=buffers.inputs_end, **fields)
 
 
 BY_HOST, SETTLED = {"operations": None}, {"settles": True}
 
 
 def steps(*names):
-    """Return what is done for each call in turn."""
+    """Return the steps for each call in order."""
     return [(name, at + (name == "launched")) for at in range(CALLS) for name in names]
 
 
@@ -81,7 +81,7 @@ def test_calls_are_a_graph_where_one_can_hold_them_and_are_launched_or_waited_fo
 
 @pytest.mark.parametrize("refused", [(), [1]])
 def test_calls_are_captured_once_until_they_are_forgotten(gpu, fd, open_worker, refused):
-    """Those that no graph holds are launched."""
+    """Calls that no graph can hold are launched."""
     worker, gpu.refused = open_worker(), refused
     for keys in (KEYS, [7, 8, 9, 10, 11]):
         assert run_chain(worker, fd, keys) is not bool(refused)
@@ -99,10 +99,10 @@ def fail(*given):
 @pytest.mark.parametrize(
     ("fields", "keys", "synchronize"), [({}, [], None), (BY_HOST, [], None), (SETTLED, KEYS, None), ({}, [], fail)]
 )
-def test_where_a_call_raises_no_kernel_waits_for_a_key_any_more(
+def test_no_kernel_waits_for_a_key_after_a_call_has_raised(
     gpu, fd, open_worker, monkeypatch, fields, keys, synchronize
 ):
-    """What it raised is told even where it has broken the device."""
+    """Its exception is reported even if it has broken the device."""
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize or gpu.synchronize)
     raises = CALLS - 2
     with pytest.raises(ZeroDivisionError, match=str(raises)):

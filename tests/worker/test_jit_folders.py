@@ -1,6 +1,6 @@
-"""Folders of compilers that run in a worker: locks that an ended one left, and a layer over modules compiled ahead.
+"""Folders of run-time compilers: stale locks of an ended worker, and an overlay over modules compiled ahead.
 
-The locks of a worker that lives stay. ninja, the real one, finds nothing to do for what was compiled ahead.
+The locks of a live worker stay. The real ninja has no work for modules compiled ahead.
 """
 
 import shutil
@@ -48,7 +48,7 @@ def test_the_lock_of_one_that_was_killed_is_removed_and_that_of_another_stays(tm
 
 
 @pytest.mark.parametrize("kind", ["file", "dangling", "folder"])
-def test_what_a_solution_puts_in_the_way_of_locks_harms_nobody(tmp_path, kind):
+def test_files_of_a_solution_in_place_of_locks_do_no_harm(tmp_path, kind):
     folder = tmp_path / "torch"
     if kind == "file":
         folder.write_text("x")
@@ -97,7 +97,7 @@ def layers(tmp_path):
 
 
 @pytest.mark.skipif(NINJA is None, reason="there is no ninja")
-def test_ninja_has_nothing_to_do_for_what_was_compiled_ahead_and_the_rest_stays_in_the_layer(layers):
+def test_ninja_has_no_work_for_modules_compiled_ahead_and_others_stay_in_the_overlay(layers):
     shared, own = layers
     assert "[1/1]" in run_ninja(write_build(shared, "norm"))
     link_modules(shared, own)

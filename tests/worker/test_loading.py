@@ -1,4 +1,4 @@
-"""How an entry function may be called, where it raised, and how a tool calls it as a program of its own."""
+"""How an entry function is called, where it raised, and how a tool calls it as a separate program."""
 
 import json
 import sys
@@ -84,7 +84,7 @@ def run(x):
 
 @pytest.fixture
 def raised(tmp_path, monkeypatch):
-    """Import sources and call `run` of main.py; returns what was raised."""
+    """Import sources and call `run` of main.py; return the exception."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     before = set(sys.modules)
 

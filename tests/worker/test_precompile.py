@@ -1,4 +1,4 @@
-"""Compiling a solution's kernels ahead: what it finds in place of a GPU, what it may take, what is left of it."""
+"""Compiling a solution's kernels ahead: the stand-in for a GPU, its limits, and its results."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.workers.process import WorkerProcess
+from flashinfer_bench.bench.runner.workers.worker_handle import WorkerProcess
 from flashinfer_bench.worker.jit.precompile import call_once, stand_in
 from flashinfer_bench.worker.jit.start import prepare_triton
 from flashinfer_bench.worker.load import load_entry

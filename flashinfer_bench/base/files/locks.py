@@ -4,8 +4,8 @@ The kernel releases a lock when its holder ends, however it ends. A wait that re
 OSError that names the path. Anything but a regular file is refused.
 
 Some file systems have no flock: Lustre without `-o flock`, some NFS. There, `locked_file` and `locked_folder` hold a
-file `.<name>.lock` beside. A holder that is killed leaves it; the TimeoutError then says that it may be removed. The
-other functions raise an OSError that says so.
+file `.<name>.lock` instead. A killed holder leaves it; the TimeoutError then says that it may be removed. The other
+functions raise an OSError that says so.
 
 The package filelock locks a path. It locks neither an open file below a root whose links are not followed, nor a
 folder.

@@ -41,7 +41,7 @@ def walk_files(
     """
     seen = {_identity(folder)}
     above = {_identity(parent) for parent in folder.absolute().resolve().parents}
-    system = {found[0] for found in map(_identity, map(Path, SYSTEM_FOLDERS)) if found}
+    system = {result[0] for result in map(_identity, map(Path, SYSTEM_FOLDERS)) if result}
 
     def goes_into(path: Path) -> bool:
         own = _identity(path)
@@ -79,8 +79,8 @@ def walk_files(
 
 def _identity(path: Path) -> tuple[int, int] | None:
     with suppress(OSError):
-        found = path.stat()
-        return found.st_dev, found.st_ino
+        result = path.stat()
+        return result.st_dev, result.st_ino
     return None
 
 
@@ -110,12 +110,12 @@ def remove_tree(folder: Path, limit_s: float | None = None) -> bool:
 
 def _has_few(folder: Path) -> bool:
     """Return whether a folder has at most FEW_ENTRIES files and folders, at all depths; read no more of them."""
-    left, found = [os.fspath(folder)], 0
+    left, result = [os.fspath(folder)], 0
     with suppress(OSError):
-        while left and found <= FEW_ENTRIES:
+        while left and result <= FEW_ENTRIES:
             with os.scandir(left.pop()) as entries:
                 below = list(islice(entries, FEW_ENTRIES + 1))
-            found += len(below)
+            result += len(below)
             left += [entry.path for entry in below if entry.is_dir(follow_symlinks=False)]
-        return found <= FEW_ENTRIES
+        return result <= FEW_ENTRIES
     return False

@@ -149,7 +149,7 @@ def _refuse_link(path: Path, root: Path | None, kind: str) -> WriteRefused:
     return WriteRefused(errno.ELOOP, f"{said}; put the {kind} itself there", str(path))
 
 
-def check_place(path: Path, root: Path | None) -> None:
+def check_location(path: Path, root: Path | None) -> None:
     """Raise if a file could not be written at a path. Makes and writes no file.
 
     Raises:

@@ -36,7 +36,7 @@ from flashinfer_bench.bench.evaluators.evaluator import (
     Verdict,
 )
 from flashinfer_bench.bench.evaluators.inputs import memory
-from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
+from flashinfer_bench.bench.evaluators.inputs.generate import InputMaker
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.integrity.norm_rule import (
     LOST_ROWS,
@@ -75,7 +75,7 @@ class DefaultEvaluator(Evaluator):
     revision = record.revision
     judges_calls_alone = True
     is_elementwise: ClassVar[bool] = True
-    """Whether outputs have to be near the reference's, element by element."""
+    """Whether outputs must be near the reference's, element by element."""
     is_random: ClassVar[bool] = False
     """Whether equal inputs may give different outputs. Then no second call of the reference is judged."""
     own_rule: ClassVar[str] = ""
@@ -113,19 +113,19 @@ class DefaultEvaluator(Evaluator):
     @classmethod
     def judge_trial(cls, definition: Definition, trial: JudgedCall, cfg: ResolvedEvalConfig) -> Verdict:
         """Compare every element of every output."""
-        tolerance, found, problems = cls.tolerance(cfg), list[Comparison](), list[str]()
+        tolerance, result, problems = cls.tolerance(cfg), list[Comparison](), list[str]()
         for name, got, expected in zip(definition.outputs, trial.got, trial.expected, strict=True):
             one = compare(expected, got, tolerance, output=name)
-            found.append(one)
+            result.append(one)
             if one.problem() is not None:
                 problems.append(str(replace(one, pattern=describe_pattern(expected, got, tolerance)).problem()))
         correctness = Correctness(
-            max_relative_error=max((one.max_rel_error for one in found), default=0.0),
-            max_absolute_error=max((one.max_abs_error for one in found), default=0.0),
+            max_relative_error=max((one.max_rel_error for one in result), default=0.0),
+            max_absolute_error=max((one.max_abs_error for one in result), default=0.0),
             extra={
                 "trials": 1,
-                "matched_ratio": min((one.matched_ratio for one in found), default=1.0),
-                "outputs": {one.output: one.to_record() for one in found[:MAX_RECORDED_OUTPUTS]},
+                "matched_ratio": min((one.matched_ratio for one in result), default=1.0),
+                "outputs": {one.output: one.to_record() for one in result[:MAX_RECORDED_OUTPUTS]},
             },
         )
         return decide("\n".join(problems) or None, correctness)
@@ -170,10 +170,10 @@ class DefaultEvaluator(Evaluator):
         """
         if cls.own_rule and not cls.compares_elements(definition):
             for inputs, outputs in zip(baseline.inputs, baseline.outputs, strict=True):
-                found = cls.judge_trial(definition, JudgedCall(inputs, outputs, outputs), cfg)
-                if isinstance(found, Rejected):
+                result = cls.judge_trial(definition, JudgedCall(inputs, outputs, outputs), cfg)
+                if isinstance(result, Rejected):
                     raise DefinitionFault(
-                        f"the reference of {definition.name} does not {cls.own_rule}: {found.message}"
+                        f"the reference of {definition.name} does not {cls.own_rule}: {result.message}"
                     )
         elif not cls.is_random and isinstance(context.reference, Reference) and baseline.inputs:
             inputs = baseline.inputs[0]
@@ -262,7 +262,8 @@ def build_baseline(
     *,
     context: JudgeContext,
 ) -> Baseline:
-    """Make the inputs of each trial, have the reference compute their outputs, and time it if the context says so."""
+    """Make the inputs of each trial, have the reference compute their outputs, and time it if the context requests
+    it."""
     return time_reference(make_expected(definition, workload, cfg, device, context), context)
 
 
@@ -271,8 +272,8 @@ def make_expected(
 ) -> Baseline:
     """Return the inputs and expected outputs of each trial, and no time.
 
-    If the inputs of all trials would take too much memory, later trials use earlier inputs again. The notes then say
-    how many sets of inputs there are.
+    If the inputs of all trials would take too much memory, later trials reuse earlier inputs. The notes then have the
+    number of sets of inputs.
     """
     inputs: list[list[Any]] = []
     outputs: list[list[torch.Tensor]] = []
@@ -291,11 +292,11 @@ def make_expected(
 
 
 def time_reference(baseline: Baseline, context: JudgeContext) -> Baseline:
-    """Return a baseline with the reference's time, if the context says so."""
+    """Return a baseline with the reference's time, if the context requests it."""
     if not context.profile_baseline:
         return baseline
     inputs, reference = baseline.inputs, context.reference
-    spared = [reference.spare(trial) for trial in inputs] if isinstance(reference, Reference) else inputs
+    spared = [reference.clone_written(trial) for trial in inputs] if isinstance(reference, Reference) else inputs
     measured = context.measure_reference(spared)
     record = {"trials_ms": measured.trials, **measured.record}
     return replace(baseline, mean_latency_ms=measured.latency_ms, measurement=record)

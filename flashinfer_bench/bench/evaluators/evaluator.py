@@ -39,7 +39,7 @@ class Rejected:
 
     status: EvaluationStatus
     message: str
-    """What is wrong, at which place, and the size of the error; the trace's log has it."""
+    """The error, its place and its size; the trace's log has it."""
     correctness: Correctness | None = None
     """The errors; None if no values were compared."""
     integrity: Mapping[str, Any] | None = None
@@ -127,11 +127,11 @@ class RecordedCalls:
         Raises:
             WorkloadFault: no call was made on them.
         """
-        found = self._outputs.get(tuple(map(id, args)))
-        if found is None:
+        result = self._outputs.get(tuple(map(id, args)))
+        if result is None:
             raise WorkloadFault("the evaluator asks for a call on inputs of its own after the solution was timed")
-        found.append(found.pop(0))  # several calls on the same inputs: one after another
-        return [output.clone() for output in found[-1]]
+        result.append(result.pop(0))  # several calls on the same inputs: one after another
+        return [output.clone() for output in result[-1]]
 
     def call_repeatedly(self, inputs: Sequence[Any], count: int) -> Iterator[list[torch.Tensor]]:
         """Yield copies of the outputs recorded for these inputs, `count` times."""
@@ -149,7 +149,7 @@ class Evaluator(ABC):
     """Increase it when a verdict or its numbers may change: resumed runs then judge again."""
     extra_keys: ClassVar[Mapping[str, Any] | None] = None
     """The keys of `extra` that it reads, each with its default, or with its type (`float`) if it has none. A run
-    refuses other keys, and values of another type. None declares nothing: any key may be its own."""
+    refuses other keys, and values of another type. Without a declaration (None), any key may be its own."""
     judges_calls_alone: ClassVar[bool] = False
     """Whether `check_correctness` judges each trial by one call on its inputs, independent of the other trials. Then
     the first trial is checked before the solution is timed, and the inputs of the others among timed calls."""
@@ -163,7 +163,7 @@ class Evaluator(ABC):
 
     @classmethod
     def why(cls, definition: Definition) -> str:
-        """Say in one line why it takes this definition; `list --evaluators` shows the line."""
+        """Return one line with the reason why it takes this definition; `list --evaluators` shows the line."""
         return (cls.__doc__ or "Its can_evaluate says so.").strip().splitlines()[0]
 
     @classmethod
@@ -205,7 +205,7 @@ class Evaluator(ABC):
 
     @classmethod
     def count_reads(cls, elements: int) -> int:
-        """Return how many timed calls of each trial are judged at least.
+        """Return the number of judged timed calls of each trial, at least.
 
         Args:
             elements: of the first output.

@@ -2,7 +2,7 @@
 
 A kernel that quantises its intermediate values rounds differently from the reference. In a near tie this may send a
 token to another expert. `compare.tolerance` limits the errors of that share. The share must also be small among the
-elements that are not zero on both sides, because scales in tiles are mostly padding if there are few rows.
+elements that are not zero on both sides: with few rows, scales in tiles are mostly padding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEFAULT_MATCHED_RATIO: Final = 0.95
 
 
 def has_low_bits(definition: Definition) -> bool:
-    """Tell whether a definition is low-bit by its op type, or has inputs of 8 bits or fewer."""
+    """Return whether a definition is low-bit by its op type, or has inputs of 8 bits or fewer."""
     dtypes = [DTYPES[spec.dtype] for spec in definition.inputs.values()]
     return definition.op_type == "lowbit" or any(dtype.bits <= 8 and dtype.kind != "bool" for dtype in dtypes)
 

@@ -54,7 +54,7 @@ class PlugIn:
     reference: str
     """`module` or `module:name`."""
     origin: str
-    """Where it was named, for messages."""
+    """The source that names it, for messages."""
     is_first: bool = True
     """Whether its evaluators are asked before the built-in evaluators."""
     folder: str | None = None
@@ -71,7 +71,7 @@ class Parameter:
     has_default: bool = False
 
     def accepts(self, value: Any) -> bool:
-        """Tell whether a value is of the type that was declared."""
+        """Return whether a value is of the declared type."""
         is_bool = isinstance(value, bool) and self.kind not in ("bool", "NoneType")
         return isinstance(value, KINDS[self.kind][1]) and not is_bool
 
@@ -115,11 +115,11 @@ def list_plug_ins(modules: Sequence[str], *, find_entry_points: EntryPoints = me
     Raises:
         ConfigError: a class that was appended in this process cannot be imported by another process.
     """
-    found = [PlugIn(name, f"evaluator_modules: {name}", folder=_find_folder(name)) for name in modules]
+    result = [PlugIn(name, f"evaluator_modules: {name}", folder=_find_folder(name)) for name in modules]
     for entry in sorted(find_entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
         distribution = f" of {entry.dist.name} {entry.dist.version}" if entry.dist is not None else ""
-        found.append(PlugIn(entry.value, f"entry point {entry.name}{distribution}"))
-    return [*found, *(list_appended(sys.modules[REGISTRY]._EVALUATORS) if REGISTRY in sys.modules else ())]
+        result.append(PlugIn(entry.value, f"entry point {entry.name}{distribution}"))
+    return [*result, *(list_appended(sys.modules[REGISTRY]._EVALUATORS) if REGISTRY in sys.modules else ())]
 
 
 def list_appended(evaluators: Sequence[Any]) -> list[PlugIn]:
@@ -128,7 +128,7 @@ def list_appended(evaluators: Sequence[Any]) -> list[PlugIn]:
     Raises:
         ConfigError: an entry is no class, or only this process can find its definition.
     """
-    found, is_first = [], True
+    result, is_first = [], True
     for evaluator in evaluators:
         if not isinstance(evaluator, type):
             raise ConfigError(f"{APPENDED}: {evaluator!r} is no class; append the class itself, and no object of it")
@@ -141,8 +141,8 @@ def list_appended(evaluators: Sequence[Any]) -> list[PlugIn]:
                 f"{APPENDED}: {name} is defined in the script or in a function of it, where the process that judges "
                 "cannot import it; put it into a module, and the module into evaluator_modules"
             )
-        found.append(PlugIn(f"{module}:{name}", APPENDED, is_first, _find_folder(module)))
-    return found
+        result.append(PlugIn(f"{module}:{name}", APPENDED, is_first, _find_folder(module)))
+    return result
 
 
 def _find_folder(reference: str) -> str | None:
@@ -160,7 +160,7 @@ def read_parameters(declared: Any) -> dict[str, Parameter]:
     """
     if not isinstance(declared, Mapping) or not all(isinstance(key, str) for key in declared):
         raise ValueError(f"{declared!r} is no mapping of names to defaults or types")
-    found = {}
+    result = {}
     for key, value in declared.items():
         default = list(value) if isinstance(value, tuple) else value
         is_type = isinstance(value, type)
@@ -171,8 +171,8 @@ def read_parameters(declared: Any) -> dict[str, Parameter]:
             kind = ""
         if kind not in KINDS:
             raise ValueError(f"{value!r} is neither a default, which is a value of JSON, nor a type of such values")
-        found[key] = Parameter(kind) if is_type else Parameter(kind, default, has_default=True)
-    return found
+        result[key] = Parameter(kind) if is_type else Parameter(kind, default, has_default=True)
+    return result
 
 
 def find_wrong_parameters(

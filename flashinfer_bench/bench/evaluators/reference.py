@@ -87,7 +87,7 @@ class Reference:
         """
         if self.broken is not None:
             raise DefinitionFault(self.broken)
-        spared = self.spare(inputs)
+        spared = self.clone_written(inputs)
         versions = list(map(_version, spared))
         with usual_threads():
             returned = self.launch(spared)
@@ -104,7 +104,7 @@ class Reference:
         with self._blame, torch.no_grad():
             return self._call.bind(self.run, dict(zip(self.definition.inputs, inputs, strict=True)))()
 
-    def spare(self, inputs: Sequence[Any]) -> list[Any]:
+    def clone_written(self, inputs: Sequence[Any]) -> list[Any]:
         """Clone the inputs that the reference writes to; before its first call, all inputs if there is memory."""
         written = self.mutates
         if written is None:
@@ -283,7 +283,7 @@ def _version(value: Any) -> int:
 
 
 def _differs(given: Any, used: Any) -> bool:
-    """Tell whether a tensor and its clone hold other bytes."""
+    """Return whether a tensor and its clone have different bytes."""
     if given is used or not isinstance(given, torch.Tensor) or given.numel() == 0:
         return False
     return not torch.equal(*(value.reshape(-1).view(torch.uint8) for value in (given, used)))

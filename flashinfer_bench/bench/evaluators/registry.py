@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.bench.evaluator_record import find_records, make_mark
+from flashinfer_bench.bench.evaluator_record import find_records, make_key
 from flashinfer_bench.bench.evaluators.blame import Blame
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Evaluator, JudgeContext, Rejected
@@ -90,7 +90,7 @@ def register(plug_ins: Iterable[PlugIn]) -> None:
 
 
 def choose_evaluator(definition: Definition) -> EvaluatorChoice:
-    """Say which evaluator judges a definition, and why.
+    """Return the evaluator that judges a definition, with the reason.
 
     Raises:
         ConfigError: an evaluator fails on the definition.
@@ -101,7 +101,7 @@ def choose_evaluator(definition: Definition) -> EvaluatorChoice:
         why = str(evaluator.why(definition))
     module, name = evaluator.__module__, evaluator.__qualname__
     is_own = module.startswith(OWN_PACKAGE)
-    fingerprint = make_mark(name if is_own else f"{module}:{name}", evaluator.revision)
+    fingerprint = make_key(name if is_own else f"{module}:{name}", evaluator.revision)
     file = None if is_own else inspect.getsourcefile(evaluator)
     if file is not None:
         fingerprint += f" {hashlib.sha256(Path(file).read_bytes()).hexdigest()[:DIGEST_LENGTH]}"
@@ -199,11 +199,11 @@ def _call(name: str, method: Callable[..., Any], cls: type[Evaluator], *argument
     returned = method(*arguments, **{key: value for key, value in offered.items() if key in wanted})
     if name == "build_baseline":
         return returned
-    found, evaluation = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
+    result, evaluation = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
     if isinstance(evaluation, Evaluation) and evaluation.status is not EvaluationStatus.PASSED:
-        return Rejected(evaluation.status, evaluation.log, found)
+        return Rejected(evaluation.status, evaluation.log, result)
     wanted_types = (Accepted, Rejected, Correctness) if name == "check_correctness" else Performance
-    if evaluation is None and isinstance(found, wanted_types):
-        return Accepted(found) if isinstance(found, Correctness) else found
+    if evaluation is None and isinstance(result, wanted_types):
+        return Accepted(result) if isinstance(result, Correctness) else result
     what = "nothing (None)" if returned is None else f"an object of type {type(returned).__name__}"
     raise WorkloadFault(f"{cls.__qualname__}.{name} returned {what}: {NEEDED[name]} is needed")

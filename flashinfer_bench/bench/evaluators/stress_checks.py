@@ -27,7 +27,7 @@ from flashinfer_bench.bench.evaluators.integrity.stability import (
     FEWEST_DRAWS,
     GATE_ROUNDING,
     LOUD_ROUNDING,
-    REGIME_ROUNDING,
+    STRESS_ROUNDING,
     Stability,
     call_rounded,
 )
@@ -41,7 +41,7 @@ LEAST_FLOAT: Final = 1e-12
 """Least change of a float whose usual value is zero. A share of very many elements is larger, and a flushed denormal
 smaller."""
 WRONG_SHARE: Final = 0.25
-"""Elements that may be wrong, as a share of those that differ from the usual output."""
+"""Elements that may be wrong, as a share of the elements that differ from the usual output."""
 ODD_KINDS: Final = (torch.isposinf, torch.isneginf, torch.isnan)
 
 Outputs = Sequence[torch.Tensor]
@@ -68,7 +68,7 @@ class StressChecks:
 
     def judge(self, case: str, call: JudgedCall, context: JudgeContext) -> Verdict:
         """Judge the floats of a call on inputs of a case."""
-        rounding = GATE_ROUNDING if case in GATES else LOUD_ROUNDING if case == ONE_ROW else REGIME_ROUNDING
+        rounding = GATE_ROUNDING if case in GATES else LOUD_ROUNDING if case == ONE_ROW else STRESS_ROUNDING
         stability = Stability(context.reference, call.inputs, call.expected, context.seed, rounding)
         verdict = judge_norms(self.definition, call, self._rule, stability, Correctness())
         if isinstance(verdict, Accepted):
@@ -95,7 +95,7 @@ class StressChecks:
             expected, got = call.expected[number], call.got[number]
             changed = differs(expected, usual)
             suspects[number] = changed, (changed != differs(got, usual)) & differs(expected, got)
-        draws = call_rounded(context.reference, call.inputs, REGIME_ROUNDING, context.seed)
+        draws = call_rounded(context.reference, call.inputs, STRESS_ROUNDING, context.seed)
         made = 0
         while suspects := {number: both for number, both in suspects.items() if _is_left_out(*both)}:
             drawn = next(draws, None)
@@ -103,8 +103,8 @@ class StressChecks:
                 break
             made += 1
             for number, (changed, wrong) in suspects.items():
-                settled = differs(drawn[0][number], constants[number]) == changed
-                suspects[number] = changed & settled, wrong & settled
+                unchanged = differs(drawn[0][number], constants[number]) == changed
+                suspects[number] = changed & unchanged, wrong & unchanged
         if made < FEWEST_DRAWS or not suspects:
             return Accepted(Correctness())
         number, both = next(iter(suspects.items()))
@@ -127,7 +127,7 @@ def find_constants(outputs: Sequence[Outputs]) -> Constants:
             it repeats one number. A float output must repeat it in several calls.
     """
     calls = list({id(one): one for one in outputs}.values())  # if memory is short, trials share their expected outputs
-    found: dict[int, torch.Tensor] = {}
+    result: dict[int, torch.Tensor] = {}
     for number, value in enumerate(calls[0] if calls else ()):
         whole, others = is_whole(value), [call[number] for call in calls[1:]]
         if not value.numel() or not (whole or (others and not is_packed(value.dtype))):
@@ -135,8 +135,8 @@ def find_constants(outputs: Sequence[Outputs]) -> Constants:
         first = value.reshape(-1)[0]
         is_one = bool((value == first).all()) and bool(first.isfinite())
         if (is_one or (whole and others)) and all(torch.equal(value, other) for other in others):
-            found[number] = value
-    return found
+            result[number] = value
+    return result
 
 
 def differs(value: torch.Tensor, usual: torch.Tensor) -> torch.Tensor:
@@ -157,10 +157,10 @@ def keep_finite(
 ) -> tuple[JudgedCall, JudgeContext] | None:
     """Return a call, and a context for judging it, with the rows that can be judged; None if all can.
 
-    A row in which the reference is not finite is skipped: if a sum overflows, a quotient by it is zero, and a better
+    A row in which the reference is not finite is skipped. If a sum overflows, a quotient by it is zero, and a better
     solution has other numbers. A row in which only the solution is not finite is skipped too, since a narrower format
     overflows sooner. A shortcut for numbers of the usual size returns no infinite numbers. An output that overflows in
-    some rows is skipped as a whole: any rounding moves numbers that grow so fast, and nearly infinite rows dominate all
+    some rows is skipped as a whole. Any rounding moves numbers that grow so fast, and nearly infinite rows dominate all
     others. Infinities and nans that usual inputs give too, such as masked scores, are expected; the rest of such a row
     is judged.
 

@@ -92,11 +92,11 @@ def summarise(trials: Sequence[Correctness]) -> Correctness:
     worst = max(trials, key=lambda trial: trial.max_relative_error)
     extra = {**(worst.extra or {}), "trials": len(trials)}
     if "outputs" in extra:
-        found = [trial.extra or {} for trial in trials]
-        extra["matched_ratio"] = min(each["matched_ratio"] for each in found)
+        result = [trial.extra or {} for trial in trials]
+        extra["matched_ratio"] = min(each["matched_ratio"] for each in result)
         extra["outputs"] = {
             name: min(
-                (each["outputs"][name] for each in found),
+                (each["outputs"][name] for each in result),
                 key=lambda record: (record["matched_ratio"], -record["max_absolute_error"]),
             )
             for name in extra["outputs"]

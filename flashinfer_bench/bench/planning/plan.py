@@ -93,7 +93,7 @@ class Skip:
     """The uuid; None if all workloads are skipped, or the workloads in the reason."""
     reason: str
     is_fault: bool = False
-    """Whether the data set lacks a required part: then the run has failed, whatever else it judged."""
+    """Whether the data set lacks a required part: then the run has failed, with any other verdicts."""
 
 
 @dataclass(frozen=True)
@@ -165,8 +165,8 @@ def make_plan(
         evaluators: definition → fingerprint of the evaluator that judges it.
 
     Raises:
-        ConfigError: the configuration names an entry that the set does not have, the filters select nothing, or a
-            parameter of a built-in evaluator has a wrong value.
+        ConfigError: the configuration names an unknown entry, the filters select nothing, or a parameter of a built-in
+            evaluator has a wrong value.
     """
     selected = select(trace_set, config)
     check_extras((item.definition for item in selected), config)
@@ -277,13 +277,13 @@ class JobMaker:
         for workload in selected.workloads:
             tolerance = own_tolerance(trace_set, definition.name, workload)
             own = resolved if tolerance is None else config.resolve_eval_config(definition, tolerance)
-            marks = {"workload": workload.digest(), "config": digest if own is resolved else own.digest()}
-            self._workloads.append((workload, own, marks))
+            keys = {"workload": workload.digest(), "config": digest if own is resolved else own.digest()}
+            self._workloads.append((workload, own, keys))
         self._shared: Mapping[str, str | int | None] = {
             "definition": definition.digest(),
             "hardware": machine.hardware,
             "evaluator": evaluators.get(definition.name),
-            "timing": config.timing_mark(),
+            "timing": config.timing_key(),
             "assurance": FULL if config.assurance == FULL else None,
             "protocol": PROTOCOL,
             "sandbox": machine.sandbox,
@@ -294,8 +294,8 @@ class JobMaker:
         """Return a solution's jobs, not numbered yet."""
         common = fingerprint(**self._shared, solution=solution.digest())
         return [
-            Job(0, self.definition, workload, solution, own, {**common, **marks})
-            for workload, own, marks in self._workloads
+            Job(0, self.definition, workload, solution, own, {**common, **keys})
+            for workload, own, keys in self._workloads
         ]
 
 

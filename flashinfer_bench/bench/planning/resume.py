@@ -1,10 +1,10 @@
 """The jobs that a resumed run can skip: a job's fingerprint, and its search among the recorded jobs.
 
 The fingerprint of a trace is in `evaluation.extra["run"]["fingerprint"]`. It has digests of the definition, the
-solution, the workload and the eval config, the hardware's name, the evaluator's class with its revision, and for a
-plug-in the digest of its source. It has the timing if it is unusual (quick, warm L2, CUDA events, no graphs), whether
-workers had a sandbox, a given seed, and full assurance. A trace without a fingerprint (another engine's) proves
-nothing, nor does a trace from before evaluators had revisions.
+solution, the workload and the eval config. It has the hardware's name, the evaluator's class with its revision, and for
+a plug-in the digest of its source. It has unusual timing (quick, warm L2, CUDA events, no graphs), whether workers had
+a sandbox, a given seed, and full assurance. A trace without a fingerprint (another engine's) proves nothing, nor does a
+trace from before evaluators had revisions.
 
 A quick run is never resumed from. If it failed, its job is done again even if a whole verdict is recorded.
 
@@ -52,7 +52,7 @@ leaves slow cores. 15: a gated chain bounds every latency on a GPU, batches only
 below the physical floor; a CPU's latency has no bound; the definition and the workload decide a job's stress cases; all
 trials are timed as one; no core is chosen any more."""
 FULL: Final = "full"
-"""Mark of this assurance. Its verdicts also count if standard assurance, which has no mark, is requested."""
+"""Key of this assurance. Its verdicts also count if standard assurance, which has no key, is requested."""
 HARDWARE_JOINT: Final = " + "
 """Joins the names of the devices of one run."""
 QUICK_ONLY: Final = "it was a quick look"
@@ -68,20 +68,20 @@ def names_of(trace: AnyTrace) -> tuple[str, str | None, str]:
     return trace.definition, trace.solution, trace.workload.uuid
 
 
-def fingerprint(**marks: str | int | None) -> dict[str, str]:
-    """Return the inputs of a verdict, by FINGERPRINT_KEYS; a mark that is None is omitted."""
-    return {key: str(marks[key]) for key in FINGERPRINT_KEYS if marks.get(key) is not None}
+def fingerprint(**keys: str | int | None) -> dict[str, str]:
+    """Return the inputs of a verdict, by FINGERPRINT_KEYS; a key that is None is omitted."""
+    return {key: str(keys[key]) for key in FINGERPRINT_KEYS if keys.get(key) is not None}
 
 
 def is_same(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> bool:
     """Return whether a recorded fingerprint is the wanted one, or of a higher assurance.
 
-    Where no seed is asked for, any will do.
+    If no seed is requested, any seed matches.
     """
     if recorded is None:
         return False
     more = {"seed", "assurance"} - wanted.keys()
-    return {key: mark for key, mark in recorded.items() if key not in more} == wanted
+    return {key: value for key, value in recorded.items() if key not in more} == wanted
 
 
 class Decision(NamedTuple):
@@ -104,7 +104,7 @@ class RecordedRun(msgspec.Struct, frozen=True, gc=False):
     worker_memory_gb: float | None = None
 
     @property
-    def marks(self) -> Mapping[str, str] | None:
+    def keys(self) -> Mapping[str, str] | None:
         """Return the fingerprint with the seed of the run; None if there is none."""
         if self.fingerprint is None or self.seed is None:
             return self.fingerprint
@@ -136,7 +136,7 @@ class RecordedJobs:
             self._by_key[names_of(trace)].append(trace)
 
     def decide(self, job: Job, config: BenchmarkConfig) -> Decision:
-        """Say whether a job is recorded, has changed since, or is new."""
+        """Return whether a job is recorded, has changed since, or is new."""
         traces = self._by_key.get((job.definition.name, job.solution.name, job.workload.uuid), [])
         return decide(job, config, traces, retry_timeouts=self._retries)
 
@@ -153,10 +153,10 @@ def decide(job: Job, config: BenchmarkConfig, traces: Sequence[AnyTrace], *, ret
     if not records:
         return Decision()
     shown = _newest_alike([one for one in records if one[1].environment.hardware in devices], wanted)
-    same = [one for one in shown if is_same(one[2].marks, wanted) and not one[2].quick]
+    same = [one for one in shown if is_same(one[2].keys, wanted) and not one[2].quick]
     if not same:
         last = records[-1][2]
-        return Decision(QUICK_ONLY if last.quick else _what_changed(last.marks, wanted))
+        return Decision(QUICK_ONLY if last.quick else _what_changed(last.keys, wanted))
     if shown[-1][2].quick and shown[-1][1].status is not EvaluationStatus.PASSED:
         return Decision("failed in a quick look")
     _, evaluation, run = same[-1]
@@ -186,15 +186,15 @@ def _newest_alike(records: list[Record], wanted: Mapping[str, str]) -> list[Reco
     """Return the records since the last one of another solution, definition, workload or evaluator."""
     judged = list(map(wanted.get, JUDGED_KEYS))
     for index in range(len(records), 0, -1):
-        marks = records[index - 1][2].fingerprint
-        if marks is None or list(map(marks.get, JUDGED_KEYS)) != judged:
+        keys = records[index - 1][2].fingerprint
+        if keys is None or list(map(keys.get, JUDGED_KEYS)) != judged:
             return records[index:]
     return records
 
 
 def read_fingerprint(evaluation: AnyEvaluation) -> Mapping[str, str] | None:
     """Return the fingerprint of a verdict, with the seed of its run; None if it has no fingerprint."""
-    return read_extra(evaluation, RecordedExtra).run.marks
+    return read_extra(evaluation, RecordedExtra).run.keys
 
 
 def find_fingerprint(extra: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
@@ -202,8 +202,8 @@ def find_fingerprint(extra: Mapping[str, Any] | None) -> tuple[Mapping[str, Any]
     run = (extra or {}).get("run")
     if not isinstance(run, Mapping):
         return {}, None
-    found = run.get("fingerprint")
-    return run, found if isinstance(found, Mapping) else None
+    result = run.get("fingerprint")
+    return run, result if isinstance(result, Mapping) else None
 
 
 def _what_changed(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> str:

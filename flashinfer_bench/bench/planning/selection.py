@@ -77,12 +77,12 @@ def check_names(trace_set: TraceSet, config: BenchmarkConfig) -> None:
         ("authors", "author", config.authors, authors),
         ("workloads", "workload", config.workloads, uuids),
     ]
-    for place, name in config.section_places("op_type_config", users_only=True):
-        named.append((place, "op type", [name], {*op_types.values(), *known_op_types()}))
-    for place, name in config.section_places("definition_config", users_only=True):
-        named.append((place, "definition", [name], definitions))
+    for location, name in config.section_locations("op_type_config", users_only=True):
+        named.append((location, "op type", [name], {*op_types.values(), *known_op_types()}))
+    for location, name in config.section_locations("definition_config", users_only=True):
+        named.append((location, "definition", [name], definitions))
     problems = []
-    for place, kind, names, known in named:
+    for location, kind, names, known in named:
         spell = normalise_op_type if kind == "op type" else str
         there = set(map(spell, known))
         for name in names or ():
@@ -96,7 +96,7 @@ def check_names(trace_set: TraceSet, config: BenchmarkConfig) -> None:
                 hint = f"; the start of a uuid needs {MIN_PREFIX} characters"
             else:
                 hint = did_you_mean(name, known) or _list_some(known)
-            problems.append(f"{place}: the trace set has no {kind} {name!r}{hint}")
+            problems.append(f"{location}: the trace set has no {kind} {name!r}{hint}")
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -107,10 +107,10 @@ def _has(names: Collection[str] | None, name: str) -> bool:
 
 def _find_uuid(wanted: str, known: Collection[str]) -> list[str]:
     """Return the uuid that equals a name or begins with it, if there is one."""
-    found = [wanted] if wanted in known else [uuid for uuid in known if uuid.startswith(wanted)]
-    if len(found) > 1:
-        raise ConfigError(f"workloads: {wanted!r} is the start of several uuids{_list_some(found)}; write more of it")
-    return found
+    result = [wanted] if wanted in known else [uuid for uuid in known if uuid.startswith(wanted)]
+    if len(result) > 1:
+        raise ConfigError(f"workloads: {wanted!r} is the start of several uuids{_list_some(result)}; write more of it")
+    return result
 
 
 def _list_some(names: Iterable[str]) -> str:

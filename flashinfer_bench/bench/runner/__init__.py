@@ -1,1 +1,1 @@
-"""Our side of the processes: who runs where, who waits for whom and how long."""
+"""The host's and the session's side of all processes: their start, messages, limits and end."""

@@ -2,10 +2,10 @@
 
     <cache>/baselines/<digest of the keys>.json        one reference on one workload
 
-A file holds the reference's latency with its record, and the keys under which it was taken
-(`session/reference_timing.py` makes them). It never holds inputs or expected outputs, which come from secrets. Sessions
-write here. No worker with walls reaches the folder, and without walls nothing here is used. A file that is strange,
-damaged, too large or about something else counts as missing: the reference is timed again.
+A file holds the reference's latency with its record, and the keys under which it was measured
+(`session/reference_timing.py` makes them). It never holds inputs or expected outputs, which depend on secrets. Sessions
+write the files. Workers in a sandbox cannot reach the folder. Without a sandbox the cache is off. A foreign, damaged,
+large or mismatched file counts as missing, and the reference is timed again.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from flashinfer_bench.timing.measurement import Count, Words
 
 FOLDER: Final = "baselines"
 MOST_BYTES: Final = 64 << 10
-"""Most bytes of a file: ours have about 2 kB."""
+"""Most bytes of a file. Usual files have about 2 kB."""
 TIMES_MS: Final = ("mean_ms", "min_ms", "q25_ms", "median_ms", "q75_ms", "max_ms")
 """Fields of a record that include the launch gap."""
 KEPT_FIELDS: Final = """
 method cache_state stop calls trials samples std_ms interval95_ms launch launch_reason fallback busy_ms operations
 launch_gap_ns precision precision_reached flags
 """
-"""Fields of a record that are kept beside these. Others describe the moment, such as the GPU's power."""
+"""Further fields of a record that are stored. Other fields describe the moment, such as the GPU's power."""
 
 Latency = Annotated[float, Field(gt=0, le=1e9)]
 
@@ -44,13 +44,13 @@ class KeptBaseline(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     format: Literal[1] = 1
-    """Version of the file's form. 1: the first."""
+    """Version of the file's form: 1 is the first."""
     marks: dict[str, str]
     """The keys."""
     sm_mhz: Count | None = None
-    """Clock of the GPU's processors right after work, before the run's first job: only here locked clocks show."""
+    """Clock of the GPU's processors in MHz right after work, before the run's first job. It shows locked clocks."""
     definition: Words
-    """Its name, for people; the keys have its digest."""
+    """Its name, for people. The keys have its digest."""
     workload: Words
     """Its uuid, for people."""
     hardware: Words
@@ -77,11 +77,11 @@ class KeptFile(NamedTuple):
     last_used_s: float
     """Seconds since the epoch."""
     baseline: KeptBaseline | None
-    """None if it cannot be used."""
+    """None if the file is unusable."""
 
 
 class BaselineCache:
-    """The folder of baselines. Any number of processes may use it at once; none of them waits.
+    """The folder of baselines. Any number of processes can use it at once without waiting.
 
     Args:
         cache_root: the cache's folder.
@@ -90,34 +90,34 @@ class BaselineCache:
     def __init__(self, cache_root: Path) -> None:
         self.folder = cache_root / FOLDER
 
-    def place(self, marks: Mapping[str, str]) -> Path:
+    def place(self, keys: Mapping[str, str]) -> Path:
         """Return the path of the baseline with these keys, whether it exists or not."""
-        return self.folder / f"{digest_of(dict(marks))}.json"
+        return self.folder / f"{digest_of(dict(keys))}.json"
 
-    def read(self, marks: Mapping[str, str]) -> KeptBaseline | None:
-        """Return the baseline with these keys; None if there is none that can be used. This counts as a use."""
-        kept = self._read_file(self.place(marks))
+    def read(self, keys: Mapping[str, str]) -> KeptBaseline | None:
+        """Return the baseline with these keys; None if there is no usable file. This counts as a use."""
+        kept = self._read_file(self.place(keys))
         if kept is not None:
-            with suppress(OSError):  # a cache that cannot be written to can still be read
-                os.utime(self.place(marks))
+            with suppress(OSError):  # a read-only cache still works for reading
+                os.utime(self.place(keys))
         return kept
 
     def write(self, kept: KeptBaseline) -> None:
-        """Keep a baseline in place of an older one, if that is possible."""
+        """Store a baseline, replacing an older one, if the folder is writable."""
         place = self.place(kept.marks)
-        staged = place.with_suffix(".new")  # if two write it at once, what comes of it counts as missing at worst
+        staged = place.with_suffix(".new")  # if two processes write at once, the result is at worst unusable
         with suppress(OSError):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with os.fdopen(open_new(staged, 0o600), "w", encoding="utf-8") as handle:
                 handle.write(kept.model_dump_json(exclude_none=True))
             staged.replace(place)
 
-    def remove(self, marks: Mapping[str, str]) -> None:
+    def remove(self, keys: Mapping[str, str]) -> None:
         """Remove the baseline with these keys, if there is one."""
-        remove_tree(self.place(marks))
+        remove_tree(self.place(keys))
 
     def files(self) -> list[KeptFile]:
-        """Return the entries of the folder, the one with the latest use first."""
+        """Return the entries of the folder, latest use first."""
         found = []
         for path in self._paths():
             with suppress(OSError):  # it is being removed
@@ -126,7 +126,7 @@ class BaselineCache:
         return sorted(found, key=lambda one: -one.last_used_s)
 
     def clear(self) -> int:
-        """Remove everything; return the number of removed entries."""
+        """Remove all entries; return their number."""
         return sum(map(remove_tree, self._paths()))
 
     def _paths(self) -> list[Path]:

@@ -1,18 +1,18 @@
-"""The sessions of this machine's devices, seen from the host: start one, send it blocks, hear its verdicts, end it.
+"""The host's handle on the sessions of this machine's devices: start, send requests, read verdicts, end.
 
-The session and everything below it hold the write end of a pipe (the lifeline) that nobody writes to: when its read
-end reports the end of the stream, no process of the session is left.
+The session and all processes below it hold the write end of a pipe, the lifeline, and never write to it. When its read
+end reports the end of the stream, all processes of the session have ended.
 
-The loop over the devices deals batches to places and hears frames. A place can run a device session: a device of this
-machine (`LocalPlaces`), or one of a cluster's node (`cluster.Cluster`). Its device names it. A table of places has
+The loop over the devices gives batches to slots and reads frames. A slot can run a device session. It is a device of
+this machine (`LocalSlots`) or a device of a cluster's node (`cluster.Cluster`). A table of slots has
 
-    devices         those of all places that can be used now
-    least_shares    work is dealt as for this many places at least, so that something is left for one that comes
-    expects_more    whether a place may come soon: a loop that has lost all others waits for it
-    poll()          which places have come since the last poll; it is called often, and never waits
-    has(device)     whether a place is still there
+    devices         the devices of all usable slots
+    least_shares    least number of shares of the work, so that a slot that joins later gets a part
+    expects_more    whether a slot may join soon; a loop that has lost all slots waits for it
+    poll()          the slots that have joined since the last call; called often, never waits
+    has(device)     whether a slot still exists
     lock(device, held)     keeps other runs off a device until `held` is closed; see `device_lock.ask_for_device`
-    open(device, hello)    starts a session: a `SessionClient` or a `FarSession`. Only its `end` waits for anything
+    open(device, session_config)     starts a session: a `SessionClient` or a `RemoteSession`. Only its `end` waits
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.device_lock import ask_for_device
 from flashinfer_bench.bench.runner.environments import session_environment
 from flashinfer_bench.bench.runner.launcher import launcher_for, read_tail
-from flashinfer_bench.bench.runner.protocol import BlockOrder, Hello
+from flashinfer_bench.bench.runner.protocol import SessionConfig, SessionRequest
 from flashinfer_bench.sandbox.process_tree import end_tree, hide_memory, session_members
 
 START_LIMIT_S: Final = 180.0
 CLOSE_LIMIT_S: Final = 3.0
 FORCE_LIMIT_S: Final = 30.0
 PHASE_GRACE_S = 120.0
-"""Wait this many seconds beyond a phase's own limit, for comparing and reading blobs, before giving the session up."""
+"""Seconds to wait beyond a phase's own limit, for comparing and reading blobs, before the session is lost."""
 
 
 class SessionLost(Exception):
@@ -48,30 +48,30 @@ class SessionLost(Exception):
 
 
 class SessionTimedOut(SessionLost):
-    """The session was silent for longer than its phase may take."""
+    """The session was silent beyond the limit of its phase."""
 
 
 class SessionClient:
-    """One device session, from its start to its end. Starting one hides this process's memory, for good.
+    """One device session, from its start to its end. A start makes this process's memory unreadable for good.
 
     Args:
-        device: the device that it gets; it sees no other.
-        hello: its settings.
+        device: the session's device, and the only device that it sees.
+        session_config: the session's settings.
     """
 
-    def __init__(self, device: Device, hello: Hello) -> None:
-        hide_memory()  # a worker is a process of the same user
+    def __init__(self, device: Device, session_config: SessionConfig) -> None:
+        hide_memory()  # workers may run as the same user
         self.device = device
         self.libs: dict[str, str] = {}
         self.is_ready = False
         self._limit_s = START_LIMIT_S
         self._deadline = time.monotonic() + self._limit_s
         self.phase = "starting"
-        """The phase that it told of last."""
+        """The latest phase that it reported."""
         self._sock, theirs = socket.socketpair()
         self._lifeline, lifeline_write = os.pipe()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
-        environment = session_environment(os.environ, device, interpret_triton=hello.needs_triton)
+        environment = session_environment(os.environ, device, interpret_triton=session_config.needs_triton)
         try:
             launcher = launcher_for(environment)
             self._process = launcher.start(environment, theirs.fileno(), lifeline_write, self._stderr.fileno())
@@ -80,7 +80,7 @@ class SessionClient:
             os.close(lifeline_write)
         self._reader = FrameReader(self._sock, max_bytes=1 << 28)
         self._unsent = bytearray()
-        self._send({"hello": hello.model_dump()})
+        self._send({"hello": session_config.model_dump()})
 
     def fileno(self) -> int:
         """Return the descriptor to wait on."""
@@ -88,33 +88,33 @@ class SessionClient:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the session is taken for lost."""
+        """Seconds until the session counts as lost."""
         return self._deadline - time.monotonic()
 
-    def send(self, block: BlockOrder) -> None:
-        """Send the next block; `begin` has the session run it, `drop` takes it back."""
-        self._send({"block": block.model_dump()})
+    def send(self, request: SessionRequest) -> None:
+        """Send the next request. `begin` starts it; `drop` takes it back."""
+        self._send({"request": request.model_dump()})
 
     def drop(self) -> None:
-        """Take back the block that was sent and not begun."""
+        """Take back the request that was sent and has not begun."""
         self._send({"drop": True})
 
     def begin(self) -> None:
-        """Have the block run that was sent; the one before has all its answers."""
+        """Start the request that was sent. The previous request has all its answers."""
         self._limit_s = START_LIMIT_S
         self._deadline = time.monotonic() + self._limit_s
-        self.phase = "beginning a block"
+        self.phase = "beginning a request"
         self._send({"begin": True})
 
     def wait_forever(self) -> None:
-        """Set no deadline: the session has no work."""
+        """Remove the deadline, because the session has no work."""
         self._deadline = float("inf")
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """Read once and yield each message that is whole; call it when the descriptor is readable.
+        """Read once and yield each complete message. Call it when the descriptor is readable.
 
         Raises:
-            SessionLost: the session ended; what it printed last is in the message.
+            SessionLost: the session ended. The message has its last output.
         """
         try:
             self._reader.pump()
@@ -134,13 +134,13 @@ class SessionClient:
             raise SessionLost(f"the session of {self.device.label} speaks nonsense: {error}") from None
 
     def check_deadline(self) -> None:
-        """Raise SessionLost once the session has been silent for longer than its phase may take."""
+        """Raise SessionLost if the session has been silent beyond the limit of its phase."""
         if self.left_s <= 0:
             where = f"the session of {self.device.label} stopped answering in phase {self.phase!r}"
             raise SessionTimedOut(f"{where}, which may take {self._limit_s:g} s")
 
     def end(self) -> None:
-        """End the session and every process below it; returns when none is left."""
+        """End the session and every process below it; return when all have ended."""
         if self._sock.fileno() < 0:
             return
         self._send({"close": True})
@@ -148,10 +148,10 @@ class SessionClient:
         if not self._process.wait(0.5 if self.is_ready else 0):
             self._process.kill()
         session = self._process.pid
-        # One that was never forked holds nothing; the lifeline's end is on its way to its starter.
+        # A session that was never forked holds nothing, and the fork server will close the lifeline.
         is_over = wait([self._lifeline], CLOSE_LIMIT_S if session is not None else 0)
         if not is_over and session is not None:
-            for left in session_members([session])[session]:  # the template, which adopts the rest
+            for left in session_members([session])[session]:  # the fork server of workers, which adopts the rest
                 end_tree(left, FORCE_LIMIT_S)
         self._process.close()
         os.close(self._lifeline)
@@ -159,11 +159,11 @@ class SessionClient:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether `flush` is to be called once the descriptor takes more: the session does not read while it judges."""
+        """Whether `flush` must be called when the socket is writable. The session does not read while it judges."""
         return bool(self._unsent)
 
     def flush(self) -> None:
-        """Send what the session takes now, without waiting. Listening to it tells whether it is still there."""
+        """Send all data that the session accepts, without waiting. Reading shows whether it has ended."""
         try:
             while self._unsent:
                 del self._unsent[: self._sock.send(self._unsent, socket.MSG_DONTWAIT)]
@@ -187,16 +187,16 @@ class SessionClient:
 
 @dataclass(frozen=True)
 class News:
-    """What has changed since somebody looked."""
+    """Changes since the last check."""
 
     joined: tuple[Device, ...] = ()
-    """Devices of places that can be used from now on."""
+    """Devices of new slots."""
     notices: tuple[str, ...] = ()
-    """What a person should know."""
+    """Messages for the user."""
 
 
-class LocalPlaces:
-    """The devices of this machine, one place each."""
+class LocalSlots:
+    """The devices of this machine, one slot each."""
 
     least_shares: Final = 1
     expects_more: Final = False
@@ -205,17 +205,17 @@ class LocalPlaces:
         self.devices = tuple(devices)
 
     def poll(self) -> News:
-        """Return that nothing has changed: the devices of a machine stay."""
+        """Return no news, since the devices of a machine do not change."""
         return News()
 
     def has(self, device: Device) -> bool:
-        """Return whether it has a device; a session that does not start is what tells otherwise."""
+        """Return whether this machine has the device. A missing device is noticed when its session does not start."""
         return device in self.devices
 
     def lock(self, device: Device, held: ExitStack) -> Iterator[str | None]:
         """Take a GPU's lock."""
         return ask_for_device(device, held)
 
-    def open(self, device: Device, hello: Hello) -> SessionClient:
+    def open(self, device: Device, session_config: SessionConfig) -> SessionClient:
         """Start a session on a device."""
-        return SessionClient(device, hello)
+        return SessionClient(device, session_config)

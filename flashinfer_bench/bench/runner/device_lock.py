@@ -16,7 +16,7 @@ from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.errors import DeviceFault
 
 WAIT_LIMIT_S: Final = 3600.0
-"""Wait this many seconds for another run to end before this run fails."""
+"""Seconds to wait for another run to end before this run fails."""
 POLL_S: Final = 0.2
 
 
@@ -26,12 +26,12 @@ def lock_path(device: Device) -> Path:
 
 
 def open_lock(path: Path) -> int:
-    """Open, and make where it is missing, a file that every user of the machine may lock."""
+    """Open, and create if missing, a file that every user of the machine can lock."""
     path.parent.mkdir(mode=0o1777, parents=True, exist_ok=True)
     before = os.umask(0)
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(path, flags, 0o666)  # no link: the file that it leads to would be emptied
+        fd = os.open(path, flags, 0o666)  # follow no link: its target would be truncated
     finally:
         os.umask(before)
     try:
@@ -43,7 +43,7 @@ def open_lock(path: Path) -> int:
 
 
 def lock_device(device: Device, held: ExitStack, *, limit_s: float = WAIT_LIMIT_S) -> Iterator[str]:
-    """Take a GPU's lock as `ask_for_device` does, and wait for it; yields what a person should know meanwhile."""
+    """Take a GPU's lock like `ask_for_device`, and wait for it; yield messages for the user."""
     for line in ask_for_device(device, held, limit_s=limit_s):
         if line is not None:
             yield line
@@ -52,17 +52,17 @@ def lock_device(device: Device, held: ExitStack, *, limit_s: float = WAIT_LIMIT_
 
 
 def ask_for_device(device: Device, held: ExitStack, *, limit_s: float = WAIT_LIMIT_S) -> Iterator[str | None]:
-    """Take a GPU's lock without waiting: yields None each time that another run has it, and ends when it is ours.
+    """Take a GPU's lock without waiting: yield None each time that another run holds it; end when this run holds it.
 
-    A CPU has no lock. What a person should know is yielded once, before the first None.
+    A CPU has no lock. A message for the user is yielded once, before the first None.
 
     Args:
         device: the device.
-        held: gives the lock back when it is closed.
-        limit_s: give up after this many seconds.
+        held: releases the lock when it is closed.
+        limit_s: seconds until it fails.
 
     Raises:
-        DeviceFault: it was not free in time.
+        DeviceFault: the lock was not free in time.
     """
     if device.kind == "cpu":
         return

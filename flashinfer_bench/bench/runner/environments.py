@@ -1,7 +1,7 @@
-"""Which variables of the environment reach whom: a device session, its workers, a solution in one of them.
+"""The variables that reach a device session, its workers, and a solution in a worker.
 
-A program that fills FlashInfer's folder of kernels gets the compiler variables that a worker gets. Under other names of
-compilers the library would compile each kernel again.
+A program that fills FlashInfer's folder of kernels gets the same compiler variables as a worker. With other compiler
+names the library would compile each kernel again.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from flashinfer_bench.bench.machine import Device
 
 PACKAGE: Final = Path(__file__).parents[2]
 SECRET_MARKS: Final = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "API_KEY", "_KEY", "AUTH")
-"""A variable whose name has one of these words does not reach a session. So no worker can read it."""
+"""Words of secret variables. A variable with one of these in its name does not reach a session or a worker."""
 SECRET_VALUE: Final = re.compile(r"://[^/\s@]*:[^/\s@]*@")
-"""Nor does a variable whose value has a password in an address."""
+"""Matches values with a password in an address. These variables are secret, too."""
 MOST_RECORDED: Final = 200
-"""Characters of a value that a trace has."""
+"""Most characters of a value that a trace has."""
 
 
 def _split(text: str) -> tuple[str, ...]:
@@ -35,18 +35,18 @@ CC CXX CUDACXX CUDAHOSTCXX PYTORCH_NVCC CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH 
 CUDA_PATH CUDNN_HOME CUDNN_PATH CUTLASS_PATH CUTE_DSL_LIBS NVCC_CCBIN NVCC_PREPEND_PATH TRITON_*_PATH
 FLASHINFER_CUBIN_DIR FLASHINFER_NVCC
 """)
-"""Variables of compilers whose values name programs, files and folders, which workers with walls may read. As in the
-lists below `*` stands for any characters."""
+"""Variables of compilers whose values name programs, files and folders. Workers in a sandbox may read these. In this
+list and the lists below `*` stands for any characters."""
 RECORDED: Final = _split("""
 CUBLAS_* CUBLASLT_* CUDNN_* NVIDIA_TF32_OVERRIDE PYTORCH_* TORCHINDUCTOR_* TORCHDYNAMO_* TRITON_*
 """)
-"""Settings that may change what is computed, by solutions and references alike. So a trace has those that are set."""
+"""Settings that can change results of solutions and references. A trace has those that are set."""
 SETTINGS: Final = _split("""
 PATH LANG LC_ALL TZ MAX_JOBS CUDA_* NVCC_* NVIDIA_* CUPTI_* TORCH_* FLASHINFER_* TVM_* TILELANG_* CUTE_* CUTLASS_* DG_*
 NUMBA_* CUPY_* OMP_* KMP_* MKL_* OPENBLAS_*
 """)
 PASSED_ON: Final = (*NAMES_PATHS, *RECORDED, *SETTINGS)
-"""What a worker sees of the user's environment. docs/building.md lists it."""
+"""Variables of the user that reach a worker. docs/building.md lists them."""
 WITHHELD: Final = {
     "*_CACHE_DIR": "each solution has a folder of its own",
     "*_CACHE_PATH": "each solution has a folder of its own",
@@ -57,7 +57,7 @@ WITHHELD: Final = {
     "TORCHINDUCTOR_COMPILE_THREADS": "torch.compile compiles in the worker, without a pool of processes",
     "LD_PRELOAD": "the engine's processes have loaded it, and what a solution starts has not",
 }
-"""Variables that do not reach workers, whatever else is said of them → why."""
+"""Variables that never reach workers → why."""
 
 
 def session_environment(environment: Mapping[str, str], device: Device, *, interpret_triton: bool) -> dict[str, str]:
@@ -75,21 +75,22 @@ def session_environment(environment: Mapping[str, str], device: Device, *, inter
 
 
 def starter_environment(environment: Mapping[str, str], kind: str) -> dict[str, str]:
-    """Return the environment of the process that sessions for devices of this kind are forked from."""
+    """Return the environment of the fork server of sessions for devices of this kind."""
     own = {name: value for name, value in environment.items() if not _is_secret(name, value)}
     package_parent = str(PACKAGE.parent)
     own["PYTHONPATH"] = os.pathsep.join(filter(None, [package_parent, environment.get("PYTHONPATH")]))
     own["PYTHONSAFEPATH"] = "1"
     if kind == "cpu":
-        own.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin in the session would hold up the worker's
+        own.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads in the session would delay the worker's threads
     return own
 
 
 def worker_environment(environment: Mapping[str, str], cache_root: Path) -> dict[str, str]:
-    """Return what a worker sees of a session's environment, its own folder aside.
+    """Return a session's variables that a worker gets, without the worker's own folder.
 
-    FlashInfer compiles its kernels for minutes. So without walls all solutions share its folder, and one of them could
-    harm it. With walls each solution has a layer of its own over `library_folder` (`workers/sandbox_policy.py`).
+    FlashInfer compiles its kernels for minutes. So without a sandbox all solutions share its folder, and a solution
+    could damage it. In a sandbox each solution has a private overlay over `library_folder`
+    (`workers/sandbox_policy.py`).
     """
     kept = {name: value for name, value in environment.items() if is_passed_on(name)}
     if _why_no_program(kept) is not None:
@@ -98,20 +99,20 @@ def worker_environment(environment: Mapping[str, str], cache_root: Path) -> dict
 
 
 def library_folder(environment: Mapping[str, str], cache_root: Path) -> Path:
-    """Return FlashInfer's folder of modules that are compiled ahead. Workers with walls read it, and never write it."""
+    """Return FlashInfer's folder of modules compiled ahead. Workers in a sandbox can only read it."""
     return Path(environment.get("FLASHINFER_WORKSPACE_BASE") or cache_root / "modules")
 
 
 def ahead_environment(
     environment: Mapping[str, str], device: Device, cache_root: Path, *, for_walls: bool = False
 ) -> dict[str, str]:
-    """Return the environment of a program that calls solutions ahead: a session's, but a worker's view of compilers.
+    """Return the environment of a program that calls solutions ahead: a session's, with a worker's compiler variables.
 
     Args:
-        environment: the user's.
-        device: what the program may use.
-        cache_root: the folder of what is built.
-        for_walls: workers have walls, and read what the program compiles.
+        environment: the user's environment.
+        device: the device that the program can use.
+        cache_root: folder of the build results.
+        for_walls: workers are in a sandbox, and read the program's build results.
     """
     session = session_environment(environment, device, interpret_triton=False)
     others = {name: value for name, value in session.items() if not is_passed_on(name)}
@@ -121,7 +122,7 @@ def ahead_environment(
 
 @cache
 def is_passed_on(name: str) -> bool:
-    """Tell whether a variable of the user's reaches workers."""
+    """Return whether a user's variable reaches workers."""
     return _why_withheld(name) is None and _is_among(name, PASSED_ON)
 
 
@@ -134,7 +135,7 @@ def _why_withheld(name: str) -> str | None:
 
 
 def _why_no_program(environment: Mapping[str, str]) -> str | None:
-    """Return why $CC cannot be passed on: Triton takes it for the path of one program."""
+    """Return why $CC cannot be passed on; None if it can. Triton takes its value as the path of one program."""
     if "CC" not in environment or shutil.which(environment["CC"], path=environment.get("PATH")) is not None:
         return None
     return "it has to name one program, and `ccache gcc` would fail each build of Triton's"
@@ -145,20 +146,20 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def tell_withheld(environment: Mapping[str, str]) -> list[str]:
-    """Return a line for each variable for compilers and libraries that the user set, and that reaches no solution."""
+    """Return a line for each compiler or library variable of the user that reaches no solution."""
     found = {name: _why_withheld(name) for name in sorted(environment) if _is_among(name, (*PASSED_ON, "LD_PRELOAD"))}
     found["CC"] = _why_no_program(environment)
     return [f"variable {name} is not passed on to solutions: {why}" for name, why in found.items() if why is not None]
 
 
 def named_paths(environment: Mapping[str, str]) -> list[str]:
-    """Return the programs, files and folders that variables for workers name, as they stand there."""
+    """Return the programs, files and folders named by variables for workers, as written there."""
     values = [value for name, value in environment.items() if _is_among(name, NAMES_PATHS) and is_passed_on(name)]
     return [part for value in values for part in value.split(os.pathsep) if part]
 
 
 def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that are set and may change what is computed, which a trace tells."""
+    """Return the set variables that can change results, for the trace."""
     return {
         name: value[:MOST_RECORDED]
         for name, value in sorted(environment.items())
@@ -168,5 +169,5 @@ def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def solution_environment(own: Path) -> dict[str, str]:
-    """Return where a solution's compilers at run time keep what they make, in a folder of its own."""
+    """Return the variables that name a solution's private folders for its run-time compilers."""
     return {"TRITON_CACHE_DIR": str(own / "triton"), "TORCH_EXTENSIONS_DIR": str(own / "torch")}

@@ -1,8 +1,8 @@
-"""The seed of each job: what all of its random inputs are made from.
+"""The seed of each job, which decides all of its random inputs.
 
-Without a seed of the user's each job has a secret of its own, which stands in no file before the job is over; then its
-trace carries it, and `run --replay` makes the same inputs again. With the user's seed every job's seed follows from it:
-such a run can be repeated, and a solution that knows the seed can know its inputs.
+Without a seed of the user, each job has its own secret seed, which is in no file before the job is over. Its trace
+carries it then, and `run --replay` makes the same inputs again. With the user's seed every job's seed follows from it.
+Such a run can be repeated, but a solution that knows the seed can predict its inputs.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ SECRET_BITS = 62
 
 
 class JobSeeds:
-    """Gives each job its seed, the same one each time.
+    """Gives each job its seed, which stays the same.
 
     Args:
-        run_seed: the user's; None for secrets.
+        run_seed: the user's seed; None for secret seeds.
         recorded: seeds of jobs that are judged again, by job.
     """
 
@@ -32,10 +32,11 @@ class JobSeeds:
         self._run_seed = run_seed
         self._recorded = dict(recorded or {})
         self._secrets: dict[int, int] = {}
-        """By the job's index: a solution that is judged again gets other inputs, since its trace has told the first."""
+        """Job index → secret. A solution that is judged again gets other inputs, since its trace contains the first
+        seed."""
 
     def anew(self) -> JobSeeds:
-        """Return the seeds of another run of the same kind: its secrets are others."""
+        """Return the seeds of another run of the same kind, with other secrets."""
         return JobSeeds(self._run_seed, self._recorded)
 
     def of(self, job: Job) -> int:
@@ -48,29 +49,29 @@ class JobSeeds:
         return job_seed(self._run_seed, job)
 
     def forget(self, job: Job) -> None:
-        """Forget the secret of a job that has ended, and whose number comes never again."""
+        """Forget the secret of a job that has ended. Its index does not occur again."""
         self._secrets.pop(job.index, None)
 
     def describe(self, job: Job) -> dict[str, Any]:
-        """Return what a trace says of a job's seed."""
+        """Return the seed fields of a job's trace."""
         if self._run_seed is not None:
             return {"seed": self._run_seed, "seeded": True}
         return {"seed": self.of(job), "seeded": False}
 
 
 def job_seed(run_seed: int, job: Job) -> int:
-    """Return the seed of a job's inputs: the run's, the definition's, the workload's and the solution's together.
+    """Return the seed of a job's inputs, derived from the seeds of run, definition, workload and solution.
 
-    It differs between solutions, so that none can leave another the answers.
+    It differs between solutions, so that a solution cannot store answers for another solution.
     """
     parts = (str(run_seed), job.definition.digest(), job.workload.digest(), job.solution.digest())
     return seed_of("|".join(parts))
 
 
 def recorded_seeds(traces: Iterable[Trace]) -> tuple[int | None, dict[JobKey, int]]:
-    """Return the seed of the run that recorded some traces, where the user gave one, and else each job's own seed.
+    """Return the user's seed of the run that recorded some traces, or None, and each job's own seed otherwise.
 
-    A trace that carries no seed has none here: its job gets a new one.
+    A trace without a seed has no entry. Its job gets a new seed.
 
     Raises:
         Misuse: the traces come from runs of different seeds.

@@ -1,7 +1,7 @@
-"""What is known to fail: solutions and references that run out of time, references that end every session.
+"""Known failures: solutions and references that run out of time, and references that end every session.
 
-A solution of which a call ran out of time has its other jobs left out, since each would take as long again. The session
-knows that for the jobs of a block that it has begun, and the host for all others. Nothing is started here.
+If a call of a solution ran out of time, its other jobs are skipped, since each would take as long. The session applies
+this to the jobs of its running request, and the host to all other jobs. No process is started here.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from flashinfer_bench.bench.runner.protocol import REFERENCE_PHASE
 from flashinfer_bench.errors import RanOut
 
 TRIES: Final = 2
-"""A job whose session is lost is run this many times in all, each time on a new session. Then it is a fault."""
+"""Tries of a job whose session is lost, each in a new session. Then it is a fault."""
 HANGS: Final = 2
-"""A definition is given up after its reference ran out of time on this many workloads."""
+"""Workloads on which a reference ran out of time before its definition is abandoned."""
 FIRST_CALLS: Final = 2
-"""Leave a solution's jobs out after its first call ran out of time on this many workloads: one may have compiled."""
+"""Workloads on which a first call ran out of time before a solution's jobs are skipped. One call may have compiled."""
 
 
 @dataclass
 class HungSolutions:
-    """What is known of calls that ran out of time, by the key of their solution."""
+    """Calls that ran out of time, by the key of their solution."""
 
     _first_calls: dict[str, list[str]] = field(default_factory=dict)
-    """The workloads on which a first call ran out that may have compiled."""
+    """Workloads on which a first call, which may have compiled, ran out of time."""
     _reasons: dict[str, str] = field(default_factory=dict)
 
     def note(self, key: str, name: str, workload: str, ran_out: RanOut | None) -> None:
-        """Take note of where a solution's job ran out of time; None if it did not, or not in a call."""
+        """Record in which call a solution's job ran out of time; None if it did not, or not in a call."""
         if ran_out == "call":
             self._reasons.setdefault(key, f"left out: a call of {name} ran out of time on workload {workload}")
         elif ran_out == "first call":
@@ -44,28 +44,28 @@ class HungSolutions:
                 self._reasons.setdefault(key, f"left out: first calls of {name} ran out of time on workloads {where}")
 
     def reason(self, key: str) -> str | None:
-        """Return why a solution's jobs are left out; None if they are not."""
+        """Return why a solution's jobs are skipped; None if they are not."""
         return self._reasons.get(key)
 
     def forget(self, key: str) -> None:
-        """Forget what is known of a solution."""
+        """Forget a solution's failures."""
         self._first_calls.pop(key, None)
         self._reasons.pop(key, None)
 
 
 class KnownFailures:
-    """What the host has seen fail."""
+    """Failures that the host has observed."""
 
     def __init__(self) -> None:
         self.hung = HungSolutions()
         self._tries: Counter[int] = Counter()
         self._broken: dict[tuple[str, str], str] = {}
-        """(definition, workload) → why no session survives its reference."""
+        """(definition, workload) → why every session is lost in its reference."""
         self._hung: defaultdict[str, set[str]] = defaultdict(set)
         """Definition → workloads on which its reference ran out of time."""
 
     def find(self, job: Job) -> JobFaulted | None:
-        """Return why a job cannot be judged, or is left out; None as far as nothing is known."""
+        """Return why a job cannot be judged, or is skipped; None if no failure is known."""
         name = job.definition.name
         reason = self._broken.get((name, job.workload.uuid))
         if reason is None and len(self._hung.get(name, ())) >= HANGS:
@@ -77,12 +77,12 @@ class KnownFailures:
         return None if left_out is None else JobFaulted(job, left_out, is_left_out=True)
 
     def fault(self, job: Job, message: str) -> JobFaulted:
-        """Return the fault of a job, which says whether its reference ran out of time."""
+        """Return the fault of a job, including whether its reference ran out of time."""
         hung = self._hung.get(job.definition.name, ())
         return JobFaulted(job, message, is_out_of_time=job.workload.uuid in hung or len(hung) >= HANGS)
 
     def may_retry(self, job: Job, message: str, phase: str) -> bool:
-        """Count a job whose session was lost in a phase; return whether it is tried once more."""
+        """Count a job whose session was lost in a phase; return whether it is tried again."""
         self._tries[job.index] += 1
         if self._tries[job.index] < TRIES:
             return True
@@ -92,13 +92,13 @@ class KnownFailures:
         return False
 
     def note_hung_reference(self, job: Job, reason: str) -> str:
-        """Note that a job's reference ran out of time: a second try would, too. Return the message."""
+        """Record that a job's reference ran out of time, so that it is not tried again. Return the message."""
         name, uuid = job.definition.name, job.workload.uuid
         self._hung[name].add(uuid)
         self._broken[name, uuid] = f"reference of {name}, workload {uuid}: it ran out of time; {reason}"
         return self._broken[name, uuid]
 
     def forget(self, indices: Iterable[int]) -> None:
-        """Forget how often jobs were tried that have ended."""
+        """Forget the number of tries of jobs that have ended."""
         for index in indices:
             self._tries.pop(index, None)

@@ -1,14 +1,13 @@
 """The fork server of sessions: one process imports torch, and every session of the host is forked from it.
 
-So several devices, and runs that follow one another in a program, pay one import. The host's side is `Launcher`. The
-process itself is `python -m flashinfer_bench.bench.runner.launcher FD HOST_PID`. It ties itself to its host before
-anything slow is imported, so a host that is killed while torch loads leaves no process behind. It touches no device.
-It ends with the host, or when it was idle for some minutes. The first sessions import the judge themselves, beside the
-start of their workers; later ones find it imported.
+So several devices, and successive runs in a program, need one import. The host's side is `Launcher`. The process itself
+is `python -m flashinfer_bench.bench.runner.launcher FD HOST_PID`. It ties itself to its host before slow imports, so it
+ends if the host is killed while torch loads. It uses no device. It ends with the host, or after some idle minutes. The
+first sessions import the judge themselves, while their workers start. Later sessions inherit it.
 
 A request is a frame {"environment", "folder"} with four descriptors: the session's socket, the lifeline, the file for
 its output, and a socket on which the server reports {"pid"}, then {"exit"}. If the host has closed its end of that
-socket by then, nothing is forked.
+socket by then, no session is forked.
 """
 
 from __future__ import annotations
@@ -38,20 +37,20 @@ from flashinfer_bench.sandbox.process_tree import die_with_parent, fork, hide_me
 
 MODULE: Final = "flashinfer_bench.bench.runner.launcher"
 OPENING: Final = "flashinfer_bench.bench.runner.session.opening"
-"""Its `serve_host` is a session, and its `import_judge` imports what that goes on with."""
+"""Its `serve_host` runs a session, and its `import_judge` imports the rest that a session needs."""
 AT_IMPORT: Final = ("PYTHON", "OMP_", "GOMP_", "KMP_", "MKL_", "TORCH", "LD_", "OPENBLAS_", "CUDA_MODULE_", "MALLOC_")
-"""Variables that begin with one of these count when libraries are loaded: sessions that differ in them are forked from
+"""Prefixes of variables that take effect when libraries are loaded. Sessions that differ in them are forked from
 different servers."""
 STDERR_TAIL_BYTES: Final = 4096
 FORCE_LIMIT_S: Final = 30.0
-"""Seconds that a killed session may take to be gone."""
+"""Seconds for a killed session to end."""
 IDLE_S: Final = 120.0
-"""Seconds without a request after which a server ends that has no session."""
+"""Seconds without a request or session after which a server ends."""
 DESCRIPTORS: Final = 4
 """Descriptors of a request."""
 
 Serve = Callable[[int], object]
-"""Serves the host on a descriptor, as a session, until the host closes its end."""
+"""Runs a session for the host on a descriptor, until the host closes its end."""
 
 
 def read_tail(file: IO[bytes]) -> str:
@@ -63,7 +62,7 @@ def read_tail(file: IO[bytes]) -> str:
 
 
 class Launcher:
-    """One fork server, seen from the host.
+    """The host's handle on one fork server.
 
     Args:
         environment: its variables.
@@ -85,8 +84,8 @@ class Launcher:
 
     @property
     def is_there(self) -> bool:
-        """Whether it can fork another session. One that was idle closes its channel, and then takes a while to end."""
-        return self.process.poll() is None and not wait([self._sock], 0)  # it never says anything here
+        """Whether it can fork another session. An idle server closes its channel first and ends later."""
+        return self.process.poll() is None and not wait([self._sock], 0)  # the server sends no messages on this channel
 
     def start(self, environment: Mapping[str, str], sock: int, lifeline: int, output: int) -> LaunchedSession:
         """Have a session forked; return at once.
@@ -94,12 +93,12 @@ class Launcher:
         Args:
             environment: the session's variables.
             sock: the session's end of the channel to its host.
-            lifeline: held by everything below the session.
+            lifeline: inherited by all processes below the session.
             output: the file for its output.
         """
         ours, theirs = socket.socketpair()
         request = {"environment": dict(environment), "folder": str(Path.cwd())}
-        with theirs, suppress(OSError):  # it has ended: the session's channels close, which says so
+        with theirs, suppress(OSError):  # it has ended: the session's channels close, which shows it
             send_frame(self._sock, request, [sock, lifeline, output, theirs.fileno()])
         return LaunchedSession(self, ours)
 
@@ -108,7 +107,7 @@ class Launcher:
         return read_tail(self._output)
 
     def end(self) -> None:
-        """End it, and with it every session that it has forked."""
+        """End it, and every session that it has forked."""
         self.process.kill()
         self.process.wait()
         self._sock.close()
@@ -119,8 +118,8 @@ class LaunchedSession:
     """The process of one session.
 
     Args:
-        launcher: forks it.
-        reports: the socket on which the server reports.
+        launcher: the fork server.
+        reports: the socket on which the fork server reports.
     """
 
     def __init__(self, launcher: Launcher, reports: socket.socket) -> None:
@@ -130,11 +129,11 @@ class LaunchedSession:
         self._pid: int | None = None
         self._has_ended = False
         self.code: int | None = None
-        """How it ended: its exit code, or the number of a signal below zero."""
+        """How it ended: its exit code, or the negative number of a signal."""
 
     @property
     def pid(self) -> int | None:
-        """Its process; None while its server is importing, and if it was never forked."""
+        """Its process id; None while its server is importing, and if it was never forked."""
         self.wait(0)
         return self._pid
 
@@ -144,14 +143,14 @@ class LaunchedSession:
         while not self._has_ended and wait([self._reports], max(0.0, deadline - time.monotonic())):
             try:
                 self._reader.pump()
-            except WireClosed:  # its server has reported its end, is gone, or has forked nothing
+            except WireClosed:  # the server has reported the end, has ended, or has forked no session
                 self._has_ended = True
             while (message := self._reader.pop()) is not None:
                 self._pid, self.code = message.get("pid", self._pid), message.get("exit")
         return self._has_ended
 
     def kill(self) -> None:
-        """Kill it, and wait until it is gone. One that is not forked yet never will be."""
+        """Kill it, and wait until it has ended. A session that is not forked yet will not be forked."""
         pid = self.pid
         if pid is None:
             with suppress(OSError):
@@ -162,12 +161,12 @@ class LaunchedSession:
             self.wait(FORCE_LIMIT_S)
 
     def close(self) -> None:
-        """Give up the channel to its server."""
+        """Close the channel to its server."""
         self._reports.close()
 
 
 _LAUNCHERS: dict[tuple[Any, ...], Launcher] = {}
-"""Process, thread and what counts at imports → server. The kernel ends a server with the thread that started it."""
+"""Process, thread and import settings → server. The kernel ends a server with the thread that started it."""
 
 
 def launcher_for(environment: Mapping[str, str]) -> Launcher:
@@ -183,7 +182,7 @@ def launcher_for(environment: Mapping[str, str]) -> Launcher:
 
 
 def launcher_ids() -> set[int]:
-    """Return the processes of this one's servers."""
+    """Return the process ids of this process's servers."""
     return {one.process.pid for key, one in _LAUNCHERS.items() if key[0] == os.getpid()}
 
 
@@ -201,12 +200,12 @@ def main(fd: int, host_pid: int) -> None:
     """Have the kernel end this process with its host, then fork sessions."""
     die_with_parent(signal.SIGKILL)
     if os.getppid() != host_pid:
-        return  # the host ended before the kernel was told
+        return  # the host ended before this process was tied to it
     hide_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the host to handle
     with collector_paused():
         opening = importlib.import_module(OPENING)
-    gc.freeze()  # neither sessions nor workers walk what torch has made
+    gc.freeze()  # sessions and workers need not scan torch's objects
     with socket.socket(fileno=fd) as host:
         ForkServer(host, opening.serve_host, opening.import_judge).run()
 
@@ -215,10 +214,10 @@ class ForkServer:
     """Forks sessions for one host and reports how they end.
 
     Args:
-        host: the host's requests come from it.
-        serve: what a session does.
-        import_more: imports what sessions would import themselves. It is called before any fork but the first ones,
-            which somebody has waited for since the start of this process.
+        host: source of requests.
+        serve: runs a session.
+        import_more: imports modules for later sessions. It is not called before the first forks, since a user waits for
+            these.
     """
 
     def __init__(self, host: socket.socket, serve: Serve, import_more: Callable[[], object] = lambda: None) -> None:
@@ -227,10 +226,10 @@ class ForkServer:
         self._fds: list[int] = []
         self._has_forked = False
         self._sessions: dict[int, socket.socket] = {}
-        """Session's process → where it is reported."""
+        """Process id of a session → socket for its reports."""
 
     def run(self) -> None:
-        """Serve requests until the host is gone, or idle for IDLE_S."""
+        """Serve requests until the host has ended, or was idle for IDLE_S."""
         signal.signal(signal.SIGCHLD, lambda *_: self._reap())
         with suppress(WireClosed):
             while select.select([self._host], [], [], IDLE_S)[0] or self._sessions:
@@ -247,7 +246,7 @@ class ForkServer:
             del self._fds[:DESCRIPTORS]
 
     def _start(self, request: dict[str, Any], host: int, lifeline: int, output: int, control: int) -> None:
-        """Fork a session, unless the host has closed its end of the session's reports, on which it sends nothing."""
+        """Fork a session, unless the host has closed its end of the report socket. The host sends nothing on it."""
         reports, server = socket.socket(fileno=control), os.getpid()
         if is_readable(reports):
             reports.close()
@@ -259,14 +258,14 @@ class ForkServer:
                 self._become_session(request, server, host, lifeline, output)
             self._report(reports, {"pid": pid})
             self._sessions[pid] = reports
-            self._reap()  # it may have ended before it was known
+            self._reap()  # it may have ended before it was recorded
         for fd in (host, lifeline, output):
             os.close(fd)
 
     def _reap(self) -> None:
-        """Report sessions that have ended. Until it is reported, a session's id is nobody else's.
+        """Report sessions that have ended. The kernel does not reuse a session's process id before its report.
 
-        A signal may call it again within itself: then the inner call does the work.
+        A signal can call this method again within itself. Then the inner call does the work.
         """
         for pid in list(self._sessions):
             with suppress(ChildProcessError):
@@ -279,7 +278,7 @@ class ForkServer:
                     os.waitpid(pid, 0)
 
     def _report(self, reports: socket.socket, message: dict[str, Any]) -> None:
-        with suppress(OSError):  # the host has lost interest in this session
+        with suppress(OSError):  # the host does not wait for this session any more
             send_frame(reports, message)
 
     def _become_session(self, request: dict[str, Any], server: int, host: int, lifeline: int, output: int) -> NoReturn:
@@ -295,7 +294,7 @@ class ForkServer:
                 enter(request, output)
                 self._serve(host)
                 code = 0
-        except BaseException:  # the process must end here, whatever happened
+        except BaseException:  # the process must end here in any case
             traceback.print_exc()
         finally:
             with suppress(OSError, ValueError):
@@ -305,12 +304,12 @@ class ForkServer:
 
 
 def is_readable(sock: socket.socket) -> bool:
-    """Tell whether something has come, or the other end was closed."""
+    """Return whether data has arrived, or the other end was closed."""
     return bool(select.select([sock], [], [], 0)[0])
 
 
 def enter(request: dict[str, Any], output: int) -> None:
-    """Take on the surroundings that a host gives a session."""
+    """Apply the environment, folder and output that the host gives to a session."""
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
     for fd, target in ((nothing, 0), (output, 1), (output, 2)):

@@ -1,7 +1,7 @@
-"""Asks a process of its own which evaluator judges which definition: the host imports neither torch nor plug-ins.
+"""Finds the evaluator of each definition in a separate process, since the host imports neither torch nor plug-ins.
 
-So a plug-in that cannot be used is found before anything runs. The process (`base/isolated.py`) imports this module and
-calls `answer`:
+So a broken plug-in is found before the run starts. The process (`base/isolated.py`) imports this module and calls
+`answer`:
 
     question  {"plug_ins": [PlugIn], "definitions": [Definition]}
     answer    {"found": EvaluatorLookup} or {"refused": reason}
@@ -31,9 +31,9 @@ from flashinfer_bench.data import Definition
 from flashinfer_bench.errors import ConfigError
 
 LOOKUP_LIMIT_S: Final = 180.0
-"""Seconds that importing torch and the plug-ins, and choosing, may take; then the run is refused."""
+"""Seconds for importing torch and the plug-ins, and for choosing. Then the run is refused."""
 NO_DEVICE: Final = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
-"""Variables of the process: a plug-in must not touch a device while it is imported."""
+"""Variables of the process. A plug-in must not use a device during its import."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,20 @@ class EvaluatorLookup:
     """The answer of the process."""
 
     choices: Mapping[str, EvaluatorChoice] = field(default_factory=dict)
-    """Definition → the evaluator that judges it."""
+    """Definition → its evaluator."""
     failed: Mapping[str, str] = field(default_factory=dict)
-    """Definition → why its evaluator is not known: one of the evaluators fails on it."""
+    """Definition → why its evaluator is unknown: an evaluator fails on it."""
     known: KnownParameters = field(default_factory=KnownParameters)
 
     def has_all(self, definitions: Iterable[Definition]) -> bool:
-        """Tell whether all definitions were asked about."""
+        """Return whether all definitions were looked up."""
         return all(item.name in self.choices or item.name in self.failed for item in definitions)
 
     def check(self, definitions: Sequence[Definition], config: BenchmarkConfig) -> None:
-        """Check that each definition has an evaluator, which takes what the configuration gives in `extra`.
+        """Check that each definition has an evaluator, and that the evaluator accepts the configuration's `extra`.
 
         Raises:
-            ConfigError: an evaluator fails on a definition; or all keys and values of `extra` that are wrong.
+            ConfigError: an evaluator fails on a definition, or keys or values of `extra` are wrong. All are listed.
         """
         reasons = [self.failed[item.name] for item in definitions if item.name in self.failed]
         if reasons:
@@ -80,14 +80,14 @@ def look_up_evaluators(
     keeps_starter: bool = False,
     limit_s: float = LOOKUP_LIMIT_S,
 ) -> EvaluatorLookup:
-    """Find out which evaluator judges each definition.
+    """Find the evaluator of each definition.
 
     Args:
         definitions: the definitions.
-        plug_ins: the evaluators beside the built-in ones.
+        plug_ins: the evaluators besides the built-in evaluators.
         kind: the kind of device of the run.
-        keeps_starter: this thread is about to start sessions. The process that forks them imports torch meanwhile.
-        limit_s: seconds that it may take.
+        keeps_starter: this thread is about to start sessions. Their fork server imports torch meanwhile.
+        limit_s: most seconds for the lookup.
 
     Raises:
         ConfigError: a plug-in cannot be imported, or offers no evaluator.
@@ -113,7 +113,7 @@ def look_up_evaluators(
 
 
 def answer(question: Mapping[str, Any]) -> dict[str, Any]:
-    """Import the evaluators, and say which one takes which definition. Runs in a process of its own."""
+    """Import the evaluators, and return the evaluator of each definition. Runs in a separate process."""
     from flashinfer_bench.bench.evaluators import registry
 
     choices, failed = {}, {}

@@ -1,17 +1,17 @@
-"""The frames between the host and a device session. Both are ours, so the frames are trusted. They are JSON.
+"""The frames between the host and a device session. Both run our code, so the frames are trusted. They are JSON.
 
-host → session      {"hello": Hello}        once, first
-                    {"block": BlockOrder}   jobs of one definition, all of one solution together; one at a time is
-                                            sent ahead of its beginning
-                    {"begin": true}         run the block that was sent
-                    {"drop": true}          forget the block that was sent and not begun
+host → session      {"hello": SessionConfig}        once, first
+                    {"request": SessionRequest}     jobs of one definition, grouped by solution; at most one request is
+                                                    sent ahead
+                    {"begin": true}                 run the request that was sent
+                    {"drop": true}                  forget the request that was sent and has not begun
                     {"close": true}
 session → host      {"ready": SessionReady}
-                    {"phase": Phase}        what it does now, and how long that may take
+                    {"phase": Phase}                its activity, and the limit for it
                     {"verdict": JobVerdict}
                     {"fault": JobFault}
                     {"notice": str}
-                    {"done": true}          the block is finished
+                    {"done": true}                  the request is finished
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from flashinfer_bench.errors import RanOut
 from flashinfer_bench.timing.settings import USUAL, Assurance, TimingSettings
 
 REFERENCE_PHASE: Final = "reference"
-"""The reference runs and no worker holds a solution: a session that ends now is ended by the reference."""
+"""The reference runs and no worker holds a solution. If the session ends now, the reference has ended it."""
 EXPECTED_PHASE: Final = "expected"
-"""The reference runs, and a worker may hold a solution."""
+"""The reference runs, and a worker can hold a solution."""
 
 LONGEST_LIMIT_S: Final = 7 * 86_400.0
-"""A longer limit is shortened to this: epoll refuses waits above 2**31 ms."""
+"""Longer limits are reduced to this many seconds: epoll refuses waits above 2**31 ms."""
 LimitS = Annotated[float, AfterValidator(lambda limit_s: min(limit_s, LONGEST_LIMIT_S))]
 
 
@@ -41,11 +41,11 @@ class Frame(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Hello(Frame):
-    """What a session must know before its first block."""
+class SessionConfig(Frame):
+    """Settings that a session needs before its first request."""
 
     device: str
-    """"cuda" or "cpu"; the host shows a session one GPU only."""
+    """"cuda" or "cpu". The session sees only one GPU."""
     hardware: str
     isolated: bool
     timeout_seconds: LimitS
@@ -56,35 +56,35 @@ class Hello(Frame):
     timing: TimingSettings = USUAL
     keep_samples: bool = False
     baselines: Literal["use", "refresh", "off"] = "off"
-    """Whether times of references are taken over from earlier runs: yes; no, but kept for later ones; neither."""
+    """Use of cached times of references: read and write, write only, or neither."""
     gpu_uuid: str | None = None
     gpu_index: int | None = None
-    """Its number as CUDA counts GPUs by PCI address, by which a worker finds it sooner; None to go by its UUID."""
+    """The GPU's number as CUDA counts GPUs by PCI address, which workers find faster; None to use its UUID."""
     gpu_capability: tuple[int, int] | None = None
-    """Its compute capability, (9, 0) for Hopper; None where nobody knows it yet."""
+    """Its compute capability, such as (9, 0) for Hopper; None if it is unknown."""
     worker_memory_bytes: int | None
     needs_triton: bool
     cache_root: str
     has_walls: bool = False
-    """Workers read and write what they need, and connect to nothing."""
+    """Workers can access only necessary files, and connect to no service."""
     sandbox_user: str = "unchanged"
-    """Who a worker is; see `sandbox.User`."""
+    """The user of a worker; see `sandbox.User`."""
     hidden: list[str] = []
-    """Folders that no worker reads, wherever they lie."""
+    """Folders that no worker reads, wherever they are."""
     sessions: int = 1
-    """Sessions that judge on GPUs of this machine, this one among them."""
+    """Number of sessions on GPUs of this machine, including this session."""
     compiles_ahead: bool = False
-    """Modules are compiled before their solutions have their turn; the host announces these."""
+    """Modules are compiled before their solutions run. The host announces these solutions."""
     expects_new: bool = False
-    """Solutions come that nobody has sent yet; some workers are kept for them."""
+    """Later solutions are still unknown. Some workers are kept for them."""
     plug_ins: list[PlugIn] = []
-    """Evaluators from outside the package, which the session imports and no worker does."""
+    """Evaluators from outside the package. The session imports them; workers do not."""
     tool: tuple[str, str] | None = None
-    """A module whose `Session` takes the place of `DeviceSession`, and its folder; None for a session that judges."""
+    """A module whose `Session` replaces `DeviceSession`, and its folder; None for a session that judges."""
 
 
-class BlockSolution(Frame):
-    """One solution of a block, built."""
+class RequestedSolution(Frame):
+    """One built solution of a request."""
 
     name: str
     language: str
@@ -95,57 +95,57 @@ class BlockSolution(Frame):
     symbol: str
     kind: Kind
     files: dict[str, str] = {}
-    """Path → sha256 of what was built."""
+    """Path → sha256 of each built file."""
     sources: dict[str, str] = {}
-    """Path → text, where the artifact is the sources themselves."""
+    """Path → text, if the artifact consists of the sources."""
     build_error: str | None
-    """Set where the build failed; then there is no directory."""
+    """Error of a failed build. Then there is no directory."""
 
 
-class BlockJob(Frame):
-    """One job of a block."""
+class RequestedJob(Frame):
+    """One job of a request."""
 
     index: int
     solution: str
-    """Its key in the block's solutions."""
+    """Its key in the request's solutions."""
     workload: dict[str, Any]
     blob_root: str
     seed: int
     settings: dict[str, Any] = {}
-    """Eval settings in which the job differs from its block: those of its workload's own tolerance."""
+    """Eval settings that differ from the request's: those of the workload's own tolerance."""
     assurance: Assurance | None = None
-    """That of a confirmation, which has a worker of its own; None for the session's."""
+    """Assurance of a confirmation, which has its own worker; None for the session's assurance."""
 
 
 class Announced(Frame):
-    """A solution whose turn comes some time, on this device or on another."""
+    """A solution that runs later, on this device or on another device."""
 
-    solution: BlockSolution
+    solution: RequestedSolution
     definition: dict[str, Any]
     workloads: list[dict[str, Any]]
 
 
-class BlockOrder(Frame):
-    """Jobs of one definition, in the order in which they are to run."""
+class SessionRequest(Frame):
+    """Jobs of one definition, in execution order."""
 
     definition: dict[str, Any]
     config: dict[str, Any]
-    solutions: dict[str, BlockSolution]
-    """By key (`Job.solution_key`): two solutions may have one name."""
-    jobs: list[BlockJob]
+    solutions: dict[str, RequestedSolution]
+    """By key (`Job.solution_key`), since two solutions can have the same name."""
+    jobs: list[RequestedJob]
     announced: list[Announced] = []
     """Solutions with modules, for this session to compile ahead."""
 
 
 class SessionReady(Frame):
-    """The session can take blocks."""
+    """The session can take requests."""
 
     pid: int
     libs: dict[str, str]
 
 
 class Phase(Frame):
-    """What the session is doing; past `limit_s` seconds it is taken for lost."""
+    """The current activity of the session. After `limit_s` seconds the session counts as lost."""
 
     job: int
     name: str
@@ -159,15 +159,15 @@ class JobVerdict(Frame):
     evaluation: dict[str, Any]
     seconds: float
     ran_out: RanOut | None = None
-    """In which call it ran out of time; "first call" only for a solution whose first call may compile."""
+    """The call in which it ran out of time. "first call" only if the solution's first call may compile."""
 
 
 class JobFault(Frame):
-    """A job that has no verdict."""
+    """A job without a verdict."""
 
     job: int
     message: str
     retry: bool
-    """Trying again on a fresh session may help."""
+    """Another try in a fresh session may help."""
     is_left_out: bool = False
-    """Nothing failed: a call of the solution ran out of time in another job."""
+    """The job did not fail. It was skipped, because a call of the solution ran out of time in another job."""

@@ -1,16 +1,16 @@
-"""How far workers are confined: what is asked for, what this kernel gives, what is missing and why.
+"""The sandbox of workers: what is requested, what this kernel supports, and what is missing and why.
 
-    strict   all of it, or the run is refused
-    auto     all that this machine gives; what is missing stands in each trace, and `doctor` tells it
-    off      no walls: a worker reads and writes what its user may, and uses the network
+    strict   the whole sandbox, or the run is refused
+    auto     all that this machine supports; each trace and `doctor` list the missing parts
+    off      no sandbox: a worker has the file and network access of its user
 
-The parts: `files` (Landlock: a worker writes to its own folders and reads what it needs), `calls` (the call filter: no
-connection, no namespace, no attribute of a file that is not its own), `root` (started by root, it has none of root's
-rights). Walls are raised only where files and calls are both to be had: one without the other has a way round.
+The parts: `files` (Landlock: a worker writes to its own folders and reads only necessary files), `calls` (the system
+call filter: no connections, no namespaces, no attributes of foreign files), `root` (started by root, a worker has no
+rights of root). The sandbox needs both files and calls, since either part alone can be bypassed.
 
-bubblewrap takes the place of none of them: it starts a program inside its walls, while a worker is forked from a
-template that has torch in memory. Round the template it would give all workers of a session one view, in which each
-could write to the folders of the others.
+bubblewrap replaces none of them. It starts a new program in its sandbox, while a worker is forked from a fork server
+that has torch in memory. Around the fork server it would give all workers of a session one view, in which each could
+write to the folders of other workers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ User = Literal["own", "the session's", "root without rights", "root that reads a
 
 PARTS: Final = ("files", "calls", "root")
 FIRST_VERSION: Final = 3
-"""Of Landlock: before it, a file that may not be written could be cut short."""
+"""Least version of Landlock. Older versions allow truncating a file that is not writable."""
 NO_FILES: Final = (
     "this kernel's Landlock is of version {version}, and version {needed} (Linux 6.2) is needed: a solution can read "
     "and write what its user may"
@@ -47,7 +47,7 @@ NO_ROOT: Final = (
 
 @dataclass(frozen=True)
 class SandboxSupport:
-    """What decides how far workers can be confined on this machine."""
+    """Properties of this machine that decide the sandbox of workers."""
 
     landlock_version: int
     filters_calls: bool
@@ -55,47 +55,47 @@ class SandboxSupport:
     reads_without_rights: bool
     """Root could read the environment without its rights over files."""
     own_user_fails: str | None
-    """Why root cannot give a worker a user of its own; None where it can."""
+    """Why root cannot give a worker its own user; None if it can."""
 
 
 @dataclass(frozen=True)
 class Sandbox:
-    """What workers of a run have."""
+    """The sandbox of a run's workers."""
 
     level: Level = "off"
-    """What was asked for."""
+    """The requested level."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Part → why it is not to be had, and what that leaves open."""
+    """Part → why it is missing, and what access this leaves."""
     user: User = "unchanged"
     notes: tuple[str, ...] = ()
-    """What is no gap, and could be better."""
+    """Hints that are no gaps."""
 
     @property
     def has_walls(self) -> bool:
-        """Tell whether workers are walled in."""
+        """Whether workers run in a sandbox."""
         return self.level != "off" and not {"files", "calls"} & set(self.missing)
 
     @property
-    def mark(self) -> str:
-        """Return what stands in a job's fingerprint: what was reached, whatever was asked for."""
+    def fingerprint_key(self) -> str:
+        """The sandbox's entry in a job's fingerprint: the reached level, not the requested level."""
         return "walls" if self.has_walls else "none"
 
     def record(self) -> dict[str, Any]:
-        """Return what stands in a trace."""
+        """Return the sandbox's entry in a trace."""
         reached = [part for part in PARTS if part not in self.missing] if self.has_walls else []
         return {"level": self.level, "reached": reached, "missing": dict(self.missing), "user": self.user}
 
 
 def find_sandbox(level: Level, cache_root: Path, *, probe: Callable[[Path], SandboxSupport] | None = None) -> Sandbox:
-    """Say what a level comes to on this machine.
+    """Return the sandbox that a level gives on this machine.
 
     Args:
-        level: what is asked for.
-        cache_root: the folder of what is built.
-        probe: finds out what decides it.
+        level: the requested level.
+        cache_root: folder of the build results.
+        probe: reads the properties of the machine.
 
     Raises:
-        ConfigError: it is strict, and something is missing.
+        ConfigError: the level is strict, and a part is missing.
     """
     if level == "off":
         return Sandbox(level)
@@ -118,7 +118,7 @@ def find_sandbox(level: Level, cache_root: Path, *, probe: Callable[[Path], Sand
 
 
 def read_support(cache_root: Path) -> SandboxSupport:
-    """Look at the kernel, and at who may read the environment."""
+    """Read the properties of the kernel, and the access to the environment."""
     is_root = os.geteuid() == 0
     return SandboxSupport(
         landlock_version=landlock.version(),

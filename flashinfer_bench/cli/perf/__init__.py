@@ -1,1 +1,1 @@
-"""`perf`: time FlashInfer's routines. A second front door to the engine that `run` uses."""
+"""`perf`: times FlashInfer's routines with the engine of `run`."""

@@ -1,9 +1,8 @@
-"""Compiles the kernels that a testlist needs before anything is timed, many at once.
+"""Compiles the kernels of a testlist in parallel before timing starts.
 
-A session compiles ahead too, for each solution by itself and on one GPU. Here routines that share a module of the
-library's share its compilation, on all GPUs: a process of its own (`routines.call_once`) calls one library solution of
-each module, with the folder of compiled kernels that workers use. It may fail or take too long: the case itself then
-tells why.
+A session also compiles ahead, but for each solution separately and on one GPU. Here routines that share a module of the
+library share its compilation, and all GPUs are used. For each module a process (`routines.call_once`) calls one library
+solution, with the workers' folder of compiled kernels. If it fails or times out, the case itself reports the reason.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ from flashinfer_bench.sandbox.process_tree import kill_session
 
 MODULE: Final = "flashinfer_bench.routines.call_once"
 LIMIT_S: Final = 900.0
-"""Longest time that one process may take. Compiling a large attention kernel takes minutes."""
+"""Seconds that one process can take. Compiling a large attention kernel takes minutes."""
 MOST_PARALLEL: Final = 32
-"""Most processes at once where --jit_jobs is not given. Each holds the inputs of its case on the device."""
+"""Most parallel processes without --jit_jobs. Each holds the inputs of its case on the device."""
 BYTES_PER_COMPILER: Final = 2 << 30
-"""Approximate memory that a compiler needs for one of the library's larger files."""
+"""Approximate bytes of memory that a compiler needs for a large file of the library."""
 
 
 def list_calls(requests: Iterable[Request]) -> list[dict[str, Any]]:
-    """Return what `call_once` takes for each module that the cases need. A second call would wait for its compiler."""
+    """Return one request of `call_once` per module. A second request would only wait for the first compilation."""
     calls: dict[tuple[str, ...], dict[str, Any]] = {}
     for request in requests:
         for backend in [name for name in request.backends if name != TORCH]:
-            made, module = request.material, ROUTINES[request.named].module
+            made, module = request.entry, ROUTINES[request.named].module
             solution = made.solutions[backend]
             parts = {"definition": made.definition, "solution": solution, "workload": made.workload}
             call = {name: part.to_dict() for name, part in parts.items()}
@@ -53,28 +52,28 @@ def list_calls(requests: Iterable[Request]) -> list[dict[str, Any]]:
 def compile_ahead(
     requests: Sequence[Request], root: Path, devices: Sequence[Device], *, jobs: int | None, for_walls: bool
 ) -> None:
-    """Call one solution of each module, and tell how far this is. An exception or an interrupt ends the processes.
+    """Call one solution of each module, and report progress. An exception or an interrupt ends the processes.
 
     Args:
         requests: the cases.
         root: the folder of their blobs.
-        devices: the processes use them in turn.
-        jobs: processes at once; None for one a core.
-        for_walls: workers have walls: they read what is compiled here, and write none of it.
+        devices: the processes use them round-robin.
+        jobs: parallel processes; None for one per core.
+        for_walls: whether workers have a sandbox. Then they can only read the compiled kernels.
     """
     calls = list_calls(requests)
     jobs = min(len(calls), max(4, min(MOST_PARALLEL, usable_cores())) if jobs is None else jobs)
     if jobs <= 0:
         return
-    room = usable_memory() // BYTES_PER_COMPILER // jobs
-    compilers = os.environ.get("MAX_JOBS", str(max(2, min(usable_cores(), room))))
+    fitting = usable_memory() // BYTES_PER_COMPILER // jobs
+    compilers = os.environ.get("MAX_JOBS", str(max(2, min(usable_cores(), fitting))))
     kernels = cache_root(os.environ).resolve()
     views = [ahead_environment(os.environ, device, kernels, for_walls=for_walls) for device in devices]
     running: set[int] = set()
 
-    def call(order: dict[str, Any], view: dict[str, str]) -> str:
-        """Return what went wrong, or ""."""
-        with Isolated(MODULE, {"root": str(root), **order}, environment={**view, "MAX_JOBS": compilers}) as process:
+    def call(request: dict[str, Any], view: dict[str, str]) -> str:
+        """Return the reason of a failure, or ""."""
+        with Isolated(MODULE, {"root": str(root), **request}, environment={**view, "MAX_JOBS": compilers}) as process:
             running.add(process.pid)
             try:
                 process.wait(LIMIT_S)
@@ -82,14 +81,16 @@ def compile_ahead(
                 taken = f"it took more than {LIMIT_S:g} s" if failure.code is None else f"exit code {failure.code}"
                 return f", which failed: {to_one_line([taken, *failure.log.splitlines()][-1])}"
             finally:
-                kill_session(process.pid)  # compilers of ninja's are groups of their own
+                kill_session(process.pid)  # ninja starts compilers in separate process groups
                 running.discard(process.pid)
         return ""
 
     write_err(f"compiling ahead: {count(len(calls), 'solution')}, {jobs} at once")
     pool = ThreadPoolExecutor(max_workers=jobs)
     try:
-        futures = {pool.submit(call, order, view): order for order, view in zip(calls, cycle(views), strict=False)}
+        futures = {
+            pool.submit(call, request, view): request for request, view in zip(calls, cycle(views), strict=False)
+        }
         for done, future in enumerate(as_completed(futures), 1):
             latest = f"{futures[future]['solution']['name']}{future.result()}"
             write_err(f"compiling ahead: {done} of {len(calls)}, the latest {latest}")

@@ -1,8 +1,8 @@
-"""Reads the cases of a call of `perf`: from the flags, or one from each line of a testlist.
+"""Reads the cases of a call of `perf`: from the flags, or one case from each line of a testlist.
 
 Flags give several cases by `--m 1,16,256`, or by `--sweep m=1:4096:x2`.
 
-A line that cannot be used becomes a case with a problem. It is reported, and the other lines run.
+An invalid line becomes a case with a problem. The problem is reported, and the other lines run.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from flashinfer_bench.cli.perf.flags import CASE_FLAGS, check_outer, make_parser
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.report.verdict import to_one_line
-from flashinfer_bench.routines.case.materials import make_material
+from flashinfer_bench.routines.case.generated_entry import generate_entry
 from flashinfer_bench.routines.case.spec import TORCH
 from flashinfer_bench.routines.case.support import Platform, why_not
 from flashinfer_bench.routines.table import ROUTINES
 
 SCRIPT: Final = "flashinfer_benchmark.py"
-"""The name that FlashInfer's documents have for this command."""
+"""The name of this command in FlashInfer's documents."""
 MOST_BYTES: Final = 16 << 20
-"""A testlist of more bytes is refused."""
+"""Most bytes of a testlist."""
 
 SWEEP: Final = "--sweep"
 LIST: Final = re.compile(r"[-+.\w]+(?:,[-+.\w]+)+")
 RANGE: Final = re.compile(r"(\d+):(\d+)(?::(x?)(\d+))?")
 MOST_CASES: Final = 10_000
-"""More cases than this are refused: a number was mistyped."""
+"""Most cases of a call. More cases come from a mistyped number."""
 
 
 @dataclass
@@ -49,28 +49,28 @@ class Request:
     """One case to run."""
 
     words: list[str]
-    """Its arguments, with those of the outer command."""
+    """Its arguments, with the arguments of the outer command."""
     line: int | None = None
     """Its line number in the testlist."""
     text: str = ""
     """Its line of the testlist, unchanged."""
     swept: str = ""
-    """The flags that tell it from the other cases of a sweep."""
+    """The flags in which it differs from the other cases of a sweep."""
     ignored: list[str] = field(default_factory=list)
     """Flags of the session in the line. They have no effect there."""
     problem: str | None = None
     """Why it cannot be run."""
     named: str = ""
-    """The routine that the words name, known or not."""
+    """The given name of its routine, known or not."""
     runs_as_ranks: bool = False
-    """Whether one of its backends runs here as ranks of mpirun, and not in the engine."""
+    """Whether one of its backends runs here as ranks of mpirun, outside of the engine."""
     args: Namespace = field(default_factory=Namespace)
     case: Any = None
     """The routine's case; None with a problem."""
-    material: Any = None
+    entry: Any = None
     """The case in the trace-set format; None with a problem."""
     backends: list[str] = field(default_factory=list)
-    """The backends that can run here, in the order in which they were given."""
+    """The backends that can run here, in the given order."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Backend to the reason why it cannot run here."""
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -79,20 +79,20 @@ class Request:
     @property
     def definition(self) -> str:
         """The name of the definition of a request without a problem."""
-        return str(self.material.definition.name)
+        return str(self.entry.definition.name)
 
 
-def read_requests(rest: Sequence[str], testlist: str | None, place: Platform) -> list[Request]:
+def read_requests(rest: Sequence[str], testlist: str | None, platform: Platform) -> list[Request]:
     """Return the cases of the command line or of the testlist.
 
     Raises:
-        Misuse: the flags of a single case are wrong, a flag beside a testlist is one of no routine, or the testlist
-            cannot be read or is empty.
+        Misuse: the flags of a single case are wrong, no routine has a flag that is given beside a testlist, or the
+            testlist cannot be read or is empty.
     """
     if testlist is None:
         requests = [Request(words, swept=swept) for words, swept in expand_sweeps(rest)]
         for request in requests:
-            _prepare(request, place)
+            _prepare(request, platform)
         problems = dict.fromkeys(request.problem for request in requests if request.problem is not None)
         if problems:
             raise Misuse("\n".join(problems))
@@ -107,7 +107,7 @@ def read_requests(rest: Sequence[str], testlist: str | None, place: Platform) ->
     if not requests:
         raise Misuse(f"{testlist} holds no case: a case a line, # for comments")
     for request in requests:
-        _read_line(request, rest, place)
+        _read_line(request, rest, platform)
     return requests
 
 
@@ -115,10 +115,10 @@ def expand_sweeps(words: Sequence[str]) -> list[tuple[list[str], str]]:
     """Return every combination of the lists and sweeps among the words.
 
     Returns:
-        The arguments of each case, and the flags that tell it from the others.
+        The arguments of each case, and the flags in which it differs from the other cases.
 
     Raises:
-        Misuse: a sweep cannot be read, is not of a number, or gives too many cases.
+        Misuse: a sweep has a wrong syntax, its flag takes no number, or it gives too many cases.
     """
     own = [flag for routine in ROUTINES.values() for flag in routine.flags]
     numbers = {f"--{flag.name}" for flag in (*CASE_FLAGS, *own) if flag.kind in ("int", "float")}
@@ -169,13 +169,13 @@ def _read_values(text: str) -> Sequence[Any]:
     )
 
 
-def _read_line(request: Request, rest: Sequence[str], place: Platform) -> None:
-    """Parse a line, and note its routine and tag, so that its row can be found even if it cannot be used."""
+def _read_line(request: Request, rest: Sequence[str], platform: Platform) -> None:
+    """Parse a line, and store its routine and tag, so that its row can be identified even if the line is invalid."""
     try:
         words = shlex.split(request.text, comments=True)
     except ValueError as error:
         request.problem = str(error)
-        # Only the routine is noted: the split may have cut the tag.
+        # Store only the routine, because the split may have cut the tag.
         request.named = read_names([*rest, *request.text.split()]).routine or ""
         return
     names = read_names([*rest, *words])
@@ -187,11 +187,11 @@ def _read_line(request: Request, rest: Sequence[str], place: Platform) -> None:
     except Misuse as error:
         request.problem = str(error)
     else:
-        _prepare(request, place)
+        _prepare(request, platform)
 
 
-def _prepare(request: Request, place: Platform) -> None:
-    """Parse a request, make its case, and see which backends can run it here."""
+def _prepare(request: Request, platform: Platform) -> None:
+    """Parse a request, make its case, and check which backends can run it here."""
     try:
         routine, args = parse_case(request.words)
         request.named, request.args = routine.name, args
@@ -202,7 +202,7 @@ def _prepare(request: Request, place: Platform) -> None:
             request.case = case = routine.make_case(args)
             refused = (routine.backends if routine.needs_ranks else case.refusals).__contains__
             own = [name for name in args.backends if name == TORCH or not refused(name)]
-            request.material = make_material(routine, case, own)
+            request.entry = generate_entry(routine, case, own)
     except Misuse as error:
         request.problem = str(error)
     except MemoryError:
@@ -210,7 +210,7 @@ def _prepare(request: Request, place: Platform) -> None:
     except (ValueError, ArithmeticError) as error:
         request.problem = f"its flags do not go together: {to_one_line(str(error))}"
     else:
-        reasons = {backend: why_not(routine, backend, place, case) for backend in args.backends}
+        reasons = {backend: why_not(routine, backend, platform, case) for backend in args.backends}
         request.skipped = {backend: f"{reason}. Skipping." for backend, reason in reasons.items() if reason is not None}
         request.backends = [backend for backend in reasons if backend not in request.skipped]
         request.runs_as_ranks = routine.needs_ranks and request.backends not in ([], [TORCH])
@@ -218,7 +218,7 @@ def _prepare(request: Request, place: Platform) -> None:
 
 @contextmanager
 def _limited_memory(share: float = 0.5) -> Iterator[None]:
-    """Raise MemoryError where a step takes more than a share of the memory: the system would kill the process."""
+    """Raise MemoryError if a step takes more than a share of the memory. Otherwise the system kills the process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     held = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * os.sysconf("SC_PAGE_SIZE")
     limit = held + int(usable_memory() * share)

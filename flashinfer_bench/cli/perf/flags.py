@@ -1,6 +1,6 @@
 """`perf` times FlashInfer's routines with the engine of `run`. Its flags: of a session, of every case, of a routine.
 
-They are spelt with underscores, as in the documents of FlashInfer's own benchmark. The help imports no engine.
+Flags have underscores, as in the documents of FlashInfer's own benchmark. The help does not import the engine.
 """
 
 from __future__ import annotations
@@ -27,46 +27,46 @@ from flashinfer_bench.routines.table import ROUTINES, find_routine
 PROGRAM: Final = "flashinfer-bench perf"
 EXAMPLE: Final = "perf --routine rmsnorm --batch_size 32 --hidden_size 4096 --refcheck -vv"
 USAGE: Final = "%(prog)s --routine NAME [flags]  |  %(prog)s --testlist FILE [flags]"
-JIT_HELP: Final = "modules compiled ahead at once; 0: none (default: one a core, 4 to 32; 0 on a CPU)"
+JIT_HELP: Final = "modules to compile ahead in parallel; 0: none (default: one per core, 4 to 32; 0 on a CPU)"
 SWEEP_HELP: Final = "a case for each value of a number: m=1,16,256 or m=1:4096:x2; may be repeated, as --m 1,16,256 may"
 MOST_CALLS: Final = 10_000_000
-"""The engine makes no more calls of a solution."""
+"""Most calls of a solution that the engine makes."""
 SHORT: Final = {"num_iters": ["-n"], "dry_run_iters": ["-d"]}
 SESSION_FLAGS: Final = (
-    Flag("file", "testlist", "a case a line; other flags given here hold for every line"),
+    Flag("file", "testlist", "file with one case per line; other flags given here hold for every line"),
     Flag("file", "output_path", "CSV, a row for each case and backend; .jsonl: JSON lines"),
-    switch("no_empty_columns", "in the end, leave the columns that no row fills out of the CSV"),
-    Flag("file", "json_path", "JSON lines with everything that was measured"),
-    Flag("file", "save_trace_set", "a folder: keep the cases as a trace set that `run` can replay"),
-    switch("resume", "with --save_trace_set: leave out what it records already"),
+    switch("no_empty_columns", "at the end, remove empty columns from the CSV"),
+    Flag("file", "json_path", "JSON lines with all measurements"),
+    Flag("file", "save_trace_set", "folder to save the cases in, as a trace set that `run` can replay"),
+    switch("resume", "with --save_trace_set: skip cases that it has recorded"),
     switch("retry_timeouts", "with --resume: run recorded TIMEOUTs again"),
     from_zero("jit_jobs", JIT_HELP, default=None),
-    real("timeout", "seconds for a backend of a case", 300, least=1e-9, most=1e6),
+    real("timeout", "time limit of one backend of a case, in seconds", 300, least=1e-9, most=1e6),
 )
-"""Flags of the whole call, beside --devices, --sandbox and --log_level. The waits of the system end at 2^31 ms."""
+"""Flags of the whole call, besides --devices, --sandbox and --log_level. System calls wait at most 2^31 ms."""
 CASE_FLAGS: Final = (
     whole("num_iters", "timed calls", 30, most=MOST_CALLS),
     from_zero("dry_run_iters", "calls before timing", default=5, most=MOST_CALLS),
     switch("no_cuda_graph", "never launch from a CUDA graph"),
-    switch("use_cupti", "deprecated: CUPTI is used where it is there"),
-    switch("use_cuda_events", "time with CUDA events even where CUPTI is there"),
-    switch("refcheck", "a wrong output is an error, and is not timed"),
-    switch("allow_output_mismatch", "time wrong outputs too, and go on"),
+    switch("use_cupti", "deprecated: CUPTI is used if it is available"),
+    switch("use_cuda_events", "time with CUDA events even if CUPTI is available"),
+    switch("refcheck", "treat a wrong output as an error, and do not time it"),
+    switch("allow_output_mismatch", "time wrong outputs, too, and continue"),
     from_zero("random_seed", "seed of all inputs", default=42),
     word("case_tag", "free text for the table"),
     switch("generate_repro_command", "print the command of this case and store it"),
     word("repro_command", "filled in by --generate_repro_command", ""),
-    switch("autotune", "accepted; this routine has nothing to tune"),
-    switch("enable_pdl", "accepted; this routine has no use for it"),
+    switch("autotune", "accepted; no effect on this routine (no tuning)"),
+    switch("enable_pdl", "accepted; no effect on this routine"),
 )
-"""Flags that every case has, beside --routine, --backends and -v; a routine may have one of them as its own."""
+"""Flags of every case, besides --routine, --backends and -v. A routine can declare one of them itself."""
 
 
 def execute(args: argparse.Namespace) -> int:
     """Print the help, or run the session. The exit code is 0 if all cases ran and were written.
 
     Raises:
-        Misuse: no arguments are given, or they cannot be used. Nothing was run.
+        Misuse: no arguments are given, or they cannot be used. No case was run.
     """
     words: list[str] = args.argv[1:]
     if not words:
@@ -81,7 +81,7 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _reader(flag: Flag) -> Callable[[str], Any]:
-    """Return the function that reads a value of a flag, and refuses a number outside its range."""
+    """Return the function that parses a value of a flag and refuses a number outside its range."""
 
     def read(text: str) -> Any:
         value = whole_number(text) if flag.kind == "int" else float(number(text)) if flag.kind == "float" else text
@@ -100,14 +100,14 @@ def make_parser(
     case: bool = True,
     add_help: bool = False,
 ) -> Parser:
-    """Make the parser of the flags of the whole call, or of those of a case, or of all.
+    """Make the parser of the flags of the whole call, of a case, or of both.
 
     Args:
-        own: flags that the routine has for itself.
-        routine: the routine that a case names.
-        session: has the flags of the whole call.
-        case: has those of a case.
-        add_help: has --help.
+        own: the routine's own flags.
+        routine: the routine of the case.
+        session: whether to add the flags of the whole call.
+        case: whether to add the flags of a case.
+        add_help: whether to add --help.
     """
     parser = Parser(prog=PROGRAM, add_help=add_help)
     if session:
@@ -120,13 +120,13 @@ def make_parser(
 
 
 def declare_perf(parser: Parser) -> None:
-    """Add all flags that no routine of its own has, for a shell that completes them, and names of routines."""
+    """Add all flags except those of a single routine, and the names of routines, for completion by a shell."""
     _add_session_flags(parser)
     _add_case_flags(parser, [], None)
 
 
 def check_outer(rest: Sequence[str]) -> None:
-    """Check the flags beside a testlist: some routine has each flag, and each value is of its flag's kind.
+    """Check the flags beside a testlist: at least one routine has each flag, and each value has its flag's kind.
 
     Raises:
         Misuse: a flag is unknown or a value is wrong. One error names all unknown flags.
@@ -138,7 +138,7 @@ def check_outer(rest: Sequence[str]) -> None:
 
 
 def split_session(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return the session's flags, and the arguments that are left for the cases.
+    """Return the session's flags, and the remaining arguments, which are for the cases.
 
     Raises:
         Misuse: a value is out of range.
@@ -147,10 +147,10 @@ def split_session(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def parse_case(argv: Sequence[str]) -> tuple[Routine, argparse.Namespace]:
-    """Return the routine that the arguments name, and its flags. `args.backends` has its names for backends.
+    """Return the routine of the arguments, and its flags. `args.backends` has the routine's names of backends.
 
     Raises:
-        Misuse: there is no routine, it is unknown, or it does not have a flag. One error names all unknown flags.
+        Misuse: the routine is missing or unknown, or it does not have a flag. One error names all unknown flags.
     """
     name = read_names(argv).routine
     routine = find_routine(name) if name is not None else None
@@ -171,7 +171,7 @@ def parse_case(argv: Sequence[str]) -> tuple[Routine, argparse.Namespace]:
 
 
 def read_names(argv: Sequence[str]) -> argparse.Namespace:
-    """Return routine, tag and backends as typed, even if other arguments are wrong; None where one is missing."""
+    """Return routine, tag and backends as typed, even if other arguments are wrong; None for a missing value."""
     probe = Parser(prog=PROGRAM, add_help=False)
     probe.add_argument("--routine", "-R", nargs="?")
     probe.add_argument("--case_tag", nargs="?")
@@ -180,12 +180,12 @@ def read_names(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def print_help(argv: Sequence[str]) -> None:
-    """Print the flags of the named routine, or a list of the routines where none is named."""
+    """Print the flags of the named routine; without a name, print the list of routines."""
     name = read_names(argv).routine
     if name is None:
         parser = make_parser(add_help=True)
         parser.describe("Time FlashInfer's kernels.", usage=USAGE, example=EXAMPLE)
-        lines = ["routines (--routine NAME --help shows the flags of one):"]
+        lines = ["routines (--routine NAME --help shows the flags of a routine):"]
         for family in dict.fromkeys(routine.family for routine in ROUTINES.values()):
             lines.append(f"  {family}")
             lines += [f"    {item.name:42} {item.summary}" for item in ROUTINES.values() if item.family == family]
@@ -193,14 +193,14 @@ def print_help(argv: Sequence[str]) -> None:
         routine = find_routine(name)
         parser = make_parser(routine.flags, routine, add_help=True)
         parser.describe(routine.summary, usage=f"%(prog)s --routine {routine.name} [flags]")
-        lines = ["backends, and the compute capabilities that they run on:"]
+        lines = ["backends, and their compute capabilities:"]
         lines += [f"  {backend:15} {', '.join(capabilities)}" for backend, capabilities in routine.support.items()]
         lines.append(f"  {TORCH:15} any, and CPUs: the reference")
     write_out("\n".join([parser.format_help(), *lines, ""]))
 
 
 def _add_session_flags(parser: Parser) -> None:
-    group = parser.add_argument_group("session", "of the whole call")
+    group = parser.add_argument_group("session", "flags of the whole call")
     for flag in SESSION_FLAGS:
         _add_flag(group, flag)
     add_flags(group, {"--devices NAME...": "0, cuda:1, cpu, …"}, devices=())
@@ -209,8 +209,8 @@ def _add_session_flags(parser: Parser) -> None:
 
 
 def _add_case_flags(parser: Parser, own: Sequence[Flag], routine: Routine | None) -> None:
-    group = parser.add_argument_group("case", "of every routine")
-    action = group.add_argument("--routine", "-R", metavar="NAME", help="what is timed")
+    group = parser.add_argument_group("case", "flags of every routine")
+    action = group.add_argument("--routine", "-R", metavar="NAME", help="what to time")
     action.completer = lambda **_: list(ROUTINES)  # type: ignore[attr-defined]
     names = f" of {', '.join(routine.backends)}" if routine is not None else ""
     default = [routine.backends[0]] if routine is not None else []
@@ -218,7 +218,7 @@ def _add_case_flags(parser: Parser, own: Sequence[Flag], routine: Routine | None
     for flag in CASE_FLAGS:
         if flag.name not in {one.name for one in own}:
             _add_flag(group, flag)
-    group.add_argument("--verbose", "-v", action="count", default=0, help="-v shows what is run, -vv inputs too")
+    group.add_argument("--verbose", "-v", action="count", default=0, help="-v shows the case, -vv also its inputs")
     title = (routine.family, f"of {routine.name}") if routine is not None else ("any routine",)
     section = parser.add_argument_group(*title)
     for flag in own:

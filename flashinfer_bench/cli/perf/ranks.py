@@ -1,9 +1,8 @@
 """`perf` as one rank of mpirun: the backend moe_a2a of moe_a2a_dispatch_combine. Rank 0 writes lines and files.
 
-It needs mpi4py, flashinfer-python, and a GPU for each rank, all of one NVLink domain. The engine takes no part, because
-it has one process for a solution. Every rank makes the inputs of all ranks from the seed. What comes back to it is
-checked against the case's reference, which plays all ranks; then rounds are timed. The time of a round is that of the
-slowest rank.
+It needs mpi4py, flashinfer-python, and a GPU per rank, all of one NVLink domain. The engine is not used, because it
+has one process per solution. Every rank makes the inputs of all ranks from the seed. It compares its returned tokens
+with the case's reference, which computes all ranks. Then rounds are timed. The slowest rank decides the time.
 """
 
 from __future__ import annotations
@@ -20,27 +19,27 @@ import torch
 
 from flashinfer_bench.base.files.held_folders import temporary_folder
 from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance, find_beyond
-from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
+from flashinfer_bench.bench.evaluators.inputs.generate import InputMaker
 from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.cli.perf.results import Results, make_row
 from flashinfer_bench.roofline.peaks import describe_time
-from flashinfer_bench.routines.case.materials import write_material
+from flashinfer_bench.routines.case.generated_entry import write_entry
 from flashinfer_bench.routines.case.spec import Check
 from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.families.moe_comm import count_phases
 
 PHASES: Final = ("a2a_dispatch", "moe_kernel", "a2a_combine")
 ASTRAY: Final = 0.5
-"""A token whose error exceeds this share of its length is wrong, even where a share of elements may be wrong. A lost
-token has an error of 1; experts that quantise between their products cause an error of 0.2."""
+"""Largest error of a token, as a share of its norm, even if the matched ratio allows wrong elements. A lost token has
+an error of 1."""
 RENORMALIZE: Final = 1
-"""The library's number for the routing method that leaves given weights as they are."""
+"""The library's number of the routing method that does not change the given weights."""
 MOST_TOKENS: Final = 8192
-"""The library tunes its kernels for at least this number of tokens."""
+"""Least number of tokens for which the library tunes its kernels."""
 
 
 class Stopwatch:
-    """Takes the time between marks: CUDA events on the current stream."""
+    """Measures the time between CUDA events on the current stream."""
 
     def __init__(self) -> None:
         self._marks: list[torch.cuda.Event] = []
@@ -58,8 +57,8 @@ class Stopwatch:
         return [float(start.elapsed_time(end)) for start, end in pairwise(marks)]
 
 
-def run_ranks(request: Request, session: Namespace, place: Platform) -> int:
-    """Time the case on this rank, together with all others; rank 0 reports."""
+def run_ranks(request: Request, session: Namespace, platform: Platform) -> int:
+    """Time the case on this rank, together with all other ranks. Rank 0 reports."""
     comm = importlib.import_module("flashinfer.comm")
     communicator: Any = importlib.import_module("mpi4py.MPI").COMM_WORLD
     rank, ranks, args = communicator.Get_rank(), communicator.Get_size(), request.args
@@ -68,31 +67,31 @@ def run_ranks(request: Request, session: Namespace, place: Platform) -> int:
     most = args.max_num_tokens or args.num_tokens
     between = comm.MoeAlltoAll(mapping, most, args.top_k, args.num_experts, hidden_size=args.hidden_size)
     times, problems = time_rounds(request, between, communicator, Stopwatch(), torch.device("cuda"))
-    return report_ranks(request, session, place, times, problems) if rank == 0 else 0
+    return report_ranks(request, session, platform, times, problems) if rank == 0 else 0
 
 
 def time_rounds(
     request: Request, between: Any, communicator: Any, stopwatch: Any, device: torch.device
 ) -> tuple[dict[str, list[float]], list[str]]:
-    """Check one round, then time rounds. A round begins when every rank has come to it.
+    """Check one round, then time rounds. A round begins when every rank has reached it.
 
     Args:
         request: the case.
         between: the exchange between ranks, FlashInfer's MoeAlltoAll.
         communicator: mpi4py's.
-        stopwatch: takes the time of the phases.
+        stopwatch: measures the time of the phases.
         device: the device of this rank.
 
     Returns:
-        Milliseconds of each round, for each phase and in all, of the slowest rank; and what any rank found wrong.
+        Milliseconds of each round on the slowest rank, per phase and in total; and the first error of any rank.
     """
     rank, ranks, args, case = communicator.Get_rank(), communicator.Get_size(), request.args, request.case
-    assert case is not None  # it has been made
+    assert case is not None  # the workspace exists
     reference: dict[str, Any] = {}
-    exec(request.material.definition.reference, reference)
+    exec(request.entry.definition.reference, reference)
     with temporary_folder("perf") as root:
-        write_material(Path(root), request.material)
-        maker = InputMaker(request.material.definition, request.material.workload, device, Path(root))
+        write_entry(Path(root), request.entry)
+        maker = InputMaker(request.entry.definition, request.entry.workload, device, Path(root))
         inputs = maker.make(args.random_seed)
     hidden, ids, factors = (part[rank] for part in inputs[:3])
     wanted, payload = reference["run"](*inputs)[rank], reference["pack"](hidden)
@@ -100,7 +99,7 @@ def time_rounds(
     first = rank * local
     weights = [part[first : first + local].clone() for part in inputs[3:]]
     del inputs
-    # An expert of another rank, for places to which no token came. With a single rank no place is empty.
+    # Rows without a token get an expert of another rank. With a single rank no row is empty.
     absent = ((first + local) % args.num_experts, len(payload)) if weights else ()
 
     def weigh(tokens: Sequence[torch.Tensor], experts: torch.Tensor, shares: torch.Tensor) -> Any:
@@ -143,7 +142,7 @@ def make_experts(args: Namespace, weights: Sequence[torch.Tensor], rank: int, ra
     most = max(MOST_TOKENS, ranks * args.num_tokens)
 
     def run_nvfp4(rows: Sequence[torch.Tensor], ids: torch.Tensor, factors: torch.Tensor) -> Any:
-        """Call cutlass_fused_moe, which leaves out experts of other ranks."""
+        """Call cutlass_fused_moe, which skips experts of other ranks."""
         one = torch.ones((), dtype=torch.float32, device=ids.device)
         scales = [part for i in (0, 3) for part in (one, weights[i + 1].view(torch.int32), weights[i + 2])]
         out = torch.empty(len(ids), args.hidden_size, dtype=dtype, device=ids.device)
@@ -188,7 +187,7 @@ def make_experts(args: Namespace, weights: Sequence[torch.Tensor], rank: int, ra
 
 
 def find_mismatch(rank: int, back: torch.Tensor, wanted: torch.Tensor, check: Check) -> str | None:
-    """Say how the tokens that came back differ from the expected ones. One token that is wrong as a whole is enough."""
+    """Return how the returned tokens differ from the expected tokens. One completely wrong token is an error."""
     wrong = find_beyond(wanted, back.float(), Tolerance(check.rtol, check.atol))
     astray = ~((back.float() - wanted).norm(dim=-1) <= ASTRAY * wanted.norm(dim=-1))
     count, allowed = int(wrong.sum()), 0.0 if check.ratio is None else (1 - check.ratio) * wrong.numel()
@@ -198,16 +197,16 @@ def find_mismatch(rank: int, back: torch.Tensor, wanted: torch.Tensor, check: Ch
 
 
 def report_ranks(
-    request: Request, session: Namespace, place: Platform, times: dict[str, list[float]], problems: list[str]
+    request: Request, session: Namespace, platform: Platform, times: dict[str, list[float]], problems: list[str]
 ) -> int:
-    """Write the lines and rows of the whole round; with --per_phase_timing of each phase, too.
+    """Write the lines and rows of the whole round; with --per_phase_timing also of each phase.
 
     Returns:
         1 if an output is wrong and the flags make that an error, else 0.
     """
     args = request.args
     args.refcheck |= args.validate
-    results = Results([request], session, place)
+    results = Results([request], session, platform)
     costs = count_phases(args, request.case.inputs["token_selected_experts"].value)
     status, reason = "mismatch" if problems else "passed", "; ".join(problems)
     request.backends = [*times][: None if args.per_phase_timing else 1]
@@ -216,7 +215,7 @@ def report_ranks(
         record = {"method": "cuda_events", "cache_state": "warm", "samples": samples, "samples_ms": times[phase]}
         found = {"median_ms": took, "std_ms": pstdev(times[phase]), "measurement": record}
         row = make_row(
-            request, phase, place, status, reason, facts=describe_time(costs[phase], "", took) or {}, **found
+            request, phase, platform, status, reason, facts=describe_time(costs[phase], "", took) or {}, **found
         )
         results.put(request, row)
     return results.exit_code

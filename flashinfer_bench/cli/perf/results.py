@@ -1,9 +1,9 @@
-"""The results of cases: a row for each backend, as the lines that FlashInfer's documents show, as a line of the CSV,
-and as a line of JSON, which has everything.
+"""The results of cases: a row for each backend, as the lines of FlashInfer's documents, as a line of the CSV, and as a
+line of JSON with all fields.
 
-Times come from the trace's measurement, which is in the row as it is. Each row is written at once. A file that cannot
-be begun is Misuse, and nothing is run. If a row cannot be written later, as on a full disk, that is told once. The file
-then gets no more rows, the session goes on, and the command ends with 1.
+Times come from the trace's measurement, which the row contains. Each row is written immediately. If a file cannot be
+opened, that is Misuse, and no case runs. If a row cannot be written later, for example on a full disk, that is reported
+once. The file then gets no more rows, the session continues, and the command ends with 1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from flashinfer_bench.data.measurement import Measurement, read_measurement
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.report.verdict import reason_of, to_one_line
 from flashinfer_bench.roofline.peaks import describe_time
-from flashinfer_bench.routines.case.materials import describe_case
+from flashinfer_bench.routines.case.generated_entry import describe_case
 from flashinfer_bench.routines.case.spec import TORCH
 from flashinfer_bench.routines.case.support import LIBRARY, Platform, resolve_backend
 from flashinfer_bench.timing.flags import LATE_SHARE
@@ -43,7 +43,7 @@ TORCH_RUNS: Final = f"[INFO] The backend torch needs neither a GPU nor FlashInfe
 OF_THE_SESSION: Final = "what holds for the whole session goes on the command line"
 NAME_WIDTH: Final = 15
 ROOFLINE: Final = {"floor_ms": "roofline_ms", **{name: f"roofline_{name}" for name in ("share", "bound", "peak")}}
-"""The name of a fact → its name in a row."""
+"""Key of the metadata → its name in a row."""
 Row = dict[str, Any]
 DOCUMENTED: Final = """
 routine median_time std_time tflops tb_per_sec backend resolved_backend s_qo s_kv head_dim_qk head_dim_vo head_dim_ckv
@@ -57,7 +57,7 @@ head_dim rotary_dim no_rope_dim rope_theta rope_scale interleave kv_layout batch
 out_dtype quant_dtype m k num_qo_heads num_kv_heads page_size enable_pdl is_sf_swizzled_layout refcheck no_cuda_graph
 use_cupti allow_output_mismatch random_seed case_tag generate_repro_command repro_command
 """
-"""The columns of FlashInfer's documents. A flag that a routine does not have is an empty cell."""
+"""The columns of FlashInfer's documents. The cell of a flag that the routine does not have is empty."""
 OWN: Final = """
 status reason method cache_state samples flops bytes roofline_share roofline_bound roofline_ms roofline_peak too_fast
 max_absolute_error max_relative_error mat2_dtype autotune use_cuda_events num_iters dry_run_iters low_freq_factor
@@ -65,14 +65,14 @@ high_freq_factor old_context_len real_math validate per_phase_timing setup_ms as
 burst_resolution_ms relay_ms why_unconfirmed gpu_name compute_capability flashinfer_version torch_version testlist_line
 """
 COLUMNS: Final = (*DOCUMENTED.split(), *OWN.split())
-LOSS_HINT: Final = "make room or name another file, then run again what it lacks"
+LOSS_HINT: Final = "free disk space or name another file, then run the missing cases again"
 
 
-def make_row(request: Request, backend: str, place: Platform, status: str, reason: str = "", **measured: Any) -> Row:
-    """Return the row of a backend, or of a whole case. One that is skipped or has failed has no measured values."""
+def make_row(request: Request, backend: str, platform: Platform, status: str, reason: str = "", **measured: Any) -> Row:
+    """Return the row of a backend, or of a whole case. A skipped or failed row has no measured values."""
     case, resolved = request.case, backend
     if case is not None and status != "skipped":
-        resolved = resolve_backend(request.named, backend, case, place.capability)
+        resolved = resolve_backend(request.named, backend, case, platform.capability)
     return {
         "version": FORMAT_VERSION,
         "routine": request.named,
@@ -87,9 +87,9 @@ def make_row(request: Request, backend: str, place: Platform, status: str, reaso
         "facts": {},
         "measurement": {},
         "definition": request.definition if case is not None else None,
-        "device": place.device,
-        "compute_capability": place.capability,
-        "versions": dict(place.versions),
+        "device": platform.device,
+        "compute_capability": platform.capability,
+        "versions": dict(platform.versions),
         "testlist_line": request.line,
         "caveat": "",
         **measured,
@@ -97,9 +97,9 @@ def make_row(request: Request, backend: str, place: Platform, status: str, reaso
 
 
 def make_judged(
-    request: Request, backend: str, place: Platform, evaluation: Evaluation, device: str | None = None
+    request: Request, backend: str, platform: Platform, evaluation: Evaluation, device: str | None = None
 ) -> Row:
-    """Return the row of a verdict; of the device that the trace names where none is given."""
+    """Return the row of a verdict. Without a given device, the trace names it."""
     measured, performance, facts = read_measurement(evaluation), evaluation.performance, dict[str, Any]()
     median = measured.kernel_ms if measured.kernel_ms is not None else measured.median_ms
     if median is None and performance is not None:
@@ -116,12 +116,12 @@ def make_judged(
     if median is not None:
         found = describe_time(request.case.cost, evaluation.environment.hardware, median) or {}
         facts |= {"too_fast": ""} if "share" in found else {}
-        facts |= {ROOFLINE.get(name, name): fact for name, fact in found.items()}
+        facts |= {ROOFLINE.get(name, name): value for name, value in found.items()}
     record = (evaluation.extra or {}).get("measurement")
     return make_row(
         request,
         backend,
-        place,
+        platform,
         status,
         reason,
         median_ms=median,
@@ -134,10 +134,10 @@ def make_judged(
 
 
 def _caveat(measured: Measurement) -> str:
-    """Say why the time means nothing, or little.
+    """Return why the time is meaningless or doubtful.
 
-    The host may be slower than the kernels that it launches: this is told only where it launched too late in more than
-    LATE_SHARE of the samples, so that the time is the host's.
+    A slow host is reported only if more than LATE_SHARE of the samples were launched late. Then the time is the
+    host's.
     """
     if not measured.meaningful:
         return measured.reason or "the time means nothing"
@@ -146,14 +146,14 @@ def _caveat(measured: Measurement) -> str:
 
 
 def is_failure(row: Row) -> bool:
-    """Tell whether a row makes the session fail. A mismatch does if the flags make it an error."""
+    """Return whether a row makes the session fail. A mismatch fails if the flags make it an error."""
     flags = row["flags"]
     is_error = row["status"] == "mismatch" and flags["refcheck"] and not flags["allow_output_mismatch"]
     return row["status"] == "failed" or bool(is_error)
 
 
-def introduce(request: Request, place: Platform) -> Iterator[str]:
-    """Yield the lines about a case that stand before those of its backends."""
+def introduce(request: Request, platform: Platform) -> Iterator[str]:
+    """Yield the lines about a case that come before the lines of its backends."""
     if request.text:
         yield f"[INFO] Line {request.line}: {request.text}"
     if request.swept:
@@ -168,9 +168,9 @@ def introduce(request: Request, place: Platform) -> Iterator[str]:
     if args.verbose >= 1:
         yield f"[INFO] args = {args}"
         yield f"[INFO] Running test{''.join(part[:1].upper() + part[1:] for part in request.named.split('_'))}"
-        yield f"[INFO] FlashInfer version: {place.versions.get(LIBRARY, 'not installed')}"
+        yield f"[INFO] FlashInfer version: {platform.versions.get(LIBRARY, 'not installed')}"
     if args.verbose >= 2:
-        yield f"[VVERBOSE] gpu_name = '{place.device.replace(' ', '_')}'"
+        yield f"[VVERBOSE] gpu_name = '{platform.device.replace(' ', '_')}'"
     if args.use_cupti:
         yield CUPTI_DEPRECATED
     if args.generate_repro_command:
@@ -184,11 +184,11 @@ def introduce(request: Request, place: Platform) -> Iterator[str]:
     if args.verbose >= 1:
         yield from (f"[VERBOSE] {line}" for line in case.notes)
     if args.verbose >= 2:
-        yield from (f"[VVERBOSE] {line}" for line in describe_case(case, request.material.definition.reference))
+        yield from (f"[VVERBOSE] {line}" for line in describe_case(case, request.entry.definition.reference))
 
 
 def report(row: Row) -> Iterator[str]:
-    """Yield the lines about a backend. A wrong output has a time if the flags do not forbid that."""
+    """Yield the lines about a backend. A wrong output has a time unless the flags forbid that."""
     name, flags, facts, record = row["backend"], row["flags"], row["facts"], row["measurement"]
     if row["status"] == "mismatch":
         label = "ERROR" if flags["refcheck"] else "WARNING"
@@ -213,7 +213,7 @@ def report(row: Row) -> Iterator[str]:
 
 
 def perf_line(row: Row) -> str:
-    """Return the [PERF] line of a row with a time, which other programs parse."""
+    """Return the [PERF] line of a row with a time. Other programs parse it."""
     facts = row["facts"]
     return (
         f"[PERF] {row['backend'].ljust(NAME_WIDTH)}:: median time {row['median_ms']:.3f} ms; "
@@ -225,16 +225,16 @@ def perf_line(row: Row) -> str:
 class Results:
     """Prints the cases of a session, each when all its backends are done, and appends rows to the named files.
 
-    A file that holds something already is first moved aside, and that is told.
+    A file that is not empty is first renamed, with a note.
 
     Raises:
         Misuse: a file cannot be written.
     """
 
-    def __init__(self, requests: Sequence[Request], session: Namespace, place: Platform) -> None:
-        self.requests, self.place, self.has_failed = requests, place, False
+    def __init__(self, requests: Sequence[Request], session: Namespace, platform: Platform) -> None:
+        self.requests, self.platform, self.has_failed = requests, platform, False
         self.lost: set[Path] = set()
-        """The files that lack rows."""
+        """The files that miss rows."""
         csv_path, json_path = session.output_path, session.json_path
         self._csv = Path(csv_path) if csv_path and not csv_path.endswith(".jsonl") else None
         self._open: dict[Path, int] = {}
@@ -254,7 +254,7 @@ class Results:
         return FAILED if self.has_failed or self.lost else RAN
 
     def add(self, row: Row) -> None:
-        """Write a row to every file that lacks no earlier row."""
+        """Write a row to every file that misses no earlier row."""
         for path in self._open.keys() - self.lost:
             try:
                 line = f"{json.dumps(_finite(row), allow_nan=False)}\n".encode()
@@ -265,7 +265,7 @@ class Results:
                 write_problems(f"{path}: {why}; {LOSS_HINT}")
 
     def drop_empty_columns(self) -> None:
-        """Write the CSV once more, without the columns that no row fills."""
+        """Write the CSV once more, without empty columns."""
         if self._csv is None or self._csv in self.lost or not self._csv.is_file():
             return
         with self._csv.open(encoding="utf-8", newline="") as handle:
@@ -275,24 +275,24 @@ class Results:
         find_output(self._csv).write(text.decode())
 
     def put(self, request: Request, row: Row) -> None:
-        """Keep a row; tell its case with the last one."""
+        """Store a row; report the case after its last row."""
         request.rows[row["backend"]] = row
         if len(request.rows) == len(request.backends):
-            self.tell(request)
+            self.print_case(request)
 
     def finish(self, reason: str) -> None:
-        """Tell the cases that lack rows: their missing backends failed for this reason."""
+        """Report the cases that miss rows: their missing backends failed for this reason."""
         for request in self.requests:
             for backend in [name for name in request.backends if name not in request.rows]:
-                self.put(request, make_row(request, backend, self.place, "failed", reason))
+                self.put(request, make_row(request, backend, self.platform, "failed", reason))
 
-    def tell(self, request: Request) -> None:
+    def print_case(self, request: Request) -> None:
         """Print and write a case."""
-        rows = [make_row(request, name, self.place, "skipped", why) for name, why in request.skipped.items()]
+        rows = [make_row(request, name, self.platform, "skipped", why) for name, why in request.skipped.items()]
         rows += [request.rows[name] for name in request.backends]
-        lines = [*introduce(request, self.place), *(line for row in rows for line in report(row))]
+        lines = [*introduce(request, self.platform), *(line for row in rows for line in report(row))]
         if request.problem is not None:
-            rows = [make_row(request, "", self.place, "failed", request.problem)]
+            rows = [make_row(request, "", self.platform, "failed", request.problem)]
         for row in rows:
             self.add(row)
         self.has_failed |= not request.backends or any(map(is_failure, rows))
@@ -307,7 +307,7 @@ def _append(file: int, data: bytes) -> None:
 
 
 def _move_aside(path: Path) -> None:
-    """Give a file that is not empty another name, which is free."""
+    """Rename a file that is not empty to a free name."""
     if path.is_file() and path.stat().st_size:
         names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in count_up(1))
         free = next(name for name in names if not name.exists())
@@ -340,7 +340,7 @@ def _csv_line(cells: Iterable[Any]) -> bytes:
 
 
 def _finite(value: Any) -> Any:
-    """Replace infinite values and nan by null, which JSON has, and which is an empty cell."""
+    """Replace infinite values and nan by None: null in JSON, an empty cell in CSV."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,8 +1,8 @@
 """Runs a session of `perf`: cases become entries of a trace set, `Benchmark` judges and times them, and verdicts become
 lines and rows.
 
-A case is a definition, a workload and a solution for each backend. Cases of equal settings run together. A case is told
-when all its backends are done.
+A case is a definition, a workload and a solution for each backend. Cases of equal settings run together. A case is
+reported when all its backends are done.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import DataSetError, Misuse
-from flashinfer_bench.routines.case.materials import write_material
+from flashinfer_bench.routines.case.generated_entry import write_entry
 from flashinfer_bench.routines.case.support import find_platform
 
 PRECISION: Final = 0.005
-"""Share of its time to which a case is to be known: it has one trial, and its only reading of a time is that one's."""
+"""Target relative half width of a time's interval. It is small, because a case has a single trial."""
 TOLERANCES_HEAD: Final = (
     "# How the definitions of this set are judged, beside what `flashinfer-bench config show` tells.\n"
 )
@@ -54,42 +54,42 @@ def run_session(argv: Sequence[str]) -> int:
     """Run the cases of the flags or of the testlist. The exit code is 0 if all of them ran and were written.
 
     Raises:
-        Misuse: flags or testlist cannot be used. Nothing was run.
+        Misuse: flags or testlist cannot be used. No case was run.
     """
     session, rest = split_session(argv)
     if session.resume and session.save_trace_set is None:
-        raise Misuse("--resume looks for what is recorded: say where with --save_trace_set DIR")
+        raise Misuse("--resume needs the recorded cases: name their folder with --save_trace_set DIR")
     if session.retry_timeouts and not session.resume:
-        raise Misuse("--retry_timeouts changes what --resume leaves out: give --resume too")
+        raise Misuse("--retry_timeouts changes which cases --resume skips: give --resume too")
     devices = discover_devices(session.devices or None)
-    place = find_platform(devices[0].name, devices[0].capability)
-    requests = read_requests(rest, session.testlist, place)
+    platform = find_platform(devices[0].name, devices[0].capability)
+    requests = read_requests(rest, session.testlist, platform)
     if any(request.runs_as_ranks for request in requests):
         if len(requests) > 1 or len(requests[0].backends) > 1:
             raise Misuse("ranks of mpirun time one case of moe_a2a_dispatch_combine: --backends moe_a2a, no testlist")
         from flashinfer_bench.cli.perf.ranks import run_ranks  # torch, which the engine's host does not need
 
-        return run_ranks(requests[0], session, place)
+        return run_ranks(requests[0], session, platform)
     if session.save_trace_set:
-        read_tolerances(Path(session.save_trace_set))  # raises before any file is begun, if they cannot be used
-    results = Results(requests, session, place)
+        read_tolerances(Path(session.save_trace_set))  # unusable devices raise before any file is opened
+    results = Results(requests, session, platform)
     with ExitStack() as stack:
         root = Path(session.save_trace_set or stack.enter_context(temporary_folder("perf")))
         if session.no_empty_columns:
             stack.callback(results.drop_empty_columns)
         for request in requests:
             if not request.backends:
-                results.tell(request)
-        kept = [one for one in requests if one.material is not None and (one.backends or session.save_trace_set)]
+                results.print_case(request)
+        kept = [one for one in requests if one.entry is not None and (one.backends or session.save_trace_set)]
         for request in kept:
-            write_material(root, request.material)
+            write_entry(root, request.entry)
         if session.save_trace_set:
             write_tolerances(root, kept)
         reason = "it was not run"
         stack.enter_context(one_interrupt())
         try:
             for_walls = find_sandbox(session.sandbox, cache_root(os.environ)).has_walls
-            # A worker with walls keeps what it compiles to itself, and the next case would compile it once more.
+            # A sandboxed worker cannot share the kernels that it compiles, so the next case would compile them again.
             is_worth_it = session.testlist is not None or (for_walls and devices[0].kind == "cuda")
             if session.jit_jobs is not None or is_worth_it:
                 compile_ahead(requests, root, devices, jobs=session.jit_jobs, for_walls=for_walls)
@@ -108,10 +108,10 @@ def run_session(argv: Sequence[str]) -> int:
 
 
 def write_tolerances(root: Path, requests: Sequence[Request]) -> None:
-    """Write the tolerances of cases, and keep those of other definitions. A lock lets one process write at a time.
+    """Write the tolerances of cases; those of other definitions stay. A lock allows one writer.
 
     Raises:
-        ConfigError: the file that is there cannot be used.
+        ConfigError: the existing file cannot be used.
         DataSetError: it cannot be written.
     """
     own = {one.definition: one.case.check.settings() for one in requests}
@@ -126,7 +126,7 @@ def write_tolerances(root: Path, requests: Sequence[Request]) -> None:
 
 
 def in_groups(requests: Sequence[Request]) -> list[list[Request]]:
-    """Group the requests that one run of the engine can do: equal settings, and no case twice."""
+    """Group the requests for runs of the engine: equal settings, and no case twice in a group."""
     groups: dict[object, list[Request]] = {}
     seen: Counter[object] = Counter()
     for request in requests:
@@ -138,15 +138,15 @@ def in_groups(requests: Sequence[Request]) -> list[list[Request]]:
 
 
 def _run_group(results: Results, group: Sequence[Request], session: Namespace, root: Path) -> None:
-    asked = [(one, name, one.definition, one.material.solutions[name].name) for one in group for name in one.backends]
+    asked = [(one, name, one.definition, one.entry.solutions[name].name) for one in group for name in one.backends]
 
     def put(definition: str, solution: str | None, result: Any, device: str | None = None) -> None:
         for request, backend, *names in asked:
             if definition == names[0] and solution in (None, names[1]):
                 if isinstance(result, str):
-                    row = make_row(request, backend, results.place, "failed", result)
+                    row = make_row(request, backend, results.platform, "failed", result)
                 else:
-                    row = make_judged(request, backend, results.place, result, device)
+                    row = make_judged(request, backend, results.platform, result, device)
                 results.put(request, row)
 
     with Benchmark(make_trace_set(group, root, is_resumed=session.resume), make_config(group, session)) as engine:
@@ -167,13 +167,13 @@ def _run_group(results: Results, group: Sequence[Request], session: Namespace, r
 
 
 def make_trace_set(group: Sequence[Request], root: Path, *, is_resumed: bool) -> TraceSet:
-    """Return the trace set of a group's cases, in their order; in a resumed session with their recorded verdicts."""
+    """Return the trace set of a group's cases in order. A resumed session adds their recorded verdicts."""
     recorded = TraceSet.from_path(root).traces if is_resumed else {}
-    made = {request.definition: request.material for request in group}
+    made = {request.definition: request.entry for request in group}
     return TraceSet(
         root=root,
         definitions={name: one.definition for name, one in made.items()},
-        solutions={one.definition: [one.material.solutions[backend] for backend in one.backends] for one in group},
+        solutions={one.definition: [one.entry.solutions[backend] for backend in one.backends] for one in group},
         workloads={name: [Trace(definition=name, workload=one.workload)] for name, one in made.items()},
         traces={name: recorded.get(name, []) for name in made},
     )

@@ -246,8 +246,8 @@ def make_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -
     symbol = solution.get_entry_symbol()
     if not symbol.isidentifier() or not symbol.isascii():
         raise BuildFailure(f"the entry point names {symbol!r}, which is no name of an exported function")
-    found = find_binding(solution)
-    binding, packages = read_binding(found.binding, toolchain), toolchain.nvidia_packages if cuda else ()
+    result = find_binding(solution)
+    binding, packages = read_binding(result.binding, toolchain), toolchain.nvidia_packages if cuda else ()
     libraries = cutlass_includes() if wants_cutlass(solution.spec.dependencies) else []
     readable = [*binding.includes, binding.files.home, *cxx.files()]
     if cuda is not None:
@@ -275,7 +275,7 @@ def make_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -
         main_header=binding.main_header,
         needs_symbol=None if registers_operators(solution) else binding.exports.format(symbol),
         lacks_symbol=binding.lacks.format(symbol),
-        note=found.note,
+        note=result.note,
         toolkit=cuda.version if cuda else None,
         chooses_architecture=any("arch" in flag or "gencode" in flag for flag in flags.nvcc),
         header=_header_recipe(commands, may_read) if takes_header else None,

@@ -1,1 +1,1 @@
-"""What is done with whole sets: which trace counts, merging, writing what scripts add, and scores."""
+"""Operations on whole sets: latest results, merging, additions by scripts, and scores."""

@@ -1,7 +1,7 @@
-"""The columns of an exported set: one row a trace. docs/export.md says what each means.
+"""The columns of an exported set, with one row per trace. docs/export.md describes each column.
 
-A column is never renamed and never changes its unit or type; new ones come at the end. An absent value is None. pandas
-is optional; `make_frame` alone imports it.
+A column never changes its name, unit or type. New columns are added at the end. A missing value is None. Only
+`make_frame` imports pandas, which is optional.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ READERS: Final[Mapping[str, Callable[[Result], Any]]] = {
     "log": lambda result: result.evaluation.log,
     "confirmed": lambda result: result.measurement.is_full,
 }
-"""Columns that no part of a result has under their name."""
+"""Columns without a field of the same name in a result."""
 OF_TIMES: Final = frozenset({"is_meaningful", "flags", "confirmed"})
-"""Columns that say something of a time, and nothing if there is none."""
+"""Columns about a time; empty if there is no time."""
 
 
 def make_row(result: Result) -> dict[str, Any]:
-    """Return the row of a result, by the names of the columns."""
+    """Return the row of a result, by column name."""
     evaluation = result.evaluation
     parts = (result, result.measurement, result.reported.roofline, result.reported, evaluation.correctness)
     row = {}
@@ -107,12 +107,12 @@ def make_row(result: Result) -> dict[str, Any]:
 
 
 def import_export_library(name: str) -> Any:
-    """Import pandas or pyarrow, or say which extra brings it.
+    """Import pandas or pyarrow; if it is missing, name the extra that installs it.
 
     Raises:
         ConfigError: it is not installed.
     """
-    import importlib  # heavy and optional libraries alone come this way
+    import importlib  # only large, optional libraries are imported this way
 
     try:
         return importlib.import_module(name)
@@ -124,7 +124,7 @@ def import_export_library(name: str) -> Any:
 
 
 def make_frame(trace_set: TraceSet, traces: Iterable[AnyTrace]) -> pandas.DataFrame:
-    """Make the frame: one row a trace, in the order of the files, with the columns of `COLUMNS`.
+    """Return the frame with one row per trace, in the order of the files, with the columns of `COLUMNS`.
 
     Raises:
         ConfigError: pandas is not installed.

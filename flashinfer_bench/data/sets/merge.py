@@ -1,9 +1,8 @@
-"""Adds to sets: whole sets to each other, traces that other processes have recorded, and what scripts add.
+"""Additions to sets: other sets, traces that other processes recorded, and objects from scripts.
 
-What is the same in two sets counts once, what contradicts is refused or left out. What a script adds is checked before
-the first of it is written. `merge_sets` and `convert_set` write a whole set into a new folder, in our layout and the
-form of the format: all of it or nothing. What should be there and is not is lost: a file that could not be read, or a
-blob that is not there.
+Equal objects of two sets count once. Contradictory objects are refused or skipped. All additions of a script are
+checked before the first is written. `merge_sets` and `convert_set` write a whole set into a new folder, in the current
+layout and format: all of it or none. `lost` lists unreadable files and missing blobs, which cannot be copied.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def merge_into(merged: TraceSet, parts: Sequence[TraceSet]) -> None:
-    """Put sets into an empty set.
+    """Merge sets into an empty set.
 
     Raises:
         DataSetError: two sets have different definitions or different solutions of one name.
@@ -50,10 +49,10 @@ def merge_into(merged: TraceSet, parts: Sequence[TraceSet]) -> None:
             *(("solution", one, part.solution_files) for one in part.all_solutions()),
         ]
         for what, item, files in named:
-            name, place = item.name, files.get(item.name)
-            first, before = known.setdefault((what, name), (item, place))
+            name, file = item.name, files.get(item.name)
+            first, before = known.setdefault((what, name), (item, file))
             if first.digest() != item.digest():
-                clashes.append(f"{what} {name!r} differs between {_shown(before)} and {_shown(place)}")
+                clashes.append(f"{what} {name!r} differs between {_shown(before)} and {_shown(file)}")
             elif first is item and isinstance(item, Definition):
                 merged.definitions[name] = item
             elif first is item:
@@ -72,8 +71,8 @@ def merge_into(merged: TraceSet, parts: Sequence[TraceSet]) -> None:
             merged.traces.setdefault(name, TraceList()).extend(TraceList(kept_of(traces)))
 
 
-def _shown(place: Path | None) -> str:
-    return str(place or "a set in memory")
+def _shown(file: Path | None) -> str:
+    return str(file or "a set in memory")
 
 
 def _refuse_clashes(clashes: Sequence[str]) -> None:
@@ -82,14 +81,14 @@ def _refuse_clashes(clashes: Sequence[str]) -> None:
 
 
 def _merge_workloads(merged: TraceSet, part: TraceSet, name: str, workloads: Iterable[Trace]) -> None:
-    """Put the workloads of a definition into the merged set; what does not fit becomes an issue."""
+    """Add the workloads of a definition to the merged set. A workload that does not fit becomes an issue."""
     known = {trace.workload.uuid: trace.workload for trace in merged.workloads.get(name, [])}
     newly_found = merged.definitions.get(name) if name not in part.definitions else None
     for trace in workloads:
         workload, root = trace.workload, part.blob_root(name, trace.workload.uuid)
         same, reasons = known.get(workload.uuid), list[str]()
         if same is not None and same.digest() != workload.digest():
-            reasons = ["its uuid belongs to another workload in another set; this one is left out"]
+            reasons = ["its uuid belongs to another workload in another set; this workload is skipped"]
         elif same is None and newly_found is not None:
             reasons = [f"{'.'.join(steps)}: {reason}" for steps, reason in check_workload(newly_found, workload)]
         file, owner = (root or Path()) / layout.WORKLOADS, f"workload {workload.uuid} of {name}"
@@ -101,16 +100,16 @@ def _merge_workloads(merged: TraceSet, part: TraceSet, name: str, workloads: Ite
 
 
 def _is_settled(issue: LoadIssue, merged: TraceSet) -> bool:
-    """Tell whether an issue was that a definition is missing which the merged set has."""
+    """Return whether an issue is about a missing definition that the merged set has."""
     if issue.missing_definition == "":
         return bool(merged.definitions)
     return issue.missing_definition in merged.definitions
 
 
 def reread_traces(trace_set: TraceSet) -> None:
-    """Put the traces on disk in the place of those in memory; traces that are in memory alone stay."""
+    """Replace the traces in memory by the traces on disk. Traces that exist only in memory stay."""
     fresh: dict[str, list[AnyTrace]] = {}
-    for root in filter(Path.is_dir, trace_set.roots):  # of one that is gone, what is in memory stays
+    for root in filter(Path.is_dir, trace_set.roots):  # if a root was deleted, its traces in memory stay
         for name, traces in type(trace_set).from_path(root).traces.items():
             fresh.setdefault(name, []).extend(kept_of(traces))
     for name, known in trace_set.traces.items():
@@ -125,7 +124,7 @@ def _text_of(trace: AnyTrace) -> bytes:
 
 @dataclass
 class WrittenSet:
-    """What was written."""
+    """The content of the written set."""
 
     output: Path
     definitions: int = 0
@@ -134,18 +133,18 @@ class WrittenSet:
     traces: int = 0
     blobs: int = 0
     lost: list[str] = field(default_factory=list)
-    """A line for each thing that should be there and is not."""
+    """A line for each missing file or blob."""
 
 
 def convert_set(trace_set: TraceSet, root: Path, output: Path) -> WrittenSet:
-    """Write a set that was read from a folder into another one, which is new or empty.
+    """Read a set from a folder and write it into another folder, which is new or empty.
 
     Raises:
-        DataSetError: the output is not empty, or lies in the root.
+        DataSetError: the output is not empty, or is inside the root.
         Fault: a file cannot be written.
     """
     if output.resolve().is_relative_to(root.resolve()):
-        raise DataSetError(f"{output} lies in {root}, which is read; write to another folder")
+        raise DataSetError(f"{output} is inside {root}, which is read; write to another folder")
     tolerances = root / layout.TOLERANCES_FILE
     done = merge_sets([trace_set], output, {tolerances.name: tolerances.read_text()} if tolerances.is_file() else {})
     done.lost += [str(issue) for issue in trace_set.issues if issue.severity == "error"]
@@ -153,20 +152,20 @@ def convert_set(trace_set: TraceSet, root: Path, output: Path) -> WrittenSet:
 
 
 def merge_sets(parts: Sequence[TraceSet], output: Path, further: Mapping[str, str]) -> WrittenSet:
-    """Write sets as one. Traces that agree to the byte are written once.
+    """Write sets as one set. Byte-identical traces are written once.
 
     Args:
-        parts: read from folders.
-        output: the folder; it may be there if it is empty.
-        further: file name → text of what else belongs into the root.
+        parts: sets that were read from folders.
+        output: a folder that is new or empty.
+        further: file name → text of further files in the root.
 
     Raises:
-        DataSetError: the sets contradict each other, or the output is there already.
-        Fault: the disk refuses.
+        DataSetError: the sets contradict each other, or the output exists and is not empty.
+        Fault: a file cannot be written.
     """
     merged, done, blobs = type(parts[0]).merge(parts), WrittenSet(output), dict[str, Path]()
     known = [issue for part in parts for issue in part.issues]
-    clashes = [str(issue) for issue in merged.issues if issue not in known]  # workloads that the merge leaves out
+    clashes = [str(issue) for issue in merged.issues if issue not in known]  # workloads that the merge skips
     for part in parts:
         for path, file in _find_blobs(part, done.lost).items():
             if not filecmp.cmp(blobs.setdefault(path, file), file, shallow=False):
@@ -206,7 +205,7 @@ def merge_sets(parts: Sequence[TraceSet], output: Path, further: Mapping[str, st
 
 
 def _find_blobs(part: TraceSet, lost: list[str]) -> dict[str, Path]:
-    """Return the file of each blob path of a set, with a line more in `lost` for each that cannot be copied."""
+    """Return the file of each blob path of a set. Add a line to `lost` for each blob that cannot be copied."""
     found, store = dict[str, Path | None](), BlobStore(part.root or Path())
     groups = (*part.workloads.values(), *part.traces.values())
     for workload in (line.workload for lines in groups for line in kept_of(lines)):
@@ -222,11 +221,11 @@ def _find_blobs(part: TraceSet, lost: list[str]) -> dict[str, Path]:
 
 
 def add_traces(trace_set: TraceSet, traces: Iterable[Trace]) -> None:
-    """Add traces, and append them to the files of the set where it has a folder.
+    """Add traces, and append them to the files of the set if it has a folder.
 
     Raises:
-        ValueError: one is of an unknown definition or solution; none was added.
-        DataSetError: one has no evaluation; none was added.
+        ValueError: the definition or the solution of a trace is unknown; no trace was added.
+        DataSetError: a trace has no evaluation; no trace was added.
         Fault: a file cannot be written.
     """
     checked = []
@@ -246,11 +245,11 @@ def add_traces(trace_set: TraceSet, traces: Iterable[Trace]) -> None:
 
 
 def add_workload_traces(trace_set: TraceSet, traces: Iterable[Trace]) -> None:
-    """Add workloads (traces without a solution), and append them to the files of the set where it has a folder.
+    """Add workloads (traces without a solution), and append them to the files of the set if it has a folder.
 
     Raises:
-        ValueError: one is of an unknown definition, does not fit it, has a known uuid, or is no workload; none was
-            added.
+        ValueError: a workload has an unknown definition, does not fit it, has a known uuid, or has a solution; no
+            workload was added.
         Fault: a file cannot be written.
     """
     uuids = {(name, trace.workload.uuid) for name, items in trace_set.workloads.items() for trace in items}
@@ -264,7 +263,7 @@ def add_workload_traces(trace_set: TraceSet, traces: Iterable[Trace]) -> None:
         if (name, uuid) in uuids:
             raise ValueError(f"{owner}: the set has a workload with this uuid")
         if findings:
-            raise ValueError("; ".join(f"{owner}: {'.'.join(place)}: {reason}" for place, reason in findings))
+            raise ValueError("; ".join(f"{owner}: {'.'.join(steps)}: {reason}" for steps, reason in findings))
         uuids.add((name, uuid))
         added.setdefault(name, []).append(trace)
     for name, lines in added.items():
@@ -278,33 +277,33 @@ def add_tensors(trace_set: TraceSet, def_name: str, workload_uuid: str, tensors:
     """Store the tensors of a workload in its file; return the path for `SafetensorsInput`.
 
     Raises:
-        ValueError: there is no such definition, or the file is there already.
+        ValueError: the definition is unknown, or the file exists.
         DataSetError: the set has no folder.
     """
-    from safetensors.torch import save  # needs torch, which a set does not
+    from safetensors.torch import save  # needs torch, which a set does not need
 
     op_type = _find(trace_set, def_name).op_type
     path = layout.blob_path(Path(), op_type=op_type, definition=def_name, uuid=workload_uuid)
     file = trace_set.folder / path
     if file.exists():
-        raise ValueError(f"{file} is there already; recorded verdicts stand on it")
+        raise ValueError(f"{file} exists; recorded verdicts depend on it")
     content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
     write_whole(file, content, root=trace_set.folder)
     return str(path)
 
 
 def read_tensors(trace_set: TraceSet, path: str | Path) -> dict[str, torch.Tensor]:
-    """Read the tensors of a file that a workload names, by their keys.
+    """Read the tensors of a workload's file, by their keys.
 
     Raises:
-        WorkloadFault: the file is not there, or not in the set.
+        WorkloadFault: the file does not exist, or is outside the set.
         DataSetError: the set has no folder.
     """
-    from safetensors.torch import load_file  # needs torch, which a set does not
+    from safetensors.torch import load_file  # needs torch, which a set does not need
 
     inside = Path(path).relative_to(trace_set.folder) if Path(path).is_absolute() else path
     fd = open_to_read(BlobStore(trace_set.folder).locate(str(inside)))
-    try:  # the file that was checked is read, whatever has its name by now
+    try:  # read the checked file, even if its name was replaced since
         return dict(load_file(f"/dev/fd/{fd}"))
     finally:
         os.close(fd)

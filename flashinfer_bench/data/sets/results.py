@@ -1,11 +1,11 @@
-"""The frame that reports, scores, exports and look-ups read: one result for each verdict, with typed columns.
+"""The frame for reports, scores, exports and look-ups: one result for each verdict, with typed columns.
 
-`list_results` makes it of traces. What a column needs of a trace is read here and nowhere else; reports group rows by
-these columns and sum them up.
+`list_results` makes results from traces. Only this module reads the values of the columns from a trace. Reports group
+and aggregate rows by these columns.
 
-Of a job that was judged more than once the latest verdict counts, whatever file it is in (`find_latest`). A quick look
-(`--quick`) that passed does not displace a whole verdict on the same definition, solution and workload. Look-ups,
-reports and resumed runs use this rule. Equal times, and times that are no ISO 8601, keep the files' order.
+If a job was judged more than once, its latest verdict counts, in any file (`find_latest`). A quick look (`--quick`)
+that passed does not replace a whole verdict on the same definition, solution and workload. Look-ups, reports and
+resumed runs use this rule. Verdicts with equal or invalid times keep the order of the files.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace, Per
 if TYPE_CHECKING:
     from flashinfer_bench.data.trace_set import TraceSet
 
-_PASSED = EvaluationStatus.PASSED  # access to a member of an Enum takes ten times as long
+_PASSED = EvaluationStatus.PASSED  # access to an Enum member takes ten times as long
 UNMEASURED: Final = PerformanceLine()
 _UNKNOWN: Final = datetime.min.replace(tzinfo=timezone.utc)
 JUDGED_KEYS: Final = ("definition", "solution", "workload", "evaluator")
-"""The keys of a fingerprint that say what was judged, and by whom. The others say under which settings."""
+"""The keys of a fingerprint for the judged objects and the evaluator. The other keys are settings."""
 _JUDGED: Final = attrgetter(*JUDGED_KEYS)
 Item = TypeVar("Item")
 
@@ -44,12 +44,12 @@ class Result(NamedTuple):
     evaluation: AnyEvaluation
     reported: ReportedTrace
     op_type: str
-    """Empty for a definition that the set does not have."""
+    """Empty for a definition outside the set."""
     author: str
-    """`UNKNOWN_AUTHOR` for a solution that the set does not have."""
+    """`UNKNOWN_AUTHOR` for a solution outside the set."""
     language: str
     is_latest: bool
-    """Whether it counts of its definition, solution, workload and hardware."""
+    """Whether it is the latest verdict on its definition, solution, workload and hardware."""
 
     @property
     def definition(self) -> str:
@@ -83,12 +83,12 @@ class Result(NamedTuple):
 
     @property
     def measurement(self) -> Measurement:
-        """How it was timed."""
+        """The record of its timing."""
         return self.reported.measurement
 
     @property
     def latency_ms(self) -> float | None:
-        """The latency; None without one, or if no call takes as long."""
+        """The latency; None if there is none, or if its value is out of range."""
         return as_time((self.evaluation.performance or UNMEASURED).latency_ms)
 
     @property
@@ -98,41 +98,41 @@ class Result(NamedTuple):
 
     @property
     def speedup_factor(self) -> float:
-        """The speed-up over the reference that the trace tells; 0 without one."""
+        """The speed-up over the reference as recorded in the trace; 0 without one."""
         factor = (self.evaluation.performance or UNMEASURED).speedup_factor
         return factor if math.isfinite(factor) else 0.0
 
     @property
     def speedup(self) -> float | None:
-        """Over the reference; None if one of both was not measured."""
+        """Speed-up over the reference; None if either latency is missing."""
         latency, reference = self.latency_ms, self.reference_ms
         return reference / latency if latency and reference else None
 
     @property
     def is_ranked(self) -> bool:
-        """Whether it may be compared with others: it passed, is no quick run, and its time means something."""
+        """Whether it may be compared: it passed, is no quick run, and its time is meaningful."""
         known = self.is_passed and self.latency_ms is not None
         return known and not self.reported.run.quick and self.reported.measurement.meaningful
 
     @property
     def may_be_best(self) -> bool:
-        """Whether its latency may be called the best, as `ReportedTrace.may_be_best` says."""
+        """Whether its latency may be called the best (`ReportedTrace.may_be_best`)."""
         return self.reported.may_be_best(self.latency_ms or 0.0)
 
     @property
     def standing(self) -> str:
-        """What its time counts for in a ranking, as of a measurement; empty if it is not ranked."""
+        """The standing of its measurement; empty if it is not ranked."""
         return self.reported.measurement.standing if self.is_ranked else ""
 
 
 @collector_paused()
 def list_results(trace_set: TraceSet | None, traces: Iterable[AnyTrace], *, latest_only: bool = True) -> list[Result]:
-    """Return the results of the traces that hold a verdict, in their order.
+    """Return the results of the traces with a verdict, in their order.
 
     Args:
-        trace_set: where definitions and solutions are looked up; None for nowhere.
-        traces: what to read.
-        latest_only: of a job that was judged more than once, list only the verdict that counts.
+        trace_set: the set with the definitions and solutions; None for no set.
+        traces: the traces to read.
+        latest_only: if a job was judged more than once, list only the verdict that counts.
     """
     given = list(traces)
     latest = {id(trace) for trace in find_latest(given)}
@@ -151,17 +151,17 @@ def list_results(trace_set: TraceSet | None, traces: Iterable[AnyTrace], *, late
 
 
 def in_order_of_time(traces: Iterable[AnyTrace]) -> list[AnyTrace]:
-    """Return the traces that hold a verdict, the earliest first."""
+    """Return the traces with a verdict, the earliest first."""
     judged = [(trace, trace.evaluation) for trace in traces if trace.evaluation is not None]
     return [trace for trace, _ in sorted(judged, key=lambda item: moment_of(item[1]))]
 
 
 def find_latest(traces: Iterable[AnyTrace]) -> list[AnyTrace]:
-    """Return the trace that counts of each definition, solution, workload and hardware, the earliest first."""
+    """Return the trace that counts for each definition, solution, workload and hardware, the earliest first."""
     latest: dict[tuple[str, str | None, str, str], AnyTrace] = {}
     whole: dict[tuple[str, str | None, str, str], AnyTrace] = {}
     for trace in in_order_of_time(traces):
-        assert trace.evaluation is not None  # as of all that are in order
+        assert trace.evaluation is not None  # true for all traces in the sorted list
         key = (trace.definition, trace.solution, trace.workload.uuid, trace.evaluation.environment.hardware)
         before = latest.pop(key, None)
         if before is not None:
@@ -178,7 +178,7 @@ def _is_quick(trace: AnyTrace) -> bool:
 
 
 def _may_be_alike(*traces: AnyTrace) -> bool:
-    """Tell whether two traces are of the same things by their fingerprints, or one has none."""
+    """Return whether two traces have the same judged objects by their fingerprints, or one has no fingerprint."""
     judged = {
         _JUDGED(read_reported(trace.evaluation).run.fingerprint) for trace in traces if trace.evaluation is not None
     }
@@ -186,12 +186,12 @@ def _may_be_alike(*traces: AnyTrace) -> bool:
 
 
 def moment_of(evaluation: AnyEvaluation) -> datetime:
-    """Return the time of a verdict; one whose time is unknown is the earliest."""
+    """Return the time of a verdict. An unknown time is the earliest."""
     return parse_time(evaluation.timestamp) or _UNKNOWN
 
 
 def parse_time(text: str) -> datetime | None:
-    """Return the time of a verdict; None for a text that is no time. A time without a zone is UTC."""
+    """Return the time of a verdict; None if the text is not a time. A time without a zone is UTC."""
     try:
         moment = msgspec.convert(text.strip(), datetime)
         return moment.replace(tzinfo=timezone.utc) if moment.tzinfo is None else moment.astimezone(timezone.utc)
@@ -200,7 +200,7 @@ def parse_time(text: str) -> datetime | None:
 
 
 def fastest_of(results: Iterable[Result], key: Callable[[Result], Any]) -> dict[Any, tuple[float, Result]]:
-    """Return the lowest latency by a key, with its result: of a confirmed one if there is one."""
+    """Return key → the lowest latency and its result. If a confirmed result exists, only confirmed results count."""
     timed = (item for item in results if item.is_passed and item.latency_ms is not None)
     best = {
         name: min(items, key=lambda item: (item.standing != CONFIRMED, item.latency_ms))
@@ -210,7 +210,7 @@ def fastest_of(results: Iterable[Result], key: Callable[[Result], Any]) -> dict[
 
 
 def group(items: Iterable[Item], key: Callable[[Item], Any]) -> dict[Any, list[Item]]:
-    """Return items by a key, in the order in which keys come first."""
+    """Return items by key, in the order of the first item of each key."""
     groups: defaultdict[Any, list[Item]] = defaultdict(list)
     for item in items:
         groups[key(item)].append(item)

@@ -1,9 +1,9 @@
-"""Scores over a whole set: how much faster a solution, or the best ones of an author, are than a baseline author's.
+"""Scores over a whole set: the speed-up of a solution, or of an author's best solutions, over a baseline author.
 
-The speed-up on a workload is the baseline's latency over the solution's, on the same hardware. Of each, the lowest
-latency of a trace that passed counts, confirmed ones first, and only workloads that the baseline passed. All traces
-count, not only the latest: a solution with any failed trace scores 0, until its traces are moved aside. Quick looks
-(`--quick`) count for nothing. `report/ranking.py` makes its scores by the same rule, of the latest verdicts.
+The speed-up on a workload is the baseline's latency over the solution's, on the same hardware. The lowest passing
+latency of each counts; confirmed latencies take precedence. Only workloads that the baseline passed count. All traces
+count, not only the latest: a solution with a failed trace scores 0 until its traces are moved aside. Quick looks
+(`--quick`) do not count. `report/ranking.py` applies the same rule to the latest verdicts.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 
 
 BASELINE: Final = "baseline"
-"""The author whose solutions others are scored against, where no other is named."""
+"""The default baseline author."""
 
 
 @dataclass(frozen=True)
 class SpeedupMetrics:
-    """How one solution, or one author, did against a baseline."""
+    """The score of a solution or an author against a baseline."""
 
     avg_speedup: float = 0.0
-    """Mean speed-up over the workloads of a solution; of an author, the mean over definitions of the best solution."""
+    """Mean speed-up over the workloads of a solution. For an author: mean over definitions of the best solution."""
     definitions: int = 0
-    """Definitions that count."""
+    """Number of definitions that count."""
     workloads: int = 0
-    """Workloads that both passed; on several kinds of hardware each counts for itself."""
+    """Number of workloads that both passed, counted for each kind of hardware."""
     success_rate: float = 0.0
     """Share of the traces that passed."""
     win_rate: float = 0.0
-    """Share of the workloads on which it was faster than the baseline."""
+    """Share of the workloads with a lower latency than the baseline."""
     standing: str = field(default="", compare=False)
-    """The best standing of its latencies; first place needs a confirmed one if any author has one."""
+    """The best standing of its latencies. First place needs a confirmed latency if any author has one."""
 
     @property
     def confirmed(self) -> bool:
@@ -54,11 +54,11 @@ class SpeedupMetrics:
 
 
 Ranking = list[tuple[str, SpeedupMetrics]]
-"""Author and score, the highest first."""
+"""Authors and their scores, the highest first."""
 
 
 def score_of(speedups: Sequence[float], failed: int) -> float:
-    """Return the score of a solution: its mean speed-up; 0 where anything failed, or nothing can be compared."""
+    """Return the score of a solution: its mean speed-up; 0 if a trace failed or no workload can be compared."""
     return fmean(speedups) if speedups and not failed else 0.0
 
 
@@ -91,7 +91,7 @@ def get_author_score(
     """Score an author by the best solution of each definition.
 
     Raises:
-        ValueError: the author has no solution that counts, or the baseline author not exactly one.
+        ValueError: the author has no solution that counts, or the baseline author does not have exactly one.
     """
     names = _choose_definitions(trace_set, op_type, definition_name)
     best = _best_scores(trace_set, names, baseline_author, author.__eq__)
@@ -105,7 +105,7 @@ def get_solution_score(trace_set: TraceSet, name: str, baseline_author: str = BA
     """Score one solution against the baseline author's solution of its definition.
 
     Raises:
-        ValueError: there is no such solution, or the baseline author has not exactly one.
+        ValueError: the solution does not exist, or the baseline author does not have exactly one.
     """
     solution = trace_set.get_solution(name)
     if solution is None:
@@ -122,21 +122,21 @@ def _choose_definitions(trace_set: TraceSet, op_type: str | None, definition: st
 
 
 class _Score(NamedTuple):
-    """One solution against the baseline."""
+    """The comparison of one solution with the baseline."""
 
     mean: float
     passed: int
     failed: int
     speedups: Sequence[float]
-    """One for each workload that both passed."""
+    """Speed-up on each workload that both passed."""
     standing: str
-    """The best of its latencies."""
+    """The best standing of its latencies."""
 
 
 def _best_scores(
     trace_set: TraceSet, definitions: Iterable[str], baseline_author: str, is_asked: Callable[[str], bool]
 ) -> dict[str, list[_Score]]:
-    """Return author → the score of the best solution of each definition that the author has solutions of."""
+    """Return author → the best score for each definition with solutions of the author."""
     best: dict[str, list[_Score]] = {}
     for name in definitions:
         asked = (item for item in trace_set.solutions.get(name, []) if is_asked(item.author))
@@ -155,11 +155,11 @@ def _score(trace_set: TraceSet, definition: str, solutions: Iterable[Solution], 
         )
     results = list_results(None, kept_of(trace_set.traces.get(definition, [])), latest_only=False)
     judged = group((item for item in results if not item.reported.run.quick), attrgetter("solution"))
-    place = attrgetter("workload", "hardware")
-    base, found = fastest_of(judged.get(baselines[0], []), place), []
+    key = attrgetter("workload", "hardware")
+    base, found = fastest_of(judged.get(baselines[0], []), key), []
     for solution in solutions:
         own = judged.get(solution.name, [])
-        mine = fastest_of(own, place)
+        mine = fastest_of(own, key)
         shared = [(base[at][0] / mine[at][0], mine[at][1].standing) for at in base if at in mine]
         speedups = [speedup for speedup, _ in shared]
         passed = sum(item.is_passed for item in own)
@@ -186,7 +186,7 @@ def _sum_up(best: Sequence[_Score]) -> SpeedupMetrics:
 
 
 class TraceSetSummary(dict[str, Any]):
-    """Counts of a set by key, the most wanted ones as attributes too, and the ranking of its authors."""
+    """Counts of a set by key, with attributes for the most common keys, and the ranking of its authors."""
 
     def __init__(self, counts: Mapping[str, Any], rank: Callable[[], Ranking]) -> None:
         super().__init__(counts)
@@ -217,13 +217,13 @@ def summarise(
     op_type: str | None = None,
     definition_name: str | None = None,
 ) -> TraceSetSummary:
-    """Count what is in the set, and its latest traces by status, definition, solution, author and op type.
+    """Count the content of the set, and its latest traces by status, definition, solution, author and op type.
 
-    The counts are of the whole set; the arguments choose what `rankings` compares, as in `rank_authors`.
+    The counts cover the whole set. The arguments select the content of `rankings`, as in `rank_authors`.
 
     Raises:
-        ValueError: something else than the default ranking is asked for, and it cannot be made. The default one is
-            made when it is looked at.
+        ValueError: a ranking other than the default is requested and cannot be made. The default ranking is made at its
+            first access.
     """
     results = list_results(trace_set, trace_set.all_traces())
     passed = [item for item in results if item.is_passed]

@@ -1,1 +1,1 @@
-"""The set on disk: paths, lines, everything that can be wrong with files, and writing results."""
+"""The set on disk: paths, lines, problems of files, and writing results."""

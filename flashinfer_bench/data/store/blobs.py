@@ -1,6 +1,6 @@
-"""The stored inputs of workloads: from a blob path to a file that can be opened. Nothing is fetched.
+"""The stored inputs of workloads: resolves a blob path to a file that can be opened. It downloads no file.
 
-Paths come from data sets and are not trusted: a file outside the set is never given out. The judge opens them.
+Blob paths come from untrusted data sets, so a file outside the set is refused. The judge opens the files.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ _POINTER_MAX_BYTES: Final = 1024
 
 
 class BlobMissing(WorkloadFault):
-    """There is nothing at a blob path, or a git-lfs pointer."""
+    """A blob path has no file, or a git-lfs pointer."""
 
 
 class BlobPointer(BlobMissing):
-    """A git-lfs pointer lies at a blob path."""
+    """A blob path has a git-lfs pointer."""
 
 
 class BlobStore:
-    """The blobs under one root."""
+    """The blobs of one root."""
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
 
     def locate(self, path: str, *, workload: str = "") -> Path:
-        """Return the file of a blob path, ready to be opened.
+        """Return the file of a blob path, for opening.
 
         Args:
-            path: as a workload gives it, relative to the root.
-            workload: its uuid, for messages.
+            path: the path in the workload, relative to the root.
+            workload: the uuid of the workload, for messages.
 
         Raises:
-            WorkloadFault: the path leads out of the set, or the file is missing, strange or a git-lfs pointer.
+            WorkloadFault: the path leads out of the set, or the file is missing, not regular, or a git-lfs pointer.
         """
         owner = f" of workload {workload}" if workload else ""
         if not is_inside(path):
@@ -64,7 +64,7 @@ class BlobStore:
         return file
 
     def why_missing(self, path: str) -> str | None:
-        """Say that there is nothing at a blob path, or a git-lfs pointer; None if there is something else."""
+        """Say that a blob path has no file, or a git-lfs pointer; None if it has another file."""
         try:
             self.locate(path)
         except BlobMissing as fault:
@@ -75,7 +75,7 @@ class BlobStore:
 
 
 def is_inside(path: str) -> bool:
-    """Tell whether a blob path, as text, stays under the root of its set."""
+    """Return whether a blob path, as text, stays under the root of its set."""
     parts = PurePosixPath(path).parts
     return bool(parts) and not path.startswith("/") and ".." not in parts and "\\" not in path and "\0" not in path
 

@@ -1,21 +1,21 @@
-"""The dialects of public files: takes one parsed object, and returns it in the form of the format, with remarks.
+"""The dialects of public files: converts a parsed object to the current format, and returns it with warnings.
 
     definition   `type` for `op_type`, or no op type: the folder's; `tags` and `constraints` null
                  axes without their type: `{}`, `{"value": 4}`, `{"expression": "2 * n"}`
                  a const axis without a value: a var axis
-                 the reference in a file beside the definition's
+                 the reference in a file next to the definition's
                  dumped by a library (a tag `fi_api:…`, or `init`): the last function is the reference, an output with
-                 the name of an input gets a name of its own, axes that only shapes name are var axes
+                 the name of an input is renamed, axes that only shapes name are var axes
     solution     `languages`, capitals, languages of other engines; an entry point without `::`
-                 sources as a dict, or by path, with the text in a file beside the solution's
-                 beside its definition: name, definition or author left out
+                 sources as a dict, or by path, with the text in a file next to the solution's
+                 next to its definition: name, definition or author omitted
     trace        a workload without the trace around it; no definition, no uuid; `solution` ""
-                 inputs without their type: `{}`, `{"value": 3}`; an input that is null; a cost that is none
+                 inputs without their type: `{}`, `{"value": 3}`; an input that is null; an invalid cost
                  `device` for `hardware`, `log_file` for `log`
-                 beside its definition: blob paths relative to the folder of the file
+                 next to its definition: blob paths relative to the folder of the file
 
-A `Place` says what the file's place tells. Objects are taken to have the form that they should have: an upgrade of any
-other raises AttributeError, KeyError or TypeError, and the models refuse the object as it is.
+A `Location` holds what the path of the file implies. An upgrade assumes that its object has the expected form.
+Otherwise it raises AttributeError, KeyError or TypeError, and the models refuse the unchanged object.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.data.dtypes import NOT_RECORDED
-from flashinfer_bench.data.issue import Place
+from flashinfer_bench.data.issue import Location
 from flashinfer_bench.data.reference import ENTRY_NAME, read_module
 from flashinfer_bench.data.solution import MOST_SOURCES, Solution, SupportedLanguages, check_source_path
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.data.workload import WorkloadCost
 
 Raw = dict[str, Any]
-Remarks = list[tuple[str, str]]
-"""Dotted path of a field, and what was made of it."""
+Warnings = list[tuple[str, str]]
+"""Dotted path of a field, and the warning about its conversion."""
 REFERENCE_FILE: Final = "reference.py"
 UNKNOWN_AUTHOR: Final = "unknown"
 MOST_SOURCE_BYTES: Final = 4 << 20
-"""Largest source beside its solution, in bytes."""
+"""Largest source next to a solution's file, in bytes."""
 MOST_BESIDE_BYTES: Final = 64 << 20
-"""All sources beside a solution together, in characters."""
+"""Largest total of the sources next to a solution's file, in characters."""
 OTHER_LANGUAGES: Final[Mapping[str, str]] = {
     "pytorch": "",
     "torch": "",
@@ -61,13 +61,13 @@ OTHER_LANGUAGES: Final[Mapping[str, str]] = {
     "cudnn": "cudnn",
     "cublas": "cublas",
 }
-"""Language of another engine → the package that it needs; where that is missing, a solution is skipped."""
+"""Language of another engine → its required package. If the package is missing, the solution is skipped."""
 _NAMESPACE: Final = uuid.UUID("6f1a3f0e-52a5-5b0e-9a55-3a7c1f0a9d11")
-"""The namespace of uuids for workloads that have none. Equal workloads get equal uuids."""
+"""The namespace of uuids for workloads without a uuid. Equal workloads get equal uuids."""
 
 
 def read_beside(file: Path, path: str, limit: int = MOST_SOURCE_BYTES) -> str:
-    """Read the text of a file in the folder of another file, or below.
+    """Read the text of a file in the folder of another file, or in a subfolder.
 
     Raises:
         ValueError: the path leads out of the folder, or the file cannot be read.
@@ -77,57 +77,57 @@ def read_beside(file: Path, path: str, limit: int = MOST_SOURCE_BYTES) -> str:
         beside = (folder / check_source_path(path)).resolve()
         if beside.is_relative_to(folder):
             return read_whole(beside, limit).decode("utf-8")
-    except (OSError, RuntimeError, UnicodeDecodeError) as error:  # RuntimeError: links that lead round
+    except (OSError, RuntimeError, UnicodeDecodeError) as error:  # RuntimeError: a cycle of links
         raise ValueError(f"{path!r} cannot be read: {error}") from error
     raise ValueError(f"{path!r} leads out of {folder}")
 
 
-def upgrade_definition(raw: Raw, place: Place, remarks: Remarks) -> Raw:
-    """Bring a definition into the form of the format."""
+def upgrade_definition(raw: Raw, location: Location, warnings: Warnings) -> Raw:
+    """Convert a definition to the current format."""
     new = _without_null(raw, "tags", "constraints", "op_type", "reference")
     if "type" in new:
         new.setdefault("op_type", new.pop("type"))
     if "op_type" not in new:
-        new["op_type"] = place.op_type
-        remarks.append(("op_type", f"not given; {place.op_type!r} is taken"))
-    new["axes"] = {name: _upgrade_axis(name, axis, remarks) for name, axis in raw["axes"].items()}
+        new["op_type"] = location.op_type
+        warnings.append(("op_type", f"not given; {location.op_type!r} is taken"))
+    new["axes"] = {name: _upgrade_axis(name, axis, warnings) for name, axis in raw["axes"].items()}
     path, separator, function = (new.get("custom_inputs_entrypoint") or "").partition("::")
     if separator and path in (REFERENCE_FILE, new.get("reference")):
         new["custom_inputs_entrypoint"] = function
     given = new.get("reference") or REFERENCE_FILE
     is_path = given.endswith(".py") and not {"\n", "("}.intersection(given)
-    if is_path and ("reference" in new or (place.file.parent / given).is_file()):
+    if is_path and ("reference" in new or (location.file.parent / given).is_file()):
         try:
-            new["reference"] = read_beside(place.file, given)
+            new["reference"] = read_beside(location.file, given)
         except ValueError as error:
             new["reference"] = ""
-            remarks.append(("reference", str(error)))
+            warnings.append(("reference", str(error)))
     if new.get("init") is not None or any(str(tag).startswith("fi_api:") for tag in new.get("tags", ())):
-        _upgrade_dump(new, remarks)
+        _upgrade_dump(new, warnings)
     return new
 
 
 def _without_null(raw: Mapping[str, Any], *names: str) -> Raw:
-    """Return an object without those of some keys that are null."""
+    """Return an object without the given keys whose value is null."""
     return {key: value for key, value in raw.items() if not (key in names and value is None)}
 
 
-def _upgrade_axis(name: str, axis: Raw, remarks: Remarks) -> Raw:
+def _upgrade_axis(name: str, axis: Raw, warnings: Warnings) -> Raw:
     new = _without_null(axis, "type", "value", "expression")
     kind = new.get("type") or ("const" if "value" in new else "expr" if "expression" in new else "var")
     if kind == "const" and "value" not in new:
-        remarks.append((f"axes.{name}", f"const axis {name!r} has no value; read as var, so workloads give its size"))
+        warnings.append((f"axes.{name}", f"const axis {name!r} has no value; read as var, so workloads give its size"))
         kind = "var"
     return {**new, "type": kind}
 
 
-def _upgrade_dump(new: Raw, remarks: Remarks) -> None:
+def _upgrade_dump(new: Raw, warnings: Warnings) -> None:
     inputs, outputs, axes = dict[str, Raw](new["inputs"]), dict[str, Raw](), new["axes"]
     for name, spec in new["outputs"].items():
         if name in inputs:
             if inputs[name]["dtype"] == NOT_RECORDED:
                 inputs[name] = {**inputs[name], "dtype": spec["dtype"]}
-            remarks.append((f"outputs.{name}", f"an input, changed in place; the output is named {name}_out"))
+            warnings.append((f"outputs.{name}", f"an input, changed in place; the output is named {name}_out"))
             name = f"{name}_out"
         outputs[name] = spec
     new |= {"inputs": inputs, "outputs": outputs}
@@ -135,23 +135,23 @@ def _upgrade_dump(new: Raw, remarks: Remarks) -> None:
     for axis in dict.fromkeys(map(str, chain(*shapes))):
         if axis not in axes and axis.isidentifier():
             axes[axis] = {"type": "var"}
-            remarks.append((f"axes.{axis}", "not listed; read as var, so workloads give the size"))
+            warnings.append((f"axes.{axis}", "not listed; read as var, so workloads give the size"))
     reference = new.setdefault("reference", "")
     with suppress(ValueError):
         module = read_module(reference)
         if ENTRY_NAME not in module.names and module.functions:
             new["reference"] = f"{reference.rstrip()}\n\n\n{ENTRY_NAME} = {module.functions[-1]}\n"
-            remarks.append(("reference", f"its last function, {module.functions[-1]!r}, is taken as {ENTRY_NAME!r}"))
+            warnings.append(("reference", f"its last function, {module.functions[-1]!r}, is taken as {ENTRY_NAME!r}"))
 
 
-def upgrade_solution(raw: Raw, place: Place, remarks: Remarks) -> Raw:
-    """Bring a solution into the form of the format, reading sources that lie beside its file."""
+def upgrade_solution(raw: Raw, location: Location, warnings: Warnings) -> Raw:
+    """Convert a solution to the current format. Read its sources next to its file."""
     new = dict(raw)
-    if place.definition is not None:
-        usual = {"name": place.file.stem, "definition": place.definition, "author": UNKNOWN_AUTHOR}
+    if location.definition is not None:
+        usual = {"name": location.file.stem, "definition": location.definition, "author": UNKNOWN_AUTHOR}
         for key in (key for key in usual if not new.get(key)):
             new[key] = usual[key]
-            remarks.append((key, f"not given; {usual[key]!r} is taken"))
+            warnings.append((key, f"not given; {usual[key]!r} is taken"))
     sources = raw["sources"]
     if isinstance(sources, dict):
         sources = [{"path": path, "content": content} for path, content in sources.items()]
@@ -160,21 +160,21 @@ def upgrade_solution(raw: Raw, place: Place, remarks: Remarks) -> Raw:
     for index, entry in enumerate(entries if len(entries) <= MOST_SOURCES else ()):
         if "content" not in entry:
             try:
-                entry["content"] = read_beside(place.file, entry["path"], min(left, MOST_SOURCE_BYTES))
+                entry["content"] = read_beside(location.file, entry["path"], min(left, MOST_SOURCE_BYTES))
                 left -= len(entry["content"])
             except ValueError as error:
-                remarks.append((f"sources.{index}.content", str(error)))
+                warnings.append((f"sources.{index}.content", str(error)))
     new["sources"] = entries
-    new["spec"] = _upgrade_spec(raw["spec"], {one["path"]: one.get("content", "") for one in entries}, remarks)
+    new["spec"] = _upgrade_spec(raw["spec"], {one["path"]: one.get("content", "") for one in entries}, warnings)
     return new
 
 
-def _upgrade_spec(raw: Raw, texts: Mapping[str, str], remarks: Remarks) -> Raw:
+def _upgrade_spec(raw: Raw, texts: Mapping[str, str], warnings: Warnings) -> Raw:
     spec = _without_null(raw, "dependencies", "destination_passing_style", "compile_options")
     entry, given = raw["entry_point"], raw.get("language", raw.get("languages"))
     if "::" not in entry and (found := _find_entry(entry, texts)) is not None:
         spec["entry_point"] = found
-        remarks.append(("spec.entry_point", f"{entry!r} is read as {found!r}"))
+        warnings.append(("spec.entry_point", f"{entry!r} is read as {found!r}"))
     names = [str(name).lower() for name in (given if isinstance(given, list) else [given])]
     if isinstance(given, str):
         spec["language"] = names[0]
@@ -183,7 +183,7 @@ def _upgrade_spec(raw: Raw, texts: Mapping[str, str], remarks: Remarks) -> Raw:
         chosen = _choose_language(suffix, names)
         if chosen is not None:
             spec["language"] = chosen.value
-            remarks.append(("spec", f"language {', '.join(names)} is built as {chosen.value}"))
+            warnings.append(("spec", f"language {', '.join(names)} is built as {chosen.value}"))
             needed = [OTHER_LANGUAGES.get(name, "") for name in names]
             if not chosen.record.is_compiled:
                 needed = [name for name in needed if name != "cublas"]  # Python reaches cuBLAS through torch
@@ -193,14 +193,14 @@ def _upgrade_spec(raw: Raw, texts: Mapping[str, str], remarks: Remarks) -> Raw:
     is_compiled = spec.get("language") in [one.value for one in SupportedLanguages if one.record.is_compiled]
     unused = [key for key in ("binding", "compile_options") if spec.get(key) and not is_compiled]
     if unused:
-        remarks.append(("spec", f"kept without effect, since only cpp and cuda have it: {', '.join(unused)}"))
+        warnings.append(("spec", f"kept without effect, since only cpp and cuda have it: {', '.join(unused)}"))
     if isinstance(hardware := spec.get("target_hardware"), str):
         spec["target_hardware"] = [hardware]
     return spec
 
 
 def _find_entry(entry: str, texts: Mapping[str, str]) -> str | None:
-    """Find file and function of an entry point that names only one of them, or joins them with one colon."""
+    """Find the file and the function of an entry point that gives only one of them, or joins them with one colon."""
     path, _, symbol = entry.rpartition(":")
     if path in texts and symbol:
         return f"{path}::{symbol}"
@@ -218,7 +218,8 @@ def _defines(path: str, text: str, function: str) -> bool:
 
 
 def _choose_language(suffix: str, names: list[str]) -> SupportedLanguages | None:
-    """Choose the builder for a list of languages: the suffix of the entry point's file decides, then the names."""
+    """Return the builder for a list of languages. The suffix of the entry point's file decides first, then the
+    names."""
     if suffix == ".py":
         by_package = (one for one in SupportedLanguages if one.record.package and one.value in names)
         return next(by_package, SupportedLanguages.PYTHON)
@@ -228,49 +229,49 @@ def _choose_language(suffix: str, names: list[str]) -> SupportedLanguages | None
     return SupportedLanguages.CUDA if is_cuda else SupportedLanguages.CPP
 
 
-def upgrade_trace(raw: Raw, place: Place, remarks: Remarks) -> Raw:
-    """Bring a line of a workloads or traces file into the form of the format."""
+def upgrade_trace(raw: Raw, location: Location, warnings: Warnings) -> Raw:
+    """Convert a line of a workloads or traces file to the current format."""
     new: Raw = {"workload": raw} if "workload" not in raw and "axes" in raw else dict(raw)
     if not new.get("definition"):
-        new["definition"] = place.definition or place.file.stem
-        if place.definition is None:
-            remarks.append(("definition", f"not given; {place.file.stem!r}, from the file's name, is taken"))
+        new["definition"] = location.definition or location.file.stem
+        if location.definition is None:
+            warnings.append(("definition", f"not given; {location.file.stem!r}, from the file's name, is taken"))
     if new.get("solution") == "":
         new["solution"] = None
-    new["workload"] = _upgrade_workload(new["workload"], new["definition"], place, remarks)
+    new["workload"] = _upgrade_workload(new["workload"], new["definition"], location, warnings)
     if isinstance(evaluation := new.get("evaluation"), dict):
         new["evaluation"] = _upgrade_evaluation(evaluation)
     return new
 
 
-def _upgrade_workload(raw: Raw, definition: object, place: Place, remarks: Remarks) -> Raw:
+def _upgrade_workload(raw: Raw, definition: object, location: Location, warnings: Warnings) -> Raw:
     new = dict(raw)
     if not new.get("uuid"):
         new["uuid"] = str(uuid.uuid5(_NAMESPACE, digest_of([definition, raw])))
-        remarks.append(("workload.uuid", "not given; one made from the workload's content is taken"))
+        warnings.append(("workload.uuid", "not given; a uuid made from the workload's content is taken"))
     try:
         WorkloadCost.model_validate(new.get("cost") or {"flops": 0.0, "bytes": 0.0, "unit": "fp32"})
     except ValidationError as error:
         del new["cost"]
         fault = error.errors(include_url=False, include_input=False)[0]
         reason = ": ".join([*map(str, fault["loc"]), fault["msg"]])
-        remarks.append(("workload.cost", f"left out, so that the cost is guessed from the definition: {reason}"))
+        warnings.append(("workload.cost", f"dropped, so the cost is guessed from the definition: {reason}"))
     inputs = new.get("inputs")
     if inputs is not None:
-        null = "null is read as left out: random, or None where it is optional"
-        remarks += [(f"workload.inputs.{name}", null) for name, source in inputs.items() if source is None]
-        new["inputs"] = {name: _upgrade_input(one, place) for name, one in inputs.items() if one is not None}
+        null = "null is read as omitted: random, or None if the input is optional"
+        warnings += [(f"workload.inputs.{name}", null) for name, source in inputs.items() if source is None]
+        new["inputs"] = {name: _upgrade_input(one, location) for name, one in inputs.items() if one is not None}
     return new
 
 
-def _upgrade_input(source: Raw, place: Place) -> Raw:
+def _upgrade_input(source: Raw, location: Location) -> Raw:
     kind = "scalar" if "value" in source else "safetensors" if "path" in source else "random"
     new = {"type": kind, **_without_null(source, "type")}
-    if place.root is not None and "path" in new:
-        path, folder = new["path"].replace("\\", "/"), place.file.parent
+    if location.root is not None and "path" in new:
+        path, folder = new["path"].replace("\\", "/"), location.file.parent
         with suppress(OSError, ValueError):
-            if not (place.root / path).is_file() and (folder / path).is_file():
-                new["path"] = str(folder.relative_to(place.root) / path)
+            if not (location.root / path).is_file() and (folder / path).is_file():
+                new["path"] = str(folder.relative_to(location.root) / path)
     return new
 
 
@@ -284,9 +285,9 @@ def _upgrade_evaluation(raw: Raw) -> Raw:
     return new
 
 
-UPGRADES: Final[Mapping[type[Any], Callable[[Raw, Place, Remarks], Raw]]] = {
+UPGRADES: Final[Mapping[type[Any], Callable[[Raw, Location, Warnings], Raw]]] = {
     Definition: upgrade_definition,
     Solution: upgrade_solution,
     Trace: upgrade_trace,
 }
-"""Takes one object and where its file lies, and adds what was read otherwise than written to the remarks."""
+"""Model → its upgrade, which takes one object and its location. It adds a warning for each converted field."""

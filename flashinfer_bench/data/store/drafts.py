@@ -1,8 +1,8 @@
-"""Makes a solution of what somebody edits: a source file, a folder with or without a manifest, or a packed file.
+"""Makes a solution of a local source: a source file, a folder with or without a manifest, or a packed file.
 
-What sources without a manifest do not say is found out: the language by endings and imports, the entry function by its
-name, the definition by parameters and names. No source is run. What cannot be found out is refused, with the flag that
-says it.
+Missing information is detected: the language by file suffixes and imports, the entry function by its name, and the
+definition by parameters and names. No source is run. If a detection fails, the draft is refused, and the message names
+the flag that provides the information.
 """
 
 from __future__ import annotations
@@ -29,65 +29,65 @@ from flashinfer_bench.errors import DataSetError
 
 SOURCE_SUFFIXES: Final = frozenset(suffix for one in SupportedLanguages for suffix in one.record.suffixes)
 AUTHOR: Final = "me"
-"""The author of a draft, if nobody says another."""
-MARK: Final = "edited by hand; `run --solution` writes it anew"
-"""The description of a draft in a set. A solution without it is never overwritten by a draft."""
+"""The default author of a draft."""
+DRAFT_DESCRIPTION: Final = "edited by hand; `run --solution` writes it anew"
+"""The description of a draft in a set. A draft never overwrites a solution without this description."""
 NAMED_FOLDERS: Final = 2
-"""Folders around a file whose names may tell the definition."""
+"""Folders around a file whose names may contain the definition's name."""
 LEAST_NAME: Final = 4
-"""Shortest name of a definition that is looked for within a file's name, in characters."""
+"""Shortest name of a definition that is searched for in a file's name, in characters."""
 SHOWN: Final = 8
 FUNCTION_IN_C: Final = re.compile(r"\w\s*\(([^(){};]+)\)\s*\{")
 LAST_WORD: Final = re.compile(r"(\w+)\s*(?:=[^,]*)?(?:,|$)")
 
 Signatures = set[tuple[str, ...]]
-"""The parameters that the entry function of a draft may have; empty if the text does not tell them."""
+"""The possible parameters of a draft's entry function; empty if the source does not show them."""
 
 
 @dataclass(frozen=True)
 class DraftHints:
-    """What somebody says of a draft; what is left out is found out."""
+    """The user's hints about a draft. Missing hints are detected."""
 
     definition: str | None = None
     entry: str | None = None
-    """FILE::FUNCTION, or the function alone."""
+    """FILE::FUNCTION, or only the function."""
     language: str | None = None
     author: str = AUTHOR
 
 
 class Draft(NamedTuple):
-    """A solution that was made of what somebody edits."""
+    """A solution made from a local source."""
 
     solution: Solution
     path: Path
     found: str
-    """What was found out, as a line for people."""
+    """The detected properties, as a line for people."""
     is_packed: bool
-    """Whether a manifest or a packed file says it all."""
+    """Whether a manifest or a packed file has all properties."""
 
 
 def is_kept_draft(solution: Solution) -> bool:
-    """Tell whether a solution of a set was made of a file that somebody edits."""
-    return solution.description == MARK
+    """Return whether a solution of a set was made from a draft."""
+    return solution.description == DRAFT_DESCRIPTION
 
 
 def is_draft_path(text: str) -> bool:
-    """Tell whether a text is meant as the path of a draft, and not as the name of a solution."""
+    """Return whether a text is the path of a draft, and not the name of a solution."""
     path = Path(text)
     is_source = path.suffix.lower() in {*SOURCE_SUFFIXES, ".json"} or (path.suffix != "" and path.is_file())
     return "/" in text or is_source or path.is_dir()
 
 
 def read_draft(path: Path, definitions: Mapping[str, Definition], hints: DraftHints | None = None) -> Draft:
-    """Read a draft, and find out what it does not say.
+    """Read a draft, and detect its missing properties.
 
     Args:
         path: a source file, a folder, or a packed solution.
-        definitions: those that it may be of, by name.
-        hints: what somebody says of it.
+        definitions: the possible definitions, by name.
+        hints: the user's hints.
 
     Raises:
-        DataSetError: it cannot be read, or something of it cannot be found out.
+        DataSetError: the draft cannot be read, or a property cannot be detected.
     """
     hints = hints or DraftHints()
     if any((path / name).exists() for name in MANIFEST_NAMES):
@@ -110,10 +110,10 @@ def read_draft(path: Path, definitions: Mapping[str, Definition], hints: DraftHi
 
 
 def _take_whole(solution: Solution, path: Path, definitions: Mapping[str, Definition], hints: DraftHints) -> Draft:
-    """Take a solution that says everything itself."""
+    """Return a solution that has all properties."""
     used = [flag for flag in ("entry", "language") if getattr(hints, flag) is not None]
     if used:
-        raise DataSetError(f"{path} says itself what --{used[0]} would say; edit it there")
+        raise DataSetError(f"{path} sets this itself, so --{used[0]} is refused; edit it there")
     if hints.definition not in (None, solution.definition):
         raise DataSetError(f"{path} is a solution of {solution.definition}, not of {hints.definition}")
     _check_name(solution.definition, definitions)
@@ -144,7 +144,7 @@ def _make(path: Path, sources: dict[str, str], definitions: Mapping[str, Definit
             name=words[0],
             definition=definition,
             author=hints.author,
-            description=MARK,
+            description=DRAFT_DESCRIPTION,
             sources=[SourceFile(path=name, content=text) for name, text in sources.items()],
             spec=BuildSpec(language=language, target_hardware=["any"], entry_point=f"{entry_file}::{symbol}"),
         )
@@ -160,20 +160,20 @@ def _make(path: Path, sources: dict[str, str], definitions: Mapping[str, Definit
 def _choose_language(path: Path, sources: Mapping[str, str], given: str | None) -> SupportedLanguages:
     known = [language.value for language in SupportedLanguages]
     if given is not None and given not in known:
-        raise DataSetError(f"--language: {given!r} is none of {', '.join(known)}")
+        raise DataSetError(f"--language: {given!r} is not among {', '.join(known)}")
     found = SupportedLanguages(given) if given is not None else find_language(sources)
     if found is None:
         endings = ", ".join(sorted(SOURCE_SUFFIXES))
-        raise DataSetError(f"{path}: no source file ({endings}) tells the language; say it: --language NAME")
+        raise DataSetError(f"{path}: no source file ({endings}) shows the language; name it: --language NAME")
     return found
 
 
 def find_language(sources: Mapping[str, str]) -> SupportedLanguages | None:
-    """Return the language that sources are written in, by endings and imports; None if no file tells it."""
+    """Return the language of sources, by suffixes and imports; None if no file shows it."""
     suffixes = set(map(_suffix, sources))
     found = [one for one in SupportedLanguages if suffixes.intersection(one.record.suffixes)]
     if SupportedLanguages.PYTHON not in found:
-        return found[-1] if found else None  # a solution with CUDA and C++ sources is CUDA's
+        return found[-1] if found else None  # sources in CUDA and C++ together are a CUDA solution
     packages = {package for path, text in sources.items() if _is_python(path) for package in _read(text).packages}
     return next((one for one in SupportedLanguages if one.record.package in packages), SupportedLanguages.PYTHON)
 
@@ -194,10 +194,10 @@ def _read(text: str) -> ModuleMetadata:
 
 
 def _find_entry_file(language: SupportedLanguages, sources: Mapping[str, str]) -> str:
-    """Return the path of the file that has the entry function.
+    """Return the path of the file with the entry function.
 
     Raises:
-        DataSetError: several files may have it.
+        DataSetError: several files may have the function.
     """
     wanted = {*language.record.suffixes}
     if language.record.requires_cuda:
@@ -207,17 +207,16 @@ def _find_entry_file(language: SupportedLanguages, sources: Mapping[str, str]) -
         raise DataSetError(f"no source of a {language.value} solution: there is {_some(sources)}")
     running = [path for path in fitting if ENTRY_NAME in _list_functions(path, sources[path])]
     if len(fitting) > 1 and len(running) != 1:
-        raise DataSetError(
-            f"several files may have the entry function: {_some(fitting)}; say which: --entry FILE::NAME"
-        )
+        raise DataSetError(f"several files may have the entry function: {_some(fitting)}; name one: --entry FILE::NAME")
     return (running or fitting)[0]
 
 
 def _find_entry(path: str, source: str, symbol: str) -> tuple[str, Signatures]:
-    """Return the entry function of a file: the given one, else `run`, that with the file's name, or the only one.
+    """Return the entry function of a file: the given function, else `run`, else the file's name, else the only
+    function.
 
     Raises:
-        DataSetError: the file cannot be parsed, or several functions may be meant.
+        DataSetError: the file cannot be parsed, or several functions are possible.
     """
     try:
         if _is_python(path):
@@ -227,13 +226,14 @@ def _find_entry(path: str, source: str, symbol: str) -> tuple[str, Signatures]:
     functions = _list_functions(path, source)
     named = [name for name in (symbol, ENTRY_NAME, PurePosixPath(path).stem) if name in functions]
     if not symbol and not named and len(functions) > 1:
-        raise DataSetError(f"{path}: several functions may be meant: {_some(functions)}; say which: --entry NAME")
+        raise DataSetError(f"{path}: several functions are possible: {_some(functions)}; name one: --entry NAME")
     chosen = symbol or next(iter([*named, *functions]), ENTRY_NAME)
     return chosen, functions.get(chosen, set())
 
 
 def _list_functions(path: str, source: str) -> dict[str, Signatures]:
-    """Return the functions that may be the entry, with their parameters; in C++ those of any function of the file."""
+    """Return the possible entry functions, with their parameters. In C++, return the parameters of any function of the
+    file."""
     if not _is_python(path):
         text = COMMENT.sub(" ", source)
         signatures = {tuple(LAST_WORD.findall(found)) for found in FUNCTION_IN_C.findall(text)}
@@ -255,16 +255,16 @@ def _parameters_of(signature: Signature | None) -> Signatures:
 def _find_definition(
     entry: str, signatures: Signatures, words: Sequence[str], definitions: Mapping[str, Definition]
 ) -> tuple[str, str]:
-    """Return the definition with these parameters, or the one that a name tells; and what told it.
+    """Return the definition with these parameters, or the definition in a name; also return the reason.
 
     Args:
         entry: name of the entry function, for messages.
-        signatures: its parameters.
+        signatures: parameters of the entry function.
         words: names of the file and of the folders around it, the innermost first.
-        definitions: those of the set, by name.
+        definitions: the definitions of the set, by name.
 
     Raises:
-        DataSetError: there is no such definition, or several may be meant.
+        DataSetError: no definition matches, or several match.
     """
     fitting = [
         name
@@ -279,14 +279,14 @@ def _find_definition(
             return named, f"by the name {word!r}"
     if len(definitions) == 1:
         return next(iter(definitions)), "the only one"
-    why = f"no definition of the set takes what {entry} takes"
+    why = f"no definition of the set has the parameters of {entry}"
     if fitting:
-        why = f"{len(fitting)} definitions take what {entry} takes: {_some(fitting)}"
-    raise DataSetError(f"{why}; say which one is meant: --definition NAME")
+        why = f"{len(fitting)} definitions have the parameters of {entry}: {_some(fitting)}"
+    raise DataSetError(f"{why}; name the definition: --definition NAME")
 
 
 def _named_by(word: str, names: Iterable[str]) -> str | None:
-    """Return the longest name that a file's or folder's name has in it; None if there is none, or several."""
+    """Return the longest definition name in a file's or folder's name; None if there is none, or several."""
     plain = _plain(word)
     found = [name for name in names if _plain(name) == plain or (len(name) >= LEAST_NAME and _plain(name) in plain)]
     longest = [name for name in found if len(name) == max(map(len, found))]

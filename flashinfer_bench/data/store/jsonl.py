@@ -1,7 +1,7 @@
-"""Lines of JSON on disk: reading them with their numbers, appending one whole, writing a file whole.
+"""Lines of JSON on disk: reading lines with their numbers, atomic appends, and atomic writes of a file.
 
-An append takes the file's lock and writes the line in one call. A last line without its newline gets one first, so that
-a line that was cut off stays as a line of its own, which readers report.
+An append takes the file's lock and writes the line in one call. If the last line has no newline, the append adds it
+first. So a truncated line stays a separate line, which readers report.
 """
 
 from __future__ import annotations
@@ -25,56 +25,56 @@ from flashinfer_bench.base.files.reading import (
     refuse_pointer,
 )
 from flashinfer_bench.base.files.trees import remove_tree
-from flashinfer_bench.base.files.writing import WriteRefused, check_place, open_folder
+from flashinfer_bench.base.files.writing import WriteRefused, check_location, open_folder
 from flashinfer_bench.errors import DataSetError, Fault
 
 _STAGED: Final = 180
-"""A staging name begins with this many characters of the file's name."""
+"""Characters of the file's name at the start of a staging name."""
 MOST_JSON_BYTES: Final = 32 << 20
 """Largest JSON file or line, in bytes."""
 MOST_LINES_BYTES: Final = 1 << 30
-"""A file of lines with more bytes is refused: its traces would not fit in memory."""
+"""Largest file of lines, in bytes. The traces of a larger file would not fit in memory."""
 MOST_LINES: Final = 10_000_000
-"""The lines of a file beyond this number are not read, blank ones among them."""
+"""Largest number of lines that are read, including blank lines."""
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
-    """Yield number (from 1), bytes and whether a newline ends it, of each line that is not blank.
+    """Yield the number (from 1), the bytes and whether it ends with a newline, for each line that is not blank.
 
     Raises:
-        OSError: the file cannot be read, is no regular file, or it or a line of it is too large.
+        OSError: the file cannot be read or is not regular, or the file or a line is too large.
     """
     number = total = 0
     with open_stream(path, MOST_LINES_BYTES) as handle:
         refuse_pointer(os.pread(handle.fileno(), len(POINTER_START), 0), path)
         while line := handle.readline(MOST_JSON_BYTES + 1):
             number, total = number + 1, total + len(line)
-            check_size(total, path, MOST_LINES_BYTES)  # it may grow while it is read
+            check_size(total, path, MOST_LINES_BYTES)  # the file may grow during reading
             if len(line) > MOST_JSON_BYTES:
                 raise OSError(errno.EFBIG, f"line {number} has more than {MOST_JSON_BYTES:,} bytes", str(path))
             if number > MOST_LINES:
                 raise OSError(errno.EFBIG, f"it has more than {MOST_LINES:,} lines", str(path))
-            text = line.removeprefix(codecs.BOM_UTF8).strip()  # files with a mark may have been put together
+            text = line.removeprefix(codecs.BOM_UTF8).strip()  # concatenated files may contain a byte order mark
             if text:
                 yield number, text, line.endswith(b"\n")
 
 
 def append_line(path: Path, line: str, *, root: Path | None = None) -> None:
-    """Append one line, whole or not at all; other processes may append at the same time.
+    """Append one line atomically. Other processes may append concurrently.
 
     Args:
-        path: the file; it and its folders are made where they are missing.
-        line: without its newline.
-        root: no link is followed below it.
+        path: the file. Missing folders are made.
+        line: the line without its newline.
+        root: folder below which no link is followed.
 
     Raises:
-        Fault: the file cannot be written; it is as it was.
+        Fault: the file cannot be written and is unchanged.
     """
     append_lines(path, [line], root=root)
 
 
 def append_lines(path: Path, lines: Iterable[str], *, root: Path | None = None) -> None:
-    """Append lines, all or none of them; other processes may append at the same time."""
+    """Append all lines or none. Other processes may append concurrently."""
     data = b"".join(line.encode() + b"\n" for line in lines)
     if not data:
         return
@@ -88,13 +88,13 @@ def append_lines(path: Path, lines: Iterable[str], *, root: Path | None = None) 
 
 
 def check_append(path: Path, root: Path) -> None:
-    """Refuse a file that lines could not be appended to.
+    """Refuse a file that cannot be appended to.
 
     Raises:
-        DataSetError: the file or a folder cannot be written, or a link below the root stands in the way.
+        DataSetError: the file or a folder cannot be written, or a path below the root contains a link.
     """
     try:
-        check_place(path, root)
+        check_location(path, root)
         if path.is_file():
             with os.fdopen(open_to_read(path), "rb") as handle:
                 refuse_pointer(handle.read(len(POINTER_START)), path)
@@ -103,19 +103,19 @@ def check_append(path: Path, root: Path) -> None:
 
 
 def write_whole(path: Path, content: str | bytes, *, root: Path | None = None) -> None:
-    """Write a file so that a reader sees the old one or the new one, never half; folders are made.
+    """Write a file atomically, so that a reader gets the old or the new content. Missing folders are made.
 
     Args:
-        path: the file. A link of this name is never followed: it is replaced, or with a root refused.
-        content: what it gets.
-        root: no link is followed below it.
+        path: the file. A link with this name is never followed: it is replaced, or refused if a root is given.
+        content: the new content.
+        root: folder below which no link is followed.
 
     Raises:
-        OSError: the file cannot be written; it is as it was.
+        OSError: the file cannot be written and is unchanged.
     """
     staging = f".{path.name[:_STAGED]}.{os.getpid()}.{get_ident()}.tmp"
     with open_folder(path.parent, root) as folder:
-        folder.find(path.name)  # no link is replaced
+        folder.find(path.name)  # refuses to replace a link
         try:
             with os.fdopen(folder.open_new(staging), "wb") as handle:
                 handle.write(content.encode() if isinstance(content, str) else content)
@@ -127,18 +127,18 @@ def write_whole(path: Path, content: str | bytes, *, root: Path | None = None) -
 
 @contextmanager
 def new_folder(folder: Path, root: Path | None = None) -> Iterator[Path]:
-    """Yield a folder to write to, which takes its place when all of it is written.
+    """Yield a staging folder, which gets the name of `folder` when it is complete.
 
     Args:
-        folder: it is new or empty.
-        root: no link is followed below it.
+        folder: a new or empty folder.
+        root: folder below which no link is followed.
 
     Raises:
-        DataSetError: something is there.
-        OSError: it cannot be written.
+        DataSetError: the folder exists and is not empty.
+        OSError: the folder cannot be written.
     """
     if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-        raise DataSetError(f"{folder} is there already, and not empty; give a folder that is new or empty")
+        raise DataSetError(f"{folder} is there already, and not empty; give a new or empty folder")
     with open_folder(folder.absolute().parent, root) as above:
         staging = Path(tempfile.mkdtemp(prefix=f".{folder.name[:60]}.", dir=above.own_path))
         try:

@@ -1,7 +1,6 @@
-"""Folders of sources to solutions and back, byte for byte: reading a folder with all its faults, writing one whole.
+"""Folders of sources to solutions and back, byte for byte. Reading reports all problems; writing is atomic.
 
-A folder has a manifest, which is the solution without the content of its sources. The keys of `spec` stand beside the
-other keys:
+A folder has a manifest: the solution without the content of its sources. The keys of `spec` are at the top level:
 
     name: my_rmsnorm                      author: me                definition: rmsnorm_h4096
     language: cuda                        binding: tvm-ffi          entry_point: main.cu::run
@@ -22,7 +21,7 @@ from pydantic_core import from_json
 
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.files.trees import walk_files
-from flashinfer_bench.data.issue import LoadIssue, Place
+from flashinfer_bench.data.issue import LoadIssue, Location
 from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
 from flashinfer_bench.data.solution import BuildSpec, Solution, check_source_path
 from flashinfer_bench.data.store.dialects import read_beside
@@ -33,12 +32,12 @@ from flashinfer_bench.data.yaml_text import MOST_YAML_BYTES, parse_yaml
 from flashinfer_bench.errors import DataSetError
 
 MANIFEST_NAMES: Final = ("solution.yaml", "solution.yml", "solution.json")
-"""Names of a manifest; the first one that the folder has is read."""
+"""Possible names of a manifest. The first existing name is read."""
 SPEC_KEYS: Final = tuple(BuildSpec.model_fields)
 
 
 class Packed(NamedTuple):
-    """A folder that was read."""
+    """The content of a folder."""
 
     solution: Solution
     warnings: list[LoadIssue]
@@ -48,7 +47,7 @@ def pack_folder(folder: Path) -> Packed:
     """Read a folder of sources with its manifest.
 
     Raises:
-        DataSetError: something in it is wrong; everything that is wrong is listed.
+        DataSetError: the folder has problems; the message lists all of them.
     """
     if not folder.is_dir():
         raise DataSetError(f"{folder} is no folder; pack takes a folder with sources and a {MANIFEST_NAMES[0]}")
@@ -62,8 +61,8 @@ def pack_folder(folder: Path) -> Packed:
         raw["spec"] = moved | (dict(spec) if isinstance(spec, Mapping) else {})
     packed_before = f"{path_part(str(raw.get('name')))}.json"
     raw.setdefault("sources", [path for path in _list_sources(folder, problems) if path != packed_before])
-    issues = [Place(folder).issue("error", problem, ("sources",)) for problem in problems]
-    solution = parse_raw(Solution, raw, Place(file), issues)
+    issues = [Location(folder).issue("error", problem, ("sources",)) for problem in problems]
+    solution = parse_raw(Solution, raw, Location(file), issues)
     if solution is None or any(issue.severity == "error" for issue in issues):
         reported = [f"  {replace(issue, field=(issue.field or '').removeprefix('spec.'))}" for issue in issues]
         raise DataSetError("\n".join([f"{folder} cannot be packed:", *reported]))
@@ -84,7 +83,7 @@ def _read_manifest(file: Path) -> dict[str, Any]:
 
 
 def read_sources(folder: Path) -> tuple[dict[str, str], list[str]]:
-    """Return path → text of all files of a folder that count as sources, and what is wrong with any."""
+    """Return path → text of the sources in a folder, and the problems."""
     sources, problems = dict[str, str](), list[str]()
     for path in _list_sources(folder, problems):
         try:
@@ -100,18 +99,18 @@ def _list_sources(folder: Path, problems: list[str]) -> list[str]:
 
 
 def _sort_sources(paths: Iterable[str]) -> list[str]:
-    """Return the files that count as sources if a manifest lists none: those not hidden, by name."""
+    """Return the sources of a folder whose manifest lists none: the files that are not hidden, by name."""
     others = (path for path in paths if path not in MANIFEST_NAMES)
     return sorted(path for path in others if not any(map(is_passed_over, PurePosixPath(path).parts)))
 
 
 def is_passed_over(name: str) -> bool:
-    """Tell whether a file or folder of this name, with what is in it, counts as no source."""
+    """Return whether a file or folder of this name is excluded from the sources."""
     return name.startswith(".") or name == "__pycache__"
 
 
 def _is_of_spec(key: str) -> bool:
-    """Tell whether a key of a manifest is one of the spec, or a misspelling of one."""
+    """Return whether a key of a manifest belongs to the spec, or is a misspelling of such a key."""
     is_near = nearest_name(key, SPEC_KEYS, cutoff=KEY_CUTOFF) is not None
     return key in SPEC_KEYS or (key not in Solution.model_fields and is_near)
 
@@ -121,7 +120,7 @@ def split_solution(solution: Solution) -> tuple[dict[str, Any], dict[str, str]]:
     plain = solution.to_dict()
     spec, sources = plain.pop("spec"), plain.pop("sources")
     is_flat = spec.keys() <= set(SPEC_KEYS) and plain.keys().isdisjoint(SPEC_KEYS)
-    plain |= spec if is_flat else {"spec": spec}  # a key of its own may have the name of another
+    plain |= spec if is_flat else {"spec": spec}  # an unknown key may have the name of a spec key
     texts = {source["path"]: source.pop("content") for source in sources}
     listed = [source["path"] if len(source) == 1 else source for source in sources]
     if listed != _sort_sources(texts):
@@ -130,15 +129,15 @@ def split_solution(solution: Solution) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def unpack_solution(solution: Solution, folder: Path, *, root: Path | None = None) -> list[Path]:
-    """Write a solution's manifest and sources into a folder that is new or empty; return the files.
+    """Write a solution's manifest and sources into a new or empty folder; return the files.
 
     Args:
         solution: the solution.
         folder: the folder.
-        root: no link is followed below it.
+        root: folder below which no link is followed.
 
     Raises:
-        DataSetError: the folder holds something already, or a source cannot be written.
+        DataSetError: the folder is not empty, or a source cannot be written.
     """
     manifest, sources = split_solution(solution)
     taken = [path for path in sources if path in MANIFEST_NAMES]

@@ -1,7 +1,7 @@
-"""Makes a model of the text of one object, with an issue for everything that is wrong in it.
+"""Parses the text of one object into its model, with an issue for each problem.
 
-`store.read` calls `parse_objects` for a JSON file, and `parse_line` for a line of a JSONL file. Text → parsed JSON →
-the form of the format (`dialects.py`) → the model; a `Place` says where the object stands.
+`store.read` calls `parse_objects` for a JSON file, and `parse_line` for a line of a JSONL file. The steps: text →
+parsed JSON → the current format (`dialects.py`) → the model. A `Location` has the location of the object.
 """
 
 from __future__ import annotations
@@ -17,92 +17,93 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from flashinfer_bench.base.files.reading import read_whole
-from flashinfer_bench.data.issue import LoadIssue, Place
+from flashinfer_bench.data.issue import LoadIssue, Location
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
-from flashinfer_bench.data.store.dialects import UPGRADES, Remarks
+from flashinfer_bench.data.store.dialects import UPGRADES, Warnings
 from flashinfer_bench.data.store.jsonl import MOST_JSON_BYTES
 from flashinfer_bench.data.trace import Trace
 
 Model = TypeVar("Model", bound=DataModel)
 Item = TypeVar("Item")
 MOST_WRONG: Final = 1000
-"""Issues of one file that are reported, and wrong objects after which the rest of it is left out."""
+"""Largest number of reported issues of a file. After this number of wrong objects, the rest of the file is skipped."""
 _SHOWN: Final = 80
-"""A message shows this many characters of a wrong value."""
+"""Characters of a wrong value in a message."""
 
 
 def bounded(objects: Iterable[Item | None], file: Path, issues: list[LoadIssue]) -> Iterator[Item]:
-    """Yield the objects of a file that are not None, until too many are; bound the issues of the file."""
+    """Yield the objects of a file that are not None, until too many are None. Limit the issues of the file."""
     start, wrong = len(issues), 0
     for one in objects:
         del issues[start + MOST_WRONG :]
         if one is not None:
             yield one
         elif (wrong := wrong + 1) == MOST_WRONG:
-            reason = f"{MOST_WRONG} objects of this file cannot be used; the rest of it is left out"
+            reason = f"{MOST_WRONG} objects of this file cannot be used; the rest of the file is skipped"
             issues.append(LoadIssue("error", file, None, None, reason))
             return
 
 
-def parse_objects(model: type[Model], place: Place, issues: list[LoadIssue]) -> Iterator[tuple[Model, Place]]:
-    """Yield the object of a JSON file, or each of the list that it holds, with its place.
+def parse_objects(model: type[Model], location: Location, issues: list[LoadIssue]) -> Iterator[tuple[Model, Location]]:
+    """Yield the object of a JSON file, or each object of its list, with its location.
 
     Args:
-        model: what the objects are.
-        place: the file.
-        issues: gets what is wrong.
+        model: the model of the objects.
+        location: the file.
+        issues: list that receives the problems.
     """
     try:
-        text = read_whole(place.file, MOST_JSON_BYTES).decode("utf-8-sig")
+        text = read_whole(location.file, MOST_JSON_BYTES).decode("utf-8-sig")
         parsed = from_json(text)
     except OSError as error:
-        issues.append(place.issue("error", f"cannot be read: {error.strerror}"))
+        issues.append(location.issue("error", f"cannot be read: {error.strerror}"))
         return
     except ValueError as error:
         line = re.search(r" at line (\d+) ", str(error))
-        issues.append(place._replace(line=int(line[1]) if line else None).issue("error", f"not JSON: {error}"))
+        issues.append(location._replace(line=int(line[1]) if line else None).issue("error", f"not JSON: {error}"))
         return
-    objects = [(place._replace(line=1), parsed)]
+    objects = [(location._replace(line=1), parsed)]
     if isinstance(parsed, list):
-        objects = [(place._replace(prefix=(str(index),)), raw) for index, raw in enumerate(parsed)]
+        objects = [(location._replace(prefix=(str(index),)), raw) for index, raw in enumerate(parsed)]
     models = (parse_raw(model, raw, at._replace(text=text), issues) for at, raw in objects)
     pairs = ((built, at) if built is not None else None for built, (at, _) in zip(models, objects, strict=True))
-    yield from bounded(pairs, place.file, issues)
+    yield from bounded(pairs, location.file, issues)
 
 
-def parse_line(model: type[Model], line: bytes, place: Place, issues: list[LoadIssue]) -> Model | None:
-    """Make the model of one line; None, with issues, if it is not one."""
+def parse_line(model: type[Model], line: bytes, location: Location, issues: list[LoadIssue]) -> Model | None:
+    """Return the model of one line; None, with issues, if the line is invalid."""
     try:
         raw = from_json(line)
     except ValueError as error:
-        issues.append(place.issue("error", f"not JSON: {error}"))
+        issues.append(location.issue("error", f"not JSON: {error}"))
         return None
-    return parse_raw(model, raw, place, issues)
+    return parse_raw(model, raw, location, issues)
 
 
-def parse_raw(model: type[Model], raw: object, place: Place, issues: list[LoadIssue]) -> Model | None:
-    """Make the model of parsed JSON in any dialect; None, with issues, if it is not one."""
+def parse_raw(model: type[Model], raw: object, location: Location, issues: list[LoadIssue]) -> Model | None:
+    """Return the model of parsed JSON in any dialect; None, with issues, if it is invalid."""
     if not isinstance(raw, dict):
         kind = "null" if raw is None else type(raw).__name__
-        issues.append(place.issue("error", f"a JSON object is expected, this is {kind}"))
+        issues.append(location.issue("error", f"a JSON object is expected, this is {kind}"))
         return None
-    remarks: Remarks = []
+    warnings: Warnings = []
     if model in UPGRADES:
-        with suppress(AttributeError, KeyError, TypeError):  # of another form: the model refuses it
-            raw = UPGRADES[model](raw, place, remarks)
+        with suppress(AttributeError, KeyError, TypeError):  # the model refuses an unexpected form
+            raw = UPGRADES[model](raw, location, warnings)
     try:
         built = model.model_validate(raw)
     except ValidationError as error:
-        issues += [place.issue("error", reason, steps) for steps, reason in _faults_in(error, raw, dict(remarks))]
+        issues += [location.issue("error", reason, steps) for steps, reason in _faults_in(error, raw, dict(warnings))]
         return None
-    issues += [place.issue("warning", text, field.split(".")) for field, text in remarks[:MOST_WRONG]]
-    issues += [place.issue("warning", text, steps) for steps, text in _unknown_keys(built)]
+    issues += [location.issue("warning", text, field.split(".")) for field, text in warnings[:MOST_WRONG]]
+    issues += [location.issue("warning", text, steps) for steps, text in _unknown_keys(built)]
     return built
 
 
 def _unknown_keys(built: DataModel) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the keys that have no effect, with the key that may be meant; of a recorded verdict only misspelt keys."""
+    """Yield the keys without effect, with the key that may be meant. For a recorded verdict, yield only misspelt
+    keys."""
     is_record = isinstance(built, Trace) and not built.is_workload_trace()
     ignored = set()
     for steps, owner in islice(built.unknown_keys(), MOST_WRONG):
@@ -116,14 +117,14 @@ def _unknown_keys(built: DataModel) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _faults_in(
-    error: ValidationError, raw: dict[str, Any], remarks: Mapping[str, str]
+    error: ValidationError, raw: dict[str, Any], warnings: Mapping[str, str]
 ) -> Iterable[tuple[tuple[str, ...], str]]:
-    """Return one reason for each wrong field; a remark on a field that is missing says why it is."""
+    """Return one reason for each invalid field. A warning about a missing field explains why it is missing."""
     found: dict[tuple[str, ...], str] = {}
     for detail in error.errors(include_url=False)[:MOST_WRONG]:
         steps, owner = list[str](), dict[Any, Any]()
         current: Any = raw
-        for depth, step in enumerate(detail["loc"], 1):  # it names members of unions, too, which no file has
+        for depth, step in enumerate(detail["loc"], 1):  # it also names members of unions
             if isinstance(current, dict) and (step in current or depth == len(detail["loc"])):
                 owner, current = current, current.get(step)
             elif isinstance(current, list) and isinstance(step, int) and step < len(current):
@@ -136,7 +137,7 @@ def _faults_in(
         if detail["type"] == "missing":
             nearest = nearest_name(steps[-1], owner, cutoff=KEY_CUTOFF)
             usual = "is missing" if nearest is None else f"is missing; is {nearest!r} a misspelling of it?"
-            reason = remarks.get(".".join(steps), usual)
+            reason = warnings.get(".".join(steps), usual)
         elif detail["type"] in ("value_error", "disagrees"):
             reason = detail["msg"].removeprefix("Value error, ")
         found[tuple(steps)] = reason

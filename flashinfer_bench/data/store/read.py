@@ -1,17 +1,18 @@
-"""Reading a whole set: walk the four folders, keep what is right, gather an issue for what is not.
+"""Reads a whole set: walks the four folders, keeps valid objects, and gathers an issue for each problem.
 
-The fields inside the files count; the folders are only compared with them. What belongs to an unknown definition is
-kept with a warning, since another set that is given beside this one may have the definition.
+The fields inside the files are authoritative; the folders are only compared with them. An object of an unknown
+definition is kept with a warning, since another given set may have the definition.
 
-Several files may claim one name. The one counts that lies where its content says: a solution in its author's folder
-under its name, so that nobody displaces a rival. If several do, or none, none counts.
+Several files may contain the same name. The file at the path of its content counts: a solution in its author's folder
+under its name. So an author cannot replace another author's solution. If several or no files are at their paths, all
+are skipped.
 
-A root without `definitions/` may have loose files, which are read beside those of the other folders:
+A root without `definitions/` may have files in a foreign layout, which are read in addition to the other folders:
 
-    <name>/definition.json         SOL-ExecBench's problem; beside it workload.jsonl, reference.py and solutions with
+    <name>/definition.json         SOL-ExecBench's problem; next to it workload.jsonl, reference.py and solutions with
                                    their sources
-    <group>/<name>/…               several of them, which may stand in groups, down to DEEPEST folders
-    <name>.json                    a definition dumped from a library, alone; in the root or right below it
+    <group>/<name>/…               several problems, possibly in groups, down to DEEPEST folders
+    <name>.json                    a single definition dumped from a library; in the root or one folder below it
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from flashinfer_bench.base.files.trees import walk_files
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.data.check import check_workload
 from flashinfer_bench.data.definition import Definition
-from flashinfer_bench.data.issue import USUAL_OP_TYPE, LoadIssue, Place
+from flashinfer_bench.data.issue import USUAL_OP_TYPE, LoadIssue, Location
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store import layout
@@ -49,21 +50,21 @@ if TYPE_CHECKING:
 
 Named = TypeVar("Named", Definition, Solution)
 FIELD_STEPS: Final = 2
-"""Leading steps of a field that count: `workload.inputs.x` and `workload.inputs.y` are one kind of place."""
+"""Number of leading steps of a field that are compared. `workload.inputs.x` and `workload.inputs.y` are one kind."""
 DEFINITION_FILE: Final = "definition.json"
 WORKLOAD_FILES: Final = ("workload.jsonl", "workloads.jsonl", "workload.json", "workloads.json")
 DEEPEST: Final = 4
-"""Loose definitions are looked for in folders down to this depth below the root."""
+"""Depth of folders below the root that is searched for definitions in a foreign layout."""
 MOST_FILES: Final = 100_000
-"""The search ends after this many files: the root is no folder of definitions."""
+"""Largest number of files in the search. A root with more is no folder of definitions."""
 
 
 @collector_paused()
 def read_files(trace_set: TraceSet) -> None:
-    """Fill an empty set with what the files of its root hold, and with what is wrong in them.
+    """Fill an empty set with the content and the problems of its root.
 
     Raises:
-        DataSetError: the root is not there, is no folder, or cannot be read.
+        DataSetError: the root does not exist, is not a folder, or cannot be read.
     """
     root = trace_set.folder
     try:
@@ -75,10 +76,10 @@ def read_files(trace_set: TraceSet) -> None:
     _Reader(trace_set).read()
 
 
-def find_loose(root: Path) -> dict[str, list[Place]]:
-    """Return the loose files of a root by the folder of our layout that such files lie in."""
-    found: dict[str, list[Place]] = {DEFINITIONS: [], SOLUTIONS: [], WORKLOADS: []}
-    if (root / DEFINITIONS).is_dir() or root.absolute().name in FOLDERS:  # somebody named a folder of a set
+def find_foreign(root: Path) -> dict[str, list[Location]]:
+    """Return the files of a root in a foreign layout, by their folder in the own layout."""
+    found: dict[str, list[Location]] = {DEFINITIONS: [], SOLUTIONS: [], WORKLOADS: []}
+    if (root / DEFINITIONS).is_dir() or root.absolute().name in FOLDERS:  # the root is a folder inside a set
         return found
     walk = walk_files(root, lambda *_: None, passes_over=lambda name: name.startswith(".") or name in FOLDERS)
     folders: dict[Path, list[Path]] = {}
@@ -92,21 +93,21 @@ def find_loose(root: Path) -> dict[str, list[Place]]:
             definition = folder / DEFINITION_FILE
             name = str(_keys_of(definition).get("name") or folder.name)
             op_type = below[-2] if len(below) > 1 else USUAL_OP_TYPE
-            found[DEFINITIONS].append(Place(definition, op_type=op_type))
+            found[DEFINITIONS].append(Location(definition, op_type=op_type))
             lines = [file for file in files if file.name in WORKLOAD_FILES]
-            found[WORKLOADS] += [Place(file, definition=name, root=root) for file in lines]
+            found[WORKLOADS] += [Location(file, definition=name, root=root) for file in lines]
             others = [file for file in files if file != definition and file not in lines]
             others += sorted((folder / SOLUTIONS).glob("*.json"))
             packed = (file for file in others if _keys_of(file).keys() >= {"sources", "spec"})
-            found[SOLUTIONS] += [Place(file, definition=name) for file in packed]
+            found[SOLUTIONS] += [Location(file, definition=name) for file in packed]
         elif len(below) < 2 and not problems.intersection(folder.parents):
             dumps = (file for file in files if _keys_of(file).keys() >= {"axes", "inputs", "outputs"})
-            found[DEFINITIONS] += map(Place, dumps)
+            found[DEFINITIONS] += map(Location, dumps)
     return found
 
 
 def _keys_of(file: Path) -> dict[str, Any]:
-    """Return what a JSON file holds; nothing if it is no JSON file, or holds no object."""
+    """Return the object in a JSON file; empty if the file is not JSON or holds no object."""
     try:
         held = from_json(read_whole(file, MOST_JSON_BYTES)) if file.suffix == ".json" else None
     except (OSError, ValueError):
@@ -117,15 +118,15 @@ def _keys_of(file: Path) -> dict[str, Any]:
 class _Reader:
     def __init__(self, trace_set: TraceSet) -> None:
         self.found, self.root, self.issues = trace_set, trace_set.folder, trace_set.issues
-        self.loose = find_loose(self.root)
-        self.loose_files = {place.file for places in self.loose.values() for place in places}
+        self.foreign = find_foreign(self.root)
+        self.foreign_files = {location.file for locations in self.foreign.values() for location in locations}
         self.broken: frozenset[str] = frozenset()
-        """Definitions whose files cannot be used: what needs one of them gets no issue of its own."""
+        """Definitions with unusable files. Objects that need such a definition get no further issue."""
         self.authors: dict[str, str] = {}
         self.meant = cache(lambda name: did_you_mean(name, trace_set.definitions))
 
     def read(self) -> None:
-        """Read the four folders, and what lies loose."""
+        """Read the four folders and the files in a foreign layout."""
         found = self.found
         self.read_definitions()
         wrong = (issue.file for issue in self.issues if issue.severity == "error")
@@ -137,171 +138,172 @@ class _Reader:
             reason = f"the set has no definitions ({DEFINITIONS}/<op_type>/<definition>.json)"
             self.issues.append(LoadIssue("warning", self.root, None, None, reason, missing_definition=""))
 
-    def places(self, folder: str, *suffixes: str) -> Iterator[Place]:
-        """Yield the files of a folder, then the loose ones."""
+    def locations(self, folder: str, *suffixes: str) -> Iterator[Location]:
+        """Yield the files of a folder, then its files in a foreign layout."""
 
-        def leave_out(path: Path, reason: str) -> None:
-            self.issues.append(LoadIssue("error", path, None, None, reason, is_about_place=True))
+        def on_skip(path: Path, reason: str) -> None:
+            self.issues.append(LoadIssue("error", path, None, None, reason, is_about_location=True))
 
         top = self.root / folder
-        for file in layout.find_files(top, suffixes, leave_out):
-            if file not in self.loose_files:
-                yield Place(file) if file.parent == top else Place(file, op_type=file.parent.name)
-        yield from self.loose.get(folder, [])
+        for file in layout.find_files(top, suffixes, on_skip):
+            if file not in self.foreign_files:
+                yield Location(file) if file.parent == top else Location(file, op_type=file.parent.name)
+        yield from self.foreign.get(folder, [])
 
-    def objects(self, model: type[Named], folder: str) -> Iterator[tuple[Named, Place]]:
+    def objects(self, model: type[Named], folder: str) -> Iterator[tuple[Named, Location]]:
         """Yield the objects of a folder's files."""
-        for place in self.places(folder, ".json"):
-            yield from parse_objects(model, place, self.issues)
+        for location in self.locations(folder, ".json"):
+            yield from parse_objects(model, location, self.issues)
 
     def why_misplaced(self, file: Path, folder: str, *names: str) -> str | None:
-        """Say what a file's place says otherwise than its content; None if nothing."""
-        return None if file in self.loose_files else layout.check_place(file, self.root / folder, names)
+        """Return the difference between a file's path and its content; None if there is no difference."""
+        return None if file in self.foreign_files else layout.check_location(file, self.root / folder, names)
 
-    def compare_place(self, file: Path, folder: str, *names: str) -> None:
-        """Warn of a file that does not lie where its content says."""
+    def compare_location(self, file: Path, folder: str, *names: str) -> None:
+        """Warn if a file's path does not match its content."""
         if reason := self.why_misplaced(file, folder, *names):
-            self.issues.append(LoadIssue("warning", file, None, None, reason, is_about_place=True))
+            self.issues.append(LoadIssue("warning", file, None, None, reason, is_about_location=True))
 
-    def settle(self, read: Iterable[tuple[Named, Place, bool]]) -> Iterator[tuple[Named, Place]]:
-        """Yield the objects that count, with an issue for each that does not; each says whether it is in its place."""
-        groups: dict[str, list[tuple[Named, Place, bool]]] = {}
+    def settle(self, read: Iterable[tuple[Named, Location, bool]]) -> Iterator[tuple[Named, Location]]:
+        """Yield the objects that count, and add an issue for each other object. The bool: whether the path matches."""
+        groups: dict[str, list[tuple[Named, Location, bool]]] = {}
         for one in read:
             groups.setdefault(one[0].name, []).append(one)
         for name, group in groups.items():
             kept = group if len(group) == 1 else [one for one in group if one[2]]
             what = f"{type(group[0][0]).__name__.lower()} {name!r} is in "
-            reason = f"{what}{' and '.join(str(place.file) for _, place, _ in group)}; none is used until one is left"
+            files = " and ".join(str(location.file) for _, location, _ in group)
+            reason = f"{what}{files}; all are skipped until one is left"
             if len(kept) == 1:
                 yield kept[0][:2]
-                reason = f"{what}{kept[0][1].file} already; names are unique, this one is left out"
+                reason = f"{what}{kept[0][1].file} already; names are unique, so this file is skipped"
             self.issues += [one[1].issue("error", reason) for one in group if kept != [one]]
 
     def read_definitions(self) -> None:
-        """Read the definitions, and warn of those that nothing can be judged against."""
+        """Read the definitions. Warn of a definition that no solution can be judged against."""
         read = []
-        for definition, place in self.objects(Definition, DEFINITIONS):
+        for definition, location in self.objects(Definition, DEFINITIONS):
             names = definition.name, definition.op_type
-            read.append((definition, place, self.why_misplaced(place.file, DEFINITIONS, *names) is None))
+            read.append((definition, location, self.why_misplaced(location.file, DEFINITIONS, *names) is None))
             if definition.not_runnable_reason is not None:
                 reason = f"kept, but nothing is judged against it: {definition.not_runnable_reason}"
-                self.issues.append(place.issue("warning", reason, ("reference",)))
-        for definition, place in self.settle(read):
+                self.issues.append(location.issue("warning", reason, ("reference",)))
+        for definition, location in self.settle(read):
             self.found.definitions[definition.name] = definition
-            self.found.definition_files[definition.name] = place.file
-            self.compare_place(place.file, DEFINITIONS, definition.name, definition.op_type)
+            self.found.definition_files[definition.name] = location.file
+            self.compare_location(location.file, DEFINITIONS, definition.name, definition.op_type)
 
     def read_solutions(self) -> None:
-        """Read the solutions. Of loose definitions each may have one of the same name; these are told apart."""
-        found, top, read = self.found, self.root / SOLUTIONS, list[tuple[Solution, Place, bool]]()
+        """Read the solutions. In a foreign layout, solutions may share a name and are then renamed."""
+        found, top, read = self.found, self.root / SOLUTIONS, list[tuple[Solution, Location, bool]]()
         parsed = list(self.objects(Solution, SOLUTIONS))
         pairs = Counter(name for name, _ in {(solution.name, solution.definition) for solution, _ in parsed})
-        for solution, place in parsed:
-            name, is_loose = solution.name, place.file in self.loose_files
-            if is_loose and pairs[name] > 1:
+        for solution, location in parsed:
+            name, is_foreign = solution.name, location.file in self.foreign_files
+            if is_foreign and pairs[name] > 1:
                 own = f"{solution.definition}.{name}"
-                reason = f"others have the name {name!r}; this one counts as {own!r}"
-                self.issues.append(place.issue("warning", reason))
+                reason = f"other solutions have the name {name!r}; this solution is renamed to {own!r}"
+                self.issues.append(location.issue("warning", reason))
                 solution = solution.model_copy(update={"name": own})
-            is_own = is_loose or layout.is_of_author(place.file, top, author=solution.author, name=name)
-            read.append((solution, place, is_own))
-        for solution, place in self.settle(read):
+            is_own = is_foreign or layout.is_of_author(location.file, top, author=solution.author, name=name)
+            read.append((solution, location, is_own))
+        for solution, location in self.settle(read):
             found.solutions.setdefault(solution.definition, []).append(solution)
-            found.solution_files[solution.name] = place.file
+            found.solution_files[solution.name] = location.file
             self.authors[solution.name] = solution.author
             definition = found.definitions.get(solution.definition)
             if definition is None:
-                self.warn_of_missing(place, solution.definition, f"solution {solution.name!r}")
+                self.warn_of_missing(location, solution.definition, f"solution {solution.name!r}")
             else:
                 names = solution.name, definition.name, definition.op_type, solution.author
-                self.compare_place(place.file, SOLUTIONS, *names)
+                self.compare_location(location.file, SOLUTIONS, *names)
 
     def read_workloads(self) -> None:
-        """Read the workloads, each checked against its definition and those before it."""
+        """Read the workloads. Each is checked against its definition and the earlier workloads."""
         seen = dict[tuple[str, str], tuple[Workload, Path]]()
-        for file in self.places(WORKLOADS, ".jsonl", ".json"):
-            for line, place in self.read_lines(file, WORKLOADS):
+        for file in self.locations(WORKLOADS, ".jsonl", ".json"):
+            for line, location in self.read_lines(file, WORKLOADS):
                 trace = to_trace(line)
                 name, workload = trace.definition, trace.workload
                 key, definition = (name, workload.uuid), self.found.definitions.get(name)
                 if not trace.is_workload_trace():
                     reason = "has an evaluation, which a workload has not; it is dropped"
-                    self.issues.append(place.issue("warning", reason))
+                    self.issues.append(location.issue("warning", reason))
                     trace = Trace(definition=name, workload=workload)
                 if key in seen:
-                    self.tell_repeated(place, name, workload, *seen[key])
+                    self.report_repeated(location, name, workload, *seen[key])
                 elif findings := check_workload(definition, workload) if definition is not None else []:
-                    self.issues += [place.issue("error", reason, steps) for steps, reason in findings]
+                    self.issues += [location.issue("error", reason, steps) for steps, reason in findings]
                 else:
-                    seen[key] = workload, place.file
+                    seen[key] = workload, location.file
                     self.found.workloads.setdefault(name, []).append(trace)
 
-    def tell_repeated(self, place: Place, name: str, workload: Workload, known: Workload, first: Path) -> None:
-        """Add the issue of a workload whose uuid stands twice."""
+    def report_repeated(self, location: Location, name: str, workload: Workload, known: Workload, first: Path) -> None:
+        """Add the issue of a workload with a repeated uuid."""
         uuid = workload.uuid
         if workload.digest() == known.digest():
-            reason = f"workload {uuid} stands twice, first in {first}; once is enough"
-            self.issues.append(place.issue("warning", reason, ("workload",)))
+            reason = f"workload {uuid} is repeated, first in {first}; remove one copy"
+            self.issues.append(location.issue("warning", reason, ("workload",)))
         else:
-            reason = f"uuid {uuid} belongs to another workload of {name}, in {first}; this one is left out"
-            self.issues.append(place.issue("error", reason, ("workload", "uuid")))
+            reason = f"uuid {uuid} belongs to another workload of {name}, in {first}; this workload is skipped"
+            self.issues.append(location.issue("error", reason, ("workload", "uuid")))
 
     def read_traces(self) -> None:
         """Read the verdicts."""
         kept: dict[str, list[AnyTrace]] = {}
-        for file in self.places(TRACES, ".jsonl", ".json"):
-            for trace, place in self.read_lines(file, TRACES):
+        for file in self.locations(TRACES, ".jsonl", ".json"):
+            for trace, location in self.read_lines(file, TRACES):
                 if trace.solution is None:
-                    self.issues.append(place.issue("error", f"has no evaluation; workloads stand in {WORKLOADS}/"))
+                    self.issues.append(location.issue("error", f"has no evaluation; workloads belong in {WORKLOADS}/"))
                 else:
                     kept.setdefault(trace.definition, []).append(trace)
         self.found.traces = {name: TraceList(traces) for name, traces in kept.items()}
 
-    def read_lines(self, file: Place, folder: str) -> Iterator[tuple[AnyTrace, Place]]:
-        """Yield what a file holds; look once at each definition that lines name, however many lines there are."""
-        start, first, count = len(self.issues), dict[str, tuple[Place, str]](), Counter[str]()
-        found: Iterator[tuple[AnyTrace, Place]] = parse_objects(Trace, file, self.issues)
+    def read_lines(self, file: Location, folder: str) -> Iterator[tuple[AnyTrace, Location]]:
+        """Yield the traces of a file. Check each definition that the lines name only once."""
+        start, first, count = len(self.issues), dict[str, tuple[Location, str]](), Counter[str]()
+        found: Iterator[tuple[AnyTrace, Location]] = parse_objects(Trace, file, self.issues)
         if file.file.suffix == ".jsonl":
             found = bounded(self.parse_lines(file, folder == TRACES), file.file, self.issues)
-        for trace, place in found:
+        for trace, location in found:
             if not count[trace.definition]:
-                first[trace.definition] = place, trace.solution or ""
+                first[trace.definition] = location, trace.solution or ""
             count[trace.definition] += 1
-            yield trace, place
+            yield trace, location
         self.issues[start:] = _join(self.issues[start:])
-        for name, (place, solution) in first.items():
+        for name, (location, solution) in first.items():
             definition = self.found.definitions.get(name)
             if definition is None:
                 what = folder if count[name] > 1 else folder[:-1]
-                self.warn_of_missing(place, name, f"{count[name]} {what} of this file")
+                self.warn_of_missing(location, name, f"{count[name]} {what} of this file")
             elif file.file.suffix == ".jsonl":
                 author = [self.authors[solution]] if solution in self.authors else []
-                self.compare_place(file.file, folder, name, definition.op_type, *author)
+                self.compare_location(file.file, folder, name, definition.op_type, *author)
 
-    def parse_lines(self, file: Place, keeps_lines: bool) -> Iterator[tuple[AnyTrace, Place] | None]:
-        """Yield each line of a file with its place, as it is if lines are kept; None for a wrong line."""
+    def parse_lines(self, file: Location, keeps_lines: bool) -> Iterator[tuple[AnyTrace, Location] | None]:
+        """Yield each line of a file with its location, unparsed if lines are kept; None for an invalid line."""
         issues = self.issues
         try:
             for number, line, is_ended in read_lines(file.file):
-                place, before = file._replace(line=number), len(issues)
+                location, before = file._replace(line=number), len(issues)
                 trace: AnyTrace | None = read_trace_line(line) if keeps_lines else None
-                trace = trace or parse_line(Trace, line, place, issues)
+                trace = trace or parse_line(Trace, line, location, issues)
                 if trace is None and not is_ended and issues[before].reason.startswith("not JSON"):
-                    reason = "the last line was cut off in the middle; it is passed over"
-                    issues[before:] = [place.issue("warning", reason)]
-                yield (trace, place) if trace is not None else None
+                    reason = "the last line was cut off in the middle; it is skipped"
+                    issues[before:] = [location.issue("warning", reason)]
+                yield (trace, location) if trace is not None else None
         except OSError as error:
             issues.append(file.issue("error", f"cannot be read: {error.strerror}"))
 
-    def warn_of_missing(self, place: Place, name: str, what: str) -> None:
-        """Warn that a definition is not there, unless its own file is wrong."""
+    def warn_of_missing(self, location: Location, name: str, what: str) -> None:
+        """Warn that a definition is missing, unless its own file is invalid."""
         if name not in self.broken:
-            issue = place.issue("warning", f"{what}: definition {name!r} is not there{self.meant(name)}")
+            issue = location.issue("warning", f"{what}: definition {name!r} is not there{self.meant(name)}")
             self.issues.append(replace(issue, field="definition", missing_definition=name))
 
 
 def _join(issues: list[LoadIssue]) -> list[LoadIssue]:
-    """Join issues of a file's lines if reason and kind of place are the same; the first place stays."""
+    """Join issues of a file's lines with the same reason and kind of field. The first location is kept."""
     groups: dict[object, list[LoadIssue]] = {}
     for issue in issues:
         kind = (issue.field or "").split(".")[:FIELD_STEPS]

@@ -1,4 +1,4 @@
-"""Texts to begin with: a solution that runs, in each language, and a definition with two workloads."""
+"""Templates for a start: a working solution in each language, and a definition with two workloads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SUFFIXES: Final = {
     SupportedLanguages.CPP: ".cpp",
     SupportedLanguages.CUDA: ".cu",
 }
-"""Language → the ending of its skeleton's file. Other languages have no skeleton."""
+"""Language → the file suffix of its skeleton. Other languages have no skeleton."""
 SKELETON_ROWS: Final = (16, 512)
 """The sizes of the workloads of a new definition."""
 
@@ -26,13 +26,13 @@ import triton.language as tl
 
 @triton.jit
 def fill_kernel(output, elements, BLOCK: tl.constexpr):
-    # Write zeros. What the definition computes goes here; the reference below says it in PyTorch.
+    # This writes zeros. Replace it by the definition's computation, which is below in PyTorch.
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(output + offsets, 0, mask=offsets < elements)
 
 
 def run({parameters}):
-    # The outputs come last and are filled in place. A function with the inputs alone may return them instead.
+    # The outputs come last and are filled in place. A function with only the inputs may return them instead.
     for output in ({outputs},):
         elements = output.numel()
         if elements:
@@ -47,7 +47,7 @@ CPP: Final = """\
 
 namespace ffi = tvm::ffi;
 
-// Write zeros. What the definition computes goes here; the reference below says it in PyTorch.
+// This writes zeros. Replace it by the definition's computation, which is below in PyTorch.
 static void fill(ffi::TensorView output) {{
   TVM_FFI_CHECK(output.device().device_type == kDLCPU, ValueError) << "a tensor is on a GPU";
   std::memset(output.data_ptr(), 0, output.numel() * output.dtype().bits / 8);
@@ -69,7 +69,7 @@ CUDA: Final = """\
 
 namespace ffi = tvm::ffi;
 
-// Write zeros. What the definition computes goes here; the reference below says it in PyTorch.
+// This writes zeros. Replace it by the definition's computation, which is below in PyTorch.
 __global__ void fill_kernel(unsigned char* bytes, size_t count) {{
   const size_t at = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (at < count) bytes[at] = 0;
@@ -79,7 +79,7 @@ static void fill(ffi::TensorView output) {{
   const size_t count = static_cast<size_t>(output.numel()) * output.dtype().bits / 8;
   if (count == 0) return;
   const DLDevice device = output.device();
-  // Work belongs on the current stream, which is the one that is timed.
+  // Launch on the current stream, since only this stream is timed.
   auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
   const unsigned blocks = static_cast<unsigned>((count + 255) / 256);
   fill_kernel<<<blocks, 256, 0, stream>>>(static_cast<unsigned char*>(output.data_ptr()), count);
@@ -106,36 +106,36 @@ import torch
 
 
 def run(x, weight):
-    # The reference says what is right; it need not be fast. Its parameters are the inputs, by their names.
-    # Compute in float32 and round once at the end: then a solution is never more exact than the reference.
+    # The reference defines the correct result and need not be fast. Its parameters are the names of the inputs.
+    # Compute in float32 and round once at the end, so that a solution is never more exact than the reference.
     y = x.float() * weight.float()
     return y.to(torch.float32)
 """
 DEFINITION: Final = """\
 {
-  "description": "Scale each row by a weight. Write here what is computed, and in which precision.",
+  "description": "Scale each row by a weight. Describe the computation and its precision here.",
   "axes": {
     "rows": {"type": "var", "description": "each workload gives its size"},
     "columns": {"type": "const", "value": 128, "description": "the same for all workloads"}
   },
   "inputs": {
-    "x": {"shape": ["rows", "columns"], "dtype": "float32", "description": "the order is that of the call"},
-    "weight": {"shape": ["columns"], "dtype": "float32", "description": "shapes are names of axes"}
+    "x": {"shape": ["rows", "columns"], "dtype": "float32", "description": "inputs are in call order"},
+    "weight": {"shape": ["columns"], "dtype": "float32", "description": "shapes use names of axes"}
   },
-  "outputs": {"y": {"shape": ["rows", "columns"], "dtype": "float32", "description": "what is judged"}}
+  "outputs": {"y": {"shape": ["rows", "columns"], "dtype": "float32", "description": "the judged result"}}
 }
 """
 
 
 def make_solution_text(definition: Definition, language: SupportedLanguages) -> str:
-    """Return the text of a file that is a solution of a definition. In Python it is the reference, and passes."""
-    mark = "#" if SUFFIXES[language] == ".py" else "//"
-    text = "".join(f"{mark} {line}".rstrip() + "\n" for line in _describe(definition))
+    """Return the text of a file with a solution of a definition. The Python version is the reference, and passes."""
+    comment = "#" if SUFFIXES[language] == ".py" else "//"
+    text = "".join(f"{comment} {line}".rstrip() + "\n" for line in _describe(definition))
     if language is SupportedLanguages.PYTHON:
         return f"{text}\n{make_reference_text(definition)}"
     inputs, outputs = definition.inputs, definition.outputs
     reference = ["The reference:", *definition.reference.splitlines()]
-    commented = "".join(f"{mark} {line}".rstrip() + "\n" for line in reference).replace("\\\n", "\\ \n")
+    commented = "".join(f"{comment} {line}".rstrip() + "\n" for line in reference).replace("\\\n", "\\ \n")
     if language is SupportedLanguages.TRITON:
         names = {"parameters": ", ".join([*inputs, *outputs]), "outputs": ", ".join(outputs)}
         return f"{text}\n{TRITON.format(**names, reference=commented)}"
@@ -154,7 +154,7 @@ def make_definition_parts(name: str, op_type: str) -> tuple[dict[str, Any], list
 
 
 def _describe(definition: Definition) -> Iterator[str]:
-    """Yield what a writer of a solution has to know of its definition."""
+    """Yield the facts of a definition that the author of a solution needs."""
     yield f"A solution of {definition.name}."
     yield from map(str.rstrip, (definition.description or "").splitlines())
     yield ""
@@ -174,7 +174,7 @@ def _describe(definition: Definition) -> Iterator[str]:
 
 
 def make_reference_text(definition: Definition) -> str:
-    """Return the reference as a solution: it is called with the inputs in their order."""
+    """Return the reference as a solution. It is called with the inputs in their order."""
     text, call = definition.reference.rstrip("\n") + "\n", definition.reference_call
     if call == (tuple(definition.inputs), ()):
         return text

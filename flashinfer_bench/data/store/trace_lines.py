@@ -1,14 +1,14 @@
-"""Recorded traces as lines: plans and reports read a few fields, and a model is made when somebody asks.
+"""Recorded traces as lines. Plans and reports read a few fields; a model is made on demand.
 
-A set may have 100,000 traces of 3 kB; as models they are gigabytes and many seconds. `read_trace_line` keeps a right
-line as a `TraceLine`: its text, and the fields that plans and reports read. `to_trace` makes the model. `TraceList` is
-the list that users see: it holds lines and hands out traces.
+A set may have 100,000 traces of 3 kB, whose models would take gigabytes and many seconds. `read_trace_line` stores a
+valid line as a `TraceLine`: its text, and the fields for plans and reports. `to_trace` makes the model. `TraceList` is
+the public list: it stores lines and returns traces.
 
-`extra` stays text; `measurement.read_extra` reads from it what a record names.
+`extra` stays text; `measurement.read_extra` reads the fields of a record from it.
 
-A line that the models would refuse, or that deserves a warning, is none for `read_trace_line`: `parse_line` takes it.
-msgspec is as strict as the models but for text that is no UTF-8, integers that Python refuses, and depth. A line that
-may hold one of them is also parsed by the models' own parser.
+`read_trace_line` returns None for a line that the models would refuse or warn of; `parse_line` parses such a line.
+msgspec is as strict as the models, except for invalid UTF-8, integers that Python refuses, and depth. A line that may
+have one of these is also parsed by the models' parser.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.data.workload import Workload
 
 DEEPEST: Final = 200
-"""Deepest nesting of JSON, as pydantic allows it."""
+"""Deepest nesting of JSON that pydantic allows."""
 PLAIN_BYTES: Final = 4000
-"""A longer line, in bytes, is parsed twice: Python refuses integers of more than 4,300 digits."""
+"""A longer line, in bytes, is parsed twice, since Python refuses integers of more than 4,300 digits."""
 SHARED: Final = 1 << 16
-"""Workloads and environments that further lines share."""
+"""Cached workloads and environments that further lines share."""
 
 Named = Annotated[str, msgspec.Meta(min_length=1)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 if TYPE_CHECKING:
     _Shared = Environment
 else:
-    _Shared = msgspec.Raw  # text, until `read_trace_line` puts the model in its place
+    _Shared = msgspec.Raw  # text, until `read_trace_line` replaces it by the model
 
 
 class _AnyTable(msgspec.Struct, gc=False):
-    """A table of which nothing is read."""
+    """A table whose content is not read."""
 
 
 class CorrectnessLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -68,40 +68,40 @@ class PerformanceLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class EvaluationLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """An `Evaluation` whose `extra` is text."""
+    """An `Evaluation` with `extra` as text."""
 
     status: EvaluationStatus
     log: str
     timestamp: str
     environment: _Shared
-    """Where it ran; lines with the same environment share it."""
+    """Device and versions; lines with the same environment share the object."""
     correctness: CorrectnessLine | None = None
     performance: PerformanceLine | None = None
     extra_text: msgspec.Raw = msgspec.field(name="extra", default=msgspec.Raw(b"null"))
 
     @property
     def extra(self) -> dict[str, Any] | None:
-        """All of it, parsed at each access."""
+        """The whole `extra`, parsed at each access."""
         return cast("dict[str, Any] | None", from_json(bytes(self.extra_text)))
 
 
 class TraceLine(msgspec.Struct, gc=False, eq=False):
-    """A trace with an evaluation, as the line of a file; it has the fields of a `Trace`."""
+    """A trace with an evaluation, stored as the line of a file. It has the fields of a `Trace`."""
 
     definition: str
     solution: str
     workload: Workload
-    """What it was judged on; lines with the same workload share it."""
+    """The workload; lines with the same workload share the object."""
     evaluation: EvaluationLine
     text: bytes
-    """The line."""
+    """The text of the line."""
 
     def is_successful(self) -> bool:
-        """Tell whether the solution passed."""
+        """Return whether the solution passed."""
         return self.evaluation.status is EvaluationStatus.PASSED
 
     def to_trace(self) -> Trace:
-        """Parse all of it."""
+        """Return the whole line as a model."""
         return Trace.model_validate_json(self.text)
 
     def __eq__(self, other: object) -> bool:
@@ -121,7 +121,7 @@ AnyEvaluation = Evaluation | EvaluationLine
 
 
 class TraceList(UserList[Trace]):
-    """A list of traces that keeps lines; a trace is made anew each time that it is taken out."""
+    """A list of traces that stores lines. Each access makes a new trace."""
 
     data: list[Any]
 
@@ -136,22 +136,22 @@ class TraceList(UserList[Trace]):
         return map(to_trace, self.data)
 
     def pop(self, index: SupportsIndex = -1) -> Trace:
-        """Take a trace out."""
+        """Return one trace."""
         return to_trace(self.data.pop(index))
 
 
 def kept_of(traces: Iterable[AnyTrace]) -> Iterable[AnyTrace]:
-    """Return what is kept of traces, for a reader that needs no more than lines have."""
+    """Return the stored lines of traces, for a reader that needs only the fields of a line."""
     return traces.data if isinstance(traces, TraceList) else traces
 
 
 def to_trace(kept: AnyTrace) -> Trace:
-    """Make a whole trace of what is kept of one."""
+    """Return the model of a stored trace."""
     return kept.to_trace() if isinstance(kept, TraceLine) else kept
 
 
 def read_trace_line(text: bytes) -> TraceLine | None:
-    """Keep a line that the models take without a warning; None for any other."""
+    """Return a line that the models accept without a warning; None for any other line."""
     openers = len(text) - len(text.replace(b"[", b"").replace(b"{", b""))  # `bytes.count` takes four times as long
     is_plain = len(text) <= PLAIN_BYTES and text.isascii() and openers < DEEPEST
     try:
@@ -182,12 +182,12 @@ class _TraceText(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 _LINE: Final = msgspec.json.Decoder(_TraceText)
 _ANY_TABLE: Final = SchemaValidator(core_schema.typed_dict_schema({}, extra_behavior="ignore"))
-"""Parses JSON as the models do, and makes nothing of it."""
+"""Parses JSON as the models do, and discards the result."""
 
 
 @lru_cache(SHARED)
 def _read_shared(model: type[DataModel], text: bytes) -> DataModel:
-    """Read a part that further lines have, too; raise ValueError if it deserves a warning."""
+    """Parse a part that further lines share; raise ValueError if it would get a warning."""
     found = model.model_validate_json(text)
     if any(found.unknown_keys()):
         raise ValueError("it has keys that may be misspelt")

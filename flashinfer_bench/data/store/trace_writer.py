@@ -1,4 +1,4 @@
-"""Writing results: each trace is one whole line, on disk when `append` returns. Two runs may write to one set."""
+"""Writes results. Each trace is one line, which is on disk when `append` returns. Several runs may write to one set."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from flashinfer_bench.data.trace import Trace
 
 
 class TraceWriter:
-    """Appends traces under one root. No link below it is followed: the set may be a stranger's."""
+    """Appends traces under one root. It follows no link below the root, since the set may be untrusted."""
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
 
     def append(self, trace: Trace, *, author: str, op_type: str) -> Path:
-        """Append one trace, and return the file that it is in.
+        """Append one trace, and return its file.
 
         Args:
-            trace: with a solution and an evaluation.
+            trace: a trace with a solution and an evaluation.
             author: the solution's author.
             op_type: the definition's op type.
 
         Raises:
-            Fault: the file cannot be written; what was in it is as it was.
+            Fault: the file cannot be written; its content is unchanged.
         """
         path = traces_path(self.root, author=author, op_type=op_type, definition=trace.definition)
         append_line(path, trace.to_json(), root=self.root)
         return path
 
     def check(self, *, author: str, op_type: str, definition: str) -> None:
-        """Refuse a place that no trace could be written to; nothing is written.
+        """Refuse a set if a trace cannot be written. This writes no file.
 
         Raises:
-            DataSetError: a link stands in the way, or the file or its folder cannot be written.
+            DataSetError: the path contains a link, or the file or its folder cannot be written.
         """
         check_append(traces_path(self.root, author=author, op_type=op_type, definition=definition), self.root)

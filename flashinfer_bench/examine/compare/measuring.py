@@ -1,7 +1,7 @@
-"""Measures two sides in turn on one device: A B B A …, each block in a worker of its own, until each ratio is decided.
+"""Measures two sides interleaved on one device: A B B A …, each block in its own worker, until each ratio is decided.
 
-The loop over the devices (`bench/scheduler.py`) does the work: every block is a job, judged and timed as a run would,
-in one trial. This module decides which jobs come next.
+The scheduler (`bench/scheduler.py`) does the work. Every block is a job, judged and timed as in a run, in one trial.
+This module decides which jobs come next.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from flashinfer_bench.examine.compare.result import (
     ratio_of_pairs,
 )
 from flashinfer_bench.examine.compare.sides import Pairing, choose_workloads
-from flashinfer_bench.report.comparable import find_difference, marks_of
+from flashinfer_bench.report.comparable import comparison_keys, find_difference
 from flashinfer_bench.report.decision import UNKNOWN
 from flashinfer_bench.report.intervals import latency_of
 from flashinfer_bench.report.verdict import first_reason, reason_of
 
-TURN_S: Final = 0.2
-"""The loop looks at the clock at least this often, in seconds, so a budget is exceeded by no more."""
+TICK_S: Final = 0.2
+"""Seconds between two checks of the budget, so a budget is exceeded by at most this time."""
 TRIALS: Final = 1
-"""Trials of a block, if nobody says another number: workers differ by more than trials of one worker do, so more
-workers decide sooner than more trials."""
+"""Default number of trials of a block. Workers differ by more than trials of one worker, so more workers decide sooner
+than more trials."""
 SPENT: Final = "the budget was spent before a pair was complete"
 
 
@@ -53,15 +53,15 @@ class PairSeries:
     """The blocks of one pairing on one workload."""
 
     label: str
-    """Which solutions, if there are several pairings."""
+    """The names of the solutions, if there are several pairings."""
     jobs: tuple[Job, Job]
-    """Of A and of B."""
+    """The job of A and the job of B."""
     blocks: tuple[dict[int, float], dict[int, float]] = field(default_factory=lambda: ({}, {}))
-    """Of A and of B: number of a pair → latency in ms."""
-    marks: list[dict[str, str]] = field(default_factory=lambda: [{}, {}])
-    """Of A and of B: what times need to have in common."""
+    """For A and for B: number of a pair → latency in ms."""
+    keys: list[dict[str, str]] = field(default_factory=lambda: [{}, {}])
+    """For A and for B: the properties that comparable times have in common."""
     stopped: str = ""
-    """Why no more is measured: a side did not pass or has no verdict."""
+    """Why measuring has stopped: a side did not pass, or has no verdict."""
 
     def times(self) -> list[tuple[float, float]]:
         """Return the latencies of A and B in each complete pair, in order."""
@@ -69,41 +69,41 @@ class PairSeries:
         return [(first[pair], second[pair]) for pair in sorted(first.keys() & second.keys())]
 
     def ratio(self) -> Ratio:
-        """Return B over A; there is a pair."""
+        """Return B over A. At least one pair must be complete."""
         return ratio_of_pairs([math.log(b / a) for a, b in self.times()])
 
     def is_open(self, threshold: float) -> bool:
-        """Say whether more pairs are wanted."""
+        """Return whether more pairs are needed."""
         done = len(self.times())
         is_decided = done >= min(INTERIM_LEVELS) and self.ratio().decide(threshold) != UNKNOWN
         return not self.stopped and not is_decided and done < MOST_PAIRS
 
     def plan(self) -> list[tuple[int, int]]:
-        """Return the blocks up to the next look: numbers of a pair and of a side."""
+        """Return the blocks up to the next analysis: the number of the pair, and of the side."""
         done = len(self.times())
-        pairs = range(done, next(analysis for analysis in INTERIM_LEVELS if analysis > done))
+        pairs = range(done, next(count for count in INTERIM_LEVELS if count > done))
         return [(pair, side) for pair in pairs for side in ((0, 1) if pair % 2 == 0 else (1, 0))]
 
-    def hear(self, pair: int, side: int, found: Judged | JobFaulted) -> None:
-        """Take the evaluation of a block, or why it has none."""
+    def record(self, pair: int, side: int, found: Judged | JobFaulted) -> None:
+        """Record the evaluation of a block, or the reason why it has none."""
         if isinstance(found, JobFaulted):
             problem = f"has no verdict: {first_reason(found.message)}"
         elif latency_ms := latency_of(found.evaluation):
             self.blocks[side][pair] = latency_ms
-            self.marks[side] = marks_of(read_reported(found.evaluation), found.device.name)
+            self.keys[side] = comparison_keys(read_reported(found.evaluation), found.device.name)
             return
         else:
             problem = f"did not pass: {found.evaluation.status.value}: {reason_of(found.evaluation)}".rstrip(": ")
         self.stopped = self.stopped or f"{'AB'[side]} {problem}"
 
     def row(self) -> Row:
-        """Return what was found."""
+        """Return the result."""
         job = self.jobs[0]
         row = Row(job.definition.name, job.workload.uuid, dict(job.workload.axes), self.label)
         times = self.times()
         if self.stopped or not times:
             return replace(row, problem=self.stopped or SPENT, is_unmeasured=not self.stopped)
-        difference = find_difference(*self.marks)
+        difference = find_difference(*self.keys)
         if difference is not None:
             return replace(row, problem=describe_difference(row.workload, difference))
         first_ms, second_ms = map(fmean, zip(*times, strict=True))
@@ -118,22 +118,22 @@ def measure(
     threshold: float = 0.02,
     budget_s: float = 60.0,
     workloads: Sequence[str] | None = None,
-    tell: Callable[[str], object] = lambda _line: None,
+    progress: Callable[[str], object] = lambda _line: None,
 ) -> Comparison:
     """Measure all pairings.
 
     Args:
         trace_set: has the definitions and workloads; solutions need not be in it.
         pairings: at least one.
-        config: how blocks are judged and timed. The first of its devices is used.
+        config: the settings of blocks. The first of its devices is used.
         threshold: the smallest difference of interest, as a share.
-        budget_s: seconds from the first block on. A series that is not decided by then stays undecided.
-        workloads: uuids or beginnings of them; None for all.
-        tell: gets the progress, a line at a time.
+        budget_s: seconds from the start of the first block. A series that is not decided by then stays undecided.
+        workloads: uuids or their beginnings; None for all.
+        progress: receives each line of progress.
 
     Raises:
         ConfigError: a solution cannot run here.
-        DataSetError: there is no such workload.
+        DataSetError: no workload has a given uuid.
     """
     device = discover_devices(config.devices)[0]
     context = HarnessContext(trace_set, for_blocks(config, device), None)
@@ -142,13 +142,13 @@ def measure(
     seeds = JobSeeds(context.config.seed)
     rules = Rules(one_worker_a_job=True)
     with closing(context.make_scheduler(seeds, rules, needs_triton=needs_triton)) as scheduler:
-        seconds = _run(scheduler, series, threshold, budget_s, tell)
+        seconds = _run(scheduler, series, threshold, budget_s, progress)
     context.learn_spread([list(found.values()) for one in series for found in one.blocks])
     return Comparison([one.row() for one in series], threshold, "measured", device.name, seconds)
 
 
 def for_blocks(config: BenchmarkConfig, device: Device) -> BenchmarkConfig:
-    """Return a configuration as blocks on a device have it: what the user says of trials and samples holds."""
+    """Return the configuration of blocks on a device. The user's numbers of trials and samples hold."""
     named = "cpu" if device.kind == "cpu" else device.uuid
     return config.with_defaults("compare", num_trials=TRIALS).with_overrides(
         devices=[named], profile_baseline=False, assurance="full"
@@ -166,7 +166,7 @@ def _make_series(
     for pairing, uuids in zip(pairings, known, strict=True):
         first, second, label = pairing
         own = None if workloads is None else [uuid for uuid in uuids if uuid in wanted]
-        if own != []:  # else the wanted workloads are of other definitions
+        if own != []:  # else the requested workloads are of other definitions
             pairs = zip(made.make_jobs(first, own), made.make_jobs(second, own), strict=True)
             found += [PairSeries(label, pair) for pair in pairs]
     return found
@@ -177,36 +177,38 @@ def _run(
     series: Sequence[PairSeries],
     threshold: float,
     budget_s: float,
-    tell: Callable[[str], object],
+    progress: Callable[[str], object],
 ) -> float:
-    """Measure until all is decided or the budget is spent; return the seconds from the first block on."""
-    meant: list[tuple[PairSeries, int, int]] = []
-    """By the index of a job: its series, the numbers of its pair and of its side."""
+    """Measure until all series are decided or the budget is spent; return the seconds since the first block began."""
+    requested: list[tuple[PairSeries, int, int]] = []
+    """At the index of a job: its series, and the numbers of its pair and of its side."""
     began = math.inf
     seconds = 0.0
     while still := [one for one in series if one.is_open(threshold)]:
         blocks = [[(one, *block) for block in one.plan()] for one in still]
         longest = max(map(len, blocks))
-        # The workloads are interleaved, a pair each.
-        turns = [block for at in range(0, longest, 2) for planned in blocks for block in planned[at : at + 2]]
-        jobs = [replace(one.jobs[side], index=len(meant) + at) for at, (one, _, side) in enumerate(turns)]
-        meant += turns
+        # Workloads are interleaved by pairs.
+        interleaved = [block for at in range(0, longest, 2) for planned in blocks for block in planned[at : at + 2]]
+        jobs = [replace(one.jobs[side], index=len(requested) + at) for at, (one, _, side) in enumerate(interleaved)]
+        requested += interleaved
         scheduler.add(jobs, QueueClass(in_order=True))
         while scheduler.has_open_jobs:
-            for happening in scheduler.step(limit_s=TURN_S):
+            for happening in scheduler.step(limit_s=TICK_S):
                 if isinstance(happening, Notice):
-                    tell(happening.message)
+                    progress(happening.message)
                 if not isinstance(happening, (Judged, JobFaulted)):
                     continue
                 if isinstance(happening, Judged):
                     began = min(began, time.monotonic() - happening.seconds)
-                one, pair, side = meant[happening.job.index]
-                one.hear(pair, side, happening)
+                one, pair, side = requested[happening.job.index]
+                one.record(pair, side, happening)
                 if one.stopped:
-                    scheduler.remove([index for index, (other, _, _) in enumerate(meant) if other is one])
+                    scheduler.remove([index for index, (other, _, _) in enumerate(requested) if other is one])
             seconds = max(0.0, time.monotonic() - began)
             if seconds > budget_s:
                 return seconds
         left = sum(one.is_open(threshold) for one in series)
-        tell(f"{sum(len(one.times()) for one in series)} pairs of blocks in {seconds:.0f} s; {left} not decided yet")
+        progress(
+            f"{sum(len(one.times()) for one in series)} pairs of blocks in {seconds:.0f} s; {left} not decided yet"
+        )
     return seconds

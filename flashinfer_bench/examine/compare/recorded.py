@@ -1,7 +1,7 @@
-"""Compares recorded traces: for each workload the latest of each side on the same hardware, with their intervals.
+"""Compares recorded traces: for each workload the latest trace of each side on the same hardware, with its interval.
 
-A trace of one worker has an interval that is widened by the spread between workers; one without any named interval, of
-an older version, gets the default spread of its kind of device.
+The interval of a single worker's trace is widened by the run-to-run variation. A trace of an older version may name no
+interval; it gets the default variation of its kind of device.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from flashinfer_bench.data.sets.results import Result, group
 from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.examine.compare.result import Comparison, Row, describe_difference, recorded_ratio
 from flashinfer_bench.examine.compare.sides import Contender, choose_workloads
-from flashinfer_bench.report.comparable import find_difference, marks_of
+from flashinfer_bench.report.comparable import comparison_keys, find_difference
 from flashinfer_bench.report.decision import join_halves
 from flashinfer_bench.report.intervals import half_of
 from flashinfer_bench.report.verdict import caveat_in, reason_of
 
-Place = tuple[str, str, str]
+Key = tuple[str, str, str]
 """Definition, workload, and the solution if the sides are sets or runs."""
 
 
@@ -32,31 +32,31 @@ def compare_recorded(
         first: A.
         second: B.
         threshold: the smallest difference of interest, as a share.
-        workloads: uuids or beginnings of them; None for all.
+        workloads: uuids or their beginnings; None for all.
 
     Raises:
-        DataSetError: nothing can be compared; the first reason is named.
+        DataSetError: no two traces can be compared; the message has the first reason.
     """
     by_name = [side.kind in ("set", "run") for side in (first, second)]
     a = group(first.results, lambda one: (one.definition, one.workload, one.solution if by_name[0] else ""))
     b = group(second.results, lambda one: (one.definition, one.workload, one.solution if by_name[1] else ""))
-    both = [place for place in a if place in b]
+    both = [key for key in a if key in b]
     if not both:
         raise DataSetError(f"no trace of {first.word} is of the same definition and workload as one of {second.word}")
     wanted = choose_workloads(workloads, {workload for _, workload, _ in both})
-    rows = [row for place in both if place[1] in wanted for row in _compare(place, a[place], b[place])]
+    rows = [row for key in both if key[1] in wanted for row in _compare(key, a[key], b[key])]
     if all(row.ratio is None for row in rows):
         raise DataSetError(f"{first.word} and {second.word}: {rows[0].problem}")
     hardware = " + ".join(sorted({one.hardware for one in first.results}))
     return Comparison(rows, threshold, "recorded", hardware)
 
 
-def _compare(place: Place, first: list[Result], second: list[Result]) -> Iterator[Row]:
-    """Yield a row for each kind of hardware that both were timed on; one that says why, if there is none.
+def _compare(key: Key, first: list[Result], second: list[Result]) -> Iterator[Row]:
+    """Yield a row for each kind of hardware on which both sides were timed. If there is none, the one row says why.
 
-    Of several times the lowest counts; quick runs do not.
+    The lowest of several times counts. Quick runs do not count.
     """
-    row = Row(place[0], place[1], dict(first[0].trace.workload.axes), place[2])
+    row = Row(key[0], key[1], dict(first[0].trace.workload.axes), key[2])
     a, b = (
         {one.hardware: one for one in sorted(results, key=_latency, reverse=True) if one.is_ranked}
         for results in (first, second)
@@ -66,7 +66,7 @@ def _compare(place: Place, first: list[Result], second: list[Result]) -> Iterato
         return
     others = (next(iter(a.values())), next(iter(b.values())))
     for one, two in [(a[name], b[name]) for name in a if name in b] or [others]:
-        difference = find_difference(*(marks_of(found.reported, found.hardware) for found in (one, two)))
+        difference = find_difference(*(comparison_keys(found.reported, found.hardware) for found in (one, two)))
         if difference is not None:
             yield replace(row, problem=describe_difference(row.workload, difference))
             continue

@@ -1,17 +1,16 @@
 """A comparison: a ratio for each workload, their geometric mean, and decisions; as JSON, Markdown, JUnit. Pure.
 
 A block is one worker that times one side. A pair is a block of each side, one right after the other. The logarithm of
-its ratio (B over A) counts as one value, and pairs are taken as independent, since each block has a worker of its own.
+its ratio (B over A) counts as one value. Pairs are independent, because each block has its own worker.
 The interval of the mean is Student's: mean ± t · s / √n (NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.5.2),
 turned back into a ratio. The mean over workloads has the sum of their variances, with degrees of freedom by
 B. L. Welch, "The generalization of Student's problem when several different population variances are involved",
 Biometrika 34, 1947.
 
-Testing again and again until an interval excludes 1 finds differences between equal kernels. So pairs are analysed only
-at a few fixed numbers, each time with an interval of `INTERIM_LEVELS`: each interim analysis spends a part of the 5 %
-that may be wrong (K. K. G. Lan and D. L. DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70,
-1983). The interval that stands when the series ends then holds the true ratio in about 95 of 100 series or more, by
-simulation (docs/compare.md).
+A test that is repeated until an interval excludes 1 finds differences that do not exist. So a series is analysed at a
+few fixed numbers of pairs only (`INTERIM_LEVELS`). Each interim analysis spends a part of the allowed error of 5 %
+(K. K. G. Lan and D. L. DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70, 1983). The final
+interval then holds the true ratio in about 95 % of series or more, by simulation (docs/compare.md).
 """
 
 from __future__ import annotations
@@ -37,21 +36,21 @@ COUNTS: Final = {
     "errors": "testcase/error",
     "skipped": "testcase/skipped",
 }
-"""Attribute of a suite of JUnit XML → what it counts."""
+"""Attribute of a JUnit XML suite → the elements that it counts."""
 OVERALL: Final = "over all"
 MARKUP: Final = str.maketrans({"|": "\\|", "<": "&lt;", ">": "&gt;", "`": "\\`", "*": "\\*", "_": "\\_", "[": "\\["})
 INTERIM_LEVELS: Final = {4: 0.984, 6: 0.990, 9: 0.992, 13: 0.993, 19: 0.994, 28: 0.994, 42: 0.994, 63: 0.994, 94: 0.994}
-"""Number of pairs at which a series is looked at → share of the intervals of this look that hold the true ratio.
+"""Number of pairs at an interim analysis → confidence level of its interval.
 
-Each number is half as large again as the one before. The first look, which mostly decides on a GPU, has the narrowest
-interval."""
+Each number is 1.5 times the number before. The first analysis has the narrowest interval, because it mostly decides on
+a GPU."""
 MOST_PAIRS: Final = max(INTERIM_LEVELS)
 LEAST_ERROR: Final = 1e-12
-"""A standard error that stands for 0, by which nothing could be divided."""
+"""Least standard error: a division by 0 would fail."""
 MANY: Final = 1e9
-"""Degrees of freedom of an error that is known."""
+"""Degrees of freedom of a known error."""
 MOST_MORE: Final = 10_000
-"""More pairs than this are not named as a number."""
+"""Largest number of further pairs that is reported."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Ratio:
 
     log_mean: float
     log_half: float | None
-    """Half the width of the interval; None if it is unknown, as of one pair."""
+    """Half the width of the interval; None if it is unknown, as for one pair."""
     error: float = 0.0
     """Standard error of the logarithm."""
     freedom: float = MANY
@@ -80,37 +79,37 @@ class Ratio:
         return None if half is None else (exp(self.log_mean - half), exp(self.log_mean + half))
 
     def decide(self, threshold: float) -> Decision:
-        """Say what B is beside A, by the rule of all reports."""
+        """Return how B compares with A, by the rule of all reports."""
         return decide(self.log_mean, self.log_half, threshold)
 
     def pairs_needed(self, threshold: float) -> int | None:
-        """Return about how many more pairs would decide; None if that is decided, or if no number can be named.
+        """Estimate how many more pairs would decide; None if the ratio is decided, or if no estimate exists.
 
-        The interval has to become so narrow that it fits between the ratio and the nearer edge: inside the threshold
-        for "same", or away from 1 for a difference.
+        The half width of the interval must become smaller than the distance from the ratio to the nearer edge. The
+        edge is the threshold for "same", and 1 for a difference.
         """
         if not self.pairs or self.decide(threshold) != UNKNOWN:
             return None
         if self.log_half is None:
             return max(1, min(INTERIM_LEVELS) - self.pairs)
         edge = log(1 + threshold)
-        place = abs(self.log_mean)
-        room = edge - place if place <= edge else place
-        if room <= 0 or self.error <= 0:
+        offset = abs(self.log_mean)
+        distance = edge - offset if offset <= edge else offset
+        if distance <= 0 or self.error <= 0:
             return None
         quantile = student_quantile(INTERIM_LEVELS[MOST_PAIRS], max(self.freedom, 8.0))
-        wanted = ceil((quantile * self.error / room) ** 2 * self.pairs)
+        wanted = ceil((quantile * self.error / distance) ** 2 * self.pairs)
         more = max(1, wanted - self.pairs)
         return more if more <= MOST_MORE else None
 
 
 def level_at(pairs: int) -> float:
-    """Return the share of intervals that hold the true ratio, of the look that a series has come to or goes towards.
+    """Return the confidence level of a series' present or next analysis.
 
-    Recorded ratios, without pairs, have intervals of 95 %.
+    Recorded ratios have no pairs, and intervals of 95 %.
     """
     return (
-        next((level for analysis, level in INTERIM_LEVELS.items() if pairs <= analysis), INTERIM_LEVELS[MOST_PAIRS])
+        next((level for count, level in INTERIM_LEVELS.items() if pairs <= count), INTERIM_LEVELS[MOST_PAIRS])
         if pairs
         else 0.95
     )
@@ -122,11 +121,11 @@ def recorded_ratio(log_mean: float, log_half: float | None) -> Ratio:
 
 
 def ratio_of_pairs(logs: Sequence[float], level: float | None = None) -> Ratio:
-    """Return the ratio that pairs of blocks tell.
+    """Return the ratio of pairs of blocks.
 
     Args:
-        logs: of each pair the logarithm of B over A; at least one.
-        level: share of such intervals that hold the true ratio; None for that of the look.
+        logs: the logarithm of B over A of each pair; at least one.
+        level: confidence level of the interval; None for the level of the analysis.
     """
     count = len(logs)
     if count < 2:
@@ -140,7 +139,7 @@ def join_ratios(ratios: Sequence[Ratio]) -> Ratio:
     """Return the geometric mean of the ratios of several workloads, whose blocks are independent.
 
     Args:
-        ratios: at least one. The level is that of the one with the most pairs.
+        ratios: at least one. The ratio with the most pairs decides the confidence level.
     """
     if len(ratios) == 1:
         return ratios[0]
@@ -157,13 +156,13 @@ def join_ratios(ratios: Sequence[Ratio]) -> Ratio:
 
 @dataclass(frozen=True)
 class Row:
-    """One workload; or all, at the end of a comparison. The JSON document has its fields."""
+    """The result for one workload, or for all at the end of a comparison. The JSON document has its fields."""
 
     definition: str
     workload: str
     axes: Mapping[str, int] = field(default_factory=dict)
     solutions: str | None = None
-    """Which solutions, if a comparison has several pairs of them."""
+    """The names of the solutions, if a comparison has several pairs of solutions."""
     a_ms: float | None = None
     """Mean latency of A."""
     b_ms: float | None = None
@@ -171,11 +170,11 @@ class Row:
     pairs_ms: Sequence[tuple[float, float]] = ()
     """Latencies of A and B in each pair of blocks, in the order in which they were measured."""
     ratio: Ratio | None = None
-    """B over A; None if there is nothing to compare."""
+    """B over A; None if the sides could not be compared."""
     problem: str | None = None
-    """Why there is nothing to compare."""
+    """Why the sides could not be compared."""
     is_unmeasured: bool = False
-    """The budget was spent before there was a pair: nothing is wrong, and nothing is known yet."""
+    """Whether the budget was spent before the first pair was complete. This is not an error."""
 
     @property
     def name(self) -> str:
@@ -200,7 +199,7 @@ class Comparison:
     how: Literal["measured", "recorded"]
     hardware: str
     seconds: float = 0.0
-    """Seconds that were measured, without the start."""
+    """Seconds of measuring, without the start."""
 
     @property
     def overall(self) -> Ratio | None:
@@ -216,15 +215,15 @@ class Comparison:
 
     @property
     def is_failed(self) -> bool:
-        """Whether a workload could not be compared for another reason than the budget, or none was measured at all."""
+        """Whether a reason other than the budget prevented a row, or no workload was compared."""
         return any(row.problem and not row.is_unmeasured for row in self.rows) or self.overall is None
 
     def slower_than(self, share: float) -> list[str]:
-        """Return where B is slower by more than a share: uuids, and OVERALL."""
+        """Return the workloads (uuids, or OVERALL) on which B is slower by more than a share."""
         return [row.workload for row in self.all_rows if row.ratio is not None and row.ratio.decide(share) == SLOWER]
 
     def describe(self, row: Row) -> tuple[str, str]:
-        """Return a ratio with its interval, "1.031 (1.024 to 1.038)", and what B is beside A, in words."""
+        """Return a ratio with its interval, "1.031 (1.024 to 1.038)", and the decision in words."""
         if row.ratio is None:
             return "", UNKNOWN if row.is_unmeasured else "not compared"
         number = f"{row.ratio.ratio:.3f}"
@@ -240,8 +239,8 @@ class Comparison:
         """Return the comparison as JSON-able values.
 
         Args:
-            sides: the words for A and B.
-            slower: where the gate says that B is slower; empty if there is no gate, or nothing is.
+            sides: the arguments for A and B.
+            slower: the workloads on which B is slower than allowed; empty if no limit was given.
         """
         head = {"format_version": FORMAT_VERSION, "a": sides[0], "b": sides[1], "slower_than_allowed": list(slower)}
         rows = [
@@ -279,7 +278,7 @@ class Comparison:
         return "\n".join([*lines, *end, ""])
 
     def junit(self, slower: Sequence[str]) -> str:
-        """Return the comparison as JUnit XML: a case for each workload, which fails if B is slower than allowed."""
+        """Return the comparison as JUnit XML. The case of a workload fails if B is slower than allowed there."""
         suite = ElementTree.Element("testsuite", name=SUITE, time=f"{self.seconds:.3f}")
         for row in self.all_rows:
             name = f"{row.definition}: {row.name}".removeprefix(": ")

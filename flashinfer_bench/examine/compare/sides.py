@@ -1,4 +1,4 @@
-"""The two words of `compare`: solutions (names, files, folders), authors, sets, or files of traces."""
+"""The two arguments of `compare`: solutions (names, files, folders), authors, sets, or files of traces."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Contender:
     solutions: Sequence[Solution] = ()
     """Empty for a run."""
     results: Sequence[Result] = ()
-    """Its recorded verdicts, the latest of each job."""
+    """Its recorded verdicts: the latest of each job."""
     trace_set: TraceSet | None = field(default=None, compare=False)
-    """Of a set."""
+    """The opened set; None if the side is no set."""
     draft: Draft | None = field(default=None, compare=False)
-    """Of a file or a folder."""
+    """The source, if the side is a file or a folder."""
 
 
 class Pairing(NamedTuple):
@@ -41,21 +41,21 @@ class Pairing(NamedTuple):
     second: Solution
     """B."""
     label: str = ""
-    """What tells it from the other pairings; empty if there is one."""
+    """Its name among several pairings; empty for a single pairing."""
 
 
 def find_sides(
     words: tuple[str, str], trace_set: TraceSet | None, hints: DraftHints | None = None
 ) -> tuple[Contender, Contender]:
-    """Return both sides. A source that fits several definitions is taken to be of that of the other side.
+    """Return both sides. A source that fits several definitions gets the definition of the opposite side.
 
     Args:
-        words: what the user typed.
-        trace_set: where names and definitions are looked up; None if no set was named.
-        hints: what the user says of a source.
+        words: the user's arguments.
+        trace_set: the set of names and definitions; None if the user named no set.
+        hints: the user's flags about a source.
 
     Raises:
-        DataSetError: a word names nothing, a file cannot be read, or a source is of another definition.
+        DataSetError: an argument names nothing, a file cannot be read, or a source is of another definition.
     """
     is_turned = is_draft_path(words[0]) and not is_draft_path(words[1])
     one, other = reversed(words) if is_turned else words
@@ -67,16 +67,16 @@ def find_sides(
 def find_contender(
     word: str, trace_set: TraceSet | None, hints: DraftHints | None = None, beside: Contender | None = None
 ) -> Contender:
-    """Return the side that a word names: a set, a file of traces, a source, a solution's name, or an author.
+    """Return the side that an argument names: a set, a file of traces, a source, a solution's name, or an author.
 
     Args:
-        word: what the user typed.
-        trace_set: where names are looked up; None if no set was named.
-        hints: what is known of a source.
-        beside: the other side, if it is known.
+        word: the user's argument.
+        trace_set: the set of names and definitions; None if the user named no set.
+        hints: the user's flags about a source.
+        beside: the opposite side, if it is known.
 
     Raises:
-        DataSetError: it names nothing, or the file cannot be read.
+        DataSetError: the argument names nothing, or the file cannot be read.
     """
     path = Path(word)
     if any((path / part).is_dir() for part in (DEFINITIONS, SOLUTIONS, TRACES)):
@@ -103,7 +103,7 @@ def find_contender(
 
 
 def _read_beside(path: Path, trace_set: TraceSet, hints: DraftHints, beside: Contender | None) -> Draft:
-    """Read a source, by the definition of the other side if it does not tell its own."""
+    """Read a source. If it does not name its definition, try that of the opposite side."""
     of = {one.definition for one in beside.solutions} if beside is not None and beside.kind == "solution" else set()
     if beside is None or len(of) != 1 or hints.definition is not None:
         return read_draft(path, trace_set.definitions, hints)
@@ -134,10 +134,10 @@ def _all_traces(trace_set: TraceSet) -> Iterable[AnyTrace]:
 
 
 def choose_workloads(words: Sequence[str] | None, known: Collection[str]) -> set[str]:
-    """Return the uuids that words name, each by itself or by its beginning; None names all.
+    """Return the uuids that words name, in full or by their beginning; None names all.
 
     Raises:
-        DataSetError: a word names none.
+        DataSetError: a word names no workload.
     """
     chosen = set(known if words is None else ())
     for word in words or ():
@@ -149,7 +149,7 @@ def choose_workloads(words: Sequence[str] | None, known: Collection[str]) -> set
 
 
 def pair_up(first: Contender, second: Contender) -> list[Pairing]:
-    """Return the solutions to measure against each other: of sets by name, of others by definition.
+    """Return the pairs of solutions to measure. Sets are paired by solution name, other sides by definition.
 
     Raises:
         DataSetError: the two cannot be paired, or have no definition in common.

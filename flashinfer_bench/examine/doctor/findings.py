@@ -1,4 +1,4 @@
-"""Findings of what was read and measured: what works, what to know, what is broken and what to do. Pure."""
+"""Turns the results of an examination into findings: what works, what is broken, and advice. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flashinfer_bench.timing.nvml import GpuState
 State = Literal["ok", "note", "broken"]
 
 TWINS_AGREE: Final = 0.015
-"""Twins whose latencies differ by at most this share agree."""
+"""Twins (one kernel as two solutions) agree if their latencies differ by at most this share."""
 TWINS_DIFFER: Final = 0.04
 """If twins on a GPU differ by a larger share than this, its times cannot be compared."""
 TO_GET_CUPTI: Final = {
@@ -26,27 +26,27 @@ TO_GET_CUPTI: Final = {
     "cupti-python": "install cupti-python 13 or later, which needs CUDA 13: times then lose that constant",
     "": "run this again; if it says the same, look up what CUPTI reports, and the driver's version",
 }
-"""Words in the reason of a fall-back, and what helps there. The first words that fit count."""
+"""Text in the reason of a fall-back → advice. The first match counts."""
 AGAIN: Final = "run it again on a quiet machine"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     topic: str
     state: State
     text: str
     advice: str = ""
-    """What to do; empty where nothing needs to be done."""
+    """What to do; empty if nothing needs to be done."""
 
 
 def find_gpu(machine: MachineState, asked_for: str | None) -> Iterator[Finding]:
-    """Say why no GPU is looked at, where none is.
+    """Say why no GPU is examined.
 
     Args:
         machine: the machine.
-        asked_for: the device as the user named it; None where the user named none.
+        asked_for: the user's name of the device; None if the user named none.
     """
     if machine.device.kind == "cuda" or asked_for == "cpu":
         return
@@ -56,7 +56,7 @@ def find_gpu(machine: MachineState, asked_for: str | None) -> Iterator[Finding]:
     elif machine.torch_has_cuda:
         yield Finding("GPU", "note", f"{known}, but CUDA_VISIBLE_DEVICES hides them", "unset CUDA_VISIBLE_DEVICES")
     else:
-        advice = "install a CUDA build of torch (https://pytorch.org), or look at the CPU alone with --device cpu"
+        advice = "install a CUDA build of torch (https://pytorch.org), or examine the CPU alone with --device cpu"
         yield Finding("GPU", "broken", f"{known}, but torch is a CPU build", advice)
 
 
@@ -74,7 +74,7 @@ def find_programs(tried: Mapping[str, str | None]) -> Iterator[Finding]:
     """Say in which ways solutions can be compiled, loaded and called.
 
     Args:
-        tried: what was tried → why it does not work; None where it works.
+        tried: way of compiling or calling → why it does not work; None if it works.
     """
     works = [what for what, reason in tried.items() if reason is None]
     if works:
@@ -84,11 +84,11 @@ def find_programs(tried: Mapping[str, str | None]) -> Iterator[Finding]:
 
 
 def find_confinement(sandbox: Sandbox, asked_for: Level) -> Iterator[Finding]:
-    """Say how far solutions are confined.
+    """Say which sandbox solutions get.
 
     Args:
-        sandbox: what this machine gives.
-        asked_for: the level that runs will ask for.
+        sandbox: the sandbox that this machine provides.
+        asked_for: the level that runs will request.
     """
     if asked_for == "off":
         text = "off: a solution reads and writes what its user may"
@@ -103,7 +103,7 @@ def find_confinement(sandbox: Sandbox, asked_for: Level) -> Iterator[Finding]:
 
 
 def find_neighbours(state: GpuState | None) -> Iterator[Finding]:
-    """Say who else uses the GPU, and what slows it down beside the usual cap of its power."""
+    """Say which other processes use the GPU, and why it is throttled, except by its usual power cap."""
     if state is None:
         return
     if state.other_processes:
@@ -119,7 +119,7 @@ def find_neighbours(state: GpuState | None) -> Iterator[Finding]:
 
 
 def find_clock(readings: Readings) -> Finding:
-    """Say which clock calls are timed by."""
+    """Say which clock times the calls."""
     if readings.method == "wall":
         return Finding("clock", "ok", f"the wall clock, which reads {readings.empty_ns} ns of a call of nothing")
     if readings.method == "cupti":
@@ -147,7 +147,7 @@ def find_agreement(twins: Comparison, *, on_gpu: bool) -> Finding:
 
 
 def summarise_findings(findings: list[Finding], readings: Readings | None) -> str:
-    """Say in a line whether this machine can measure."""
+    """Say in one line whether this machine can measure."""
     broken = [finding.topic for finding in findings if finding.state == "broken"]
     if broken:
         return f"This machine cannot measure as it should: see {', '.join(broken)}."

@@ -1,4 +1,4 @@
-"""A machine without CUDA or torch: versions, compilers, and a GPU at rest through NVML; and what a probe measures."""
+"""Reads a machine without CUDA or torch: versions, compilers, and an idle GPU by NVML. Declares a probe's results."""
 
 from __future__ import annotations
 
@@ -20,52 +20,52 @@ from flashinfer_bench.env import cache_root
 from flashinfer_bench.timing.nvml import GpuState, read_gpu_state
 
 PACKAGES: Final = ("torch", "triton", "flashinfer-python", "cupti-python", "apache-tvm-ffi")
-"""Distributions whose versions times depend on."""
+"""Distributions whose versions can change times."""
 
 
 @dataclass(frozen=True)
 class MachineState:
-    """A machine, and the device of it that is examined."""
+    """A machine, and its examined device."""
 
     device: Device
     gpus: int
-    """NVIDIA GPUs that the driver knows, usable or not."""
+    """Number of NVIDIA GPUs that the driver knows, usable or not."""
     torch_has_cuda: bool
     versions: Mapping[str, str | None]
     """Package or driver → version; None if it is not installed."""
     compilers: Mapping[str, str | None]
-    """Compiler → its path and version; None if it is not there."""
+    """Compiler → its path and version; None if it is not installed."""
     languages: Mapping[str, str | None]
-    """Language of solutions → None if they can be built here, else the reason why not."""
+    """Language → why its solutions cannot be built here; None if they can."""
     at_rest: GpuState | None = None
-    """The GPU before anything of ours runs on it; None for a CPU."""
+    """The GPU before our programs run on it; None for a CPU."""
     sandbox: Sandbox = field(default_factory=Sandbox)
-    """How far solutions can be confined here."""
+    """The sandbox that this machine can provide."""
 
 
 @dataclass(frozen=True)
 class Readings:
-    """What was measured on one device."""
+    """The measurements of one device."""
 
     method: str
-    """The clock that calls are timed by here: "cupti", "cuda_events" or "wall"."""
+    """The clock of timed calls: "cupti", "cuda_events" or "wall"."""
     fallback: str = ""
-    """Why no better clock is used; empty where it is the best one."""
+    """Why no better clock is used; empty for the best clock."""
     cuda: str | None = None
     """The CUDA version that torch was built for."""
     launch_gap_ns: int = 0
-    """Time that one more launch costs in a full queue; 0 where the clock cannot tell."""
+    """Launch overhead: the cost of one more launch in a full queue; 0 if the clock cannot measure it."""
     empty_ns: int = 0
-    """What the wall clock, or a pair of CUDA events, reads of nothing; 0 for CUPTI."""
+    """Time that the wall clock, or a pair of CUDA events, reports for an empty call; 0 for CUPTI."""
 
 
 def read_machine(device: Device, *, nvml: Any = pynvml, environment: Mapping[str, str] = os.environ) -> MachineState:
-    """Look at the machine that this runs on.
+    """Read the state of this machine.
 
     Args:
-        device: the device to look at.
+        device: the device to examine.
         nvml: the NVML binding.
-        environment: where compilers are looked for.
+        environment: the variables that locate compilers.
     """
     toolchain, gpus = find_toolchain(environment), 0
     versions: dict[str, str | None] = {"flashinfer_bench": __version__, "python": platform.python_version()}

@@ -1,4 +1,4 @@
-"""Measures the one device that this process sees: clock and launch gap (`visit.py` asks)."""
+"""Measures the clock and the launch overhead of the one device of this process (`examination.py` starts it)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ITERATIONS: Final = 30
 
 
 def answer(kind: str) -> dict[str, Any]:
-    """Measure the device that this process sees (`base/isolated.py`)."""
-    warnings.simplefilter("ignore")  # what they say of fall-backs stands in the readings
+    """Measure the one visible device (`base/isolated.py` calls this)."""
+    warnings.simplefilter("ignore")  # the readings report fall-backs
     if kind == "cpu":
         timed = bench_gpu_time(lambda: None, num_iters=ITERATIONS)
         return asdict(Readings(timed.method, empty_ns=round(timed.median_ms * 1e6)))
     device = torch.device("cuda", 0)
-    small = torch.ones(4096, device=device)  # fails here, with CUDA's own words, where CUDA does not work
+    small = torch.ones(4096, device=device)  # if CUDA does not work, this fails with CUDA's own message
     timed_on = timing_device(device, "auto")
     record = bench_gpu_time(torch.add, args=(small, 1), num_iters=ITERATIONS).measurement
     fallback = str(record.get("fallback", ""))

@@ -1,7 +1,7 @@
 """Nsight Compute: the commands, the metrics of its table of raw values, and the document of a profile.
 
-A call is profiled once, between the profiler's start and stop, after a few calls that warm it up. Clocks are left as
-they are, as in a run. Each kernel is profiled alone, several times: with a cold L2, or as the passes leave it.
+One call is profiled, between the profiler's start and stop, after a few warm-up calls. Clocks are not locked, as in a
+run. Each kernel is profiled alone in several passes, with a cold L2 or with the L2 of the pass before.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ REPORT: Final = f"{WORK}/report.ncu-rep"
 PROFILE, DETAILS, RAW = "profile", "details", "raw"
 """Names of the steps."""
 READ_LIMIT_S: Final = 120.0
-"""Seconds that one reading of the report may take."""
+"""Seconds that reading the report once can take."""
 OWN_SECTIONS: Final = ("SpeedOfLight", "LaunchStats", "Occupancy", "WarpStateStats")
-"""Sections with the metrics that cannot be asked for by name, and the reasons why warps wait."""
+"""Sections whose metrics cannot be requested by name, and the section of warp stalls."""
 ENVIRONMENT: Final = {"NV_COMPUTE_PROFILER_DISABLE_STOCK_FILE_DEPLOYMENT": "1"}
-"""ncu would copy its sections to the new HOME each time."""
+"""Without it ncu copies its sections to the new HOME each time."""
 METRIC: Final = re.compile(r"^([a-z0-9]+__\w+)", re.MULTILINE)
 DURATION: Final = "gpu__time_duration.sum"
 METRICS: Final = {
@@ -53,9 +53,9 @@ METRICS: Final = {
     "shared_bytes_per_block": "launch__shared_mem_per_block",
     "waves": "launch__waves_per_multiprocessor",
 }
-"""Key in our document → the metrics that have it; the largest counts.
+"""Key in our document → its metrics; the largest value counts.
 
-A chip has several pipes of tensor cores, and a kernel uses one of them."""
+A chip has several tensor pipes, and a kernel uses one of them."""
 SCALES: Final = {"duration_us": 1e6, "dram_tb_per_sec": 1e-12}
 """Key → factor for its value in seconds or bytes."""
 STALL: Final = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
@@ -67,7 +67,7 @@ FAILURES: Final = {
     "(NVreg_RestrictProfilingToAdminUsers=0), or start this as root with --sandbox off",
     "No kernels were profiled": "the call launched no kernel that was asked for: nothing was profiled",
 }
-"""Words of ncu → why there is no profile."""
+"""Text in ncu's output → why there is no profile."""
 SUMMARY: Final = """\
   duration         {duration_us} us
   memory           {dram_tb_per_sec} TB/s, {dram_percent} % of peak
@@ -75,14 +75,14 @@ SUMMARY: Final = """\
   tensor cores     {tensor_percent} % of peak
   occupancy        {occupancy_percent} % achieved, {theoretical_occupancy_percent} % possible
   registers        {registers_per_thread} a thread"""
-"""A kernel's lines; in braces keys of METRICS."""
+"""The lines of a kernel, with keys of METRICS in braces."""
 
 
 def ask_ncu(program: Path, flag: str) -> str:
-    """Return what ncu prints about itself.
+    """Return ncu's output for one flag.
 
     Raises:
-        FlashInferBenchError: it fails, or takes too long.
+        FlashInferBenchError: ncu fails, or takes too long.
     """
     try:
         done = subprocess.run([program, flag], capture_output=True, text=True, timeout=READ_LIMIT_S, check=True)
@@ -92,7 +92,7 @@ def ask_ncu(program: Path, flag: str) -> str:
 
 
 def list_metrics(program: Path) -> frozenset[str]:
-    """Return the names of all metrics of the GPU here, without their roll-ups; none if ncu does not tell them."""
+    """Return the names of all metrics of this GPU, without roll-ups; empty if ncu does not list them."""
     with suppress(FlashInferBenchError):
         return frozenset(METRIC.findall(ask_ncu(program, "--query-metrics")))
     return frozenset()
@@ -114,14 +114,14 @@ def plan_ncu(
 
     Args:
         program: ncu.
-        known: metrics of the GPU. A kernel is not profiled at all if others are asked for.
+        known: metrics of the GPU. If another metric is requested, ncu does not profile the kernel.
         set: set of sections.
         sections: further sections.
-        kernel_name: only kernels of this name, or "regex:EXPRESSION"; None for all.
+        kernel_name: name of the kernels to profile, or "regex:EXPRESSION"; None for all kernels.
         page: page of the report that is returned as text.
         l2_cache: the L2 before each pass over a kernel: "cold" or "warm".
-        warmup_runs: calls before the one that is profiled.
-        timeout: seconds that profiling may take.
+        warmup_runs: calls before the profiled call.
+        timeout: seconds that profiling can take.
     """
     wanted = [name for names in METRICS.values() for name in names.split() if name.partition(".")[0] in known]
     profile = [
@@ -144,7 +144,7 @@ def read_profile(done: Inspected) -> tuple[dict[str, Any], str]:
     """Return the document of a profile with its share of the roofline, and the page of the report as text.
 
     Raises:
-        FlashInferBenchError: there is no profile; the message has the tool's words.
+        FlashInferBenchError: there is no profile; the message has the tool's output.
     """
     first, *rest = done.steps
     texts = {step.name: step.text for step in rest}
@@ -168,7 +168,7 @@ def read_profile(done: Inspected) -> tuple[dict[str, Any], str]:
 def parse_raw(text: str) -> list[dict[str, Any]]:
     """Return the kernels of a raw page in CSV: a row of names, a row of units, a row for each kernel.
 
-    Each has name, grid, block, and METRICS and stalls; None for what the chip lacks.
+    Each kernel has its name, grid, block, METRICS and stalls. A metric that the chip lacks is None.
     """
     lines = [line for line in text.splitlines() if line.startswith('"')]
     start = next((index for index, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
@@ -183,7 +183,7 @@ def parse_raw(text: str) -> list[dict[str, Any]]:
 
 def _read_kernel(cells: Mapping[str, str], units: Mapping[str, str]) -> dict[str, Any]:
     def number(name: str) -> float | None:
-        """Return a value in seconds, bytes or its own unit; None if the tool has none."""
+        """Return a metric in seconds, bytes or its own unit; None if the tool does not report it."""
         try:
             value = float(cells[name].replace(",", ""))
         except (KeyError, ValueError):

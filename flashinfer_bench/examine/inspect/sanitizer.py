@@ -1,7 +1,7 @@
 """compute-sanitizer: the commands, and the findings in its output.
 
-torch's allocator hides writes beyond a tensor, which land in memory that belongs to it. So each tensor gets an
-allocation of its own, with a gap behind it. Outputs are not filled before the call: reading one is a finding.
+torch's allocator hides writes beyond a tensor, because they land in memory of the allocator. So each tensor gets its
+own allocation, with a gap behind it. Outputs are not filled before the call, so that reading an output is a finding.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from flashinfer_bench.examine.inspect.tool_runs import Inspected, ToolStep, make
 
 TYPES: Final = ("memcheck", "racecheck", "initcheck", "synccheck")
 OWN_FLAGS: Final = {"memcheck": ("--padding", "1024")}
-"""Type → its further flags. The gap makes a write into the next tensor a write into nothing."""
+"""Type → its further flags. Without the gap, a write past a tensor hits the next tensor and is not found."""
 ENVIRONMENT: Final = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 MOST_PRINTED: Final = 100
 MARK: Final = "========="
-PLACE: Final = re.compile(
+LOCATION: Final = re.compile(
     r"(?:\b(?P<access>Read|Write) access )?\bat (?:(?P<kernel>\S.*?)\+)?0x[0-9a-fA-F]+"
     r"(?: in (?P<file>[^\[\]]*?):(?P<line>\d+)(?::(?P<old>[^\[]+))?)?(?= \[|\s*$)"
 )
-"""A place in the code. Older releases print the kernel last."""
+"""A source location. Older releases print the kernel last."""
 THREAD: Final = re.compile(r"by thread (\([\d,]+\)) in block (\([\d,]+\))")
 NO_FINDING: Final = re.compile(r"COMPUTE-SANITIZER|\w+ SUMMARY|Target application returned|This tool|No attachable")
 OF_ITSELF: Final = re.compile(r"Internal Sanitizer Error|Error: (?!Race)|Warning: (?!Race)")
-"""Starts of lines that are no finding: the second are words of the tool about itself."""
+"""Beginnings of lines in which the tool reports its own errors and warnings."""
 
 
 def check_types(given: Sequence[str] | None) -> list[str]:
-    """Return the checks to make: those that were named, each once, or all.
+    """Return the named checks, each once, or all checks.
 
     Raises:
-        Misuse: one is unknown.
+        Misuse: a check is unknown.
     """
     unknown = [name for name in given or () if name not in TYPES]
     if unknown:
@@ -54,7 +54,7 @@ def plan_sanitizer(program: Path, types: Sequence[str], limit_s: float) -> list[
 
 
 def read_findings(done: Inspected) -> dict[str, Any]:
-    """Return the document of all steps: the findings, equal ones once, and each check that did not look."""
+    """Return the document of all steps: the findings without duplicates, and each check that did not run."""
     sources = [source.path for source in done.job.solution.sources]
     findings: list[dict[str, Any]] = []
     problems = []
@@ -71,7 +71,7 @@ def read_findings(done: Inspected) -> dict[str, Any]:
 
 
 def split_blocks(text: str) -> list[list[str]]:
-    """Return the marked lines of an output in blocks: a line with one space after the mark begins one, others go on."""
+    """Return the marked lines of an output in blocks. A line with one space after the mark begins a block."""
     said = "\n".join(line.removeprefix(MARK)[1:] for line in text.splitlines() if line.startswith(MARK))
     return [block.splitlines() for block in re.split(r"\n(?! )", said) if block.strip()]
 
@@ -82,25 +82,25 @@ def parse_findings(type_: str, text: str, sources: Sequence[str] = ()) -> list[d
     Args:
         type_: one of TYPES.
         text: the output.
-        sources: paths of the solution's sources, which stand for the paths that a compiler knew.
+        sources: paths of the solution's sources; they replace the paths of the build folder.
     """
     found: dict[str, dict[str, Any]] = {}
     for block in split_blocks(text):
         if NO_FINDING.match(block[0]) or OF_ITSELF.match(block[0]):
             continue
         threads = [match.groups() for line in block if (match := THREAD.search(line))]
-        lines = (match for line in block if not THREAD.search(line) and (match := PLACE.search(line)))
-        places = [_read_place(match, sources) for match in lines if match["kernel"] or match["file"]]
+        lines = (match for line in block if not THREAD.search(line) and (match := LOCATION.search(line)))
+        locations = [_read_location(match, sources) for match in lines if match["kernel"] or match["file"]]
         message = block[0].removeprefix("Error: ").removeprefix("Warning: ")
         if message.startswith("Race reported"):
             message = "race between accesses to shared memory"
         thread, in_block = threads[0] if threads else ("", "")
-        one = {"type": type_, "message": message, "places": places, "thread": thread, "block": in_block, "count": 0}
-        found.setdefault(f"{message} {places}", one)["count"] += 1  # many threads may have done it
+        one = {"type": type_, "message": message, "places": locations, "thread": thread, "block": in_block, "count": 0}
+        found.setdefault(f"{message} {locations}", one)["count"] += 1  # many threads may report it
     return list(found.values())
 
 
-def _read_place(match: re.Match[str], sources: Sequence[str]) -> dict[str, Any]:
+def _read_location(match: re.Match[str], sources: Sequence[str]) -> dict[str, Any]:
     file = match["file"] or ""
     own = [path for path in sources if f"/{file}".endswith(f"/{path}")]
     return {
@@ -122,11 +122,11 @@ def render_findings(document: Mapping[str, Any]) -> str:
 
 
 def describe_finding(finding: Mapping[str, Any]) -> str:
-    """Return a finding as a line for people."""
-    places = finding["places"]
-    named = [f"in {one['kernel']}" if one["line"] is None else f"{one['file']}:{one['line']}" for one in places]
+    """Return a finding as one line of text."""
+    locations = finding["places"]
+    named = [f"in {one['kernel']}" if one["line"] is None else f"{one['file']}:{one['line']}" for one in locations]
     where = " and ".join(dict.fromkeys(named))
-    kernel = f" in {places[0]['kernel']}" if places and places[0]["line"] is not None else ""
+    kernel = f" in {locations[0]['kernel']}" if locations and locations[0]["line"] is not None else ""
     thread = f", thread {finding['thread']} of block {finding['block']}" if finding["thread"] else ""
     times = f" ({finding['count']} times)" if finding["count"] > 1 else ""
     return f"{finding['type']}: {where + ': ' if where else ''}{finding['message']}{kernel}{thread}{times}"

@@ -1,8 +1,8 @@
-"""A session that runs programs around a call in the place of judging it.
+"""A session that runs programs around a call instead of judging the call.
 
-Each program stands in a worker's place: in the sandbox of this solution, with a worker's limits, below a supervisor
-that ends all that it starts. The first program only loads the solution, so that what it compiles at its import is
-compiled outside of the tool.
+Each program runs like a worker: in the sandbox of the solution, with a worker's limits, below a supervisor that ends
+all of its processes. The first program only imports the solution, so that code compiled at import is compiled without
+the tool.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ import torch
 
 from flashinfer_bench.base.bounded_log import BoundedLog
 from flashinfer_bench.base.files.reading import read_whole
-from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
+from flashinfer_bench.bench.evaluators.inputs.generate import InputMaker
 from flashinfer_bench.bench.runner.environments import PACKAGE
-from flashinfer_bench.bench.runner.protocol import BlockJob, JobFault
+from flashinfer_bench.bench.runner.protocol import JobFault, RequestedJob
 from flashinfer_bench.bench.runner.session.device_session import DeviceSession
-from flashinfer_bench.bench.runner.session.job import BlockContext, JobContext
-from flashinfer_bench.bench.runner.workers.artifacts import find_artifact, place_of
+from flashinfer_bench.bench.runner.session.job import JobContext, RequestContext
+from flashinfer_bench.bench.runner.workers.artifacts import find_artifact, location_of
 from flashinfer_bench.bench.runner.workers.pool import SolutionFiles
-from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.bench.runner.workers.sandbox_policy import is_too_wide
+from flashinfer_bench.bench.runner.workers.worker_handle import WorkerProcess
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.errors import FlashInferBenchError, WorkloadFault
 from flashinfer_bench.examine.inspect.tool_runs import DONE, LINE_INFO, STEPS, WORK, StepDone, ToolStep
 from flashinfer_bench.sandbox.namespaces import has_own_network
 
 LOAD_LIMIT_S: Final = 300.0
-"""Seconds in which the solution has to be imported: it may compile then."""
+"""Seconds that the import of the solution can take; it may compile code."""
 CALLER: Final = "flashinfer_bench.worker.one_call"
 MOST_OUTCOME_BYTES: Final = 1 << 20
 KEPT_BYTES: Final = 16 << 20
 """Bytes of output kept from each end."""
 POLL_S: Final = 1.0
+"""Seconds between two checks of whether a program has ended."""
 NO_NETWORK: Final = (
     "the programs of the tool speak over a network of their own, and a process cannot have one here; with "
     "--sandbox off they use the machine's, and the solution has no walls"
@@ -50,28 +51,28 @@ NO_NETWORK: Final = (
 
 
 class Session(DeviceSession):
-    """Runs the steps of `tool_runs` for each job; no job has a verdict."""
+    """Runs the steps of `run_tool` for each job. A job gets no verdict."""
 
     def expect(self, *_arguments: Any) -> None:
         """Start no worker ahead."""
 
     def lacks_baseline(self, *_arguments: Any) -> bool:
-        """Want no reference."""
+        """Return False: the reference is not needed."""
         return False
 
-    def run_job(self, block: BlockContext, order: BlockJob) -> JobFault:
+    def run_job(self, request: RequestContext, requested: RequestedJob) -> JobFault:
         """Run the steps."""
-        job = block.open_job(order)
+        job = request.open_job(requested)
         self._say(job, "inspect")
         problem = "inspected"
-        assert self._hello.tool is not None
-        folder = Path(self._hello.tool[1])
+        assert self._session_config.tool is not None
+        folder = Path(self._session_config.tool[1])
         try:
             found = self._inspect(job, folder)
             (folder / DONE).write_text(json.dumps([asdict(done) for done in found]), encoding="utf-8")
         except FlashInferBenchError as error:
             problem = str(error)
-        return JobFault(job=order.index, message=problem, retry=False)
+        return JobFault(job=requested.index, message=problem, retry=False)
 
     def _inspect(self, job: JobContext, folder: Path) -> list[StepDone]:
         """Make the inputs, load the solution, and run the programs.
@@ -82,7 +83,7 @@ class Session(DeviceSession):
         solution = job.solution
         if solution.build_error is not None:
             raise FlashInferBenchError(f"it cannot be built: {solution.build_error}")
-        if self._hello.has_walls and not has_own_network():
+        if self._session_config.has_walls and not has_own_network():
             raise FlashInferBenchError(NO_NETWORK)
         steps = [ToolStep(**one) for one in json.loads((folder / STEPS).read_text(encoding="utf-8"))]
         policies = self._pool.policies
@@ -90,13 +91,13 @@ class Session(DeviceSession):
         given = folder / "given"
         work = folder / "work"
         outcome = work / "outcome.json"
-        # What it compiles while it runs has other flags than in runs, and is kept apart.
+        # Code that it compiles at run time has other flags than in runs, so it is cached apart.
         digest = digest_of({"inspect": solution.digest})
         files = SolutionFiles(digest, Path(solution.directory) if solution.directory else None)
-        order = self._pool.order_for(files, folder / "home", given)
+        request = self._pool.order_for(files, folder / "home", given)
         given.mkdir(exist_ok=True)
         work.mkdir()
-        if (sandbox := order.get("sandbox")) is not None:
+        if (sandbox := request.get("sandbox")) is not None:
             program = steps[0].argv[0]
             tools = (str(Path(path).parent) for path in (program, os.path.realpath(program)))
             sandbox["readable"] = [*sandbox["readable"], *(tool for tool in tools if not is_too_wide(tool))]
@@ -107,16 +108,16 @@ class Session(DeviceSession):
         self._write_inputs(job, given / "values.pt")
         artifact = find_artifact(solution, lambda: Path(tempfile.mkdtemp(dir=given)))
         call = {
-            **place_of(policies.hand_over(artifact, given)),
+            **location_of(policies.hand_over(artifact, given)),
             "device": "cuda:0" if self._is_gpu else "cpu",
             "values": str(given / "values.pt"),
             "outcome": str(outcome),
             "style": {True: "dps", False: "value", None: None}[solution.declared_style],
         }
         (given / "path").mkdir()
-        (given / "path" / PACKAGE.name).symlink_to(PACKAGE)  # the folder around it need not be readable
+        (given / "path" / PACKAGE.name).symlink_to(PACKAGE)  # the folder around it may not be readable
         environment = {
-            **order["environment"],
+            **request["environment"],
             **policies.environment(digest),
             "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
             "NVCC_APPEND_FLAGS": f"{os.environ.get('NVCC_APPEND_FLAGS', '')} {LINE_INFO}".strip(),
@@ -132,7 +133,7 @@ class Session(DeviceSession):
                 file = given / "call.json"
                 file.write_text(json.dumps({**call, "warm_up_calls": step.warm_up_calls}), encoding="utf-8")
                 argv += [sys.executable, "-m", CALLER, str(file)]
-            own = {**order, "program": argv, "environment": environment | step.environment}
+            own = {**request, "program": argv, "environment": environment | step.environment}
             done = run_program(self._pool.server, step.name, own, folder / "home", step.limit_s)
             return replace(done, error=read_error(outcome)) if step.calls else done
 
@@ -147,16 +148,16 @@ class Session(DeviceSession):
         return found
 
     def _write_inputs(self, job: JobContext, file: Path) -> None:
-        """Make inputs as a run does, and write them to a file, with outputs that have shapes and types alone.
+        """Make inputs as a run does, and write them to a file, with the shapes and dtypes of the outputs.
 
         Raises:
             WorkloadFault: inputs cannot be made, or shapes of outputs are unknown.
         """
-        definition = job.block.definition
-        maker = InputMaker(definition, job.workload, self._device, Path(job.order.blob_root))
+        definition = job.request.definition
+        maker = InputMaker(definition, job.workload, self._device, Path(job.requested.blob_root))
         try:
-            made = maker.make(job.order.seed)
-        except Exception as error:  # code of the set's own may make them
+            made = maker.make(job.requested.seed)
+        except Exception as error:  # code of the set may make them
             raise WorkloadFault(f"the inputs cannot be made: {error}") from None
         values = [one.detach().contiguous().cpu() if isinstance(one, torch.Tensor) else one for one in made]
         outputs = [torch.empty(one.shape, dtype=one.dtype, device="meta") for one in job.output_specs()]
@@ -164,19 +165,19 @@ class Session(DeviceSession):
         file.chmod(0o644)
 
 
-def run_program(server: socket.socket, name: str, order: dict[str, Any], home: Path, limit_s: float) -> StepDone:
-    """Run the order's `program` in a worker's place; nothing of it is left when this returns.
+def run_program(server: socket.socket, name: str, request: dict[str, Any], home: Path, limit_s: float) -> StepDone:
+    """Run the request's `program` instead of a worker. All of its processes have ended when this returns.
 
     Args:
         server: the socket of the fork server.
-        name: of the step.
-        order: as a worker's: environment, sandbox, memory limit.
-        home: a folder of the program's own, made here and removed at the end.
+        name: the name of the step.
+        request: the same fields as a worker's: environment, sandbox, memory limit.
+        home: the program's private folder, made here and removed at the end.
         limit_s: seconds until the program is ended.
     """
     deadline = time.monotonic() + limit_s
     log = BoundedLog(head_bytes=KEPT_BYTES, tail_bytes=KEPT_BYTES)
-    with WorkerProcess(server, order, home, log=log) as program:
+    with WorkerProcess(server, request, home, log=log) as program:
         program.deafen()
         while not program.has_ended and (left_s := deadline - time.monotonic()) > 0:
             select.select([program], [], [], min(POLL_S, left_s))
@@ -188,9 +189,9 @@ def run_program(server: socket.socket, name: str, order: dict[str, Any], home: P
 
 
 def read_error(file: Path) -> str:
-    """Return the solution's exception, as its process wrote it; that may have written anything."""
+    """Return the solution's exception, as its process wrote it. The content of the file is not trusted."""
     try:
-        reported = json.loads(read_whole(file, MOST_OUTCOME_BYTES))
+        outcome = json.loads(read_whole(file, MOST_OUTCOME_BYTES))
     except (OSError, ValueError, RecursionError):
         return ""
-    return str(reported.get("error", "")) if isinstance(reported, dict) else ""
+    return str(outcome.get("error", "")) if isinstance(outcome, dict) else ""

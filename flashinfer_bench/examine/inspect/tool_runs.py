@@ -1,4 +1,4 @@
-"""Has the programs of a plan run on one call: an ordinary run of one job, in a session of ours (`session.py`)."""
+"""Runs a tool's programs on one call of a solution: an ordinary run of one job, in our own session (`session.py`)."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from flashinfer_bench.errors import DataSetError, FlashInferBenchError, Misuse
 SESSION: Final = "flashinfer_bench.examine.inspect.session"
 STEPS, DONE = "steps.json", "done.json"
 LINE_INFO: Final = "-lineinfo"
-"""nvcc's flag for lines beside instructions; it changes no code."""
+"""nvcc's flag for line numbers of instructions; it changes no code."""
 FURTHER_S: Final = 900.0
-"""Seconds that the session may take besides the programs: it makes inputs, and imports the solution, which may compile.
+"""Seconds that the session can take besides the programs: it makes inputs, and imports the solution, which may compile.
 """
 WORK: Final = "{work}"
-"""In an argument: the folder that programs write to and read from."""
+"""Stands in an argument for the folder that programs write to and read from."""
 USUAL_FOLDERS: Final = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute/bin")
 """Folders of the tools, searched after $PATH and the CUDA toolkit."""
 CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -42,11 +42,12 @@ class ToolStep:
 
     name: str
     argv: list[str]
-    """Its command; if it is to call the solution, the command that does so follows."""
+    """Its command. If `calls`, the command that calls the solution is appended."""
     calls: bool
+    """Whether it calls the solution."""
     limit_s: float
     warm_up_calls: int = 0
-    """Calls before the one that is inspected; below 0, the solution is imported only."""
+    """Calls before the inspected call; below 0, the solution is imported only."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables besides those of a worker."""
 
@@ -59,14 +60,14 @@ class StepDone:
     text: str
     """Its output, of both streams."""
     ended: str = ""
-    """How it ended, in words; empty if it ended by itself with 0."""
+    """How it ended, in words; empty if it exited with 0."""
     error: str = ""
-    """The solution's exception; empty if there was none, or none is known."""
+    """The solution's exception; empty if no exception is known."""
 
 
 @dataclass(frozen=True)
 class Inspected:
-    """What the programs said of a call."""
+    """The outputs of the programs on one call."""
 
     job: Job
     device: str
@@ -89,25 +90,25 @@ def run_tool(
     seed: int | None = None,
     cache: Path | None = None,
     temporary: Path | str | None = None,
-    tell: Callable[[str], object] = lambda _line: None,
+    progress: Callable[[str], object] = lambda _line: None,
 ) -> Inspected:
     """Run the programs of a tool on one call of a solution.
 
     Args:
-        trace_set: holds the definition, and what is named.
+        trace_set: holds the definition, and the named solution and workload.
         solution: a solution, a name, or a JSON file.
-        workload: a workload, a uuid or the unique start of one, or a JSON file.
+        workload: a workload, a uuid or its unique beginning, or a JSON file.
         steps: the programs of a tool, run in order until one that does not call the solution fails.
         device: the GPU.
-        definition: its name; None for the solution's.
-        sandbox: how far the solution is confined.
-        seed: of the inputs; None for one that is always the same.
-        cache: the folder of what is built; None for the user's.
+        definition: its name; None for the definition of the solution.
+        sandbox: the level of the sandbox.
+        seed: the seed of the inputs; None for a fixed seed.
+        cache: the folder of builds; None for the user's cache.
         temporary: the folder of temporary files; None for the system's.
-        tell: gets lines for people meanwhile.
+        progress: receives each line of progress.
 
     Raises:
-        ConfigError: a name is unknown, or the sandbox that is asked for cannot be had.
+        ConfigError: a name is unknown, or the requested sandbox is not available.
         DataSetError: a file cannot be used, or the solution cannot run here.
         FlashInferBenchError: the solution cannot be built or loaded, or its inputs cannot be made.
     """
@@ -150,7 +151,7 @@ def run_tool(
         engine.context.tool = SESSION, str(folder)
         for event in engine.run(plan, save_results=False):
             if isinstance(event, Notice):
-                tell(event.message)
+                progress(event.message)
             elif isinstance(event, JobFaulted):
                 problem = event.message
         if not (folder / DONE).exists():
@@ -163,7 +164,7 @@ def run_tool(
 
 
 def with_line_info(solution: Solution) -> Solution:
-    """Return a CUDA solution whose kernels know their lines; any other as it is."""
+    """Return a CUDA solution built with line numbers; return any other solution unchanged."""
     if solution.spec.language.value != "cuda":
         return solution
     options = solution.spec.compile_options or CompileOptions()
@@ -177,10 +178,10 @@ def find_tool(name: str, given: str | None = None) -> Path:
 
     Args:
         name: "ncu" or "compute-sanitizer".
-        given: the name or path that the user gave.
+        given: the user's name or path of the program.
 
     Raises:
-        Misuse: it is not here.
+        Misuse: the program was not found.
     """
     homes = (f"{os.environ[home]}/bin" for home in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(home))
     folders = [os.environ.get("PATH", os.defpath), *homes, *USUAL_FOLDERS]
@@ -195,11 +196,11 @@ def find_tool(name: str, given: str | None = None) -> Path:
 
 
 def find_gpu(name: str | None) -> Device:
-    """Return the GPU of that name, or the first one.
+    """Return the GPU of that name, or the first GPU.
 
     Raises:
-        ConfigError: there is none of that name.
-        Misuse: there is none at all.
+        ConfigError: no GPU has that name.
+        Misuse: the machine has no usable GPU.
     """
     device = discover_devices(None if name is None else [name])[0]
     if device.kind == "cpu":
@@ -208,7 +209,7 @@ def find_gpu(name: str | None) -> Device:
 
 
 def make_document(tool: str, done: Inspected, **found: Any) -> dict[str, Any]:
-    """Return what a tool found as JSON-able values, with what was inspected."""
+    """Return a tool's results as JSON-able values, with the names of the inspected call."""
     job = done.job
     return {
         "tool": tool,
@@ -222,17 +223,17 @@ def make_document(tool: str, done: Inspected, **found: Any) -> dict[str, Any]:
 
 
 def render_document(document: Mapping[str, Any], lines: Iterable[str]) -> str:
-    """Return lines about a document below its title, without characters that steer a terminal."""
+    """Return the title of a document and the lines below it, without control characters."""
     names = f"{document['solution']} on {document['definition']}, workload {document['workload']}"
     notes = [f"note: {note}" for note in document["notes"]]
     return plain("\n".join([f"{document['tool']}: {names}, {document['device']}", *lines, *notes, ""]))
 
 
 def plain(text: str) -> str:
-    """Return a text without characters that steer a terminal: a solution can print them."""
+    """Return a text without control characters, because a solution can print them."""
     return CONTROL.sub("?", text)
 
 
 def indent(text: str) -> str:
-    """Return what a program said, as part of a message."""
+    """Return a program's output, indented for a message."""
     return "\n".join(f"  {line}" for line in text.strip().splitlines())

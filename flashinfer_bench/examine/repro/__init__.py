@@ -1,6 +1,6 @@
-"""A failure in files: a job is judged once more, and the call that decides is written down with a script.
+"""Writes a failure to files: judges a job once more, and writes the deciding call and a script.
 
 start.py     runs the job in an ordinary `Benchmark`, and writes sources and script
-capture.py   the session (`Hello.tool`): its evaluator is wrapped; it writes the call: tensors, facts, map
-standalone.py   the script; it needs torch and copies of the files that compare outputs
+capture.py   the session (`SessionConfig.tool`), which writes the call: tensors, metadata, map of errors
+standalone.py   the script; it needs torch, and copies of the modules that compare outputs
 """

@@ -1,7 +1,7 @@
-"""Writes down the call that decides a verdict: a session that keeps it (`Hello.tool`).
+"""A session that writes the call that decides a verdict to files (`SessionConfig.tool`).
 
 The folder gets `inputs`, `expected` and `got` as safetensors, `call.json` and `map.txt`. If no single call decided, the
-inputs are those of the first trial, and nothing is got.
+inputs are those of the first trial, and `got` is empty.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from flashinfer_bench.bench.evaluators.compare.outputs import find_failing
 from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import JudgedCall, Rejected
-from flashinfer_bench.bench.runner.protocol import BlockJob, JobFault
+from flashinfer_bench.bench.runner.protocol import JobFault, RequestedJob
 from flashinfer_bench.bench.runner.session.device_session import DeviceSession
-from flashinfer_bench.bench.runner.session.job import BlockContext, JobContext, JobResult
+from flashinfer_bench.bench.runner.session.job import JobContext, JobResult, RequestContext
 from flashinfer_bench.data import Definition
 
 STORED: Final = frozenset({"float64", "float32", "float16", "bfloat16", "bool", "uint8", "int8", "int32", "int64"})
 """Tensors of other dtypes are stored as bytes."""
 MAP_LINES, MAP_SIGNS = 24, 64
-"""Lines of a map, and signs of a line, at most; each sign stands for a block of elements."""
+"""Most lines of a map, and most characters of a line. Each character stands for a block of elements."""
 LEGEND: Final = ". right, - few, + many, # all wrong"
 SIGNS: Final = ((0.0, "."), (0.1, "-"), (0.9, "+"), (1.0, "#"))
 """Largest share of a block that fails → its sign."""
 
 
 class Session(DeviceSession):
-    """Judges, and writes down the call that decided."""
+    """Judges a job, and writes the deciding call."""
 
-    def run_job(self, block: BlockContext, order: BlockJob) -> JobResult | JobFault:
-        """Judge a job, and write a call down, if there are inputs."""
-        job = block.open_job(order)
-        result = super().run_job(block, order)
+    def run_job(self, request: RequestContext, requested: RequestedJob) -> JobResult | JobFault:
+        """Judge a job, and write a call if there are inputs."""
+        job = request.open_job(requested)
+        result = super().run_job(request, requested)
         if isinstance(result, JobResult) and job.baseline is not None:
             call = JudgedCall(job.baseline.inputs[0], [], job.baseline.outputs[0])
             evidence = None
@@ -49,11 +49,11 @@ class Session(DeviceSession):
         return result
 
     def _write(self, job: JobContext, call: JudgedCall, evidence: Any) -> None:
-        """Write a call, and the metadata that the script needs."""
-        assert self._hello.tool is not None
-        folder = Path(self._hello.tool[1])
-        definition = job.block.definition
-        judge = job.block.evaluator
+        """Write a call, and the metadata for the script."""
+        assert self._session_config.tool is not None
+        folder = Path(self._session_config.tool[1])
+        definition = job.request.definition
+        judge = job.request.evaluator
         compares = judge.judges_calls_alone and getattr(judge, "compares_elements", lambda _: False)(definition)
         tolerance = judge.tolerance(job.config) if issubclass(judge, DefaultEvaluator) else Tolerance(0.0, 0.0)
         style = self._styles.get(job.solution.digest)
@@ -62,7 +62,7 @@ class Session(DeviceSession):
             "compares": compares,
             "tolerance": asdict(tolerance),
             "evidence": evidence,
-            "device": self._hello.device,
+            "device": self._session_config.device,
             **save_call(folder, definition, call),
         }
         (folder / "call.json").write_text(json.dumps(metadata, indent=2, default=str) + "\n", encoding="utf-8")
@@ -90,7 +90,7 @@ def save_call(folder: Path, definition: Definition, call: JudgedCall) -> dict[st
 
 
 def draw_map(name: str, expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> str:
-    """Return which rows and columns of an output fail, as a small map with a line that says what it shows."""
+    """Return a small text map of the failing rows and columns of an output, below a headline and a legend."""
     failing = find_failing(expected, got, tolerance)
     count = int(failing.sum())
     head = f"{name} {list(expected.shape)}: {count} of {failing.numel()} elements fail"
@@ -100,12 +100,12 @@ def draw_map(name: str, expected: torch.Tensor, got: torch.Tensor, tolerance: To
     height, width = rows.shape
     hit = int(rows.any(dim=1).sum()), int(rows.any(dim=0).sum())
     lines = [f"{head}, in {hit[0]} of {height} rows and {hit[1]} of {width} columns", LEGEND]
-    # A single long row is folded: one stretch of it below the other.
+    # A single long row is wrapped over several lines.
     signs = min(width, MAP_SIGNS * (MAP_LINES if height == 1 else 1))
     shares = torch.nn.functional.adaptive_avg_pool2d(rows[None].float(), (min(height, MAP_LINES), signs))[0]
     parts = [part for row in shares for part in row.split(MAP_SIGNS)]
-    places = [at * height // len(parts) if height > 1 else at * MAP_SIGNS * width // signs for at in range(len(parts))]
-    for place, part in zip(places, parts, strict=True):
+    starts = [at * height // len(parts) if height > 1 else at * MAP_SIGNS * width // signs for at in range(len(parts))]
+    for start, part in zip(starts, parts, strict=True):
         drawn = (next(sign for most, sign in SIGNS if share <= most) for share in part.tolist())
-        lines.append(f"{place:>8} {''.join(drawn)}")
+        lines.append(f"{start:>8} {''.join(drawn)}")
     return "\n".join([*lines, ""])

@@ -1,12 +1,13 @@
-"""Shows a failure that `flashinfer-bench repro` wrote down. It needs torch and nothing else.
+"""Reproduces a failure that `flashinfer-bench repro` wrote. It needs only torch.
 
     python repro.py             calls the solution in this process, on the inputs beside this file, and compares
-    python repro.py --recorded  compares what it returned when it was judged
+    python repro.py --recorded  compares the outputs that it returned when it was judged
 
-If a file below `solution/` was changed since, only what it returns now counts: mend it until this ends with 0.
-Outputs of samplers and indexers cannot be compared one by one: then flashinfer-bench has to be installed, and the trace
-set in its place, and a run judges the solution. Else its code runs here with all that you may do: read it first.
-Exit code: 1 the failure shows, 0 it does not, 2 it could not be looked for.
+The solution's code runs here without a sandbox, with all of your rights: read it first.
+If you change a file below `solution/`, only its new outputs count: repair it until this exits with 0.
+Outputs of samplers and indexers cannot be compared element by element. Then a run in the sandbox judges the solution;
+this needs flashinfer-bench, and the trace set at its old path.
+Exit code: 1 the failure shows, 0 it does not, 2 it could not be checked.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def load(name: str, call: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors of a safetensors file by name, with the dtypes that they had."""
+    """Return the tensors of a safetensors file by name, with their original dtypes."""
     found = {}
     data = bytearray((HERE / f"{name}.safetensors").read_bytes())
     start = 8 + int.from_bytes(data[:8], "little")
@@ -71,21 +72,21 @@ def call_solution(call: Any, expected: dict[str, torch.Tensor]) -> dict[str, tor
 
 
 def find_reasons(name: str, expected: torch.Tensor, got: torch.Tensor, call: Any) -> list[str]:
-    """Say why an output is wrong: by its form, by the tolerance, and by the norm that decided."""
+    """Return why an output is wrong: its shape or dtype, the tolerance, or the norm that decided."""
     if got.shape != expected.shape or got.dtype != expected.dtype:
         return [f"{list(got.shape)} {got.dtype}, expected {list(expected.shape)} {expected.dtype}"]
     reasons = []
     norms = measure_norms(expected, got)
     evidence = call["evidence"]
-    if "limit" not in evidence or "regime" not in evidence:  # else the tolerance says nothing of such inputs
+    if "limit" not in evidence or "regime" not in evidence:  # the tolerance does not hold for stress cases
         reasons.append(compare(expected, got, Tolerance(**call["tolerance"]), output=name).problem())
     if norms is not None and evidence.get("output") == name and "limit" in evidence:
         row = evidence.get("row")
         share = norms.share() if row is None else float(norms.shares()[row])
         if share > evidence["limit"]:
             where = "the whole output" if row is None else f"row {row}"
-            reported = f"{name}: the error of {where} has {share:.3g} times the norm of what was expected"
-            reasons.append(f"{reported}, {evidence['limit']:g} is allowed")
+            reason = f"{name}: the error of {where} has {share:.3g} times the norm of what was expected"
+            reasons.append(f"{reason}, {evidence['limit']:g} is allowed")
     return [reason for reason in reasons if reason]
 
 
@@ -99,13 +100,13 @@ def show(title: str, expected: dict[str, torch.Tensor], got: dict[str, torch.Ten
 
 
 def is_changed(sources: dict[str, str]) -> bool:
-    """Tell whether a source of the solution is another than the one that was judged."""
+    """Return whether a source of the solution differs from the judged source."""
     files = [(HERE / "solution" / path, text.encode("utf-8")) for path, text in sources.items()]
     return any(not file.is_file() or file.read_bytes() != text for file, text in files)
 
 
 def ask_judge(command: list[str]) -> int:
-    """Have the package judge the solution anew on the same inputs; return the exit code."""
+    """Have the package judge the solution again on the same inputs; return the exit code."""
     if importlib.util.find_spec("flashinfer_bench") is None:
         print("outputs of this kind cannot be compared one by one: install flashinfer-bench here, too")
         return 2
@@ -115,9 +116,9 @@ def ask_judge(command: list[str]) -> int:
 
 
 def main() -> int:
-    """Call, compare, tell."""
+    """Call the solution, compare, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recorded", action="store_true", help="compare what the solution returned when it was judged")
+    parser.add_argument("--recorded", action="store_true", help="compare the outputs of the judged call")
     is_recorded = parser.parse_args().recorded
     call = json.loads((HERE / "call.json").read_text(encoding="utf-8"))
     print(f"{call['title']}: {call['status']}\n{call['message']}\n", flush=True)

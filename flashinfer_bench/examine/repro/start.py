@@ -1,4 +1,4 @@
-"""The host's side: has a job judged once more by an ordinary run whose evaluator is wrapped, and adds the script."""
+"""The host's side: judges a job once more in an ordinary run, in the session of `capture.py`, and writes the script."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from flashinfer_bench.data.store.pack import unpack_solution
 from flashinfer_bench.errors import Fault
 
 QUICK: Final = {"profile_baseline": False, "time_budget_s": 1.0, "baseline_budget_s": 1.0, "confirm": False}
-"""Settings of the run. It times the solution, since some failures show in timed calls alone."""
+"""Settings of the run. It times the solution, because some failures show only in timed calls."""
 CAPTURE: Final = "flashinfer_bench.examine.repro.capture"
 COPIED: Final = ("compare.tolerance", "compare.outputs", "compare.packed", "integrity.norms")
-"""Modules of `bench/evaluators/` that the script has copies of, as `judge/…`."""
+"""Modules of `bench/evaluators/` that are copied for the script, to `judge/…`."""
 
 
 def reproduce(
-    engine: Benchmark, job: Job, folder: Path, tell: Callable[[str], object] = lambda _line: None
+    engine: Benchmark, job: Job, folder: Path, progress: Callable[[str], object] = lambda _line: None
 ) -> Evaluation:
-    """Judge a job once more, and write the call that decided to a folder; return the verdict.
+    """Judge a job once more, and write the deciding call to a folder; return the verdict.
 
     Args:
-        engine: of the trace set, with the settings `QUICK`.
+        engine: the engine of the trace set, with the settings `QUICK`.
         job: the job.
         folder: an empty folder.
-        tell: gets lines for people meanwhile.
+        progress: receives each line of progress.
 
     Raises:
         Fault: the job cannot be judged, or the solution was not called.
@@ -42,7 +42,7 @@ def reproduce(
         if isinstance(event, JobFaulted):
             raise Fault(event.message)
         if isinstance(event, Notice):
-            tell(event.message)
+            progress(event.message)
         if isinstance(event, JobFinished):
             traces.append(event.trace)
     file = folder / "call.json"
@@ -73,8 +73,8 @@ def reproduce(
         source = Path(evaluators.__file__).parent.joinpath(*name.split(".")).with_suffix(".py")
         texts[f"judge/{source.name}"] = source.read_text(encoding="utf-8")
     (folder / "judge").mkdir()
-    for place, text in texts.items():
+    for path, text in texts.items():
         for name in COPIED:
             text = text.replace(f"from {evaluators.__name__}.{name} ", f"from judge.{name.partition('.')[2]} ")
-        (folder / place).write_text(text, encoding="utf-8")
+        (folder / path).write_text(text, encoding="utf-8")
     return evaluation

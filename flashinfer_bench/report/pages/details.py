@@ -17,7 +17,7 @@ from flashinfer_bench.report.intervals import interval_of
 from flashinfer_bench.report.pages.texts import colour, id_of
 from flashinfer_bench.report.ranking import FAST_P, rank_by_author, roofline_share_of, speedup_of
 from flashinfer_bench.report.summary import SummaryRow, summarise_results
-from flashinfer_bench.report.timing import MEANINGS, QUICK, marks_of_run
+from flashinfer_bench.report.timing import MEANINGS, QUICK, run_flags
 from flashinfer_bench.report.verdict import caveat_in, reason_of
 from flashinfer_bench.roofline.peaks import find_peak
 from flashinfer_bench.roofline.workloads import cost_of_workload
@@ -64,7 +64,8 @@ def _describe_row(row: SummaryRow, items: Sequence[Result]) -> dict[str, Any]:
 
 
 def describe_definition(trace_set: TraceSet, name: str, results: Sequence[Result]) -> dict[str, Any]:
-    """Return the data of a definition's page. The set need not have the definition: traces may be all there is."""
+    """Return the data of a definition's page. The definition may be missing in the set; then only its traces are
+    shown."""
     definition = trace_set.definitions.get(name)
     workloads = {trace.workload.uuid: trace.workload for trace in trace_set.workloads.get(name, [])}
     for result in results:
@@ -90,19 +91,19 @@ def describe_definition(trace_set: TraceSet, name: str, results: Sequence[Result
                 "id": id_of(name, solution),
                 "name": solution,
                 "author": items[0].author,
-                "h": hardware.index(place),
+                "h": hardware.index(device),
                 "rows": [
                     [order[item.workload], item.status, *_numbers(item), item.is_ranked, item.standing]
                     for item in items
                 ],
             }
-            for (solution, place), items in group(results, attrgetter("solution", "hardware")).items()
+            for (solution, device), items in group(results, attrgetter("solution", "hardware")).items()
         ],
     }
 
 
 def describe_solution(solution: Solution | None, results: Sequence[Result]) -> dict[str, Any]:
-    """Return the data of a solution's page. The set need not have the solution."""
+    """Return the data of a solution's page. The solution may be missing in the set."""
     first = results[0]
     logs: dict[str, int] = {}
     text = None
@@ -122,7 +123,7 @@ def describe_solution(solution: Solution | None, results: Sequence[Result]) -> d
 
 
 def _numbers(item: Result) -> list[float | None]:
-    """Return latency, its interval, speed-up and share of the roofline; nothing if the time means nothing."""
+    """Return latency, its interval, speed-up and share of the roofline; empty if the time is not meaningful."""
     interval = interval_of(item)
     bounds = (interval.low_ms, interval.high_ms) if interval is not None else (None, None)
     numbers = [item.latency_ms, *bounds, item.speedup, item.reported.roofline.share]
@@ -141,7 +142,7 @@ def _describe_verdict(result: Result, logs: dict[str, int]) -> dict[str, Any]:
     latency, low, high, speedup, share = _numbers(result)
     reference = result.reference_ms if measured.meaningful else None
     libraries = list(evaluation.environment.libs.items())[:MOST_CHIPS]
-    flags = [*measured.flags, *marks_of_run(result.reported.run)][:MOST_CHIPS]
+    flags = [*measured.flags, *run_flags(result.reported.run)][:MOST_CHIPS]
     return {
         "w": result.workload,
         "axes": ", ".join(f"{name}={size}" for name, size in result.trace.workload.axes.items()),

@@ -1,4 +1,4 @@
-"""Writes the folder: one page, its scripts, and data by definition and solution, which it loads when it needs them.
+"""Writes the folder: one page, its scripts, and data by definition and solution, which the page loads on demand.
 
 index.html                 the page; its policy lets it load scripts and styles of the folder, and nothing else
 assets/                    scripts, style, the chart library with its licence
@@ -30,7 +30,7 @@ from flashinfer_bench.report.pages.texts import id_of, to_script
 from flashinfer_bench.report.verdict import to_one_line
 
 MARKER: Final = "flashinfer-bench-report"
-"""A folder whose index.html has this word was written by this file, and may be written again."""
+"""Marker in index.html of a folder that this module wrote and may replace."""
 
 
 @collector_paused()
@@ -45,14 +45,14 @@ def write_site(
     """Write the pages of a set's latest verdicts; return the numbers of definitions, solutions and verdicts.
 
     Args:
-        folder: a new or an empty one, or one that holds such pages. No link in it is followed.
-        trace_set: where definitions and solutions are looked up.
-        traces: what is shown.
-        title: what the pages are called.
-        baseline_author: whose solutions authors are ranked against; None for the reference.
+        folder: a new or empty folder, or a folder with such pages. No link in it is followed.
+        trace_set: the set with the definitions and solutions.
+        traces: the traces to show.
+        title: title of the pages.
+        baseline_author: author whose solutions are the baseline of the ranking; None for the reference.
 
     Raises:
-        DataSetError: the folder holds something else.
+        DataSetError: the folder has other content.
         Misuse: the baseline author has no verdict.
         OSError: a file cannot be written.
     """

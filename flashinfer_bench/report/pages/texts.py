@@ -1,4 +1,4 @@
-"""Texts of authors as a page may have them: cut, without characters that steer; and the scripts that hold them."""
+"""Converts authors' texts for a page: truncated, without control characters; and the scripts with the data."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from pygments.lexers import CudaLexer, PythonLexer
 from pygments.token import STANDARD_TYPES
 
 MOST_TEXT: Final = 64_000
-"""Characters of a text on a page; the trace set has the rest."""
+"""Largest number of characters of a text on a page. The trace set has the whole text."""
 MOST_COLOURED: Final = 40_000
-"""Characters of a source that has colours: lexers are slow on strange texts."""
+"""Longest highlighted source, in characters. Lexers are slow on unusual texts."""
 KINDS: Final = {"nf": "f", "fm": "f", "nc": "f", "nd": "d", "nb": "b", "bp": "b", "ow": "k"}
-"""Short names of tokens and their kinds; comments, keywords, strings and numbers have their first letter."""
+"""Short names of tokens and their kinds. Comments, keywords, strings and numbers have their first letter."""
 LEXERS: Final = {"py": PythonLexer, **dict.fromkeys(("cu", "cuh", "cpp", "cc", "h", "hpp"), CudaLexer)}
 
 
 def id_of(*names: str) -> str:
-    """Return 16 digits that stand for names in file names and links, so that no name leads out of the folder."""
-    text = json.dumps(names)  # escapes what UTF-8 does not have
+    """Return a 16-digit id of names for file names and links, so that a name cannot lead out of the folder."""
+    text = json.dumps(names)  # escapes characters that UTF-8 does not have
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def clean(value: Any) -> Any:
-    """Return data as pages have it: texts cut, characters that steer as escapes, numbers with six digits."""
+    """Return data for a page: texts truncated, control characters escaped, numbers with six digits."""
     if isinstance(value, str):
         shown = value[:MOST_TEXT]
         cut = f"\n… cut: {len(value) - MOST_TEXT:,} more characters" if len(value) > MOST_TEXT else ""
@@ -42,7 +42,7 @@ def clean(value: Any) -> Any:
 
 
 def colour(path: str, source: str) -> list[list[str]]:
-    """Return the pieces of a source as [kind, text]: the page writes them as text, and no markup is made of them."""
+    """Return the pieces of a source as [kind, text]. The page writes them as text, never as markup."""
     lexer = LEXERS.get(path.rpartition(".")[2].lower())
     if lexer is None or len(source) > MOST_COLOURED:
         return [["", source]]
@@ -53,7 +53,7 @@ def colour(path: str, source: str) -> list[list[str]]:
 
 
 def to_script(key: str, data: Any) -> str:
-    """Return a script that holds data under a key: ASCII alone, and nothing in it can end a script or a string."""
+    """Return a script with data under a key. It is pure ASCII, and the data cannot end a script or a string."""
     literal = json.dumps(msgspec.json.encode(clean(data)).decode())
     for sign in "<>&":
         literal = literal.replace(sign, f"\\u{ord(sign):04x}")

@@ -1,1 +1,1 @@
-"""One case of a routine: its words, and the definition, workload and solutions that are made of it."""
+"""One case of a routine: its declarations, and the definition, workload and solutions generated from it."""

@@ -1,7 +1,7 @@
-"""The words of the routines: a flag, a routine, and the case that a routine makes of flags. Frozen values, no torch.
+"""Declarations of the routines: a flag, a routine, and the case that a routine makes of flags. Frozen, without torch.
 
-Inputs whose values a case decides itself, such as lengths and page tables, come from `stored`. Random ones of these
-come from `--random_seed`, so that equal flags give an equal case.
+A case decides the values of some inputs, such as lengths and page tables; these come from `stored`. Random values among
+them come from `--random_seed`, so that equal flags give an equal case.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["int", "float", "text", "file", "switch"]
 TORCH: Final = "torch"
-"""The backend that every routine has: its reference."""
+"""The backend of every routine: its reference."""
 DTYPES: Final = {
     "bfloat16": "bfloat16",
     "float16": "float16",
@@ -32,7 +32,7 @@ DTYPES: Final = {
     "fp8_e4m3": "float8_e4m3fn",
     "fp8_e5m2": "float8_e5m2",
 }
-"""A dtype as flags spell it → as definitions spell it."""
+"""Spelling of a dtype in flags → its spelling in definitions."""
 HALF: Final = ("bfloat16", "float16")
 FP8: Final = ("fp8_e4m3", "fp8_e5m2")
 
@@ -52,7 +52,7 @@ class Flag:
     """The smallest and the largest number that the flag takes."""
 
     def why_not(self, value: Any) -> str | None:
-        """Say why the flag does not take a number; None where it does, and for flags of text."""
+        """Return why a number is invalid for the flag; None if it is valid, or the flag takes text."""
         is_outside = self.kind in ("int", "float") and not self.least <= value <= self.most
         return f"{value} must be from {self.least} to {self.most}" if is_outside else None
 
@@ -61,14 +61,14 @@ size = partial(Flag, "int", required=True)
 whole = partial(Flag, "int")
 from_zero = partial(Flag, "int", default=0, least=0)
 real = partial(Flag, "float", least=1e-30, most=1e30)
-"""Beyond these numbers a float32 product or quotient becomes 0 or infinite, and only NaN would be compared."""
+"""Beyond this range float32 products and quotients become 0 or infinite, so outputs would be NaN."""
 word = partial(Flag, "text")
 switch = partial(Flag, "switch", default=False)
 PDL: Final = switch("enable_pdl", "programmatic dependent launch")
 
 
 def direct(function: str, *arguments: str, **options: object) -> str:
-    """Return the text of a call of the library's on inputs, and outputs if they are named."""
+    """Return the text of a call of the library on inputs, and on named outputs."""
     return f"{function}({', '.join([*arguments, *(f'{name}={value!r}' for name, value in options.items())])})"
 
 
@@ -80,36 +80,36 @@ class Tensor:
     shape: str | None
     """Axes and numbers with spaces between; None for a Python number."""
     value: npt.NDArray[Any] | float | None = None
-    """The values of an input; None for values that are drawn from the seed."""
+    """The values of an input; None for random values from the job's seed."""
     counted: float | None = None
-    """Elements that a call has to read or write; None for all."""
+    """Number of elements that a call must read or write; None for all."""
 
     @classmethod
     def read(cls, given: Any) -> Tensor:
-        """Return a tensor as it is, or that of a dtype and a shape, such as "float16[batch_size 2 hidden_size]"."""
+        """Return a tensor unchanged, or parse a dtype and a shape, such as "float16[batch_size 2 hidden_size]"."""
         if isinstance(given, Tensor):
             return given
         dtype, _, shape = given.removesuffix("]").partition("[")
         return cls(dtype, shape)
 
     def sizes(self, axes: Mapping[str, int]) -> list[int]:
-        """Return the size of each dimension; none of a number."""
+        """Return the size of each dimension; an empty list for a Python number."""
         return [axes[axis] if axis in axes else int(axis) for axis in (self.shape or "").split()]
 
     def count_bytes(self, axes: Mapping[str, int]) -> float:
-        """Return the bytes that a call has to read or write. A number costs none."""
+        """Return the bytes that a call must read or write; 0 for a Python number."""
         if self.shape is None:
             return 0
         return (math.prod(self.sizes(axes)) if self.counted is None else self.counted) * size_of(self.dtype)
 
 
 def counted(tensor: Any, elements: float) -> Any:
-    """Return a tensor, or that of a text, of which a call has to read or write this number of elements."""
+    """Return a tensor, given itself or as a text, of which a call reads or writes only this number of elements."""
     return replace(Tensor.read(tensor), counted=elements)
 
 
 def stored(values: Any, dtype: str = "int32") -> Any:
-    """Return an input with these values: numbers, rows of them, or one number without a dimension."""
+    """Return an input with these values: numbers, rows of numbers, or a scalar."""
     import numpy as np  # not for --help
 
     made = np.array(values, dtype=dtype)
@@ -120,12 +120,12 @@ floats = partial(stored, dtype="float32")
 
 
 def offsets(lengths: Iterable[int]) -> Any:
-    """Return where each sequence begins, and the total: [0, l0, l0 + l1, …]."""
+    """Return the beginning of each sequence, and the total length: [0, l0, l0 + l1, …]."""
     return stored([0, *accumulate(lengths)])
 
 
 def generator(args: Namespace, salt: int = 0) -> np.random.Generator:
-    """Return the generator of a case, from --random_seed; another salt gives an independent one."""
+    """Return the random generator of a case, seeded by --random_seed. Another salt gives independent values."""
     import numpy as np  # not for --help
 
     return np.random.default_rng((int(args.random_seed), salt))
@@ -133,12 +133,12 @@ def generator(args: Namespace, salt: int = 0) -> np.random.Generator:
 
 @dataclass(frozen=True)
 class Check:
-    """When an output is right; `bench.evaluators.compare.tolerance` has the rule."""
+    """The tolerance of an output; `bench.evaluators.compare.tolerance` has the rule."""
 
     rtol: float = 1e-2
     atol: float = 1e-2
     ratio: float | None = None
-    """Share of elements that must match; None leaves it to the evaluator."""
+    """Share of elements that must match; None for the evaluator's default."""
 
     def settings(self) -> dict[str, Any]:
         """Return the check as a section of a configuration."""
@@ -147,38 +147,38 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One routine at one set of sizes, with everything that a run of it needs."""
+    """One routine with one set of sizes, complete for a run."""
 
     op_type: str
     inputs: Mapping[str, Any]
     outputs: Mapping[str, Any]
     """Name → `Tensor`, or its dtype and shape as a text, such as "float16[batch_size 2 hidden_size]"."""
     reference: str = ""
-    """The function of `*_torch`. That of `*_flashinfer` has its name, maybe with a backend's name behind it.
-    Empty for the routine's name."""
+    """The function of `*_torch`; empty for the routine's name. The function of `*_flashinfer` has the same name, or the
+    same name with a backend's name as suffix."""
     constants: Mapping[str, Any] = field(default_factory=dict)
-    """Values for constants of both modules. BACKEND is the backend's name, and each flag is a constant of its name."""
+    """Values for constants of both modules. BACKEND is the backend's name. Each flag is a constant of its name."""
     call: str = ""
-    """One expression on inputs that a backend of the library is, if no module has a function for it. It writes into the
-    outputs if it names one, and returns them otherwise."""
+    """The library's call as one expression on inputs, if no module has a function for it. It writes to the outputs if
+    it names an output, and returns them otherwise."""
     axes: Mapping[str, int] = field(default_factory=dict)
-    """The sizes of shapes; those that are flags of the same name are filled in."""
+    """Axis of shapes → its size. An axis with the name of a flag gets the flag's value."""
     flops: float = 0
     unit: Unit = "fp32"
-    """What `Cost` says of the operations of a call."""
+    """Unit of the operations of a call, as in `Cost`."""
     bytes: float | None = None
-    """Bytes that a call moves; None for those of the tensors."""
+    """Bytes that a call moves; None for the sum over the tensors."""
     check: Check = Check()
     refusals: Mapping[str, Any] = field(default_factory=dict)
-    """Backend → why it cannot do this case on any GPU; empty or False if it can."""
+    """Backend → why it cannot run this case on any GPU; empty or False if it can."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Further columns of the table, such as the average sequence length."""
     notes: Sequence[str] = ()
     """Lines that -v shows."""
     shown: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Whole numbers from which the inputs were made; -vv shows them."""
+    """Integers from which the inputs were made; -vv shows them."""
     label: str = ""
-    """The sizes and words that were given; part of the definition's name."""
+    """The given sizes and words; part of the definition's name."""
 
     @property
     def cost(self) -> Cost:
@@ -190,23 +190,23 @@ class Case:
 
 @dataclass(frozen=True)
 class Routine:
-    """One routine: what it takes, and which backends run it on which GPUs."""
+    """One routine: its flags, and its backends with their GPUs."""
 
     family: str
     flags: Sequence[Flag]
     build: Callable[[Namespace], Case]
-    """Makes a case of flags, of which `routine` is the name; raises Misuse where flags contradict each other."""
+    """Makes a case of flags, among them `routine`, the name. Raises Misuse if flags contradict each other."""
     name: str
     summary: str
     support: Mapping[str, Sequence[str]]
-    """Backend → the compute capabilities that it runs on. The first backend is the default."""
+    """Backend → its compute capabilities. The first backend is the default."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Spelling of a backend in older documents → its name here."""
+    """Spelling of a backend in older documents → its present name."""
     module: str = ""
-    """The module that the library compiles at the first call, whatever the case. Routines that share it are compiled
-    ahead once. Empty where the module depends on the case."""
+    """The module that the library compiles at the first call of any case. Routines that share it are compiled ahead
+    once. Empty if the module depends on the case."""
     needs_ranks: bool = False
-    """Backends run as ranks of mpirun and not in the engine. They have no solution."""
+    """Whether backends run as ranks of mpirun, outside of the engine. Such backends have no solution."""
 
     def make_case(self, args: Namespace) -> Case:
         """Make a case of flags.
@@ -258,21 +258,21 @@ def require(condition: object, message: str) -> None:
 
 
 def needed(args: Namespace, flag: str, why: str = "") -> int:
-    """Return the value of a flag without which there is no case, or raise Misuse."""
+    """Return the value of a required flag, or raise Misuse if it is missing."""
     value = getattr(args, flag)
     require(value, f"--{flag} is missing{why}")
     return int(value)
 
 
 def at_most(args: Namespace, flag: str, limit: str) -> int:
-    """Return the value of a flag, or raise Misuse if it is above that of another one."""
+    """Return the value of a flag, or raise Misuse if it is above the value of the flag `limit`."""
     value, most = getattr(args, flag), getattr(args, limit)
     require(value <= most, f"--{flag} {value} is more than --{limit} {most}")
     return int(value)
 
 
 def split(args: Namespace, flag: str, step: int) -> int:
-    """Return how often a step is in the value of a flag, or raise Misuse unless it divides it."""
+    """Return the value of a flag divided by a step, or raise Misuse if the step does not divide it."""
     value = getattr(args, flag)
     require(value % step == 0, f"--{flag} {value} is no multiple of {step}")
     return int(value // step)

@@ -1,6 +1,6 @@
-"""Tells which backends can run on this machine: by compute capability and installed packages. It imports none of them.
+"""Decides which backends can run on this machine, by compute capability and installed packages, without imports.
 
-Each routine holds its part of the support matrix. This file says why a backend cannot run here.
+Each routine declares its part of the support matrix. This module finds why a backend cannot run here.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ NEEDS: Final[Mapping[str, tuple[str, str]]] = {
     "cudnn-native": ("cudnn", "nvidia-cudnn-frontend"),
     "cute-dsl": ("cutlass", "nvidia-cutlass-dsl"),
 }
-"""Backend → the module that it imports, and the package that has this module."""
+"""Backend → the module that it imports, and the package with this module."""
 PACKAGES: Final = (LIBRARY, "torch", "nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "triton", "cupti-python")
-"""Their versions are told in the JSON lines."""
+"""Packages whose versions are in the JSON lines."""
 
 
 @dataclass(frozen=True)
 class Platform:
-    """The device on which cases run, and the packages beside it."""
+    """The device of the cases, and the installed packages."""
 
     device: str
-    """The maker's name of the device."""
+    """The vendor's name of the device."""
     capability: str | None
     """Compute capability, such as "9.0"; None on a CPU."""
     versions: Mapping[str, str]
     """Installed package → its version."""
     modules: frozenset[str]
-    """The modules that can be imported, of flashinfer and those in `NEEDS`."""
+    """Importable modules among flashinfer and the modules in `NEEDS`."""
 
 
 def find_platform(device: str, capability: tuple[int, int] | None) -> Platform:
-    """Return what this machine has.
+    """Return the platform of this machine.
 
     Args:
         device: the device's name.
@@ -55,20 +55,20 @@ def find_platform(device: str, capability: tuple[int, int] | None) -> Platform:
 
 
 def why_not(routine: Routine, backend: str, platform: Platform, case: Case) -> str | None:
-    """Say why a backend cannot run a case here; None where it can."""
-    who = f"{backend} for routine {routine.name}"
+    """Return why a backend cannot run a case here; None if it can."""
+    subject = f"{backend} for routine {routine.name}"
     module, package = NEEDS.get(backend, ("flashinfer", LIBRARY))
     if backend == TORCH:
         return None
     if backend in case.refusals:
-        return f"{who}: {case.refusals[backend]}"
+        return f"{subject}: {case.refusals[backend]}"
     if platform.capability is None:
-        return f"{who} needs an NVIDIA GPU; this machine has none that can be used"
+        return f"{subject} needs an NVIDIA GPU; this machine has none that can be used"
     if platform.capability not in routine.support[backend]:
-        return f"{who} is not supported on compute capability {platform.capability}"
+        return f"{subject} is not supported on compute capability {platform.capability}"
     if "flashinfer" not in platform.modules:
-        return f"{who} needs {LIBRARY}, which is not installed (pip install 'flashinfer-bench[cuda]')"
-    return None if module in platform.modules else f"{who} needs {package}, which is not installed"
+        return f"{subject} needs {LIBRARY}, which is not installed (pip install 'flashinfer-bench[cuda]')"
+    return None if module in platform.modules else f"{subject} needs {package}, which is not installed"
 
 
 def _version(package: str) -> str | None:
@@ -79,11 +79,11 @@ def _version(package: str) -> str | None:
 
 
 def resolve_backend(routine: str, backend: str, case: Case, capability: str | None) -> str:
-    """Return the backend that the library takes for `auto`; any other name stays as it is. Only attention has `auto`.
+    """Return the library's backend for `auto`; return any other name unchanged. Only attention has `auto`.
 
-    The choice follows from our call (`code/attention_flashinfer.py`), the dtype of the cache and the GPU. Prefill takes
-    fa3 on compute capability 9.0, and fa2 where the cache is fp8 and the queries are wider, as they are with every fp8
-    cache here. We ask decoding to use tensor cores, and then it takes the prefill kernels of fa2.
+    The choice follows from our call (`code/attention_flashinfer.py`), the dtype of the cache and the GPU. Prefill uses
+    fa3 on compute capability 9.0. It uses fa2 if the cache is fp8, because queries are wider than fp8 here. Our call
+    makes decoding use tensor cores, and the library then uses the prefill kernels of fa2.
     """
     if backend != "auto" or capability is None:
         return backend

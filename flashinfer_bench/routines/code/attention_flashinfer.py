@@ -1,8 +1,8 @@
-"""Calls of FlashInfer's attention. What plans, or counts from lengths, is the call's `setup`: a function with `_setup`
-behind its name. What that returns the call takes by keyword.
+"""Calls of FlashInfer's attention. The call's `setup` (a function with the suffix `_setup`) plans, or counts from
+lengths. The call gets its result as keyword arguments.
 
-A plan depends on lengths and page tables only, and a case has one set of these. So one wrapper is planned for each call
-anew, as a server does for each step; calls that are set up together share it.
+A plan depends only on lengths and page tables, and a case has one set of these. So each call plans one wrapper again,
+as a server does for each step. Calls that are set up together share the wrapper.
 """
 
 from functools import cache

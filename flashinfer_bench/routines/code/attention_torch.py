@@ -1,4 +1,4 @@
-"""References of the attention family, in float32, a sequence and a stretch of queries at a time."""
+"""References of the attention family, in float32, one sequence and one block of queries after the other."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""Calls of FlashInfer's GEMM kernels. They write into the output that they are given."""
+"""Calls of FlashInfer's GEMM kernels. They write to the given output."""
 
 import flashinfer
 import torch

@@ -1,6 +1,6 @@
-"""The reference of the all-to-all of experts: every rank of it in one process.
+"""The reference of the all-to-all of experts: all ranks in one process.
 
-A rank of mpirun sends its tokens by `pack` and `unpack`, too.
+A rank of mpirun also uses `pack` and `unpack` for its tokens.
 """
 
 import torch

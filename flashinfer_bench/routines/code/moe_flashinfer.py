@@ -1,7 +1,7 @@
 """Calls of FlashInfer's MoE kernels.
 
-Weights in another order are made in `setup`: a server makes them once. Each such call has a function with `_setup`
-behind its name; what that returns the call takes by keyword.
+`setup` reorders weights, as a server does once. Each such call has a function with the suffix `_setup`. The call gets
+its result as keyword arguments.
 """
 
 from functools import cache

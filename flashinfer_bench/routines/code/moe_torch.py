@@ -1,6 +1,6 @@
 """References of the MoE family: dequantise an expert's weights, multiply in float32, mix, round once at the end.
 
-What kernels quantise between the two products stays in float32 here; the tolerance allows for it.
+Kernels quantise between the two products. The reference does not, and the tolerance allows the difference.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""References of the sampling family. Samplers draw from torch's own generator; they are judged by their draws."""
+"""References of the sampling family. Samplers draw from torch's generator and are judged by their draws."""
 
 import torch
 

@@ -1,8 +1,8 @@
 """The attention family: paged decode, paged and ragged prefill, and MLA over a paged cache.
 
-q queries and kv keys make q kv pairs. With a causal mask they make q (2 kv - q + 1) / 2, because only the last query
-sees all keys. FLOPs: 2 pairs Hq (dqk + dvo). Bytes: queries, keys, values and outputs of the true lengths, and page
-tables. In MLA keys are ckv + kpe wide, and values are the first ckv of them.
+q queries and kv keys make q kv pairs. With a causal mask they make q (2 kv - q + 1) / 2 pairs, because only the last
+query sees all keys. FLOPs: 2 pairs Hq (dqk + dvo). Bytes: queries, keys, values and outputs of the true lengths, and
+page tables. In MLA keys are ckv + kpe wide, and values are the first ckv of them.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ FLAGS: Final = (
     size("num_qo_heads", "query heads"),
     size("num_kv_heads", "key and value heads"),
     whole("head_dim_qk", "dimension of queries and keys"),
-    whole("head_dim_vo", "dimension of values; head_dim_qk where it is left out"),
+    whole("head_dim_vo", "dimension of values (default: head_dim_qk)"),
     whole("head_dim_ckv", "MLA: compressed dimension"),
     whole("head_dim_kpe", "MLA: rotated dimension"),
     word("q_dtype", "dtype of queries and outputs", "bfloat16", HALF),
     word("kv_dtype", "dtype of keys and values", "bfloat16", (*HALF, *FP8)),
-    switch("causal", "a query does not see what comes after it"),
-    switch("random_actual_seq_len", "random lengths up to the largest ones"),
+    switch("causal", "causal mask: a query sees no later keys"),
+    switch("random_actual_seq_len", "random lengths up to the given lengths"),
 )
 MLA_NOPE_DIM: Final = 128
-"""Dimension of DeepSeek's heads without RoPE. With the rotated dimension it decides the scale of the scores."""
+"""Dimension of DeepSeek's heads without RoPE. Together with the rotated dimension it decides the score scale."""
 ERROR: Final = 0.035
 """Allowed error, as a share of the deviation of an output of the longest sequence. Kernels round probabilities and
 outputs to bfloat16."""
 PROBABILITY_ERROR: Final = 2**-7
 """Allowed error of the query that sees the fewest keys, as a share of the deviation of its output."""
 FP8_ERROR: Final = 0.1
-"""Takes the place of `ERROR` where the cache is fp8: a kernel may convert the queries too."""
+"""Replaces `ERROR` for an fp8 cache, because a kernel may also convert the queries."""
 SHAPES: Final = {
     "decode": (
         "gqa_paged",
@@ -76,15 +76,15 @@ SHAPES: Final = {
 }
 """The name of a reference → the op type, the shape of queries, the last axis of outputs, and the shape of a page."""
 NO_FP8_CACHE: Final = ("fa3", "cudnn", "cudnn-native", "trtllm-gen", "trtllm-native")
-"""Backends that take no fp8 cache together with wider queries."""
+"""Backends that do not take an fp8 cache with wider queries."""
 FA3_DIMS: Final = ((64, 64), (128, 128), (256, 256), (192, 128))
-"""Dimensions of queries and of values that fa3 has kernels for."""
+"""Dimensions of queries and of values for which fa3 has kernels."""
 PAGE_SIZES: Final = (16, 32, 64, 128)
-"""Page sizes that trtllm-native takes when it decodes."""
+"""Page sizes of trtllm-native for decoding."""
 
 
 def _draw_lengths(args: Namespace) -> tuple[list[int], list[int]]:
-    """Draw the queries and the keys of each sequence: at least as many keys; equal limits give equal lengths."""
+    """Draw each sequence's numbers of queries and keys. Keys are never fewer. Equal limits give equal lengths."""
     batch, q_max, kv_max = args.batch_size, args.s_qo, args.s_kv
     require(kv_max >= q_max, f"--s_kv {kv_max} is below --s_qo {q_max}")
     if not args.random_actual_seq_len:
@@ -106,7 +106,7 @@ def _check(fewest: int, most: int, kv_dtype: str, variance: float) -> Check:
 
 
 def _refuse(args: Namespace, kind: str, dims: tuple[int, int]) -> dict[str, Any]:
-    """Return what backends cannot do on any GPU."""
+    """Return why backends cannot run the case on any GPU."""
     heads, has_page = f"head dimensions {dims[0]} and {dims[1]}", args.page_size in PAGE_SIZES
     is_decode = kind == "decode"
     refusals: dict[str, Any] = {
@@ -198,7 +198,7 @@ def _routine(kind: str, *rest: Any) -> Routine:
 NATIVE: Final = {"trtllm-gen-native": "trtllm-native"}
 GEN: Final = {"trtllm": "trtllm-gen", **NATIVE}
 DIRECT: Final = {"trtllm": "trtllm-native", **NATIVE}
-"""Older spelling of a backend to its name, of the routines that have trtllm-gen and of the others."""
+"""Older spelling of a backend → its name: for routines with trtllm-gen, and for other routines."""
 ROUTINES: Final = (
     _routine(
         "decode",

@@ -39,7 +39,7 @@ FLAGS: Final = (
     size("n", "columns of the second matrix"),
     size("k", "length that is summed over"),
     whole("tile_size", "elements that share a scale, along k and n", 128),
-    whole("group_size", "groups, each with weights of its own", 1),
+    whole("group_size", "groups, each with its own weights", 1),
     word("scale_major_mode", "order of the scales", "MN", ("MN", "K")),
     word("input_dtype", "dtype of the first matrix", "fp8_e4m3", FP8),
     word("mat2_dtype", "dtype of the second matrix", "fp8_e4m3", FP8),
@@ -50,10 +50,9 @@ FLAGS: Final = (
     switch("autotune", "let the library tune before timing (bmm_fp8, mm_fp4)"),
 )
 ERROR: Final = 0.05
-"""Allowed error, as a share of the deviation of an output. Hopper sums fp8 products in 14 bits, and cuBLAS keeps that
-for its speed."""
+"""Allowed error, as a share of the deviation of an output. Hopper sums fp8 products in 14 bits, which cuBLAS uses."""
 ALPHA: Final = 0.125
-"""The factor that 4-bit products are multiplied by."""
+"""The factor of 4-bit products."""
 E2M1_VARIANCE: Final = 8.5625
 """Mean square of the sixteen 4-bit codes."""
 
@@ -63,7 +62,7 @@ def _check(args: Namespace, deviation: float, ratio: float | None = None) -> Che
 
 
 def make_groupwise(args: Namespace) -> Case:
-    """Make a case of fp8 with a scale for `--tile_size` elements; in groups with weights of their own."""
+    """Make a case of fp8 with a scale per `--tile_size` elements; in groups, each with its own weights."""
     is_k, first, second = args.scale_major_mode == "K", DTYPES[args.input_dtype], DTYPES[args.mat2_dtype]
     tall, long = split(args, "n", args.tile_size), split(args, "k", args.tile_size)
     split(args, "m", 4)
@@ -145,7 +144,7 @@ def make_mm_fp4(args: Namespace) -> Case:
 CUTLASS: Final = {"cutlass": BLACKWELL}
 BMM: Final = {"cudnn": ADA_ON, "cublas": ADA_ON, "cutlass": BLACKWELL}
 FP4: Final = {"cudnn": (*BLACKWELL, "12.0"), "trtllm": BLACKWELL, "cutlass": BLACKWELL}
-"""Backend to the compute capabilities that it runs on."""
+"""Backend → its compute capabilities."""
 ROUTINES: Final = (
     Routine("gemm", FLAGS, make_groupwise, "gemm_fp8_nt_groupwise", "fp8 GEMM with block scales", CUTLASS),
     Routine("gemm", FLAGS, make_groupwise, "group_gemm_fp8_nt_groupwise", "the same in groups", CUTLASS),

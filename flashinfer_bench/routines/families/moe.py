@@ -1,11 +1,11 @@
 """The MoE family: fused expert layers with their routing (trtllm), or after it (cutlass).
 
 T tokens, h hidden and i intermediate size, E experts of which L are here, k experts for each token. A pair of a token
-and an expert takes 2 (2 i h) FLOPs for both halves of the first product and 2 i h for the second: 6 h i. Where the
-routine routes, the case cannot know the outcome. It expects T k L / E pairs and L (1 - (1 - k / E)^T) active experts.
-After the routing both are counted. Bytes: tokens, logits, the weights of active experts with their scales (3 h i
-elements each), and the output. Of one element with its scales: fp8 1 (tokens in blocks 1 + 1 / 32, weights in blocks
-1 + 4 / 128²), nvfp4 9 / 16.
+and an expert takes 2 (2 i h) FLOPs for both halves of the first product and 2 i h for the second: 6 h i. If the
+routine routes, the case cannot know the result. It expects T k L / E pairs and L (1 - (1 - k / E)^T) active experts.
+If routing is done before, both are counted. Bytes: tokens, logits, the weights of active experts with their scales
+(3 h i elements each), and the output. Bytes of an element with its scales: fp8 1 (tokens in blocks 1 + 1 / 32, weights
+in blocks 1 + 4 / 128²), nvfp4 9 / 16.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ FLAGS: Final = (
     size("num_experts", "experts in all"),
     size("top_k", "experts of a token"),
     whole("n_group", "groups of experts (deepseek_v3)"),
-    whole("topk_group", "groups that a token may use (deepseek_v3)"),
-    real("routed_scaling_factor", "weights of a token's experts sum to it (deepseek_v3)", 2.5),
-    from_zero("local_expert_offset", "first expert that is here"),
-    whole("local_num_experts", "experts that are here; all where it is left out"),
-    word("routing_method", "how experts are chosen", "deepseek_v3", METHODS),
+    whole("topk_group", "groups that a token can use (deepseek_v3)"),
+    real("routed_scaling_factor", "sum of the weights of a token's experts (deepseek_v3)", 2.5),
+    from_zero("local_expert_offset", "first expert of this rank"),
+    whole("local_num_experts", "experts of this rank (default: all)"),
+    word("routing_method", "method that chooses experts", "deepseek_v3", METHODS),
     switch("use_shuffled_weight", "weights in the order of the kernel (fp8 block scale)"),
     whole("weight_layout", "0 by k, 1 by rows, 2 blocks along k (fp8 block scale)", 0, (0, 1, 2), least=0),
-    switch("use_routing_bias", "add a bias to the scores that choose (deepseek_v3)"),
-    switch("use_routing_scales_on_input", "weigh the input, not the output (llama4)"),
-    word("input_dtype", "dtype of tokens where they are not quantised", "bfloat16", HALF),
-    word("weight_dtype", "dtype of weights before they are quantised", "bfloat16", HALF),
-    word("cutlass_variant", "cutlass: what is quantised", "base", ("base", "fp8", "nvfp4")),
+    switch("use_routing_bias", "add a bias to the routing scores (deepseek_v3)"),
+    switch("use_routing_scales_on_input", "weight the input, not the output (llama4)"),
+    word("input_dtype", "dtype of tokens that are not quantised", "bfloat16", HALF),
+    word("weight_dtype", "dtype of weights before quantisation", "bfloat16", HALF),
+    word("cutlass_variant", "cutlass: quantisation", "base", ("base", "fp8", "nvfp4")),
     switch("quantized_input", "cutlass nvfp4: tokens are quantised already"),
     whole("tp_size", "cutlass: ranks that share every expert", 1),
     from_zero("tp_rank", "cutlass: this one of them"),
-    whole("ep_size", "cutlass: ranks that share the experts out", 1),
+    whole("ep_size", "cutlass: ranks that each have a part of the experts", 1),
     from_zero("ep_rank", "cutlass: this one of them"),
     word("gated_act", "activation", "swiglu", ("swiglu", "geglu")),
     switch("autotune", "let the library tune before timing"),
@@ -78,9 +78,9 @@ Kernels quantise the values between the two products, and the reference does not
 E2M1_DEVIATION: Final = math.sqrt(8.5625 * 13 / 12)
 """Deviation of a random 4-bit code with a random scale between 0.5 and 1.5."""
 EVENNESS: Final = 8.0
-"""Concentration of the Dirichlet distribution of a token's weights: none of them is near 0 or 1."""
+"""Concentration of the Dirichlet distribution of a token's weights, so that no weight is near 0 or 1."""
 BIASES: Final = 140
-"""The routing's bias is a whole number up to this, divided by 2^13: bfloat16 holds it, and it deviates by 0.01."""
+"""The routing bias is an integer up to this, divided by 2^13. It is exact in bfloat16, with a deviation of 0.01."""
 
 
 def check_experts(unit: Unit, top_k: int, scaling: float = 1.0) -> Check:
@@ -96,7 +96,7 @@ def choose_experts(args: Namespace, tokens: int) -> tuple[Any, Any]:
 
 
 def _check_routing(args: Namespace) -> int:
-    """Return the number of experts that are here, or raise Misuse."""
+    """Return the number of experts of this rank, or raise Misuse."""
     experts, top_k, groups, kept = args.num_experts, args.top_k, args.n_group or 1, args.topk_group or 1
     method, local = args.routing_method, args.local_num_experts or experts
     at_most(args, "top_k", "num_experts")
@@ -155,8 +155,8 @@ FORMATS: Final[Mapping[str, tuple[str, int, Unit]]] = {
     "fp8_per_tensor": ("float8_e4m3fn", 1, "fp8"),
     "fp4_block_scale": ("nvfp4", 64, "fp4"),
 }
-"""The reference of a kernel of trtllm, which routes tokens itself → a kind of `make_layers`; what the hidden size and
-that between the products are multiples of; the unit of the products."""
+"""Reference of a trtllm kernel, which routes tokens itself → a kind of `make_layers`; the divisors of the hidden and of
+the intermediate size; the unit of the products."""
 
 
 def make_routed(args: Namespace, name: str) -> Case:
@@ -182,7 +182,7 @@ def make_routed(args: Namespace, name: str) -> Case:
         factors = (1 / E2M1_DEVIATION**2, 1 / E2M1_DEVIATION)
     first, second = (counted(floats([factor] * local), active) for factor in factors)
     outer = {"output1_scales_scalar": first, "output1_scales_gate_scalar": first, "output2_scales_scalar": second}
-    # DeepSeek's routing takes float32 logits, the others bfloat16. It alone reads the bias, which is bfloat16 there.
+    # DeepSeek's routing takes float32 logits, other methods bfloat16. Only DeepSeek's reads the bias, in bfloat16.
     biases = generator(args, 2).integers(-BIASES, BIASES + 1, experts) * args.use_routing_bias / 2**13
     return Case(
         op_type="moe",

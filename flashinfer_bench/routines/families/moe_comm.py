@@ -1,12 +1,11 @@
 """The communication of experts: tokens go to the ranks of their experts, and the results come back and are added up.
 
-One process cannot do that: the backend moe_a2a runs under mpirun, with one rank for each GPU. The torch backend plays
-all ranks in one process, so its time says nothing about GPUs. A multiplication takes the place of the experts, except
-with --real_math.
+The backend moe_a2a runs under mpirun, with one rank for each GPU. The torch backend computes all ranks in one process,
+so its time says nothing about GPUs. A multiplication replaces the experts, except with --real_math.
 
-Bytes go between ranks only, for every token and every other rank that it goes to: h s + 8 k on the way out (s: bytes of
-an element as it is sent), h S(in) on the way back. --real_math adds 6 h i FLOPs for each pair of a token and an expert
-(i: intermediate size), and 3 h i weights of 9/16 (nvfp4) or 1 + 4 / 128² bytes for each expert that is chosen.
+Only bytes between ranks count, for each token and each other rank that it is sent to: h s + 8 k to that rank (s: bytes
+of a sent element), h S(in) back. --real_math adds 6 h i FLOPs for each pair of a token and an expert
+(i: intermediate size), and 3 h i weights of 9/16 (nvfp4) or 1 + 4 / 128² bytes for each chosen expert.
 """
 
 from __future__ import annotations
@@ -50,14 +49,14 @@ FLAGS: Final = (
     ),
     switch("real_math", "run the experts' kernels in between"),
     whole("intermediate_size", "with --real_math: size between the products"),
-    whole("max_num_tokens", "tokens that the workspace holds; --num_tokens where it is left out"),
-    switch("validate", "check before timing; what is timed here always is"),
-    switch("per_phase_timing", "time sending and returning apart"),
+    whole("max_num_tokens", "tokens of the workspace (default: --num_tokens)"),
+    switch("validate", "check before timing (always done here)"),
+    switch("per_phase_timing", "time sending and returning separately"),
     switch("nvtx", "mark phases for Nsight Systems"),
 )
 RANK_VARIABLES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 RANKS_IN_ONE_PROCESS: Final = 8
-"""Number of ranks that the torch backend plays where mpirun did not start it."""
+"""Number of ranks that the torch backend computes without mpirun."""
 SENT_BYTES: Final[Mapping[str | None, float]] = {"fp8": 1.0, "nvfp4": 9 / 16, "fp8_block_scale": 1 + 4 / 128}
 """Format of sent tokens → bytes of one element, with its share of the scales."""
 WEIGHT_BYTES: Final[Mapping[str, float]] = {"nvfp4": 9 / 16, "fp8_block_scale": 1 + 4 / 128**2}
@@ -74,7 +73,7 @@ def count_ranks(environment: Mapping[str, str] = os.environ) -> int | None:
 
 
 def why_not_here(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Say why the backend moe_a2a cannot start; None under mpirun with mpi4py."""
+    """Return why the backend moe_a2a cannot start; None under mpirun with mpi4py."""
     if count_ranks(environment) is None:
         return "it takes a rank a GPU: start it with mpirun -np N"
     return "mpi4py is not installed (pip install mpi4py)" if util.find_spec("mpi4py") is None else None
@@ -88,8 +87,8 @@ def count_phases(args: Namespace, chosen: Any) -> dict[str, Cost]:
         chosen: the experts of all tokens, [ranks, tokens, top_k].
     """
     width, hidden = size_of(args.input_dtype), args.hidden_size
-    places = (chosen // (args.num_experts // len(chosen))).tolist()
-    trips = sum(len(set(row) - {source}) for source, tokens in enumerate(places) for row in tokens)
+    ranks = (chosen // (args.num_experts // len(chosen))).tolist()
+    trips = sum(len(set(row) - {source}) for source, tokens in enumerate(ranks) for row in tokens)
     out = trips * (hidden * SENT_BYTES.get(args.quant_dtype, width) + 8 * args.top_k)
     back, kernel = trips * hidden * width, Cost(0, 0)
     if args.real_math:
@@ -119,7 +118,7 @@ def make_moe_a2a_dispatch_combine(args: Namespace) -> Case:
     costs = count_phases(args, chosen)
     op_type, layers, check, unit = "moe_comm", {}, EXCHANGE, UNITS["fp32"]
     if args.real_math:
-        # Rules that draw weights of experts, and that allow for their rounding, look for "moe".
+        # Rules of expert weights and of their rounding apply to names with "moe".
         op_type, unit = "moe", UNITS[quant]
         check = check_experts(unit, args.top_k)
         each = [floats([1 / E2M1_DEVIATION] * experts)] * 2 if quant == "nvfp4" else []

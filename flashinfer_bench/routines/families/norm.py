@@ -1,4 +1,4 @@
-"""The norm family: RMSNorm, alone and with an addition before it and a quantisation after it.
+"""The norm family: RMSNorm, alone, with an addition before it, and with a quantisation after it.
 
 N is the number of elements, h the hidden size, e the bytes of an input element. FLOPs: square and add, multiply by the
 root, multiply by the weight, and one for the mean and the root: 5 N; an addition before makes it 6 N.
@@ -39,13 +39,13 @@ from flashinfer_bench.routines.case.spec import (
 FLAGS: Final = (
     size("batch_size", "number of rows"),
     size("hidden_size", "length of a row"),
-    whole("num_heads", "makes the input [batch_size, num_heads, hidden_size]"),
+    whole("num_heads", "the input becomes [batch_size, num_heads, hidden_size]"),
     word("input_dtype", "dtype of the input", "bfloat16", HALF),
     real("eps", "added to the mean square", 1e-6, least=0.0),
     PDL,
-    real("scale", "the fp8 output is divided by it", 1.0),
+    real("scale", "divisor of the fp8 output", 1.0),
     word("out_dtype", "dtype of a quantised output", None, (*FP8, "nvfp4", "mxfp4")),
-    switch("use_global_scale", "nvfp4: block scales are multiplied by a global one, to fill e4m3"),
+    switch("use_global_scale", "nvfp4: multiply block scales by a global scale, to use the range of e4m3"),
     switch("is_sf_swizzled_layout", "fp4: scales in tiles of 128 x 4"),
 )
 FP8_MATCH: Final = 0.98
@@ -61,23 +61,23 @@ CALLS: Final = {
         "global_scale=global_scale",
     ),
 }
-"""Routine → the arguments of its kernel. What works in place gets a copy of the residual."""
+"""Routine → the arguments of its kernel. A kernel that works in place gets a copy of the residual."""
 IN_PLACE: Final = ("cuda, cute-dsl: the kernel works in place; the timed call copies the residual first",)
 LARGEST: Final = 24.0
-"""Outputs are products of two normal numbers, and hardly any exceeds this."""
+"""Largest usual output. Outputs are products of two normal numbers."""
 GLOBAL_SCALE: Final = 448.0 * 6.0 / LARGEST
-"""The scale of a block is its largest value / 6, times this. So the scales use all of e4m3's range."""
+"""Global scale. A block's scale is its largest value / 6, times this, so that scales use the range of e4m3."""
 
 
 def _choose(args: Namespace, kinds: Sequence[str]) -> str:
-    """Return the dtype of a quantised output, the first one where none is given."""
+    """Return the dtype of a quantised output; by default the first of the routine."""
     kind = args.out_dtype or kinds[0]
     require(kind in kinds, f"--out_dtype {kind}: this routine takes {', '.join(kinds)}")
     return kind
 
 
 def make_norm(args: Namespace) -> Case:
-    """Make a case of any norm: what its name says is added to RMSNorm."""
+    """Make a case of any norm. The name decides the additions to RMSNorm."""
     name, hidden, count = args.routine, args.hidden_size, args.batch_size * (args.num_heads or 1)
     adds, elements, rows = "add" in name, count * hidden, "batch_size num_heads" if args.num_heads else "batch_size"
     x, constants = f"{args.input_dtype}[{rows} hidden_size]", dict[str, Any]()
@@ -120,7 +120,7 @@ def make_norm(args: Namespace) -> Case:
 
 
 _cuda = partial(Routine, "norm", FLAGS, make_norm, support={"cuda": ALL}, module="norm")
-# FlashInfer's documents name `cuda` for the whole family. The 4-bit norms have a kernel in CuTe-DSL only.
+# FlashInfer's documents name `cuda` for the whole family. The 4-bit norms have only CuTe-DSL kernels.
 _fp4 = partial(Routine, "norm", FLAGS, make_norm, support={"cute-dsl": BLACKWELL}, aliases={"cuda": "cute-dsl"})
 ROUTINES: Final = (
     _cuda("rmsnorm", "root mean square normalisation"),

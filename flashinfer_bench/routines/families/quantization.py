@@ -37,10 +37,10 @@ FLAGS: Final = (
     word("input_dtype", "dtype of the input", "bfloat16", HALF),
     switch("is_sf_swizzled_layout", "mxfp8: scales in tiles of 128 x 4, which is the default", default=True),
     switch("no_sf_swizzled_layout", "mxfp8: scales row by row"),
-    whole("alignment", "mxfp8: columns are padded to a multiple of it", 32),
+    whole("alignment", "mxfp8: pad columns to a multiple of this", 32),
     PDL,
     whole("batch_size", "number of matrices (nvfp4_batched_quantize)"),
-    real("global_scale", "nvfp4: values are multiplied by it first", 1.0),
+    real("global_scale", "nvfp4: factor of the values before quantisation", 1.0),
     word("sf_layout", "nvfp4: order of the scales", "128x4", ("128x4", "8x4", "linear")),
     switch("do_shuffle", "nvfp4: rows in the order of the trtllm backend; not checked here"),
     whole("sf_vec_size", "nvfp4: elements that share a scale", 16),
@@ -64,7 +64,7 @@ def make_quantisation(args: Namespace) -> Case:
         if block != 16:
             refusal = f"--sf_vec_size {block}: its kernel takes 16 where scales are not powers of two"
         elif args.do_shuffle:
-            refusal = "--do_shuffle reorders rows in a way that the reference does not know"
+            refusal = "--do_shuffle reorders rows, and the reference does not"
         if is_batched:
             batch = needed(args, "batch_size")
         else:

@@ -46,11 +46,11 @@ FLAGS: Final = (
     size("num_qo_heads", "query heads"),
     size("num_kv_heads", "key and value heads"),
     size("head_dim", "dimension of a head"),
-    whole("rotary_dim", "dimensions that are rotated; head_dim where it is left out"),
-    from_zero("no_rope_dim", "dimensions beside the rotated ones, in the quantising routines"),
+    whole("rotary_dim", "rotated dimensions (default: head_dim)"),
+    from_zero("no_rope_dim", "dimensions without RoPE, in the quantising routines"),
     word("input_dtype", "dtype of the input", "float16", HALF),
     word("quant_dtype", "dtype of a quantised output", "fp8_e4m3", FP8),
-    real("rope_scale", "positions are divided by it", 1.0),
+    real("rope_scale", "divisor of positions", 1.0),
     real("rope_theta", "base of the frequencies", 10000.0),
     switch("interleave", "pairs are neighbours (GPT-J), not halves"),
     whole("page_size", "tokens of a page", 16),
@@ -64,17 +64,17 @@ OPTIONS: Final = ("interleave", "rope_scale", "rope_theta")
 STRETCH: Final = ("low_freq_factor", "high_freq_factor", "old_context_len")
 """The flags of all plain kernels, and those of Llama 3.1."""
 MAX_OFFSET: Final = 64
-"""Sequences begin at positions below this. Kernels compute angles quickly, and large ones lose precision."""
+"""Sequences begin at positions below this, because fast kernels compute large angles imprecisely."""
 FP8_MATCH: Final = 0.98
 """Share of fp8 codes that must agree: a value near the middle of two codes may be rounded either way."""
 HEAD_DIMS: Final = (64, 128, 256, 512)
 """Head dimensions for which the library has plain kernels."""
 LANE: Final = 16
-"""Elements that a thread of the library's quantising kernels reads and writes at once."""
+"""Elements per load and store of a thread in the library's quantising kernels."""
 
 
 def _why_not_rotary(args: Namespace, rotary: int, lane: int) -> str:
-    """Say why the kernels cannot rotate these dimensions: a thread holds `lane` of them, all from the same half."""
+    """Return why the kernels cannot rotate these dimensions. A thread has `lane` dimensions of the same half."""
     step = lane if args.interleave else 2 * lane
     return f"--rotary_dim {rotary}: its kernel wants a multiple of {step}" if rotary % step else ""
 
@@ -154,7 +154,7 @@ def make_quantising(args: Namespace) -> Case:
         refusal = f"--no_rope_dim {nope}: its kernel wants a multiple of {LANE}"
     pages: dict[str, Any] = {}
     options = {"is_neox": not args.interleave, "enable_pdl": args.enable_pdl}
-    if appends:  # each sequence has pages of its own, in random order
+    if appends:  # each sequence has its own pages, in random order
         inputs["v"] = f"{dtype}[{rows['k']} {width}]"
         count = -(-length // page)
         slots = f"{page} {kv_heads}" if args.kv_layout == "NHD" else f"{kv_heads} {page}"
@@ -167,7 +167,7 @@ def make_quantising(args: Namespace) -> Case:
             "positions": positions,
         }
         options |= {"page_size": page, "kv_layout": args.kv_layout}
-        if not nope % LANE and nope % rope:  # its last stretch would reach into the next head
+        if not nope % LANE and nope % rope:  # its last vector would reach into the next head
             refusal = f"--no_rope_dim {nope}: its kernel wants a multiple of the {rope} dimensions that are rotated"
     inputs |= {"pos_ids": positions, "cos_sin_cache": f"float32[{length} {rope}]", **pages}
     sides = [f"{side}_{part}" if nope or part == "rope" else "None" for part in ("rope", "nope") for side in "qk"]

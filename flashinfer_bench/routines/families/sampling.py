@@ -1,7 +1,7 @@
 """The sampling family: softmax, samplers, filters and top-k selection.
 
 B rows of V entries (L columns in the transforms), e the bytes of an entry, k entries kept, n drafted tokens. Samplers
-and selections compare and hardly calculate: their FLOPs count as 0, and bytes bound them. Bytes:
+and selections mostly compare, so their FLOPs count as 0 and bytes bound them. Bytes:
 
 * samplers: B V e read, 4 B written; filters: B V e read and written.
 * softmax: B V e read, 4 B V written; 5 B V FLOPs (maximum, subtraction, exponential, sum, division).
@@ -42,16 +42,16 @@ FLAGS: Final = (
     size("batch_size", "number of rows"),
     whole("vocab_size", "entries of a row"),
     word("input_dtype", "dtype of logits and scores", "float32", FLOATS),
-    whole("top_k", "entries that are kept", 50),
-    real("top_p", "mass that is kept", 0.9, most=1.0),
+    whole("top_k", "number of entries to keep", 50),
+    real("top_p", "probability mass to keep", 0.9, most=1.0),
     real("min_p", "least share of the largest probability", 0.1, least=0.0, most=math.nextafter(1.0, 0.0)),
-    real("temperature", "logits are divided by it", 1.0),
+    real("temperature", "divisor of the logits", 1.0),
     word(
-        "filter_apply_order", "top-k before top-p, or both on the row as it is", "top_k_first", ("top_k_first", "joint")
+        "filter_apply_order", "top-k before top-p, or both on the original row", "top_k_first", ("top_k_first", "joint")
     ),
     whole("num_speculate_tokens", "drafted tokens", 5),
     whole("max_len", "columns of the transforms", 4096),
-    whole("num_rows", "rows of the transforms; batch_size where it is left out"),
+    whole("num_rows", "rows of the transforms (default: batch_size)"),
     PDL,
 )
 NUMBERS: Final = {"top_k": "int32", "top_p": "float32", "min_p": "float32", "temperature": "float32"}
@@ -63,7 +63,7 @@ def _make_of_rows(args: Namespace, source: str, numbers: Sequence[str]) -> Case:
 
     Args:
         args: the flags.
-        source: what the rows hold, probs or logits.
+        source: the content of the rows: probs or logits.
         numbers: the flags that the kernel takes after the rows.
     """
     name, dtype, vocabulary = args.routine, args.input_dtype, needed(args, "vocab_size")
@@ -119,7 +119,7 @@ def make_top_k(args: Namespace) -> Case:
 
 
 def make_transform(args: Namespace) -> Case:
-    """Make a case of a selection that looks pages up or adds offsets.
+    """Make a case of a selection that reads a page table or adds offsets.
 
     Every row is as long as `--max_len`; the entries of a page table are distinct.
     """
@@ -156,7 +156,7 @@ ROUTINES: Final = (
     _of_rows("top_p_sampling_from_probs", "draw from the nucleus", "probs", "top_p"),
     _of_rows("top_k_top_p_sampling_from_probs", "both filters, probabilities", "probs", "top_k", "top_p"),
     _of_rows("top_k_top_p_sampling_from_logits", "both filters, logits", "logits", "top_k", "top_p"),
-    _of_rows("min_p_sampling_from_probs", "draw from what is not far below the largest", "probs", "min_p"),
+    _of_rows("min_p_sampling_from_probs", "draw from entries that are not far below the largest", "probs", "min_p"),
     _of_rows("top_k_renorm_probs", "rescale the k largest", "probs", "top_k"),
     _of_rows("top_p_renorm_probs", "rescale the nucleus", "probs", "top_p"),
     _of_rows("top_k_mask_logits", "mask all but the k largest", "logits", "top_k"),

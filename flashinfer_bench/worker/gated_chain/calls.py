@@ -1,7 +1,7 @@
-"""The worker's end of a gated chain: each call waits on the GPU for the key to its inputs, and then commits.
+"""The worker's side of a gated chain. Each call waits on the GPU for the key to its inputs, and then commits.
 
-One graph has all calls if it can hold them. Else each is launched; if nothing waits for the streams that a call uses,
-its key is waited for here, before it.
+All calls are one graph if possible. Otherwise each call is launched separately. If a call uses streams that are never
+waited for, the host waits for the key before the call.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from flashinfer_bench.worker.calls import CallLaunch
 from flashinfer_bench.worker.gated_chain.kernels import BLOCK_BYTES, ChainKernels, ControlBlock, Piece, count_launches
 
 LIMIT_S: Final = 20.0
-"""A key is waited for no longer."""
+"""Most seconds of waiting for a key."""
 
 
 class GatedChains:
-    """The chain of the calls that are laid out, with its control block and the kernels that go around each call.
+    """The chain of the current calls, with its control block and the kernels around each call.
 
     Args:
         device: the GPU.
@@ -39,16 +39,16 @@ class GatedChains:
         self._device = device
         self._has_block = self._has_kernels = self._is_joined = False
         self._launch: Launch | None = None
-        """Launches the chain; None if its calls are not known yet."""
+        """Launches the chain; None until its calls are known."""
 
     def run(self, request: Mapping[str, Any], fd: int, calls: Sequence[CallLaunch], inputs: int) -> bool:
-        """Make the calls of a request in a chain; tell whether all of them were one graph.
+        """Make the calls of a request in a chain; return whether all of them were one graph.
 
         Args:
-            request: its fields.
-            fd: the memory file of the control block; behind it stands the kernels' machine code. It is closed.
-            calls: in order; the same ones until they are forgotten.
-            inputs: address of those of the first place.
+            request: the request's fields.
+            fd: the memory file of the control block, followed by the kernels' machine code. It is closed.
+            calls: the calls in order. They stay the same until `forget`.
+            inputs: address of the inputs in the first buffer.
         """
         size = int(request["size"])
         try:
@@ -76,7 +76,7 @@ class GatedChains:
             block.tell_launched(len(calls))
         except BaseException:
             for at in range(len(calls)):
-                block.give_if_missing(at)  # kernels wait for them, which nobody gives any more
+                block.give_if_missing(at)  # releases the kernels that wait for keys
             with suppress(RuntimeError):
                 torch.cuda.synchronize(self._device)
             raise
@@ -84,7 +84,7 @@ class GatedChains:
         return self._is_joined
 
     def forget(self) -> bool:
-        """Forget the calls and their control block; tell whether there were any."""
+        """Forget the calls and their control block; return whether there were any."""
         had_block, self._has_block = self._has_block, False
         self._launch, self._calls, self._commits, self._is_joined = None, [], [], False
         if had_block:
@@ -92,11 +92,11 @@ class GatedChains:
         return had_block
 
     def _choose_launch(self, operations: int | None, *, drains: bool) -> Launch:
-        """Return how the calls are launched: as one graph if they can be.
+        """Return the launch of the calls, as one graph if possible.
 
         Args:
-            operations: that a graph has to hold of a call; None if no graph can hold it.
-            drains: the device is waited for around each call.
+            operations: number of operations of a call in a graph; None if no graph can hold the call.
+            drains: synchronize the device around each call.
         """
         if drains:
             return self._launch_drained
@@ -108,7 +108,7 @@ class GatedChains:
         return self._launch_all
 
     def _launch_all(self, captured: int | None = None) -> None:
-        """Launch all calls; `captured` are the operations of one that are captured, None if they run."""
+        """Launch all calls. `captured` is the number of captured operations of a call; None outside a capture."""
         for at, (call, row) in enumerate(self._calls):
             self._kernels.await_and_unmask(self._block.key_at(at), row, self._block.ready_at, at + 1)
             call()
@@ -133,7 +133,7 @@ class GatedChains:
             self._end(at, call)
 
     def _end(self, at: int, call: CallLaunch) -> None:
-        """Commit to the results of a call and bring them into its slots; the slots first if their layouts differ."""
+        """Commit to the results of a call and copy them into its slots. If layouts differ, copy first."""
         results = call.plain_results()
         if results is None:
             call.put_away()

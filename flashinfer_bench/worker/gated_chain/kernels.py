@@ -1,10 +1,10 @@
-"""The kernels of a gated chain, and the control block by which a session hands out keys.
+"""The kernels of a gated chain, and the control block through which a session gives out keys.
 
 The worker launches the kernels around its calls: wait for a call's key, unmask its inputs with it, commit to its
 outputs. The session uses the same kernels to mask inputs, to time empty chains, and to check digests.
 
-The control block is memory of the host that both the session's processor and the worker's GPU see. From one call to the
-next takes two ways over the bus: the digest of the call before, and the key.
+The control block is host memory that both the session's processor and the worker's GPU can access. Each step to the
+next call takes two transfers over the bus: the previous call's digest, and the key.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ import torch
 from flashinfer_bench.timing import driver
 
 MOST_CALLS: Final = 17
-"""Most calls of a chain. The median counts, so a solution that wants to gain has to leave out half of them."""
+"""Most calls of a chain. The median counts, so a solution gains only by skipping half of them."""
 MOST_OUTPUTS: Final = 16
-"""Calls with more outputs are in no chain."""
+"""Calls with more outputs run in no chain."""
 BLOCK_BYTES: Final = 4096
 READY, LAUNCHED, KEYS, DIGESTS = 0, 16, 32, 96
-"""Words of a control block: number of the call that waits, number of calls that are launched, keys, digests. Each side
-writes cache lines of its own, so reads of one are not held up by writes to the other."""
+"""Words of a control block: number of the waiting call, number of launched calls, keys, digests. Each side writes its
+own cache lines, so its reads are not delayed by the other side's writes."""
 DIGEST_WORDS: Final = 8
 POLLS: Final = 2_000
-"""Reads of a word before somebody looks at the time."""
+"""Reads of a word before the time is checked."""
 WORD_BYTES: Final = 16
 """Bytes that kernels read at once."""
 SMALL_BYTES: Final = 1 << 15
-"""Most bytes of inputs that the block unmasks which waits for the key: another kernel would start later."""
+"""Most bytes of inputs that the waiting kernel unmasks itself. A second kernel would start later."""
 UNMASK_THREADS: Final = 256
 COMMIT_BYTES: Final = 1 << 16
-"""Bytes for each block that commits to outputs, before there are as many blocks as processors."""
+"""Bytes for each block that commits to outputs, until there are as many blocks as processors."""
 AT_ONCE: Final = 4
 """Pieces of memory that one kernel commits to."""
 WARP: Final = 32
@@ -48,8 +48,8 @@ class ControlBlock:
     """A view of the control block of a chain.
 
     Args:
-        fd: a memory file that begins with the block; it may be closed afterwards.
-        size: its bytes.
+        fd: a memory file that begins with the block. It can be closed afterwards.
+        size: bytes of the file.
     """
 
     address = 0
@@ -62,7 +62,7 @@ class ControlBlock:
     def map_to_gpu(self) -> None:
         """Let kernels of this process use the block, until `release`."""
         library, own, address = driver.driver(), ctypes.addressof(self._words), ctypes.c_uint64()
-        for_kernels = 2  # the driver's flag for memory that kernels may use
+        for_kernels = 2  # the driver's flag for memory accessible to kernels
         registered = library.cuMemHostRegister_v2(own, BLOCK_BYTES, for_kernels)
         driver.check(registered, "mapping the control block of a chain")
         found = library.cuMemHostGetDevicePointer_v2(ctypes.byref(address), own, 0)
@@ -72,12 +72,12 @@ class ControlBlock:
         self.address = address.value
 
     def release(self) -> None:
-        """Take the block from the GPU."""
+        """Unmap the block from the GPU."""
         given_up = driver.driver().cuMemHostUnregister(ctypes.addressof(self._words))
         driver.check(given_up, "giving up the control block of a chain")
 
     def clear(self) -> None:
-        """Begin a chain: there is no key, and no digest."""
+        """Reset the block for a new chain, without keys and digests."""
         ctypes.memset(ctypes.addressof(self._words), 0, BLOCK_BYTES)
 
     def give(self, call: int, key: int) -> None:
@@ -85,31 +85,31 @@ class ControlBlock:
         self._words[KEYS + call] = key
 
     def give_if_missing(self, call: int) -> None:
-        """Give a call without a key one that unmasks nothing, so that no kernel waits for it any more."""
+        """Give a call without a key a dummy key, so that no kernel waits for it any more."""
         self.give(call, self._words[KEYS + call] or 1)
 
     def has_key(self, call: int) -> bool:
-        """Tell whether a call's key has come."""
+        """Return whether a call's key has arrived."""
         return bool(self._words[KEYS + call])
 
     def await_ready(self, count: int) -> bool:
-        """Poll for a while; tell whether the call of this number, from 1 on, waits for its key."""
+        """Poll briefly; return whether call number `count`, counted from 1, waits for its key."""
         return self._is_at_least(READY, count)
 
     def tell_ready(self, count: int) -> None:
-        """Say instead of the GPU that a call waits."""
+        """Report on behalf of the GPU that a call waits."""
         self._words[READY] = count
 
     def is_launched(self, count: int) -> bool:
-        """Tell whether this many calls are launched."""
+        """Return whether this many calls are launched."""
         return self._words[LAUNCHED] >= count
 
     def tell_launched(self, count: int) -> None:
-        """Say that this many calls are launched."""
+        """Report that this many calls are launched."""
         self._words[LAUNCHED] = count
 
     def await_digest(self, call: int, groups: int) -> bool:
-        """Poll for a while; tell whether all words of a call's digest are there."""
+        """Poll briefly; return whether all words of a call's digest have arrived."""
         last = DIGESTS + call * DIGEST_WORDS + 2 * groups - 1
         return self._is_at_least(last, 1) and all(self.digest(call, groups))
 
@@ -126,20 +126,20 @@ class ControlBlock:
         return False
 
     def text(self, begin: int, end: int) -> bytes:
-        """Return bytes of the file: the kernels' code lies behind the block."""
+        """Return bytes of the file. The kernels' code comes after the block."""
         return self._held[begin:end]
 
     @property
     def ready_at(self) -> int:
-        """Address at which kernels say which call waits."""
+        """Address at which kernels report the waiting call."""
         return self.address + 8 * READY
 
     def key_at(self, call: int) -> int:
-        """Return the address at which kernels find a call's key."""
+        """Return the address from which kernels read a call's key."""
         return self.address + 8 * (KEYS + call)
 
     def digest_at(self, call: int) -> int:
-        """Return the address at which kernels write a call's digest."""
+        """Return the address to which kernels write a call's digest."""
         return self.address + 8 * (DIGESTS + call * DIGEST_WORDS)
 
 
@@ -166,7 +166,7 @@ class ChainKernels:
 
     Args:
         image: their machine code.
-        device: the GPU; it is the current one.
+        device: the GPU, which is the current device.
     """
 
     def __init__(self, image: bytes, device: torch.device) -> None:
@@ -180,7 +180,7 @@ class ChainKernels:
         torch.cuda.synchronize(device)
 
     def warm_up(self, key: int) -> None:
-        """Launch each kernel once: the driver loads its code then, which it cannot during a capture.
+        """Launch each kernel once, because the driver cannot load code during a capture.
 
         Args:
             key: address of a key that is not 0; the second and third word from there are overwritten.
@@ -193,7 +193,7 @@ class ChainKernels:
         torch.cuda.synchronize(self._device)
 
     def await_and_unmask(self, key: int, inputs: Piece, ready: int, count: int) -> None:
-        """Write `count` to the address `ready`, wait until a key comes at the address `key`, and unmask inputs.
+        """Write `count` to the address `ready`, wait for a key at the address `key`, and unmask inputs.
 
         It launches `count_launches` kernels.
         """
@@ -206,7 +206,7 @@ class ChainKernels:
             self.unmask(inputs, self._key.data_ptr())
 
     def unmask(self, inputs: Piece, key: int) -> None:
-        """Unmask inputs by the key at an address; or mask them, which is the same."""
+        """Unmask inputs by the key at an address. Masking is the same operation."""
         words = inputs.nbytes // WORD_BYTES
         blocks = max(1, min(2 * self._processors, -(-words // UNMASK_THREADS)))
         self._launch("flashinfer_bench_unmask", (blocks, UNMASK_THREADS), inputs.address, words, key)
@@ -216,7 +216,7 @@ class ChainKernels:
         self.committer([one.nbytes for one in pieces], digest)([one.address for one in pieces])
 
     def committer(self, sizes: Sequence[int], digest: int) -> Callable[[Sequence[int]], None]:
-        """Return a function that commits to pieces of these sizes, given their addresses. It is quick on the host."""
+        """Return a function that commits to pieces of these sizes, given their addresses. It is fast on the host."""
         scratch = self._parts.data_ptr(), self._count.data_ptr()
         launches = []
         for at in range(count_groups(len(sizes))):
@@ -249,20 +249,20 @@ class ChainKernels:
 
 
 def count_launches(nbytes: int) -> int:
-    """Return how many kernels wait for a key and unmask this many bytes."""
+    """Return the number of kernels that wait for a key and unmask this many bytes."""
     return 1 if nbytes <= SMALL_BYTES else 2
 
 
 def count_groups(pieces: int) -> int:
-    """Return in how many groups this many pieces are committed to, at least one."""
+    """Return the number of commit groups for this many pieces, at least one."""
     return max(1, -(-pieces // AT_ONCE))
 
 
 def threads_for(words: int) -> int:
-    """Return the threads of a block that has this many words to do: whole warps."""
+    """Return the number of threads of a block for this many words: whole warps."""
     return WARP * max(1, min(WARP, -(-words // WARP)))
 
 
 def piece_of(value: torch.Tensor) -> Piece:
-    """Return where a contiguous tensor lies."""
+    """Return the location of a contiguous tensor."""
     return Piece(value.data_ptr(), value.nbytes)

@@ -1,1 +1,1 @@
-"""What a worker does for compilers that run inside it: what a first launch needs, and compiling before a launch."""
+"""A worker's support for run-time compilers: their folders, faster first launches, and compilation ahead."""

@@ -1,16 +1,15 @@
-"""Folders in which compilers of a solution keep what they make while it runs; called in a worker, in its sandbox.
+"""Folders of a solution's run-time compilers; called in a worker, in its sandbox.
 
-`enter_extensions` removes locks that an ended worker left. While torch builds an extension, a file `lock` lies beside
-it, and whoever wants the extension waits until the file is gone. A process that is ended then leaves it behind, and all
-later ones would wait for ever. So each worker holds a lock of the kernel's on its solution's folder for as long as it
-lives, and one that finds no other worker there removes such files.
+`enter_extensions` removes stale locks. While torch builds an extension, it has a file `lock` next to it, and other
+processes wait until this file is removed. If the building process is killed, the file stays, and all later processes
+would wait for ever. So each worker holds a kernel lock on its solution's folder during its life. A worker that is alone
+there removes such files.
 
-`link_modules` lays a solution's folder over FlashInfer's compiled modules: links lead to what was compiled ahead, and
-the library writes what it compiles beside them. It keeps a module in
-`.cache/flashinfer/<version>/<architectures>/cached_ops/<module>`, and the sources that it made in `generated/<name>`
-beside. Its build files name folders by their real paths, so a folder that is a link reads the same in both places, and
-ninja finds nothing to do. A module that is not finished, or whose flags name the shared folder, is left out: the
-library compiles it again.
+`link_modules` lays a solution's folder over FlashInfer's compiled modules. Links lead to modules compiled ahead, and
+the library writes further modules next to them. A module is in
+`.cache/flashinfer/<version>/<architectures>/cached_ops/<module>`, and its generated sources are in `generated/<name>`
+next to that. Its build files use real paths, so a linked folder reads the same in both locations, and ninja has no
+work. An unfinished module, or a module whose flags name the shared folder, is skipped: the library compiles it again.
 """
 
 from __future__ import annotations
@@ -28,24 +27,24 @@ from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.files.writing import open_new
 
 IN_USE: Final = ".in_use"
-"""The file that workers hold a lock on."""
+"""The file that workers lock."""
 LEFT: Final = "*/lock"
 PATIENCE_S: Final = 1.0
-"""Seconds that a worker waits for the end of others where a lock lies there: the one before may be about to end."""
+"""Seconds that a worker waits for other workers if a lock file exists. An earlier worker may be about to end."""
 PAUSE_S: Final = 0.05
 LIBRARY: Final = Path(".cache", "flashinfer")
 STAMP: Final = ".linked"
 MOST_BYTES: Final = 16 << 20
-"""Files of more bytes are not read here."""
+"""Larger files, in bytes, are not read here."""
 OF_FILES: Final = ("build ", "default ")
-"""How lines begin that name files; others are flags."""
+"""Prefixes of lines that name files. Other lines are flags."""
 
 
 def enter_folders(shared_modules: str | None) -> None:
     """Prepare the folders that this process's environment names, before a solution is imported.
 
     Args:
-        shared_modules: FlashInfer's folder of modules that were compiled ahead; None if there is none.
+        shared_modules: FlashInfer's folder of modules compiled ahead; None if there is none.
     """
     if shared_modules is not None:
         link_modules(Path(shared_modules), Path(os.environ["FLASHINFER_WORKSPACE_BASE"]))
@@ -54,11 +53,11 @@ def enter_folders(shared_modules: str | None) -> None:
 
 
 def enter_extensions(folder: Path) -> None:
-    """Be one of those who use a folder of extensions, until this process ends; the first one removes what was left.
+    """Register as a user of an extension folder until this process ends. The first user removes stale locks.
 
-    Several workers of a solution may use it side by side, one on each device.
+    Several workers of a solution can use it at the same time, one on each device.
     """
-    with suppress(OSError):  # what a solution has put in the way is its own loss
+    with suppress(OSError):  # a solution that blocks its own folder harms only itself
         folder.mkdir(parents=True, exist_ok=True)
         held = os.open(folder / IN_USE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         left, deadline = list(folder.glob(LEFT)), time.monotonic() + PATIENCE_S
@@ -73,9 +72,9 @@ def enter_extensions(folder: Path) -> None:
 
 
 def link_modules(shared: Path, own: Path) -> None:
-    """Link what is finished in the shared folder into one's own; what is there already stays.
+    """Link finished modules of the shared folder into the private folder; existing files stay.
 
-    Whatever a solution has left in its folder can lead nowhere else, since this is done in its sandbox.
+    This runs in the solution's sandbox, so files of the solution cannot redirect it elsewhere.
     """
     places = sorted((shared / LIBRARY).glob("*/*/cached_ops"))
     downloads = sorted((shared / LIBRARY / "cubins").glob("*"))
@@ -87,7 +86,7 @@ def link_modules(shared: Path, own: Path) -> None:
         link = own / target.relative_to(shared)
         link.parent.mkdir(parents=True, exist_ok=True)
         if link.is_symlink() and not link.exists():
-            link.unlink()  # what it led to is gone
+            link.unlink()  # its target was removed
         with suppress(FileExistsError):
             link.symlink_to(target)
     own.mkdir(parents=True, exist_ok=True)
@@ -96,7 +95,7 @@ def link_modules(shared: Path, own: Path) -> None:
 
 
 def _choose(place: Path, shared: Path) -> Iterator[Path]:
-    """Yield the modules of a folder to link, and the sources beside it that they name."""
+    """Yield the modules of a folder to link, and their generated sources."""
     sources = place.parent / "generated"
     for module in sorted(place.iterdir()):
         build = module / "build.ninja"

@@ -1,15 +1,14 @@
-"""Compiles a solution's Triton kernels, its extensions of torch, and what it needs of FlashInfer, before its turn: by
-calls that compute nothing, in a worker without a GPU.
+"""Compiles a solution's Triton kernels, torch extensions and FlashInfer modules ahead, by fake calls without a GPU.
 
-It runs while another solution is measured, so it takes as little of the machine as can be: the lowest priority, and
-cores that it cannot leave. What it compiles lies in the solution's own cache. Nothing that it says is believed, and a
-solution that fails here is compiled at its first call, as always.
+It runs while another solution is measured. So it uses the lowest priority, and cores that it cannot leave. The results
+are in the solution's own cache. Its reports are not trusted, and a solution that fails here is compiled at its first
+call, as usual.
 
-`stand_in` stands in for the GPU: enough of one for Triton and FlashInfer to compile what a call would launch. Tensors
-have shapes, strides and the GPU as their device, and no memory (torch's FakeTensor). A launch does nothing, and a
-module that FlashInfer has compiled is not loaded. A call that reads a number from a tensor gets 16: many sizes share a
-factor with it, so Triton compiles what most calls will launch. The result lies in the solution's cache under the keys
-of a launch on the GPU: these are made of the kernel's source, the kinds of its arguments, the options and the GPU.
+`stand_in` replaces the GPU, so far that Triton and FlashInfer compile the kernels of a call. Tensors have shapes,
+strides and the GPU as their device, and no memory (torch's FakeTensor). A launch has no effect, and compiled FlashInfer
+modules are not loaded. A call that reads a number from a tensor gets 16: many sizes have a common factor with it, so
+Triton compiles what most calls will launch. The cache keys are those of a launch on the GPU: they depend on the
+kernel's source, the kinds of its arguments, the options and the GPU.
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ from flashinfer_bench.worker.jit.folders import enter_folders
 from flashinfer_bench.worker.load import LoadedEntry, load_entry
 
 THREADS_A_BLOCK: Final = 1024
-"""Most threads in a block, as Triton is told of every kernel."""
+"""Most threads in a block, reported to Triton for every kernel."""
 LOWEST_PRIORITY: Final = 19
 NUMBER: Final = 16
-"""What a call reads from tensors; conditions hold each second time, so a loop until one holds ends."""
+"""Number that a call reads from tensors. Conditions are alternately true, so that loops until a condition end."""
 MOST_READ: Final = 20_000
-"""Most numbers that are read: a loop until a number changes must end, too."""
+"""Most numbers that are read, so that loops until a number changes end, too."""
 
 
 def precompile(order: Mapping[str, Any], shared_modules: str | None = None) -> None:
     """Load the solution, and make the calls of the order on tensors without memory.
 
     Args:
-        order: `directory`, `entry`, `symbol` and `kind` of its artifact, the `calls`, each with `inputs` and `outputs`,
-            the `gpu` (see `stand_in`), the `cores` that it may use, and how many `compilers` it may run at once.
-        shared_modules: FlashInfer's folder of modules that are compiled already; None where there is none.
+        order: `directory`, `entry`, `symbol` and `kind` of its artifact, the `calls` with `inputs` and `outputs`, the
+            `gpu` (see `stand_in`), the usable `cores`, and the number of `compilers` at once.
+        shared_modules: FlashInfer's folder of compiled modules; None if there is none.
     """
     step_back(order["cores"])
     os.environ["MAX_JOBS"] = str(order["compilers"])
@@ -64,7 +63,7 @@ def precompile(order: Mapping[str, Any], shared_modules: str | None = None) -> N
 
 
 def step_back(cores: Sequence[int]) -> None:
-    """Use idle time of these cores alone from here on; it cannot be taken back."""
+    """Use only idle time of these cores from now on. This cannot be undone."""
     os.nice(LOWEST_PRIORITY)
     os.sched_setaffinity(0, cores)
     torch.set_num_threads(1)
@@ -72,7 +71,7 @@ def step_back(cores: Sequence[int]) -> None:
 
 
 def call_once(loaded: LoadedEntry, call: Mapping[str, Any]) -> None:
-    """Make one call; with its outputs where the entry function takes these, too."""
+    """Make one call, with its outputs if the entry function takes them."""
     inputs = [make_argument(one) for one in call["inputs"]]
     outputs = [make_argument(one) for one in call["outputs"]]
     takes = loaded.signature
@@ -89,24 +88,24 @@ def make_argument(described: Mapping[str, Any]) -> Any:
 
 
 def prepare_stand_in() -> None:
-    """Import what the first use of a stand-in would, for all forks of this process.
+    """Import the modules for the first use of a stand-in, for all forks of this process.
 
-    It takes the lowest priority from here on, and its forks with it.
+    This process and its forks then have the lowest priority.
     """
     os.nice(LOWEST_PRIORITY)
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nothing that is imported may start the driver, which no fork could use
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # imports must not start the driver, since no fork could use it
     with stand_in({"torch": {"name": "", "major": 9, "minor": 0}, "triton": {}}, asks_driver=False):
         torch.empty_like(torch.empty(1, device="cuda")) + 1
 
 
 @contextmanager
 def stand_in(gpu: Mapping[str, Any], *, asks_driver: bool = True) -> Iterator[None]:
-    """Let the code of a block find a GPU that is not there.
+    """Let the code of a block see a fake GPU.
 
     Args:
-        gpu: its properties by torch (`torch`), and by Triton's driver (`triton`).
-        asks_driver: may start the driver, to see that it has no GPU. Then torch switches between devices without it,
-            which copies and slices of tensors need.
+        gpu: its properties from torch (`torch`), and from Triton's driver (`triton`).
+        asks_driver: may start the driver, to find that it has no GPU. Then torch switches devices without it, which
+            copies and slices of tensors need.
     """
     mode = fake_tensor.FakeTensorMode
     with ExitStack() as stack:
@@ -132,7 +131,7 @@ def stand_in(gpu: Mapping[str, Any], *, asks_driver: bool = True) -> Iterator[No
             "is_current_stream_capturing": False,
         }
         patch(torch.cuda, **{name: always(answer) for name, answer in answers.items()})
-        # An address is aligned as the tensor's would be: memory of its own begins at a multiple of 256.
+        # An address has the real alignment: own memory begins at a multiple of 256.
         patch(fake_tensor.FakeTensor, data_ptr=lambda tensor: int(tensor.storage_offset()) * tensor.element_size())
         read = {torch.ops.aten._local_scalar_dense.default: _make_reader()}
         stack.enter_context(mock.patch.dict(fake_impls.op_implementations_dict, read))
@@ -152,7 +151,7 @@ def stand_in(gpu: Mapping[str, Any], *, asks_driver: bool = True) -> Iterator[No
 
 
 def always(answer: Any) -> Callable[..., Any]:
-    """Return a function that gives one answer, whatever it is called with."""
+    """Return a function that always gives the same answer."""
     return lambda *_arguments, **_named: answer
 
 
@@ -160,7 +159,7 @@ def _make_reader() -> Callable[..., bool | int | float]:
     reads = count(1)
 
     def read(_mode: object, _operation: object, tensor: torch.Tensor) -> bool | int | float:
-        """Return what is read from a tensor of one element."""
+        """Return the fake number of a one-element tensor."""
         number = next(reads)
         if number > MOST_READ:
             raise RuntimeError(f"{MOST_READ} numbers were read from tensors without memory")
@@ -172,7 +171,7 @@ def _make_reader() -> Callable[..., bool | int | float]:
 
 
 def make_driver(nvidia: Any, gpu: Mapping[str, Any]) -> Any:
-    """Return a driver of Triton's that compiles for a GPU, and launches nothing.
+    """Return a Triton driver that compiles for a GPU, and launches nothing.
 
     Args:
         nvidia: Triton's module of the driver that launches.
@@ -180,7 +179,7 @@ def make_driver(nvidia: Any, gpu: Mapping[str, Any]) -> Any:
     """
 
     def make_launcher(source: Any, metadata: Any) -> Any:
-        """Compile the launcher, since that lies in the cache as kernels do; return one that does nothing."""
+        """Compile the launcher, which is cached like kernels; return a launcher without effect."""
         with suppress(Exception):
             nvidia.CudaLauncher(source, metadata)
         return always(None)
@@ -201,13 +200,13 @@ def make_driver(nvidia: Any, gpu: Mapping[str, Any]) -> Any:
 
 
 def _time_anew(_tuner: Any, _key: Any, _configurations: Any, time_all: Callable[[], object]) -> bool:
-    """Keep no times of configurations on disk: these are none. Says that none were found there."""
+    """Skip the disk cache of tuning times, since there are no times. Returns that none was found."""
     time_all()
     return False
 
 
 def _compile_one(tuner: Any, *arguments: Any, config: Any, **named: Any) -> list[float]:
-    """Compile one configuration of an autotuned kernel in place of timing it."""
+    """Compile one configuration of an autotuned kernel, instead of timing it."""
     try:
         tuner.fn.run(*arguments, **{**named, **config.all_kwargs()})
     except Exception:

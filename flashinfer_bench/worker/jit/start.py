@@ -1,7 +1,7 @@
-"""Does once, in the fork server, the work that every process would do at its first Triton launch; none of it touches a
-device. Under Triton's interpreter, tuning is switched off.
+"""Prepares Triton once in the fork server, so that first launches in workers are faster. It uses no device.
 
-Most of that time is the hash of Triton's own files. Its result is cached in the process, and so inherited by forks.
+Most of that time is the hash of Triton's own files. Its result is cached in the process, and inherited by forks. Under
+Triton's interpreter, tuning is switched off.
 """
 
 from __future__ import annotations
@@ -14,27 +14,26 @@ from importlib import import_module
 from typing import Final
 
 KEY_MODULES: Final = ("triton.runtime.cache", "triton.compiler.compiler")
-"""The module with `triton_key`, which computes the hash: in Triton 3.5 and later, and before."""
+"""Modules with `triton_key`, which computes the hash: in Triton 3.5 and later, and in older versions."""
 COMPILER: Final = "triton.backends.nvidia.compiler"
 PROGRAMS: Final = (("triton.backends.nvidia.driver", "library_dirs"), ("triton.runtime.build", "platform_key"))
-"""Functions that start programs (`ldconfig`, `file`) and keep what these say. A first launch asks them, also of a
-kernel that is compiled."""
+"""Functions that start programs (`ldconfig`, `file`) and cache their output. Every first launch calls them."""
 GLUON: Final = "triton.experimental.gluon"
 
 
 def prepare_triton(capability: tuple[int, int] | None = None) -> None:
-    """Import and compute what a first launch would; a version of Triton that has none of it is left as it is.
+    """Import and compute everything for a first launch. Steps missing in a Triton version are skipped.
 
     Args:
-        capability: the GPU's compute capability, by which Triton asks its assembler for its version; None leaves that
+        capability: the GPU's compute capability, for which Triton asks the version of its assembler; None to leave that
             to each worker.
     """
     for module in (*(module for module, _ in PROGRAMS), COMPILER):
         with suppress(ImportError):
             import_module(module)
-    with ThreadPoolExecutor() as pool:  # its threads are gone before anything is forked
+    with ThreadPoolExecutor() as pool:  # its threads end before any fork
         pool.submit(_compute_key)
-        for module, name in PROGRAMS:  # a step that fails is left to each worker
+        for module, name in PROGRAMS:  # a failed step is left to each worker
             pool.submit(_call, module, name)
         if capability is not None:
             for name in ("get_ptxas", "get_ptxas_version"):
@@ -55,9 +54,9 @@ def _compute_key() -> None:
 
 
 def leave_untuned() -> None:
-    """Under Triton's interpreter, let autotuned kernels take their first configuration.
+    """Under Triton's interpreter, make autotuned kernels use their first configuration.
 
-    To time the others Triton asks a GPU's driver, and without one it fails. Times would say nothing there.
+    To time configurations, Triton needs a GPU's driver, and fails without it. Times would have no meaning there.
     """
     tuner = getattr(sys.modules.get("triton.runtime.autotuner"), "Autotuner", None)
     if tuner is not None and os.environ.get("TRITON_INTERPRET") == "1":

@@ -7,7 +7,7 @@ import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgeContext, JudgedCall
-from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
+from flashinfer_bench.bench.evaluators.inputs.generate import InputMaker
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
 from flashinfer_bench.timing.measurement import Measured
@@ -33,7 +33,7 @@ def define(inputs, body="return 1", *, before="", axes=(), outputs=None, **other
 
 
 def make(definition, sources=None, *, seed=1, root=Path("nowhere"), device=CPU, runs=False, **sizes):
-    """Return inputs by name; the reference has to bear them if it runs."""
+    """Return inputs by name; the reference must accept them if it runs."""
     sizes = {name: size for name, size in sizes.items() if name in definition.axes}
     made = InputMaker(definition, make_workload(axes=sizes, inputs=sources or {}), device, root).make(seed)
     if runs:
@@ -53,7 +53,7 @@ class Judging:
 
     Args:
         definition: picks the evaluator.
-        workload: what is judged on; or axes of one whose inputs are random.
+        workload: of the call; or axes of a workload with random inputs.
         seed: of the job.
         settings: fields of the eval config.
     """
@@ -82,7 +82,7 @@ class Judging:
         return self.evaluator.check_correctness(*given, context=self.context)
 
     def judge(self, inputs, got, expected=None):
-        """Judge what one call gave, as one trial."""
+        """Judge the outputs of one call, as one trial."""
         return self.evaluator.judge_trial(self.definition, JudgedCall(inputs, got, expected or got), self.config)
 
     def measure(self, function):

@@ -1,4 +1,4 @@
-"""The Default and the LowBit evaluator from inputs to latency: what is accepted, and which status a fault gets."""
+"""The Default and the LowBit evaluator from inputs to latency: accepted outputs, and the status of each fault."""
 
 from dataclasses import replace
 
@@ -55,7 +55,7 @@ LOOSE = {"required_matched_ratio": 0.9, "norm_rule": False, "lost_rows_rule": Fa
         (lambda x: [x * 2 + 0.3, x > 0], {"atol": 0.0, "rtol": 0.5, "norm_rule": False}, "NUMERICAL", "rtol=0.5"),
     ],
 )
-def test_what_is_wrong_gets_its_status_and_says_where(solution, settings, status, words):
+def test_an_error_gets_its_status_and_its_location(solution, settings, status, words):
     verdict = judging(**settings).check(solution)
     expect(verdict, words)
     if status:
@@ -92,7 +92,7 @@ def test_a_right_solution_is_measured_and_has_no_speedup_without_a_profiled_base
         (RANDOM, {}, right, WorkloadFault, "second call"),
     ],
 )
-def test_faults_are_told_and_failures_of_a_solution_pass_through(body, extra, solution, error, words):
+def test_faults_are_reported_and_failures_of_a_solution_pass_through(body, extra, solution, error, words):
     with pytest.raises(error, match=words):
         judging(body, extra=extra).check(solution)
 
@@ -106,7 +106,7 @@ def test_inputs_too_large_to_keep_for_all_trials_are_used_again(monkeypatch):
 
 
 class Signs(DefaultEvaluator):
-    """Compares nothing but signs."""
+    """Compares only signs."""
 
     @classmethod
     def judge_trial(cls, definition, trial, cfg):
@@ -120,7 +120,7 @@ class Calling(DefaultEvaluator):
         return super().check_correctness(*given, **named)
 
 
-def test_a_subclass_may_judge_a_trial_in_its_own_way_and_declares_no_longer_what_it_overrides():
+def test_a_subclass_that_judges_trials_itself_loses_the_declarations_it_overrides():
     job = judging(RANDOM)
     for one, compares, alone in ((DefaultEvaluator, True, True), (Signs, False, True), (Calling, False, False)):
         assert (one.compares_elements(job.definition), one.judges_calls_alone) == (compares, alone)

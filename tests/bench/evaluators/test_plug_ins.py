@@ -1,4 +1,4 @@
-"""Evaluators from outside: which are asked in which order, what is refused, their keys of `extra`, what they return."""
+"""Foreign evaluators: their order, refusals, keys of `extra`, and results."""
 
 import sys
 from importlib.metadata import EntryPoint
@@ -56,7 +56,7 @@ def module(tmp_path, monkeypatch):
 
     def write(name, *parts, op_type="mine"):
         (tmp_path / f"{name}.py").write_text(HEAD.format(op_type=op_type) + "".join(parts))
-        monkeypatch.setitem(sys.modules, name, None)  # so that what the import leaves is undone
+        monkeypatch.setitem(sys.modules, name, None)  # so that the import leaves no module behind
         del sys.modules[name]
 
     return write
@@ -88,12 +88,15 @@ def test_a_module_offers_its_evaluators_in_any_of_these_ways(module, reference):
         ({"derived": "class Mine(LowBitEvaluator):\n    pass\n" + LIST}, "derived"),  # takes as its base
     ],
 )
-def test_who_is_asked_first(module, modules, asked):
+def test_the_order_of_evaluators(module, modules, asked):
     for name, source in modules.items():
         module(name, source, op_type="lowbit")
     register_all(*modules)
     found = find_evaluator(make_definition(op_type="lowbit"))
-    assert (found.__module__, found.compares_elements(MINE)) == (asked, True)  # an adapted one keeps what it declares
+    assert (found.__module__, found.compares_elements(MINE)) == (
+        asked,
+        True,
+    )  # an adapted evaluator keeps its declarations
     assert find_evaluator(make_definition(op_type="gemm")) is DefaultEvaluator
 
 
@@ -109,7 +112,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("source", "reason"), REFUSED)
-def test_what_cannot_be_used_is_refused_by_name_with_the_reason(module, source, reason):
+def test_unusable_plug_ins_are_refused_by_name_with_the_reason(module, source, reason):
     if source is not None:
         module("broken", source)
     refused = answer({"plug_ins": [{"reference": "broken", "origin": "evaluator_modules"}], "definitions": []})
@@ -135,7 +138,7 @@ def test_an_edit_changes_the_fingerprint_and_so_does_a_revision_that_a_plug_in_s
     assert choose_evaluator(MINE).fingerprint.split() == ["edited:Mine", "7", edited.split()[-1]]
 
 
-def test_a_plug_in_is_imported_from_where_the_script_finds_it_before_installed_ones(module, tmp_path, monkeypatch):
+def test_a_plug_in_next_to_the_script_is_imported_before_installed_plug_ins(module, tmp_path, monkeypatch):
     module("beside", LIST)
     entries = [EntryPoint("b", "pack.b:Mine", "g"), EntryPoint("a", "pack.a", "g")]
     found, *installed = list_plug_ins(["beside"], find_entry_points=lambda group: entries)
@@ -187,7 +190,7 @@ def test_a_value_of_another_type_or_an_unknown_key_is_refused_with_its_place(ext
 
 
 @pytest.mark.parametrize("declared", [{1: 2}, {"a": [object()]}])
-def test_what_is_no_mapping_to_defaults_or_types_is_refused(declared):
+def test_a_declaration_that_maps_to_no_defaults_or_types_is_refused(declared):
     with pytest.raises(ValueError, match=r"is no mapping|is neither a default"):
         read_parameters(declared)
 

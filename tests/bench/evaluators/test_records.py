@@ -1,4 +1,5 @@
-"""What evaluators declare: the host reads it without torch, and a new one is its file alone. Keys of `extra`."""
+"""Declarations of evaluators: the host reads them without torch, and a new evaluator is its file alone. Keys of
+`extra`."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench import evaluator_record as record_module
 from flashinfer_bench.bench.config_sources import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluator_record import find_records, known_keys, known_op_types, mark_built_in, why_wrong
+from flashinfer_bench.bench.evaluator_record import built_in_key, find_records, known_keys, known_op_types, why_wrong
 from flashinfer_bench.bench.evaluators.registry import choose_evaluator
 from flashinfer_bench.bench.evaluators.verdict import read_parameter
 from flashinfer_bench.bench.events import JobFinished
@@ -35,9 +36,9 @@ CHOSEN = [
 
 def test_host_and_judge_choose_the_same_evaluator_by_op_type_and_dtypes():
     for parts, name in CHOSEN:
-        assert mark_built_in(make_definition(**parts)).split()[0] == name
+        assert built_in_key(make_definition(**parts)).split()[0] == name
     definitions = [*TraceSet.from_path(BUNDLED).definitions.values(), *(make_definition(**one) for one, _ in CHOSEN)]
-    assert all(mark_built_in(each) == choose_evaluator(each).fingerprint for each in definitions)
+    assert all(built_in_key(each) == choose_evaluator(each).fingerprint for each in definitions)
     assert set(BenchmarkConfig.default().op_type_config) <= set(known_op_types())
 
 
@@ -53,10 +54,10 @@ class ParityEvaluator(DefaultEvaluator):
 '''
 USE = """
 import json, sys
-from flashinfer_bench.bench.evaluator_record import known_op_types, mark_built_in, why_wrong
+from flashinfer_bench.bench.evaluator_record import known_op_types, built_in_key, why_wrong
 from tests.kit import make_definition
 definition = make_definition(op_type="parity")
-told = [mark_built_in(definition), "parity" in known_op_types(), why_wrong("parity_share", 2), "torch" in sys.modules]
+told = [built_in_key(definition), "parity" in known_op_types(), why_wrong("parity_share", 2), "torch" in sys.modules]
 from flashinfer_bench.bench.evaluators.registry import choose_evaluator
 choice = choose_evaluator(definition)
 print(json.dumps([*told, choice.fingerprint, choice.why, choice.module]))
@@ -95,7 +96,7 @@ VALUES = {
     "measure_rejected": (True, [1]),
     "summed_tolerance": (False, ["yes"]),
 }
-"""Key → a right value and wrong ones."""
+"""Key → a right value and wrong values."""
 
 
 def test_values_of_known_keys_are_checked():

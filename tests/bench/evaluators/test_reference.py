@@ -1,4 +1,4 @@
-"""The reference as a callable: how it is called, what of it is a fault, and that inputs stay what they were."""
+"""The reference as a callable: its calls, its faults, and that inputs stay unchanged."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ if __name__ == "__main__":
 """
 GIVEN = [torch.tensor([3.0, 4.0]), torch.tensor([1.0, 1.0])]
 CALLED = [
-    # by name, and those of other names by position
+    # by name, and other names by position
     *((result, f"def run({parameters}):", "", PAIR, [[2, 3]]) for parameters, result in (
         ("w, x, eps=1e-5, **others", "x - w"), ("**others", "others['x'] - others['w']"), ("w, *, x", "x - w"),
     )),

@@ -1,4 +1,4 @@
-"""Times of references on disk: what a later run takes over, what is kept, and files that are none of ours."""
+"""Times of references on disk: reuse by later runs, the stored fields, and foreign files."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.runner.baseline_cache import BaselineCache, KeptBaseline
-from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.protocol import SessionConfig
 from flashinfer_bench.bench.runner.session import reference_timing
 from flashinfer_bench.bench.runner.session.reference_timing import KeptTimes, move_to_gap
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
@@ -20,7 +20,7 @@ from flashinfer_bench.timing.settings import TimingSettings
 from tests.kit import make_definition, make_workload
 
 pytestmark = pytest.mark.cpu
-MARKS = {"definition": "d", "workload": "w", "device": "GPU-1"}
+KEYS = {"definition": "d", "workload": "w", "device": "GPU-1"}
 TIMES = {f"{name}_ms": 2.0 for name in ("mean", "std", "min", "q25", "median", "q75", "max")}
 RECORD = {"method": "cupti", "cache_state": "cold", "stop": "precision", "calls": 14, "trials": 1, "samples": 9}
 RECORD |= {**TIMES, "interval95_ms": [1.99, 2.01], "launch_gap_ns": 1100, "operations": 7, "flags": ["host_bound"]}
@@ -29,7 +29,7 @@ SETTINGS, STATE = GpuSettings(700.0, 1980, 3201, 1980, 3201), GpuState(1980, 320
 
 
 def make_kept(**changes):
-    fields = {"marks": MARKS, "sm_mhz": 1980, "definition": "double", "workload": "w0", "hardware": "H200"}
+    fields = {"marks": KEYS, "sm_mhz": 1980, "definition": "double", "workload": "w0", "hardware": "H200"}
     fields |= {"taken": "2026-01-01T00:00:00Z", "latency_ms": 2.0, "trials_ms": [2.0], "record": RECORD}
     return KeptBaseline.model_validate({**fields, **changes})
 
@@ -44,7 +44,7 @@ HOSTILE = {
     "too large": lambda path: path.write_text(make_kept().model_dump_json() + " " * (1 << 20)),
     "cut short": lambda path: path.write_text(make_kept().model_dump_json()[:-20]),
     "nested deeply": lambda path: path.write_text("[" * 50_000),
-    "about something else": edited(marks={**MARKS, "definition": "other"}),
+    "about something else": edited(marks={**KEYS, "definition": "other"}),
     "of a later form": edited(format=2),
     "an endless time": edited(latency_ms=1e300 * 1e300),
     "no record": edited(record={}),
@@ -55,12 +55,12 @@ HOSTILE = {
 def test_a_file_that_is_no_baseline_of_ours_counts_as_missing_and_is_listed_as_such(tmp_path, spoil):
     cache = BaselineCache(tmp_path)
     cache.folder.mkdir()
-    place = cache.place(MARKS)
+    place = cache.place(KEYS)
     spoil(place)
-    assert cache.read(MARKS) is None
+    assert cache.read(KEYS) is None
     assert place in [file.path for file in cache.files() if file.baseline is None]
     cache.write(make_kept())
-    assert (cache.read(MARKS) is not None) is place.is_file()
+    assert (cache.read(KEYS) is not None) is place.is_file()
     assert cache.clear() > 0
     assert cache.files() == []
 
@@ -70,7 +70,7 @@ def test_a_linked_folder_is_not_cleared_and_a_text_moves_no_cursor(tmp_path):
     elsewhere.write(make_kept(definition="a\x1b[2Jb"))
     cache.folder.symlink_to(elsewhere.folder)
     assert (cache.files(), cache.clear()) == ([], 0)
-    assert elsewhere.read(MARKS).definition == "a [2Jb"
+    assert elsewhere.read(KEYS).definition == "a [2Jb"
 
 
 class OtherEvaluator(DefaultEvaluator):
@@ -88,7 +88,7 @@ Outside.__module__ = "theirs"
 
 @pytest.fixture
 def session(tmp_path, monkeypatch):
-    """Return a function that gives what one session finds and keeps; keywords change its conditions."""
+    """Return a function that gives the cached times of one session; keywords change its conditions."""
     (tmp_path / "x.safetensors").write_bytes(b"stored")
     stored = {"x": {"type": "safetensors", "path": "x.safetensors", "tensor_key": "x"}}
 
@@ -109,13 +109,15 @@ def session(tmp_path, monkeypatch):
         monkeypatch.setattr(reference_timing, "read_gpu_settings", lambda _uuid: settings)
         monkeypatch.setattr(reference_timing, "read_gpu_state", lambda _uuid: state)
         names = {"baselines": baselines, "gpu_uuid": gpu_uuid, "cache_root": str(tmp_path / "cache")}
-        kept = KeptTimes.open(Hello.model_construct(hardware="H200", **names), {"torch": libraries}, dict(environment))
+        kept = KeptTimes.open(
+            SessionConfig.model_construct(hardware="H200", **names), {"torch": libraries}, dict(environment)
+        )
         definition, workload = make_definition(reference=reference), make_workload(axes={"n": n}, inputs=stored)
         config = BenchmarkConfig(num_trials=num_trials).resolve_eval_config(definition)
         job = SimpleNamespace(
-            block=SimpleNamespace(definition=definition, evaluator=evaluator, config=config),
+            request=SimpleNamespace(definition=definition, evaluator=evaluator, config=config),
             workload=workload,
-            order=SimpleNamespace(blob_root=str(tmp_path)),
+            requested=SimpleNamespace(blob_root=str(tmp_path)),
             key=(definition.digest(), workload.digest()),
         )
         taken = replace(MeasurePlan(10, 50, 2.0), **plan)

@@ -1,4 +1,4 @@
-"""The sessions of this machine, seen from the host: one run at a time on a GPU, blocks that nobody reads, the end."""
+"""The host's handle on a session: a single run on a GPU, requests that are not read, the end."""
 
 import os
 import signal
@@ -10,9 +10,9 @@ import pytest
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner import client as session_client
 from flashinfer_bench.bench.runner import device_lock
-from flashinfer_bench.bench.runner.client import LocalPlaces
+from flashinfer_bench.bench.runner.client import LocalSlots
 from flashinfer_bench.bench.runner.device_lock import lock_device
-from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.protocol import SessionConfig
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.sandbox.process_tree import descendants, is_alive
 from tests.kit.strange import STRANGE
@@ -25,9 +25,15 @@ GPU, OTHER = Device("cuda", 0, "a GPU", "GPU-1234"), Device("cuda", 1, "a GPU", 
 @pytest.fixture
 def client(tmp_path):
     """A session that is up."""
-    hello = {"device": "cpu", "hardware": "cpu", "isolated": False, "profile_baseline": False, "needs_triton": False}
+    session_config = {
+        "device": "cpu",
+        "hardware": "cpu",
+        "isolated": False,
+        "profile_baseline": False,
+        "needs_triton": False,
+    }
     limits = {"timeout_seconds": 5.0, "time_budget_s": 1.0, "baseline_budget_s": 1.0, "worker_memory_bytes": None}
-    opened = LocalPlaces([CPU]).open(CPU, Hello(**hello, **limits, cache_root=str(tmp_path)))
+    opened = LocalSlots([CPU]).open(CPU, SessionConfig(**session_config, **limits, cache_root=str(tmp_path)))
     try:
         while not opened.is_ready:
             list(opened.messages())
@@ -76,7 +82,7 @@ def test_a_second_run_waits_until_its_limit_or_the_device_is_free_and_says_who_h
 
 
 @pytest.mark.parametrize("words", STRANGE)
-def test_what_stands_in_place_of_a_lock_is_told_and_neither_waited_for_nor_emptied(locks, words):
+def test_a_foreign_file_in_place_of_a_lock_is_reported_and_neither_waited_for_nor_emptied(locks, words):
     path = device_lock.lock_path(GPU)
     path.parent.mkdir()
     STRANGE[words](path)

@@ -41,7 +41,7 @@ def test_a_session_sees_its_device_and_this_package_and_no_secret():
     assert session_environment({}, CPU, interpret_triton=False)["OMP_WAIT_POLICY"] == "passive"
 
 
-def test_a_worker_sees_what_names_compilers_and_libraries_and_nothing_else_of_the_users():
+def test_a_worker_sees_only_variables_of_compilers_and_libraries():
     seen = dict.fromkeys([*COMPILERS, *SETTINGS, "PATH", "LD_LIBRARY_PATH"], "/opt/x")
     hidden = dict.fromkeys([*SECRETS, *NOT_FOR_WORKERS, *WITHHELD, "HOME", "TMPDIR", "PYTHONPATH"], "/opt/x")
     found = worker_environment(seen | hidden, CACHE)
@@ -49,7 +49,7 @@ def test_a_worker_sees_what_names_compilers_and_libraries_and_nothing_else_of_th
     assert not hidden.keys() & found.keys()
 
 
-def test_what_is_set_and_reaches_no_solution_is_told_by_name():
+def test_variables_that_reach_no_solution_are_reported_by_name():
     own = dict.fromkeys((*WITHHELD, *SETTINGS, *SECRETS), "/opt/x") | {"CC": "ccache gcc", "PATH": "/bin"}
     reported = [line.split()[1] for line in tell_withheld(own)]
     assert sorted(reported) == sorted([*WITHHELD, "CC"])
@@ -75,7 +75,7 @@ def test_the_page_lists_the_variables_of_the_table():
 @pytest.mark.parametrize(
     ("value", "is_kept"), [("sh", True), ("/bin/sh", True), ("ccache sh", False), ("/no/such/cc", False)]
 )
-def test_a_cc_that_is_no_program_is_withheld_from_triton_and_from_whoever_compiles_ahead(value, is_kept):
+def test_a_cc_that_is_no_program_is_withheld_from_triton_and_from_programs_that_compile_ahead(value, is_kept):
     own = {"PATH": "/bin:/usr/bin", "CC": value}
     assert ("CC" in worker_environment(own, CACHE)) == is_kept
     assert ("CC" in ahead_environment(own, GPU, CACHE)) == is_kept

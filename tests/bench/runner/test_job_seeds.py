@@ -1,4 +1,4 @@
-"""Seeds of jobs: secret where the user gives none, repeatable where one is given, known again from a trace."""
+"""Seeds of jobs: secret without a seed of the user, repeatable with a seed, and read back from a trace."""
 
 from dataclasses import replace
 

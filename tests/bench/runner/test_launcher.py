@@ -20,7 +20,7 @@ pytestmark = pytest.mark.cpu
 
 
 def act(host):
-    """What the sessions of these tests do: print their surroundings, then do as their host says."""
+    """Print the environment of a session, then follow the host's commands."""
     print(os.environ.get("GIVEN"), Path.cwd(), os.getsid(0) == os.getpid(), flush=True)
     word = os.read(host, 9)
     if word == b"raise":
@@ -92,7 +92,7 @@ def test_a_session_has_the_surroundings_of_its_request_and_its_end_is_reported(b
 
 
 @pytest.mark.parametrize("way", ["killed", "server gone"])
-def test_a_session_ends_that_nobody_wants_and_its_lifeline_with_it(begin, way):
+def test_an_unwanted_session_ends_and_its_lifeline_with_it(begin, way):
     session, _, _, lifeline = begin(waits=True)
     pid = session.pid
     if way == "killed":

@@ -19,7 +19,7 @@ from flashinfer_bench.cli.perf import ahead
 from flashinfer_bench.cli.perf import session as perf_session
 from flashinfer_bench.cli.perf.results import Results, make_row
 from flashinfer_bench.data import SourceFile, TraceSet
-from flashinfer_bench.routines.case.materials import write_material
+from flashinfer_bench.routines.case.generated_entry import write_entry
 from flashinfer_bench.routines.case.support import Platform
 from tests.kit.processes import marked, wait_until_gone
 from tests.routines.small import SMALL, ask, read_rows
@@ -44,8 +44,8 @@ def with_source(content, name="s"):
     """A case of rmsnorm whose backend has another source."""
     (asked,) = ask(RMSNORM)
     sources = {"sources": [SourceFile(path="main.py", content=content)], "name": name}
-    solutions = {"torch": asked.material.solutions["torch"].model_copy(update=sources)}
-    asked.material = replace(asked.material, solutions=solutions)
+    solutions = {"torch": asked.entry.solutions["torch"].model_copy(update=sources)}
+    asked.entry = replace(asked.entry, solutions=solutions)
     return asked
 
 
@@ -89,13 +89,13 @@ def test_a_case_keeps_its_tolerances_and_run_judges_by_them(tmp_path, capsys):
 
 def test_the_workloads_of_others_stay(tmp_path):
     (asked,) = ask(RMSNORM, H200)
-    write_material(tmp_path, asked.material)
+    write_entry(tmp_path, asked.entry)
     (path,) = tmp_path.glob("workloads/**/*.jsonl")
     own = path.read_text()
-    mine = own.replace(asked.material.workload.uuid, "6b0b6f1e-0000-4000-8000-000000000000")
+    mine = own.replace(asked.entry.workload.uuid, "6b0b6f1e-0000-4000-8000-000000000000")
     for before, after in (own + "not json\n" + mine, own + "not json\n" + mine), (mine, mine + own):
         path.write_text(before)
-        write_material(tmp_path, asked.material)
+        write_entry(tmp_path, asked.entry)
         assert path.read_text() == after
     assert not [*tmp_path.rglob(".*")]
 
@@ -104,9 +104,9 @@ def calls_of(*requests):
     """What `compile_ahead` would call if `torch` were a backend of the library."""
     return [
         {
-            "definition": one.material.definition.to_dict(),
-            "solution": one.material.solutions["torch"].to_dict(),
-            "workload": one.material.workload.to_dict(),
+            "definition": one.entry.definition.to_dict(),
+            "solution": one.entry.solutions["torch"].to_dict(),
+            "workload": one.entry.workload.to_dict(),
         }
         for one in requests
     ]
@@ -127,7 +127,7 @@ def test_what_is_compiled_ahead_sees_the_compilers_of_workers_and_a_failure_is_t
     for name, value in {**given, "FLASHINFER_SEEN": str(seen), "UNKNOWN_TO_COMPILERS": "1", "SOME_TOKEN": "1"}.items():
         monkeypatch.setenv(name, value)
     where = "open(f'{os.environ[\"FLASHINFER_SEEN\"]}/{os.getpid()}', 'w')"
-    honest = ask(RMSNORM)[0].material.solutions["torch"].sources[0].content
+    honest = ask(RMSNORM)[0].entry.solutions["torch"].sources[0].content
     asked = with_source(f"{honest}\nimport json, os\njson.dump(dict(os.environ), {where})\n")
     monkeypatch.setattr(ahead, "list_calls", lambda _: calls_of(asked, with_source("raise ValueError('no')", "t")))
     ahead.compile_ahead([asked], tmp_path, [Device("cpu", 0, "a CPU", "cpu")], jobs=2, for_walls=False)

@@ -82,7 +82,7 @@ def test_a_time_that_cannot_be_is_flagged_and_one_of_setup_is_told_beside(tmp_pa
 def test_the_engine_is_told_counts_tolerance_and_limits():
     asked = request("--num_iters 11 --dry_run_iters 3 --random_seed 5 --use_cuda_events")
     config = make_config([asked], SESSION)
-    resolved = config.resolve_eval_config(asked.material.definition)
+    resolved = config.resolve_eval_config(asked.entry.definition)
     assert (resolved.iterations, resolved.warmup_runs, resolved.num_trials, config.seed) == (11, 3, 1, 5)
     assert (config.timeout_seconds, resolved.rtol) == (9, asked.case.check.rtol)
     assert (config.clock, config.confirm) == ("cuda_events", False)
@@ -103,6 +103,6 @@ PREFILL = "BatchPrefillWithPagedKVCacheWrapper"
     ],
 )
 def test_auto_is_told_by_what_it_stands_for(routine, flags, capability, status, resolved):
-    place = Platform("a GPU", capability, {}, frozenset({"flashinfer"}))
-    (asked,) = ask(f"--routine {routine} {AUTO} {flags}", place)
-    assert make_row(asked, "auto", place, status)["resolved_backend"] == resolved
+    platform = Platform("a GPU", capability, {}, frozenset({"flashinfer"}))
+    (asked,) = ask(f"--routine {routine} {AUTO} {flags}", platform)
+    assert make_row(asked, "auto", platform, status)["resolved_backend"] == resolved

@@ -1,4 +1,4 @@
-"""Appending lines: whole ones, by many processes at once, after a write that was cut off, on a full disk; traces."""
+"""Appending lines: atomically, concurrently, after a truncated write, and on a full disk; also traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening files where anything may stand in their place, and locks: who waits, how long, what is said of the holder."""
+"""Opening files that may be of any kind, and locks: waits, timeouts, and the message about the holder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_file_and_a_link_to_it_are_read_up_to_the_limit_also_if_it_grows(tmp_p
     assert read_whole(tmp_path / "link", 5) == b"12345"
     with pytest.raises(OSError, match="more than 4 bytes"):
         read_whole(tmp_path / "link", 4)
-    monkeypatch.setattr(os, "read", lambda fd, count: b"x" * count)  # there is always more
+    monkeypatch.setattr(os, "read", lambda fd, count: b"x" * count)  # the file never ends
     with pytest.raises(OSError, match="more than 100 bytes"):
         read_whole(tmp_path / "file", 100)
 
@@ -91,4 +91,4 @@ def test_with_and_without_flock_a_folder_and_a_file_have_one_holder(tmp_path, mo
     (tmp_path / f".{tmp_path.name}.lock").symlink_to(tmp_path / "home")
     with pytest.raises(TimeoutError), locked_folder(tmp_path, 0.0):
         pass
-    assert not (tmp_path / "home").exists()  # the link beside is not followed
+    assert not (tmp_path / "home").exists()  # the link next to it is not followed

@@ -1,4 +1,4 @@
-"""Sources in folders and files: packed and unpacked without a loss; what a draft without a manifest does not say."""
+"""Sources in folders and files: packed and unpacked without loss, and detection for a draft without a manifest."""
 
 from pathlib import Path
 
@@ -119,12 +119,12 @@ def test_what_a_draft_does_not_say_is_found_out(tmp_path, name, text, hints, fou
 @pytest.mark.parametrize(
     ("name", "text", "hints", "reason"),
     [
-        ("v2.py", DOUBLE, {}, "2 definitions take what run"),
-        ("v2.py", "def run(q): return q\n", {}, "no definition of the set takes"),
+        ("v2.py", DOUBLE, {}, "2 definitions have the parameters of run"),
+        ("v2.py", "def run(q): return q\n", {}, "no definition of the set has the parameters"),
         ("v2.py", DOUBLE, {"definition": "dubble"}, "did you mean 'double'"),
         ("v2.py", "def run(x:\n", {}, "not Python"),
-        ("v2.py", TWO, {}, "several functions may be meant: one, two"),
-        ("v2.py", DOUBLE, {"language": "rust"}, "none of python"),
+        ("v2.py", TWO, {}, "several functions are possible: one, two"),
+        ("v2.py", DOUBLE, {"language": "rust"}, "not among python"),
         ("v2.py", DOUBLE, {"entry": "other.py::run"}, "no source 'other.py'"),
         ("double.py", DOUBLE, {"entry": "runn"}, "--entry: double.py: there is no function 'runn'; did you mean 'run'"),
     ],
@@ -138,7 +138,7 @@ def test_a_folder_is_a_draft_with_and_without_a_manifest_and_a_packed_file_is_ta
     folder = write(tmp_path / "double_v3", {"main.py": "from helper import f\n\ndef run(x): ...\n", "helper.py": ""})
     packed = read_draft(folder, SETS)
     assert (packed.is_packed, packed.solution.name) == (True, "mine")
-    with pytest.raises(DataSetError, match="says itself what --entry would say"):
+    with pytest.raises(DataSetError, match="sets this itself, so --entry is refused"):
         read_draft(folder, SETS, DraftHints(entry="run"))
     save_json_file(packed.solution, tmp_path / "s.json")
     assert read_draft(tmp_path / "s.json", SETS).solution == packed.solution

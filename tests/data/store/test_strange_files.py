@@ -1,4 +1,5 @@
-"""One strange file in a set costs itself: it is told in one line, and nothing waits for it or follows it."""
+"""One strange file in a set affects only itself: it is reported in one line, and the reader neither blocks nor follows
+it."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def test_a_line_and_a_file_of_lines_have_limits(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("words", STRANGE)
 @pytest.mark.parametrize("name", ["solution.yaml", "solution.json", "main.py"])
-def test_packing_refuses_what_is_no_file(tmp_path, name, words):
+def test_packing_refuses_sources_that_are_not_regular_files(tmp_path, name, words):
     if name != "solution.json":
         (tmp_path / "solution.json").write_text(json.dumps({**make_solution().to_dict(), "sources": ["main.py"]}))
     STRANGE[words](tmp_path / name)

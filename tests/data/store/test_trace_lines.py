@@ -1,4 +1,4 @@
-"""Lines of traces: what is kept of them is what their models say, and a line that is odd in any way is no line."""
+"""Lines of traces: the stored fields equal the fields of the models, and an unusual line is not stored as a line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flashinfer_bench.bench.planning.resume import read_fingerprint
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.measurement import read_reported
-from flashinfer_bench.data.store.parse import Place, parse_line
+from flashinfer_bench.data.store.parse import Location, parse_line
 from flashinfer_bench.data.store.trace_lines import TraceLine, TraceList, kept_of, read_trace_line
 from flashinfer_bench.report.summary import best_by_workload, summarise
 from tests.kit import make_definition, make_trace, make_workload, write_trace_set
@@ -60,11 +60,11 @@ def check_alike(line: TraceLine | None, trace: Trace) -> None:
 
 
 @pytest.mark.parametrize("trace", TRACES, ids=range(len(TRACES)))
-def test_a_line_says_what_its_model_says(trace):
+def test_a_line_has_the_fields_of_its_model(trace):
     check_alike(read_trace_line(text_of(trace)), trace)
 
 
-def test_a_loaded_set_and_a_merged_one_hold_lines_and_count_them_as_models(tmp_path):
+def test_loaded_and_merged_sets_hold_lines_and_count_them_as_models(tmp_path):
     loaded = TraceSet.from_path(write_trace_set(tmp_path, definitions=[make_definition()], traces=TRACES))
     in_memory = TraceSet(definitions=loaded.definitions, traces={"double": TRACES})
     lines = loaded.traces["double"].data
@@ -117,13 +117,13 @@ CHANGES = st.lists(st.tuples(st.integers(0, 999), st.integers(0, 3), st.sampled_
 @given(CHANGES)
 def test_no_line_is_kept_that_the_models_would_refuse_or_remark_on(changes):
     text = WHOLE
-    for place, gone, piece in changes:
-        place %= len(text)
-        text = text[:place] + piece + text[place + gone :]
+    for offset, gone, piece in changes:
+        offset %= len(text)
+        text = text[:offset] + piece + text[offset + gone :]
     line = read_trace_line(text)
     if line is not None:
         issues = []
-        trace = parse_line(Trace, text, Place(Path("traces.jsonl"), line=1), issues)
+        trace = parse_line(Trace, text, Location(Path("traces.jsonl"), line=1), issues)
         assert issues == []
         check_alike(line, trace)
 

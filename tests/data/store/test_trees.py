@@ -1,4 +1,4 @@
-"""Walking and removing trees that somebody else has made, and folders in TMPDIR that go with their process."""
+"""Walking and removing untrusted trees, and folders in TMPDIR that are removed with their process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_tree_deeper_than_any_path_is_walked_to_a_limit_and_removed(tmp_path):
         assert not deep.exists()
 
 
-def test_folders_without_rights_links_and_files_are_removed_and_what_links_lead_to_stays(tmp_path):
+def test_folders_without_rights_links_and_files_are_removed_and_link_targets_stay(tmp_path):
     make(tmp_path, "kept/file", "top/closed/inner/file", "file")
     top = tmp_path / "top"
     for link in (top / "link", tmp_path / "link"):
@@ -52,7 +52,7 @@ def test_folders_without_rights_links_and_files_are_removed_and_what_links_lead_
     assert [path.name for path in tmp_path.rglob("*")] == ["kept", "file"]
 
 
-def test_a_walk_gives_what_lies_in_a_folder_first_passes_over_names_and_has_a_limit(tmp_path, monkeypatch):
+def test_a_walk_yields_files_before_subfolders_skips_names_and_has_a_limit(tmp_path, monkeypatch):
     make(tmp_path, "b/two", "a/.hidden/three", "a/one", "z")
     assert found(tmp_path, passes_over=lambda name: name.startswith(".")) == (["z", "a/one", "b/two"], [])
     assert found(tmp_path / "none") == ([], [(tmp_path / "none", "cannot be read: No such file or directory")])
@@ -88,7 +88,7 @@ os.kill(os.getpid(), 9)
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
-    """Where TMPDIR is."""
+    """Return the folder for TMPDIR."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     return tmp_path
@@ -107,7 +107,7 @@ def test_what_a_killed_process_left_is_removed_once_its_forks_have_ended_too(tem
         sweep_folders()
 
 
-def test_what_is_held_or_is_not_ours_and_what_a_link_leads_to_stays(temporary):
+def test_locked_and_foreign_folders_and_link_targets_stay(temporary):
     kept, link = temporary / "flashinfer-bench-old", temporary / "flashinfer-bench.run.link"
     kept.mkdir()
     link.symlink_to(kept)

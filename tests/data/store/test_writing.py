@@ -1,4 +1,4 @@
-"""Writing below a root that a stranger filled: nothing outside of it is written, cut or made."""
+"""Writing below an untrusted root: no file outside of it is written, truncated or made."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TRAPS = {
     "pipe": (FILE, lambda path, _: os.mkfifo(path)),
     "file for a folder": ("traces/a", lambda path, _: path.touch()),
 }
-"""Where something stands, and what puts it there by the path and a file that must not be touched."""
+"""Name of a trap → its path, and the function that makes it from the path and a file that must not change."""
 
 
 @pytest.fixture
@@ -45,9 +45,9 @@ def root(tmp_path):
 
 
 def lay(root, home, trap):
-    place, put = TRAPS[trap]
-    (root / place).parent.mkdir(parents=True)
-    put(root / place, home / "keys")
+    location, put = TRAPS[trap]
+    (root / location).parent.mkdir(parents=True)
+    put(root / location, home / "keys")
 
 
 @pytest.mark.parametrize("trap", TRAPS)
@@ -66,7 +66,7 @@ def test_what_is_written_below_a_root_never_leaves_it(root, home, trap):
     assert [(file.name, file.read_text()) for file in home.rglob("*")] == [("keys", TORN)]
 
 
-def test_the_root_and_what_lies_above_it_may_be_links(tmp_path):
+def test_the_root_and_the_folders_above_it_may_be_links(tmp_path):
     (tmp_path / "disk/set").mkdir(parents=True)
     (tmp_path / "disk/link").symlink_to("set")
     (tmp_path / "above").symlink_to("disk")
@@ -76,7 +76,7 @@ def test_the_root_and_what_lies_above_it_may_be_links(tmp_path):
     assert (tmp_path / "disk/set/traces/a/x.jsonl").read_text() == "{}\n"
 
 
-def test_a_folder_that_becomes_a_link_while_it_is_open_leads_nothing_out(root, home):
+def test_no_write_leaves_a_folder_that_becomes_a_link_while_it_is_open(root, home):
     with open_folder(root / "traces", root) as opened:
         (root / "traces").rename(root / "moved")
         (root / "traces").symlink_to(home)

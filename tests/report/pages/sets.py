@@ -1,4 +1,4 @@
-"""Sets that reports are made of: a usual one with four kinds of hardware, and a hostile one."""
+"""Sets for reports: a usual set with four kinds of hardware, and a hostile set."""
 
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.report.pages.site import write_site
@@ -24,7 +24,7 @@ ATTACKS = (
 
 
 def at(size, solution, latency=None, *, definition="double", hardware=HARDWARE[0], record=None, **parts):
-    """Make a trace on the workload of a size; its time, if it has one, has an interval of 1 %."""
+    """Make a trace on the workload of a size. Its time, if given, has an interval of 1 %."""
     parts["environment"] = {"hardware": hardware, "libs": {"torch": "2"}}
     if latency is not None:
         reported = {"method": "cupti", "samples": 30}
@@ -62,7 +62,7 @@ def usual_set():
 
 
 def hostile_set():
-    """Make a set in which every text that an author writes is an attack."""
+    """Make a set in which every text of an author is an attack."""
     found = TraceSet()
     for attack in ATTACKS:
         found.definitions[attack] = make_definition(attack, op_type=attack, description=attack, tags=[attack])
@@ -81,7 +81,7 @@ def hostile_set():
 
 
 def long_set():
-    """Make a set with names as long as they are in use, times that mean nothing, and two kinds of hardware."""
+    """Make a set with long but realistic names, meaningless times, and two kinds of hardware."""
     name = "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048"
     names = [f"{author}_{name}" for author in ("cuda", "plain", "interpreted")]
     nothing = {"meaningful": False, "reason": "Triton's interpreter ran it", "method": "wall"}

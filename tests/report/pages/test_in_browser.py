@@ -1,4 +1,4 @@
-"""The pages in a browser, from disk: what a reader finds at any width, in both themes, by keys and on paper.
+"""The pages in a browser, from disk: the content at any width, in both themes, by keyboard and on paper.
 
 Each visit fails on an error of the console, a request to a network, a dialog.
 """
@@ -54,7 +54,7 @@ def usual(tmp_path_factory):
 
 
 class Visit:
-    """A page, with what went wrong on it and what it asked the network for."""
+    """A page, with its errors and its network requests."""
 
     def __init__(self, browser, folder: Path, **context):
         self.context = browser.new_context(**context)
@@ -207,7 +207,7 @@ def texts(page, selector):
 
 
 def ends_of(page, label):
-    """Return the right edges of the cells below a heading, in all tables that have it."""
+    """Return the right edges of the cells below a heading, in all tables with the heading."""
     return page.evaluate(
         """label => [...document.querySelectorAll("main table")].flatMap((table) => {
             const place = [...table.tHead.rows[0].cells].findIndex((head) => head.textContent.startsWith(label));
@@ -243,7 +243,7 @@ def test_a_set_that_only_cpus_judged_is_named_so(tmp_path, visit):
         assert seen.open(place).locator("caption >> nth=0").inner_text().startswith("CPU: indicative. ")
 
 
-def test_times_that_do_not_count_are_told_as_such(long, visit):
+def test_times_that_do_not_count_are_labelled(long, visit):
     seen = visit(long)
     for place in ("#/", f"#/definition/{id_of(NAME)}"):
         assert "3/3\nno time that counts" in texts(seen.open(place), "td.number")
@@ -281,7 +281,7 @@ FACTS = [
     ("long", f"#/solution/{PLAIN}", "main > details[open] pre", ["AssertionError: no"]),
     ("long", f"#/solution/{PLAIN}", "h2", ["Verdicts", "Logs", "Sources"]),
 ]
-"""Set, page, what to look at, and words of its texts, in their order."""
+"""Set, page, selector, and words in the texts of the elements, in their order."""
 
 
 @pytest.mark.parametrize(("name", "place", "selector", "words"), FACTS)
@@ -305,7 +305,7 @@ def test_what_is_opened_or_picked_stays_so_and_charts_follow_the_theme(usual, vi
     assert page.locator("td details[open]").count() == 1
     boxes = seen.open("#/").get_by_label("Compare fast")
     boxes.nth(1).check()
-    assert page.locator("input.compare:checked").count() == len(HARDWARE) + 1  # each of its rows, on a warm device too
+    assert page.locator("input.compare:checked").count() == len(HARDWARE) + 1  # each of its rows, also on a warm device
     boxes.nth(0).uncheck()
     assert page.locator("input.compare:checked").count() == 0
     reported = page.evaluate("[1.2, 13, 0.0296, 1500].map((ms) => fibReport.time(ms))")

@@ -1,4 +1,4 @@
-"""The folder of pages: what is written, and that nothing of an author's leads out of it or becomes code."""
+"""The folder of pages: its files. An author's text cannot lead out of it or become code."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def test_a_data_script_is_one_call_with_one_string(attack):
     assert json.loads(json.loads(CALL.fullmatch(script)[2])) == clean({"text": attack, attack: 1})
 
 
-def test_texts_are_cut_and_show_what_steers():
+def test_texts_are_truncated_and_show_control_characters():
     assert clean("a\u202eb\tc\r\nd\x1b") == "a\\u202eb\tc\n\nd\\x1b"
     assert clean("x" * 64_005) == "x" * 64_000 + "\n… cut: 5 more characters"
     assert clean({"\u202e": ["x\ny", 1 / 3, float("nan"), True]}) == {"\\u202e": ["x\ny", 0.333333, None, True]}
@@ -55,7 +55,7 @@ def test_a_folder_has_names_of_digits_and_its_page_forbids_inline_code_and_netwo
     assert (folder / "assets" / "uplot_license.txt").read_text().startswith("The MIT License")
 
 
-def test_the_data_tell_what_counts(tmp_path):
+def test_the_data_contain_the_latest_verdicts(tmp_path):
     trace_set = usual_set()
     trace_set.traces["double"][0].evaluation.extra["measurement"].update(meaningful=False, reason="interpreted")
     folder = write_pages(tmp_path / "pages", trace_set, baseline_author="author of slow")

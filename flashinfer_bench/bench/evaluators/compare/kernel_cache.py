@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 JUDGE_FOLDER: Final = "judge"
-"""Below the cache's root. No worker reads or writes it."""
+"""A folder below the cache's root. No worker reads or writes it."""
 VARIABLE: Final = "TRITON_CACHE_DIR"
 HELPERS: Final = "*/cuda_utils*.so"
 """Modules of Triton's driver in a cache. The name of their folder has the versions of their sources."""
@@ -42,8 +42,8 @@ def shared_folder(cache_root: Path) -> Path | None:
         cache_root.mkdir(parents=True, exist_ok=True)
         for part in (folder.parent, folder):
             part.mkdir(mode=0o700, exist_ok=True)
-            found = part.lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            result = part.lstat()
+            if not stat.S_ISDIR(result.st_mode) or result.st_uid != os.geteuid() or result.st_mode & 0o022:
                 return None
     except (OSError, metadata.PackageNotFoundError):
         return None

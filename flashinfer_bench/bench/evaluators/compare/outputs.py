@@ -2,7 +2,7 @@
 
 Floats are compared in float32, float64 in float64, integers and booleans bit by bit. A quick pass assumes that all
 floats match. If one does not, a second pass examines all chunks closely. One transfer brings the numbers of all chunks;
-another brings the worst element. `rule` decides on the numbers.
+another brings the worst element. `tolerance.py` decides on the numbers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ZERO: Final = 2.0**-127
 """A magnitude that counts as zero. It is the least scale that is a power of two, whose byte is 0."""
 
 
-class _Found(NamedTuple):
+class _Figures(NamedTuple):
     """Figures of a chunk, on its device or as floats. Figures of the quick pass hold if all are finite and match."""
 
     error: Any
@@ -41,7 +41,7 @@ class _Found(NamedTuple):
     """Largest finite magnitude that was expected."""
     score: Any
     """Largest error in multiples of its bound."""
-    place: Any
+    index: Any
     """Index of the element with this error."""
     expected: Any
     """The expected value of that element."""
@@ -69,7 +69,7 @@ def compare(
     Args:
         expected: the reference's output.
         got: the solution's output. A bool output may be given as its bytes; a byte other than 0 and 1 is wrong.
-        tolerance: what decides.
+        tolerance: decides.
         output: the output's name for messages.
         chunk_elements: stored elements of a chunk; the result does not depend on it.
     """
@@ -80,11 +80,11 @@ def compare(
     size = chunk_elements or CHUNK_ELEMENTS.get(left.device.type, CHUNK_ELEMENTS["cpu"]) // width
     size = max(WINDOW, size // WINDOW * WINDOW)
     chunks = list(zip(left.split(size), right.split(size), strict=True))  # type: ignore[no-untyped-call] # torch's own
-    found = [] if is_exact else _bring([_look(*chunk, tolerance) for chunk in chunks])
+    found = [] if is_exact else _bring([_check_quickly(*chunk, tolerance) for chunk in chunks])
     if is_exact or not all(math.isfinite(one.error + one.largest) and one.score <= 1 for one in found):
-        found = _bring([_look_closely(*chunk, tolerance) for chunk in chunks])
+        found = _bring([_check_closely(*chunk, tolerance) for chunk in chunks])
     number, worst = max(enumerate(found), key=lambda pair: pair[1].score)
-    at = number * size * width + int(worst.place)
+    at = number * size * width + int(worst.index)
     wanted, given = worst.expected, worst.got
     if is_exact:  # a float does not hold all of them
         wanted, given = (int(_bytes_of_bool(side[at]).item()) for side in (left, right))
@@ -128,16 +128,16 @@ def read_values(values: torch.Tensor) -> torch.Tensor:
 
 
 def is_whole(values: torch.Tensor) -> bool:
-    """Tell whether an output is of whole numbers or bools, which have no tolerance."""
+    """Return whether an output has whole numbers or bools, which have no tolerance."""
     return not (values.dtype.is_floating_point or values.dtype.is_complex or is_packed(values.dtype))
 
 
-def _bring(found: list[torch.Tensor]) -> list[_Found]:
+def _bring(found: list[torch.Tensor]) -> list[_Figures]:
     """Return the figures of all chunks, in one transfer."""
-    return [_Found(*line) for line in torch.stack(found).tolist()]
+    return [_Figures(*line) for line in torch.stack(found).tolist()]
 
 
-def _look(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
+def _check_quickly(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
     """Return the largest errors of a chunk of floats and the index of the worst, as if all were finite and matched."""
     expected, got = read_values(left), read_values(right)
     error, magnitude = (got - expected).abs_(), expected.abs()
@@ -148,7 +148,7 @@ def _look(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> torc
     )
 
 
-def _look_closely(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
+def _check_closely(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
     """Return the figures of a chunk: counts, largest errors, and the index of the worst element."""
     expected, got = read_values(left), read_values(right)
     failed, finite = find_failing(left, right, tolerance), expected.isfinite()
@@ -161,12 +161,12 @@ def _look_closely(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance)
         score = torch.where(finite & ~error.isinf(), error / bounds_of(magnitude, tolerance), error)
     both = (expected.isnan() & got.isnan()) | ((expected.abs() <= ZERO) & (got.abs() <= ZERO))
     worst, at = score.max(dim=0)
-    figures = _Found(
+    figures = _Figures(
         error=error.max(),
         relative=(error / magnitude).nan_to_num_(nan=0.0, posinf=0.0).max(),
         largest=magnitude.max(),
         score=worst,
-        place=at,
+        index=at,
         expected=expected.take(at),
         got=got.take(at),
         failed=failed.sum(),

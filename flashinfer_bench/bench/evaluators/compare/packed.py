@@ -18,7 +18,7 @@ FLOAT4_PACKED: Final[torch.dtype | None] = getattr(torch, "float4_e2m1fn_x2", No
 
 
 def is_packed(dtype: torch.dtype) -> bool:
-    """Tell whether one element of this dtype is a byte with two values."""
+    """Return whether one element of this dtype is a byte with two values."""
     return FLOAT4_PACKED is not None and dtype == FLOAT4_PACKED
 
 
@@ -32,12 +32,12 @@ def storage_shape(shape: Sequence[int], dtype_name: str) -> tuple[int, ...]:
 
 
 def logical_shape(shape: Sequence[int], dtype_name: str) -> tuple[int, ...]:
-    """Give the definition's shape for the shape of the stored tensor."""
+    """Return the definition's shape for the shape of the stored tensor."""
     return (*shape[:-1], shape[-1] * 2) if dtype_name == "float4_e2m1" and shape else tuple(shape)
 
 
 def unpack(flat: torch.Tensor) -> torch.Tensor:
-    """Give the values of a flat packed tensor in float32, two for each byte."""
+    """Return the values of a flat packed tensor in float32, two for each byte."""
     table = torch.tensor(E2M1_VALUES, dtype=torch.float32).to(flat.device, non_blocking=True)
     raw = flat.view(torch.uint8).to(torch.int32)
     return table[torch.stack((raw & 0xF, raw >> 4), dim=-1)].reshape(-1)

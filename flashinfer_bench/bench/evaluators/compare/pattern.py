@@ -23,7 +23,7 @@ LEAST_SHARE: Final = 0.99
 LEAST_FAILING: Final = 0.25
 """Share of failing elements from which on patterns of values are searched."""
 MOST_WRONG: Final = 0.2
-"""Places of an axis for which a stretch is wrong, at most, as a share of those that fail."""
+"""Places of an axis for which a stretch is wrong, at most, as a share of the failing places."""
 MOST_ELSEWHERE: Final = 0.1
 """A place counts if it has more than this share of the failures of the worst place. A side of the diagonal has all
 failures except this share."""
@@ -65,9 +65,9 @@ def describe_places(failing: torch.Tensor) -> str | None:
             # At least half of a side's places fail: a few random places are no side.
             if inside >= max(count * (1 - MOST_ELSEWHERE), int(side.sum()) / 2):
                 return f"{'only' if inside == count else 'mostly'} {words} the diagonal"
-    found = [one for axis in range(failing.ndim) if (one := _describe_axis(failing, axis))]
-    how = "only" if all(is_all for _, is_all in found) else "mostly"
-    return f"{how} {' and '.join(words for words, _ in found)}" if found else None
+    result = [one for axis in range(failing.ndim) if (one := _describe_axis(failing, axis))]
+    how = "only" if all(is_all for _, is_all in result) else "mostly"
+    return f"{how} {' and '.join(words for words, _ in result)}" if result else None
 
 
 def _describe_axis(failing: torch.Tensor, axis: int) -> tuple[str, bool] | None:
@@ -75,7 +75,7 @@ def _describe_axis(failing: torch.Tensor, axis: int) -> tuple[str, bool] | None:
     size = failing.shape[axis]
     counts = failing.movedim(axis, 0).reshape(size, -1).sum(dim=1).cpu()
     hit = counts > counts.max() * MOST_ELSEWHERE
-    hits, found = int(hit.sum()), None
+    hits, result = int(hit.sum()), None
     least = MOST_WRONG * hits + 0.5
     for tile in (size, *(tile for tile in TILES if tile <= size // 2 and hits >= LEAST_HITS)):
         shares = hit[: size // tile * tile].view(-1, tile).float().mean(dim=0)
@@ -85,10 +85,10 @@ def _describe_axis(failing: torch.Tensor, axis: int) -> tuple[str, bool] | None:
             marked = torch.isin(torch.arange(size) % tile, torch.tensor(inside))
             wrong = int((hit != marked).sum())
             if wrong < least:
-                found, least = (tile, inside, not bool(counts[~marked].any())), wrong
-    if found is None:
+                result, least = (tile, inside, not bool(counts[~marked].any())), wrong
+    if result is None:
         return None
-    tile, inside, is_all = found
+    tile, inside, is_all = result
     one, many, of_axis = _name_axis(axis, failing.ndim)
     edge = "the first" if inside[0] == 0 else "the last" if inside[-1] == tile - 1 else ""
     every = "" if tile == size else f" of every {tile}"

@@ -6,8 +6,8 @@ booleans have no tolerance. If the expected value is not finite, only the same k
 an infinity anywhere else is wrong, whatever the matched ratio.
 
 An output passes if the share of matching elements reaches the required ratio. A ratio below 1 has two more rules: no
-error may exceed a cap, and no stretch of the output may seem unwritten. If shared zeros are ignored, the ratio must
-also be reached among the elements that are neither zero nor nan on both sides (padding often is).
+error may exceed a cap, and no stretch of the output may seem unwritten. Shared zeros, often padding, may be ignored.
+Then the ratio must also be reached among the elements that are neither zero nor nan on both sides.
 
 `outputs` measures. The script of `repro` has copies of both modules, since they need torch alone.
 """
@@ -21,8 +21,8 @@ from typing import Any, Final
 import torch
 
 WINDOW: Final = 32
-"""Elements in an aligned window. A window of equal values of which half fail counts as never written. Kernels that
-round to few bits give equal values that do not fail. A row or a tile that was skipped gives equal values that do."""
+"""Elements in an aligned window. If half of a window of equal values fails, it counts as never written. Kernels that
+round to few bits return equal values that do not fail. A skipped row or tile has equal values that do."""
 
 
 OVERFLOW: Final = "; an overflow, such as exp of a large number without subtracting the maximum, is the usual cause"
@@ -31,7 +31,7 @@ OVERFLOW: Final = "; an overflow, such as exp of a large number without subtract
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What an output must meet."""
+    """The demands on an output."""
 
     rtol: float
     """Error allowed, as a share of the expected value."""
@@ -45,7 +45,7 @@ class Tolerance:
     ignores_shared_zeros: bool = False
     """Whether the ratio must also be reached without the elements that are zero on both sides or nan on both sides."""
     max_absolute_error: float = math.inf
-    """Largest error allowed anywhere, whatever else is."""
+    """Largest error allowed anywhere, with any other setting."""
     is_sum: bool = False
     """Whether an error may be as large as both together, and not only as the larger of the two."""
 
@@ -143,7 +143,7 @@ class Comparison:
         return (counted - self.mismatched) / counted if counted else 1.0
 
     def problem(self) -> str | None:
-        """Say why this output is wrong; None if it is right."""
+        """Return why this output is wrong; None if it is right."""
         fault = self._fault()
         if fault is None:
             return None

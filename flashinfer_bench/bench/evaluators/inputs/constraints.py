@@ -90,7 +90,7 @@ def find_strange_names(definition: Definition) -> dict[str, list[str]]:
 
 
 def find_broken_by_axes(definition: Definition, workload: Workload) -> dict[str, str]:
-    """Return the constraints that the axes of a workload break, whatever the inputs are, each with a message.
+    """Return the constraints that the axes of a workload break for all inputs, each with a message.
 
     Axes that cannot be bound break no constraint: they are reported elsewhere.
     """
@@ -108,7 +108,7 @@ def find_broken_by_axes(definition: Definition, workload: Workload) -> dict[str,
 
 
 def check_constraints(constraints: Sequence[str], values: Mapping[str, Any]) -> list[str]:
-    """Check constraints; return those that cannot be checked, each with the reason.
+    """Check constraints; return the constraints that cannot be checked, each with the reason.
 
     Args:
         constraints: Python expressions.

@@ -5,10 +5,10 @@ of inputs that the evaluator made, in one of four modes, chosen by the input's r
 
     scaled   random normal values are drawn anew. Other floats are moved along by a secret number of elements, shuffled
              in rows and multiplied by factors of 0.8 to 1.25; half of the calls negate an input that has both signs
-    rolled   narrow formats, packed words, and numbers whose range means something: moved along by a secret number of
-             elements. Random bits are flipped: any of random inputs, of others those that keep each number in range
+    rolled   narrow formats, packed words, and numbers with a fixed range: moved along by a secret number of elements.
+             Random bits are flipped: any bits of random inputs; in others, bits that keep each number in range
     redrawn  inputs with a form, such as rows that add up to one: made anew by the rule, or by the definition's own
-             function; stored ones are shuffled and multiplied, and each row keeps its sum or length
+             function; stored inputs are shuffled and multiplied, and each row keeps its sum or length
     fixed    integers that give structure (page tables, offsets), single numbers, tables of constants: as they are
 
 Factors and orders are secret and differ from row to row and element to element. With one factor, or one order, sums and
@@ -29,8 +29,8 @@ import torch
 
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
 from flashinfer_bench.bench.evaluators.inputs.custom import SLOW_S, CustomInputs, is_same, list_custom
-from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
-from flashinfer_bench.bench.evaluators.inputs.random_values import ValueSpec
+from flashinfer_bench.bench.evaluators.inputs.distributions import ValueSpec
+from flashinfer_bench.bench.evaluators.inputs.generate import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.rules import VariedInput, find_varied_input
 from flashinfer_bench.bench.evaluators.inputs.writer import DRAWN, MULTIPLIED, NEGATED, Unsigned, Writer, open_writer
 from flashinfer_bench.data import Definition, RandomInput, Workload
@@ -69,25 +69,25 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
         WorkloadFault: an axis of the workload has no size.
     """
     axes, shapes = bind_axes(definition, workload)
-    found: dict[str, VariedInput] = {}
+    result: dict[str, VariedInput] = {}
     for name, shape in shapes.items():
         if shape is None:
-            found[name] = VariedInput(name, "fixed")
+            result[name] = VariedInput(name, "fixed")
         else:
             value_spec = ValueSpec(name, definition, shape, axes, device=device)
             is_random = isinstance(workload.inputs.get(name), RandomInput | None)
-            found[name] = find_varied_input(value_spec, is_random=is_random)
+            result[name] = find_varied_input(value_spec, is_random=is_random)
     if list_custom(workload):
         custom = CustomInputs(definition, workload, axes, shapes, device)
         differing, seconds = custom.compare_draws()
-        is_redrawn = seconds <= SLOW_S and not any(found[name].mode == "fixed" for name in differing)
+        is_redrawn = seconds <= SLOW_S and not any(result[name].mode == "fixed" for name in differing)
         for name in custom.names if differing else ():
             if name not in differing:
-                found[name] = VariedInput(name, "fixed")
+                result[name] = VariedInput(name, "fixed")
             elif is_redrawn:
                 draw = partial(lambda name, seed: custom.draw(seed)[name], name)
-                found[name] = VariedInput(name, "redrawn", draw, is_joint=True)
-    return list(found.values())
+                result[name] = VariedInput(name, "redrawn", draw, is_joint=True)
+    return list(result.values())
 
 
 class _Calls:
@@ -101,8 +101,8 @@ class _Calls:
 
         Args:
             numbers: of the calls.
-            into: where each input's contents lie.
-            rows: those of the calls.
+            into: memory of each input's contents.
+            rows: the rows of the calls.
             writer: writes many calls in little more time than one.
         """
         raise NotImplementedError
@@ -228,7 +228,7 @@ class Contents(_Calls):
         return torch.roll(value, 1 + key % (size - 1), dims=dimension) if size > 1 else value
 
     def _has_signs(self, index: int) -> bool:
-        """Tell whether an input has finite numbers only, of both signs. Waits for a GPU once."""
+        """Return whether an input has finite numbers only, of both signs. Waits for a GPU once."""
         if index not in self._signs:
             low, high = torch.stack(torch.aminmax(self.base[index])).tolist()
             self._signs[index] = -math.inf < low < 0 < high < math.inf
@@ -265,7 +265,7 @@ class DealtContents(_Calls):
         return number % len(self._each)
 
     def is_base(self, number: int) -> bool:
-        """Tell whether a call has the evaluator's own inputs."""
+        """Return whether a call has the evaluator's own inputs."""
         return number // len(self._each) == self._each[self.set_of(number)].base_number
 
     def write_all(self, numbers: Sequence[int], into: Rows, rows: Sequence[int], writer: Writer) -> None:
@@ -327,7 +327,7 @@ def choose_columns(value: torch.Tensor) -> int:
 
 
 def find_nudge(value: torch.Tensor) -> torch.Tensor | None:
-    """Return which bits of each byte of stored quantised numbers may be flipped together; None if all have to stay.
+    """Return which bits of each byte of stored quantised numbers may be flipped together; None if all must stay.
 
     A byte changes to another byte of the tensor with another sign, another lowest bit, or both; in int8 with another
     sign. Zeros, infinities and NaN stay, and no byte becomes one of them. So labels, and narrower codes packed into

@@ -1,4 +1,4 @@
-"""Inputs that a workload calls "custom": a function beside the definition's reference makes them.
+"""Inputs that a workload calls "custom": a function of the definition, next to its reference, makes them.
 
 Its code is trusted like the reference, and runs in the judge's process, too. An error in it is the definition's fault.
 The function gets the sizes of all axes and the workload's numbers, as a dict or by their names, and the device. It
@@ -41,10 +41,10 @@ class CustomInputs:
 
     Args:
         definition: names the function.
-        workload: says which inputs it makes.
+        workload: names its custom inputs.
         axes: the size of every axis.
         shapes: of all inputs, by name.
-        device: where the tensors are put.
+        device: of the tensors.
 
     Raises:
         DefinitionFault: there is no such function, or its source fails.
@@ -82,7 +82,7 @@ class CustomInputs:
         return self._last[1]
 
     def compare_draws(self) -> tuple[list[str], float]:
-        """Make them with two seeds; return the names of those that differ, and the seconds of one draw."""
+        """Make them with two seeds; return the names of the differing inputs, and the seconds of one draw."""
         first, start = self.draw(1), time.monotonic()
         second = self.draw(2)
         seconds = time.monotonic() - start
@@ -152,14 +152,14 @@ def _bind(function: Callable[..., Any], values: Mapping[str, Any], device: torch
     takes_any = any(one.kind is one.VAR_KEYWORD for one in names.values())
     by_name = known if takes_any else {name: known[name] for name in names if name in known}
     own = {DEVICE: device} if DEVICE in names else {}
-    ways = [functools.partial(function, dict(values), *more, **own) for more in ([device], [])]
+    bindings = [functools.partial(function, dict(values), *more, **own) for more in ([device], [])]
     if by_name or not names:
-        ways.insert(0, functools.partial(function, **by_name))
-    for way in ways:
+        bindings.insert(0, functools.partial(function, **by_name))
+    for binding in bindings:
         with suppress(TypeError):
-            signature.bind(*way.args, **way.keywords)
-            return way
-    return ways[0]
+            signature.bind(*binding.args, **binding.keywords)
+            return binding
+    return bindings[0]
 
 
 @contextmanager
@@ -178,7 +178,7 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def is_same(value: Any, other: Any) -> bool:
-    """Tell whether two tensors have the same bytes, or two numbers are equal."""
+    """Return whether two tensors have the same bytes, or two numbers are equal."""
     if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
         return torch.equal(*(one.reshape(-1).view(torch.uint8) for one in (value, other)))
     return bool(value == other)

@@ -57,8 +57,8 @@ def count_unwritten(expected: torch.Tensor, got: torch.Tensor) -> int:
     bits, value = NANS[expected.dtype]
     count = 0
     sides = [torch.split(side.contiguous().view(-1), CHECKED_TOGETHER) for side in (expected, got)]
-    for wanted, found in zip(*sides, strict=True):
-        is_fill = found.view(bits) == value
+    for wanted, result in zip(*sides, strict=True):
+        is_fill = result.view(bits) == value
         if bool(is_fill.any()):
             count += int((is_fill & wanted.isnan() & (wanted.view(bits) != value)).sum())
     return count

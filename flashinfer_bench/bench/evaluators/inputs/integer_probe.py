@@ -71,15 +71,15 @@ class IntegerProbe:
         """
         if name not in self._found:
             usual = max(min(usual, info.max + 1), 1)
-            found = self._search(name, usual, info.max, 0)
-            if len(found) < FEW:
+            result = self._search(name, usual, info.max, 0)
+            if len(result) < FEW:
                 more = self._search(name, usual, info.max, -info.max)
-                found = more if len(more) > 2 * len(found) else found
+                result = more if len(more) > 2 * len(result) else result
             base = self._run()
             if base.end != DONE or name in base.did["lost"]:
-                found = range(found.start, max(min(found.stop, usual), found.start + 1))
-            self._values[name] = self._fill(name, found[-1], found[0])
-            self._found[name] = found, self._find_padding(name, found, info.min)
+                result = range(result.start, max(min(result.stop, usual), result.start + 1))
+            self._values[name] = self._fill(name, result[-1], result[0])
+            self._found[name] = result, self._find_padding(name, result, info.min)
         return self._found[name]
 
     def _search(self, name: str, usual: int, largest: int, least: int) -> range:
@@ -138,8 +138,8 @@ class IntegerProbe:
             is_masked: both shift and mask are required; else one of shift, mask, division or another dtype is enough.
         """
         did = self._run().did
-        ways = [name in did[way] for way in ("shift", "mask", "divide")]
-        is_used = all(ways[:2]) if is_masked else any(ways)
+        uses = [name in did[use] for use in ("shift", "mask", "divide")]
+        is_used = all(uses[:2]) if is_masked else any(uses)
         return is_used and name not in did["choose"] and self._run().end in (DONE, STOPPED)
 
     def _fits(self, run: Watch, least: int) -> bool:

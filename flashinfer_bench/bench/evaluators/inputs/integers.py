@@ -17,10 +17,10 @@ from typing import Any, Final, TypeGuard
 import torch
 
 from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
-from flashinfer_bench.bench.evaluators.inputs import random_values
+from flashinfer_bench.bench.evaluators.inputs import distributions
 from flashinfer_bench.bench.evaluators.inputs.constraints import asking_for
+from flashinfer_bench.bench.evaluators.inputs.distributions import ANY, Make, Rule, ValueSpec, find_rule, split_total
 from flashinfer_bench.bench.evaluators.inputs.integer_probe import IntegerProbe
-from flashinfer_bench.bench.evaluators.inputs.random_values import ANY, Make, Rule, ValueSpec, find_rule, split_total
 from flashinfer_bench.bench.evaluators.inputs.stand_ins import MOST_ELEMENTS, take_values
 from flashinfer_bench.data import Definition
 from flashinfer_bench.data.dtypes import DTYPES, torch_dtype
@@ -57,7 +57,7 @@ _probes: dict[tuple[Any, ...], IntegerProbe | None] = {}
 
 
 def row_offsets(value_spec: ValueSpec) -> torch.Tensor:
-    """Make offsets that begin at 0, never fall, and end at the total that a constraint or an axis gives.
+    """Make offsets that begin at 0, never fall, and end at the total of a constraint or an axis.
 
     Each sequence gets enough keys for causal attention to have an answer for every query.
     """
@@ -119,7 +119,7 @@ def sparse_tokens(value_spec: ValueSpec) -> torch.Tensor:
     chosen = min(value_spec.shape[-1], tokens)
     indices = torch.full(value_spec.shape, -1, dtype=torch.long)
     narrow = replace(value_spec, shape=(*value_spec.shape[:-1], chosen))
-    indices[..., :chosen] = random_values.distinct_rows(narrow, tokens).cpu()
+    indices[..., :chosen] = distributions.distinct_rows(narrow, tokens).cpu()
     return value_spec.finish(indices)
 
 
@@ -147,7 +147,7 @@ def below(
         start = max(valid.start, least)
         stop = max(min(valid.stop, most) if size or is_distinct else valid.stop, start + 1)
         if is_distinct:
-            values = random_values.distinct_rows(value_spec, stop - start).add_(start)
+            values = distributions.distinct_rows(value_spec, stop - start).add_(start)
         else:
             values = value_spec.empty().random_(start, stop, generator=value_spec.generator(value_spec.device))
         return values if padding is None or values.numel() < 2 else _pad(value_spec, values, padding)
@@ -174,7 +174,7 @@ def experts(value_spec: ValueSpec) -> torch.Tensor:
     bfloat16.
     """
     count = value_spec.size("num_experts", "num_local_experts", "num_global_experts") or 1
-    chosen = random_values.distinct_rows(value_spec, count)
+    chosen = distributions.distinct_rows(value_spec, count)
     is_packed = "packed" in (value_spec.definition.inputs[value_spec.name].description or "").lower()
     has_weights = any(re.fullmatch(r"(top_?k|expert|routing)_?weights", name) for name in value_spec.definition.inputs)
     if has_weights or not is_packed or value_spec.dtype_name != "int32":
@@ -192,7 +192,7 @@ def small_or_bytes(value_spec: ValueSpec) -> torch.Tensor:
 
 def words(value_spec: ValueSpec) -> torch.Tensor:
     """Make words of any bits."""
-    return random_values.fill_bytes(value_spec)
+    return distributions.fill_bytes(value_spec)
 
 
 def packed_keys(value_spec: ValueSpec) -> torch.Tensor:
@@ -273,7 +273,7 @@ def _probe(value_spec: ValueSpec) -> IntegerProbe | None:
 
 
 def _is_integer(value: Any) -> TypeGuard[torch.Tensor]:
-    """Tell whether a value is a tensor of integers of more than 8 bits."""
+    """Return whether a value is a tensor of integers of more than 8 bits."""
     return isinstance(value, torch.Tensor) and not value.is_floating_point() and value.element_size() > 1
 
 

@@ -1,4 +1,4 @@
-"""The free memory of a device. It decides how many sets of inputs are kept, and which inputs are too large."""
+"""The free memory of a device. It limits the number of sets of inputs, and their size."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from flashinfer_bench.base.host import usable_memory
 
 RECENT_S: Final = 0.2
 ROOMY_S: Final = 2.0
-"""Seconds for which a query of a GPU's free memory is reused, and the same for a query that found more than half of it
-free. While the driver ends another process's context, a query waits for it, and a job needs a dozen."""
+"""Seconds for which a query of a GPU's free memory is reused; ROOMY_S holds if more than half was free. While the
+driver ends another process's context, a query waits for it, and a job needs a dozen."""
 SMALL_SHARE: Final = 1024
-"""An allocation of at most a device's memory divided by this is made without asking how much is free."""
+"""An allocation of at most a device's memory divided by this is made without a query of the free memory."""
 _queries: dict[torch.device, tuple[float, int]] = {}
 """GPU → until when the latest reading counts, and the free bytes."""
 _most_free: dict[torch.device, int] = {}

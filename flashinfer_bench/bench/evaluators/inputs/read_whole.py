@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from flashinfer_bench.bench.evaluators.inputs.distributions import ValueSpec
+from flashinfer_bench.bench.evaluators.inputs.generate import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.integers import find_plain_values
-from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
-from flashinfer_bench.bench.evaluators.inputs.random_values import ValueSpec
 from flashinfer_bench.bench.evaluators.inputs.rules import find_varied_input
 from flashinfer_bench.bench.evaluators.inputs.stand_ins import DONE, Traced, Watch, read_operation, run
 from flashinfer_bench.bench.evaluators.reference import Reference

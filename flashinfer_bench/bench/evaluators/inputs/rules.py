@@ -19,7 +19,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs import integers
 from flashinfer_bench.bench.evaluators.inputs.constraints import asking_for
-from flashinfer_bench.bench.evaluators.inputs.random_values import (
+from flashinfer_bench.bench.evaluators.inputs.distributions import (
     ANY,
     Make,
     Mode,
@@ -62,7 +62,7 @@ Kind = Literal["float", "float8", "bytes", "bools"]
 
 @dataclass(frozen=True)
 class VariedInput:
-    """How an input differs from call to call, as far as no rule gives its values a meaning."""
+    """How an input differs from call to call, if no rule gives its values a meaning."""
 
     name: str
     mode: Mode

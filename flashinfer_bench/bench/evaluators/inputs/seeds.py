@@ -1,4 +1,4 @@
-"""One seed gives a seed for each name. So a random value does not depend on how many values were made before it."""
+"""One seed gives a seed for each name. So a random value does not depend on the number of earlier values."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from flashinfer_bench.data.digest import seed_of
 
 
 def derive_seed(seed: int, *names: str | int) -> int:
-    """Give the seed of a path of names."""
+    """Return the seed of a path of names."""
     return seed_of("\x1f".join(map(str, (seed, *names))))
 
 
 def make_generator(seed: int, *names: str | int, device: torch.device) -> torch.Generator:
-    """Give a generator on the device, seeded for a path of names."""
+    """Return a generator on the device, seeded for a path of names."""
     return torch.Generator(device=device).manual_seed(derive_seed(seed, *names))

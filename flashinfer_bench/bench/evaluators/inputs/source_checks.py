@@ -21,7 +21,7 @@ NANS: Final = "isfinite|isnan|nan_to_num_?|nansum|nanmean"
 """Functions that test for NaN. `nan_to_num` makes infinite numbers so large that they dominate a norm."""
 INFINITE: Final = "isfinite|isinf|isposinf|isneginf"
 SIGMOIDS: Final = "sigmoid_?|logsigmoid|softplus|hardsigmoid|expit"
-"""Functions of a gate, which scales how much is kept; exp(-exp(x)) is a gate too."""
+"""Functions of a gate, which scales a kept value; exp(-exp(x)) is a gate too."""
 DECAYS: Final = rf"\bexp\(-(?:\w+\.)*exp\({VALUE}|\(-{VALUE}\.exp\(\)"
 ZEROS: Final = rf"\b(?:count_nonzero|nonzero|heaviside)\b|{VALUE} [!=]= 0(?:\.0)?(?![\w.])|\.(?:eq|ne)\(0(?:\.0)?\)"
 """Functions and comparisons that separate a zero from a small number; shapes and sizes are no values."""
@@ -78,4 +78,4 @@ def _subjects(functions: str, text: str) -> frozenset[str]:
 
 
 def _names(pattern: str, text: str) -> frozenset[str]:
-    return frozenset(name for found in re.finditer(pattern, text) for name in found.groups() if name)
+    return frozenset(name for result in re.finditer(pattern, text) for name in result.groups() if name)

@@ -4,8 +4,8 @@ Integers have values, on the CPU; floats have only shapes, on "meta". So an oper
 size. Operations that index or slice by integers report the indices with their exclusive bound, and continue with valid
 ones. Values that depend on floats are chosen: an element is 1, and a mask selects all.
 
-A run changes no input, and executes no code of a solution. It ends early if stand-ins cannot follow the reference: it
-asks for a tensor's address, changes a tensor's shape in place, or has too many operations.
+A run changes no input, and executes no code of a solution. It ends early if stand-ins cannot follow the reference.
+Examples are a request for a tensor's address, a change of shape in place, and too many operations.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ DONE: Final = "done"
 STOPPED: Final = "stopped"
 
 
-class Seen(NamedTuple):
+class UsedIndices(NamedTuple):
     """The indices of one operation; `low` is above `high` if there are none."""
 
     operation: str
@@ -105,7 +105,7 @@ class Traced(torch.Tensor):
         return made
 
     def read(self) -> torch.Tensor:
-        """Return values for Python: those that depend on floats are all the same."""
+        """Return values for Python: values that depend on floats are all the same."""
         self.watch.did["choose"] |= self.sources
         self.watch.is_open = False
         if not self.content.is_meta:
@@ -165,14 +165,14 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
     def __init__(self, device: torch.device, *, truth: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device, self.truth = device, truth
-        self.seen: list[Seen] = []
+        self.seen: list[UsedIndices] = []
         self.tests: set[tuple[str, int]] = set()
         """Inputs that were compared with a negative number that was their least value."""
         self.did: dict[str, set[str]] = {what: set() for what in ("shift", "mask", "divide", "choose", "lost")}
         """Kind of use → the inputs on which the used values depend; "lost" are indices without known values."""
         self.count = 0
         self.is_open = True
-        """Whether Python saw no values, and nothing was written in place."""
+        """Whether Python read no values, and no operation wrote in place."""
         self.end = DONE
         """How the run ended: DONE, STOPPED or an error's type."""
 
@@ -276,7 +276,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
             if values.numel() < index.numel():
                 self.tests |= {(name, ignored) for name in index.sources}
             low, high = map(int, values.aminmax()) if values.numel() else (0, -1)
-        self.seen.append(Seen(operation, size, low, high, wraps))
+        self.seen.append(UsedIndices(operation, size, low, high, wraps))
         if self.seen[-1].lies_within(-size):
             return index
         if size < 1:
@@ -385,7 +385,7 @@ def run(reference: Reference, values: Mapping[str, Any], watch: Watch) -> Any:
     Args:
         reference: the reference.
         values: its inputs by name; tensors are on the CPU or on "meta", or stand-ins already.
-        watch: notes what it does.
+        watch: notes its operations.
     """
     given = [
         Traced.make(one.clone(), {name}, watch) if type(one) is torch.Tensor else one for name, one in values.items()

@@ -23,8 +23,8 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.make import bind_axes, count_bytes
-from flashinfer_bench.bench.evaluators.inputs.random_values import ValueSpec
+from flashinfer_bench.bench.evaluators.inputs.distributions import ValueSpec
+from flashinfer_bench.bench.evaluators.inputs.generate import bind_axes, count_bytes
 from flashinfer_bench.bench.evaluators.inputs.rules import Kind, find_varied_input
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.inputs.source_checks import find_source_checks
@@ -67,7 +67,7 @@ MANY_ELEMENTS: Final = 1 << 28
 QUICK_MS: Final = 5.0
 SLOW_CALLS: Final = 2
 """Cases for which a reference on a GPU is called that takes longer than QUICK_MS."""
-PATIENCE_MS: Final = 1e3
+TIME_LIMIT_MS: Final = 1e3
 """Milliseconds that a reference on a CPU may take for all cases; it is called at least once."""
 HAVE_RULES: Final = re.compile(r"gdn|mamba.*")
 """Op types whose gates have rules of their own."""
@@ -108,11 +108,11 @@ class Field(NamedTuple):
     """An input that is changed."""
 
     values: torch.Tensor
-    """Of any shape, contiguous."""
+    """The values in any shape, contiguous."""
     rows: torch.Tensor
     """The values as [rows, columns]."""
     chance: Chance
-    """Of this input and call."""
+    """Random numbers of this input and call."""
     of_columns: Chance
     """Shared by all inputs with the same last axis."""
     of_rows: Chance
@@ -142,7 +142,7 @@ def everything(_field: Field) -> Any:
     return (...,)
 
 
-def part_of(axis: int, *, turn: int = 0, late: bool = False) -> Support:
+def part_of(axis: int, *, offset: int = 0, late: bool = False) -> Support:
     """Choose every second place in one half of an axis.
 
     Reading one half, or every second place, misses it in one of two calls. Parts 0 and 1 cover each half and each
@@ -150,7 +150,7 @@ def part_of(axis: int, *, turn: int = 0, late: bool = False) -> Support:
 
     Args:
         axis: -1 or -2.
-        turn: added to the number of the field's part.
+        offset: added to the number of the field's part.
         late: whether only the last steps are chosen; steps are the axis before the last.
     """
 
@@ -158,7 +158,7 @@ def part_of(axis: int, *, turn: int = 0, late: bool = False) -> Support:
         shape = field.values.shape
         if len(shape) < max(-axis, 1 + late) or shape[axis] < LEAST_LENGTH:
             return None
-        number = (field.part + turn) % 4
+        number = (field.part + offset) % 4
         half, second = number % 2, (number % 2) ^ (number // 2)
         begin, end = (math.ceil(at * shape[axis] / 2) for at in (half, half + 1))
         chosen = slice(begin + (begin + second) % 2, end, 2)
@@ -327,7 +327,7 @@ TO_SMALL: Final = ((everything, scale(1 / 32, 1 / 16)), (most_of(1), quieten(1))
 """Squares of the smallest rows stay numbers."""
 TWO_SIXTHS: Final = ((sixth_of_rows(0), shift(*NEAR)), (sixth_of_rows(1), shift(*FAR)))
 SOME_OF_GATES: Final = tuple(
-    (part_of(-1, turn=turn, late=turn > 1), shift(GATE[1], GATE[1], (-1) ** turn)) for turn in range(4)
+    (part_of(-1, offset=offset, late=offset > 1), shift(GATE[1], GATE[1], (-1) ** offset)) for offset in range(4)
 )
 SHIFTED_ROWS: Final = "some rows shifted"
 CUBED: Final = "cubed values (heavy tails)"
@@ -372,7 +372,7 @@ class Free(NamedTuple):
     kind: Kind
     axes: tuple[str, ...]
     groups: int
-    """Groups of consecutive rows, of each of which numbers of an output are made."""
+    """Groups of consecutive rows; the numbers of an output are made of each group."""
 
 
 def why_no_stress(definition: Definition) -> str | None:
@@ -414,15 +414,15 @@ def count_affordable(latency_ms: float | None, device_type: str) -> int | None:
         return None
     if device_type == "cuda":
         return SLOW_CALLS if latency_ms > QUICK_MS else None
-    return max(1, int(PATIENCE_MS / max(latency_ms, 1e-3)))
+    return max(1, int(TIME_LIMIT_MS / max(latency_ms, 1e-3)))
 
 
 class StressPlan:
     """The stress cases of one job.
 
     Args:
-        definition: what is computed.
-        workload: says which inputs are random.
+        definition: the definition.
+        workload: has the random inputs.
         seed: of the job; secret while the job is judged.
         has_constants: whether outputs that are the same on all usual inputs are tried on other inputs, too.
         most: calls at most; None for all.
@@ -452,11 +452,11 @@ class StressPlan:
             for name, shape in shapes.items()
         ]
         """Which inputs are changed, in the order of the definition."""
-        found = [one for one in self.free if one is not None]
-        self._guarded = self._source_checks.guarded & {one.name for one in found}
-        self._gates = self._source_checks.gates & {one.name for one in found if one.kind == "float"}
-        traits = self._find_traits(definition, workload, found)
-        traits |= {"any": bool(found), "constants": has_constants and bool(found)}
+        result = [one for one in self.free if one is not None]
+        self._guarded = self._source_checks.guarded & {one.name for one in result}
+        self._gates = self._source_checks.gates & {one.name for one in result if one.kind == "float"}
+        traits = self._find_traits(definition, workload, result)
+        traits |= {"any": bool(result), "constants": has_constants and bool(result)}
         counts = {
             name: max(count * bool(traits[trait]) for trait, count in case.calls.items())
             for name, case in STRESS_CASES.items()
@@ -464,14 +464,15 @@ class StressPlan:
         self.names = [name for name, count in counts.items() if count]
         """All cases that the job may have."""
         affordable = max(1, MOST_BYTES // max(count_bytes(definition.inputs.values(), shapes.values()), 1))
-        settled = random.Random(derive_seed(0, "stress", definition.name, workload.uuid))
-        keys = {name: settled.expovariate(STRESS_CASES[name].strength) for name in self.names}
+        fixed = random.Random(derive_seed(0, "stress", definition.name, workload.uuid))
+        keys = {name: fixed.expovariate(STRESS_CASES[name].strength) for name in self.names}
         calls = sorted((again, keys[name], name) for name in self.names for again in range(counts[name]))
         self.calls = [name for _, _, name in calls[: min(affordable, affordable if most is None else most)]]
         """The case of each call of the job, in order: each case once first, strong cases earlier."""
 
     def _find_traits(self, definition: Definition, workload: Workload, free: Sequence[Free]) -> dict[str, Any]:
-        """Return the traits of the job. They decide which cases make sense, and how many calls find a shortcut."""
+        """Return the traits of the job. They decide which cases make sense, and the number of calls that find a
+        shortcut."""
         outputs = _float_outputs(definition)
         shapes = dict(zip(definition.outputs, definition.get_output_shapes(workload.axes), strict=True))
         has_rules = HAVE_RULES.fullmatch(definition.op_type.replace("-", "_"))
@@ -525,7 +526,7 @@ class StressPlan:
                 value.copy_(wide.clamp_(-largest, largest))
 
     def _concerns(self, name: str, free: Free) -> bool:
-        """Tell whether a case changes an input."""
+        """Return whether a case changes an input."""
         if name in GATES:
             return free.name in self._gates
         if name == NOT_FINITE and self._guarded and free.name not in self._guarded:

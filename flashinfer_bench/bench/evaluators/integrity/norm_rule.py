@@ -45,7 +45,7 @@ Whole numbers of 8 bits count as 4: they often hold two values."""
 SMALL_SLACK: Final = 4.0
 """A small output may be off by this many times its change under rounding, if that exceeds the limit: single numbers
 scatter."""
-SMALL_SETTLED: Final = 0.5
+SMALL_CONDITIONED: Final = 0.5
 """Share of the limit by which rounding may move a well-conditioned small output: all draws may be small."""
 SURE: Final = 0.99
 """Share of the limit that norms may reach if a call is not judged alone."""
@@ -76,7 +76,7 @@ class NormRule:
     def find_excess(self, norms: Norms, output: int, name: str, stability: Stability) -> Excess | None:
         """Return how an output breaks the rule; None if it does not.
 
-        Ill-conditioned rows are skipped first, then rows that were small beside them, until the rest passes.
+        Ill-conditioned rows are skipped first, then rows that were small compared with them, until the rest passes.
 
         Args:
             norms: of the output.
@@ -91,24 +91,26 @@ class NormRule:
         shares = norms.shares()
         if norms.is_small:
             slack = max(SMALL_SLACK, SMALL_SLACK * self.limit / USUAL_LIMIT)
-            bound = max(self.limit * SMALL_SETTLED, min(share / slack, sys.float_info.max))
+            bound = max(self.limit * SMALL_CONDITIONED, min(share / slack, sys.float_info.max))
             is_judged = stability.rounding.judges_small
-            is_settled = is_judged and not bool(stability.find_unsettled(output, bound, shares >= 0).any())
-            return self._describe(NORM, name, share) if is_settled else None
+            is_well_conditioned = is_judged and not bool(
+                stability.find_ill_conditioned(output, bound, shares >= 0).any()
+            )
+            return self._describe(NORM, name, share) if is_well_conditioned else None
         left_out = torch.zeros_like(shares, dtype=torch.bool)
         while judges_rows or (self.judges_output and share > self.limit):
             over = (shares > self.limit) & ~left_out
             suspects = over if bool(over.any()) else ~left_out
-            unsettled = stability.find_unsettled(output, self.limit, suspects, shares, left_out) & ~left_out
-            lost = over & ~unsettled
+            ill_conditioned = stability.find_ill_conditioned(output, self.limit, suspects, shares, left_out) & ~left_out
+            lost = over & ~ill_conditioned
             if judges_rows and bool(lost.any()):
                 row, count = int(torch.where(lost, shares, -1.0).argmax()), int(lost.sum())
                 words = f"{count} of {len(lost)} rows are wrong as a whole; worst is row {row}, whose error has"
                 return self._describe(self.row_rule or NORM, name, float(shares[row]), words, rows=count, row=row)
-            judges_rows = False  # rows that were small beside others count for the output alone
-            if not bool(unsettled.any()):
+            judges_rows = False  # rows that were small compared with others count for the output alone
+            if not bool(ill_conditioned.any()):
                 return self._describe(NORM, name, share)
-            left_out |= unsettled
+            left_out |= ill_conditioned
             share, shares = norms.share(left_out), norms.shares(left_out)
         return None
 
@@ -133,7 +135,7 @@ def find_limit(definition: Definition, rtol: float) -> float:
 def judge_norms(
     definition: Definition, call: JudgedCall, rule: NormRule, stability: Stability, correctness: Correctness
 ) -> Verdict:
-    """Judge the norms of a call's errors, and add them to what is known of its outputs."""
+    """Judge the norms of a call's errors, and add them to the record of its outputs."""
     if not rule.is_on:
         return Accepted(correctness)
     extra = dict(correctness.extra or {})
@@ -180,7 +182,7 @@ def surely_pass(calls: Sequence[JudgedCall], rule: NormRule, tolerance: Toleranc
             return None
         most = max(1, TOGETHER[kind] // max(count, 1))
         for start in range(0, len(pairs) if count else 0, most):
-            _look(pairs[start : start + most], rule, tolerance, holds, totals)
+            _check_together(pairs[start : start + most], rule, tolerance, holds, totals)
     brought = [torch.stack(holds).double()] if holds else []
     reported = torch.cat([*brought, *totals]).tolist() if holds or totals else []
     squares = reported[len(holds) :]
@@ -192,7 +194,7 @@ def surely_pass(calls: Sequence[JudgedCall], rule: NormRule, tolerance: Toleranc
     return [any(sizes[at :: len(calls)]) for at in range(len(calls))]
 
 
-def _look(
+def _check_together(
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
     rule: NormRule,
     tolerance: Tolerance | None,

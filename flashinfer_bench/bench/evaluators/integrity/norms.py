@@ -20,8 +20,8 @@ from flashinfer_bench.bench.evaluators.compare.packed import is_packed
 LEAST_ROW: Final = 16
 """Elements of a row, at least. A smaller output is one row, whose norms are judged on stress inputs only."""
 FLOOR: Final = 0.1
-"""A row below this share of the usual row is compared with this share of it, since the rest of a cancelled sum has the
-errors of its terms."""
+"""A row below this share of the usual row is compared with this share of it. The rest of a cancelled sum has the errors
+of its terms."""
 NO_VALUE_SCALES: Final = frozenset({getattr(torch, "float8_e8m0fnu", None)})
 """Dtypes whose neighbouring values differ by a factor of two: one step of one element is the size of a row."""
 BROUGHT_ROWS: Final = 1 << 13
@@ -80,7 +80,7 @@ def row_length(expected: torch.Tensor) -> int | None:
 
 
 def has_norms(expected: torch.Tensor) -> bool:
-    """Tell whether norms say something of outputs of this dtype and size."""
+    """Return whether norms apply to outputs of this dtype and size."""
     return expected.dtype.is_floating_point and expected.dtype not in NO_VALUE_SCALES and expected.numel() > 0
 
 
@@ -112,7 +112,7 @@ def _square(expected: torch.Tensor, got: torch.Tensor, *, masks: bool) -> torch.
     """
     most = CHUNK_ELEMENTS.get(expected.device.type, CHUNK_ELEMENTS["cpu"])
     count, columns = expected.shape
-    found = []
+    result = []
     for row in range(0, count, step := max(1, most // columns)):
         squares = []
         for column in range(0, columns, most):
@@ -123,6 +123,6 @@ def _square(expected: torch.Tensor, got: torch.Tensor, *, masks: bool) -> torch.
                 error, wanted = (torch.where(wanted.isfinite(), one, 0.0) for one in (error, wanted))
             norms = [torch.linalg.vector_norm(one, dim=1, dtype=torch.float64) for one in (error, wanted)]
             squares.append(torch.stack(norms).square_())
-        found.append(squares[0] if len(squares) == 1 else torch.stack(squares).sum(dim=0))
-    together = found[0] if len(found) == 1 else torch.cat(found, dim=1)
+        result.append(squares[0] if len(squares) == 1 else torch.stack(squares).sum(dim=0))
+    together = result[0] if len(result) == 1 else torch.cat(result, dim=1)
     return together.cpu() if count <= BROUGHT_ROWS else together

@@ -25,12 +25,12 @@ from flashinfer_bench.errors import Fault
 MOST_DRAWS: Final = 16
 """Calls of the reference, at most. A row at the edge of a bfloat16's rounding is missed in one of 1,000 cases."""
 FEWEST_DRAWS: Final = 4
-PATIENCE_S: Final = 30.0
+TIME_LIMIT_S: Final = 30.0
 """Seconds for these calls. If a reference is so slow that there are fewer than FEWEST_DRAWS, no row is blamed."""
 MOST_OF_SIGMOID: Final = 0.1
 """Largest share by which a number is moved for the error of sigmoids."""
 FLOAT8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
-TURNED_SHARE: Final = 0.25
+REORDERED_SHARE: Final = 0.25
 """A row depends on the order of equal values if another order moves it by more than this share of its limit."""
 _ATEN: Final = torch.ops.aten
 CHOOSING: Final = {
@@ -74,10 +74,10 @@ USUAL_ROUNDING: Final = Rounding(2.0**-7, 0.25)
 """Twice a unit in the last place of bfloat16. If a solution's own rounding, of a bfloat16's size at most, changes a
 choice, one of the draws changes it too. Kernels that round four times as coarsely stay within the limit on
 well-conditioned rows."""
-REGIME_SLACK: Final = 16.0
+STRESS_SLACK: Final = 16.0
 """Slack on stress inputs. If the square of an operand depends on another operand, errors of a twentieth move all rows.
 A solution that skips work there exceeds this slack, and kernels of scaled fp8 stay below it."""
-REGIME_ROUNDING: Final = Rounding(0.05, 1.0, judges_small=True, slack=REGIME_SLACK)
+STRESS_ROUNDING: Final = Rounding(0.05, 1.0, judges_small=True, slack=STRESS_SLACK)
 """On inputs of stress cases: twice the errors of fp8. There softmax and gates may be all or nothing, and solutions that
 round their operands to fp8 are right, too. A product of two inputs stays well-conditioned."""
 LOUD_ROUNDING: Final = Rounding(0.05, 1.0, judges_small=True, slack=4.0)
@@ -85,7 +85,7 @@ LOUD_ROUNDING: Final = Rounding(0.05, 1.0, judges_small=True, slack=4.0)
 eighth."""
 GATE_ROUNDING: Final = Rounding(2.0**-7, 1.0, judges_small=True, of_sigmoid=5e-4)
 """For cases in which gates are nearly open or shut. A solution with gates in fp8 would be wrong there, and no kernel
-does that. With REGIME_ROUNDING, no row that depends on hundreds of steps would be well-conditioned. A GPU's own `tanh`
+does that. With STRESS_ROUNDING, no row that depends on hundreds of steps would be well-conditioned. A GPU's own `tanh`
 makes sigmoids that are off by half of `of_sigmoid`."""
 
 
@@ -107,15 +107,15 @@ class Stability:
     seed: int
     rounding: Rounding = USUAL_ROUNDING
     _moved: list[list[Norms | None]] = field(default_factory=list)
-    """For each draw how far the rows of each output were moved."""
-    _turned: list[list[Norms | None]] = field(default_factory=list)
+    """For each draw, the changes of the rows of each output."""
+    _reordered: list[list[Norms | None]] = field(default_factory=list)
     """The same with only the order of equal values changed; empty without choices."""
 
     def __post_init__(self) -> None:
         """Prepare the draws."""
         self._draws = call_rounded(self.reference, self.inputs, self.rounding, self.seed)
 
-    def find_unsettled(
+    def find_ill_conditioned(
         self,
         output: int,
         limit: float,
@@ -123,7 +123,7 @@ class Stability:
         shares: torch.Tensor | None = None,
         left_out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return which rows [rows] of an output are not settled, and so are not judged.
+        """Return which rows [rows] of an output are ill-conditioned, and so are not judged.
 
         Draws are made until all suspects are ill-conditioned, or no draw is left.
 
@@ -137,31 +137,31 @@ class Stability:
         """
 
         def far(draws: list[list[Norms | None]]) -> torch.Tensor:
-            found = [one.shares(left_out) for norms in draws if (one := norms[output]) is not None]
-            return torch.stack([torch.zeros_like(suspects, dtype=torch.float64), *found])
+            result = [one.shares(left_out) for norms in draws if (one := norms[output]) is not None]
+            return torch.stack([torch.zeros_like(suspects, dtype=torch.float64), *result])
 
         while True:
-            turned = (far(self._turned) > TURNED_SHARE * limit).sum(dim=0)
+            reordered = (far(self._reordered) > REORDERED_SHARE * limit).sum(dim=0)
             moved = far(self._moved).amax(dim=0)
-            unsettled = (turned > 0) | (moved > self.rounding.moved_share * limit)
+            ill_conditioned = (reordered > 0) | (moved > self.rounding.moved_share * limit)
             is_beyond = torch.zeros_like(suspects)
-            if shares is not None and self._moved and not bool(turned.any()):
+            if shares is not None and self._moved and not bool(reordered.any()):
                 is_beyond = suspects & (shares > self.rounding.slack * moved)
-            if self._moved and not bool(((suspects & ~unsettled) | is_beyond).any()):
-                return unsettled
+            if self._moved and not bool(((suspects & ~ill_conditioned) | is_beyond).any()):
+                return ill_conditioned
             drawn = next(self._draws, None)
             if drawn is None:
                 break
-            for outputs, draws in zip(drawn, (self._moved, self._turned), strict=True):
+            for outputs, draws in zip(drawn, (self._moved, self._reordered), strict=True):
                 if outputs is not None:
                     draws.append(list(map(measure_norms, self.expected, outputs)))
         if len(self._moved) < FEWEST_DRAWS:
             return torch.ones_like(suspects)
         # If rows tie with one another, draws take some of them and a solution others. By Good and Turing's estimate,
         # these are at most the number of rows that moved in one draw alone.
-        if int((suspects & ~unsettled).sum()) <= int((turned == 1).sum()):
-            unsettled |= suspects
-        return unsettled & ~is_beyond
+        if int((suspects & ~ill_conditioned).sum()) <= int((reordered == 1).sum()):
+            ill_conditioned |= suspects
+        return ill_conditioned & ~is_beyond
 
 
 def call_rounded(
@@ -176,10 +176,10 @@ def call_rounded(
     for draw in range(MOST_DRAWS):
         start, drawn = time.monotonic(), derive_seed(seed, draw)
         outputs, has_chosen = call_with_other_ties(reference, add_rounding(inputs, rounding, drawn), drawn)
-        turned = call_with_other_ties(reference, list(inputs), drawn)[0] if has_chosen else None
+        reordered = call_with_other_ties(reference, list(inputs), drawn)[0] if has_chosen else None
         spent_s += time.monotonic() - start
-        yield outputs, turned
-        if spent_s > PATIENCE_S:
+        yield outputs, reordered
+        if spent_s > TIME_LIMIT_S:
             return
 
 
@@ -213,10 +213,10 @@ class OtherTies(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has
         dim = args[place] if len(args) > place else given.get("dim", default)
         values, along = (args[0].reshape(-1), 0) if dim is None else (args[0], dim)
         order = torch.randperm(values.shape[along], generator=self._generator).to(values.device)
-        found = func(values.index_select(along, order), *args[1:], **given)
-        if isinstance(found, tuple):
-            return found[0], order[found[1]]
-        return order[found] if dim is not None or not found.dim() else order[found].view([1] * args[0].dim())
+        result = func(values.index_select(along, order), *args[1:], **given)
+        if isinstance(result, tuple):
+            return result[0], order[result[1]]
+        return order[result] if dim is not None or not result.dim() else order[result].view([1] * args[0].dim())
 
 
 def call_with_other_ties(reference: Reference, inputs: list[Any], seed: int) -> tuple[list[torch.Tensor], bool]:

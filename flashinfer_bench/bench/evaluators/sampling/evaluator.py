@@ -49,7 +49,7 @@ CPU: Final = torch.device("cpu")
 TIMED_DRAWS: Final = 96
 """Draws of each timed trial that are judged at least. A sampler that draws the likeliest token passes if that has more
 than nine tenths of a row."""
-PATIENCE_S: Final = 20.0
+TIME_LIMIT_S: Final = 20.0
 """Seconds after which no more calls on flattened rows are made. A slow sampler, as under Triton's interpreter, needs a
 limit, and slowness gains nothing."""
 TIMED_SHARE: Final = 0.05
@@ -66,7 +66,7 @@ POWER: Final = "power"
 CHANCE_UNSEEN: Final = 3e-8
 """Chance that a right sampler has no draw in a part of the least mass: below the limit of any verdict."""
 FLATTEST, SHARPEST = 0.002, 0.012
-"""The largest probability of a flattened row lies between these, as far as LEAST_FACTOR lets it."""
+"""The largest probability of a flattened row lies between these, if LEAST_FACTOR allows it."""
 LEAST_FACTOR: Final = 0.05
 """Least factor of logits: if all probabilities tie, filters may keep any of them."""
 MOST_KINDS: Final = 8
@@ -125,22 +125,22 @@ class SamplingEvaluator(DefaultEvaluator):
         limits, expected = SamplingLimits.of(cfg), ref_outputs[0]
         read_problem(definition, inputs[0])  # an input that cannot be judged is no fault of the sampler
         judge = DrawJudge(definition, limits, make_generator(context.seed, "places of draws", device=CPU))
-        found = judge.judge_first([*call_within(math.inf, sol_runnable, inputs[0], limits.trials, expected)])
-        if isinstance(found, Rejected):
+        result = judge.judge_first([*call_within(math.inf, sol_runnable, inputs[0], limits.trials, expected)])
+        if isinstance(result, Rejected):
             if isinstance(judge.place([JudgedCall(inputs[0], expected, expected)]), Rejected):
                 raise DefinitionFault(
                     f"the reference of {definition.name} draws tokens that its own filters do not allow; "
                     "the rules of the Sampling evaluator do not fit this definition"
                 )
-            return found
-        deadline = time.monotonic() + PATIENCE_S
+            return result
+        deadline = time.monotonic() + TIME_LIMIT_S
         count = count_calls(expected[0].numel(), limits.least_shift) if cfg.power_rule else 0
         flattened = [
             call
             for flat, times in make_flattened(definition, inputs[0], count, judge.generator)
             for call in call_within(deadline, sol_runnable, flat, times, expected)
         ]
-        return judge.judge_flattened(flattened, found.correctness) if flattened else found
+        return judge.judge_flattened(flattened, result.correctness) if flattened else result
 
     @classmethod
     def judge_reads(
@@ -262,8 +262,8 @@ class DrawJudge:
                     chances[f"shares, {words}"] = measure_shares(part[None], PART_GROUPS)
                     chances[f"left out, {words}"] = measure_omission(part, self.limits.least_shift)
         odd = self.limits.find_odd(chances, alarm_share=TIMED_SHARE)
-        found = {"calls": len(calls), "smallest_p_value": min(chances.values())}
-        return decide(odd and f"the draws are {odd}", Correctness(extra=found))
+        result = {"calls": len(calls), "smallest_p_value": min(chances.values())}
+        return decide(odd and f"the draws are {odd}", Correctness(extra=result))
 
     def judge_flattened(self, calls: Sequence[JudgedCall], correctness: Correctness) -> Verdict:
         """Judge calls on flattened rows, and add the figures to the sampler's record."""
@@ -272,10 +272,10 @@ class DrawJudge:
             return placed
         chances, least_shift = self._test(placed[0]), self.limits.least_shift
         odd = self.limits.find_odd(chances, alarm_share=FLAT_SHARE)
-        found = {"calls": len(calls), "least_shift": least_shift, "smallest_p_value": min(chances.values())}
-        correctness = correctness.model_copy(update={"extra": {**(correctness.extra or {}), "flattened": found}})
+        result = {"calls": len(calls), "least_shift": least_shift, "smallest_p_value": min(chances.values())}
+        correctness = correctness.model_copy(update={"extra": {**(correctness.extra or {}), "flattened": result}})
         message = f"the draws from flattened rows are {odd} ({len(calls)} calls; rule {POWER!r})"
-        integrity = {"rule": POWER, "evidence": {"test": min(chances, key=chances.__getitem__), **found}}
+        integrity = {"rule": POWER, "evidence": {"test": min(chances, key=chances.__getitem__), **result}}
         return decide(odd and message, correctness, integrity)
 
     def place(self, calls: Sequence[JudgedCall]) -> tuple[torch.Tensor, torch.Tensor] | Rejected:
@@ -313,8 +313,8 @@ class DrawJudge:
         """Return the p-value of each test of places [orders, calls, rows]."""
         chances: dict[str, float] = {}
         for order, drawn in zip(ORDERS, places, strict=True):
-            found = {**measure_chances(drawn), "left out": measure_omission(drawn, self.limits.least_shift)}
-            chances |= {f"{test}, tokens by {order}": chance for test, chance in found.items()}
+            result = {**measure_chances(drawn), "left out": measure_omission(drawn, self.limits.least_shift)}
+            chances |= {f"{test}, tokens by {order}": chance for test, chance in result.items()}
         return chances
 
 

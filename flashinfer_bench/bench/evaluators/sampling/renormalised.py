@@ -27,7 +27,7 @@ BOUNDARY_MASS: Final = 1e-3
 
 
 def renormalises(definition: Definition) -> bool:
-    """Tell whether a definition keeps some probabilities of each row and rescales them."""
+    """Return whether a definition keeps some probabilities of each row and rescales them."""
     weights, outputs = find_weights(definition), list(definition.outputs.values())
     if weights is None or "logits" in weights.lower() or len(outputs) != 1:
         return False

@@ -48,7 +48,7 @@ class SamplingProblem:
     probabilities: torch.Tensor
     """[rows, vocabulary]; no value is negative."""
     filters: dict[str, torch.Tensor]
-    """[rows] by name: int64 top_k, float64 top_p and min_p, as far as the definition has them."""
+    """[rows] by name: int64 top_k, float64 top_p and min_p, if the definition has them."""
     joint: bool = False
     """Whether top-k and top-p both act on the original row."""
 
@@ -106,8 +106,8 @@ class SortedRows:
 
     def value(self, rank: torch.Tensor) -> torch.Tensor:
         """Return the probability at a rank; 0 beyond the last."""
-        found = -self._negative.gather(1, rank.clamp(0, self.vocabulary - 1))
-        return torch.where(rank < self.vocabulary, found, 0.0)
+        result = -self._negative.gather(1, rank.clamp(0, self.vocabulary - 1))
+        return torch.where(rank < self.vocabulary, result, 0.0)
 
     def count_above(self, value: torch.Tensor, *, or_equal: bool = False) -> torch.Tensor:
         """Count the tokens with a larger (or equal) probability."""

@@ -5,8 +5,8 @@ After the first rejection, a token is drawn from max(0, target - draft), rescale
 drawn from the target's last row.
 
 The outputs are random. Their form is checked exactly. Three numbers are tested against their distribution, by places as
-for draws: the number of emitted tokens, the number of tokens that could be accepted one by one, and the last token. The
-numbers of timed calls are tested too. Their inputs never repeat, which a solution could detect.
+for draws: the emitted tokens, the tokens that could be accepted one by one, and the last token. The numbers of timed
+calls are tested too. Their inputs never repeat, which a solution could detect.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall
 from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
 from flashinfer_bench.bench.evaluators.sampling.evaluator import (
     CPU,
-    PATIENCE_S,
+    TIME_LIMIT_S,
     TIMED_SHARE,
     SamplingLimits,
     call_within,
@@ -71,7 +71,7 @@ class SpeculativeEvaluator(DefaultEvaluator):
         more = count_calls(len(given[1]), limits.least_shift) - limits.trials if cfg.power_rule else 0
         calls = (
             *call_within(math.inf, sol_runnable, given, limits.trials, expected),
-            *call_within(time.monotonic() + PATIENCE_S, sol_runnable, given, more, expected),
+            *call_within(time.monotonic() + TIME_LIMIT_S, sol_runnable, given, more, expected),
         )
         return judge_calls(definition, calls, limits, context)
 
@@ -108,10 +108,10 @@ def judge_calls(
         got = check_form(definition, call.got, call.expected)
         if isinstance(got, Rejected):
             return got
-        found = chain.place(got, generator)
-        if isinstance(found, str):
-            return decide(f"call {number}: {found}", Correctness(max_absolute_error=1.0))
-        places.append(found)
+        result = chain.place(got, generator)
+        if isinstance(result, str):
+            return decide(f"call {number}: {result}", Correctness(max_absolute_error=1.0))
+        places.append(result)
     chances = {
         f"{name}, {test}": chance
         for name, part in zip(TESTED, torch.stack(places, dim=1), strict=True)
@@ -154,7 +154,7 @@ class Chain:
     def place(self, got: Sequence[torch.Tensor], generator: torch.Generator) -> torch.Tensor | str:
         """Return the place of a call in each of its three distributions, [3, rows] in [0, 1).
 
-        A call that is impossible gives the reason instead.
+        An impossible call returns the reason instead.
         """
         tokens, accepted, emitted = (value.long().cpu() for value in got)
         at = emitted.clamp(0, self.count)[:, None]

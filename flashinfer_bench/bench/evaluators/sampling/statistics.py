@@ -40,15 +40,15 @@ def measure_distance(places: torch.Tensor) -> tuple[float, float]:
 def measure_chances(places: torch.Tensor) -> dict[str, float]:
     """Test places [calls, rows]; return a p-value for each test of being uniform and independent."""
     calls, rows = places.shape
-    found = {"shares": measure_shares(places.reshape(1, -1)), "shares within a row": measure_shares(places.T)}
+    result = {"shares": measure_shares(places.reshape(1, -1)), "shares within a row": measure_shares(places.T)}
     if calls > 1:  # draws in the same group as the draw of the call before, by Poisson
         group = _group(places, PAIR_GROUPS)
         repeats, pairs = (group[1:] == group[:-1]).sum(), group[1:].numel()
         expected = torch.tensor(pairs / PAIR_GROUPS, dtype=torch.float64)
-        found["independence of calls"] = float(torch.special.gammainc(repeats.double(), expected)) if repeats else 1.0
+        result["independence of calls"] = float(torch.special.gammainc(repeats.double(), expected)) if repeats else 1.0
     if rows > 1:
-        found["independence of rows"] = measure_shares(places)
-    return found
+        result["independence of rows"] = measure_shares(places)
+    return result
 
 
 def measure_shares(lines: torch.Tensor, groups: tuple[int, int] = GROUPS) -> float:

@@ -107,16 +107,16 @@ def find_roles(definition: Definition) -> dict[str, str] | None:
     outputs = list(definition.outputs.values())
     if len(outputs) != 1 or DTYPES[outputs[0].dtype].kind != "int" or len(outputs[0].shape or ()) != 2:
         return None
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for name, spec in definition.inputs.items():
         if spec.shape:
             is_keys = "cache" in name.lower() and len(spec.shape) >= 3
             role = "keys" if is_keys else ROLES.get((DTYPES[spec.dtype].kind, len(spec.shape)))
-            if role is None or role in found:
+            if role is None or role in result:
                 return None
-            found[role] = name
-    rows = {(definition.inputs[name].shape or [""])[0] for role, name in found.items() if role != "keys"}
-    return found if len(found) == len(ROLES) + 1 and rows == {(outputs[0].shape or [""])[0]} else None
+            result[role] = name
+    rows = {(definition.inputs[name].shape or [""])[0] for role, name in result.items() if role != "keys"}
+    return result if len(result) == len(ROLES) + 1 and rows == {(outputs[0].shape or [""])[0]} else None
 
 
 def read_problem(definition: Definition, roles: dict[str, str], inputs: Sequence[Any]) -> IndexerProblem:
@@ -144,7 +144,7 @@ def read_problem(definition: Definition, roles: dict[str, str], inputs: Sequence
 
 
 def judge_indices(problem: IndexerProblem, indices: torch.Tensor, tolerance: float, *, name: str) -> Verdict:
-    """Judge the indices that an indexer gave. A page that the table lists twice gives its tokens twice.
+    """Judge the indices of an indexer. A page that the table lists twice offers its tokens twice.
 
     Args:
         problem: the indexer's inputs.
@@ -165,8 +165,8 @@ def judge_indices(problem: IndexerProblem, indices: torch.Tensor, tolerance: flo
         tokens[row, :length], order = places.reshape(-1)[:length].sort()
         scores[row, :length] = (weights @ terms)[order]
         margins[row, :length] = (weights.abs() @ terms)[order] * tolerance
-    found = judge_choice(Offer(tokens, scores, lengths, margins), indices, name=name)
-    (found.correctness.extra or {})[DSA_TOLERANCE] = tolerance  # type: ignore[union-attr] # values were compared
-    if isinstance(found, Rejected):
-        return replace(found, message=f"{found.message}; {DSA_TOLERANCE}={tolerance:g}")
-    return found
+    result = judge_choice(Offer(tokens, scores, lengths, margins), indices, name=name)
+    (result.correctness.extra or {})[DSA_TOLERANCE] = tolerance  # type: ignore[union-attr] # values were compared
+    if isinstance(result, Rejected):
+        return replace(result, message=f"{result.message}; {DSA_TOLERANCE}={tolerance:g}")
+    return result

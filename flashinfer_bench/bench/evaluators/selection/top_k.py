@@ -50,12 +50,12 @@ class TopKEvaluator(DefaultEvaluator):
             inside = tokens[: table.shape[1]] < lengths[:, None]
             tokens, order = torch.where(inside, table, BEYOND).sort(dim=1, stable=True)
             offered = scores.gather(1, order)
-        found = judge_choice(Offer(tokens, offered.float(), lengths), indices, name="indices")
-        if isinstance(found, Rejected) or "values" not in made:
-            return found
+        result = judge_choice(Offer(tokens, offered.float(), lengths), indices, name="indices")
+        if isinstance(result, Rejected) or "values" not in made:
+            return result
         places = torch.searchsorted(tokens.contiguous(), indices).clamp(max=columns - 1)
         differs = (made["values"] != offered.gather(1, places)) & (indices != PADDING)
         for row, place in differs.nonzero()[:1].tolist():
             what = f"the value at [{row}, {place}] is {float(made['values'][row, place]):.9g}"
-            return decide(f"{what}, not the score that its index points to", found.correctness)
-        return found
+            return decide(f"{what}, not the score that its index points to", result.correctness)
+        return result

@@ -1,8 +1,8 @@
-"""One device's judge: it judges the jobs of a block one after the other, each solution in a worker.
+"""One device's session: it judges the jobs of a request in order, each solution in a worker.
 
-A job runs from top to bottom through `DeviceSession._judge`: inputs, the reference's outputs and its time; load; call
-and compare; time; compare timed calls; stress cases. The reference runs in this process, which holds the inputs and the
-expected outputs. No solution runs here. `workers/pool.py` starts and ends workers, `outcome.py` makes the evaluation.
+`DeviceSession._judge` runs a job from top to bottom: inputs, the reference's outputs and time; load; call and compare;
+time; compare timed calls; stress cases. The reference runs in this process, which holds the inputs and the expected
+outputs. Solutions run only in workers, which `workers/pool.py` starts and ends. `outcome.py` makes the evaluation.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from flashinfer_bench.bench.runner.protocol import (
     EXPECTED_PHASE,
     REFERENCE_PHASE,
     Announced,
-    BlockJob,
-    BlockOrder,
-    BlockSolution,
-    Hello,
     JobFault,
     Phase,
+    RequestedJob,
+    RequestedSolution,
+    SessionConfig,
+    SessionRequest,
 )
 from flashinfer_bench.bench.runner.session.job import (
     BaselineKey,
-    BlockContext,
     JobContext,
     JobResult,
+    RequestContext,
     bytes_held,
     find_expect,
     plan_floor,
@@ -65,7 +65,7 @@ from flashinfer_bench.bench.runner.workers.pool import (
     WorkerPool,
     reference_files,
 )
-from flashinfer_bench.bench.runner.workers.process import WorkerProcess
+from flashinfer_bench.bench.runner.workers.worker_handle import WorkerProcess
 from flashinfer_bench.compile.farm import BUILD_LIMIT_S
 from flashinfer_bench.data import EvaluationStatus
 from flashinfer_bench.errors import BuildFault, DefinitionFault, DeviceFault, Fault, SolutionFailure, WorkloadFault
@@ -74,17 +74,17 @@ from flashinfer_bench.worker.arena import CudaMemoryError
 
 OUT_OF_MEMORY: Final = (torch.OutOfMemoryError, MemoryError, CudaMemoryError)
 LARGE_CACHE_BYTES: Final = 8 << 30
-"""Above this torch's unused memory is freed before a solution runs, which may need it."""
+"""Bytes of torch's unused memory above which it is freed before a solution runs, which may need it."""
 KEPT_BYTES: Final = 4 << 30
 KEPT_SHARE: Final = 16
-"""Prepared baselines hold at most KEPT_BYTES, and at most the device's memory divided by KEPT_SHARE. Others are made
-again for their jobs."""
+"""Prepared baselines hold at most KEPT_BYTES, and at most the device's memory divided by KEPT_SHARE. Further baselines
+are made again for their jobs."""
 LARGE_ARENA_BYTES: Final = 1 << 30
-"""An arena above this is freed before a block of another definition, whose reference may need its memory."""
+"""Bytes of an arena above which it is freed before a request of another definition, whose reference may need memory."""
 ROOMY_SHARE: Final = 0.75
-"""Free share of the GPU's memory above which a solution is called before the worker before it has ended."""
+"""Free share of the GPU's memory above which a solution is called while the previous worker still ends."""
 EXPECTED_WORKERS: Final = max(MOST_WARM.values()) + 2
-"""Workers that the pool is told of: the reference's, the current job's, and the spares."""
+"""Workers announced to the pool: the reference's, the current job's, and the warm workers."""
 
 
 class KilledFault(Fault):
@@ -92,188 +92,188 @@ class KilledFault(Fault):
 
 
 class SlowReference(Exception):
-    """The reference was timed in a context that turns out to be slow."""
+    """The reference was timed in a context that was found to be slow."""
 
 
 class DeviceSession:
     """Judges jobs on one device.
 
     Args:
-        hello: the session's settings.
-        pool: the source of workers.
+        session_config: the session's settings.
+        pool: source of workers.
         tools: tools of every kernel.
-        tell: sends a phase to the host.
-        kept: times of references from earlier runs; None if none are taken over.
+        report: sends a phase to the host.
+        kept: cached times of references from earlier runs; None if the cache is off.
     """
 
     def __init__(
         self,
-        hello: Hello,
+        session_config: SessionConfig,
         pool: WorkerPool,
         tools: SessionTools,
-        tell: Callable[[Phase], None],
+        report: Callable[[Phase], None],
         kept: KeptTimes | None = None,
     ) -> None:
-        self._hello, self._pool, self._tell = hello, pool, tell
+        self._session_config, self._pool, self._report = session_config, pool, report
         self._arena, self._device = tools.arena, tools.arena.device
         self._is_gpu = self._device.type == "cuda"
         self._tools = replace(tools, settle=self._settle)
-        self._precompiler = Precompiler(pool, has_modules=hello.compiles_ahead)
-        self._timer = ReferenceTimer(hello, pool, self._tools, kept)
-        self._machine = MachineCheck(hello, pool, self._tools, self.end_workers)
-        self._block: BlockContext | None = None
-        self._ahead: BlockContext | None = None
+        self._precompiler = Precompiler(pool, has_modules=session_config.compiles_ahead)
+        self._timer = ReferenceTimer(session_config, pool, self._tools, kept)
+        self._machine = MachineCheck(session_config, pool, self._tools, self.end_workers)
+        self._request: RequestContext | None = None
+        self._ahead: RequestContext | None = None
         self._holder: WorkerProcess | None = None
-        """The worker that may have written to the arena."""
+        """The worker that can have written to the arena."""
         self._sound: set[BaselineKey] = set()
         """Workloads whose baseline was made while no worker held a solution."""
         self._serves = ""
-        """Mark of the latest job's worker."""
+        """Key of the latest job's worker."""
         self._styles: dict[str, CallingStyle] = {}
         self._printed = ["", ""]
-        """Output of the job's solution at its import, and in its calls."""
+        """Output of the job's solution during its import, and during its calls."""
         self._comes_next = ""
-        """Digest of the solution of the job after this one; empty if it is not known yet."""
+        """Key of the next job's worker; empty if it is unknown."""
 
     def close(self) -> None:
         """Give the shared memory back."""
         self._precompiler.close()
         self._arena.release()
 
-    def open_block(self, order: BlockOrder) -> BlockContext:
-        """Compile the reference of a block.
+    def open_request(self, sent: SessionRequest) -> RequestContext:
+        """Compile the reference of a request.
 
         Raises:
             WorkloadFault: it cannot be used.
         """
-        before, block = self._block, self._context_of(order)
-        is_other = before is None or before.digest != block.digest
+        before, request = self._request, self._context_of(sent)
+        is_other = before is None or before.digest != request.digest
         if is_other and self._arena.largest > LARGE_ARENA_BYTES:
             self._pool.discard()  # the worker maps the arena
             self._release_arena()
-        self._block = block
-        _ = block.reference
-        return block
+        self._request = request
+        _ = request.reference
+        return request
 
-    def _context_of(self, order: BlockOrder) -> BlockContext:
-        if self._ahead is None or self._ahead.order is not order:
-            self._ahead = BlockContext(order)
+    def _context_of(self, sent: SessionRequest) -> RequestContext:
+        if self._ahead is None or self._ahead.sent is not sent:
+            self._ahead = RequestContext(sent)
         return self._ahead
 
-    # Ahead of jobs: workers, kernels, baselines.
+    # Preparation of later jobs: workers, kernels, baselines.
 
     def expect(
         self,
-        block: BlockContext,
-        orders: Sequence[BlockJob],
-        ahead: BlockOrder | None = None,
+        request: RequestContext,
+        left: Sequence[RequestedJob],
+        ahead: SessionRequest | None = None,
         announced: Sequence[Announced] = (),
     ) -> None:
-        """Have workers started and kernels compiled for jobs that come, beginning with the first.
+        """Start workers and compile kernels for the coming jobs, beginning with the first.
 
         Args:
-            block: the block that runs.
-            orders: its jobs that are left.
-            ahead: the block after it, as far as that is known.
-            announced: solutions of later blocks that are to be compiled.
+            request: the running request.
+            left: its remaining jobs.
+            ahead: the next request, if it is known.
+            announced: solutions of later requests to compile.
         """
-        coming = [(block, order) for order in orders]
+        coming = [(request, requested) for requested in left]
         if ahead is not None:
             later = self._context_of(ahead)
-            coming += [(later, order) for order in ahead.jobs]
+            coming += [(later, requested) for requested in ahead.jobs]
         self._precompiler.expect(coming, announced)
-        self._pool.expect(self._list_workers(block, coming), adopts=self._find_new(coming))
-        marks = [mark_worker(shared.solutions[order.solution], order) for shared, order in coming[:2]]
-        self._comes_next = marks[1] if len(marks) == 2 else ""
+        self._pool.expect(self._list_workers(request, coming), adopts=self._find_new(coming))
+        keys = [worker_key(shared.solutions[requested.solution], requested) for shared, requested in coming[:2]]
+        self._comes_next = keys[1] if len(keys) == 2 else ""
 
-    def _find_new(self, coming: Sequence[tuple[BlockContext, BlockJob]]) -> SolutionFiles | None:
-        """Return the first job's solution if nobody expected it, and what it compiles need not be kept."""
-        for shared, order in coming[:1] if self._hello.expects_new else ():
-            solution = shared.solutions[order.solution]
+    def _find_new(self, coming: Sequence[tuple[RequestContext, RequestedJob]]) -> SolutionFiles | None:
+        """Return the first job's solution if it was not announced, and its compiled kernels need not be kept."""
+        for shared, requested in coming[:1] if self._session_config.expects_new else ():
+            solution = shared.solutions[requested.solution]
             if solution.sources and not what_compiles(solution).is_long:
                 return files_of(solution)
         return None
 
     def _list_workers(
-        self, block: BlockContext, coming: Sequence[tuple[BlockContext, BlockJob]]
+        self, request: RequestContext, coming: Sequence[tuple[RequestContext, RequestedJob]]
     ) -> list[SolutionFiles]:
-        """Return what the next workers are for. No worker holds a solution while a baseline is made."""
+        """Return the files for the next workers. While a baseline is made, no worker holds a solution."""
         wanted: list[SolutionFiles] = []
         before = ""
-        for at, (shared, order) in enumerate(coming):
-            solution = shared.solutions[order.solution]
-            is_looked_at = at < 2 or coming[at - 1][0] is not shared  # a look at each would take long
-            if is_looked_at and self._hello.profile_baseline and self.lacks_baseline(shared, order):
+        for at, (shared, requested) in enumerate(coming):
+            solution = shared.solutions[requested.solution]
+            is_checked = at < 2 or coming[at - 1][0] is not shared  # checking each job would take long
+            if is_checked and self._session_config.profile_baseline and self.lacks_baseline(shared, requested):
                 before = ""
-                if at == 0 or shared.digest != block.digest:
+                if at == 0 or shared.digest != request.digest:
                     wanted.append(reference_files(shared.digest))
-            mark = mark_worker(solution, order)
-            is_next = self._hello.isolated or mark != before
-            before = mark
+            key = worker_key(solution, requested)
+            is_next = self._session_config.isolated or key != before
+            before = key
             if is_next and self._find_broken(shared, solution) is None:
                 wanted.append(files_of(solution))
             if len(wanted) >= EXPECTED_WORKERS:
                 break
         return wanted
 
-    def lacks_baseline(self, block: BlockContext, order: BlockJob) -> bool:
-        """Tell whether a job's baseline has to be made before any worker holds a solution."""
-        job = block.open_job(order)
-        if self._find_broken(block, job.solution) is not None or block.find_fault(job) is not None:
+    def lacks_baseline(self, request: RequestContext, requested: RequestedJob) -> bool:
+        """Return whether a job's baseline must be made before any worker holds a solution."""
+        job = request.open_job(requested)
+        if self._find_broken(request, job.solution) is not None or request.find_fault(job) is not None:
             return False
         if self._timer.forget_slow(job.key):
             self._forget_baseline(job)
-        # If the time is known, nothing is left that a solution could disturb.
+        # If the reference's time is known, a solution cannot disturb the rest of the baseline.
         return job.key not in self._sound and self._timer.recall(job) is None
 
     def _forget_baseline(self, job: JobContext) -> None:
         self._sound.discard(job.key)
         job.baseline = None
 
-    def _find_broken(self, block: BlockContext, solution: BlockSolution) -> SolutionFailure | None:
+    def _find_broken(self, request: RequestContext, solution: RequestedSolution) -> SolutionFailure | None:
         """Return why a solution was not built or loaded, if a worker for each job would not try again."""
         if solution.build_error is not None:
             return SolutionFailure("COMPILE_ERROR", solution.build_error)
-        return None if self._hello.isolated else block.broken_loads.get(solution.digest)
+        return None if self._session_config.isolated else request.broken_loads.get(solution.digest)
 
     def end_workers(self) -> None:
-        """End every worker that holds a solution, and give back the memory that it knows."""
+        """End every worker that holds a solution, and free the memory that it maps."""
         self._pool.discard()
         self._pool.finish_ending()
         self._release_arena()
 
-    def prepare(self, block: BlockContext, order: BlockJob) -> None:
-        """Make a job's baseline and time the reference; no worker may hold a solution, which could disturb it.
+    def prepare(self, request: RequestContext, requested: RequestedJob) -> None:
+        """Make a job's baseline and time the reference. No worker may hold a solution, which could disturb it.
 
-        A failure is kept, and reported when the job itself runs.
+        A failure is stored, and reported when the job itself runs.
         """
-        job = block.open_job(order)
+        job = request.open_job(requested)
         try:
             self._make_baseline(job, REFERENCE_PHASE)
         except OUT_OF_MEMORY:
-            block.jobs.clear()
+            request.jobs.clear()
             self._give_memory_back()
             return
         except WorkloadFault as fault:
             self._note_fault(job, fault)
             return
         self._sound.add(job.key)
-        if sum(map(bytes_held, block.jobs.values())) > min(KEPT_BYTES, total_bytes(self._device) // KEPT_SHARE):
+        if sum(map(bytes_held, request.jobs.values())) > min(KEPT_BYTES, total_bytes(self._device) // KEPT_SHARE):
             job.baseline = None
 
     # One job.
 
-    def run_job(self, block: BlockContext, order: BlockJob) -> JobResult | JobFault:
+    def run_job(self, request: RequestContext, requested: RequestedJob) -> JobResult | JobFault:
         """Judge one job, and say what became of it."""
-        job = block.open_job(order)
+        job = request.open_job(requested)
         self._printed = ["", ""]
-        mark, digest = mark_worker(job.solution, order), job.solution.digest
-        if self._serves != mark and (order.assurance is not None or self._serves.startswith(digest)):
+        key, digest = worker_key(job.solution, requested), job.solution.digest
+        if self._serves != key and (requested.assurance is not None or self._serves.startswith(digest)):
             self._pool.discard()  # a winner is confirmed in a worker of its own
-        self._serves = mark
-        known = block.find_fault(job)
+        self._serves = key
+        known = request.find_fault(job)
         if known is not None:
-            block.jobs.pop(order.index)
+            request.jobs.pop(requested.index)
             return known
         outcome: JobOutcome | str
         try:
@@ -291,12 +291,12 @@ class DeviceSession:
         except (BuildFault, KilledFault) as error:
             outcome = str(error)
         finally:
-            block.jobs.pop(order.index, None)
+            request.jobs.pop(requested.index, None)
             self._precompiler.resume()
         if isinstance(outcome, str):
-            return JobFault(job=order.index, message=outcome, retry=False)
+            return JobFault(job=requested.index, message=outcome, retry=False)
         self._take_output()
-        is_kept, ran_out = not self._hello.isolated, None
+        is_kept, ran_out = not self._session_config.isolated, None
         if isinstance(outcome, SolutionFailure):
             is_kept = outcome.is_answer and self._pool.recover() and is_kept
             ran_out = outcome.ran_out
@@ -307,16 +307,16 @@ class DeviceSession:
             self._pool.discard()
         if ran_out is not None:
             ran_out = "call" if what_compiles(job.solution) is FirstCall.NOTHING else ran_out
-            block.hung.note(order.solution, job.solution.name, job.workload.uuid, ran_out)
-        extra = {"evaluator": block.evaluator.__name__, **job.notes}
+            request.hung.note(requested.solution, job.solution.name, job.workload.uuid, ran_out)
+        extra = {"evaluator": request.evaluator.__name__, **job.notes}
         return JobResult(outcome, "".join(self._printed), extra, ran_out)
 
     def _judge_in_workers(self, job: JobContext) -> JobOutcome:
-        """Judge the solution; once more if a context was slow, a signal ended its worker, or memory did not do.
+        """Judge the solution. Repeat once after a slow context, a signal that ended the worker, or too little memory.
 
-        What the job before has held may have been there still.
+        The memory of the previous job may not have been free yet.
         """
-        kills, killed, loads, was_full = count_memory_kills(), None, job.block.broken_loads, False
+        kills, killed, loads, was_full = count_memory_kills(), None, job.request.broken_loads, False
         while True:
             try:
                 return self._judge(job)
@@ -329,7 +329,7 @@ class DeviceSession:
             except SlowReference:
                 self._forget_baseline(job)
                 self.end_workers()
-                self.prepare(job.block, job.order)
+                self.prepare(job.request, job.requested)
             except WorkerKilled as latest:
                 self._pool.discard()
                 was_loading = loads.pop(job.solution.digest, None) is not None
@@ -339,27 +339,27 @@ class DeviceSession:
                         loads[job.solution.digest] = failure
                     raise failure from None
                 killed = latest
-            if was_full:  # the error, which holds the job's tensors, is gone by now
+            if was_full:  # the error held the job's tensors; it is gone now
                 gc.collect()
                 self._give_memory_back()
 
     def _judge(self, job: JobContext) -> JobOutcome:
-        block, evaluator = job.block, job.block.evaluator
-        broken = self._find_broken(block, job.solution)
+        request, evaluator = job.request, job.request.evaluator
+        broken = self._find_broken(request, job.solution)
         if broken is not None:
             raise broken
         baseline = job.baseline or self._make_baseline(job, EXPECTED_PHASE)
         kernel = self._load(job, baseline)
-        if self._timer.forget_slow(job.key):  # the context of its worker is the first fast one
+        if self._timer.forget_slow(job.key):  # its worker has the first fast context
             raise SlowReference
         is_each_checked = not kernel.is_meaningful or not evaluator.judges_calls_alone
         verdict = self._check(job, kernel, baseline, slice(None if is_each_checked else 1))
-        measure = partial(evaluator.eval_performance, block.definition, kernel, baseline.inputs)
+        measure = partial(evaluator.eval_performance, request.definition, kernel, baseline.inputs)
         if isinstance(verdict, Rejected):
             if job.config.extra.get(MEASURE_REJECTED) and verdict.status is EvaluationStatus.INCORRECT_NUMERICAL:
-                measure(None, job.config, context=self._context(job))  # for the notes
+                measure(None, job.config, context=self._context(job))  # only for the notes
             return verdict
-        is_empty = all(0 in output.shape for output in kernel.task.outputs)  # then no speed-up says anything
+        is_empty = all(0 in output.shape for output in kernel.task.outputs)  # a speed-up would have no meaning
         reference_ms = None if is_empty else baseline.mean_latency_ms
         performance = measure(reference_ms, job.config, context=self._context(job))
         if not is_each_checked and len(kernel.reads) < len(baseline.inputs):  # the other trials were not timed
@@ -372,36 +372,36 @@ class DeviceSession:
         wrong: Rejected | None = None
         if kernel.is_meaningful:
             self._say(job, EXPECTED_PHASE)
-            kernel.worker.pause()  # on a CPU nothing that it has started slows the reference down
+            kernel.worker.pause()  # on a CPU its processes must not slow the reference down
             wrong = judge_reads(job, kernel.reads, baseline, replace(self._context(job), notes={}))
         planned = kernel.planned_stress()
         wrong = wrong or judge_stress(job, kernel.stress_calls, baseline, self._context(job), planned)
         return wrong or Passed(verdict.correctness, performance)
 
     def _load(self, job: JobContext, baseline: Baseline) -> RemoteKernel:
-        """Return the job's solution, loaded in a worker of its own, as a callable for the job's workload."""
-        solution, block = job.solution, job.block
-        definition, digest = block.definition, solution.digest
+        """Load the job's solution in its own worker; return it as a callable for the job's workload."""
+        solution, request = job.solution, job.request
+        definition, digest = request.definition, solution.digest
         if self._is_gpu and cached_bytes(self._device) > LARGE_CACHE_BYTES:
             torch.cuda.empty_cache()
         self._say(job, "load")
-        self._pool.rest_reference()
+        self._pool.unbind_reference()
         worker, is_fresh = self._pool.worker_for(files_of(solution))
         self._pool.make_room()
-        written = block.reference.mutates or frozenset()
+        written = request.reference.mutates or frozenset()
         task = KernelTask(
             input_names=list(definition.inputs),
             outputs=job.output_specs(),
-            timeout_seconds=self._hello.timeout_seconds,
-            call_timeout_seconds=self._hello.call_timeout_seconds,
+            timeout_seconds=self._session_config.timeout_seconds,
+            call_timeout_seconds=self._session_config.call_timeout_seconds,
             reference_s=(baseline.mean_latency_ms or 0.0) / 1e3,
-            plan=plan_solution(self._hello, job),
-            vary=job.vary_secretly(derive_seed(job.order.seed, "contents")),
+            plan=plan_solution(self._session_config, job),
+            vary=job.vary_secretly(derive_seed(job.requested.seed, "contents")),
             in_out_inputs=written,
-            may_return_inputs=block.reference.returns_inputs is not False,
+            may_return_inputs=request.reference.returns_inputs is not False,
             stress=plan_stress(job, baseline),
             expect=find_expect(job, baseline),
-            floor_ms=plan_floor(definition, job.workload, self._device, self._hello.timing),
+            floor_ms=plan_floor(definition, job.workload, self._device, self._session_config.timing),
         )
         kernel = RemoteKernel(worker, self._tools, task, KernelMetadata(solution.name, definition.name, True))
         if is_fresh:
@@ -420,8 +420,8 @@ class DeviceSession:
 
     def _import(self, job: JobContext, kernel: RemoteKernel) -> None:
         """Have the worker import the solution, and find out how it is called."""
-        solution, definition = job.solution, job.block.definition
-        wait_s = self._hello.timeout_seconds
+        solution, definition = job.solution, job.request.definition
+        wait_s = self._session_config.timeout_seconds
         if self._precompiler.finish(solution.digest, wait_s, partial(self._say, job, "precompile")):
             self._say(job, "load")
         try:
@@ -434,7 +434,7 @@ class DeviceSession:
                 is_python=solution.kind == "python",
             )
         except SolutionFailure as failure:
-            job.block.broken_loads[solution.digest] = failure
+            job.request.broken_loads[solution.digest] = failure
             raise
         self._printed[0] = self._pool.take_output()
         if style.is_settled or solution.digest not in self._styles:
@@ -443,15 +443,15 @@ class DeviceSession:
     def _check(self, job: JobContext, kernel: RemoteKernel, expected: Baseline, trials: slice) -> Verdict:
         """Call the solution on the inputs of some trials and compare its outputs with the expected ones."""
         inputs, outputs = expected.inputs[trials], expected.outputs[trials]
-        return job.block.evaluator.check_correctness(
-            job.block.definition, kernel, inputs, outputs, job.config, context=self._context(job)
+        return job.request.evaluator.check_correctness(
+            job.request.definition, kernel, inputs, outputs, job.config, context=self._context(job)
         )
 
     def _make_baseline(self, job: JobContext, phase: str) -> Baseline:
-        """Make a job's inputs and expected outputs, and time the reference if its time is not known."""
+        """Make a job's inputs and expected outputs, and time the reference if its time is unknown."""
         self._say(job, phase)
-        job.baseline = job.block.evaluator.build_baseline(
-            job.block.definition, job.workload, job.config, self._device, context=self._context(job, phase)
+        job.baseline = job.request.evaluator.build_baseline(
+            job.request.definition, job.workload, job.config, self._device, context=self._context(job, phase)
         )
         return job.baseline
 
@@ -466,38 +466,38 @@ class DeviceSession:
                 self._precompiler.resume()
 
         return JudgeContext(
-            seed=job.order.seed,
-            blob_root=Path(job.order.blob_root),
-            reference=job.block.reference,
-            profile_baseline=self._hello.profile_baseline,
+            seed=job.requested.seed,
+            blob_root=Path(job.requested.blob_root),
+            reference=job.request.reference,
+            profile_baseline=self._session_config.profile_baseline,
             measure_reference=measure_reference,
             notes=job.notes,
         )
 
     def _let_go(self) -> None:
-        """Begin to end the worker on a GPU if no job is left for it: its end takes as long as the rest of the job."""
-        if self._is_gpu and (self._hello.isolated or self._comes_next not in ("", self._serves)):
+        """On a GPU, begin to end the worker if no later job needs it. Its end takes as long as the rest of the job."""
+        if self._is_gpu and (self._session_config.isolated or self._comes_next not in ("", self._serves)):
             self._take_output()
             self._pool.discard()
 
-    # Small parts.
+    # Helpers.
 
     def _settle(self, host_counts: bool) -> bool:
-        """Wait until nothing disturbs a call on a GPU that is timed; say whether anything did.
+        """Wait until no process disturbs a timed call on a GPU; return whether one did.
 
         Args:
-            host_counts: the host's time is part of the call: nothing is compiled until the job is over.
+            host_counts: the host's time is part of the call, so compilation pauses until the job is over.
         """
         was_compiling = host_counts and self._precompiler.pause()
         return self._pool.settle() or was_compiling
 
     def _give_arena(self, worker: WorkerProcess | None, size: int = 0) -> None:
-        """Give the arena to a worker, which must not see what another worker or the session has left there.
+        """Give the arena to a worker, without data of another worker or of the session in it.
 
         Args:
-            worker: the next one to write there; None for a reference's.
-            size: bytes of its calls. They get other memory until they are timed, if the last worker has not ended and
-                there is room for both.
+            worker: the worker that writes there next; None for a reference's worker.
+            size: bytes of its calls. If the last worker has not ended and both fit, the calls get separate memory until
+                they are timed.
         """
         if worker is self._holder:
             return
@@ -511,7 +511,7 @@ class DeviceSession:
         self._holder = worker
 
     def _release_arena(self) -> None:
-        """Give the shared memory back; no worker maps it any more."""
+        """Free the shared memory, after all workers that map it have ended."""
         self._arena.release()
         self._holder = None
 
@@ -524,14 +524,14 @@ class DeviceSession:
             torch.cuda.empty_cache()
 
     def _note_fault(self, job: JobContext, fault: WorkloadFault) -> str:
-        """Remember why a workload cannot be judged.
+        """Store why a workload cannot be judged.
 
         Raises:
             DeviceFault: the failed reference has left the device unusable.
         """
-        # A fault of the definition has the same text for all workloads, so that it is told once.
+        # A fault of the definition has the same text for all workloads, so that it is reported once.
         message = str(fault) if isinstance(fault, DefinitionFault) else f"{job.place}: {fault}"
-        job.block.broken_workloads[job.workload.uuid] = message
+        job.request.broken_workloads[job.workload.uuid] = message
         if self._is_gpu:
             try:
                 torch.cuda.synchronize()
@@ -543,27 +543,27 @@ class DeviceSession:
         self._printed[1] += self._pool.take_output()
 
     def _begin_check(self, job: JobContext) -> None:
-        """Keep the solution's output: its worker ends before the machine is looked at."""
+        """Keep the solution's output. Its worker ends before the machine is checked."""
         self._take_output()
-        self._tell(Phase(job=job.order.index, name="a program of ours", limit_s=BUILD_LIMIT_S + PROGRAM_S))
+        self._report(Phase(job=job.requested.index, name="a program of ours", limit_s=BUILD_LIMIT_S + PROGRAM_S))
 
     def _say(self, job: JobContext, phase: str) -> None:
-        self._tell(Phase(job=job.order.index, name=phase, limit_s=self._hello.timeout_seconds))
+        self._report(Phase(job=job.requested.index, name=phase, limit_s=self._session_config.timeout_seconds))
 
 
-def mark_worker(solution: BlockSolution, order: BlockJob) -> str:
-    """Return what jobs that follow one another share if one worker serves them."""
-    return f"{solution.digest} {order.assurance or ''}"
+def worker_key(solution: RequestedSolution, requested: RequestedJob) -> str:
+    """Return the key of the worker. One worker serves successive jobs with the same key."""
+    return f"{solution.digest} {requested.assurance or ''}"
 
 
 def describe_kills(place: str, first: WorkerKilled, second: WorkerKilled, memory_kills: int) -> SolutionFailure:
     """Return the failure of a solution whose worker was ended by a signal twice.
 
     Args:
-        place: names the job.
+        place: name of the job.
         first: the first end.
-        second: the second one, in a fresh worker.
-        memory_kills: processes that the kernel has ended for want of memory since the job began.
+        second: the second end, in a fresh worker.
+        memory_kills: number of processes that the kernel has ended for want of memory since the job began.
 
     Raises:
         KilledFault: the machine may have ended them.

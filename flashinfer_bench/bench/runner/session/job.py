@@ -1,6 +1,6 @@
-"""A block of jobs and one job of it: what is judged, how its calls are made, and how long they may take.
+"""The jobs of a request: settings, contents of calls, and limits of time.
 
-Nothing is called or timed here. `device_session.py` judges a job; what it finds goes into the job's notes.
+No call is made or timed here. `device_session.py` judges a job, and writes its results into the job's notes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flashinfer_bench.bench.evaluators.inputs.rules import VariedInput
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
 from flashinfer_bench.bench.runner.known_failures import HungSolutions
-from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, Hello, JobFault
+from flashinfer_bench.bench.runner.protocol import JobFault, RequestedJob, SessionConfig, SessionRequest
 from flashinfer_bench.bench.runner.session.outcome import JobOutcome
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.kernel_task import READS, MeasurePlan, Vary
@@ -45,20 +45,20 @@ INTERPRETED: Final = {
 AUTO_SAMPLES: Final = 50, 20
 """Most and fewest samples of a trial if `iterations` is "auto"."""
 REFERENCE_PRECISION: Final = 0.01
-"""Largest relative half-width of a reference's interval: all speed-ups of its workload stand on it."""
+"""Largest relative half-width of a reference's interval. All speed-ups of its workload depend on it."""
 AHEAD_MS: Final = 0.5
 AHEAD_BYTES: Final = 1 << 25
-"""Expected outputs are computed beside a worker if the reference is quicker and a call's outputs are smaller: a worker
-that is done should not wait for it, and the outputs of all compared calls are held."""
+"""Milliseconds of the reference and bytes of a call's outputs below which expected outputs are computed while a worker
+runs. A worker should not wait for the reference, and the outputs of all compared calls stay in memory."""
 FIRST_CALLS: Final = 8
-"""The evaluator's own inputs go to one of this many calls, at random: no solution can know which."""
+"""The evaluator's own inputs go to one of this many calls, chosen at random, so that no solution knows the call."""
 
 
 @dataclass
-class BlockContext:
-    """The parts that all jobs of a block share. Nothing of the definition is executed before `reference` is read."""
+class RequestContext:
+    """The common part of a request's jobs. Code of the definition runs only after the first use of `reference`."""
 
-    order: BlockOrder
+    sent: SessionRequest
     jobs: dict[int, JobContext] = field(default_factory=dict)
     """Index of a job → the job, from its first use until it is judged."""
     broken_loads: dict[str, SolutionFailure] = field(default_factory=dict)
@@ -68,14 +68,14 @@ class BlockContext:
     hung: HungSolutions = field(default_factory=HungSolutions)
 
     def __post_init__(self) -> None:
-        """Take over the solutions by key, and the settings of all jobs but those that a job has of its own."""
-        self.solutions = self.order.solutions
-        self.config = ResolvedEvalConfig.model_validate(self.order.config)
+        """Set the solutions by key, and the settings of all jobs without their own settings."""
+        self.solutions = self.sent.solutions
+        self.config = ResolvedEvalConfig.model_validate(self.sent.config)
 
     @cached_property
     def definition(self) -> Definition:
-        """The definition that is computed."""
-        return Definition.model_validate(self.order.definition)
+        """The definition of the jobs."""
+        return Definition.model_validate(self.sent.definition)
 
     @cached_property
     def digest(self) -> str:
@@ -97,52 +97,54 @@ class BlockContext:
         return Reference.compile(self.definition)
 
     def find_fault(self, job: JobContext) -> JobFault | None:
-        """Return why a job has no verdict, as far as that is known before it runs. Executes nothing."""
+        """Return why a job can have no verdict, as far as this is known before it runs. No code is executed."""
         reference: Reference | None = vars(self).get("reference")
         broken = self.broken_workloads.get(job.workload.uuid, reference and reference.broken)
-        left_out = self.hung.reason(job.order.solution)
+        left_out = self.hung.reason(job.requested.solution)
         if not broken and left_out is None:
             return None
-        return JobFault(job=job.order.index, message=broken or left_out or "", retry=False, is_left_out=not broken)
+        return JobFault(job=job.requested.index, message=broken or left_out or "", retry=False, is_left_out=not broken)
 
-    def open_job(self, order: BlockJob) -> JobContext:
-        """Return one job of the block, the same one until it is judged."""
-        if order.index not in self.jobs:
-            config = self.config.model_copy(update=order.settings) if order.settings else self.config
-            self.jobs[order.index] = JobContext(self, order, Workload.model_validate(order.workload), config)
-        return self.jobs[order.index]
+    def open_job(self, requested: RequestedJob) -> JobContext:
+        """Return a job of the request: the same object until it is judged."""
+        if requested.index not in self.jobs:
+            config = self.config.model_copy(update=requested.settings) if requested.settings else self.config
+            self.jobs[requested.index] = JobContext(
+                self, requested, Workload.model_validate(requested.workload), config
+            )
+        return self.jobs[requested.index]
 
 
 @dataclass
 class JobContext:
     """One job."""
 
-    block: BlockContext
-    order: BlockJob
+    request: RequestContext
+    requested: RequestedJob
     workload: Workload
     config: ResolvedEvalConfig
     notes: dict[str, Any] = field(default_factory=dict)
-    """Entries of the trace by evaluators and measurements; they grow while the job is judged."""
+    """Entries of evaluators and measurements for the trace."""
     baseline: Baseline | None = None
-    """Inputs, expected outputs and the reference's time, once they are made."""
+    """Inputs, expected outputs and the reference's time; None until they are made."""
 
     def __post_init__(self) -> None:
-        """Name its solution; definition and workload, for messages."""
-        self.solution = self.block.solutions[self.order.solution]
-        self.place = f"{self.block.definition.name}, workload {self.workload.uuid}"
+        """Set its solution, and its name for messages: definition and workload."""
+        self.solution = self.request.solutions[self.requested.solution]
+        self.place = f"{self.request.definition.name}, workload {self.workload.uuid}"
 
     @cached_property
     def key(self) -> BaselineKey:
         """Key of its baseline."""
-        return self.block.digest, self.workload.digest()
+        return self.request.digest, self.workload.digest()
 
     def output_specs(self) -> list[OutputSpec]:
-        """Return shape and dtype of every output, the axes bound by the workload.
+        """Return shape and dtype of every output, with the workload's axes.
 
         Raises:
             WorkloadFault: the workload does not bind every axis that an output needs.
         """
-        definition = self.block.definition
+        definition = self.request.definition
         try:
             shapes = definition.get_output_shapes(self.workload.axes)
         except (KeyError, ValueError) as error:
@@ -156,13 +158,13 @@ class JobContext:
         """Return a maker of contents for the calls of each trial.
 
         Args:
-            seed: decides the contents, so that a run can be repeated; None draws a secret.
+            seed: decides the contents, so that a run can be repeated; None draws a secret seed.
         """
         secret = secrets.randbits(62) if seed is None else seed
 
         @cache
         def find(device: torch.device) -> list[VariedInput]:
-            return find_varied(self.block.definition, self.workload, device)
+            return find_varied(self.request.definition, self.workload, device)
 
         def vary(trial: int, inputs: Sequence[Any]) -> Contents:
             devices = (value.device for value in inputs if isinstance(value, torch.Tensor))
@@ -174,43 +176,43 @@ class JobContext:
 
 @dataclass(frozen=True)
 class JobResult:
-    """Result of a job, before it is made into an evaluation."""
+    """Result of a job, before its evaluation is made."""
 
     outcome: JobOutcome
     printed: str
     extra: dict[str, Any]
     ran_out: RanOut | None = None
-    """As in `JobVerdict`."""
+    """See `JobVerdict`."""
 
 
 def bytes_held(job: JobContext) -> int:
-    """Return the bytes of a job's inputs and expected outputs, as far as they are made."""
+    """Return the bytes of a job's inputs and expected outputs, as far as they exist."""
     sets = [*job.baseline.inputs, *job.baseline.outputs] if job.baseline is not None else []
     return bytes_of({id(value): value for values in sets for value in values}.values())
 
 
-def plan_solution(hello: Hello, job: JobContext) -> MeasurePlan:
-    """Return how a job's solution is measured."""
-    if job.solution.language == "triton" and hello.device == "cpu":
+def plan_solution(session_config: SessionConfig, job: JobContext) -> MeasurePlan:
+    """Return the measurement plan of a job's solution."""
+    if job.solution.language == "triton" and session_config.device == "cpu":
         return MeasurePlan(0, 1, 0.0, trials=1, metadata=INTERPRETED)
-    wanted = job.block.evaluator.count_reads(next((math.prod(one.shape) for one in job.output_specs()), 0))
-    plan = _plan(job.config, hello.time_budget_s)
-    timing = replace(hello.timing, assurance=job.order.assurance or hello.timing.assurance)
-    return replace(plan, timing=timing, reads=max(READS[hello.device], wanted), makes_up=wanted > 0)
+    wanted = job.request.evaluator.count_reads(next((math.prod(one.shape) for one in job.output_specs()), 0))
+    plan = _plan(job.config, session_config.time_budget_s)
+    timing = replace(session_config.timing, assurance=job.requested.assurance or session_config.timing.assurance)
+    return replace(plan, timing=timing, reads=max(READS[session_config.device], wanted), makes_up=wanted > 0)
 
 
-def plan_reference(hello: Hello, config: ResolvedEvalConfig) -> MeasurePlan:
-    """Return how a reference is measured.
+def plan_reference(session_config: SessionConfig, config: ResolvedEvalConfig) -> MeasurePlan:
+    """Return the measurement plan of a reference.
 
-    Its time is the same at each assurance, and so is one that is kept for later runs. On a CPU as many of its calls are
-    copied as of a solution, since copies disturb the caches; nobody compares them.
+    Its time does not depend on the assurance, and can be cached for later runs. On a CPU its calls are copied like
+    those of a solution, since copies disturb the caches. The copies are not compared.
     """
-    plan = _plan(config, hello.baseline_budget_s)
+    plan = _plan(config, session_config.baseline_budget_s)
     return replace(
         plan,
         precision=min(config.precision, REFERENCE_PRECISION),
-        timing=replace(hello.timing, assurance=USUAL.assurance),
-        reads=READS["cpu"] if hello.device == "cpu" else 0,
+        timing=replace(session_config.timing, assurance=USUAL.assurance),
+        reads=READS["cpu"] if session_config.device == "cpu" else 0,
         stops_early=True,
     )
 
@@ -221,37 +223,37 @@ def _plan(config: ResolvedEvalConfig, budget_s: float) -> MeasurePlan:
 
 
 def find_expect(job: JobContext, baseline: Baseline) -> Callable[[Sequence[Any]], list[torch.Tensor]] | None:
-    """Return the reference if it is so quick that its calls for a job may be made beside the worker; else None."""
+    """Return the reference if it is quick enough to run while the worker runs; else None."""
     is_quick = baseline.mean_latency_ms is not None and baseline.mean_latency_ms < AHEAD_MS
     is_small = bytes_of(baseline.outputs[0]) < AHEAD_BYTES
-    return job.block.reference if is_quick and is_small and job.block.evaluator.needs_expected else None
+    return job.request.reference if is_quick and is_small and job.request.evaluator.needs_expected else None
 
 
 def plan_floor(
     definition: Definition, workload: Workload, device: torch.device, timing: TimingSettings
 ) -> Callable[[float], float]:
-    """Return a function from a claimed latency to its floor, both in ms; 0 on a CPU and if the L2 is kept warm."""
+    """Return a function from a reported latency to its floor, both in ms; 0 on a CPU and if the L2 is kept warm."""
     if device.type != "cuda" or timing.l2_cache != "cold":
         return lambda _claimed_ms: 0.0
     return partial(find_floor_ms, definition, workload, torch.cuda.get_device_properties(device))
 
 
 def find_floor_ms(definition: Definition, workload: Workload, device: Any, claimed_ms: float) -> float:
-    """Return the least time in ms of a right call; 0 if none is known, or if it cannot exceed the claim.
+    """Return the least time in ms of a right call; 0 if it is unknown, or if it cannot exceed the reported latency.
 
-    Only inputs that are proven to be read whole (`read_whole.py`) count, beyond the size of the L2: that much of them
-    may lie there before a call, whatever a flush does. Outputs may stay in the L2.
+    Only inputs that are proven to be read whole (`read_whole.py`) count, minus the size of the L2: that many bytes may
+    be cached before a call, in spite of a flush. Outputs may stay in the L2.
 
     Args:
         definition: the definition.
-        workload: its sizes.
-        device: the GPU's properties, by torch.
-        claimed_ms: latency of one call. The reference is followed only if all inputs together would take longer.
+        workload: sizes of the axes.
+        device: the GPU's properties in torch.
+        claimed_ms: latency of one call. The reference is analysed only if all inputs together would take longer.
     """
     peak = find_peak(device.name)
     if peak is None:
         return 0.0
-    # Kilohertz and bits: a card with faster memory than its name says, or with raised clocks, reads faster.
+    # Units are kHz and bits. A card with faster memory than its name says, or with raised clocks, reads faster.
     by_clock = 2e3 * getattr(device, "memory_clock_rate", 0) * getattr(device, "memory_bus_width", 0) / 8 / 1e12
     bytes_per_ms = max(peak.tb_per_sec, by_clock) * TERA * SLACK / 1e3
     l2_bytes = float(max(peak.l2_bytes, device.L2_cache_size))

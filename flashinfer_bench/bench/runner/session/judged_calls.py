@@ -1,11 +1,12 @@
-"""Judges what a job's calls have given beside the evaluator's own: timed calls, and calls on inputs of stress cases.
+"""Judges calls besides the evaluator's own calls: timed calls, and calls on inputs of stress cases.
 
-A latency is no better than the timed calls that it was held against: a solution that computes samples alone may claim
-anything of calls that a chain did not get. So if the reference is slow, calls of the chain and the batch come first,
-and if it is too slow for these, the latency is not confirmed. They are compared as the evaluator compares its own.
+A latency is only as good as the timed calls against which it was checked. A solution that computes only the sampled
+calls could report any latency for calls outside the chain. So if the reference is slow, calls of the chain and the
+batch are compared first. If it is too slow for these, the latency is not confirmed. The evaluator's own comparison is
+used.
 
-Calls on inputs of stress cases are judged by the reference, in the rows where it stays finite: floats by norms, outputs
-that are the same on all usual inputs by whether they change.
+The reference judges calls on inputs of stress cases, in the rows where it stays finite. Floats are compared by norms.
+Outputs that are constant on usual inputs are judged by whether they change.
 """
 
 from __future__ import annotations
@@ -33,22 +34,22 @@ from flashinfer_bench.bench.runner.workers.timed.timed_calls import ReadCall
 from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 
 ENOUGH_READS: Final = 9
-"""Most compared calls of a chain and of a batch if the reference is slow; of the samples if they settled the latency. A
-solution that leaves out half of them passes once in 500 times. A chain keeps fewer of small calls."""
+"""Most compared calls of a chain and of a batch if the reference is slow; of the samples if they confirmed the latency.
+A solution that skips half of them rarely passes. A chain of small calls keeps fewer."""
 MOST_BYTES: Final = 4 << 30
-"""Calls are judged before the reference is called for others, if its outputs for them take more memory."""
+"""Bytes of the reference's outputs after which the calls so far are judged, before the reference is called again."""
 LONG_S: Final = 0.2
 SLOW_S: Final = 1.0
-"""Seconds of the reference after which no further samples are compared: LONG_S once ENOUGH_READS calls are, and before
-that SLOW_S for each trial."""
+"""Seconds of the reference after which no further samples are compared: LONG_S after ENOUGH_READS calls, before that
+SLOW_S for each trial."""
 MOST_S: Final = 60.0
 """Most seconds of the reference for calls of a chain and of a batch, after its first call. The host waits twice as long
-for a phase beyond its limit."""
+beyond the limit of a phase."""
 TOO_SLOW: Final = "the reference takes too long to compare enough of the calls that it was held against"
 PATIENCE_S: Final = 4.0
-"""A reference that was not timed is called no more after so long, and so is one that turns out to be far slower."""
+"""Seconds after which a reference that was not timed, or that is far slower than timed, is not called again."""
 TOGETHER_BYTES: Final = 1 << 24
-"""Calls whose outputs take no more are looked at together: what is expected of all of them is held meanwhile."""
+"""Most bytes of the outputs of calls that are judged together. All their expected outputs are in memory then."""
 JUDGED: Final = "judged"
 IN_PART: Final = "judged where the reference is finite"
 SLOW: Final = "left out: the reference or the calls are slow, or large"
@@ -63,17 +64,17 @@ ReadOf = tuple[int, ReadCall]
 def judge_reads(
     job: JobContext, reads: Sequence[Sequence[ReadCall]], baseline: Baseline, context: JudgeContext
 ) -> Rejected | None:
-    """Return the verdict if it rejects; the notes get how many calls were compared, and whether these will not do.
+    """Return the verdict if it rejects. The notes get the number of compared calls, and whether it is enough.
 
     Args:
         job: the job.
         reads: the chosen calls of each timed trial.
-        baseline: expected outputs of the evaluator's own inputs.
-        context: the evaluator's, with notes of its own.
+        baseline: expected outputs for the evaluator's own inputs.
+        context: the evaluator's context, with its own notes.
     """
-    block, evaluator = job.block, job.block.evaluator
+    request, evaluator = job.request, job.request.evaluator
     needed, others = sort_reads(reads)
-    least_s = (baseline.mean_latency_ms or 0.0) / 1e3  # also if a GPU has not done it when the host goes on
+    least_s = (baseline.mean_latency_ms or 0.0) / 1e3  # also if a GPU has not finished when the host continues
     spent_s, longest_s, compared, missed = 0.0, 0.0, 0, 0
     calls: list[JudgedCall] = []
     verdict: Verdict | None = None
@@ -83,9 +84,9 @@ def judge_reads(
             expected = baseline.outputs[trial]
         else:
             most_s = LONG_S if compared >= ENOUGH_READS else SLOW_S * len(reads)
-            if spent_s + longest_s <= MOST_S if is_needed else spent_s <= most_s:  # always at first
+            if spent_s + longest_s <= MOST_S if is_needed else spent_s <= most_s:  # the first call is always made
                 start = time.monotonic()
-                expected = read.expected or block.reference(read.inputs)
+                expected = read.expected or request.reference(read.inputs)
                 took_s = max(time.monotonic() - start, least_s)
                 spent_s, longest_s = spent_s + took_s, max(longest_s, took_s)
             else:
@@ -96,7 +97,7 @@ def judge_reads(
             compared += 1
         is_last = at + 1 == len(left)
         if calls and (is_last or sum(bytes_of(call.expected) for call in calls) > MOST_BYTES):
-            verdict, calls = evaluator.judge_reads(block.definition, calls, job.config, context), []
+            verdict, calls = evaluator.judge_reads(request.definition, calls, job.config, context), []
             if isinstance(verdict, Rejected):
                 break
     if verdict is not None:
@@ -112,7 +113,7 @@ def judge_reads(
 
 
 def sort_reads(reads: Sequence[Sequence[ReadCall]]) -> tuple[list[ReadOf], list[ReadOf]]:
-    """Return the calls that are needed for a latency to be confirmed, and the others; chance decides their order.
+    """Return the calls that are needed to confirm a latency, and the other calls, both in random order.
 
     Args:
         reads: the chosen calls of each timed trial.
@@ -132,15 +133,15 @@ def sort_reads(reads: Sequence[Sequence[ReadCall]]) -> tuple[list[ReadOf], list[
 
 
 def plan_stress(job: JobContext, baseline: Baseline | None = None) -> StressPlan | None:
-    """Return which stress cases a job has; None where its evaluator judges usual inputs only.
+    """Return the plan of a job's stress cases; None if its evaluator judges usual inputs only.
 
-    The notes get the reason where no floats are judged on other inputs.
+    If no floats are judged on other inputs, the notes get the reason.
 
     Args:
         job: the job.
-        baseline: what the reference gives for usual inputs, and its latency.
+        baseline: the reference's outputs for usual inputs, and its latency.
     """
-    definition, evaluator = job.block.definition, job.block.evaluator
+    definition, evaluator = job.request.definition, job.request.evaluator
     outputs = baseline.outputs if baseline is not None else ()
     checks = evaluator.stress_checks(definition, job.config)
     has_constants = checks is not None and bool(find_constants(outputs))
@@ -152,7 +153,7 @@ def plan_stress(job: JobContext, baseline: Baseline | None = None) -> StressPlan
     latency_ms = baseline.mean_latency_ms if baseline is not None else None
     device_type = next((value.device.type for value in (*outputs[0],)), "cpu") if outputs else "cpu"
     most = count_affordable(latency_ms, device_type)
-    return StressPlan(definition, job.workload, job.order.seed, has_constants=has_constants, most=most)
+    return StressPlan(definition, job.workload, job.requested.seed, has_constants=has_constants, most=most)
 
 
 def judge_stress(
@@ -162,14 +163,14 @@ def judge_stress(
     context: JudgeContext,
     planned: Sequence[str] = (),
 ) -> Rejected | None:
-    """Return the first verdict that rejects; the notes get which cases were judged, and which were not and why.
+    """Return the first verdict that rejects. The notes get the judged cases, and the other cases with their reasons.
 
     Args:
         job: the job.
-        calls: those that were made.
-        baseline: what is expected of usual inputs.
-        context: the evaluator's.
-        planned: the cases that the job would have if its calls and the reference were quick.
+        calls: the calls that were made.
+        baseline: expected outputs for usual inputs.
+        context: the evaluator's context.
+        planned: the cases of the job, assuming that its calls and the reference are quick.
     """
     judging = _Judging(job, baseline, context)
     is_small = bytes_of(baseline.outputs[0]) <= TOGETHER_BYTES
@@ -180,7 +181,7 @@ def judge_stress(
         job.notes["regimes"] = {name: reported[name] for name in made if name in reported} | missing
     measurement = job.notes.get("measurement")
     if wrong is None and isinstance(measurement, dict):
-        # An output was the same on all inputs, of which there were several.
+        # An output was the same on all inputs, and there were several sets of inputs.
         is_known = len({id(outputs) for outputs in baseline.outputs}) > 1 or bool(reported)
         is_constant = is_known and bool(judging.constants.keys() - judging.changed)
         add_flags(measurement, constant_output=is_constant, regimes_left_out=bool(missing))
@@ -188,7 +189,7 @@ def judge_stress(
 
 
 Found = list[tuple[str, JudgedCall]]
-"""Calls with what is expected of them, each with its case."""
+"""Calls with their expected outputs, each with its case."""
 
 
 class _Judging:
@@ -196,35 +197,35 @@ class _Judging:
 
     Args:
         job: the job.
-        baseline: what is expected of usual inputs.
-        context: the evaluator's.
+        baseline: expected outputs for usual inputs.
+        context: the evaluator's context.
     """
 
     def __init__(self, job: JobContext, baseline: Baseline, context: JudgeContext) -> None:
         self._baseline, self._context = baseline, context
-        self._reference = job.block.reference
-        self._checks = job.block.evaluator.stress_checks(job.block.definition, job.config)
+        self._reference = job.request.reference
+        self._checks = job.request.evaluator.stress_checks(job.request.definition, job.config)
         self.constants = find_constants(baseline.outputs)
         """The outputs that are the same on usual inputs."""
         self.changed: set[int] = set()
-        """Those of them that are others on inputs of a case."""
+        """Numbers of these outputs that change on inputs of a case."""
         self.reported: dict[str, str] = {}
-        """Case → what became of its calls."""
+        """Case → result of its calls."""
 
     def judge(self, calls: Sequence[StressCall], most: int) -> Rejected | None:
-        """Judge the calls, at most so many together; tell of each what became of it."""
+        """Judge the calls, at most `most` together; record the result of each case."""
         found: Found = []
         deadline = time.monotonic() + PATIENCE_S
         for call in calls:
             if time.monotonic() > deadline:
-                self._tell(call.case, SLOW)
+                self._record(call.case, SLOW)
                 continue
             try:
                 expected = call.expected or self._reference(call.inputs)
             except DefinitionFault:
-                self._tell(call.case, "left out: the reference fails")
+                self._record(call.case, "left out: the reference fails")
                 continue
-            except WorkloadFault:  # what is wrong already is told in its place
+            except WorkloadFault:  # an earlier wrong call is reported first
                 if (wrong := self._judge_together(found)) is not None:
                     return wrong
                 raise
@@ -246,7 +247,7 @@ class _Judging:
         for case, call in found if self.constants else []:
             usual = {at: value for at, value in self.constants.items() if bool(differs(call.expected[at], value).any())}
             self.changed |= usual.keys()
-            self._tell(case, JUDGED if usual else THE_SAME)
+            self._record(case, JUDGED if usual else THE_SAME)
             if usual and self._checks is not None:
                 verdict = self._checks.judge_constants(case, call, usual, self._context)
                 if isinstance(verdict, Rejected):
@@ -254,11 +255,11 @@ class _Judging:
         return None
 
     def _judge_norms(self, checks: StressChecks, found: Found) -> Rejected | None:
-        """Judge floats, by one look at all calls where they surely pass."""
+        """Judge floats. If all calls surely pass, one check of all calls is enough."""
         sure = checks.surely_pass([call for _, call in found])
         if sure is not None:
             for (case, _), says in zip(found, sure, strict=True):
-                self._tell(case, JUDGED if says else ZEROS)
+                self._record(case, JUDGED if says else ZEROS)
             return None
         for case, call in found:
             judged, context, full, empty, more = call, self._context, JUDGED, ZEROS, ""
@@ -268,13 +269,13 @@ class _Judging:
                 more = "; rows that are not finite are left out and not counted"
             verdict = checks.judge(case, judged, context)
             is_wrong = isinstance(verdict, Rejected)
-            self._tell(case, full if is_wrong or any(map(says_something, judged.expected)) else empty)
+            self._record(case, full if is_wrong or any(map(says_something, judged.expected)) else empty)
             if isinstance(verdict, Rejected):
                 return replace(verdict, message=f"{verdict.message}{more}", call=judged)
         return None
 
-    def _tell(self, case: str, what: str) -> None:
-        """Note what became of a call, unless another of its case, or another output, was judged."""
+    def _record(self, case: str, what: str) -> None:
+        """Record the result of a call, unless another call of its case, or another output, was judged."""
         before = self.reported.get(case)
         if before != JUDGED and (before != IN_PART or what == JUDGED):
             self.reported[case] = what

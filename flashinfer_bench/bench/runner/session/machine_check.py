@@ -1,6 +1,6 @@
-"""Finds out whether a solution failed or the machine: a right program of ours is built, loaded and called as well.
+"""Finds out whether the solution or the machine failed: a known-good program of ours is built, loaded and called.
 
-The text of a failure only decides whether to look. So a solution cannot blame the machine by what it prints.
+The text of a failure only decides whether to check. So a solution cannot blame the machine by its output.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 
 from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
-from flashinfer_bench.bench.runner.orders import describe_solution
-from flashinfer_bench.bench.runner.protocol import BlockSolution, Hello
+from flashinfer_bench.bench.runner.protocol import RequestedSolution, SessionConfig
+from flashinfer_bench.bench.runner.requests import describe_solution
 from flashinfer_bench.bench.runner.session.opening import files_of
 from flashinfer_bench.bench.runner.workers.artifacts import load_solution
 from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle
@@ -33,9 +33,9 @@ from flashinfer_bench.compile.known_good import NAME, KnownGood, programs_like
 from flashinfer_bench.errors import BuildFault, DeviceFault, Fault, SolutionFailure
 
 PROGRAM_S: Final = 240.0
-"""Seconds for loading and calling one of our programs; torch.compile and nvcc take a minute on a busy machine."""
+"""Seconds for loading and calling one of our programs. torch.compile and nvcc take a minute on a busy machine."""
 BELIEVED_S: Final = 60.0
-"""Seconds for which a failure of a program of ours is believed. It is tried again then: a full disk may be empty."""
+"""Seconds for which a failure of our program is cached. Then it is tried again, since a full disk may be empty."""
 SHAPE: Final = (1024,)
 CURES: Final = (
     (
@@ -66,34 +66,34 @@ CURES: Final = (
         "see whether the compiler works, and what CC, CXX and CUDA_HOME name",
     ),
 )
-"""Words of machines' failures → a cure. A program of ours is tried only if a failure has such words."""
+"""Patterns of machine failures → a cure. A program of ours is tried only if a failure matches a pattern."""
 
 
 @dataclass
 class MachineCheck:
-    """Tries programs of ours on one device, each once as long as it works.
+    """Tries our programs on one device. A program that works is not tried again.
 
     Args:
-        hello: the session's settings.
-        pool: the source of workers.
-        tools: the session's, for every kernel.
+        session_config: the session's settings.
+        pool: source of workers.
+        tools: the session's tools for every kernel.
         end_workers: ends every worker that holds a solution.
     """
 
-    hello: Hello
+    session_config: SessionConfig
     pool: WorkerPool
     tools: SessionTools
     end_workers: Callable[[], object]
     _found: dict[str, tuple[float, str]] = field(default_factory=dict)
     """Program → time of its latest try, and why it failed; empty if it works."""
 
-    def why(self, solution: BlockSolution, failure: SolutionFailure, tell: Callable[[], object]) -> str | None:
-        """Return why the machine is to blame for a failure; None if the solution is.
+    def why(self, solution: RequestedSolution, failure: SolutionFailure, report: Callable[[], object]) -> str | None:
+        """Return why the machine caused a failure; None if the solution did.
 
         Args:
             solution: the solution that failed.
             failure: its failure.
-            tell: called before a program is tried, which may take minutes.
+            report: called before a program is tried, which can take minutes.
 
         Raises:
             DeviceFault: no worker can be started.
@@ -101,31 +101,31 @@ class MachineCheck:
         if failure.status not in ("COMPILE_ERROR", "RUNTIME_ERROR") or find_cure(failure.message) is None:
             return None
         is_full = DISK_FULL.search(failure.message) is not None
-        if is_full:  # by the solution's own files, perhaps
+        if is_full:  # the solution's own files may fill it
             self.end_workers()
             self._remove_folder(solution)
         for program in programs_like(solution.language, solution.kind, solution.sources.values()):
-            if program.needs_gpu and self.hello.device != "cuda":
+            if program.needs_gpu and self.session_config.device != "cuda":
                 continue
             tried, why = self._found.get(program.what, (-math.inf, "not tried"))
             if (why or is_full) and time.monotonic() - tried >= BELIEVED_S:
-                tell()
+                report()
                 failed = self._try(program)
-                why = "" if failed is None else describe(program.what, failed, self.hello.cache_root)
+                why = "" if failed is None else describe(program.what, failed, self.session_config.cache_root)
                 self._found[program.what] = time.monotonic(), why
             if why:
                 return why
         return None
 
     def _try(self, program: KnownGood) -> str | None:
-        """Build, load and call a program; return why that failed, None if the machine is not to blame."""
+        """Build, load and call a program; return why it failed, or None if the machine did not cause this."""
         solution = program.solution("" if program.binding else secrets.token_hex(8))
-        target = BuildTarget.of([self.hello.gpu_capability] if self.hello.gpu_capability else [])
-        with BuildFarm(Path(self.hello.cache_root), target=target) as farm:
+        target = BuildTarget.of([self.session_config.gpu_capability] if self.session_config.gpu_capability else [])
+        with BuildFarm(Path(self.session_config.cache_root), target=target) as farm:
             built = next(farm.build_all([solution]))
             if isinstance(built.error, BuildFault):
                 return str(built.error)
-            if built.artifact is None:  # a version of the binding that it does not know; the solution was compiled
+            if built.artifact is None:  # this program does not know the binding's version; the solution was compiled
                 return None
             self.end_workers()
             try:
@@ -134,14 +134,14 @@ class MachineCheck:
                 return None if failure.status == "TIMEOUT" else failure.message
             except DeviceFault:
                 raise
-            except (Fault, RuntimeError):  # it says nothing of the solution
+            except (Fault, RuntimeError):  # this error says nothing about the solution
                 return None
             finally:
                 self.end_workers()
         return None
 
-    def _call(self, solution: BlockSolution) -> None:
-        """Load one of our programs in a worker like a solution's, and call it."""
+    def _call(self, solution: RequestedSolution) -> None:
+        """Load one of our programs in a worker like a solution, and call it."""
         worker, _ = self.pool.worker_for(files_of(solution))
         task = KernelTask(
             input_names=["x"],
@@ -158,13 +158,13 @@ class MachineCheck:
         finally:
             self._remove_folder(solution)
 
-    def _remove_folder(self, solution: BlockSolution) -> None:
-        """Remove what compilers have made at run time for a solution."""
+    def _remove_folder(self, solution: RequestedSolution) -> None:
+        """Remove the files that compilers have written at run time for a solution."""
         remove_tree(Path(self.pool.policies.environment(solution.digest)["TRITON_CACHE_DIR"]).parent)
 
 
 def describe(program: str, message: str, cache_root: str) -> str:
-    """Say that a program of ours fails on this machine, and what may help."""
+    """Return the message that our program fails on this machine, with a cure."""
     said = message.strip().partition("\n")[0] or "it failed"
     cure = find_cure(message) or "see what it says"
     reported = f"{program} does not work on this machine: a program of ours fails, too: {said}"
@@ -172,5 +172,5 @@ def describe(program: str, message: str, cache_root: str) -> str:
 
 
 def find_cure(message: str) -> str | None:
-    """Return what helps a machine that fails so; None if the message does not look like a machine's failure."""
+    """Return a cure for a machine's failure; None if the message does not match such a failure."""
     return next((cure for pattern, cure in CURES if re.search(pattern, message)), None)

@@ -1,6 +1,6 @@
-"""The process of a device session, from where its templates are forked (`opening.py`) to its end.
+"""The process of a device session, from the fork of its fork servers (`opening.py`) to its end.
 
-The kernel ends this process when the host ends; then the template ends every worker.
+The kernel ends this process when the host ends. Then the fork server ends every worker.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from flashinfer_bench.base.stamp import utc_now
 from flashinfer_bench.base.wire import WireClosed, send_frame
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import build_helpers
 from flashinfer_bench.bench.evaluators.registry import register
-from flashinfer_bench.bench.runner.protocol import BlockJob, JobFault, JobVerdict, SessionReady
+from flashinfer_bench.bench.runner.protocol import JobFault, JobVerdict, RequestedJob, SessionReady
 from flashinfer_bench.bench.runner.session.device_session import DeviceSession
-from flashinfer_bench.bench.runner.session.job import BlockContext
-from flashinfer_bench.bench.runner.session.opening import OpenedSession, Orders
+from flashinfer_bench.bench.runner.session.job import RequestContext
+from flashinfer_bench.bench.runner.session.opening import OpenedSession, Requests
 from flashinfer_bench.bench.runner.session.outcome import NotPlain, make_evaluation
 from flashinfer_bench.bench.runner.session.reference_timing import KeptTimes
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
@@ -39,117 +39,120 @@ from flashinfer_bench.timing.clocks import capture_first, import_cupti, make_clo
 from flashinfer_bench.timing.flush import kernel_image
 
 REPORTED_PACKAGES: Final = ("triton", "flashinfer-python", "cupti-python", "numpy", "apache-tvm-ffi")
-FIRST_PORTION_S: Final = 0.5
-"""Seconds after which the first portion of a session takes no further baseline. It has one at least, so that the first
-verdict waits for one workload's baseline and little else."""
-LATER_PORTION_S: Final = 4.0
-"""The same for the first portion of each later block, since nobody waits for a first verdict then."""
-PORTION_GROWTH: Final = 4
-"""Each further portion of a block may last this many times as long as the one before. A portion costs two workers, the
-solution's and the reference's, so there have to be few of them."""
+FIRST_BATCH_S: Final = 0.5
+"""Seconds after which the first batch of baselines takes no further baseline. It has at least one, so that the first
+verdict waits for little else."""
+LATER_BATCH_S: Final = 4.0
+"""The same for the first batch of each later request. The first verdict is not urgent there."""
+BATCH_GROWTH: Final = 4
+"""Growth of the duration of each further batch. A batch costs two workers, so batches must be few."""
 
 
 def serve(opened: OpenedSession) -> None:
     """Serve the host until it closes its end."""
-    hello, host, pool, readout = opened.hello, opened.host, opened.pool, opened.readout
-    sys.dont_write_bytecode = True  # of plug-ins, wherever they lie
-    register(hello.plug_ins)
+    session_config, host, pool, run_metadata = opened.session_config, opened.host, opened.pool, opened.run_metadata
+    sys.dont_write_bytecode = True  # plug-ins can lie in any folder
+    register(session_config.plug_ins)
     device = torch.device("cuda", 0) if opened.context is not None else torch.device("cpu")
     if opened.context is not None:
         import_cupti()  # while the driver makes the context
-        if hello.needs_triton:
-            with contextlib.suppress(ImportError):  # comparisons will do without
+        if session_config.needs_triton:
+            with contextlib.suppress(ImportError):  # comparisons work without it
                 importlib.import_module("triton.runtime.driver")
         opened.context.join()
         torch.zeros(1, device=device)
         pool.timing_image = kernel_image()
-    clock = make_clock(device, l2_cache=hello.timing.l2_cache, clock=hello.timing.clock)
+    clock = make_clock(device, l2_cache=session_config.timing.l2_cache, clock=session_config.timing.clock)
     pool.sees_streams = clock.sees_operations
-    readout.add_launch_gap(clock.launch_gap_ns())
-    readout.least_span_ns = clock.least_span_ns()
+    run_metadata.add_launch_gap(clock.launch_gap_ns())
+    run_metadata.least_span_ns = clock.least_span_ns()
     pool.see_context(clock.chain_gap_ns())
     capture_first(device)
-    if hello.needs_triton and opened.context is not None:
+    if session_config.needs_triton and opened.context is not None:
         build_helpers()
     libs = library_versions()
     send_frame(host, {"ready": SessionReady(pid=os.getpid(), libs=libs).model_dump()})
-    tools = SessionTools(SharedArena(device), readout, pool.quiesce, pool.is_slowed, pool.is_starting)
-    kept = KeptTimes.open(hello, libs, os.environ)
-    make_session = DeviceSession if hello.tool is None else importlib.import_module(hello.tool[0]).Session
-    session = make_session(hello, pool, tools, lambda phase: send_frame(host, {"phase": phase.model_dump()}), kept)
-    environment, portion_s = Environment(hardware=hello.hardware, libs=libs), FIRST_PORTION_S
+    tools = SessionTools(SharedArena(device), run_metadata, pool.await_quiet, pool.is_slowed, pool.is_starting)
+    kept = KeptTimes.open(session_config, libs, os.environ)
+    make_session = (
+        DeviceSession if session_config.tool is None else importlib.import_module(session_config.tool[0]).Session
+    )
+    session = make_session(
+        session_config, pool, tools, lambda phase: send_frame(host, {"phase": phase.model_dump()}), kept
+    )
+    environment, batch_s = Environment(hardware=session_config.hardware, libs=libs), FIRST_BATCH_S
     try:
         while True:
-            run_block(host, session, opened.orders, environment, portion_s)
-            portion_s = LATER_PORTION_S
+            run_request(host, session, opened.requests, environment, batch_s)
+            batch_s = LATER_BATCH_S
             send_frame(host, {"done": True})
     except (WireClosed, BrokenPipeError):
-        return  # the host is gone
+        return  # the host has ended
     finally:
         session.close()
 
 
-def run_block(
-    host: socket.socket, session: DeviceSession, orders: Orders, environment: Environment, portion_s: float
+def run_request(
+    host: socket.socket, session: DeviceSession, requests: Requests, environment: Environment, batch_s: float
 ) -> None:
-    """Wait for the next block, judge its jobs in order, and send each result.
+    """Wait for the next request, judge its jobs in order, and send each result.
 
-    Baselines are made in portions, while no worker holds a solution: those that did are gone with all that they
-    started. The first portion takes no further baseline after `portion_s` seconds.
+    Baselines are made in batches while no worker holds a solution. Earlier workers and their processes have ended by
+    then. The first batch takes no further baseline after `batch_s` seconds.
     """
-    order = orders.next_block()
+    sent = requests.next_request()
     try:
-        block = session.open_block(order)
+        request = session.open_request(sent)
     except WorkloadFault as fault:
-        for job in order.jobs:
+        for job in sent.jobs:
             send_fault(host, job, str(fault))
         return
 
     def expect(at: int) -> None:
-        orders.poll()
-        session.expect(block, order.jobs[at:], orders.ahead, orders.announced)
+        requests.poll()
+        session.expect(request, sent.jobs[at:], requests.ahead, requests.announced)
 
-    for at, job in enumerate(order.jobs):
+    for at, job in enumerate(sent.jobs):
         expect(at)
-        if session.lacks_baseline(block, job):
+        if session.lacks_baseline(request, job):
             session.end_workers()
-            expect(at)  # the first one's worker starts beside the reference
-            deadline = time.monotonic() + portion_s
-            for one in order.jobs[at:]:
+            expect(at)  # the first job's worker starts while the reference runs
+            deadline = time.monotonic() + batch_s
+            for one in sent.jobs[at:]:
                 if one is not job and time.monotonic() > deadline:
                     break
-                if session.lacks_baseline(block, one):
+                if session.lacks_baseline(request, one):
                     with held_against(host, one):
-                        session.prepare(block, one)
-            portion_s *= PORTION_GROWTH
+                        session.prepare(request, one)
+            batch_s *= BATCH_GROWTH
         with held_against(host, job):
-            judge(host, session, block, job, environment)
+            judge(host, session, request, job, environment)
 
 
 @contextlib.contextmanager
-def held_against(host: socket.socket, job: BlockJob) -> Iterator[None]:
-    """Tell the host on which job an error that we do not know has ended the session."""
+def held_against(host: socket.socket, job: RequestedJob) -> Iterator[None]:
+    """Report to the host the job during which an unknown error ended the session."""
     try:
         yield
     except (WireClosed, BrokenPipeError):
         raise
     except Exception:
-        # Round one device: an error we do not know leaves a state we do not know. The host starts another.
+        # After an unknown error the state is unknown, too. The host starts another session.
         send_fault(host, job, f"the session failed on this job:\n{traceback.format_exc(limit=-12)}", retry=True)
         raise
 
 
-def send_fault(host: socket.socket, job: BlockJob, message: str, *, retry: bool = False) -> None:
-    """Tell the host that a job has no verdict."""
+def send_fault(host: socket.socket, job: RequestedJob, message: str, *, retry: bool = False) -> None:
+    """Report to the host that a job has no verdict."""
     send_frame(host, {"fault": JobFault(job=job.index, message=message, retry=retry).model_dump()})
 
 
 def judge(
-    host: socket.socket, session: DeviceSession, block: BlockContext, job: BlockJob, environment: Environment
+    host: socket.socket, session: DeviceSession, request: RequestContext, job: RequestedJob, environment: Environment
 ) -> None:
     """Judge one job, make its evaluation, and send it."""
     start = time.monotonic()
-    result = session.run_job(block, job)
+    result = session.run_job(request, job)
     if isinstance(result, JobFault):
         send_frame(host, {"fault": result.model_dump()})
         return
@@ -158,7 +161,7 @@ def judge(
             result.outcome, printed=result.printed, timestamp=utc_now(), environment=environment, extra=result.extra
         )
     except NotPlain as error:
-        send_fault(host, job, f"evaluator {block.evaluator.__name__} left a value that no trace can hold: {error}")
+        send_fault(host, job, f"evaluator {request.evaluator.__name__} left a value that no trace can hold: {error}")
         return
     verdict = JobVerdict(
         job=job.index,
@@ -170,7 +173,7 @@ def judge(
 
 
 def library_versions() -> dict[str, str]:
-    """Return name → version of what the numbers depend on."""
+    """Return name → version of all packages that affect the times."""
     libs = {"flashinfer_bench": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
     if torch.version.cuda and torch.cuda.is_available():
         libs |= {"cuda": str(torch.version.cuda), "driver": "unknown"}

@@ -1,9 +1,9 @@
-"""The first steps of a session, until its first workers start, and the mailbox of its host.
+"""The first steps of a session, until its first workers start, and its queue of requests from the host.
 
-The order matters. torch is imported, the templates are forked, and only then are the judge and plug-ins imported and
-the device touched, so that no worker has any of them. Each takes some tenths of a second, and so they overlap:
-templates import what their workers need, the driver makes the session's context and those of workers, and this process
-imports the judge.
+The order matters. First torch is imported, then the fork servers are forked. Only then are the judge and plug-ins
+imported and the device used, so that workers inherit none of them. The steps overlap, since each takes some tenths of a
+second: the fork servers import modules for their workers, the driver makes contexts, and this process imports the
+judge.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from flashinfer_bench.base.host import spare_cores
 from flashinfer_bench.base.wire import FrameReader, WireClosed
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER, share_kernels
 from flashinfer_bench.bench.evaluators.inputs.threads import keep_to_one_thread
-from flashinfer_bench.bench.runner.protocol import Announced, BlockOrder, BlockSolution, Hello
-from flashinfer_bench.bench.runner.readout import Readout
+from flashinfer_bench.bench.runner.protocol import Announced, RequestedSolution, SessionConfig, SessionRequest
+from flashinfer_bench.bench.runner.run_metadata import RunMetadata
 from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool, reference_files
 from flashinfer_bench.bench.runner.workers.sandbox_policy import PolicyMaker
 from flashinfer_bench.data import Definition
@@ -35,60 +35,60 @@ from flashinfer_bench.timing.driver import make_context
 from flashinfer_bench.worker.fork_server import Preparation, let_prepare, start_fork_server
 
 JUDGE: Final = "flashinfer_bench.bench.runner.session.main"
-"""The module that goes on from here: `serve`."""
+"""The module that continues with `serve`."""
 MOST_BYTES: Final = 1 << 28
-"""Most bytes of one frame of the host."""
+"""Most bytes of one frame from the host."""
 
 
-class Orders:
-    """The host's orders: the block that runs, and the one that was sent ahead.
+class Requests:
+    """The host's requests: the running request, and the request that was sent ahead.
 
-    A block that was sent is begun when the host says so. Until then the host may take it back without asking, and give
-    it to another device. So no job is done twice. The session knows meanwhile for which solutions to have workers.
+    A request begins when the host says so. Until then the host can take it back and give it to another device. So no
+    job is done twice. The session starts workers for its solutions ahead.
 
     Args:
         host: the socket.
-        reader: reads it; nothing else does.
+        reader: the only reader of the socket.
     """
 
     def __init__(self, host: socket.socket, reader: FrameReader) -> None:
         self._host, self._reader = host, reader
         self._is_begun = False
-        self.ahead: BlockOrder | None = None
-        """The block that was sent and not begun."""
+        self.ahead: SessionRequest | None = None
+        """The request that was sent and has not begun."""
         self.announced: list[Announced] = []
-        """Solutions announced with all blocks so far, those that were taken back included."""
+        """Solutions announced with all requests so far, including requests that were taken back."""
 
     def poll(self) -> None:
-        """Take the frames that have come.
+        """Read the frames that have arrived.
 
         Raises:
-            WireClosed: the host is gone, or wants no more.
+            WireClosed: the host has ended, or closed the session.
         """
         self._take()
         while select.select([self._host], [], [], 0)[0]:
             self._reader.pump()
             self._take()
 
-    def next_block(self) -> BlockOrder:
-        """Wait until the next block is begun, and return it.
+    def next_request(self) -> SessionRequest:
+        """Wait until the next request begins, and return it.
 
         Raises:
-            WireClosed: the host is gone, or wants no more.
+            WireClosed: the host has ended, or closed the session.
         """
         self._take()
         while not self._is_begun or self.ahead is None:
             self._reader.pump()
             self._take()
-        block, self.ahead, self._is_begun = self.ahead, None, False
-        return block
+        request, self.ahead, self._is_begun = self.ahead, None, False
+        return request
 
     def _take(self) -> None:
         while not self._is_begun and (message := self._reader.pop()) is not None:
             if "close" in message:
                 raise WireClosed
-            if "block" in message:
-                self.ahead = BlockOrder.model_validate(message["block"])
+            if "request" in message:
+                self.ahead = SessionRequest.model_validate(message["request"])
                 self.announced += self.ahead.announced
             elif "drop" in message:
                 self.ahead = None
@@ -96,8 +96,8 @@ class Orders:
                 self._is_begun = self.ahead is not None
 
 
-def files_of(solution: BlockSolution) -> SolutionFiles:
-    """Return what a worker for a solution is made for. Python that calls torch mostly launches several operations."""
+def files_of(solution: RequestedSolution) -> SolutionFiles:
+    """Return the files for a solution's worker. Python solutions with torch mostly launch several operations."""
     directory = Path(solution.directory) if solution.directory else None
     return SolutionFiles(solution.digest, directory, wants_fast=solution.language == "python")
 
@@ -106,13 +106,13 @@ def files_of(solution: BlockSolution) -> SolutionFiles:
 class OpenedSession:
     """A session whose first workers are starting."""
 
-    hello: Hello
+    session_config: SessionConfig
     host: socket.socket
-    orders: Orders
+    requests: Requests
     pool: WorkerPool
-    readout: Readout
+    run_metadata: RunMetadata
     context: threading.Thread | None
-    """Makes the context on a GPU."""
+    """The thread that makes the context on a GPU; None on a CPU."""
 
 
 def serve_host(fd: int) -> None:
@@ -122,78 +122,84 @@ def serve_host(fd: int) -> None:
 
 
 def import_judge() -> ModuleType:
-    """Import the judge; a module is imported once."""
+    """Import the judge. Later calls return the same module."""
     return importlib.import_module(JUDGE)
 
 
 @contextmanager
 def open_session(fd: int) -> Iterator[OpenedSession]:
-    """Open the session of the host at the other end of a socket; in the end its workers are ended.
+    """Open the session of the host at the other end of a socket. At the exit its workers end.
 
-    Call it before anything has touched the device or started threads.
+    Call it before the device is used or threads are started.
     """
     host = socket.socket(fileno=fd)
     reader = FrameReader(host, max_bytes=MOST_BYTES)
-    hello = Hello.model_validate(reader.read()["hello"])
+    session_config = SessionConfig.model_validate(reader.read()["hello"])
     run_directory, _ = hold_folder("run")  # until this process and its forks have ended
-    template, precompiling = fork_templates(hello, host, run_directory)
-    context = start_context(hello)
-    policies = PolicyMaker(hello, os.environ)
+    fork_server, precompiling = fork_servers(session_config, host, run_directory)
+    context = start_context(session_config)
+    policies = PolicyMaker(session_config, os.environ)
     policies.open_to_workers(run_directory)
-    if hello.has_walls:
-        share_kernels(Path(hello.cache_root))
-    readout = Readout(hello.gpu_uuid, our_processes=lambda: pool.process_ids(), keep_samples=hello.keep_samples)
-    reported = lambda worker: readout.add_launch_gap(worker.ready.launch_gap_ns)  # noqa: E731 - one line, used once
-    with WorkerPool(template, run_directory, hello, policies, on_ready=reported) as pool:
+    if session_config.has_walls:
+        share_kernels(Path(session_config.cache_root))
+    run_metadata = RunMetadata(
+        session_config.gpu_uuid, our_processes=lambda: pool.process_ids(), keep_samples=session_config.keep_samples
+    )
+    reported = lambda worker: run_metadata.add_launch_gap(worker.ready.launch_gap_ns)  # noqa: E731 - one line, used once
+    with WorkerPool(fork_server, run_directory, session_config, policies, on_ready=reported) as pool:
         pool.precompiling = precompiling
-        orders = Orders(host, reader)
-        orders.poll()
-        prepares_beside = hello.device == "cuda" and bool(spare_cores())
+        requests = Requests(host, reader)
+        requests.poll()
+        prepares_beside = session_config.device == "cuda" and bool(spare_cores())
         if not prepares_beside:
-            let_prepare(template)
-        if orders.ahead is not None:
-            pool.expect(list_first_files(hello, orders.ahead))
+            let_prepare(fork_server)
+        if requests.ahead is not None:
+            pool.expect(list_first_files(session_config, requests.ahead))
         if prepares_beside:
-            let_prepare(template)
-        yield OpenedSession(hello, host, orders, pool, readout, context)
+            let_prepare(fork_server)
+        yield OpenedSession(session_config, host, requests, pool, run_metadata, context)
 
 
-def list_first_files(hello: Hello, block: BlockOrder) -> list[SolutionFiles]:
-    """Return what the first two workers of a session are for."""
-    solutions = [block.solutions[job.solution] for job in block.jobs]
+def list_first_files(session_config: SessionConfig, request: SessionRequest) -> list[SolutionFiles]:
+    """Return the files for the first two workers of a session."""
+    solutions = [request.solutions[job.solution] for job in request.jobs]
     found = [files_of(solution) for solution in solutions if solution.build_error is None][:1]
-    if found and hello.profile_baseline:
-        found.insert(0, reference_files(Definition.model_validate(block.definition).digest()))
+    if found and session_config.profile_baseline:
+        found.insert(0, reference_files(Definition.model_validate(request.definition).digest()))
     return found
 
 
-def fork_templates(
-    hello: Hello, host: socket.socket, run_directory: Path
+def fork_servers(
+    session_config: SessionConfig, host: socket.socket, run_directory: Path
 ) -> tuple[socket.socket, socket.socket | None]:
-    """Fork the template of workers, and that of workers which precompile if there are any."""
-    preparation = Preparation(hello.device == "cuda", hello.needs_triton, hello.gpu_capability)
-    compiles = hello.needs_triton or hello.compiles_ahead
-    has_precompiled = preparation.is_for_gpu and compiles and hello.has_walls and bool(spare_cores())
+    """Fork the fork server of workers, and, if needed, the fork server of workers that precompile."""
+    preparation = Preparation(
+        session_config.device == "cuda", session_config.needs_triton, session_config.gpu_capability
+    )
+    compiles = session_config.needs_triton or session_config.compiles_ahead
+    has_precompiled = preparation.is_for_gpu and compiles and session_config.has_walls and bool(spare_cores())
     before = sys.dont_write_bytecode
     sys.dont_write_bytecode = True  # workers must not write into each other's artifacts
     try:
-        template = start_fork_server(run_directory, preparation, not_for_it=[host])
+        fork_server = start_fork_server(run_directory, preparation, not_for_it=[host])
         if not has_precompiled:
-            return template, None
-        return template, start_fork_server(None, replace(preparation, precompiles=True), not_for_it=[host, template])
+            return fork_server, None
+        return fork_server, start_fork_server(
+            None, replace(preparation, precompiles=True), not_for_it=[host, fork_server]
+        )
     finally:
         sys.dont_write_bytecode = before
 
 
-def start_context(hello: Hello) -> threading.Thread | None:
-    """Have this process's context on its GPU made in the background; return the thread that waits for it.
+def start_context(session_config: SessionConfig) -> threading.Thread | None:
+    """Start to make this process's context on its GPU in the background; return the thread that waits for it.
 
-    This process computes in one thread from here on.
+    Afterwards this process computes in one thread.
     """
-    if hello.device != "cuda":
+    if session_config.device != "cuda":
         return None
     keep_to_one_thread()
-    os.environ["CUDA_CACHE_PATH"] = str(Path(hello.cache_root, JUDGE_FOLDER, "cuda"))  # not in the user's HOME
+    os.environ["CUDA_CACHE_PATH"] = str(Path(session_config.cache_root, JUDGE_FOLDER, "cuda"))  # not in the user's HOME
     context = threading.Thread(target=make_context, daemon=True)
     context.start()
     return context

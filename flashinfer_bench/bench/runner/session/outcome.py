@@ -1,6 +1,6 @@
-"""Makes the evaluation, which a trace carries, of a job's outcome. Pure: no process, no device, no clock.
+"""Makes the evaluation of a trace from a job's outcome. Pure: no process, no device, no clock.
 
-Values that evaluators leave in it become values that JSON has (`to_json_value`).
+Values that evaluators leave are converted to JSON values (`to_json_value`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from flashinfer_bench.data import Correctness, Environment, Evaluation, Evaluati
 from flashinfer_bench.errors import SolutionFailure
 
 MAX_LOG: Final = 16_384
-"""A log of a trace has at most about this many characters."""
+"""Most characters of a trace's log, approximately."""
 PRINTED: Final = "printed_bytes"
-"""The note of how many bytes a solution printed in its calls."""
+"""Key of the note: bytes that a solution printed in its calls."""
 OUTPUT_TITLE: Final = "--- stdout and stderr of the solution ---"
 MOST_VALUES: Final = 100_000
-"""Values that an evaluator may leave in a trace."""
+"""Most values that an evaluator can leave in a trace."""
 LARGEST_WHOLE: Final = 2**64
-"""Whole numbers from this size on become text: readers of JSON have no such numbers."""
+"""Whole numbers from this size on become text, since JSON readers have no such numbers."""
 LIBRARIES: Final = frozenset({"numpy", "torch"})
 """Packages whose other values, such as dtypes and devices, become text."""
 
@@ -43,7 +43,7 @@ JobOutcome = Passed | Rejected | SolutionFailure
 def make_evaluation(
     outcome: JobOutcome, *, printed: str, timestamp: str, environment: Environment, extra: dict[str, Any]
 ) -> Evaluation:
-    """Return the evaluation. The log has the reason first, and after it the solution's output.
+    """Return the evaluation. Its log has the reason first, then the solution's output.
 
     Raises:
         NotPlain: an evaluator left a value that JSON cannot hold.
@@ -75,7 +75,7 @@ def make_evaluation(
 
 
 def render_log(message: str, printed: str) -> str:
-    """Join the reason and the solution's output; cut the middle of a text that is too long."""
+    """Join the reason and the solution's output; cut the middle of a long text."""
     message, printed = message.strip(), printed.strip()
     text = f"{message}\n{OUTPUT_TITLE}\n{printed}" if message and printed else message or printed
     if len(text) <= MAX_LOG:
@@ -85,18 +85,18 @@ def render_log(message: str, printed: str) -> str:
 
 
 class NotPlain(ValueError):
-    """A value has no form in JSON. The message names its place."""
+    """A value has no form in JSON. The message names its location."""
 
 
 def to_json_value(value: Any, place: str = "") -> Any:
-    """Return a value as JSON has it: arrays as lists, paths and times as text, enums as their values.
+    """Return a value in JSON form: arrays as lists, paths and times as text, enums as their values.
 
     Args:
-        value: made of what pydantic serializes, arrays and tensors.
+        value: consists of values that pydantic serializes, arrays and tensors.
         place: its name in messages.
 
     Raises:
-        NotPlain: it is of another kind, refers to itself, or has too many values.
+        NotPlain: it has another type, contains itself, or has too many values.
     """
     left = MOST_VALUES
 
@@ -115,12 +115,12 @@ def to_json_value(value: Any, place: str = "") -> Any:
 
     try:
         return trim(to_jsonable_python(value, fallback=_open, inf_nan_mode="constants", bytes_mode="base64"))
-    except Exception as error:  # of a method of the value's own, too
+    except Exception as error:  # also an error of the value's own method
         raise NotPlain(f"{place} has a value that JSON cannot hold: {type(error).__name__}: {error}") from error
 
 
 def _open(value: Any) -> Any:
-    """Return an array or another sequence as a list, and what else numpy and torch have as text."""
+    """Return an array or another sequence as a list, and other values of numpy and torch as text."""
     if hasattr(type(value), "tolist"):
         if math.prod(value.shape) > MOST_VALUES:
             raise ValueError(f"an array of shape {tuple(value.shape)}; a trace holds {MOST_VALUES:,} values")

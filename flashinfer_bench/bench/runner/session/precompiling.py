@@ -1,9 +1,9 @@
-"""Has first calls of solutions that come compiled while the current solution is judged.
+"""Compiles the first calls of later solutions while the current solution is judged.
 
-A kernel of Triton's takes 0.3 s to some ten seconds to compile, a module of FlashInfer's a minute or more, and the GPU
-would wait for it. Each solution that is new to this machine gets a worker of its own for that: with the same walls,
-without a GPU, at the lowest priority, on some of the cores (`worker/jit/precompile.py`). So it launches nothing beside
-a measurement. While a reference is timed, all of them stand still: a slow reference would make a solution look fast.
+A Triton kernel compiles for 0.3 s to ten seconds, a FlashInfer module for a minute or more, and the GPU would idle. So
+each solution that is new to this machine gets its own worker to precompile it: in the same sandbox, without a GPU, at
+the lowest priority, on some of the cores (`worker/jit/precompile.py`). It launches nothing during a measurement. All of
+these workers are stopped while a reference is timed, because a slow reference would make a solution look fast.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import torch
 from flashinfer_bench.base.host import cores_for_compilers, spare_cores, usable_memory
 from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
 from flashinfer_bench.bench.planning.first_call import FirstCall, classify_first_call
-from flashinfer_bench.bench.runner.protocol import Announced, BlockJob, BlockSolution
-from flashinfer_bench.bench.runner.session.job import BlockContext
+from flashinfer_bench.bench.runner.protocol import Announced, RequestedJob, RequestedSolution
+from flashinfer_bench.bench.runner.session.job import RequestContext
 from flashinfer_bench.bench.runner.session.opening import files_of
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool
-from flashinfer_bench.bench.runner.workers.process import WorkerProcess
+from flashinfer_bench.bench.runner.workers.worker_handle import WorkerProcess
 from flashinfer_bench.data import Definition, ScalarInput, TensorSpec, Workload
 from flashinfer_bench.data.dtypes import torch_dtype
 from flashinfer_bench.errors import BuildFault, DeviceFault
@@ -34,13 +34,13 @@ from flashinfer_bench.errors import BuildFault, DeviceFault
 MOST_AT_ONCE: Final = 4
 """Most solutions of a kind that are precompiled at once."""
 MOST_CALLS: Final = 64
-"""Most workloads that a solution is called for."""
+"""Most workloads for which a solution is called."""
 BYTES_PER_COMPILER: Final = 2 << 30
-"""Memory that nvcc may need for one of FlashInfer's larger files."""
+"""Bytes that nvcc may need for one of FlashInfer's larger files."""
 MEMORY_SHARE: Final = 4
-"""Compilers of modules may need this machine's memory, divided by this."""
+"""Compilers of modules may use this machine's memory divided by this."""
 POLL_S: Final = 1.0
-"""Seconds between two looks for further solutions while one is waited for."""
+"""Seconds between two checks for further solutions during a wait for a solution."""
 SERVER_POLL_S: Final = 0.005
 """Seconds between two checks whether the import is over, while the fork server is not ready."""
 
@@ -51,7 +51,7 @@ class Terms(NamedTuple):
     limit_s: float
     """Seconds until its worker is ended."""
     wait_s: float
-    """Seconds that a solution's turn waits for it. The first call does the rest."""
+    """Seconds that a solution's turn waits for it. The first call compiles the rest."""
     most_compilers: int = 1
     """Most compilers at once. Several get all cores except for a share, since they take minutes."""
 
@@ -63,9 +63,9 @@ class Terms(NamedTuple):
 
 
 TERMS: Final = {FirstCall.TRITON: Terms(60.0, 10.0), FirstCall.MODULES: Terms(400.0, 240.0, most_compilers=8)}
-"""Other compilers want a GPU."""
+"""Only kinds whose compilers run without a GPU."""
 
-Wanted = tuple[BlockSolution, Any, list[Any]]
+Wanted = tuple[RequestedSolution, Any, list[Any]]
 """A solution to precompile, its definition and its workloads; the last two as objects or as JSON-able values."""
 
 
@@ -90,20 +90,25 @@ class Precompiler:
         self._kinds = TERMS.keys() if has_modules else {FirstCall.TRITON}
         self._wanted: dict[str, Wanted] = {}
         self._settled: set[str] = set()
-        """Digests of solutions that need nothing any more."""
+        """Digests of solutions that need no precompilation any more."""
         self._running: dict[str, UnderWay] = {}
 
-    def expect(self, coming: Sequence[tuple[BlockContext, BlockJob]], announced: Sequence[Announced] = ()) -> None:
-        """Precompile for jobs that come, as far as there is room; wait for nothing.
+    def expect(
+        self, coming: Sequence[tuple[RequestContext, RequestedJob]], announced: Sequence[Announced] = ()
+    ) -> None:
+        """Precompile for the coming jobs, up to the limits. Do not wait.
 
         Args:
-            coming: the jobs; the solution of the first one has its turn now.
-            announced: solutions of later blocks, if the jobs leave room.
+            coming: the jobs. The first job's solution runs now.
+            announced: solutions of later requests, if the limits allow.
         """
-        for block, order in coming[:1]:
-            self._settled.add(block.solutions[order.solution].digest)
-        found: list[tuple[BlockSolution, Any, Sequence[Any]]] = []
-        found += [(block.solutions[order.solution], block.definition, [order.workload]) for block, order in coming]
+        for request, requested in coming[:1]:
+            self._settled.add(request.solutions[requested.solution].digest)
+        found: list[tuple[RequestedSolution, Any, Sequence[Any]]] = []
+        found += [
+            (request.solutions[requested.solution], request.definition, [requested.workload])
+            for request, requested in coming
+        ]
         found += [(one.solution, one.definition, one.workloads) for one in announced]
         self._wanted = {}
         for solution, definition, workloads in found:
@@ -115,7 +120,7 @@ class Precompiler:
         """Start the expected compilations as soon as their fork server is ready.
 
         Args:
-            is_over: ends the wait for the server; called again and again.
+            is_over: called repeatedly; True ends the wait for the server.
         """
         while self._wanted and self._pool.precompiling is not None and not self._pool.may_precompile():
             if is_over():
@@ -124,7 +129,7 @@ class Precompiler:
         self._fill()
 
     def _fill(self) -> None:
-        """End who is late, and begin as many as there is room for."""
+        """End late workers, and start new workers up to the limits."""
         if not self._pool.may_precompile():
             return
         for digest, running in list(self._running.items()):
@@ -140,32 +145,32 @@ class Precompiler:
                 if is_needed:
                     self._start(*wanted, TERMS[kind])
 
-    def _start(self, solution: BlockSolution, definition: Any, workloads: list[Any], terms: Terms) -> None:
+    def _start(self, solution: RequestedSolution, definition: Any, workloads: list[Any], terms: Terms) -> None:
         definition = Definition.model_validate(definition)
         calls = [describe_call(definition, Workload.model_validate(one)) for one in workloads[:MOST_CALLS]]
         try:
             gpu = describe_gpu()
-        except Exception:  # Triton cannot use this GPU, or is a version that tells nothing
+        except Exception:  # Triton cannot use this GPU, or its version gives no description
             self._pool.end_precompiling()
             return
         words = {"calls": [call for call in calls if call is not None], "gpu": gpu, **terms.list_means()}
-        with suppress(BuildFault, DeviceFault):  # its turn will tell
+        with suppress(BuildFault, DeviceFault):  # the solution's own load will report it
             worker = self._pool.start_precompiling(files_of(solution), find_artifact(solution, _refuse), words)
             self._running[solution.digest] = UnderWay(worker, terms, time.monotonic() + terms.limit_s)
 
-    def finish(self, digest: str, most_s: float, tell: Callable[[], object]) -> bool:
-        """Wait for a solution whose turn it is, as long as its terms say; then nothing of it runs any more.
+    def finish(self, digest: str, most_s: float, report: Callable[[], object]) -> bool:
+        """Wait for the current solution up to its limits. Afterwards its precompilation does not run any more.
 
         Args:
-            digest: the solution's.
+            digest: digest of the solution.
             most_s: most seconds in any case.
-            tell: called if a worker is waited for; then the answer is True.
+            report: called if there is a worker to wait for. Then the result is True.
         """
         self._settled.add(digest)
         running = self._running.get(digest)
         if running is None:
             return False
-        tell()
+        report()
         deadline = min(running.deadline, time.monotonic() + min(running.terms.wait_s, most_s))
         while not running.worker.has_ended and (left_s := deadline - time.monotonic()) > 0:
             select.select([running.worker], [], [], min(POLL_S, left_s))
@@ -174,7 +179,7 @@ class Precompiler:
         return True
 
     def pause(self) -> bool:
-        """Stop all until `resume`; say whether anything ran."""
+        """Stop all workers until `resume`; return whether any ran."""
         for running in self._running.values():
             while running.worker.supervisor_pid is None and not running.worker.has_ended:  # it is being forked
                 select.select([running.worker], [], [], POLL_S)
@@ -182,18 +187,18 @@ class Precompiler:
         return bool(self._running)
 
     def resume(self) -> None:
-        """Let all go on that `pause` has stopped."""
+        """Resume the workers that `pause` has stopped."""
         for running in self._running.values():
             running.worker.resume()
 
     def close(self) -> None:
-        """End all that are running."""
+        """End all running workers."""
         self.resume()
         for digest in list(self._running):
             self._end(digest)
 
     def _end(self, digest: str) -> None:
-        """End a worker, if it is still there. If it ended by itself, all of its solution is compiled."""
+        """End a worker if it still exists. If it ended by itself, its solution is fully compiled."""
         running = self._running.pop(digest, None)
         ended = running.worker.end() if running is not None else None
         if ended is not None and ended.code == 0:
@@ -204,15 +209,15 @@ def _refuse() -> NoReturn:
     raise BuildFault("its artifact was changed")
 
 
-def what_compiles(solution: BlockSolution) -> FirstCall:
-    """Return what compiles at a solution's first call, by its language and its texts."""
+def what_compiles(solution: RequestedSolution) -> FirstCall:
+    """Return what compiles at a solution's first call, by its language and its sources."""
     if solution.build_error is not None or solution.kind != "python":
         return FirstCall.NOTHING
     return classify_first_call(solution.language, solution.sources.values())
 
 
 def describe_call(definition: Definition, workload: Workload) -> dict[str, Any] | None:
-    """Return the shapes and kinds of a call's arguments; None if the workload does not tell them."""
+    """Return the shapes and kinds of a call's arguments; None if the workload does not determine them."""
 
     def describe(spec: TensorSpec, shape: Sequence[int] | None, given: object = None) -> dict[str, Any]:
         if isinstance(given, ScalarInput):
@@ -233,9 +238,9 @@ def describe_call(definition: Definition, workload: Workload) -> dict[str, Any] 
 
 @cache
 def describe_gpu() -> dict[str, Any]:
-    """Return the properties of this session's GPU by torch and, if it is installed, by Triton's driver.
+    """Return the properties of this session's GPU, from torch and, if installed, from Triton's driver.
 
-    `worker/jit/precompile.py` tells a worker without a GPU these.
+    `worker/jit/precompile.py` gives them to a worker without a GPU.
     """
     found = torch.cuda.get_device_properties(0)
     by_torch = {name: getattr(found, name) for name in dir(found) if not name.startswith("_")}

@@ -1,10 +1,10 @@
-"""Times the reference: once for each workload, as a solution is timed, in a worker of its own.
+"""Times the reference: once for each workload, like a solution, in its own worker.
 
-The reference is a solution that may write to its inputs and is never refused: the same worker, the same calls on
-content of the same kind, the same clock. So a solution that is the reference has a speed-up of 1. The time of an
-earlier run on the same GPU is taken over (`KeptTimes`) if all that it depends on is the same: definition, workload and
-its stored inputs, device, its limits and clocks, driver, torch and the other packages, this package, and the settings
-of the measurement. The caller makes sure that no worker holds a solution meanwhile (`device_session.prepare`).
+The reference may write to its inputs and is never refused. Otherwise it is timed like a solution: same worker, same
+calls on the same kind of content, same clock. So a solution equal to the reference has a speed-up of 1. A cached time
+of an earlier run on the same GPU is reused (`KeptTimes`) if all conditions are the same: definition, workload and
+stored inputs, device, its limits and clocks, driver, torch and other packages, this package, and the settings of the
+measurement. The caller ensures that no worker holds a solution during the timing (`device_session.prepare`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flashinfer_bench.base.stamp import utc_now
 from flashinfer_bench.bench.planning.resume import PROTOCOL
 from flashinfer_bench.bench.runner.baseline_cache import TIMES_MS, BaselineCache, KeptBaseline
 from flashinfer_bench.bench.runner.environments import is_passed_on
-from flashinfer_bench.bench.runner.protocol import BlockSolution, Hello
+from flashinfer_bench.bench.runner.protocol import RequestedSolution, SessionConfig
 from flashinfer_bench.bench.runner.session.job import BaselineKey, JobContext, plan_reference
 from flashinfer_bench.bench.runner.workers.artifacts import load_solution
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel, WorkerKilled
@@ -36,81 +36,83 @@ from flashinfer_bench.timing.nvml import read_gpu_settings, read_gpu_state
 
 OWN_EVALUATORS: Final = "flashinfer_bench."
 PASSING: Final = frozenset({"throttled", "other_processes", "mixed_methods"})
-"""Flags of a disturbance that passes: a baseline with one of these is not kept."""
+"""Flags of a temporary disturbance. A baseline with one of these is not cached."""
 OWN_DOING: Final = frozenset({"power_cap"})
-"""Reasons of throttling that come back whenever the call is made: long matrix products draw all the power there is."""
+"""Reasons of throttling that recur whenever the call is made: long matrix products draw all the power."""
 KNOWN: Final = 0.02
-"""Largest relative half-width of the interval of a baseline that is kept."""
+"""Largest relative half-width of the interval of a cached baseline."""
 SAME_CLOCK: Final = 0.03
-"""Largest relative difference of clocks under one setting: no driver says what clocks are locked to."""
+"""Largest relative difference of clocks under one setting. Drivers do not report locked clocks."""
 OF_NO_DEVICE: Final = frozenset({"PATH", "LANG", "LC_ALL", "TZ", "MAX_JOBS"})
-"""Variables that reach workers and do not change a device."""
+"""Variables that reach workers and do not affect a device."""
 
 
 @dataclass(frozen=True)
 class KeptTimes:
-    """The times of references that one session reads from the cache and keeps there."""
+    """The cached times of references, as one session reads and writes them."""
 
-    hello: Hello
+    session_config: SessionConfig
     """The session's settings."""
     machine: Mapping[str, str]
-    """Keys that all baselines of this session share."""
+    """Keys common to all baselines of this session."""
     sm_mhz: int
-    """Clock of the GPU's processors before the first job."""
+    """Clock of the GPU's processors in MHz before the first job."""
 
     @classmethod
-    def open(cls, hello: Hello, libraries: Mapping[str, str], environment: Mapping[str, str]) -> KeptTimes | None:
-        """Return them; None if the host wants none, or the GPU does not tell its settings.
+    def open(
+        cls, session_config: SessionConfig, libraries: Mapping[str, str], environment: Mapping[str, str]
+    ) -> KeptTimes | None:
+        """Return the cached times; None if the host wants no cache, or the GPU does not report its settings.
 
-        Call it when the GPU has just worked, so that its clock is that of a GPU at work.
+        Call it just after the GPU was used, so that its clock is that of a working GPU.
         """
-        if hello.baselines == "off" or hello.gpu_uuid is None:
+        if session_config.baselines == "off" or session_config.gpu_uuid is None:
             return None
-        settings, state = read_gpu_settings(hello.gpu_uuid), read_gpu_state(hello.gpu_uuid)
+        settings, state = read_gpu_settings(session_config.gpu_uuid), read_gpu_state(session_config.gpu_uuid)
         if settings is None or settings.power_limit_w is None or state is None or state.sm_mhz is None:
             return None
         variables = {
             name: value for name, value in environment.items() if is_passed_on(name) and name not in OF_NO_DEVICE
         }
         machine = {
-            "device": hello.gpu_uuid,
-            "hardware": hello.hardware,
+            "device": session_config.gpu_uuid,
+            "hardware": session_config.hardware,
             "protocol": str(PROTOCOL),
             "libraries": json.dumps(dict(libraries), sort_keys=True),
             "environment": digest_of(variables),
             "gpu": json.dumps(asdict(settings), sort_keys=True),
         }
-        return cls(hello, machine, state.sm_mhz)
+        return cls(session_config, machine, state.sm_mhz)
 
     @property
     def cache(self) -> BaselineCache:
         """The folder."""
-        return BaselineCache(Path(self.hello.cache_root))
+        return BaselineCache(Path(self.session_config.cache_root))
 
     def find(self, job: JobContext, plan: MeasurePlan) -> Measured | None:
         """Return the time of a job's reference in an earlier run under the same conditions."""
-        marks = self._marks(job, plan) if self.hello.baselines == "use" else None
-        kept = self.cache.read(marks) if marks is not None else None
+        keys = self._keys(job, plan) if self.session_config.baselines == "use" else None
+        kept = self.cache.read(keys) if keys is not None else None
         if kept is None or abs((kept.sm_mhz or 0) - self.sm_mhz) > SAME_CLOCK * self.sm_mhz:
             return None
         return Measured(kept.latency_ms, kept.trials_ms, {**kept.record, "source": "cached", "taken": kept.taken})
 
     def keep(self, job: JobContext, plan: MeasurePlan, measured: Measured) -> None:
-        """Keep the time of a job's reference if nothing disturbed it and its interval is narrow; else keep nothing."""
-        marks = self._marks(job, plan)
-        if marks is None:
+        """Cache the time of a job's reference if it was undisturbed and its interval is narrow; else remove it."""
+        keys = self._keys(job, plan)
+        if keys is None:
             return
         low, high = measured.record.get("interval95_ms") or (0.0, float("inf"))
         if is_disturbed(measured) or (high - low) / 2 > KNOWN * measured.latency_ms:
-            self.cache.remove(marks)
+            self.cache.remove(keys)
             return
-        with suppress(ValidationError):  # a time of 0, say, is of no use
+        with suppress(ValidationError):  # a time of 0 is useless, for example
             kept = KeptBaseline(
-                marks=marks,
+                marks=keys,
                 sm_mhz=self.sm_mhz,
-                definition=job.block.definition.name,
+                definition=job.request.definition.name,
                 workload=job.workload.uuid,
-                hardware=self.hello.hardware,
+                hardware=self.session_config.hardware,
                 taken=utc_now(),
                 latency_ms=measured.latency_ms,
                 trials_ms=list(measured.trials),
@@ -118,17 +120,17 @@ class KeptTimes:
             )
             self.cache.write(kept)
 
-    def _marks(self, job: JobContext, plan: MeasurePlan) -> dict[str, str] | None:
-        """Return the keys of a job's baseline; None if they cannot be told."""
-        evaluator = job.block.evaluator
+    def _keys(self, job: JobContext, plan: MeasurePlan) -> dict[str, str] | None:
+        """Return the keys of a job's baseline; None if they are unknown."""
+        evaluator = job.request.evaluator
         if not evaluator.__module__.startswith(OWN_EVALUATORS):
-            return None  # its author alone knows its inputs
+            return None  # only its author knows its inputs
         stored = [source.path for source in job.workload.inputs.values() if isinstance(source, SafetensorsInput)]
         try:
-            states = {path: Path(job.order.blob_root, path).stat() for path in stored}
+            states = {path: Path(job.requested.blob_root, path).stat() for path in stored}
         except (OSError, ValueError):
             return None
-        # A file that was written anew is another one. A gigabyte is not read for that.
+        # A rewritten file counts as another file. Reading a gigabyte to compare would take too long.
         blobs = {path: [one.st_size, one.st_ino, one.st_mtime_ns, one.st_ctime_ns] for path, one in states.items()}
         definition, workload = job.key
         return {
@@ -137,19 +139,19 @@ class KeptTimes:
             "workload": workload,
             "blobs": digest_of(blobs) if blobs else "",
             "evaluator": f"{evaluator.__name__} {evaluator.revision}",
-            "settings": json.dumps({**asdict(plan), "num_trials": job.block.config.num_trials}, sort_keys=True),
+            "settings": json.dumps({**asdict(plan), "num_trials": job.request.config.num_trials}, sort_keys=True),
         }
 
 
 def is_disturbed(measured: Measured) -> bool:
-    """Tell whether something that passes has disturbed a measurement."""
+    """Return whether a temporary condition has disturbed a measurement."""
     flags = PASSING & set(measured.record.get("flags", []))
     slowed_by = set(measured.record.get("gpu", {}).get("slowed_by", []))
     return bool(flags - {"throttled"} if slowed_by and slowed_by <= OWN_DOING else flags)
 
 
 def move_to_gap(measured: Measured, gap_ns: int) -> Measured:
-    """Return a measurement with the launch gap of this run, which all its solutions have in their latencies."""
+    """Return a measurement with the launch gap of this run, which all its solutions' latencies contain."""
     record = measured.record
     if not record.get("operations") or record.get("launch_gap_ns", gap_ns) == gap_ns:
         return measured
@@ -163,30 +165,30 @@ def move_to_gap(measured: Measured, gap_ns: int) -> Measured:
 
 @dataclass
 class ReferenceTimer:
-    """Times references on one device and keeps their times."""
+    """Times references on one device, and caches their times."""
 
-    hello: Hello
+    session_config: SessionConfig
     pool: WorkerPool
     tools: SessionTools
     kept: KeptTimes | None = None
-    """Times of earlier runs; None if none are taken over."""
+    """Times of earlier runs; None if the cache is off."""
     _known: dict[BaselineKey, Measured] = field(default_factory=dict)
     _forgotten: set[BaselineKey] = field(default_factory=set)
-    """Workloads whose time was forgotten once: no time of an earlier run counts, and the next one stands."""
+    """Workloads whose time was forgotten once. Times of earlier runs do not count for them, and the next time stays."""
 
     def recall(self, job: JobContext) -> Measured | None:
-        """Return the reference's time on a job's workload in this run or an earlier one; None if there is none."""
+        """Return the reference's time on a job's workload in this run or an earlier run; None if there is none."""
         key = job.key
         if key not in self._known and self.kept is not None and key not in self._forgotten:
-            found = self.kept.find(job, plan_reference(self.hello, job.block.config))
+            found = self.kept.find(job, plan_reference(self.session_config, job.request.config))
             if found is not None:
                 self._known[key] = found
         return self._known.get(key)
 
     def forget_slow(self, key: BaselineKey) -> bool:
-        """Forget a time that was taken in a slow context, as is known since a faster one was seen; tell whether it was.
+        """Forget a time that was taken in a slow context; return whether it was. A faster context has appeared since.
 
-        The first contexts of a session may all be slow. Then a solution that is the reference would seem faster.
+        The first contexts of a session may all be slow. Then a solution equal to the reference would seem faster.
         """
         known = self._known.get(key)
         if known is None or key in self._forgotten:
@@ -205,7 +207,7 @@ class ReferenceTimer:
         Args:
             job: the job.
             input_sets: the inputs of each trial.
-            is_alone: no worker holds a solution, so that later runs may have the time, too.
+            is_alone: no worker holds a solution, so later runs can reuse the time.
 
         Raises:
             DefinitionFault: the reference fails in its worker.
@@ -216,40 +218,40 @@ class ReferenceTimer:
             if self.forget_slow(job.key):
                 known = self._known[job.key] = self._take(job, input_sets)
             if self.kept is not None and is_alone:
-                self.kept.keep(job, plan_reference(self.hello, job.block.config), known)
-        return move_to_gap(known, self.tools.readout.launch_gap_ns)
+                self.kept.keep(job, plan_reference(self.session_config, job.request.config), known)
+        return move_to_gap(known, self.tools.run_metadata.launch_gap_ns)
 
     def _take(self, job: JobContext, input_sets: list[list[Any]], *, is_retried: bool = False) -> Measured:
-        """Time the reference; once more if a signal from outside may have ended its worker."""
+        """Time the reference. Repeat once if a signal from outside may have ended its worker."""
         try:
             kernel = self._open(job)
-            kernel.call_once(input_sets[0])  # compiling at the first call is no part of a measurement
+            kernel.call_once(input_sets[0])  # compilation in the first call is no part of a measurement
             return kernel.measure(input_sets)
         except SolutionFailure as failure:
             self.pool.end_reference()
             if isinstance(failure, WorkerKilled) and not is_retried:
                 return self._take(job, input_sets, is_retried=True)
-            message = f"reference of {job.block.definition.name}, while it was timed: {failure.message}"
+            message = f"reference of {job.request.definition.name}, while it was timed: {failure.message}"
             raise DefinitionFault(message) from None
         finally:
             self.pool.tend()
 
     def _open(self, job: JobContext) -> RemoteKernel:
         """Return the reference, loaded in its worker, as a callable for a job's workload."""
-        definition, files = job.block.definition, reference_files(job.block.digest)
+        definition, files = job.request.definition, reference_files(job.request.digest)
         worker, is_fresh = self.pool.worker_for(files)
         task = KernelTask(
             input_names=list(definition.inputs),
             outputs=job.output_specs(),
-            timeout_seconds=self.hello.timeout_seconds,
-            plan=plan_reference(self.hello, job.block.config),
+            timeout_seconds=self.session_config.timeout_seconds,
+            plan=plan_reference(self.session_config, job.request.config),
             vary=job.vary_secretly(),
             may_return_inputs=True,
             is_reference=True,
         )
         kernel = RemoteKernel(worker, self.tools, task, KernelMetadata("run", definition.name, False))
         if is_fresh:
-            solution = BlockSolution(
+            solution = RequestedSolution(
                 name=f"reference of {definition.name}",
                 language="python",
                 declared_style=False,

@@ -1,9 +1,9 @@
 """The session's end of the arena: allocate it, lay tensors out in it, describe it to a worker.
 
-Inputs lie first, then outputs. Memory that replaces other memory has a new `generation`; then a worker that mapped the
-old memory is told to bind again.
+Inputs come first, then outputs. Memory that replaces other memory has a new `generation`. A worker that mapped the old
+memory must then bind again.
 
-No worker sees what another worker left there (`renew`), or what the session held in that memory before.
+No worker can read data of another worker (`renew`), or older data of the session in that memory.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ from flashinfer_bench.worker.arena import ALIGNMENT, Slot, map_memory_file
 
 SMALLEST_BYTES: Final = 1 << 20
 LARGE_BYTES: Final = 1 << 28
-"""An arena of at least this size is as large as needed. A smaller one is up to twice as large, and so grows rarely."""
+"""An arena of at least this many bytes has the needed size. A smaller arena has up to twice that size, so it grows
+rarely."""
 GROWN_SHARE: Final = 16
-"""A larger one that grows on a GPU is twice as large as before, where that is no more than the free memory divided by
-this: workloads come by size, and each that makes it grow waits for that."""
+"""A larger arena that grows on a GPU doubles, if that is at most the free memory divided by this. Workloads come by
+size, and each growth makes a job wait."""
 LARGEST_ANTEROOM_BYTES: Final = 1 << 28
-"""Only where a call needs no more than this an anteroom is made: it is held beside the arena."""
+"""Most bytes of a call for which separate memory is allocated besides the arena."""
 MOST_ANTEROOMS: Final = 4
-"""Solutions that fail in a row leave one each behind. With so many, the end of their workers is waited for."""
+"""Most separate blocks at once. Solutions that fail in succession leave one each; then the pool waits for their
+workers."""
 PAGE_BYTES: Final = 1 << 21
-"""The largest pages of a GPU. The driver may map memory whose size is no multiple of this in small pages only."""
+"""Bytes of a GPU's largest pages. The driver may use small pages for sizes that are no multiple of this."""
 
 
 def lay_out(specs: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> tuple[list[Slot], int]:
-    """Place tensors one behind the other; return their slots and the bytes needed in all."""
+    """Place tensors one after another; return their slots and the total bytes."""
     slots: list[Slot] = []
     offset = 0
     for shape, dtype in specs:
@@ -47,26 +49,26 @@ def lay_out(specs: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> tuple[list[
 
 
 def round_up(size: int) -> int:
-    """Return the size of an arena that has room for `size` bytes."""
+    """Return the size of an arena with at least `size` bytes."""
     if size < LARGE_BYTES:
         return max(SMALLEST_BYTES, 1 << (size - 1).bit_length())
     return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's elements as flat bytes, without a copy where they are contiguous."""
+    """Return a tensor's elements as flat bytes, without a copy if they are contiguous."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy, byte for byte: on a CPU `clone` makes every byte of a bool that is not 0 a 1."""
+    """Return a copy, byte for byte. On a CPU `clone` turns every nonzero byte of a bool into 1."""
     return tensor.view(torch.uint8).clone().view(torch.bool) if tensor.dtype is torch.bool else tensor.clone()
 
 
 def open_memory_file(size: int) -> int:
-    """Return the descriptor of a file that exists in memory only.
+    """Return the descriptor of a file that exists only in memory.
 
-    Nobody can make the file smaller: SIGBUS would end a process that reads what was cut off.
+    The file is sealed, so it cannot shrink. Otherwise SIGBUS would end a process that reads the missing part.
     """
     fd = os.memfd_create("flashinfer_bench_arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size)
@@ -76,7 +78,7 @@ def open_memory_file(size: int) -> int:
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory that can be shared: of a GPU by its address, of the host by a descriptor."""
+    """Memory that can be shared: GPU memory by its address, host memory by a descriptor."""
 
     block: torch.Tensor
     address: int = 0
@@ -84,10 +86,10 @@ class Memory:
 
     @classmethod
     def allocate(cls, size: int, device: torch.device) -> Memory:
-        """Return new memory, which holds nothing."""
+        """Return new memory, filled with zeros."""
         if device.type == "cuda":
             address = shared.allocate(size)
-            return cls(shared.device_bytes(address, size), address).wiped()  # the driver hands out what it was freed
+            return cls(shared.device_bytes(address, size), address).wiped()  # it may hold old data
         fd = open_memory_file(size)
         return cls(map_memory_file(fd, size), fd=fd)
 
@@ -98,7 +100,7 @@ class Memory:
         return self
 
     def free(self) -> None:
-        """Give it back; a memory file lives on in the processes that map it."""
+        """Free it. A memory file stays in the processes that map it."""
         if self.address:
             shared.free(self.address)
         if self.fd >= 0:
@@ -114,11 +116,11 @@ class SharedArena:
         self._nothing = Memory(torch.empty(0, dtype=torch.uint8, device=device))
         self._memory = self._nothing
         self._retired: list[Memory] = []
-        """Given up; workers may still map it."""
+        """Retired memory that workers may still map."""
         self._home: Memory | None = None
-        """The memory that `come_back` returns to; None while the arena lies there."""
+        """The memory to which `come_back` returns; None while the arena uses it."""
         self._anterooms: list[Memory] = []
-        """The arena lay there for a while. Workers that have not ended may map it."""
+        """Earlier separate blocks of the arena. Workers that have not ended may map them."""
 
     def __enter__(self) -> SharedArena:
         return self
@@ -133,18 +135,18 @@ class SharedArena:
 
     @property
     def size(self) -> int:
-        """Bytes of the memory that it lies in."""
+        """Bytes of the current memory."""
         return self.block.numel()
 
     @property
     def largest(self) -> int:
-        """Bytes of the memory that it lies in, or comes back to, whichever is more."""
+        """Bytes of the current memory, or of the memory to which it returns, whichever is more."""
         return max(self.size, (self._home or self._nothing).block.numel())
 
     def reserve(self, size: int) -> None:
-        """Make the arena at least `size` bytes large; what it held is lost when it has to grow.
+        """Make the arena at least `size` bytes large. If it grows, its content is lost.
 
-        The old memory stays until drop_retired: a worker may still map it.
+        The old memory stays until drop_retired, since a worker may still map it.
         """
         if size <= self.size:
             return
@@ -156,10 +158,10 @@ class SharedArena:
         self.generation += 1
 
     def renew(self) -> None:
-        """Make the arena fit for a worker that has not seen it; call it when no other worker maps it any more.
+        """Prepare the arena for a new worker. Call it when no other worker maps the arena any more.
 
-        A memory file is replaced. Device memory is wiped, which takes less time. Data that stays in its
-        place is also read as fast as before.
+        A memory file is replaced. Device memory is wiped, which takes less time. Data at an unchanged address is also
+        read as fast as before.
         """
         if self.device.type == "cpu":
             self._retire()
@@ -168,18 +170,18 @@ class SharedArena:
 
     @property
     def is_aside(self) -> bool:
-        """Whether it lies in an anteroom."""
+        """Whether the arena uses a separate block."""
         return self._home is not None
 
     def may_step_aside(self, size: int) -> bool:
-        """Tell whether there is room for `step_aside`, if a worker's first calls need this many bytes."""
+        """Return whether `step_aside` is possible, if a worker's first calls need this many bytes."""
         return size <= LARGEST_ANTEROOM_BYTES and len(self._anterooms) < MOST_ANTEROOMS
 
     def step_aside(self) -> None:
-        """Lie in other device memory until `come_back`: earlier workers, which have not ended, map the present one.
+        """Use other device memory until `come_back`, since earlier workers that have not ended map the present memory.
 
-        So a worker's first calls need not wait for their end. Timed calls are to have the same memory in all workers:
-        where data lies has a part in how fast it is read.
+        So a worker's first calls need not wait for their end. Timed calls should use the same memory in all workers,
+        because the location of data affects the read speed.
         """
         if self._home is not None:
             self._anterooms.append(self._memory)
@@ -188,7 +190,7 @@ class SharedArena:
         self._memory = self._nothing
 
     def come_back(self) -> None:
-        """Lie where the arena lay before `step_aside`, wiped; call it when all earlier workers have ended."""
+        """Return to the memory before `step_aside`, wiped. Call it when all earlier workers have ended."""
         if self._home is None:
             return
         for memory in self._anterooms:
@@ -198,19 +200,19 @@ class SharedArena:
         self.generation += 1
 
     def drop_retired(self) -> None:
-        """Free the memory that was given up; call it when no worker maps that any more."""
+        """Free the retired memory. Call it when no worker maps it any more."""
         for memory in self._retired:
             memory.free()
         self._retired.clear()
 
     def release(self) -> None:
-        """Give all memory back."""
+        """Free all memory."""
         for memory in (*self._retired, *self._anterooms, self._home or self._nothing, self._memory):
             memory.free()
         self._retired, self._anterooms, self._home, self._memory = [], [], None, self._nothing
 
     def describe(self) -> tuple[dict[str, Any], list[int]]:
-        """Return the fields of a bind request and the descriptors that go with it."""
+        """Return the fields of a bind request, and its descriptors."""
         if self.device.type == "cpu":
             return {"kind": "memfd", "size": self.size}, [self._memory.fd]
         handle = base64.b64encode(shared.export_handle(self._memory.address)).decode()

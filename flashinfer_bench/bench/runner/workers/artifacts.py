@@ -1,4 +1,4 @@
-"""The files that a worker loads: the artifact as it was built, which is checked once more right before."""
+"""The files that a worker loads: the built artifact, which is checked again just before."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashinfer_bench.bench.runner.protocol import BlockSolution
+from flashinfer_bench.bench.runner.protocol import RequestedSolution
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.building import write_files
-from flashinfer_bench.compile.cache import find_change, find_stranger, name_jit_folder
+from flashinfer_bench.compile.cache import find_change, find_unlisted, name_jit_folder
 from flashinfer_bench.errors import BuildFault
 from flashinfer_bench.worker.protocol import Signature
 
 if TYPE_CHECKING:
     from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
     from flashinfer_bench.bench.runner.workers.pool import WorkerPool
-    from flashinfer_bench.bench.runner.workers.process import Meanwhile
+    from flashinfer_bench.bench.runner.workers.worker_handle import Meanwhile
 
 
-def find_artifact(solution: BlockSolution, make_folder: Callable[[], Path], *, anew: bool = False) -> Artifact:
-    """Return a solution's artifact. If somebody changed it, write its sources into a new folder.
+def find_artifact(solution: RequestedSolution, make_folder: Callable[[], Path], *, anew: bool = False) -> Artifact:
+    """Return a solution's artifact. If its files were changed, write its sources into a new folder.
 
     Args:
-        solution: built.
-        make_folder: gives a new, empty folder.
-        anew: write its sources in any case: the worker does not reach the artifact.
+        solution: the built solution.
+        make_folder: returns a new, empty folder.
+        anew: write its sources in any case, because the worker cannot reach the artifact.
 
     Raises:
-        BuildFault: it was changed, and only a compiler could make it again.
+        BuildFault: it was changed, and only a compiler can restore it.
     """
     directory, problem = Path(solution.directory or ""), None
     anew = anew or not solution.directory
     if not (solution.sources and anew):
         problem = find_change(directory, solution.files)
         if solution.sources:
-            problem = problem or find_stranger(directory, solution.sources)
+            problem = problem or find_unlisted(directory, solution.sources)
         elif problem is not None:
             message = f"the artifact of {solution.name} was changed while the run used it: {problem} ({directory})"
             raise BuildFault(message)
@@ -47,15 +47,15 @@ def find_artifact(solution: BlockSolution, make_folder: Callable[[], Path], *, a
 
 
 def load_solution(
-    kernel: RemoteKernel, pool: WorkerPool, solution: BlockSolution, meanwhile: Meanwhile | None = None
+    kernel: RemoteKernel, pool: WorkerPool, solution: RequestedSolution, meanwhile: Meanwhile | None = None
 ) -> Signature | None:
     """Have a kernel's fresh worker import a solution or a reference; return the signature of its entry function.
 
     Args:
-        kernel: of the solution.
-        pool: handed out its worker.
+        kernel: the kernel of the solution.
+        pool: the pool that has its worker.
         solution: the solution.
-        meanwhile: called while it imports.
+        meanwhile: called during the import.
 
     Raises:
         BuildFault: its artifact was changed.
@@ -71,6 +71,6 @@ def load_solution(
     return kernel.load(policies.hand_over(artifact, worker.given), environment, meanwhile)
 
 
-def place_of(artifact: Artifact) -> dict[str, str]:
-    """Return how a worker is told where an artifact lies and how it is loaded."""
+def location_of(artifact: Artifact) -> dict[str, str]:
+    """Return the location of an artifact and its kind, as fields of a `load` request."""
     return {name: str(getattr(artifact, name)) for name in ("directory", "entry", "symbol", "kind")}

@@ -1,8 +1,8 @@
-"""How a solution is called: with inputs alone, and it returns the outputs ("value"), or with outputs to fill ("dps").
+"""How a solution is called: with inputs only, returning outputs ("value"), or with outputs to fill ("dps").
 
-A solution may declare it. Else its signature tells it; where that takes any number of arguments, the names of its
-parameters do. Where nothing tells, it is called once with its inputs alone. Either way its
-outputs are judged alike, so nothing is trusted here.
+A solution can declare its style. Otherwise its signature decides. If it takes any number of arguments, the names of its
+parameters decide. If these are unknown, it is called once with its inputs only. Its outputs are judged in the same way
+for both styles, so no trust is needed here.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from flashinfer_bench.worker.protocol import Returned, Signature, Style
 DECLARED: Final = "the solution's spec"
 FORMAT_DEFAULT: Final = "the format's default"
 NOTHING: Final = "builtins.NoneType"
-"""The type of None, as a worker tells it."""
+"""The type of None in a worker's report."""
 
 
 @dataclass(frozen=True)
 class CallingStyle:
-    """A calling style, and how it was found out."""
+    """A calling style, and how it was found."""
 
     style: Style
     told_by: str
-    """Who or what told it, for the trace."""
+    """Source of the style, for the trace."""
     is_settled: bool = True
-    """False where nothing told it: a call has to show it (`RemoteKernel.settle_style`)."""
+    """False if the style is unknown and a call must show it (`RemoteKernel.settle_style`)."""
 
     @property
     def is_dps(self) -> bool:
@@ -36,7 +36,7 @@ class CallingStyle:
         return self.style == "dps"
 
     def to_note(self) -> dict[str, str] | None:
-        """Return it for a trace; None where the solution declares it."""
+        """Return the style for a trace; None if the solution declares it."""
         return None if self.told_by == DECLARED else {"style": self.style, "told_by": self.told_by}
 
 
@@ -48,17 +48,17 @@ def choose_style(
     declared: bool | None,
     is_python: bool,
 ) -> CallingStyle:
-    """Return how a solution is called, as far as that can be told without calling it.
+    """Return how a solution is called, as far as this is known without a call.
 
-    Where it declares nothing and both styles fit, the parameters after the inputs have defaults, such as `eps=1e-6`.
-    Then they are no outputs.
+    If it declares no style and both styles fit, the parameters after the inputs have defaults, such as `eps=1e-6`. Then
+    they are no outputs.
 
     Args:
-        signature: the entry function's; None where nobody can tell it.
-        inputs: the definition's names.
-        outputs: the definition's names.
-        declared: `destination_passing_style`; None where the solution does not say.
-        is_python: the entry function is no compiled one. Of these the format's default holds where nothing is known.
+        signature: signature of the entry function; None if it is unknown.
+        inputs: names of the definition's inputs.
+        outputs: names of the definition's outputs.
+        declared: `destination_passing_style`; None if the solution does not declare it.
+        is_python: the entry function is not compiled. A compiled function of unknown style gets the format's default.
 
     Raises:
         SolutionFailure: COMPILE_ERROR; the entry function cannot be called in this style. The message shows both
@@ -94,7 +94,7 @@ def _find_open_style(signature: Signature | None, inputs: list[str], outputs: li
 
 
 def settled_by(returned: Sequence[Returned], outputs: Sequence[str]) -> CallingStyle:
-    """Return the style that a call with the inputs alone shows."""
+    """Return the style shown by a call with the inputs only."""
     if outputs and [value.type for value in returned] == [NOTHING]:
         return CallingStyle("dps", "a call with its inputs alone returned nothing")
     return CallingStyle("value", "a call with its inputs alone returned a value")

@@ -1,6 +1,6 @@
-"""What a solution claims to have returned, compared with the definition.
+"""Compares a solution's reported return values with the definition.
 
-Pure. A claim that does not fit raises a SolutionFailure with its status.
+Pure. A report that does not fit raises a SolutionFailure with its status.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Status = Literal["INCORRECT_SHAPE", "INCORRECT_DTYPE"]
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """What the definition says of one output, its axes bound."""
+    """One output of the definition, with the workload's axes."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,10 +35,10 @@ class OutputSpec:
 
 
 def check_returned(returned: list[Returned], outputs: list[OutputSpec], device_type: str) -> None:
-    """Compare what a value-returning solution returned with the definition: count, then shapes, then dtypes.
+    """Compare the values of a value-returning solution with the definition: count, then shapes, then dtypes.
 
     Raises:
-        SolutionFailure: with the status of the first that does not fit.
+        SolutionFailure: with the status of the first mismatch.
     """
     if len(returned) != len(outputs):
         names = ", ".join(output.name for output in outputs)
@@ -57,7 +57,7 @@ def check_returned(returned: list[Returned], outputs: list[OutputSpec], device_t
 
 
 def check_memory(returned: list[Returned], outputs: list[OutputSpec]) -> None:
-    """Raise SolutionFailure where an output lies in the memory of an input, and must not."""
+    """Raise SolutionFailure if an output wrongly uses the memory of an input."""
     for value, output in zip(returned, outputs, strict=False):
         if value.is_input:
             raise SolutionFailure(
@@ -68,7 +68,7 @@ def check_memory(returned: list[Returned], outputs: list[OutputSpec]) -> None:
 
 
 def _list_misfits(value: Returned, output: OutputSpec, device_type: str) -> Iterator[tuple[Status, str]]:
-    """Give each way in which a returned value is not the output of the definition."""
+    """Yield each mismatch between a returned value and the definition's output."""
     name, shape, dtype = f"output {output.name!r}", list(output.shape), str(output.dtype).removeprefix("torch.")
     if value.type == NOTHING:
         hint = "return it, or set destination_passing_style to true and write into it"

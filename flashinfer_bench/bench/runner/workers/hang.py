@@ -1,8 +1,8 @@
-"""Finds out whether a call hangs, and where: by the worker's Python stack, its child processes and what it compiles.
+"""Finds out whether and where a call hangs, by the worker's Python stack, its child processes and its compilers' files.
 
-A first call may compile for a minute. It hangs if for some seconds no child process ran, no file of a compiler changed,
-and the stack stayed in the solution's own code. The stack is the worker's word: a false one costs its solution only the
-time that it is given.
+A first call may compile for a minute. It hangs if for some seconds no child process ran, no compiler file changed, and
+the stack stayed in the solution's own code. The stack is reported by the worker. A forged stack costs only the
+solution's own time.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from flashinfer_bench.bench.runner.workers.process import WorkerProcess
+from flashinfer_bench.bench.runner.workers.worker_handle import WorkerProcess
 from flashinfer_bench.sandbox.process_tree import cpu_ticks, descendants
 from flashinfer_bench.worker.protocol import STACK_FILE
 
 CHECK_S: Final = 0.5
 """Seconds between two checks of a first call."""
 MOST_FILES: Final = 20_000
-"""Files of compilers that are looked at; a folder with more changes in its newest ones, too."""
+"""Most files of compilers that are checked. The newest files of a folder show its changes."""
 MOST_FRAMES: Final = 12
 OURS: Final = re.compile(r"/flashinfer_bench/worker/")
 WAITS_FOR_GPU: Final = re.compile(r"/torch/cuda/(__init__|streams)\.py$")
-"""Files of torch in which a call waits for a GPU: whoever called them waits."""
+"""Files of torch in which a call waits for a GPU. Then the caller is the waiting function."""
 
 
 class StackFrame(NamedTuple):
@@ -48,7 +48,7 @@ class CallWatch:
 
     Args:
         worker: makes the calls.
-        quiet_s: seconds after which a first call hangs that does nothing but run its own code.
+        quiet_s: seconds after which a first call hangs if it only runs its own code.
     """
 
     worker: WorkerProcess
@@ -60,11 +60,11 @@ class CallWatch:
     _quiet_since_s: float = field(default_factory=time.monotonic)
 
     def begin(self) -> None:
-        """Begin with a call."""
+        """Start watching a call."""
         self._checked_s = self._quiet_since_s = time.monotonic()
 
     def is_stuck(self) -> bool:
-        """Tell whether the call that is running has done nothing but run its own code for `quiet_s` seconds."""
+        """Return whether the running call has only run its own code for `quiet_s` seconds."""
         now = time.monotonic()
         if now < self._checked_s + CHECK_S:
             return False
@@ -77,7 +77,7 @@ class CallWatch:
         return now - self._quiet_since_s >= self.quiet_s
 
     def find_stack(self) -> list[str]:
-        """Return where the worker is, the innermost first: whether it waits for the GPU, and the solution's frames."""
+        """Return the solution's frames, innermost first, and before them whether the worker waits for the GPU."""
         stack = read_stack(self.worker)
         waits = ["waiting for the GPU"] if stack and WAITS_FOR_GPU.search(stack[0].file) else []
         frames = [frame for frame in stack if frame.file.startswith(self._own)]
@@ -94,7 +94,7 @@ class CallWatch:
         return innermost is not None and bool(innermost.file.startswith(self._own) or OURS.search(innermost.file))
 
     def _read_state(self) -> tuple[Any, Any]:
-        """Return what changes while something is compiled: the work of child processes, and files of compilers."""
+        """Return the state that changes during compilation: work of child processes, and files of compilers."""
         root = self.worker.supervisor_pid
         children = [pid for pid in descendants(root) if pid != self.worker.pid] if root is not None else []
         files = islice(_files_below(self.worker.compiles_to), MOST_FILES)
@@ -102,7 +102,7 @@ class CallWatch:
 
 
 def read_stack(worker: WorkerProcess) -> list[StackFrame]:
-    """Return the Python stack of a worker's main thread, the innermost frame first; empty if it does not tell it."""
+    """Return the Python stack of a worker's main thread, innermost frame first; empty if it is not reported."""
     found: list[StackFrame] = []
     is_current = False
     for line in worker.read_stack().splitlines():
@@ -114,7 +114,7 @@ def read_stack(worker: WorkerProcess) -> list[StackFrame]:
 
 
 def _files_below(folders: Iterable[Path]) -> Iterable[int]:
-    """Yield when each folder and file below some folders was changed, in nanoseconds."""
+    """Yield the modification time of each folder and file below some folders, in nanoseconds."""
     for folder in folders:
         for root, _, files in os.walk(folder):
             for name in (".", *files):

@@ -1,8 +1,8 @@
-"""The solution as the judge sees it: a callable whose code runs in another process. `measuring.py` times it.
+"""The solution as the judge calls it: a callable whose code runs in another process. `measuring.py` times it.
 
-A call writes the inputs into a place of the arena, poisons its output slots, has the worker make the call, checks its
-claims of what it returned against the definition, and returns the content of the slots, which the session owns.
-Whatever goes wrong on the other side becomes a SolutionFailure that carries its status.
+A call writes the inputs into buffers of the arena, fills the output slots with a sentinel, and has the worker make the
+call. It checks the reported outputs against the definition, and returns copies of the output slots. Each error in the
+worker becomes a SolutionFailure with its status.
 """
 
 from __future__ import annotations
@@ -19,18 +19,24 @@ from flashinfer_bench.base.wire import WireError
 from flashinfer_bench.bench.evaluators.inputs.fills import WORD
 from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
 from flashinfer_bench.bench.runner.workers.arena import as_bytes, copy_of
-from flashinfer_bench.bench.runner.workers.artifacts import place_of
+from flashinfer_bench.bench.runner.workers.artifacts import location_of
 from flashinfer_bench.bench.runner.workers.calling_style import FORMAT_DEFAULT, CallingStyle, settled_by
 from flashinfer_bench.bench.runner.workers.claims import check_memory, check_returned
 from flashinfer_bench.bench.runner.workers.hang import CallWatch
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, SessionTools
 from flashinfer_bench.bench.runner.workers.measuring import Measuring
-from flashinfer_bench.bench.runner.workers.process import Meanwhile, WorkerExit, WorkerGone, WorkerLate, WorkerProcess
-from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, describe_inputs
+from flashinfer_bench.bench.runner.workers.timed.call_buffers import CallBuffers, describe_inputs
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall
 from flashinfer_bench.bench.runner.workers.timed.timed_calls import Inspected, ReadCall
+from flashinfer_bench.bench.runner.workers.worker_handle import (
+    Meanwhile,
+    WorkerExit,
+    WorkerGone,
+    WorkerLate,
+    WorkerProcess,
+)
 from flashinfer_bench.compile import Artifact
-from flashinfer_bench.compile.diagnostics import lead_with_error
+from flashinfer_bench.compile.diagnostics import put_error_first
 from flashinfer_bench.errors import RanOut, SolutionFailure
 from flashinfer_bench.timing.measurement import Measured
 from flashinfer_bench.worker.protocol import (
@@ -45,22 +51,22 @@ from flashinfer_bench.worker.protocol import (
 )
 
 CALLING: Final = ("calls", "burst", "relay")
-"""Requests that run the solution: if one raises, its worker may do the solution's next job."""
+"""Requests that run the solution. If the solution raises, its worker can serve its next job."""
 REASON_CHARS: Final = 200
-"""Most characters of an exception's message in the first line of an error: tables show no longer line."""
+"""Most characters of an exception's message in the first line of an error. Tables do not show a longer line."""
 TIMES_REFERENCE, TIMES_SLOWEST = 50, 10
-"""A call may take this many times the reference's, and this many times the slowest before, whatever its limit is."""
+"""Allowed multiples of the reference's time and of the slowest call so far, if they exceed the call's limit."""
 QUICK_REQUEST_S: Final = 0.1
-"""If a request of some calls takes less, the next one may have twice as many."""
+"""If a request of some calls takes fewer seconds, the next request may have twice as many calls."""
 
 Answer = TypeVar("Answer", bound=Claim)
 
 
 class WorkerKilled(SolutionFailure):
-    """A signal ended the solution's worker that may have come from outside; another worker may tell.
+    """A signal, possibly from outside, ended the solution's worker. Another worker can show whether it was.
 
     Attributes:
-        what: what the worker was asked for.
+        what: what the worker was doing.
         ended: how the worker ended.
     """
 
@@ -75,9 +81,9 @@ class RemoteKernel:
 
     Args:
         worker: a worker that is ready.
-        tools: the session's.
+        tools: the session's tools.
         task: the work.
-        metadata: the solution's names; its style is set when it is loaded.
+        metadata: the solution's names. Its style is set when the solution is loaded.
     """
 
     def __init__(self, worker: WorkerProcess, tools: SessionTools, task: KernelTask, metadata: KernelMetadata) -> None:
@@ -86,26 +92,26 @@ class RemoteKernel:
         self.tools = tools
         self.task = task
         self.left_s = task.timeout_seconds
-        """Seconds of the solution's time that are left."""
+        """Remaining seconds of the solution's time."""
         self.reads: list[list[ReadCall]] = []
-        """The timed calls that are to be compared, a list for each trial."""
+        """The timed calls to compare: a list for each trial."""
         self.stress_calls: list[StressCall] = []
         """Calls on inputs of stress cases."""
         self._style = CallingStyle("dps" if metadata.destination_passing_style else "value", FORMAT_DEFAULT)
         self._arena = tools.arena
         self._has_called = False
-        """A call of this job has ended: the first one may compile."""
+        """A call of this job has ended. Only the first call may compile."""
         self._first_s = self._slowest_s = 0.0
-        """Seconds of the first call, without compiling, and of the slowest one after it."""
+        """Seconds of the first call without compilation, and of the slowest later call."""
         self._watch = CallWatch(worker, task.call_timeout_seconds or inf)
-        self._places: CallPlaces | None = None
+        self._buffers: CallBuffers | None = None
         self._measuring: Measuring | None = None
         self._laid_out = False
-        """The worker knows the places."""
+        """The worker knows the buffers."""
 
     @property
     def calling_style(self) -> CallingStyle:
-        """How the solution is called, and how that was found out."""
+        """How the solution is called, and how this was found."""
         return self._style
 
     @calling_style.setter
@@ -120,7 +126,7 @@ class RemoteKernel:
 
     @property
     def is_meaningful(self) -> bool:
-        """Whether its times say anything."""
+        """Whether its times have a meaning."""
         return self.task.plan.metadata is None
 
     def load(
@@ -129,17 +135,17 @@ class RemoteKernel:
         """Have the worker import the solution; return its entry function's signature.
 
         Args:
-            artifact: what the build left.
-            environment: variables that the worker sets first.
-            meanwhile: called while it imports.
+            artifact: the artifact of the build.
+            environment: variables that the worker sets before the import.
+            meanwhile: called during the import.
 
         Raises:
             SolutionFailure: COMPILE_ERROR if the import fails, TIMEOUT if it does not end.
-            WorkerKilled: a signal ended the worker that may have come from outside.
+            WorkerKilled: a signal, possibly from outside, ended the worker.
         """
         self.worker.solution_folder = artifact.directory
         try:
-            fields = {**place_of(artifact), "environment": dict(environment), "meanwhile": meanwhile}
+            fields = {**location_of(artifact), "environment": dict(environment), "meanwhile": meanwhile}
             loaded = self.ask("load", Loaded, "the import", **fields)
         except WorkerKilled:
             raise
@@ -151,12 +157,12 @@ class RemoteKernel:
         return loaded.signature
 
     def settle_style(self, inputs: Sequence[Any]) -> None:
-        """Find out how the solution is called, if nothing has told it yet: by a call with its inputs alone.
+        """Find out how the solution is called, if it is still unknown: call it with its inputs alone.
 
-        If that call raises, outputs are passed in as well.
+        If that call raises, call it with outputs as well.
 
         Raises:
-            SolutionFailure: both calls failed, or the first one did otherwise than by raising.
+            SolutionFailure: both calls failed, or the first call failed without an exception.
         """
         if self._style.is_settled:
             return
@@ -179,13 +185,13 @@ class RemoteKernel:
         """Call the solution once on copies of the inputs.
 
         Args:
-            *args: the definition's inputs in order; outputs to be filled may follow.
+            *args: the definition's inputs in order; outputs to fill can follow.
 
         Returns:
             One tensor per output of the definition, in its order.
 
         Raises:
-            SolutionFailure: it failed, or what it returned has the wrong count, shape or dtype.
+            SolutionFailure: it failed, or its outputs have the wrong count, shape or dtype.
         """
         count = len(self.task.input_names)
         inputs, given = list(args[:count]), list(args[count:])
@@ -203,9 +209,9 @@ class RemoteKernel:
         return self._take_calls(inputs, 1)[0]
 
     def call_repeatedly(self, inputs: Sequence[Any], count: int) -> Iterator[list[torch.Tensor]]:
-        """Make so many calls, each on a copy of the same inputs, and yield the outputs of each.
+        """Make `count` calls, each on a copy of the same inputs, and yield the outputs of each.
 
-        The first one is made alone, so that a fault shows at once. Quick ones share a request then, since a request
+        The first call is made alone, so that a fault shows at once. Later quick calls share a request, since a request
         takes a millisecond.
         """
         at_once = 1
@@ -215,46 +221,46 @@ class RemoteKernel:
             at_once = 2 * len(made) if time.monotonic() - start < QUICK_REQUEST_S else 1
             count -= len(made)
             yield from made
-            if at_once > 1 and count and self._arena.is_aside:  # there is room for one call only
-                self.tools.quiesce()
+            if at_once > 1 and count and self._arena.is_aside:  # only one call fits
+                self.tools.await_quiet()
                 self._arena.come_back()
 
-    def _make_calls(self, inputs: Sequence[Any], count: int = 1) -> tuple[CallPlaces, list[list[Returned]]]:
-        """Make calls on copies of the same inputs, at most one in each place; return their places and claims."""
+    def _make_calls(self, inputs: Sequence[Any], count: int = 1) -> tuple[CallBuffers, list[list[Returned]]]:
+        """Make calls on copies of the same inputs, at most one in each buffer; return the buffers and the reports."""
         measuring = self._measuring if self._arena.device.type == "cuda" else None
         ahead = None if measuring is None else measuring.make_ahead
-        places = self.lay_out(inputs, 1 if self._arena.is_aside else None, ahead)
-        indices, writer = list(range(min(count, len(places)))), open_writer(self._arena.device)
+        buffers = self.lay_out(inputs, 1 if self._arena.is_aside else None, ahead)
+        indices, writer = list(range(min(count, len(buffers)))), open_writer(self._arena.device)
         for index in indices:
-            for value, slot in zip(inputs, places.inputs(index), strict=True):
+            for value, slot in zip(inputs, buffers.inputs(index), strict=True):
                 if slot is not None:
                     as_bytes(slot).copy_(as_bytes(value))
-        places.poison(indices, writer)
+        buffers.fill_outputs(indices, writer)
         writer.finish()
-        places.synchronize()
+        buffers.synchronize()
         fields: dict[str, Any] = {"indices": indices, "lead": None, "replay": False}
         if self.worker.has_setup:
             self.ask("calls", Called, "setup", part="setup", **fields)
         reported = self.ask("calls", Called, "the call", part="run", meanwhile=ahead, **fields).returned or []
-        return places, reported if len(reported) == len(indices) else [[] for _ in indices]
+        return buffers, reported if len(reported) == len(indices) else [[] for _ in indices]
 
     def _take_calls(self, inputs: Sequence[Any], count: int) -> list[list[torch.Tensor]]:
-        """Make calls on copies of the same inputs in one request; check what they left, and return their outputs."""
-        places, reported = self._make_calls(inputs, count)
-        outputs = [[copy_of(output) for output in places.outputs(index)] for index in range(len(reported))]
+        """Make calls on copies of the same inputs in one request; check the reports, and return the outputs."""
+        buffers, reported = self._make_calls(inputs, count)
+        outputs = [[copy_of(output) for output in buffers.outputs(index)] for index in range(len(reported))]
         if self.style == "value" and self.task.outputs:
             for returned in reported:
                 try:
                     check_returned(returned, self.task.outputs, self._arena.device.type)
                 except SolutionFailure as failure:
                     raise SolutionFailure(failure.status, failure.message, is_answer=True) from None
-        self.check_inputs([(inputs, places.inputs(index)) for index in range(len(reported))])
+        self.check_inputs([(inputs, buffers.inputs(index)) for index in range(len(reported))])
         for returned in reported:
             check_memory(returned, self.task.outputs)
         return outputs
 
     def check_inputs(self, calls: Sequence[Inspected]) -> None:
-        """Raise SolutionFailure if one of some calls has changed its inputs; all are compared with one wait."""
+        """Raise SolutionFailure if one of several calls has changed its inputs. It waits for the device once."""
         if self.task.is_reference:
             return
         checked = [
@@ -274,20 +280,22 @@ class RemoteKernel:
                     "(clone what the kernel works on in place)",
                 )
 
-    def lay_out(self, inputs: Sequence[Any], most: int | None = None, meanwhile: Meanwhile | None = None) -> CallPlaces:
-        """Return the places of calls with inputs of these shapes; the worker knows them.
+    def lay_out(
+        self, inputs: Sequence[Any], most: int | None = None, meanwhile: Meanwhile | None = None
+    ) -> CallBuffers:
+        """Return the buffers for calls with inputs of these shapes, after the worker has mapped them.
 
         Args:
-            inputs: those of a call.
-            most: most places; None for as many as timed calls take.
-            meanwhile: called while the worker lays them out.
+            inputs: the inputs of a call.
+            most: most buffers; None for the number of buffers of timed calls.
+            meanwhile: called while the worker maps them.
         """
-        places, arena = self._places, self._arena
-        if places is None or (places.signature, places.generation) != (
+        buffers, arena = self._buffers, self._arena
+        if buffers is None or (buffers.signature, buffers.generation) != (
             (most, *describe_inputs(inputs)),
             arena.generation,
         ):
-            places = self._places = CallPlaces(arena, inputs, self.task.outputs, most)
+            buffers = self._buffers = CallBuffers(arena, inputs, self.task.outputs, most)
             self._laid_out = False
         memory = arena, arena.generation
         if self.worker.mapped != memory:
@@ -296,26 +304,26 @@ class RemoteKernel:
             arena.drop_retired()
             self.worker.mapped, self._laid_out = memory, False
         if not self._laid_out:
-            where = places.describe(self.task.input_names, inputs)
+            where = buffers.describe(self.task.input_names, inputs)
             names = [output.name for output in self.task.outputs]
             fields = {"style": self.style, "may_return_inputs": self.task.may_return_inputs, "outputs": names, **where}
             self.ask("lay_out", Claim, "mapping its memory", meanwhile=meanwhile, **fields)
             self._laid_out = True
-        return places
+        return buffers
 
-    def forget_places(self) -> None:
-        """Have calls laid out anew: a worker keeps a chain's board until then."""
+    def forget_buffers(self) -> None:
+        """Have the calls laid out again. A worker keeps the control block of a chain until then."""
         self._laid_out = False
 
     def measure(self, input_sets: list[list[Any]]) -> Measured:
-        """Time the solution, one trial per set of inputs; each call gets content of its own.
+        """Time the solution, one trial per set of inputs. Each call gets its own content.
 
-        Trials end at the first set whose shapes or single values are not those of the first one.
+        Trials end at the first set whose shapes or scalars differ from the first set.
 
         Raises:
-            SolutionFailure: it failed, or its worker claims readings that the session's own clock rules out.
+            SolutionFailure: it failed, or the session's own clock contradicts the samples of its worker.
         """
-        self.tools.quiesce()
+        self.tools.await_quiet()
         self._arena.come_back()
         measuring, self._measuring = self._measuring, None
         if measuring is None or measuring.input_sets is not input_sets:
@@ -323,25 +331,25 @@ class RemoteKernel:
         return measuring.run()
 
     def expect(self, input_sets: list[list[Any]]) -> None:
-        """Prepare the measurement on these inputs, beside the calls that come before it."""
+        """Prepare the measurement on these inputs, while earlier calls run."""
         self._measuring = Measuring(self, input_sets)
 
     def planned_stress(self) -> list[str]:
-        """Return the stress cases that the job would have if its calls and the reference were quick."""
+        """Return the stress cases of the job, assuming that its calls and the reference are quick."""
         stress = self.task.stress
         return stress.names if stress is not None and self.is_meaningful else []
 
-    def ask(self, verb: str, expected: type[Answer], what: str, **fields: Any) -> Answer:
-        """Ask the worker within what is left of the solution's time; translate what goes wrong."""
+    def ask(self, method: str, expected: type[Answer], what: str, **fields: Any) -> Answer:
+        """Ask the worker within the remaining time of the solution; turn errors into solution failures."""
         count = fields.get("first", len(fields.get("indices", ())))
-        limit_s, is_first, start = self._limit_s(verb, count), not self._has_called, time.monotonic()
-        if is_first and self.task.call_timeout_seconds is not None and verb in (*CALLING, "load"):
+        limit_s, is_first, start = self._limit_s(method, count), not self._has_called, time.monotonic()
+        if is_first and self.task.call_timeout_seconds is not None and method in (*CALLING, "load"):
             self._watch.begin()
             fields["is_stuck"] = self._watch.is_stuck
         try:
-            answer = self.worker.ask(verb, expected, limit_s, **fields)
+            answer = self.worker.ask(method, expected, limit_s, **fields)
         except WorkerLate:
-            raise self._describe_hang(verb, what, count, time.monotonic() - start, limit_s) from None
+            raise self._describe_hang(method, what, count, time.monotonic() - start, limit_s) from None
         except WorkerGone as gone:
             if gone.ended is not None and self.worker.was_killed(gone.ended):
                 raise WorkerKilled(what, gone.ended) from None
@@ -353,9 +361,9 @@ class RemoteKernel:
             self.left_s -= time.monotonic() - start
         if isinstance(answer, Failed):
             said = answer.error
-            message = lead_with_error(f"{_describe(said, what)}\n{said.traceback}".rstrip())
-            raise SolutionFailure("RUNTIME_ERROR", message, is_answer=verb in CALLING)
-        if verb in CALLING and fields.get("part") != "setup":
+            message = put_error_first(f"{_describe(said, what)}\n{said.traceback}".rstrip())
+            raise SolutionFailure("RUNTIME_ERROR", message, is_answer=method in CALLING)
+        if method in CALLING and fields.get("part") != "setup":
             took_s = (time.monotonic() - start) / max(1, count)
             if is_first:
                 self._first_s = max(0.0, took_s - self._watch.compiling_s)
@@ -364,19 +372,19 @@ class RemoteKernel:
             self._has_called = True
         return answer
 
-    def _limit_s(self, verb: str, count: int) -> float:
-        """Return the seconds that a request of some calls may take."""
+    def _limit_s(self, method: str, count: int) -> float:
+        """Return the limit in seconds of a request with this many calls."""
         left_s, limit_s = max(0.0, self.left_s), self.task.call_timeout_seconds
-        if limit_s is None or verb not in CALLING or not self._has_called:
+        if limit_s is None or method not in CALLING or not self._has_called:
             return left_s
         call_s = max(TIMES_REFERENCE * self.task.reference_s, self._first_s, TIMES_SLOWEST * self._slowest_s)
         return min(left_s, max(limit_s, count * call_s))
 
-    def _describe_hang(self, verb: str, what: str, count: int, took_s: float, limit_s: float) -> SolutionFailure:
+    def _describe_hang(self, method: str, what: str, count: int, took_s: float, limit_s: float) -> SolutionFailure:
         """Return the failure of a request that ran out of time, with its limit and the solution's stack."""
         is_stuck, is_total = took_s < limit_s, limit_s >= self.left_s
         limit_s = self._watch.quiet_s if is_stuck else self.task.timeout_seconds if is_total else limit_s
-        part = "later call" if self._has_called else "import" if verb == "load" else "first call"
+        part = "later call" if self._has_called else "import" if method == "load" else "first call"
         stack, compiling_s = self._watch.find_stack(), round(self._watch.compiling_s, 1)
         reason = f"{what} was still running after {limit_s:g} s"
         if is_stuck:
@@ -384,22 +392,22 @@ class RemoteKernel:
         elif compiling_s:
             reason += f" ({compiling_s:g} s of compiling)"
         lines = [", ".join([reason, *stack[:1]]), *(f"  {frame}" for frame in stack[1:])]
-        is_one = count <= 1 or not is_total  # of many calls none may be endless
-        is_own = verb != "load" and (is_stuck or not is_total or took_s >= limit_s / 2)
+        is_one = count <= 1 or not is_total  # in a request of many calls no single call may be endless
+        is_own = method != "load" and (is_stuck or not is_total or took_s >= limit_s / 2)
         ran_out: RanOut = "call" if is_stuck or (self._has_called and is_one) else "first call"
         found = {"part": part, "limit_s": limit_s, "compiling_s": compiling_s, "stack": stack}
         return SolutionFailure("TIMEOUT", "\n".join(lines), ran_out=ran_out if is_own else None, timeout=found)
 
 
 def do_differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return whether bytes differ, without a wait for the device; they are compared in words if they are such."""
+    """Return whether bytes differ, without waiting for the device. Aligned bytes are compared as words."""
     if not any(number % WORD for value in (one, other) for number in (value.numel(), value.storage_offset())):
         one, other = one.view(torch.int64), other.view(torch.int64)
     return (one != other).any()
 
 
 def _describe(said: WorkerError, what: str) -> str:
-    """Return what was raised: the first line has the location as well, and is short enough to be shown whole."""
+    """Return the exception's message. Its first line also has the location, and is short enough for tables."""
     first, _, rest = said.message.strip().partition("\n")
     if len(first) > REASON_CHARS:
         first, rest = f"{first[:REASON_CHARS]}…", said.message

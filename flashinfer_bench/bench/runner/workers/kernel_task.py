@@ -1,4 +1,4 @@
-"""What a solution has to do for one workload, and what the session gives for it: values that `kernel.py` works with."""
+"""A solution's work for one workload, and the session's tools for it: values that `kernel.py` uses."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
 from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
-from flashinfer_bench.bench.runner.readout import Readout
+from flashinfer_bench.bench.runner.run_metadata import RunMetadata
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
-from flashinfer_bench.bench.runner.workers.process import WorkerProcess
+from flashinfer_bench.bench.runner.workers.worker_handle import WorkerProcess
 from flashinfer_bench.timing.settings import PRECISION, USUAL, TimingSettings
 
 Vary = Callable[[int, Sequence[Any]], Contents]
-"""Gives what the calls on a set of inputs are given, from a number that no other set has and the evaluator's inputs."""
+"""Makes the contents of the calls of a set, from a unique number and the evaluator's inputs of that set."""
 
 READS: Final = {"cpu": 6, "cuda": 3}
-"""Calls of each timed trial whose outputs are compared, beside the one on the evaluator's own inputs, by the kind of
-device. With three trials a solution that leaves out every other call passes less than once in 500 jobs. On a CPU one
-that leaves out a quarter passes less than once in 100: that would make it 1.5 times as fast."""
+"""Compared calls of each timed trial, besides the call on the evaluator's own inputs, by the kind of device. A solution
+that skips a quarter or half of its calls rarely passes."""
 
 
 @dataclass(frozen=True)
 class KernelMetadata:
-    """What an evaluator may know of the solution."""
+    """The properties of a solution that an evaluator can read."""
 
     name: str
     definition: str
@@ -36,72 +35,73 @@ class KernelMetadata:
 
 @dataclass(frozen=True)
 class MeasurePlan:
-    """How often, and for how long at the most, a solution is measured."""
+    """How often and how long a solution is measured."""
 
     warmup_runs: int
     iterations: int
-    """Readings wanted of each trial."""
+    """Most samples of each trial."""
     budget_s: float
     """Seconds of all trials together."""
     precision: float = PRECISION
-    """Share of its time to which a call is to be known."""
+    """Target relative half-width of the interval."""
     trials: int | None = None
-    """The largest number of input sets that are measured; None for all."""
+    """Most input sets that are measured; None for all."""
     timing: TimingSettings = USUAL
     metadata: dict[str, Any] | None = None
-    """Added to the record, for example that the timing means nothing."""
+    """Fields added to the record, for example that the timing has no meaning."""
     reads: int = 0
-    """Calls of a trial that are compared, beside the one on the evaluator's own inputs."""
+    """Compared calls of a trial, besides the call on the evaluator's own inputs."""
     stops_early: bool = False
-    """A slow call gets no more readings than its median needs to be known."""
+    """A slow call gets no more samples than its median needs."""
     fewest: int | None = None
-    """Readings of a trial from which on it stops at its precision; None where it takes all that are wanted."""
+    """Samples of a trial after which it can stop at its precision; None to take all samples."""
     makes_up: bool = False
-    """Where a trial has fewer timed calls than are to be compared, further ones are made."""
+    """Make further calls if a trial has fewer timed calls than calls to compare."""
 
 
 @dataclass(frozen=True)
 class KernelTask:
-    """What a solution has to do for one workload."""
+    """A solution's work for one workload."""
 
     input_names: list[str]
     outputs: list[OutputSpec]
     timeout_seconds: float
-    """Seconds that it may take, all calls together."""
+    """Seconds of all calls together."""
     plan: MeasurePlan
     vary: Vary
     call_timeout_seconds: float | None = None
-    """Seconds of one call after the first, and of a first call that compiles nothing; None for no such limit."""
+    """Most seconds of a later call, and of a first call that compiles nothing; None for no limit."""
     reference_s: float = 0.0
-    """Seconds of a call of the reference; 0 if unknown."""
+    """Seconds of a call of the reference; 0 if it is unknown."""
     is_reference: bool = False
-    """It is the reference: called with its inputs by name, which it may change. Its time is held against nothing."""
+    """It is the reference. It is called with its inputs by name, may change them, and its time is not checked."""
     in_out_inputs: frozenset[str] = frozenset()
-    """Inputs that the reference writes to: a call may change these."""
+    """Inputs that the reference writes to. A call may change these."""
     may_return_inputs: bool = False
-    """An output may lie in the memory of an input, as one of the reference's does."""
+    """An output may use the memory of an input, as in the reference."""
     stress: StressPlan | None = None
-    """Stress cases of some calls; None if there are none."""
+    """Stress cases of some calls; None without stress cases."""
     expect: Callable[[Sequence[Any]], list[torch.Tensor]] | None = None
-    """Calls a quick reference: while a worker prepares batches, expected outputs of calls so far are computed."""
+    """Calls a quick reference. Expected outputs of earlier calls are computed while a worker prepares batches."""
     floor_ms: Callable[[float], float] = lambda _claimed_ms: 0.0
-    """Gives the least time to read the inputs, for a claimed latency; 0 if that is not more, or unknown."""
+    """Returns the shortest time to read the inputs, for a reported latency; 0 if it is not longer, or unknown."""
 
 
 @dataclass(frozen=True)
 class SessionTools:
-    """Tools that the session gives every kernel."""
+    """The session's tools for every kernel."""
 
     arena: SharedArena
-    """Shared memory; its content may be overwritten."""
-    readout: Readout
-    """Makes a measurement of trials."""
-    quiesce: Callable[[], object]
-    """Called before a measurement begins; it returns once no other process of ours uses the device."""
+    """Shared memory. Its content can be overwritten."""
+    run_metadata: RunMetadata
+    """Makes a measurement from trials."""
+    await_quiet: Callable[[], object]
+    """Called before a measurement. It returns when no other process of ours uses the device."""
     is_slowed: Callable[[WorkerProcess, int, float, bool], bool] = lambda *_: False
-    """Tells by worker, operations and time of a call, and whether it uses several streams, if its context slows it."""
+    """Returns whether a worker's context slows a call down, by its operations, its time and its use of several
+    streams."""
     is_starting: Callable[[], bool] = lambda: False
-    """Tells whether a context is being made on a GPU."""
+    """Returns whether a context is starting on a GPU."""
     settle: Callable[[bool], bool] = lambda _host_counts: False
-    """Waits until nothing goes on that moves the time of a call, of which the host's time may be part; says whether
-    anything did. Nothing of it begins until the job is over."""
+    """Waits until no process can change the time of a call, which may include the host's time; returns whether one did.
+    No such process starts before the job is over."""

@@ -1,8 +1,8 @@
-"""The time of a solution on a job's workload, and the calls that are compared afterwards.
+"""The time of a solution on a job's workload, and the calls to compare afterwards.
 
-`Measuring.run` reads top to bottom: samples of all trials; further calls if there were too few to compare; the calls
-that are to be compared; calls on stress cases; the record; on a GPU the bound from outside. Each call has content of
-its own. The samples are the worker's claims; `timed/` holds them against the session's clock.
+`Measuring.run` has these steps: samples of all trials; further calls if too few can be compared; the calls to
+compare; calls on stress cases; the record; on a GPU the bound from outside. Each call has its own content. The samples
+are the worker's reports. `timed/` checks them against the session's clock.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from flashinfer_bench.bench.evaluators.inputs.contents import DealtContents
 from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
 from flashinfer_bench.bench.runner.workers.pool import SlowContext
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchTimer, count_batch_calls, count_batch_reads
-from flashinfer_bench.bench.runner.workers.timed.call_places import (
+from flashinfer_bench.bench.runner.workers.timed.call_buffers import (
     FEWEST_CALLS,
     LARGE_SHARE,
-    MOST_PLACES,
+    MOST_BUFFERS,
     check_room,
     describe_inputs,
 )
@@ -58,22 +58,22 @@ if TYPE_CHECKING:
     from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
 
 MEASURED_SHARE: Final = 0.7
-"""Share of a solution's remaining time that its measurement plans with: a slow one is timed less, not timed out."""
+"""Share of a solution's remaining time for its measurement. So a slow solution has fewer samples, and no timeout."""
 MEASUREMENTS: Final = 4
-"""Most measurements of a solution until batches do not contradict one: the speed of a busy machine may change threefold
-between samples and batches. A forged claim is contradicted each time."""
+"""Most measurements of a solution until batches do not contradict it. The speed of a busy machine can change threefold
+between samples and batches. A forged report is contradicted each time."""
 FEW_READS: Final = 2
-"""Compared calls of a trial if they are so large that there is no memory for MOST_PLACES of them."""
+"""Compared calls of a trial if memory is too small for MOST_BUFFERS of them."""
 HUGE_SHARE: Final = 24
-"""Of calls above all memory divided by LARGE_SHARE, one of each trial has inputs of a stress case. Of calls above all
-memory divided by this, one of the job has, and one of each trial is compared: what is compared is kept until then."""
+"""If a call needs more than the device's memory divided by LARGE_SHARE, each trial has one stress call. If it needs
+more than the memory divided by this, the job has one, and each trial has one compared call."""
 SWITCH_NS: Final = 1_000_000, 100_000_000
-"""Contexts that are made beside a call move its time if it is between these: a GPU goes from one context to the next
-every millisecond or so, and takes 0.2 s to make one."""
+"""Nanoseconds of calls that a starting context delays. A GPU switches contexts every millisecond or so, and takes 0.2 s
+to make a context."""
 MAKING_UP_S: Final = 0.5
 """Most seconds of further calls."""
 QUICK_CALL_NS: Final = 5_000_000
-"""Calls up to this long are made on all stress cases, if samples ended before these were due."""
+"""Longest calls that are made on all stress cases, if the samples ended before these were due."""
 
 
 class Measuring:
@@ -81,7 +81,8 @@ class Measuring:
 
     Args:
         kernel: the solution, loaded.
-        input_sets: the inputs of each trial. It ends at the first whose shapes or single values are not the first's.
+        input_sets: the inputs of each trial. Trials end at the first set whose shapes or scalars differ from the first
+            set.
     """
 
     def __init__(self, kernel: RemoteKernel, input_sets: Sequence[list[Any]]) -> None:
@@ -93,7 +94,7 @@ class Measuring:
         self._open_contents(1)
 
     def _open_contents(self, attempt: int) -> None:
-        """Open the contents of all calls of an attempt; each trial has its own."""
+        """Open the contents of all calls of an attempt. Each trial has its own contents."""
         first, task = attempt * len(self.sets), self.kernel.task
         self._contents = DealtContents([task.vary(first + at, inputs) for at, inputs in enumerate(self.sets)])
         self._schedule: StressSchedule | None = None
@@ -101,34 +102,34 @@ class Measuring:
             self._schedule = StressSchedule(task.stress, self._contents)
 
     def make_ahead(self, is_over: Callable[[], bool]) -> None:
-        """Make inputs of the first stress cases, until it is over; nothing of large ones."""
+        """Make inputs of the first stress cases until the wait is over. Large inputs are not made ahead."""
         if self._schedule is not None:
             self._schedule.make_ahead(is_over)
 
     def run(self) -> Measured:
-        """Return the latency and its record; the kernel gets the calls that are to be compared.
+        """Return the latency and its record. The kernel gets the calls to compare.
 
         Raises:
-            SolutionFailure: the calls failed, or the worker claims samples that cannot be.
+            SolutionFailure: the calls failed, or the worker's samples are impossible.
             SlowContext: the worker's context makes the calls slower.
         """
         for attempt in range(1, MEASUREMENTS):
             with suppress(ClaimContradicted):
                 return self._run_once()
-            self.kernel.forget_places()
+            self.kernel.forget_buffers()
             self._open_contents(attempt + 1)
         return self._run_once()
 
     def _run_once(self) -> Measured:
         kernel, plan, worker = self.kernel, self.plan, self.kernel.worker
-        before, was_starting = self.tools.readout.query_before(), self.tools.is_starting()
+        before, was_starting = self.tools.run_metadata.query_before(), self.tools.is_starting()
         calls = self._open_calls()
         taken = self._take_samples(calls)
         low_ns, high_ns = SWITCH_NS
         waits = bool(taken.metadata.get("waits_inside"))
         is_moved = waits or low_ns < median(taken.spans_ns) < high_ns
         if is_moved and (self.tools.settle(waits) or was_starting):
-            calls.begin()  # nothing of it counts, except for calls on stress cases: these are judged
+            calls.begin()  # these calls do not count; stress calls are still judged
             calls.costs_ns.clear()
             calls.setup_samples.clear()
             taken = self._take_samples(calls)
@@ -143,7 +144,7 @@ class Measuring:
         while len(kernel.reads) > len(trials) and not kernel.reads[-1]:
             kernel.reads.pop()
         kernel.stress_calls = self._finish_stress()
-        measured = self.tools.readout.measured(trials, before, plan.precision)
+        measured = self.tools.run_metadata.measured(trials, before, plan.precision)
         record = measured.record | (plan.metadata or {})
         if plan.fewest is not None:
             record["iterations_taken"] = min(len(trial.samples) for trial in trials)
@@ -159,20 +160,20 @@ class Measuring:
     def _open_calls(self) -> TimedCalls:
         """Return the calls of all trials."""
         kernel, task, plan, sets = self.kernel, self.kernel.task, self.plan, len(self.sets)
-        places = kernel.lay_out(self.sets[0])
+        buffers = kernel.lay_out(self.sets[0])
         memory, is_gpu = total_bytes(self.device), self.device.type == "cuda"
-        is_large, is_huge = places.stride > memory // LARGE_SHARE, places.stride > memory // HUGE_SHARE
-        reads = plan.reads if len(places) >= MOST_PLACES else min(plan.reads, 1 if is_huge else FEW_READS)
+        is_large, is_huge = buffers.stride > memory // LARGE_SHARE, buffers.stride > memory // HUGE_SHARE
+        reads = plan.reads if len(buffers) >= MOST_BUFFERS else min(plan.reads, 1 if is_huge else FEW_READS)
         if self._schedule is not None:
             names = self._schedule.plan.calls[: (1 if is_huge else sets) if is_large else None]
             self._schedule.spread(names, plan.warmup_runs + (plan.fewest or plan.iterations) * sets)
         return TimedCalls(
-            places,
+            buffers,
             self._contents,
             reads * sets,
             kernel.check_inputs,
             plan.timing if is_gpu else None,
-            # Nobody compares calls of a reference. On a CPU looks move the caches, so there it has them as well.
+            # Calls of a reference are not compared. On a CPU checks change the caches, so there they run in any case.
             is_idle=task.is_reference and is_gpu,
             has_setup=kernel.worker.has_setup,
             returns=kernel.style != "dps" and bool(task.outputs),
@@ -199,26 +200,26 @@ class Measuring:
         return RemoteClock(self.kernel.ask, self.kernel.worker.clock, calls)
 
     def _make_up(self, calls: TimedCalls, *, is_quick: bool) -> None:
-        """Make more calls that look timed, if there were too few to choose from, or to hide stress cases among."""
+        """Make further calls that look timed, if too few can be compared, or to hide stress cases among them."""
         schedule, deadline, counts = self._schedule, time.monotonic() + MAKING_UP_S, list[int]()
         if schedule is not None and is_quick and (left := schedule.left):
-            counts = [*[1] * UNTOUCHED, 2 * len(left)]  # as a job begins
+            counts = [*[1] * UNTOUCHED, 2 * len(left)]  # as at the start of a job
             schedule.spread(left, sum(counts))
         is_short = self.plan.makes_up and bool(calls.missing)
         if not counts and not is_short:
             return
         with suppress(ClockLost), self._clock(calls) as clock:
             while counts or (is_short and calls.missing and time.monotonic() < deadline):
-                count = counts.pop(0) if counts else min(calls.missing, len(calls.places))
+                count = counts.pop(0) if counts else min(calls.missing, len(calls.buffers))
                 clock.sample([calls.supply(index) for index in range(count)], [Preamble()] * count)
 
     def _take_reads(self, calls: TimedCalls, mode: Mode) -> None:
-        """Take the calls that are to be compared, each to those of its trial."""
+        """Take the calls to compare, each for its trial."""
         for read in calls.reads(mode):
             self.kernel.reads[read.trial].append(read)
 
     def _finish_stress(self) -> list[StressCall]:
-        """Return the calls on stress cases. If slow calls ended before one was due, one is made."""
+        """Return the calls on stress cases. If slow calls ended before a case was due, make one call."""
         schedule = self._schedule
         if schedule is None:
             return []
@@ -231,59 +232,59 @@ class Measuring:
     # On a GPU: the bound from outside.
 
     def _bound(self, calls: TimedCalls, costs_ns: Sequence[float], claimed_ms: float, record: dict[str, Any]) -> float:
-        """Return the latency that is reported for a claim on a GPU; the record gets what bounds it.
+        """Return the reported latency on a GPU, and record its bound.
 
-        A chain bounds it. At full assurance batches do as well, if they could raise it. Without a chain, batches do, or
-        the requests of slow calls.
+        A chain bounds the latency. At full assurance batches bound it as well, if they could raise it. Without a chain,
+        batches or the requests of slow calls bound it.
 
         Args:
-            calls: the timed ones.
+            calls: the timed calls.
             costs_ns: time of each timed call by the session's clock.
-            claimed_ms: latency of one call, `setup` included.
-            record: the measurement's.
+            claimed_ms: latency of one call, including `setup`.
+            record: record of the measurement.
         """
         flags, claimed_ns = record.get("flags", []), claimed_ms * 1e6
         claimed = Claimed(claimed_ns, "waits_inside" in flags, record.get("operations", 1), "side_stream" in flags)
         found = chain = self._take_chain(calls, claimed)
         if found is None and not calls.has_setup:
-            # A request with setup makes all its calls' setups first, and threads of these may work side by side.
+            # A request with setup runs all setups first, and their threads could run in parallel.
             found = settle_by_requests(claimed_ns, costs_ns)
         if found is None:
             found = self._take_batches(calls, claimed, None)
         elif chain is not None and self.plan.timing.assurance == "full" and chain.leaves_open(claimed_ns):
             found = chain.with_batches(self._take_batches(calls, claimed, chain))
-        # Work that a setup leaves to the GPU is not seen to the end, so its reading has no floor.
+        # The end of a setup's work on the GPU is not observed, so its time has no floor.
         read_ms = 0.0 if calls.has_setup else self.kernel.task.floor_ms(claimed_ms)
         record["assurance"] = self.plan.timing.assurance
-        return raise_claim(claimed_ms, record, found, max(read_ms, self.tools.readout.least_call_ns / 1e6))
+        return raise_claim(claimed_ms, record, found, max(read_ms, self.tools.run_metadata.least_call_ns / 1e6))
 
     def _take_chain(self, calls: TimedCalls, claimed: Claimed) -> Confirmation | None:
-        """Hold a latency against chains; None if none is run.
+        """Check a latency against chains; return None if no chain is run.
 
-        Their calls lie in places of the samples, if there are as many.
+        The chains use the buffers of the samples, if there are enough.
         """
-        places, size, chain_tools = calls.places, calls.places.stride, open_chain_tools(self.device)
-        count = count_chain_calls(claimed.latency_ns, size, len(places.outputs(0)))
+        buffers, size, chain_tools = calls.buffers, calls.buffers.stride, open_chain_tools(self.device)
+        count = count_chain_calls(claimed.latency_ns, size, len(buffers.outputs(0)))
         if chain_tools is None or not count:
             return None
-        if len(places) < count or places.replayed:  # graphs of the samples hold memory
-            places = self.kernel.lay_out(calls.contents.base, count)
-            count = len(places)
+        if len(buffers) < count or buffers.replayed:  # graphs of the samples hold memory
+            buffers = self.kernel.lay_out(calls.contents.base, count)
+            count = len(buffers)
         if count < FEWEST_CALLS:
             check_room(size, self.device, self.tools.arena.size)
             return None
-        chained, gap_ns = calls.moved_to(places, count_chain_reads(count, size)), self.tools.readout.launch_gap_ns
+        chained, gap_ns = calls.moved_to(buffers, count_chain_reads(count, size)), self.tools.run_metadata.launch_gap_ns
         timer = ChainTimer(self.kernel.ask, chained, chain_tools, claimed, calls=count, gap_ns=gap_ns)
         found = timer.confirm(claimed.latency_ns)
         self._take_reads(chained, "chain")
         return found
 
     def _take_batches(self, calls: TimedCalls, claimed: Claimed, chain: Confirmation | None) -> Confirmation:
-        """Hold a latency against batches, after a chain if one was run."""
-        places = self.kernel.lay_out(
-            calls.contents.base, count_batch_calls(claimed.latency_ns, calls.places.stride, claimed.operations)
+        """Check a latency against batches, after a chain if one was run."""
+        buffers = self.kernel.lay_out(
+            calls.contents.base, count_batch_calls(claimed.latency_ns, calls.buffers.stride, claimed.operations)
         )
-        batched, expect = calls.moved_to(places, count_batch_reads(places.stride)), self.kernel.task.expect
+        batched, expect = calls.moved_to(buffers, count_batch_reads(buffers.stride)), self.kernel.task.expect
         meanwhile = None if expect is None else partial(self._expect, expect)
         timer = BatchTimer(self.kernel.ask, batched, self.kernel.worker.overhead, claimed, chain, meanwhile=meanwhile)
         found = timer.confirm(claimed.latency_ns)
@@ -291,7 +292,7 @@ class Measuring:
         return found
 
     def _expect(self, expect: Callable[[Sequence[Any]], list[torch.Tensor]], is_over: Callable[[], bool]) -> None:
-        """Compute expected outputs of calls that are to be compared, until it is over."""
+        """Compute expected outputs of the calls to compare, until the wait is over."""
         calls: list[StressCall | ReadCall] = [*self.kernel.stress_calls]
         calls += [call for reads in self.kernel.reads for call in reads if not call.is_base]
         with suppress(DefinitionFault, WorkloadFault):  # raised again when the call is judged

@@ -1,17 +1,18 @@
-"""Which worker serves which solution: one for each solution (persistent), or one for each workload (isolated).
+"""The pool of workers: one worker for each solution (persistent), or one for each job (isolated).
 
-No worker serves two solutions, and nothing waits for the end of the worker before: it ends in the background. `quiesce`
-waits for what would disturb a measurement. That is what is ending, and on a CPU also what is starting; on a GPU a
-context that is made beside a measurement moves calls of more than a millisecond only, which wait for it.
+No worker serves two solutions. A finished worker ends in the background, and the next one starts without waiting for
+it. `await_quiet` waits for processes that would disturb a measurement: those that end, and on a CPU those that start.
+On a GPU a starting context delays only calls longer than a millisecond, and these wait for it.
 
-A worker costs up to a second to start on a GPU, where it makes a context. So the session tells the pool which solutions
-and references come next (`expect`), and the pool keeps warm workers for these: forked ahead, side by side. Each is made
-for one solution from its start, since a sandbox cannot be changed, and has to stand before a context starts threads.
-A solution's context has one connection to the GPU, if it need not be fast: it takes half as long to make and to end.
-If the solution uses several streams, it is judged again in a usual one.
-A context feeds the GPU fast or slowly from its start to its end, which says nothing about a solution. A warm worker for
-calls of several operations is replaced if its context is slower than the best so far. If the longer gaps of a slow
-context prove to matter to another solution, it is judged again in a fast one.
+A worker on a GPU needs up to a second to start, because it makes a context. So the session announces the next solutions
+and references (`expect`), and the pool forks warm workers for them ahead. Each warm worker belongs to one solution from
+its start: a sandbox cannot be changed, and must exist before a context starts threads. The context of a solution with
+few operations has one connection to the GPU, since such a context starts and ends faster. If the solution uses several
+streams, it is judged again in a usual context.
+
+A context launches fast or slowly from its start to its end, whatever the solution is. A slow warm worker for calls of
+several operations is replaced. If the longer gaps of a slow context matter for another solution, that solution is
+judged again in a fast context.
 """
 
 from __future__ import annotations
@@ -36,142 +37,142 @@ from flashinfer_bench.base.host import usable_cores, usable_memory
 from flashinfer_bench.base.wire import WireError
 from flashinfer_bench.bench.evaluators.inputs.memory import recently_free_bytes, total_bytes
 from flashinfer_bench.bench.runner.environments import worker_environment
-from flashinfer_bench.bench.runner.protocol import Hello
-from flashinfer_bench.bench.runner.workers.artifacts import place_of
-from flashinfer_bench.bench.runner.workers.process import READY_LIMIT_S, WorkerGone, WorkerLate, WorkerProcess
+from flashinfer_bench.bench.runner.protocol import SessionConfig
+from flashinfer_bench.bench.runner.workers.artifacts import location_of
 from flashinfer_bench.bench.runner.workers.sandbox_policy import PolicyMaker
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead, touch
+from flashinfer_bench.bench.runner.workers.worker_handle import READY_LIMIT_S, WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker.fork_server import hear_ready
 
 MOST_ENDING: Final = 4
-"""At most this many workers may be ending at once; each still holds descriptors, and a context on a GPU."""
+"""Most workers that are ending at once. Each still holds descriptors, and a context on a GPU."""
 MOST_CONTEXTS: Final = 4
-"""Start at most this many workers to get one with a fast context; then take the last."""
+"""Most attempts to get a worker with a fast context. The last worker is kept in any case."""
 SLOW_CONTEXT: Final = 1.07
-"""A context is slow if a chain of empty kernels takes more than this times as long as in the session's best one."""
+"""A context is slow if a chain of empty kernels takes this many times as long as in the session's best context."""
 GAPS_SHARE: Final = 0.005
 """Longer gaps of a slow context matter if they add more than this share to the time of a call."""
 MOST_WARM: Final = {"cuda": 8, "cpu": 4}
-"""Most warm workers: a short job in a worker of its own takes about an eighth of what a context takes to make."""
+"""Most warm workers. Making a context takes about eight times as long as a short job."""
 MOST_STARTING, FIRST_STARTING = 4, 2
-"""Workers of all sessions of a machine that make contexts at once, but one of each: the driver makes one after the
-other. There are fewer until the first is up, which is waited for."""
+"""Most workers of a machine's sessions that start a context at once; each session may start one. The driver makes
+contexts one after another. The second limit holds until the first worker is ready."""
 CORES_PER_START: Final = 4
-"""Cores of this machine for each worker that starts: a measurement beside it needs one at once whenever it launches."""
+"""Cores of this machine for each starting worker. A measurement needs a core at once whenever it launches."""
 WARM_BYTES: Final = {"cuda": 768 << 20, "cpu": 256 << 20}
-"""Memory that a warm worker is taken to hold: on a GPU its context, the timing kernels and the L2's flush buffer."""
+"""Estimated bytes of a warm worker. On a GPU: its context, the timing kernels and the flush buffer of the L2."""
 WARM_SHARE, FREE_SHARE = 16, 4
-"""All warm workers may hold the memory of their device divided by the first; on a GPU also no more than what is free
-there, and what they hold, divided by the second."""
+"""Divisors that limit the bytes of all warm workers: the device's memory by the first; on a GPU also its free memory
+plus their own by the second."""
 MEMORY_SHARE: Final = 0.6
-"""Without a limit in the configuration the workers of all sessions together may hold this share of the machine's
-memory."""
+"""Share of the machine's memory for the workers of all sessions together, if the configuration sets no limit."""
 CONNECTIONS: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
 """CUDA's variable for the connections of a context, which streams share."""
 NOT_PRECOMPILED: Final = ("TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
-"""Folders of other compilers: a worker that precompiles has them in its home, which goes with it."""
+"""Cache folders of other compilers. A worker that precompiles has them in its home, which is removed at its end."""
 
 Precompiled = tuple[Artifact, dict[str, Any]]
-"""The artifact of a solution that is precompiled, and what else `worker/jit/precompile.py` wants to know."""
+"""The artifact of a solution that is precompiled, and the further fields that `worker/jit/precompile.py` needs."""
 
 
 class SlowContext(Exception):
-    """The worker's context makes the solution's calls slower, and a faster one can be had."""
+    """The worker's context makes the solution's calls slower, and a faster context is available."""
 
 
 @dataclass(frozen=True)
 class SolutionFiles:
-    """A solution that wants a worker, and where its files are."""
+    """A solution that needs a worker, and the location of its files."""
 
     digest: str
-    """The solution's."""
+    """Digest of the solution."""
     artifact: Path | None = None
-    """The folder of its artifact; None if its sources are still to be written."""
+    """Folder of its artifact; None if its sources are not written yet."""
     is_reference: bool = False
-    """It needs nothing of Triton's: its worker may start before that is ready."""
+    """It does not use Triton, so its worker can start before Triton's files are ready."""
     wants_fast: bool = False
-    """Its worker is to have a fast context: its calls may launch several operations."""
+    """Its worker needs a fast context, since its calls may launch several operations."""
 
 
 def reference_files(definition_digest: str) -> SolutionFiles:
-    """Return what the worker of a definition's reference is made for: it has a digest and folders as a solution has."""
+    """Return the files of the worker of a definition's reference. It has a digest and folders like a solution."""
     digest = hashlib.sha256(f"reference of {definition_digest}".encode()).hexdigest()
     return SolutionFiles(digest, is_reference=True, wants_fast=True)
 
 
 NEW: Final = SolutionFiles("new")
-"""One that nobody has sent yet. What is compiled in its worker goes with that."""
+"""A solution that no client has sent yet. Kernels compiled in its worker are removed at the worker's end."""
 MOST_NEW: Final = {"cuda": 2, "cpu": 1}
-"""Warm workers that are made for these in a resident engine."""
+"""Warm workers for such solutions in a resident engine."""
 
 
 @dataclass(eq=False)
 class Made:
-    """A worker, and what it was made for."""
+    """A worker, and the solution that it was made for."""
 
     worker: WorkerProcess
     files: SolutionFiles
     deadline: float
-    """When it has to be up."""
+    """Time at which it must be ready."""
     is_awaited: bool = False
-    """It is started because somebody waits for it: if it does not start, that is a fault."""
+    """A job waits for it. If it does not start, that is a fault."""
     is_narrow: bool = False
     """Its context has one connection to the GPU."""
     attempt: int = 1
-    """Workers that were started to get this one with a fast context."""
+    """Attempts so far to get this worker with a fast context."""
 
 
 class WorkerPool:
-    """Hands out workers of one device; a context manager that begins to end them all. Their server waits for it.
+    """Workers of one device. It is a context manager. At its exit all workers begin to end.
 
     Args:
         server: the fork server's socket.
-        run_directory: each worker gets a folder in it.
-        hello: the session's settings.
+        run_directory: parent of each worker's folder.
+        session_config: the session's settings.
         policies: makes the folders and sandbox policies of workers.
-        on_ready: told of each worker once it can take work.
+        on_ready: called with each worker that is ready for work.
 
-    `timing_image` is the machine code of the timing kernels, which workers then need not assemble. If workers are to
-    precompile, `precompiling` is the server that these are forked from.
+    `timing_image` is the machine code of the timing kernels. Workers that get it need not assemble it. `precompiling`
+    is the fork server of workers that precompile; None if there are no such workers.
     """
 
     def __init__(
         self,
         server: socket.socket,
         run_directory: Path,
-        hello: Hello,
+        session_config: SessionConfig,
         policies: PolicyMaker,
         *,
         on_ready: Callable[[WorkerProcess], object],
     ) -> None:
-        self.server, self._run_directory, self._hello = server, run_directory, hello
+        self.server, self._run_directory, self._session_config = server, run_directory, session_config
         self.policies, self._on_ready = policies, on_ready
         self.timing_image: bytes | None = None
         self.sees_streams = False
-        """The clock tells whether a solution uses several streams."""
+        """The clock reports whether a solution uses several streams."""
         self.precompiling: socket.socket | None = None
         self._precompiles: bool | None = None
-        """What `hear_ready` told of that server."""
-        self._is_gpu = hello.device == "cuda"
-        self._gpu_index = hello.gpu_index
+        """Result of `hear_ready` for that server."""
+        self._is_gpu = session_config.device == "cuda"
+        self._gpu_index = session_config.gpu_index
         self._numbers = itertools.count(1)
         self._warm: list[Made] = []
         self._wanted: list[SolutionFiles] = []
         self._has_started = self._has_failed = False
-        """A worker has started; the latest to start did not. Then none is started ahead until another has started."""
+        """Whether a worker has started, and whether the latest start failed. After a failure no worker starts ahead
+        until another has started."""
         self._want_fast: set[str] = set()
         """Digests of solutions that a slow context has made slower."""
         self._best_gap_ns = 0
-        """Time of a link of a chain of empty kernels in the best context so far; 0 if nobody knows."""
+        """Time of a link in a chain of empty kernels in the best context so far; 0 if it is unknown."""
         self._held: dict[bool, Made] = {}
-        """The worker that holds a solution (False), and that of a reference (True)."""
-        self._has_rested = False
-        """The worker that holds a reference maps nothing of the session's."""
+        """False → the worker that holds a solution; True → the worker that holds a reference."""
+        self._is_unbound = False
+        """The worker that holds a reference maps no memory of the session."""
         self._ending: list[WorkerProcess] = []
         self._least_overhead: BatchOverhead | None = None
-        """The least that empty bursts took in any worker so far."""
+        """Least duration of empty batches in any worker so far."""
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -184,10 +185,10 @@ class WorkerPool:
         self.server.close()
         self.end_precompiling()
 
-    # Whose worker it is now.
+    # Which solution has which worker.
 
     def worker_for(self, files: SolutionFiles) -> tuple[WorkerProcess, bool]:
-        """Return the worker of a solution or a reference, ready, and whether it is a fresh one that has loaded nothing.
+        """Return the ready worker of a solution or a reference, and whether it is fresh: it has loaded no code.
 
         Raises:
             DeviceFault: no worker can be started.
@@ -198,27 +199,27 @@ class WorkerPool:
             self._end(is_reference=files.is_reference)
             held = self._held[files.is_reference] = self._take(files)
             self.tend()
-        self._has_rested = self._has_rested and not files.is_reference
+        self._is_unbound = self._is_unbound and not files.is_reference
         return held.worker, is_fresh
 
-    def rest_reference(self) -> None:
-        """Have the worker that holds a reference give up the session's memory: a solution is to get that.
+    def unbind_reference(self) -> None:
+        """Have the reference's worker release the session's memory, because a solution will use it.
 
-        On a GPU it is kept for the next batch of baselines, since another one would cost a context. One that has no
-        sandbox, or does not answer, is ended.
+        On a GPU the worker is kept for the next baselines, since a new worker would cost a context. A worker without a
+        sandbox, or without an answer, is ended.
         """
-        if True in self._held and not self._has_rested:
-            may_rest = self._hello.has_walls and self._is_gpu
-            self._has_rested = may_rest and self._held[True].worker.does("unbind")
-            if not self._has_rested:
+        if True in self._held and not self._is_unbound:
+            can_unbind = self._session_config.has_walls and self._is_gpu
+            self._is_unbound = can_unbind and self._held[True].worker.does("unbind")
+            if not self._is_unbound:
                 self.end_reference()
 
     def end_reference(self) -> None:
-        """Begin to end the worker that holds a reference."""
+        """Begin to end the reference's worker."""
         self._end(is_reference=True)
 
     def discard(self) -> None:
-        """Begin to end the current worker and all that it started."""
+        """Begin to end the current worker and all its processes."""
         self._end(is_reference=False)
 
     def _end(self, *, is_reference: bool) -> None:
@@ -229,62 +230,62 @@ class WorkerPool:
             self.finish_ending(leave=MOST_ENDING)
 
     def recover(self) -> bool:
-        """Make the current worker fit for its solution's next job after an error; say whether it is."""
+        """Reset the current worker after an error; return whether it can serve its solution's next job."""
         return False in self._held and self._held[False].worker.does("recover")
 
     def take_output(self) -> str:
-        """Return what the current worker printed since the last call."""
+        """Return the output of the current worker since the last call."""
         return self._held[False].worker.take_output() if False in self._held else ""
 
     def process_ids(self) -> list[int]:
-        """Return the ids of all workers that may hold a context on the device."""
+        """Return the ids of all workers that can hold a context on the device."""
         self._hear()
         held = [one.worker for one in (*self._held.values(), *self._warm)]
         return [worker.pid for worker in (*self._ending, *held) if worker.pid is not None]
 
-    # Waiting for what starts and ends.
+    # Waiting for workers that start or end.
 
-    def quiesce(self) -> None:
-        """Wait until earlier workers are gone, and on a CPU until all warm ones are up: a measurement begins."""
+    def await_quiet(self) -> None:
+        """Wait until earlier workers have ended, and on a CPU until all warm workers are ready."""
         if not self._is_gpu:
             self.settle()
         self.finish_ending()
 
     def settle(self) -> bool:
-        """Wait until no worker is starting; say whether any was. One that fails to start is dropped."""
+        """Wait until no worker is starting; return whether any was. A worker that fails to start is dropped."""
         was_starting = self.is_starting()
         while self.is_starting():
             self._wait([warm for warm in self._warm if not warm.worker.is_ready])
         return was_starting
 
     def is_starting(self) -> bool:
-        """Say whether any worker is starting."""
+        """Return whether any worker is starting."""
         self._hear()
         return any(not warm.worker.is_ready for warm in self._warm)
 
     def await_writers(self) -> None:
-        """Wait for earlier workers if they could change files of others: those that have no sandbox."""
-        if not self._hello.has_walls:
+        """Wait for earlier workers without a sandbox, which could change files of other workers."""
+        if not self._session_config.has_walls:
             self.finish_ending()
 
     @property
     def has_readers(self) -> bool:
-        """Whether earlier workers that have not ended may use the arena's memory: on a GPU, where they map it."""
+        """Whether earlier workers that have not ended can use the arena's memory. On a GPU they map it."""
         self._reap()
         return self._is_gpu and bool(self._ending)
 
     def await_readers(self) -> None:
-        """Wait for earlier workers if the arena's memory is used again: they map it, and their kernels run on."""
+        """Wait for earlier workers before the arena's memory is reused: their kernels may still run."""
         if self._is_gpu:
             self.finish_ending()
 
     def finish_ending(self, *, leave: int = 0) -> None:
-        """Wait until at most `leave` of the ending workers are left."""
+        """Wait until at most `leave` workers are still ending."""
         while len(self._ending) > leave:
             self._ending.pop(0).end()
 
     def _reap(self) -> None:
-        """Clean up behind the workers that have ended."""
+        """Clean up after the workers that have ended."""
         for worker in [one for one in self._ending if one.has_ended]:
             self._ending.remove(worker)
             worker.end()
@@ -296,14 +297,13 @@ class WorkerPool:
     # Warm workers.
 
     def expect(self, solutions: Sequence[SolutionFiles], *, adopts: SolutionFiles | None = None) -> None:
-        """Learn which solutions will want workers, the next one first; keep warm ones for them.
+        """Set the solutions that will need workers, the next solution first; keep warm workers for them.
 
-        If nothing is wanted, those that are there stay. A worker that nobody wants, or for which there is no room any
-        more, is ended.
+        If the list is empty, warm workers stay. Workers for other solutions, and workers without room, are ended.
 
         Args:
-            solutions: those.
-            adopts: one of them that may take a worker that was made for a new one.
+            solutions: the solutions.
+            adopts: a solution of these that can take a worker made for a new solution.
         """
         held = [one.files.digest for one in self._held.values()]
         self._wanted = [*map(self._made_for, solutions)]
@@ -311,19 +311,19 @@ class WorkerPool:
             held.remove(self._wanted.pop(0).digest)
         if adopts in self._wanted:
             self._adopt(adopts)
-        self._wanted += [NEW] * (MOST_NEW[self._hello.device] if self._hello.expects_new else 0)
+        self._wanted += [NEW] * (MOST_NEW[self._session_config.device] if self._session_config.expects_new else 0)
         self.tend()
         self._reap()
 
     def _adopt(self, files: SolutionFiles) -> None:
-        """Let a solution have a worker that was made for a new one, unless it was here before, or has one."""
+        """Give a solution a worker made for a new solution, unless the solution is known or has a worker."""
         made = [warm for warm in self._warm if warm.files == NEW]
         is_known = files.digest in self._want_fast or any(warm.files == files for warm in self._warm)
         if made and not is_known and not self.policies.folder(files.digest).exists():
             max(made, key=lambda warm: warm.worker.is_ready).files = files
 
     def tend(self) -> None:
-        """Hear who has started, end who is of no use, start what is missing; wait for nothing."""
+        """Check which workers have started, end useless workers, start missing workers. Do not wait."""
         self._hear()
         room = self._most_warm()
         missing = self._wanted[:room]
@@ -341,12 +341,12 @@ class WorkerPool:
         if not self._is_gpu:
             return room
         most = MOST_STARTING if self._has_started else FIRST_STARTING
-        return max(1, min(most // self._hello.sessions, usable_cores() // CORES_PER_START))
+        return max(1, min(most // self._session_config.sessions, usable_cores() // CORES_PER_START))
 
     def _most_warm(self) -> int:
-        kind = self._hello.device
+        kind = self._session_config.device
         if self._is_gpu and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            return FIRST_STARTING  # a look at the memory would make the session's own context first
+            return FIRST_STARTING  # querying the memory would make the session's own context first
         device, size = torch.device(kind), WARM_BYTES[kind]
         most = MOST_WARM[kind] if self._is_gpu else usable_cores()
         if self._is_gpu:
@@ -354,13 +354,13 @@ class WorkerPool:
         return max(1, min(MOST_WARM[kind], most, total_bytes(device) // WARM_SHARE // size))
 
     def make_room(self) -> None:
-        """End the warm workers that a GPU has no memory for, now that a solution is to get what it needs."""
+        """End warm workers that the GPU has no memory for, because a solution needs it."""
         if self._is_gpu and len(self._warm) > self._most_warm():
             self.tend()
             self.finish_ending()
 
     def _take(self, files: SolutionFiles) -> Made:
-        """Return a worker that is up and has loaded nothing; one for a GPU is known by what empty bursts take in it."""
+        """Return a ready worker that has loaded no code. On a GPU its empty batches are timed first."""
         while True:
             self._hear()
             found = [warm for warm in self._warm if warm.files == files]
@@ -385,7 +385,7 @@ class WorkerPool:
         return taken
 
     def _wait(self, starting: Sequence[Made]) -> None:
-        """Wait until one of these has something to tell, or is late."""
+        """Wait until one of these sends a message, or is late."""
         limit_s = max(0.0, min(warm.deadline for warm in starting) - time.monotonic())
         select.select([warm.worker for warm in starting], [], [], limit_s)
 
@@ -399,10 +399,10 @@ class WorkerPool:
         self._retire(warm.worker)
 
     def _hear(self) -> None:
-        """Hear which workers have started; replace those on another GPU, and those with a slow context.
+        """Check which workers have started; replace workers on another GPU and workers with a slow context.
 
         Raises:
-            DeviceFault: one that somebody waits for does not start.
+            DeviceFault: a worker that a job waits for does not start.
         """
         for warm in [one for one in self._warm if not one.worker.is_ready]:
             worker = warm.worker
@@ -417,7 +417,7 @@ class WorkerPool:
                 continue
             self._has_started, self._has_failed = True, False
             if worker.is_on_another_gpu:
-                self._gpu_index = None  # CUDA counts GPUs in another way here: they are named by UUID from now on
+                self._gpu_index = None  # CUDA counts GPUs differently here: use the UUID from now on
                 self._replace(warm, warm.attempt)
             else:
                 self._on_ready(worker)
@@ -431,27 +431,27 @@ class WorkerPool:
         self._start(warm.files, is_awaited=warm.is_awaited, attempt=attempt)
 
     def see_context(self, chain_gap_ns: int) -> None:
-        """Learn how fast a context of this session is; 0 if nobody knows."""
+        """Record the chain gap of a context of this session; 0 if it is unknown."""
         if chain_gap_ns > 0:
             self._best_gap_ns = min(self._best_gap_ns or chain_gap_ns, chain_gap_ns)
 
     def excess_ns(self, chain_gap_ns: int) -> int:
-        """Return how much longer a link of a chain takes in a context than in the best; 0 if it is fast.
+        """Return the extra time of a chain's link in a context compared with the best context; 0 if it is fast.
 
         Args:
-            chain_gap_ns: time of a link in the context; 0 if nobody knows.
+            chain_gap_ns: time of a link in the context; 0 if it is unknown.
         """
         is_slow = self._best_gap_ns > 0 and chain_gap_ns > self._best_gap_ns * SLOW_CONTEXT
         return chain_gap_ns - self._best_gap_ns if is_slow else 0
 
     def is_slowed(self, worker: WorkerProcess, operations: int, call_ns: float, uses_streams: bool) -> bool:
-        """Tell whether the context of a solution's worker makes its call slower, and a better one is to be had.
+        """Return whether the context of a solution's worker makes its call slower, and a better context is available.
 
         Args:
-            worker: the solution's.
-            operations: that the call launches.
-            call_ns: its time.
-            uses_streams: it launches them on several streams.
+            worker: the solution's worker.
+            operations: number of operations that the call launches.
+            call_ns: duration of the call.
+            uses_streams: the call launches on several streams.
         """
         held = self._held.get(False)
         if held is None or held.worker is not worker:
@@ -460,7 +460,7 @@ class WorkerPool:
         return gaps_matter(excess_ns, operations, call_ns) or (uses_streams and held.is_narrow)
 
     def end_slow(self) -> None:
-        """End the current worker; those of its solution have fast contexts from now on."""
+        """End the current worker. Later workers of its solution get fast contexts."""
         if False in self._held:
             self._want_fast.add(self._held[False].files.digest)
             self.discard()
@@ -468,12 +468,12 @@ class WorkerPool:
     def _made_for(self, files: SolutionFiles) -> SolutionFiles:
         return replace(files, wants_fast=True) if files.digest in self._want_fast else files
 
-    # Files of a worker, and how it is started.
+    # Files of a worker, and its start.
 
     def make_folder(self, worker: WorkerProcess) -> Path:
-        """Return a new folder, which lasts as long as the session; the worker reads it."""
+        """Return a new folder that lasts as long as the session. The worker reads it."""
         folder = Path(tempfile.mkdtemp(dir=worker.given or self._run_directory))
-        folder.chmod(0o755)  # a worker may be of another user; nobody else comes through the folders above
+        folder.chmod(0o755)  # a worker may have another user id; the folders above are closed to other users
         return folder
 
     def _spawn(
@@ -486,7 +486,7 @@ class WorkerPool:
         try:
             order = self.order_for(files, home, given, precompiled, own)
             order["environment"] |= {CONNECTIONS: "1"} if is_narrow else {}
-            return WorkerProcess(server, order, home, given=given if self._hello.has_walls else None, own=own)
+            return WorkerProcess(server, order, home, given=given if self._session_config.has_walls else None, own=own)
         except OSError as error:
             message = f"the fork server of workers is gone, or a worker's folders cannot be made: {error}"
             raise DeviceFault(message) from None
@@ -499,9 +499,11 @@ class WorkerPool:
         precompiled: Precompiled | None = None,
         own: Path | None = None,
     ) -> dict[str, Any]:
-        """Return the spawn order of a worker. One that precompiles has no GPU, and ends then."""
+        """Return the spawn order of a worker. A worker that precompiles has no GPU, and ends after its work."""
         index, image = (self._gpu_index, self.timing_image) if precompiled is None else (None, None)
-        order = make_order(self._hello, home, gpu_index=index, image=image) | {"is_reference": files.is_reference}
+        order = make_order(self._session_config, home, gpu_index=index, image=image) | {
+            "is_reference": files.is_reference
+        }
         policy = self.policies.make_policy(files.digest, files.artifact, given, own)
         if policy is None:
             return order
@@ -509,9 +511,9 @@ class WorkerPool:
         policy = replace(policy, writable=(str(home), *policy.writable))
         if precompiled is not None:
             policy = policy.without_gpu()
-            order["precompile"] = {**place_of(self.policies.hand_over(precompiled[0], given)), **precompiled[1]}
-            # Of what it leaves half done, Triton's cache and what ninja makes alone take no harm: ninja knows what is
-            # not finished, and the lock on a module goes with the process, or with the next worker.
+            order["precompile"] = {**location_of(self.policies.hand_over(precompiled[0], given)), **precompiled[1]}
+            # A killed worker can leave Triton's cache and ninja's outputs unfinished. This is safe: ninja knows
+            # unfinished files, and the lock on a module ends with the process, or with the next worker.
             folders = {name: str(home / name.lower()) for name in NOT_PRECOMPILED}
             order["environment"] |= {"CUDA_VISIBLE_DEVICES": "", **folders}
         return order | {"sandbox": policy.to_json(), "shared_modules": str(self.policies.shared_modules)}
@@ -519,68 +521,74 @@ class WorkerPool:
     # Workers that precompile.
 
     def start_precompiling(self, solution: SolutionFiles, artifact: Artifact, words: dict[str, Any]) -> WorkerProcess:
-        """Start a worker in a sandbox and without a GPU that compiles a solution's kernels, and then ends.
+        """Start a worker, in a sandbox without a GPU, that compiles a solution's kernels and then ends.
 
         Args:
-            solution: its policy is for this one.
-            artifact: the solution's.
-            words: what else `worker/jit/precompile.py` wants to know.
+            solution: the solution whose policy applies.
+            artifact: the solution's artifact.
+            words: further fields for `worker/jit/precompile.py`.
         """
         worker = self._spawn(solution, (artifact, words))
         worker.deafen()
         return worker
 
     def may_precompile(self) -> bool:
-        """Tell whether workers that precompile can be started: their server has said that it is ready.
+        """Return whether workers that precompile can be started: their fork server has reported that it is ready.
 
-        It imports for a second or more. Orders that waited in its socket would fill that, and hold this process up.
+        The server imports for a second or more. Requests that wait in its socket would fill it and block this process.
         """
         if self.precompiling is not None and not self._precompiles:
             self._precompiles = hear_ready(self.precompiling)
-            if self._precompiles is False:  # it is gone
+            if self._precompiles is False:  # the server has ended
                 self.end_precompiling()
         return self.precompiling is not None and bool(self._precompiles)
 
     def end_precompiling(self) -> None:
-        """End the server of such workers."""
+        """End the fork server of workers that precompile."""
         if self.precompiling is not None:
             self.precompiling.close()
             self.precompiling = None
 
 
-def make_order(hello: Hello, home: Path, *, gpu_index: int | None = None, image: bytes | None = None) -> dict[str, Any]:
+def make_order(
+    session_config: SessionConfig, home: Path, *, gpu_index: int | None = None, image: bytes | None = None
+) -> dict[str, Any]:
     """Return the spawn order of a worker without a sandbox.
 
     Args:
-        hello: the session's settings.
+        session_config: the session's settings.
         home: the worker's folder.
-        gpu_index: its GPU's number as CUDA counts; None to go by what the session sees.
-        image: machine code of the timing kernels, which it then need not assemble.
+        gpu_index: the GPU's number as CUDA counts; None for the GPU that the session sees.
+        image: machine code of the timing kernels; None to have the worker assemble it.
     """
-    environment = worker_environment(os.environ, Path(hello.cache_root)) | {"HOME": str(home), "TMPDIR": str(home)}
+    environment = worker_environment(os.environ, Path(session_config.cache_root)) | {
+        "HOME": str(home),
+        "TMPDIR": str(home),
+    }
     if gpu_index is not None:
         environment["CUDA_VISIBLE_DEVICES"] = str(gpu_index)
     return {
         "environment": environment,
-        "gpu_uuid": hello.gpu_uuid if gpu_index is not None else None,
-        "device": "cuda:0" if hello.device == "cuda" else "cpu",
+        "gpu_uuid": session_config.gpu_uuid if gpu_index is not None else None,
+        "device": "cuda:0" if session_config.device == "cuda" else "cpu",
         "threads": usable_cores(),
-        "memory_limit_bytes": hello.worker_memory_bytes or int(usable_memory() * MEMORY_SHARE / hello.sessions),
+        "memory_limit_bytes": session_config.worker_memory_bytes
+        or int(usable_memory() * MEMORY_SHARE / session_config.sessions),
         "timing": {
-            "l2_cache": hello.timing.l2_cache,
-            "clock": hello.timing.clock,
+            "l2_cache": session_config.timing.l2_cache,
+            "clock": session_config.timing.clock,
             "image": "" if image is None else base64.b64encode(image).decode(),
         },
     }
 
 
 def _start_fault(worker: WorkerProcess, error: Exception) -> DeviceFault:
-    """End a worker that does not start; return the fault that says so, with what the worker printed."""
+    """End a worker that does not start; return the fault with the worker's output."""
     worker.end()
     said = worker.log.take().strip()
     return DeviceFault(f"a new worker did not start: {error or type(error).__name__}\n{said}".rstrip())
 
 
 def gaps_matter(excess_gap_ns: int, operations: int, call_ns: float) -> bool:
-    """Tell whether longer gaps between a call's operations are a noticeable share of its time."""
+    """Return whether longer gaps between a call's operations are a noticeable share of its time."""
     return bool(excess_gap_ns) and (operations - 1) * excess_gap_ns > GAPS_SHARE * call_ns

@@ -1,12 +1,12 @@
 """The folders, variables and sandbox policy of each worker of a session.
 
-What all workers have alike is found once, a solution's own is added to it. A worker reads the interpreter with its
-packages, the system's programs and libraries, the compilers and this package; not what lies beside them: the data set,
-caches, home folders and the folders of running programs stay out, also if the interpreter lies below a home folder. It
-writes to its home and to its solution's folder of compiled code.
+The part common to all workers is found once, and each solution's part is added. A worker reads the interpreter with its
+packages, the system's programs and libraries, the compilers, and this package. It does not read neighbouring folders:
+the data set, caches, home folders, and folders of running programs, even if the interpreter is below a home folder. It
+writes to its home, and to its solution's folder of compiled code.
 
-`/dev/shm` is not among what it writes: threads, pipes and memory files do without, and a file there would outlive its
-worker and reach the next one. What breaks is multiprocessing's locks, queues and shared memory; torch.compile, whose
+Workers cannot write to `/dev/shm`. Threads, pipes and memory files work without it, and a file there would outlive its
+worker and reach the next worker. Locks, queues and shared memory of multiprocessing do not work. torch.compile, whose
 pool of compilers uses such locks, compiles in the worker instead (`environments.py`).
 """
 
@@ -26,7 +26,7 @@ from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.files.trees import walk_files
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import lend_helpers
 from flashinfer_bench.bench.runner.environments import library_folder, named_paths, solution_environment
-from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.protocol import SessionConfig
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.cache import JIT_FOLDER, MOST_FILE_BYTES
 from flashinfer_bench.compile.toolchain import find_cuda, find_cxx
@@ -45,64 +45,64 @@ SETTINGS: Final = (
     *("localtime", "timezone", "os-release", "lsb-release", "debian_version", "redhat-release", "mime.types"),
     *("ssl/openssl.cnf", "gai.conf", "host.conf", "protocols", "services", "nvidia", "OpenCL", "vulkan", "ld-nix.so"),
 )
-"""Of /etc; the rest of it may be for root alone."""
+"""Files of /etc that workers read. Other files there may be for root only."""
 DEVICES: Final = (
     *PLAIN_DEVICES,
     *("nvidia[0-9]*", "nvidiactl", "nvidia-uvm*", "nvidia-modeset", "nvidia-caps", "nvidia-caps-imex-channels", "dxg"),
 )
 LIBRARIES: Final = ("torch", "flashinfer-python", "apache-tvm-ffi", "triton")
-"""Modules are compiled for these, and for the GPU."""
+"""Packages for which modules are compiled, besides the GPU."""
 ENTERED_BY_ALL, READ_BY_ALL = 0o711, 0o755
 
 
 class PolicyMaker:
-    """Makes policies, and says where a solution's compilers at run time keep what they make.
+    """Makes policies, and names the cache folders of a solution's run-time compilers.
 
     Args:
-        hello: the session's settings.
-        environment: the session's.
+        session_config: the session's settings.
+        environment: the session's environment.
     """
 
-    def __init__(self, hello: Hello, environment: Mapping[str, str]) -> None:
-        self._hello, self._environment = hello, environment
-        self._has_own_user = hello.has_walls and hello.sandbox_user == "own"
-        self._cache_root = Path(hello.cache_root)
+    def __init__(self, session_config: SessionConfig, environment: Mapping[str, str]) -> None:
+        self._session_config, self._environment = session_config, environment
+        self._has_own_user = session_config.has_walls and session_config.sandbox_user == "own"
+        self._cache_root = Path(session_config.cache_root)
         self.shared_modules = library_folder(environment, self._cache_root)
         self._devices = tuple(find_devices())
 
     @cached_property
     def _readable(self) -> list[str]:
-        return find_readable(self._environment, hidden=self._hello.hidden)
+        return find_readable(self._environment, hidden=self._session_config.hidden)
 
     @cached_property
     def _path(self) -> str:
-        """The session's PATH without folders that no worker reads: it would find programs that it cannot start."""
+        """The session's PATH without folders that workers cannot read, since their programs could not start."""
         folders = self._environment.get("PATH", os.defpath).split(os.pathsep)
         return os.pathsep.join(one for one in folders if _is_below(os.path.realpath(one), self._readable))
 
     @cached_property
     def _made_for(self) -> str:
-        """A name for the versions of the libraries that modules are compiled for, and the GPU's compute capability."""
+        """A digest of the library versions and the compute capability for which modules are compiled."""
         versions = {}
         for package in LIBRARIES:
             with suppress(metadata.PackageNotFoundError):
                 versions[package] = metadata.version(package)
-        return digest_of({"libraries": versions, "capability": self._hello.gpu_capability})
+        return digest_of({"libraries": versions, "capability": self._session_config.gpu_capability})
 
     def open_to_workers(self, run_directory: Path) -> None:
-        """Let workers of another user through the session's folder to their own."""
+        """Let workers of another user pass through the session's folder to their own folders."""
         if self._has_own_user:
             run_directory.chmod(ENTERED_BY_ALL)
 
     def environment(self, digest: str, own: Path | None = None) -> dict[str, str]:
-        """Return the variables of a solution's worker that differ from those of others.
+        """Return the variables that are specific to a solution's worker.
 
         Args:
-            digest: the solution's.
-            own: the worker's folder for what is compiled in it; None for the solution's.
+            digest: digest of the solution.
+            own: the worker's folder for compiled files; None for the solution's folder.
         """
         folder = own or self.folder(digest)
-        if not self._hello.has_walls:
+        if not self._session_config.has_walls:
             return solution_environment(folder)
         return {
             **solution_environment(folder),
@@ -116,36 +116,36 @@ class PolicyMaker:
         }
 
     def folder(self, digest: str) -> Path:
-        """Return where a solution's compilers at run time keep what they make."""
-        own = f"{digest}-own" if self._has_own_user else digest  # each belongs to its user
+        """Return the cache folder of a solution's run-time compilers."""
+        own = f"{digest}-own" if self._has_own_user else digest  # each folder belongs to its user
         return self._cache_root / JIT_FOLDER / digest[:2] / own
 
     def mark_compiled(self, digest: str) -> None:
-        """Note that a solution's kernels are compiled, beside its folder, where no worker writes."""
-        with suppress(OSError):  # then they are looked at once more
+        """Record that a solution's kernels are compiled, in a file next to its folder. No worker can write there."""
+        with suppress(OSError):  # then the kernels are checked again
             self._mark(digest).touch()
 
     def is_compiled(self, digest: str) -> bool:
-        """Tell whether that was noted, of these versions of the libraries and for such a GPU."""
-        return self._hello.has_walls and self._mark(digest).exists() and self.folder(digest).is_dir()
+        """Return whether this was recorded for the current library versions and GPU."""
+        return self._session_config.has_walls and self._mark(digest).exists() and self.folder(digest).is_dir()
 
     def _mark(self, digest: str) -> Path:
         folder = self.folder(digest)
         return folder.with_name(f"{folder.name}.{self._made_for}")
 
     def make_policy(self, digest: str, artifact: Path | None, given: Path, own: Path | None = None) -> Policy | None:
-        """Make a solution's folder, and the policy of a worker for it; None without a sandbox. Its home is to be added.
+        """Make a solution's folder and its worker's policy, without the home; None without a sandbox.
 
         Args:
-            digest: the solution's.
-            artifact: its files.
-            given: a folder that this worker alone will read.
-            own: as for `environment`.
+            digest: digest of the solution.
+            artifact: folder of its files.
+            given: a folder that only this worker will read.
+            own: see `environment`.
         """
-        if not self._hello.has_walls:
+        if not self._session_config.has_walls:
             return None
         folder = own or self.folder(digest)
-        is_new = not folder.exists()  # in one that a worker has written to, a name may lead elsewhere
+        is_new = not folder.exists()  # in a folder that a worker has written to, a name may be a link
         folder.mkdir(parents=True, exist_ok=True)
         lent = lend_helpers(Path(solution_environment(folder)["TRITON_CACHE_DIR"])) if is_new else []
         given.mkdir(parents=True)
@@ -161,11 +161,11 @@ class PolicyMaker:
             writable=(str(folder),),
             devices=self._devices,
             user=user,
-            reads_all_owners=self._hello.sandbox_user == "root that reads all files",
+            reads_all_owners=self._session_config.sandbox_user == "root that reads all files",
         )
 
     def hand_over(self, artifact: Artifact, given: Path | None) -> Artifact:
-        """Return an artifact that a worker can read: a copy, if the worker is of a user that may not read it."""
+        """Return an artifact that a worker can read: a copy, if the worker's user cannot read it."""
         if not self._has_own_user or given is None or find_barrier(artifact.directory / artifact.entry) is None:
             return artifact
         copy = given / "artifact"
@@ -181,12 +181,12 @@ class PolicyMaker:
 def find_readable(
     environment: Mapping[str, str], *, hidden: Iterable[str] = (), import_path: Sequence[str] | None = None
 ) -> list[str]:
-    """Return what every worker reads, by real paths; what is not there is left out.
+    """Return the real paths that every worker reads. Missing paths are skipped.
 
     Args:
-        environment: the session's.
-        hidden: folders that no worker reads, also where they lie in one that it does.
-        import_path: where modules are imported from; sys.path where it is left out.
+        environment: the session's environment.
+        hidden: folders that no worker reads, even inside a readable folder.
+        import_path: folders from which modules are imported; None for sys.path.
     """
     system = [*SYSTEM, *(f"/etc/{name}" for name in SETTINGS)]
     found = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, os.path.realpath(sys.executable)]
@@ -200,7 +200,7 @@ def find_readable(
 
 
 def carve(path: str, hidden: Sequence[str]) -> list[str]:
-    """Return a folder without those that are hidden: its other entries, where one of them lies in it."""
+    """Return a folder without its hidden parts: if it has such a part, the other entries."""
     if _is_below(path, hidden):
         return []
     if not any(_is_below(secret, [path]) for secret in hidden):
@@ -214,7 +214,7 @@ def find_devices() -> list[str]:
 
 
 def is_too_wide(path: str) -> bool:
-    """Tell whether a folder holds a whole home, or all homes: no variable of a user's opens these."""
+    """Return whether a folder contains a whole home, or all homes. A user's variable must not open these."""
     homes = ("/home", "/root", str(Path.home()), "/tmp", "/var/tmp", "/run")
     return any(_is_below(os.path.realpath(home), [path]) for home in homes)
 
@@ -224,7 +224,7 @@ def _is_below(path: str, folders: Iterable[str]) -> bool:
 
 
 def _find_imported(import_path: Sequence[str]) -> Iterator[str]:
-    """Yield the modules on the path: a folder that packages are installed into whole, of others modules alone."""
+    """Yield the modules on the path: whole folders of installed packages, single modules of other folders."""
     for folder in (Path(entry or ".") for entry in import_path):
         if folder.is_file():  # the standard library in an archive
             yield str(folder)
@@ -238,14 +238,14 @@ def _find_imported(import_path: Sequence[str]) -> Iterator[str]:
                     one for one in entries if one.suffix in (".py", ".so", ".pyd") or (one / "__init__.py").is_file()
                 )
                 yield from map(str, modules)
-    for name, module in list(sys.modules.items()):  # editable installs that put a table of packages on no path
+    for name, module in list(sys.modules.items()):  # editable installs with a table of packages, which are on no path
         table = getattr(module, "MAPPING", None) if name.startswith("__editable__") else None
         if isinstance(table, dict):
             yield from (str(place) for place in table.values() if Path(str(place)) != PACKAGE)
 
 
 def _find_tools(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield the files of compilers, and paths that the environment names."""
+    """Yield the files of compilers, and paths named by the environment."""
     for part in named_paths(environment):
         compiler = find_cxx({**environment, "CXX": part})
         if compiler is not None:

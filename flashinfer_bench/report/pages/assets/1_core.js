@@ -1,4 +1,4 @@
-// What all pages share: data that is loaded when asked for, elements made of text alone, numbers as people read them.
+// Common to all pages: data loaded on demand, elements made only of text, and readable numbers.
 "use strict";
 const fibReport = (() => {
   const kept = new Map();
@@ -25,7 +25,7 @@ const fibReport = (() => {
     return asked.get(key);
   }
 
-  // Make an element. Strings become text, never markup; attributes come from these scripts, not from data.
+  // Make an element. Strings become text, never markup. Attributes come from these scripts, not from data.
   function el(tag, attributes, ...children) {
     const element = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes || {})) {
@@ -36,12 +36,12 @@ const fibReport = (() => {
     return element;
   }
 
-  // A name may break behind its signs, so that its words stay whole.
+  // A name may break after its signs, so that its words stay whole.
   const name = (text) => el("bdi", null, String(text).split(/(?<=[_\-/.:])/).flatMap((part, at) => (at ? [el("wbr"), part] : [part])));
   const link = (href, text) => el("a", { href }, name(text));
   const more = (open, summary, ...children) => el("details", { open }, el("summary", null, summary), ...children);
 
-  // What was measured has three digits, so that a column reads evenly; ticks and counts have no zeros at their end.
+  // Measured values have three digits, so that a column aligns. Ticks and counts have no trailing zeros.
   function time(ms, show = measured) {
     if (ms === null || ms === undefined) return "–";
     const [value, unit] = ms >= 1000 ? [ms / 1000, "s"] : ms >= 1 ? [ms, "ms"] : [ms * 1000, "µs"];
@@ -59,25 +59,25 @@ const fibReport = (() => {
   const percent = (share) => (share === null || share === undefined ? "–" : `${(share * 100).toFixed(share === 0 || share === 1 ? 0 : 1)}\u00a0%`);
   const range = (low, high, show) => (low === null || high === null || low === undefined ? "" : `${show(low)} to ${show(high)}`);
 
-  // A number with its interval below it, where there is one.
+  // A number with its interval below it, if it has one.
   function withRange(text, low, high, show) {
-    const told = range(low, high, show);
-    return el("span", null, text, told ? el("small", { class: "range" }, told) : null);
+    const interval = range(low, high, show);
+    return el("span", null, text, interval ? el("small", { class: "range" }, interval) : null);
   }
 
   const [CONFIRMED, NOT_CONFIRMED, INDICATIVE] = ["confirmed", "not confirmed", "CPU: indicative"];
-  // A caption: what only CPUs judged is indicative.
+  // A caption. Results of only CPUs are indicative.
   function captionOf(standings, text) {
     const ranked = standings.filter(Boolean);
     return ranked.length && ranked.every((standing) => standing === INDICATIVE) ? `${INDICATIVE}. ${text}` : text;
   }
   const unconfirmed = (standing) => (standing === NOT_CONFIRMED ? el("small", { class: "range" }, standing) : null);
 
-  // What a row of tables says below its count: why solutions failed, or why those that passed have no time.
+  // The remark below the count in a row: why solutions failed, or why passing solutions have no time.
   function remark(passed, latency, failure, quick, standing) {
-    const mark = standing === NOT_CONFIRMED ? standing : "";
-    const told = [failure || (quick ? "quick look" : passed && latency === null ? "no time that counts" : ""), mark].filter(Boolean).join(", ");
-    return told ? el("small", { class: "range" }, name(told)) : null;
+    const shownStanding = standing === NOT_CONFIRMED ? standing : "";
+    const text = [failure || (quick ? "quick look" : passed && latency === null ? "no time that counts" : ""), shownStanding].filter(Boolean).join(", ");
+    return text ? el("small", { class: "range" }, name(text)) : null;
   }
 
   function status(word) {

@@ -1,4 +1,4 @@
-// A table that sorts by its headings, and shows so many rows at first. A region of its own scrolls where it is wide.
+// A table that sorts by its headings, and first shows FIRST_ROWS rows. If it is wide, its own region scrolls.
 "use strict";
 fibReport.table = (() => {
   const { el } = fibReport;
@@ -7,8 +7,8 @@ fibReport.table = (() => {
   const absent = (item) => item === null || item === undefined || item === "";
   const classes = (column) => [column.number ? "number" : "", column.kind || ""].filter(Boolean).join(" ") || null;
 
-  // columns: {label, value(row) to sort by, cell(row) to show, number, hint, optional: left out where no row has a value,
-  // kind: "wide" is not shown on a phone, "control" is not printed, "tight" breaks long names early}; sort: {column, down}, which stands before optional ones.
+  // columns: {label, value(row) to sort by, cell(row) to show, number, hint, optional: omitted if no row has a value,
+  // kind: "wide" is not shown on a phone, "control" is not printed, "tight" breaks long names early}; sort: {column, down}, a column before the optional columns.
   function table({ caption, columns: all, rows, sort, empty }) {
     const columns = all.filter((column) => !column.optional || rows.some((row) => !absent(column.value(row))));
     let order = sort || null;

@@ -1,4 +1,4 @@
-// The charts: latency over an axis, the roofline, fast_p. Each has its numbers in a table of the page too.
+// The charts: latency over an axis, the roofline, fast_p. The page also has the numbers of each chart in a table.
 "use strict";
 fibReport.charts = (() => {
   const { el, time, tick, digits } = fibReport;
@@ -7,7 +7,7 @@ fibReport.charts = (() => {
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const colour = (index) => style(`--series-${index % COLOURS}`);
 
-  // A logarithmic axis over few decades has its 1, 2 and 5 told, one over many its powers of ten.
+  // A logarithmic axis over few decades has labels at 1, 2 and 5, an axis over many decades at powers of ten.
   function tell(plot, splits, index) {
     const { min, max } = plot.scales[index ? "y" : "x"];
     const digitsTold = max / min < 200 ? [1, 2, 5] : [1];
@@ -20,15 +20,15 @@ fibReport.charts = (() => {
       values: (_, splits) => splits.map((split) => (split === null ? "" : show(split))),
     };
   }
-  // Bounds of a logarithmic scale, with room, also where all values are one.
+  // Bounds of a logarithmic scale, with a margin, also if all values are equal.
   function bounds(values) {
     const known = values.filter((value) => value > 0);
     if (!known.length) return [0.1, 10];
     return [Math.min(...known) / 1.5, Math.max(...known) * 1.5];
   }
 
-  // lines: {name, y: values at x, low, high, dots: no line between}. x rises, and may hold one value several times.
-  // tickY shows a value at the axis, showY one that was measured.
+  // lines: {name, y: values at x, low, high, dots: no line between}. x ascends, and may repeat a value.
+  // tickY formats a value at the axis, showY a measured value.
   function draw({ label, x, lines, xLabel, yLabel, showX, showY, tickY = showY, logX, logY, describe }) {
     const readout = el("p", { class: "readout" }, "Point at the chart to read its values.");
     const host = el("div", { class: "chart", role: "img", "aria-label": label });
@@ -126,7 +126,7 @@ fibReport.charts = (() => {
     });
   }
 
-  // Colours are read anew: the theme is another.
+  // The theme has changed, so the colours are read again.
   function redraw() {
     for (const plot of plots) if (plot.root.isConnected) plot.redraw(); else plots.delete(plot);
   }

@@ -9,7 +9,7 @@ fibReport.overview = (() => {
     return el("label", null, `${label} `, field);
   }
 
-  // Of one kind of hardware: numbers of two are not compared, so there is no best of both.
+  // For one kind of hardware. Numbers of two kinds are not compared, so they have no common best.
   function matrix(data, all, hardware) {
     const rows = all.filter((row) => row.hardware === hardware);
     const authors = distinct(rows, "author");
@@ -78,7 +78,7 @@ fibReport.overview = (() => {
       el("form", { class: "filters", onsubmit: (event) => { event.preventDefault(); set("q")(filter.value); } },
         el("label", null, "Filter ", filter), select("Hardware", hardware, chosen.hw, set("hw")), select("Op type", opTypes, chosen.op, set("op")),
         select("Author", distinct(data.solutions, "author"), chosen.author, set("author")), select("Verdict", ["passed", "failed"], chosen.state, set("state"))),
-      hardware.length > 1 && !chosen.hw ? el("p", { class: "note" }, "There are several kinds of hardware, and numbers of two are not to be compared: choose one above.") : null,
+      hardware.length > 1 && !chosen.hw ? el("p", { class: "note" }, "There are several kinds of hardware, whose numbers must not be compared. Choose one kind above.") : null,
       el("h2", null, "Definitions and authors"), matrix(data, rows, most),
       el("h2", null, "Solutions"), solutions(rows),
       el("p", { class: "quiet" }, "Small figures below a number are its 95 % interval. It holds for a re-run in a new worker on the same machine."),
@@ -96,8 +96,8 @@ fibReport.overview = (() => {
     const pick = el("select", { id: "hardware", onchange: () => go(`#/leaderboard?${new URLSearchParams({ hw: pick.value })}`) }, hardware.map((item) => el("option", { value: item, selected: item === chosen }, item)));
     const columns = [
       { label: "Author", value: (row) => row.author, cell: (row) => [link(`#/?${new URLSearchParams({ author: row.author })}`, row.author), unconfirmed(row.standing)] },
-      number("Share of fastest", "mean over all definitions, of the mean over workloads, of the lowest latency of anybody over the author's; 0 for what the author did not pass", (row) => row.fastest_share, (row) => percent(row.fastest_share)),
-      number("Score", "mean over definitions of the mean speed-up of the best solution; 0 where it failed a workload", (row) => row.score, (row) => times(row.score)),
+      number("Share of fastest", "mean over all definitions, of the mean over workloads, of the lowest latency of any author over the author's; 0 for a workload that the author did not pass", (row) => row.fastest_share, (row) => percent(row.fastest_share)),
+      number("Score", "mean over definitions of the mean speed-up of the best solution; 0 if it failed a workload", (row) => row.score, (row) => times(row.score)),
       number("Speed-up", "geometric mean over the compared workloads, with its 95 % interval", (row) => row.speedup && row.speedup.value, (row) => (row.speedup ? withRange(times(row.speedup.value), row.speedup.low, row.speedup.high, times) : "–")),
       number("Win rate", "share of the compared workloads that are faster than the baseline", (row) => row.win_rate, (row) => percent(row.win_rate)),
       { optional: true, ...number("Roofline", "share of the roofline, geometric mean of the passed workloads whose cost is known", (row) => row.roofline_share, (row) => percent(row.roofline_share)) },
@@ -106,10 +106,10 @@ fibReport.overview = (() => {
     ];
     return [
       el("h1", null, "Leaderboard"),
-      el("p", null, "Authors are ranked by their share of the fastest: of each workload the lowest latency of anybody over the author's, and 0 where the author did not pass. First place needs a confirmed result if there is one. No baseline can inflate it. Score, speed-up, win rate and fast_p are against ", name(against), ": where that is slow, they are high."),
+      el("p", null, "Authors are ranked by their share of the fastest: for each workload, the lowest latency of any author over the author's, or 0 if the author did not pass. First place needs a confirmed result if there is one. No baseline can inflate this share. Score, speed-up, win rate and fast_p are against ", name(against), ". If the baseline is slow, they are high."),
       hardware.length ? el("form", { class: "filters" }, el("label", null, "Hardware ", pick)) : null,
       table({
-        caption: captionOf(rows.map((row) => row.standing), `Authors on ${chosen}`), rows, empty: "No whole verdict is there; quick looks are not ranked.", columns,
+        caption: captionOf(rows.map((row) => row.standing), `Authors on ${chosen}`), rows, empty: "There is no whole verdict; quick looks are not ranked.", columns,
       }),
       rows.length ? fibReport.more(false, "What the columns mean", el("dl", null, columns.filter((column) => column.hint).flatMap((column) => [el("dt", null, column.label), el("dd", null, column.hint)]))) : null,
       untimed.length ? el("p", { class: "quiet" }, "Nothing to compare: ", untimed.map((author, index) => [index ? ", " : "", name(author)]).flat(), ". No time counts, as under Triton's interpreter, or the baseline has none.") : null,

@@ -40,7 +40,7 @@ fibReport.definition = (() => {
     });
   }
 
-  // The data with its axes: those that workloads give, the one with the most sizes first, since latency is drawn over it.
+  // The data with its var axes. The axis with the most sizes is first, since latency is drawn over it.
   function withAxes(data) {
     const names = [...new Set(data.workloads.flatMap(([, sizes]) => Object.keys(sizes)))];
     const known = names.filter((axis) => !data.text || data.text.axes[axis]?.type === "var");
@@ -93,9 +93,9 @@ fibReport.definition = (() => {
           { label: "Latency", number: true, value: (row) => row.first.row[2], cell: (row) => withRange(time(row.first.row[2]), row.first.row[3], row.first.row[4], time) },
           { label: "Speed-up", number: true, down: true, value: (row) => row.first.row[5], cell: (row) => times(row.first.row[5]) },
           { label: "Roofline", optional: true, number: true, down: true, hint: "share of the roofline", value: (row) => row.first.row[6], cell: (row) => percent(row.first.row[6]) },
-          { label: "Ties", hint: "their intervals meet that of the fastest: which is faster cannot be told", value: (row) => row.ties.length, cell: (row) => el("span", null,
+          { label: "Ties", hint: "their intervals overlap the interval of the fastest, so the difference is not significant", value: (row) => row.ties.length, cell: (row) => el("span", null,
             row.ties.slice(0, 3).map(({ item }, at) => [at ? ", " : "", link(`#/solution/${item.id}`, item.name)]).flat(), row.ties.length > 3 ? ` and ${row.ties.length - 3} more` : "") },
-          { label: "Passed by", number: true, hint: "how many solutions passed with a time that counts", value: (row) => row.of, cell: (row) => digits(row.of) },
+          { label: "Passed by", number: true, hint: "number of solutions that passed with a time that counts", value: (row) => row.of, cell: (row) => digits(row.of) },
         ],
       }),
       !text ? null : el("section", null,

@@ -3,10 +3,10 @@
 fibReport.solution = (() => {
   const { el, link, name, time, times, percent, withRange, table, more, status } = fibReport;
 
-  // The workload of a verdict; on a phone its hardware stands below it.
+  // The workload of a verdict. On a phone, its hardware is below it.
   const place = (verdict, several) => el("span", { title: verdict.w }, name(verdict.axes || verdict.w), several ? el("small", { class: "range narrow" }, "on ", name(verdict.hardware)) : null);
 
-  // What a verdict's details list: the word, and the entry of its data.
+  // The details of a verdict: the word, and the key of its data.
   const DETAILS = Object.entries({
     clock: "method", caches: "cache_state", launch: "launch", "fall-back": "fallback", readings: "samples", trials: "trials", "median ms": "median_ms", "first quartile ms": "q25_ms",
     "third quartile ms": "q75_ms", standing: "standing", assurance: "assurance", "bound by": "bound", "outside ms": "outside_ms", "gated chain ms": "relay_ms", "batch ms": "burst_ms",
@@ -81,7 +81,7 @@ fibReport.compare = (() => {
     return text ? el("label", { class: "pick" }, input, ` ${text}`) : input;
   }
 
-  // The rule of report/decision.py; a test holds both together. Half an interval is that of the logarithm.
+  // The rule of report/decision.py; a test checks that both agree. Half intervals are of logarithms.
   const half = ([latency, low, high]) => (latency > 0 && low > 0 && high > 0 ? Math.max(Math.log(high / latency), Math.log(latency / low), 0) : null);
   function decide(mean, reach) {
     const edge = Math.log(1 + THRESHOLD);
@@ -119,7 +119,7 @@ fibReport.compare = (() => {
     return [
       el("h1", null, "Compare"),
       el("p", null, "A: ", link(`#/solution/${first.id}`, first.name), el("br"), "B: ", link(`#/solution/${second.id}`, second.name)),
-      first.d !== second.d ? el("p", { class: "note" }, "These are solutions of different definitions. There is nothing to compare.") : null,
+      first.d !== second.d ? el("p", { class: "note" }, "These are solutions of different definitions. They cannot be compared.") : null,
       wholes.map(decided),
       table({
         caption: "Workloads that both were judged on", rows, empty: "No workload was judged for both on the same hardware.", columns: [
@@ -131,7 +131,7 @@ fibReport.compare = (() => {
           { label: "B", number: true, hint: "latency of B", value: (row) => row.two.n[0], cell: (row) => withRange(time(row.two.n[0]), row.two.n[1], row.two.n[2], time) },
         ],
       }),
-      el("p", { class: "quiet" }, "A, B: the latency of each with its interval. B / A: the time of B over that of A, with its 95\u00a0% interval by what was recorded. “Same within 2\u00a0%”: the whole interval lies within it. “Faster”, “slower”: it leaves out 1, and the ratio is beyond 2\u00a0%. “Cannot tell yet”: measure both in turn with ", el("code", null, "flashinfer-bench compare"), "."),
+      el("p", { class: "quiet" }, "A, B: the latency of each with its interval. B / A: the time of B over the time of A, with its 95\u00a0% interval from the recorded intervals. “Same within 2\u00a0%”: the whole interval is within 2\u00a0%. “Faster”, “slower”: the interval excludes 1, and the ratio is beyond 2\u00a0%. “Cannot tell yet”: measure both interleaved with ", el("code", null, "flashinfer-bench compare"), "."),
     ];
   }
   return { box, show, draw, decide };

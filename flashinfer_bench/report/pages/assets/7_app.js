@@ -1,4 +1,4 @@
-// Which page the address names, the theme, the search, and the keys.
+// The page of the address, the theme, the search, and the keyboard shortcuts.
 "use strict";
 (() => {
   const { load, el } = fibReport;
@@ -80,7 +80,7 @@
   });
   document.getElementById("skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
   addEventListener("hashchange", () => { close(); route(); });
-  // Paper is white, and nobody can open a log on it.
+  // Paper is white, and a log on it cannot be opened.
   let chosen = null;
   addEventListener("beforeprint", () => {
     chosen = document.documentElement.dataset.theme;

@@ -1,4 +1,4 @@
-"""The comparison: which elements fail, what is counted and reported, and what a wrong output looks like, in words."""
+"""The comparison: the failing elements, the counts and reports, and the description of a wrong output."""
 
 import math
 from dataclasses import replace
@@ -106,7 +106,7 @@ def whole(dtype, *values):
         (*whole(torch.uint8, 3, 250), Tolerance(1.0, 1e9), "expected 3, got 250 (abs error 247,"),
     ],
 )
-def test_what_is_said_of_an_output(expected, got, tolerance, parts):
+def test_the_description_of_an_output(expected, got, tolerance, parts):
     problem = compare(expected, got, tolerance, output="out", chunk_elements=64).problem()
     assert problem is None if parts is None else parts in problem
 
@@ -187,7 +187,7 @@ def test_patterns(right, wrong, reported):
     assert describe_pattern(right, wrong, Tolerance(1e-4, 1e-4)) == reported
 
 
-# Triton's helpers are shared only if nobody else can write to their folder, and lent without any kernel.
+# Triton's helpers are shared only if no other user can write to their folder, and lent without any kernel.
 
 
 def test_the_shared_folder_is_ours_alone_and_helpers_are_lent_but_no_kernels(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""What the inputs of single calls hold: content of their own, from a secret, and always the same for a number."""
+"""The inputs of single calls: their own content, from a secret, and always the same for a number."""
 
 import math
 
@@ -78,7 +78,7 @@ DIFFERING = [(torch.tensor(2.0), "scaled"), (torch.arange(8.0), "rolled"), (torc
 SAME = [(torch.zeros(8), "scaled"), (torch.ones(8), "rolled"), (torch.ones(4, 1), "redrawn"), (None, "scaled")]
 
 
-def test_it_is_known_if_nothing_can_differ():
+def test_inputs_that_cannot_differ_are_detected():
     assert [open_one(*one).differs for one in (*DIFFERING, *SAME)] == [True] * 3 + [False] * 4
     for value, mode in SAME:
         assert Contents([value, torch.ones(3)], [VariedInput("x", mode), VariedInput("y", "scaled")], 7, 0).differs
@@ -95,7 +95,7 @@ def test_calls_get_the_sets_of_inputs_in_turn_and_no_two_the_same():
 
 
 BOUND = {"constraints": ["x.max() <= 1"]}
-VARIED = [  # name, dtype, whether it is stored, what else is said; whether it is nudged, deviation if it is drawn
+VARIED = [  # name, dtype, whether it is stored, further settings; whether it is nudged, deviation if it is drawn
     *(("x", dtype, True, {}, True, None) for dtype in ("float8_e4m3fn", "float4_e2m1fn_x2", "int8")),
     ("x", "float8_e4m3fn", False, {}, False, None),  # any of its bits are flipped
     *(("x", dtype, True, {}, False, None) for dtype in ("float8_e8m0fnu", "uint8", "float16")),
@@ -108,7 +108,7 @@ VARIED = [  # name, dtype, whether it is stored, what else is said; whether it i
 
 
 @pytest.mark.parametrize(("name", "dtype", "is_stored", "others", "is_nudged", "deviation"), VARIED)
-def test_quantised_numbers_of_files_are_changed_a_little_and_random_normal_ones_drawn(
+def test_stored_quantised_numbers_change_a_little_and_random_normal_numbers_are_drawn(
     name, dtype, is_stored, others, is_nudged, deviation
 ):
     definition = define({name: f"{dtype}[n]"}, **others)
@@ -135,7 +135,7 @@ INDICES, LABELS = (torch.tensor(one, dtype=torch.int8) for one in ([-1, 0, 1, 2,
         *((one, 0) for one in (INDICES, LABELS, torch.tensor([0.0, math.inf, math.nan]).to(torch.float8_e5m2))),
     ],
 )
-def test_quantised_numbers_become_others_that_are_there_and_special_ones_stay(value, least):
+def test_quantised_numbers_become_other_numbers_of_the_tensor_and_special_numbers_stay(value, least):
     codes = value.view(torch.uint8)
     numbers = (unpack(value) if value.dtype is torch.float4_e2m1fn_x2 else value.double()).view(len(value), -1)
     is_special = (~numbers.isfinite() | (numbers == 0)).any(1)
@@ -211,7 +211,7 @@ def test_an_equal_seed_gives_equal_inputs_and_leaves_generators_alone(device):
         *((DRAWN, entry, f"has no function '{entry}'") for entry in ("absent", "torch")),
     ],
 )
-def test_what_it_gives_is_checked_and_an_error_is_the_definitions(made, entry, words):
+def test_the_result_is_checked_and_an_error_is_the_definitions(made, entry, words):
     with pytest.raises(DefinitionFault, match=words):
         draw(customised(made, entry=entry))
 
@@ -233,7 +233,7 @@ def test_each_call_gets_inputs_that_the_function_made_together_in_one_draw():
         ("{'x': torch.rand(n), 'i': torch.randperm(n).int()}", 60.0),  # structure changes
     ],
 )
-def test_inputs_that_cannot_be_made_anew_are_varied_as_stored_ones(monkeypatch, made, slow_s):
+def test_inputs_that_cannot_be_made_anew_vary_like_stored_inputs(monkeypatch, made, slow_s):
     monkeypatch.setattr("flashinfer_bench.bench.evaluators.inputs.contents.SLOW_S", slow_s)
     contents = open_contents({}, SOURCES, definition=customised(made), n=4)
     x, i, _ = contents.make(1)

@@ -1,4 +1,4 @@
-"""The inputs of a workload: the same from the same seed, valid for their axes, as given where they are given."""
+"""The inputs of a workload: the same from the same seed, valid for their axes, and given values unchanged."""
 
 import math
 
@@ -13,7 +13,7 @@ from flashinfer_bench.bench.evaluators.inputs.constraints import (
     find_strange_names,
 )
 from flashinfer_bench.bench.evaluators.inputs.fills import count_unwritten, fill, fill_words
-from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
+from flashinfer_bench.bench.evaluators.inputs.generate import InputMaker
 from flashinfer_bench.bench.evaluators.verdict import check_form
 from flashinfer_bench.errors import WorkloadFault
 from tests.bench.evaluators.judging import CPU, define, make
@@ -87,7 +87,7 @@ NAMED = [
 
 
 @pytest.mark.parametrize(("op_type", "name", "spec", "low", "high"), NAMED)
-def test_names_decide_what_values_mean(op_type, name, spec, low, high):
+def test_names_decide_the_meaning_of_values(op_type, name, spec, low, high):
     axes = {"page_size": 8, "num_experts": 16, "vocab_size": 1000}
     sizes = {"n": 64, "pool_size": 100, "num_pages": 2000, "max_seq_len": 30, "max_num_pages": 3}
     values = make(describe(op_type, axes=axes, **TABLES, **{name: spec}), **sizes)[name]
@@ -124,7 +124,7 @@ def root(tmp_path_factory):
     return folder
 
 
-def test_a_stored_input_is_read_as_it_is_and_once_for_all_trials_and_an_optional_one_left_out(root):
+def test_a_stored_input_is_read_once_for_all_trials_and_an_optional_input_is_skipped(root):
     optional = make_definition(inputs={"x": {"shape": ["n"], "dtype": "float32", "optional": True}})
     assert (make(optional, n=2)["x"], len(make(optional, {"x": "random"}, n=2)["x"])) == (None, 2)
     definition = describe(x="bfloat16[n, 4]", w="bfloat16[n]")
@@ -186,7 +186,7 @@ STRANGE = """__import__("os").getpid() == 0 | x.__class__ == n | x.tolist() == n
 left_out.shape[0] == n | unknown == n | x.shape[7] == n | n.shape[0] == 1 | n / 0 == 1 | 'a' == n"""
 
 
-def test_constraints_hold_or_not_and_what_is_not_understood_is_reported_and_not_run():
+def test_constraints_hold_or_not_and_other_expressions_are_reported_and_not_run():
     for constraint in HOLD.replace("\n", " | ").split(" | "):
         assert check_constraints([constraint], VALUES) == []
         with pytest.raises(WorkloadFault, match="does not hold"):
@@ -205,7 +205,7 @@ def test_constraints_hold_or_not_and_what_is_not_understood_is_reported_and_not_
         *((one, None) for one in ("n == 5 or x.max() < 3", "x[0] == 5", "left_out.shape[0] == 5")),
     ],
 )
-def test_what_axes_alone_break_is_told_from_what_needs_values(constraint, end):
+def test_constraints_on_axes_are_separated_from_constraints_on_values(constraint, end):
     left_out = {"shape": ["n"], "dtype": "float32", "optional": True}
     inputs = {"x": "float32[n, 3]", "scale": "float32", "left_out": left_out}
     definition = make_definition(axes={"n": None}, inputs=inputs, constraints=[constraint])
@@ -219,7 +219,7 @@ def test_names_that_a_definition_lacks_are_found():
     assert find_strange_names(definition) == {"n <= token": ["token"], "prod(x) > m": ["m", "prod"]}
 
 
-# What outputs hold before a call, and the memory of a GPU.
+# The content of outputs before a call, and the memory of a GPU.
 
 
 def filled(dtype, size=67):
@@ -240,13 +240,13 @@ def test_elements_that_are_nan_by_right_and_were_not_written_are_counted(dtype):
     expected[10:20] = torch.nan
     assert got.isnan().all()
     assert count_unwritten(expected, got) == 10
-    assert count_unwritten(got, got) == 0  # the reference gives these very bits
+    assert count_unwritten(got, got) == 0  # the reference returns these very bytes
     if dtype is torch.float32:
         wrong = check_form(make_definition(), [got], [torch.full((67,), torch.nan)])
         assert wrong.integrity == {"rule": "unwritten", "evidence": {"output": "y", "elements": 67}}
 
 
-def test_free_memory_is_read_again_after_a_moment_and_holds_what_torch_keeps(monkeypatch):
+def test_free_memory_is_read_again_after_a_moment_and_includes_torchs_cache(monkeypatch):
     now, readings, gpu = [0.0], iter((60, 49, 48)), torch.device("cuda")
     figures = {"reserved_bytes": {"all": {"current": 70}}, "allocated_bytes": {"all": {"current": 30}}}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (next(readings), 100))

@@ -1,4 +1,4 @@
-"""Random integers: valid in all that the reference does with them, as far as that goes, and as their names say."""
+"""Random integers: valid for the reference's use of them, else by their names."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ UNPACKED = "((q[:, None, :] >> torch.arange(0, 32, 4)[None, :, None]) & 15).resh
 
 
 def describe(body, constraints=(), before="", **inputs):
-    """Return a definition of lines between semicolons, of which `~` stands for an indent, or of an expression."""
+    """Return a definition of lines between semicolons, with `~` as an indent, or of an expression."""
     lines = body.replace("; ", "\n").replace("~", "    ") if "; " in body else f"return {body}"
     return define(inputs, lines, before=before, constraints=list(constraints))
 
@@ -30,7 +30,7 @@ def ends(values):
 GRAD = "with torch.enable_grad():; ~w = table.clone().requires_grad_()"
 TABLE = {"table": "float32[v, d]", "tok": "int64[t]"}
 RANGES = [
-    # what indexes a table, in whatever way
+    # indices of a table, in any form
     ("table[tok]", 0, 29),
     ("table.index_select(0, tok.view(-1))", 0, 29),
     ("table.gather(1, tok[:30, None])", 0, 2),
@@ -39,7 +39,7 @@ RANGES = [
     ("F.one_hot(tok, table.shape[1])", 0, 2),
     ("F.cross_entropy(torch.ones(len(tok), 12), tok)", 0, 11),
     ("assert (tok < 20).all(); return table[tok]", 0, 19),
-    # what is computed of it before
+    # values computed before
     ("table[tok // 4]", 0, 119),
     ("table[tok - 9]", 9, 38),
     ("table[(tok[:, None] * 2 + torch.arange(2)).view(-1)]", 0, 14),
@@ -47,11 +47,11 @@ RANGES = [
     ("table[tok // PAGE + SHIFT]", 0, 115),
     ("other = str(tok); return table[tok * 10]", 0, 2),
     ("sum(torch.where(tok >= k, 1, 0)[:, None] * table[tok - k] for k in range(30))", 0, 29),
-    # what the reference wraps or clamps itself
+    # values that the reference wraps or clamps itself
     ("table[tok % table.shape[0]]", 0, 59),
     ("table[(tok - 5).clamp(0, 29)]", 0, 59),
     ("torch.stack([table, table])[tok % 2]", 0, 7),
-    # what indexes nothing, or where runs see too little: small
+    # no indices, or runs see too little: small
     ("torch.stack([table[int(one)] for one in tok])", 0, 7),
     ("table[table.argmax(0)[tok % 3]]", 0, 7),
     ("assert table.data_ptr(); return table[tok % 40]", 0, 7),
@@ -68,7 +68,7 @@ RANGES = [
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(("body", "least", "most"), RANGES)
-def test_integers_are_valid_and_reach_what_they_index(body, least, most):
+def test_integers_are_valid_and_reach_the_whole_indexed_axis(body, least, most):
     definition = describe(body, before="PAGE = 4\nSHIFT = PAGE - 3", **TABLE)
     assert ends(draw(definition)["tok"]) == (least, most)
 
@@ -113,7 +113,7 @@ def test_a_gpu_gives_the_same_ranges():
         ("tok.max() < strange", 0, 29),
     ],
 )
-def test_constraints_bound_what_a_reference_indexes(constraint, least, most):
+def test_constraints_bound_the_indices_of_a_reference(constraint, least, most):
     assert ends(draw(describe("table[tok]", [constraint], **TABLE))["tok"]) == (least, most)
 
 
@@ -139,7 +139,7 @@ PADDED = [
 
 
 @pytest.mark.parametrize(("name", "body", "padding"), PADDED)
-def test_padding_comes_only_if_the_reference_tells_it_and_bears_it(name, body, padding):
+def test_padding_is_used_only_if_the_reference_tests_for_it_and_accepts_it(name, body, padding):
     dtype = "int16" if "100000" in body else "int64"
     inputs = TABLE if name == "tok" else {"x": "float32[t, w]", "labels": f"{dtype}[t]"}
     made = draw(describe(body, **inputs))[name]
@@ -177,7 +177,7 @@ WORDS = [
 
 @pytest.mark.parametrize(("dtype", "body", "has_any_bits"), WORDS)
 def test_words_that_are_shifted_and_masked_have_any_bits(dtype, body, has_any_bits):
-    name = "qweight" if "qweight" in body else "q"  # a name tells words that are opened in another way
+    name = "qweight" if "qweight" in body else "q"  # a name reveals words that are opened differently
     definition = describe(body, x="float32[2, w]", **{name: f"{dtype}[8, 512]"})
     held = draw(definition)[name].view(torch.uint8).float()
     assert (120 < float(held.mean()) < 135 and len(held.unique()) == 256) is has_any_bits

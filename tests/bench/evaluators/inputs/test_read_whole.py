@@ -42,7 +42,7 @@ def find(inputs, expression, given=None, n=3):
 
 
 @pytest.mark.parametrize("case", [*WHOLE, *NOT])
-def test_what_changes_an_output_with_each_element_is_read_whole_and_nothing_else_counts(case):
+def test_an_input_is_read_whole_only_if_each_element_changes_an_output(case):
     inputs, expression, *names = (WHOLE | NOT)[case]
     assert sorted(find(inputs, expression)) == sorted(" ".join(names).split())
 

@@ -1,4 +1,4 @@
-"""Stress cases: which a job has, what inputs become, which shortcuts they find, and that honest solutions pass."""
+"""Stress cases: the cases of a job, their inputs, the shortcuts that they find, and that honest solutions pass."""
 
 import math
 from collections import Counter
@@ -74,7 +74,7 @@ JOINED = {"x": "float32[n, k, m]", "w": "float32[n, k]"}
         (dict.fromkeys(USUAL, -9), {"inputs": {"x": "int32[n, m]", "scale": "float32[n]"}}),
     ],
 )
-def test_definition_and_workload_say_which_cases_come_beside_the_usual_ones(asked, given):
+def test_definition_and_workload_decide_the_cases_besides_the_usual_inputs(asked, given):
     found, wanted = plan(**{"n": 32, "m": 64, **given}), Counter(USUAL)
     wanted.update(asked)
     assert Counter(found.calls) == {NAMES[name]: count for name, count in wanted.items() if count > 0}
@@ -118,7 +118,7 @@ def test_only_an_input_that_the_reference_checks_gets_a_value_that_is_not_finite
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float8_e4m3fn", "uint8", "bool"])
-def test_a_seed_decides_what_each_case_makes_and_nobody_waits_for_a_device(dtype):
+def test_a_seed_decides_the_inputs_of_each_case_without_a_wait_for_the_device(dtype):
     usual = torch.ones(40, 64).to(getattr(torch, dtype))
     body = "return (torch.sigmoid(x) * (x.nan_to_num() == 0)).cumsum(0)"
     for case in plan({"x": f"{dtype}[n, m]"}, body=body, n=40, m=64).names:
@@ -126,7 +126,7 @@ def test_a_seed_decides_what_each_case_makes_and_nobody_waits_for_a_device(dtype
         with counting_operations() as counted:
             made = [change(short, usual, output="[n, m]", body=body, seed=seed) for seed in (3, 3)]
         assert torch.equal(*(one.view(torch.uint8) for one in made))
-        assert counted.counts.keys() & (WAITS - {"_to_copy"}) == set()  # it makes another dtype of what is there
+        assert counted.counts.keys() & (WAITS - {"_to_copy"}) == set()  # it makes another dtype of the values
 
 
 STEPS = "f = torch.sigmoid(gate); s = 0\n    for t in range(len(x)):\n        s = s * f[t] + x[t]\n    return s"
@@ -155,7 +155,7 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("body", SOURCES)
-def test_a_source_tells_what_it_looks_for(body):
+def test_a_source_shows_the_values_that_it_tests_for(body):
     source_checks = find_source_checks(f"def run(x, y, w, gate):\n    'No isnan here.'\n    {body}\n")
     found = [
         *map(str, source_checks.not_finite),
@@ -274,7 +274,7 @@ ZEROS, SOME = torch.zeros(4, dtype=torch.int64), torch.tensor([0, 3, 0, 0])
         ([[SOME], [SOME.clone()]], [0]),
         ([[ZEROS]], [0]),
         ([[SOME]], []),
-        ([[SOME]] * 2, []),  # if memory is short, trials share what is expected
+        ([[SOME]] * 2, []),  # if memory is short, trials share expected outputs
         ([[ZEROS.float(), ZEROS.bool()], [ZEROS.float(), ZEROS.bool()]], [0, 1]),
         ([[ZEROS.float()]], []),
         ([[ZEROS + INF], [ZEROS + INF]], []),
@@ -313,12 +313,12 @@ X = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)) * 10
             (lambda x, to=dtype: count_large(x.to(to).float()), X[:, :8], count_large, False)
             for dtype in (torch.bfloat16, torch.float8_e4m3fn)
         ),
-        (zeros, torch.full((1, 1), 8.01), count_large, False),  # rounding turns it
+        (zeros, torch.full((1, 1), 8.01), count_large, False),  # rounding flips it
         (zeros, torch.full((1, 1), 16.01), count_large, True),
         (lambda x: zeros(x) + 1, X.clamp(max=1), count_large, False),  # the reference's stays as it is
     ],
 )
-def test_an_output_that_is_nearly_always_the_same_may_not_be_left_out(solution, x, reference, is_blamed):
+def test_an_output_that_is_nearly_always_the_same_may_not_be_omitted(solution, x, reference, is_blamed):
     checks = StressChecks(make_definition(), NormRule(0.1, judges_output=True, row_rule=None))
     expected = reference(x)
     call, usual = JudgedCall([x], [solution(x)], [expected]), {0: torch.zeros_like(expected)}
@@ -350,7 +350,7 @@ MASKS = [[spoil((0, 0), by=-INF)], [spoil((0, 1), by=-INF)]]
         (MASKED + spoil((2, 5), by=NAN), MASKED, MASKS, {2}),
     ],
 )
-def test_rows_in_which_either_is_not_finite_are_left_out(expected, got, usual, left_out):
+def test_rows_in_which_either_output_is_not_finite_are_skipped(expected, got, usual, left_out):
     part = keep_finite(JudgedCall([], [got], [expected]), context_of(lambda inputs: [expected * 2]), usual)
     assert (part is None) == (left_out is None)
     if part:

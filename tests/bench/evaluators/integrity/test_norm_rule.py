@@ -1,4 +1,4 @@
-"""The rules beside the tolerance: zeros, lost rows, what inputs do not settle, and how each is switched off."""
+"""The rules besides the tolerance: zeros, lost rows, ill-conditioned rows, and how each rule is switched off."""
 
 import math
 from dataclasses import replace
@@ -10,7 +10,7 @@ from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import JudgedCall
 from flashinfer_bench.bench.evaluators.integrity import stability
 from flashinfer_bench.bench.evaluators.integrity.norm_rule import NormRule, find_limit, surely_pass
-from flashinfer_bench.bench.evaluators.integrity.stability import REGIME_ROUNDING, Stability
+from flashinfer_bench.bench.evaluators.integrity.stability import STRESS_ROUNDING, Stability
 from tests.bench.evaluators.judging import Judging, define, expect
 from tests.kit.make import make_definition
 
@@ -62,7 +62,7 @@ LOOSE = {"required_matched_ratio": 0.95, "extra": {"max_error_norm": 0.3}}
         (PRODUCT, lost, LOOSE, "lost_rows_rule", {"row": 3, "limit": 0.3}),
     ],
 )
-def test_values_and_rows_may_not_be_left_out_unless_the_rule_is_off(body, solution, settings, switch, evidence):
+def test_values_and_rows_may_not_be_omitted_unless_the_rule_is_off(body, solution, settings, switch, evidence):
     verdict = judging(body, **settings).check(solution)
     expect(verdict, switch and f"rule {switch.removesuffix('_rule')!r}")
     if switch:
@@ -104,28 +104,28 @@ def lose(value, at=2):
         (lose(0.005 * ROWS[2]), lose(0.0), WIDE, True),  # a row far below the usual one
         *((ROWS[0, :1], ROWS[0, :1] * 0, tolerance, bool(tolerance)) for tolerance in (Tolerance(3.0, 3.0), None)),
         (ROWS.int(), ROWS.int() + 1, None, True),  # they have no norms
-        (*BOOLS, USUAL, False),  # bytes that nobody wrote
-        (1e-3 * ROWS, 1.3e-3 * ROWS, WIDE, False),  # held against its own norm, beside large calls
+        (*BOOLS, USUAL, False),  # unwritten bytes
+        (1e-3 * ROWS, 1.3e-3 * ROWS, WIDE, False),  # compared with its own norm, next to large calls
     ],
 )
-def test_a_call_beside_right_ones_passes_at_one_look_only_if_it_surely_does(expected, got, tolerance, passes):
+def test_a_call_next_to_right_calls_passes_the_quick_check_only_if_it_surely_passes(expected, got, tolerance, passes):
     for calls in [], LARGE * ((expected.shape, expected.dtype) == (ROWS.shape, ROWS.dtype)):
         found = surely_pass([*calls, JudgedCall([], [got], [expected])], RULE, tolerance)
         assert (found is not None) is passes
 
 
-# What the inputs of a call do not settle.
+# Ill-conditioned rows of a call.
 
 
-def find_unsettled(reference, inputs, suspects, *shares, limit=0.1, rounding=REGIME_ROUNDING):
+def find_ill_conditioned(reference, inputs, suspects, *shares, limit=0.1, rounding=STRESS_ROUNDING):
     stability = Stability(reference, inputs, reference(inputs), 1, rounding)
-    return stability.find_unsettled(0, limit, torch.as_tensor(suspects), *shares).tolist()
+    return stability.find_ill_conditioned(0, limit, torch.as_tensor(suspects), *shares).tolist()
 
 
 @pytest.mark.parametrize(
     ("suspects", "seconds", "found", "most"),
     [([True, False], 0, [True, False], 15), ([True, True], 0, [True, False], 16), ([True, True], 30, [True, True], 3)],
-    ids=["at an edge", "settled", "too slow to blame anybody"],
+    ids=["at an edge", "well-conditioned", "too slow to blame a row"],
 )
 def test_draws_end_when_all_is_known_or_time_is_up(monkeypatch, suspects, seconds, found, most):
     ticks, calls = iter(range(10**6)), []
@@ -136,7 +136,7 @@ def test_draws_end_when_all_is_known_or_time_is_up(monkeypatch, suspects, second
         return [torch.where(inputs[0] - 1.0 > 0, 2.0, 1.0).expand(-1, 32).contiguous()]
 
     inputs = [torch.tensor([[1.001], [3.0]]), torch.arange(3), None, 0.5]
-    assert find_unsettled(reference, inputs, suspects) == found
+    assert find_ill_conditioned(reference, inputs, suspects) == found
     assert 1 <= len(calls) - 1 <= most
 
 
@@ -150,11 +150,11 @@ CHOICES = {
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_a_row_in_which_the_chosen_value_ties_is_not_settled(choice):
+def test_a_row_in_which_the_chosen_value_ties_is_ill_conditioned(choice):
     saturated = torch.tensor([[30.0, 40.0, 50.0, 1.0], [5.0, 1.0, 3.0, 2.0]])
     reference = lambda inputs: [ONES[eval(choice, {"p": torch.sigmoid(inputs[0])})]]  # noqa: E731
     for shares in (None, torch.full((2,), 100.0)):
-        assert find_unsettled(reference, [saturated], [True, True], shares) == [CHOICES[choice], False]
+        assert find_ill_conditioned(reference, [saturated], [True, True], shares) == [CHOICES[choice], False]
 
 
 @pytest.mark.parametrize(("wrong", "is_excused"), [(2, True), (60, False)])
@@ -163,7 +163,7 @@ def test_if_rows_tie_with_one_another_some_may_be_wrong_that_no_call_moved(wrong
         return [torch.ones(400, 16).index_fill(0, torch.sigmoid(inputs[0]).topk(1, dim=0).indices, 2.0)]
 
     suspects = torch.arange(400) >= 400 - wrong
-    assert all(find_unsettled(reference, [torch.full((400,), 50.0)], suspects)[-wrong:]) is is_excused
+    assert all(find_ill_conditioned(reference, [torch.full((400,), 50.0)], suspects)[-wrong:]) is is_excused
 
 
 def test_a_reference_that_runs_under_no_mode_is_called_without_one():

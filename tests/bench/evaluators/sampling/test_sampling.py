@@ -1,4 +1,4 @@
-"""Sampling, rescaling and speculative sampling: what is right passes, whatever the rounding and the ties."""
+"""Sampling, rescaling and speculative sampling: a right sampler passes, with any rounding and ties."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from flashinfer_bench.bench.evaluators.sampling import evaluator
 from flashinfer_bench.bench.evaluators.sampling.evaluator import DrawJudge, SamplingLimits
 from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem
 from flashinfer_bench.errors import WorkloadFault
-from flashinfer_bench.routines.case.lift import lift
+from flashinfer_bench.routines.case.extract_source import extract_source
 from flashinfer_bench.routines.code import sampling_torch
 from tests.bench.evaluators.judging import Judging, define, expect
 from tests.kit.make import make_definition
@@ -61,7 +61,7 @@ def as_calls(problem, tokens):
 
 
 def moves_a_tenth(shares, generator):
-    """Move a tenth of each row's mass from odd tokens to even ones, in proportion; less if there is less."""
+    """Move up to a tenth of each row's mass from odd tokens to even tokens, in proportion."""
     odd, even = (shares * (torch.arange(shares.shape[1]) % 2 == side) for side in (1, 0))
     left, right = (part.sum(dim=1, keepdim=True).clamp(min=1e-9) for part in (odd, even))
     moved = left.clamp(max=0.1) * (right > 1e-9)
@@ -74,7 +74,7 @@ WRONG = {
     "same token in every row": lambda shares, chance: draw(shares, chance)[:, :1].expand(-1, len(shares)),
     "a tenth moved": moves_a_tenth,
 }
-"""Takes the right shares [rows, vocabulary] and a generator; gives draws [calls, rows]."""
+"""Takes the right shares [rows, vocabulary] and a generator; returns draws [calls, rows]."""
 
 
 def seeded(seed):
@@ -127,12 +127,12 @@ ON_P = rows([0.5, 0.25, 0.125, 0.125], top_p=0.75)
         (rows([0.5, 0.3, 0.15, 0.05], top_p=0.7), 1, False),  # without the token that crosses p
         *((ON_P, kept, True) for kept in (2, 3)),  # a mass that falls on p may be reached or exceeded
         *((rows(FOUR, top_k=k), 4, True) for k in (0, 99)),  # these keep all
-        (rows(FIVE, top_k=3, top_p=0.7), 2, True),  # top-p acts on what top-k left
+        (rows(FIVE, top_k=3, top_p=0.7), 2, True),  # top-p acts on the rest after top-k
         (rows(FIVE, top_k=3, top_p=0.7), 3, False),
         (rows(FIVE, top_k=3, top_p=0.7, joint=True), 3, True),
     ],
 )
-def test_what_the_filters_keep(problem, kept, accepted):
+def test_the_tokens_that_filters_keep(problem, kept, accepted):
     shares = problem.probabilities.double()
     shares[:, kept:] = 0
     assert isinstance(judge(problem, draw(shares, seeded(6))), Accepted) == accepted
@@ -149,7 +149,7 @@ def test_what_the_filters_keep(problem, kept, accepted):
         (rows(FOUR, top_p=0.3), 3, "its probability is 0.1; 1 tokens are allowed (top_p=0.3)"),
     ],
 )
-def test_a_draw_that_is_not_allowed_is_told(problem, token, words):
+def test_a_forbidden_draw_is_reported(problem, token, words):
     tokens = draw(expected_shares(problem), seeded(4))
     tokens[50] = token
     expect(judge(problem, tokens), words)
@@ -185,7 +185,7 @@ def no_distribution(job):
         (TOP_P, {"sampling_tvd_threshold": -1}, Judging.baseline, "sampling_tvd_threshold"),
     ],
 )
-def test_what_cannot_be_judged_is_a_fault(body, extra, spoil, words):
+def test_inputs_that_cannot_be_judged_are_a_fault(body, extra, spoil, words):
     job = sampling_job(body, extra=extra)
     with pytest.raises(WorkloadFault, match=words):
         job.check(job.context.reference.run, spoil(job))
@@ -220,7 +220,7 @@ def test_a_sampler_of_one_row_is_called_so_often_that_a_small_omission_shows(mon
     verdict, calls = one_row(0.0)
     assert (calls, verdict.correctness.extra["flattened"]["calls"]) == (380, 280)
     assert one_row(0.0, power_rule=False, extra={"sampling_validation_trials": 30})[1] == 30
-    monkeypatch.setattr(evaluator, "PATIENCE_S", -1.0)  # a slow sampler
+    monkeypatch.setattr(evaluator, "TIME_LIMIT_S", -1.0)  # a slow sampler
     verdict, calls = one_row(0.0)
     assert (isinstance(verdict, Accepted), calls) == (True, 100)
 
@@ -258,7 +258,7 @@ def test_timed_calls_on_rows_that_never_come_twice(sampler, rows_of, seeds, word
         expect(job.evaluator.judge_reads(job.definition, made, job.config, job.context), words)
 
 
-# Rescaling of what a filter keeps.
+# Rescaling of the entries that a filter keeps.
 
 ROW = torch.tensor([[0.4, 0.3, 0.1, 0.1, 0.06, 0.04]])
 RESCALE = """ordered = probs.sort(dim=-1, descending=True)
@@ -293,7 +293,7 @@ NUCLEUS = WEIGHTS[:, :60_000].sum()
         (ROW.clone(), "top_k", 2, "keeps 6 entries, 2 to 2"),
         (kept([0, 2]), "top_k", 2, "row 0 keeps 0.1 and drops 0.3, which is larger"),
         (kept([0, 1, 2, 3, 4]), "top_p", 0.85, "keeps 5 entries, 4 to 4"),
-        # a nucleus may differ by what rounding of its sum explains
+        # a nucleus may differ by the rounding of its sum
         *((kept([*range(count)], row=WEIGHTS), "top_p", NUCLEUS, None) for count in (60_000, 59_990)),
         *((kept([*range(count)], row=WEIGHTS), "top_p", NUCLEUS, "keeps") for count in (59_000, 61_000)),
     ],
@@ -325,7 +325,7 @@ PARTS = {
 
 
 def speculative(rows=24):
-    source = lift("sampling_torch", "chain_speculative_sampling", {}, [*PARTS])[0]
+    source = extract_source("sampling_torch", "chain_speculative_sampling", {}, [*PARTS])[0]
     outputs = {"output_token_ids": f"int32[rows, {DRAFTED + 1}]", "accepted": "int32[rows]", "emitted": "int32[rows]"}
     axes = {"rows": rows, "n": DRAFTED, "v": TOKENS}
     definition = define(PARTS, outputs=outputs, axes=axes, op_type="sampling")
@@ -340,14 +340,14 @@ def keeps_zeros(*inputs):
     return [one.clamp(min=0) for one in right(*inputs)]
 
 
-def test_what_follows_the_last_token_is_minus_one():
+def test_entries_behind_the_last_token_are_minus_one():
     torch.manual_seed(0)
     expect(speculative().check(right), None)
     expect(speculative().check(keeps_zeros), "what follows the last token is not -1")
 
 
 def draws_by_chance(draft, ids, target):
-    """Accept by a coin and draw any token that the outcome may have: probabilities are used for nothing else."""
+    """Accept by a coin and draw any possible token: probabilities are used for nothing else."""
     accepted = torch.rand(ids.shape) < 0.5
     emitted = accepted.long().cumprod(dim=1).sum(dim=1)
     left = (target - pad(draft, (0, 0, 0, 1))).clamp(min=0)

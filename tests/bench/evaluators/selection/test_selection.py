@@ -1,4 +1,4 @@
-"""Choices by score: what is right passes in any order and rounding, and what else an index may be is named."""
+"""Choices by score: right choices pass in any order and rounding, and each error of an index is named."""
 
 import math
 from dataclasses import replace
@@ -33,10 +33,10 @@ HUNDRED, ODD = [110.0, 105.0, 100.0, 99.9, 90.0, 1.0], [math.nan, 3.0, 2.0, 1.0]
         (HUNDRED, [1, 2, 3], 1e-3, "leaves out token 4, which scores 110"),
         (HUNDRED, [0, 1, 3], 0.0006, None),  # a share of the magnitude
         (HUNDRED, [0, 1, 3], 0.0004, "scores 99.9"),
-        (ODD, [0, 3], 1e-3, "scores 1"),  # too low beside nan
+        (ODD, [0, 3], 1e-3, "scores 1"),  # too low next to nan
     ],
 )
-def test_what_rounding_explains_may_go_either_way_and_nothing_else(scores, chosen, tolerance, words):
+def test_only_choices_within_rounding_may_differ(scores, chosen, tolerance, words):
     pages = len(scores) // 2
     tokens = torch.tensor([[(pages - 1 - place // 2) * 2 + place % 2 for place in chosen]])
     verdict = dsa.judge_indices(problem_of(scores), tokens, tolerance, name="i")

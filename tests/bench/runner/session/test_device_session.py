@@ -1,4 +1,4 @@
-"""What becomes of a job in a session: its fault, its second try, and which worker it may have."""
+"""A job in a session: its fault, its second try, and its worker."""
 
 import itertools
 import signal
@@ -9,15 +9,15 @@ import torch
 
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.evaluator import Rejected
-from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, BlockSolution, JobFault
-from flashinfer_bench.bench.runner.readout import Readout
+from flashinfer_bench.bench.runner.protocol import JobFault, RequestedJob, RequestedSolution, SessionRequest
+from flashinfer_bench.bench.runner.run_metadata import RunMetadata
 from flashinfer_bench.bench.runner.session import device_session
 from flashinfer_bench.bench.runner.session.device_session import DeviceSession
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.kernel import WorkerKilled
 from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
 from flashinfer_bench.bench.runner.workers.pool import SlowContext
-from flashinfer_bench.bench.runner.workers.process import WorkerExit
+from flashinfer_bench.bench.runner.workers.worker_handle import WorkerExit
 from flashinfer_bench.data import EvaluationStatus
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Measured
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.cpu
 
 
 class FakePool:
-    """Has no workers, and notes what is asked of it."""
+    """Has no workers, and records its calls."""
 
     precompiling = None
 
@@ -50,10 +50,10 @@ class FakePool:
 
 @pytest.fixture
 def open_session():
-    """Return a function that gives a session without workers; `judge` stands for all that is done in these."""
+    """Return a function that opens a session without workers; `judge` replaces their work."""
     with SharedArena(torch.device("cpu")) as arena:
 
-        def opened(judge=None, **hello):
+        def opened(judge=None, **session_config):
             usual = {"compiles_ahead": False, "isolated": False, "profile_baseline": True, "device": "cpu"}
             usual |= {
                 "baseline_budget_s": 2.0,
@@ -61,8 +61,8 @@ def open_session():
                 "timeout_seconds": 9.0,
                 "expects_new": False,
             }
-            tools = SessionTools(arena, Readout(None), lambda: None)
-            session = DeviceSession(SimpleNamespace(**usual | hello), FakePool(), tools, lambda _phase: None)
+            tools = SessionTools(arena, RunMetadata(None), lambda: None)
+            session = DeviceSession(SimpleNamespace(**usual | session_config), FakePool(), tools, lambda _phase: None)
             session.log, session.arena = session._pool.log, arena
             if judge is not None:
                 session._judge = judge
@@ -71,31 +71,33 @@ def open_session():
         yield opened
 
 
-def make_order(names="s"):
-    """Return a block of one job for each name, on workloads of their own."""
+def make_request(names="s"):
+    """Return a request of one job for each name, on workloads of their own."""
     definition = make_definition()
     parts = {"language": "python", "declared_style": None, "directory": None, "entry": "", "symbol": ""}
-    solutions = {one: BlockSolution(name=one, digest=one, kind="python", build_error=None, **parts) for one in names}
+    solutions = {
+        one: RequestedSolution(name=one, digest=one, kind="python", build_error=None, **parts) for one in names
+    }
     workloads = [make_workload(f"w{at}").model_dump(mode="json") for at in range(len(names))]
-    return BlockOrder(
+    return SessionRequest(
         definition=definition.model_dump(mode="json"),
         config=BenchmarkConfig().resolve_eval_config(definition).values(),
         solutions=solutions,
         jobs=[
-            BlockJob(index=at, solution=name, workload=workload, blob_root="/", seed=1)
+            RequestedJob(index=at, solution=name, workload=workload, blob_root="/", seed=1)
             for at, (name, workload) in enumerate(zip(names, workloads, strict=True))
         ],
     )
 
 
-def run(session, block=None):
-    """Run the first job of a block."""
-    block = block or session.open_block(make_order())
-    return session.run_job(block, block.order.jobs[0])
+def run(session, request=None):
+    """Run the first job of a request."""
+    request = request or session.open_request(make_request())
+    return session.run_job(request, request.sent.jobs[0])
 
 
 def raising(*errors):
-    """Return a function that raises these one after the other, and the last one from then on."""
+    """Return a function that raises these errors in order, and then repeats the last error."""
     left = itertools.chain(errors, itertools.repeat(errors[-1]))
 
     def judge(*_, **__):
@@ -153,18 +155,18 @@ def test_a_failure_of_the_machine_is_a_fault_and_a_solution_that_hung_is_left_ou
     session._machine.why = lambda *_: "no compiler here"
     assert run(session).message == "no compiler here"
     session._machine.why = lambda *_: None
-    block = session.open_block(make_order())
-    assert run(session, block).ran_out == "call"  # nothing compiles at its first call
-    left_out = run(session, block)
+    request = session.open_request(make_request())
+    assert run(session, request).ran_out == "call"  # nothing compiles at its first call
+    left_out = run(session, request)
     assert (left_out.is_left_out, left_out.retry) == (True, False)
 
 
 def test_a_winner_is_confirmed_in_a_worker_that_serves_no_other_jobs(open_session):
-    """One worker for all that the solution won, and another one for what is judged at standard assurance after it."""
+    """One worker serves all confirmations, and another worker the later jobs at standard assurance."""
     session = open_session(lambda _job: Rejected(EvaluationStatus.INCORRECT_SHAPE, ""))
-    block, discards = session.open_block(make_order("sssst")), []
-    for order, level in zip(block.order.jobs, (None, "full", "full", None, "full"), strict=True):
-        session.run_job(block, order.model_copy(update={"assurance": level}))
+    request, discards = session.open_request(make_request("sssst")), []
+    for requested, level in zip(request.sent.jobs, (None, "full", "full", None, "full"), strict=True):
+        session.run_job(request, requested.model_copy(update={"assurance": level}))
         discards.append(session.log.count("discard"))
     assert discards == [0, 1, 1, 2, 3]
 
@@ -179,14 +181,14 @@ def test_a_winner_is_confirmed_in_a_worker_that_serves_no_other_jobs(open_sessio
 )
 def test_a_reference_whose_context_turns_out_to_be_slow_is_timed_again_once(open_session, record, best_ns, is_slow):
     session = open_session()
-    block = session.open_block(make_order())
-    (order,) = block.order.jobs
-    job = block.open_job(order)
+    request = session.open_request(make_request())
+    (requested,) = request.sent.jobs
+    job = request.open_job(requested)
     session._timer._take = lambda *_: Measured(0.1, [0.1], record)
     session._pool.excess_ns = lambda _: 0
     for may_be_again in (is_slow, False):
         session._timer.measure(job, [], is_alone=False)
         job.baseline = "made"
         session._pool.excess_ns = lambda gap_ns: gap_ns - best_ns if best_ns else 0
-        assert session.lacks_baseline(block, order) is may_be_again
+        assert session.lacks_baseline(request, requested) is may_be_again
         assert (job.baseline is None) is may_be_again

@@ -127,6 +127,6 @@ ENDLESS["again"] = ENDLESS
         (torch.empty(3, device="meta"), "meta"),
     ],
 )
-def test_a_value_without_such_a_form_is_told_with_its_place(value, words):
+def test_a_value_without_a_json_form_is_reported_with_its_location(value, words):
     with pytest.raises(NotPlain, match=words):
         to_json_value({"b": value}, "a")

@@ -1,4 +1,4 @@
-"""What is judged beside the evaluator's own calls: timed calls that were kept, and calls on inputs of stress cases.
+"""Judging calls besides the evaluator's own calls: kept timed calls, and calls on inputs of stress cases.
 
 A latency is not confirmed if a slow reference leaves time to compare too few of the calls that it was held against.
 """
@@ -58,8 +58,8 @@ def judge(monkeypatch):
 
         monkeypatch.setattr(judged_calls.time, "monotonic", lambda: clock[0])
         evaluator = SimpleNamespace(judge_reads=judge_calls, needs_expected=needs_expected)
-        block = SimpleNamespace(definition=None, reference=reference, evaluator=evaluator)
-        job = SimpleNamespace(block=block, config=None, notes={"measurement": CONFIRMED | record})
+        request = SimpleNamespace(definition=None, reference=reference, evaluator=evaluator)
+        job = SimpleNamespace(request=request, config=None, notes={"measurement": CONFIRMED | record})
         expected = [[torch.full((1,), trial)] for trial in range(TRIALS)]
         rejected = judge_reads(job, found, Baseline([], expected, latency_ms, None), None)
         assert job.notes["reads"] == len(compared)
@@ -88,7 +88,7 @@ def test_all_are_compared_if_the_reference_is_quick_and_it_is_called_if_its_outp
 
 
 def is_computed(call):
-    """Leave out half of the twelve calls that a latency is held against; readings are right."""
+    """Skip half of the twelve calls against which a latency is checked; samples are right."""
     return call.inputs[0] != "chain" or call.inputs[1] >= 7
 
 
@@ -109,7 +109,7 @@ def is_computed(call):
         ({"chain": 12}, 100.0, {"why_unconfirmed": "why"}, {"chain": 1}, True),  # it stays as it was
     ],
 )
-def test_of_a_slow_reference_enough_are_compared_or_the_latency_is_not_confirmed(
+def test_a_slow_reference_compares_enough_calls_or_the_latency_is_not_confirmed(
     judge, given, call_s, how, compared, is_confirmed
 ):
     found = judge(reads_of(**given), call_s, **how)
@@ -123,7 +123,7 @@ def test_of_a_slow_reference_enough_are_compared_or_the_latency_is_not_confirmed
         assert all(judge(reads_of(**given), call_s, is_right=is_computed).rejected for _ in range(20))
 
 
-def test_which_calls_are_needed_nobody_can_tell():
+def test_the_choice_of_needed_calls_is_random():
     found, chosen = reads_of(chain=12), Counter()
     found[-1].append(ReadCall(["odd"], [torch.zeros(1)], False))
     for _ in range(300):
@@ -168,10 +168,10 @@ def open_job(reference, *, rows=32, **settings):
     definition = make_definition(inputs={"x": "float32[n, 256]"}, outputs=OUTPUTS[reference], reference=reference)
     workload = make_workload(axes={"n": rows}, inputs={})
     judging = Judging(definition, workload, **settings)
-    block = SimpleNamespace(definition=definition, reference=judging.context.reference, evaluator=DefaultEvaluator)
-    notes, order = {"measurement": {"flags": ["noisy"]}}, SimpleNamespace(seed=3)
-    job = SimpleNamespace(block=block, config=judging.config, notes=notes, workload=workload, order=order)
-    return job, Baseline([], [block.reference([normal(at, rows)]) for at in range(3)], None, None), judging.context
+    request = SimpleNamespace(definition=definition, reference=judging.context.reference, evaluator=DefaultEvaluator)
+    notes, requested = {"measurement": {"flags": ["noisy"]}}, SimpleNamespace(seed=3)
+    job = SimpleNamespace(request=request, config=judging.config, notes=notes, workload=workload, requested=requested)
+    return job, Baseline([], [request.reference([normal(at, rows)]) for at in range(3)], None, None), judging.context
 
 
 def judge_calls(reference, *solutions, xs=None, names=None, planned=()):
@@ -208,7 +208,7 @@ LOG = run(LOGARITHMS)
         (LOGARITHMS, [lambda x: x / 8 * torch.log(x[:, :1] + 8)], None, [IN_PART], True),
     ],
 )
-def test_what_is_told_of_stress_cases_and_which_solution_is_rejected(reference, solutions, xs, reported, is_rejected):
+def test_notes_of_stress_cases_and_rejected_solutions(reference, solutions, xs, reported, is_rejected):
     rejected, notes = judge_calls(reference, *solutions, xs=xs)
     assert isinstance(rejected, Rejected) is is_rejected
     assert notes["regimes"] == {f"r{at}": one for at, one in enumerate(reported)}
@@ -221,7 +221,7 @@ def test_what_is_told_of_stress_cases_and_which_solution_is_rejected(reference, 
     [(1e9, "ab", {"a": "judged", "b": "judged"}), (-1.0, "ab", {"a": SLOW, "b": SLOW}), (1e9, "abc", {"c": SLOW})],
     ids=["all", "slow reference", "slow calls"],
 )
-def test_a_job_of_which_calls_were_left_out_is_flagged(monkeypatch, patience_s, planned, reported):
+def test_a_job_with_skipped_calls_is_flagged(monkeypatch, patience_s, planned, reported):
     monkeypatch.setattr(judged_calls, "PATIENCE_S", patience_s)
     rejected, notes = judge_calls(DOUBLES, run(DOUBLES), run(DOUBLES), names="ab", planned=planned)
     assert (rejected, reported.items() <= notes["regimes"].items()) == (None, True)
@@ -249,7 +249,7 @@ def no_flag(x):
 
 
 @pytest.mark.parametrize(("reference", "wrong", "output"), [(COUNTS, no_count, "y"), (FLAGGED, no_flag, "flag")])
-def test_an_output_that_is_constant_on_usual_inputs_and_left_out_is_rejected(reference, wrong, output):
+def test_an_output_that_is_constant_on_usual_inputs_and_skipped_is_rejected(reference, wrong, output):
     rejected, notes = judge_constants(reference, wrong)
     assert (rejected.integrity["rule"], rejected.integrity["evidence"]["output"]) == ("regimes", output)
     assert notes["measurement"]["flags"] == ["noisy"]

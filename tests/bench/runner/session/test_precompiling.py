@@ -1,11 +1,11 @@
-"""Which solutions are precompiled, and when that is waited for, paused and ended."""
+"""Which solutions are precompiled, and when the session waits for that, pauses it and ends it."""
 
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from flashinfer_bench.bench.runner.protocol import BlockJob, BlockSolution
+from flashinfer_bench.bench.runner.protocol import RequestedJob, RequestedSolution
 from flashinfer_bench.bench.runner.session import precompiling
 from flashinfer_bench.bench.runner.session.precompiling import Precompiler
 from tests.kit.make import make_definition
@@ -17,7 +17,7 @@ WORKLOAD = {"uuid": "one", "axes": {"n": 64}, "inputs": {"by": {"type": "scalar"
 
 
 class FakeWorker(SimpleNamespace):
-    """Ends when it is told to, or by itself."""
+    """Ends on request, or by itself."""
 
     supervisor_pid, code, has_ended, is_paused = 1, 0, False, False
 
@@ -52,7 +52,7 @@ class FakePool:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Goes on while somebody waits."""
+    """Advances during waits."""
     clock = SimpleNamespace(now=0.0)
 
     def wait(_reads, _writes, _errors, limit_s):
@@ -79,18 +79,18 @@ def precompiler(pool, clock):
 def solution(number, **changes):
     fields = {"name": f"s{number}", "language": "triton", "declared_style": None, "digest": f"d{number}"}
     fields |= {"directory": "/a", "entry": "main.py", "symbol": "run", "kind": "python", "build_error": None}
-    return BlockSolution(**fields | changes)
+    return RequestedSolution(**fields | changes)
 
 
 def jobs(*solutions, each=1):
     """Return jobs of solutions, or of those with these numbers."""
     found = [solution(one) if isinstance(one, int) else one for one in solutions]
-    block = SimpleNamespace(solutions={one.digest: one for one in found}, definition=DEFINITION)
-    order = {"workload": WORKLOAD, "blob_root": "/", "seed": 0, "index": 0}
-    return [(block, BlockJob(solution=one.digest, **order)) for one in found for _ in range(each)]
+    request = SimpleNamespace(solutions={one.digest: one for one in found}, definition=DEFINITION)
+    requested = {"workload": WORKLOAD, "blob_root": "/", "seed": 0, "index": 0}
+    return [(request, RequestedJob(solution=one.digest, **requested)) for one in found for _ in range(each)]
 
 
-def test_a_few_run_at_once_and_what_has_ended_or_is_late_makes_room(pool, precompiler, clock):
+def test_a_few_run_at_once_and_ended_or_late_workers_make_room(pool, precompiler, clock):
     coming = jobs(*range(12))
     precompiler.expect(coming)
     first = [*pool.started]
@@ -116,7 +116,7 @@ def test_a_turn_waits_for_its_solution_and_not_for_long(pool, precompiler, clock
     assert list(pool.started) == ["d1"]
 
 
-def test_all_of_them_stand_still_from_a_pause_on(pool, precompiler):
+def test_all_of_them_stop_at_a_pause(pool, precompiler):
     assert not precompiler.pause()
     precompiler.expect(jobs(0, 1))
     assert precompiler.pause()

@@ -5,13 +5,13 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.readout import Readout
+from flashinfer_bench.bench.runner.run_metadata import RunMetadata
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.calling_style import choose_style
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, MeasurePlan, SessionTools
-from flashinfer_bench.bench.runner.workers.process import WorkerProcess
+from flashinfer_bench.bench.runner.workers.worker_handle import WorkerProcess
 from flashinfer_bench.compile import Artifact
 from tests.kit.trials import vary
 from tests.kit.workers import running_template, worker_order
@@ -49,7 +49,7 @@ def open_kernel(template, tmp_path):
             SharedArena(torch.device("cpu")) as arena,
         ):
             worker.wait_ready()
-            tools = SessionTools(arena, Readout(None), lambda: None)
+            tools = SessionTools(arena, RunMetadata(None), lambda: None)
             fields = {"timeout_seconds": 60.0, "plan": PLAN, "vary": vary(), **task}
             asked = KernelTask(["x"], list(outputs), **fields)
             kernel = RemoteKernel(worker, tools, asked, KernelMetadata("s", "d", True))

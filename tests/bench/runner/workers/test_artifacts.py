@@ -1,10 +1,10 @@
-"""What a worker loads is what was built, whatever became of the files since."""
+"""A worker loads the built files, even if the artifact was changed since."""
 
 import hashlib
 
 import pytest
 
-from flashinfer_bench.bench.runner.protocol import BlockSolution
+from flashinfer_bench.bench.runner.protocol import RequestedSolution
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
 from flashinfer_bench.errors import BuildFault
 
@@ -21,7 +21,7 @@ def built(tmp_path):
     digests = {path: hashlib.sha256(content.encode()).hexdigest() for path, content in SOURCES.items()}
     names = {"name": "s", "language": "python", "declared_style": None, "digest": "d", "build_error": None}
     place = {"directory": str(folder), "entry": "main.py", "symbol": "run", "kind": "python"}
-    return folder, BlockSolution(**names, **place, files=digests, sources=SOURCES)
+    return folder, RequestedSolution(**names, **place, files=digests, sources=SOURCES)
 
 
 @pytest.mark.parametrize(

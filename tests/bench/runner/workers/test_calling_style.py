@@ -1,4 +1,4 @@
-"""How a solution is called that does not say it, from its signature, its text, or a call that shows it."""
+"""The calling style of a solution that does not declare it, from its signature, its text, or a call."""
 
 import pytest
 import torch
@@ -41,11 +41,11 @@ def test_a_signature_that_fits_no_style_shows_both(signature, declared):
 
 
 def takes_inputs(a, b, *args, **kwargs):
-    """Takes what else there is, too."""
+    """Takes further arguments, too."""
 
 
 def takes_all(a, b, y, *args, **kwargs):
-    """Takes what else there is, too."""
+    """Takes further arguments, too."""
 
 
 def takes_others(first, second, *more):
@@ -69,7 +69,7 @@ def test_any_number_of_arguments_leaves_it_to_names(function, style, told_by):
     assert style is None or chosen.to_note() == {"style": style, "told_by": told_by}
 
 
-def test_a_solution_that_fails_either_way_is_told_what_its_first_call_did(open_kernel):
+def test_a_solution_that_fails_in_both_styles_reports_its_first_call(open_kernel):
     source = "def fail(*args):\n    raise ValueError(len(args))\nrun = lambda *args: fail(*args)"
     with open_kernel(source) as kernel, pytest.raises(SolutionFailure, match="ValueError in the call: 1"):
         kernel.settle_style([torch.rand(4)])

@@ -1,4 +1,4 @@
-"""Single calls of a solution in a worker: their outputs, and each way in which an import or a call can go wrong."""
+"""Single calls of a solution in a worker: their outputs, and the failures of an import or a call."""
 
 import os
 import re
@@ -127,7 +127,7 @@ WRONG_CALLS = {
 
 
 @pytest.mark.parametrize(("source", "status", "message"), WRONG_CALLS.values(), ids=WRONG_CALLS)
-def test_what_goes_wrong_in_a_call_has_its_status(open_kernel, source, status, message):
+def test_each_failure_of_a_call_has_its_status(open_kernel, source, status, message):
     with open_kernel(source, timeout_seconds=0.5 if status == "TIMEOUT" else 60.0) as kernel:
         before = len(list(Path("/dev/fd").iterdir()))
         with pytest.raises(SolutionFailure, match=message) as failure:
@@ -152,7 +152,7 @@ EXTENSION = "Error building extension 'mine'\nFAILED: main.o\nmain.cpp:7:1: erro
         ),
     ],
 )
-def test_what_goes_wrong_at_import_has_its_status(open_kernel, source, status, message):
+def test_each_failure_of_an_import_has_its_status(open_kernel, source, status, message):
     with pytest.raises(SolutionFailure) as failure:
         with open_kernel(source, timeout_seconds=0.5 if status == "TIMEOUT" else 60.0):
             pass
@@ -191,7 +191,7 @@ def test_inputs_of_all_calls_of_a_request_are_compared_with_one_wait(open_kernel
 @pytest.mark.parametrize(
     ("then", "said"), [("x += 1", "input 'x' was changed by the call"), ("return x[:2]", r"expected \[4\]")]
 )
-def test_what_one_of_several_calls_does_wrong_is_told(open_kernel, then, said):
+def test_a_fault_of_one_of_several_calls_is_reported(open_kernel, then, said):
     with open_kernel(counting(then, 13)) as kernel:  # the third of the second run: it shares a request
         assert len(list(kernel.call_repeatedly([torch.zeros(4)], 10))) == 10
         with pytest.raises(SolutionFailure, match=said):
@@ -206,7 +206,7 @@ def test_after_an_exception_or_a_wrong_shape_the_worker_goes_on(open_kernel):
                 kernel(X)
             assert (failure.value.status, failure.value.is_answer) == (status, True)
             assert kernel.worker.does("recover")
-            kernel.forget_places()  # as a new job's
+            kernel.forget_buffers()  # as a new job's
         assert torch.equal(kernel(X)[0], X * 3)
 
 

@@ -1,4 +1,4 @@
-"""Timing a solution in a worker: honest ones in every style, cheats, `setup`, and what stands in the record."""
+"""Timing a solution in a worker: honest solutions in every style, cheats, `setup`, and the record."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -90,7 +90,7 @@ CHEATS = {
 
 
 @pytest.mark.parametrize(("source", "least"), CHEATS.values(), ids=CHEATS)
-def test_calls_that_are_compared_show_what_was_not_computed(open_kernel, source, least):
+def test_compared_calls_show_skipped_work(open_kernel, source, least):
     with open_kernel(source, plan=replace(READ, iterations=200)) as kernel:
         kernel.measure([[X]])
     assert sum(not is_right(read) for read in kernel.reads[0]) >= least
@@ -103,7 +103,7 @@ def test_calls_that_are_compared_show_what_was_not_computed(open_kernel, source,
         ("{'span_ns': float('nan')}", 1, "out of protocol"),
     ],
 )
-def test_samples_that_cannot_be_are_refused(open_kernel, changes, times, said):
+def test_impossible_samples_are_refused(open_kernel, changes, times, said):
     with open_kernel(FORGER.format(changes, times) + DOUBLE) as kernel:
         kernel(X)
         with pytest.raises(SolutionFailure, match=said) as failure:
@@ -155,7 +155,7 @@ def test_timed_calls_are_made_up_for_if_more_are_wanted_than_there_were(open_ker
 def test_each_trial_has_as_many_samples_and_compared_calls_of_its_own_inputs(open_kernel):
     sets = [[X * 10.0**at] for at in range(3)]
     with open_kernel(DOUBLE, plan=replace(READ, reads=30), vary=vary(mode="rolled")) as kernel:
-        kernel.tools.readout._keep_samples = True
+        kernel.tools.run_metadata._keep_samples = True
         measured = kernel.measure(sets)
         assert len(kernel.measure([[X], [X + 1], [torch.arange(8.0)]]).trials) == 2  # the third has another shape
         assert len(kernel.reads) == 2
@@ -170,7 +170,7 @@ def test_each_trial_has_as_many_samples_and_compared_calls_of_its_own_inputs(ope
 SLEEP = "import time\ndef run(x):\n    time.sleep({})\n    return x * 2"
 
 
-def test_a_measurement_plans_with_what_is_left_of_the_solutions_time(open_kernel):
+def test_a_measurement_plans_with_the_remaining_time_of_the_solution(open_kernel):
     """0.1 s a call: a hundred calls would take longer than the four seconds that it may take."""
     with open_kernel(SLEEP.format(0.1), timeout_seconds=4.0, plan=MeasurePlan(10, 90, 10.0)) as kernel:
         kernel(X)

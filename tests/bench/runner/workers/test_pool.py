@@ -1,4 +1,4 @@
-"""Which worker gets a solution, how many are kept warm, and which are ended before they meet one."""
+"""Which worker gets a solution, how many workers are kept warm, and which workers end unused."""
 
 from types import SimpleNamespace
 
@@ -8,8 +8,8 @@ import torch
 from flashinfer_bench.base.bounded_log import BoundedLog
 from flashinfer_bench.bench.runner.workers import pool as worker_pool
 from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool, reference_files
-from flashinfer_bench.bench.runner.workers.process import WorkerGone
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead
+from flashinfer_bench.bench.runner.workers.worker_handle import WorkerGone
 from flashinfer_bench.errors import DeviceFault
 
 pytestmark = pytest.mark.cpu
@@ -39,13 +39,13 @@ class FakeWorker:
         return self.is_ready
 
     def fileno(self):
-        """Somebody waits for this one: it comes up."""
+        """It starts when the pool waits for it."""
         self.kind = "fast" if self.kind == "coming" else self.kind
 
     def time_empty_bursts(self, touch_device, least):
         assert self.is_ready
 
-    def does(self, verb):
+    def does(self, method):
         return not self.is_deaf
 
     def begin_end(self):
@@ -56,19 +56,21 @@ class FakeWorker:
 
 
 def open_pool(device, index=None, on_ready=lambda _: None, has_walls=False, is_resident=False):
-    hello = SimpleNamespace(device=device, gpu_index=index, sessions=1, has_walls=has_walls, expects_new=is_resident)
+    session_config = SimpleNamespace(
+        device=device, gpu_index=index, sessions=1, has_walls=has_walls, expects_new=is_resident
+    )
     compiled = SimpleNamespace(folder=lambda digest: SimpleNamespace(exists=lambda: digest == "two"))
-    return WorkerPool(None, None, hello, compiled, on_ready=on_ready)
+    return WorkerPool(None, None, session_config, compiled, on_ready=on_ready)
 
 
 @pytest.fixture
 def play(monkeypatch):
     """Return a function that has a pool do what a script says, with workers that start as the given kinds.
 
-    It returns all workers: `?` is not up yet, `-` told to end, `=` known to be gone.
+    It returns all workers: `?` is not ready yet, `-` is asked to end, `=` is known to have ended.
     """
 
-    def played(script, kinds="", *, room=1, device="cpu", sandboxed=True, best=0, sees_streams=False, **hello):
+    def played(script, kinds="", *, room=1, device="cpu", sandboxed=True, best=0, sees_streams=False, **session_config):
         made, heard, rooms, coming = [], [], [room], iter(kinds.split())
 
         def spawn(_pool, files, *, is_narrow):
@@ -80,21 +82,21 @@ def play(monkeypatch):
         monkeypatch.setattr(WorkerPool, "_most_warm", lambda _: rooms[-1])
         monkeypatch.setattr(WorkerPool, "_most_starting", lambda _, room: room)
         monkeypatch.setattr(worker_pool.select, "select", lambda waited, *_: [one.fileno() for one in waited])
-        pool = open_pool(device, index=1, on_ready=heard.append, has_walls=sandboxed, **hello)
+        pool = open_pool(device, index=1, on_ready=heard.append, has_walls=sandboxed, **session_config)
         pool.see_context(best)
         pool.sees_streams = sees_streams
-        for verb, *words in map(str.split, script.split(",")):
-            if verb in ("expect", "adopt"):
-                adopts = {"adopts": FILES[words[0]]} if verb == "adopt" else {}
+        for method, *words in map(str.split, script.split(",")):
+            if method in ("expect", "adopt"):
+                adopts = {"adopts": FILES[words[0]]} if method == "adopt" else {}
                 pool.expect([FILES[word] for word in words], **adopts)
-            elif verb == "take":
+            elif method == "take":
                 pool.worker_for(FILES.get(words[0]) or reference_files(words[0]))
-            elif verb in ("is_deaf", "has_ended"):
-                setattr(made[int(words[0])], verb, True)
-            elif verb == "room":
+            elif method in ("is_deaf", "has_ended"):
+                setattr(made[int(words[0])], method, True)
+            elif method == "room":
                 rooms.append(int(words[0]))
             else:
-                getattr(pool, verb)(*map(int, words))
+                getattr(pool, method)(*map(int, words))
         assert set(heard) == {one for one in made if one.is_ready and one.kind != "elsewhere"}
         return " ".join(map(str, made))
 
@@ -124,21 +126,26 @@ RESIDENT, NARROW = GPU | {"is_resident": True, "room": 3}, GPU | {"sees_streams"
         ("", NARROW | {"room": 2}, "expect one python", "one'? python?"),
         ("", NARROW, "take one, end_slow, take one", "one'- one"),
         # the worker of a reference rests on a GPU while solutions run
-        ("", GPU, "take a, rest_reference, rest_reference, take a", "reference"),
-        ("", GPU | {"sandboxed": False}, "take a, rest_reference, take a", "reference- reference"),
-        ("", GPU, "take a, is_deaf 0, rest_reference, take a", "reference- reference"),
+        ("", GPU, "take a, unbind_reference, unbind_reference, take a", "reference"),
+        ("", GPU | {"sandboxed": False}, "take a, unbind_reference, take a", "reference- reference"),
+        ("", GPU, "take a, is_deaf 0, unbind_reference, take a", "reference- reference"),
         # ends are not waited for, but before a measurement, and where they could disturb the next worker
-        ("fast fast coming", {"room": 2} | GPU, "expect one two three, take one, take two, quiesce", "one= two three?"),
+        (
+            "fast fast coming",
+            {"room": 2} | GPU,
+            "expect one two three, take one, take two, await_quiet",
+            "one= two three?",
+        ),
         ("", {}, "take one, take two, discard, has_ended 1, expect", "one- two="),
         ("", {"room": 4} | GPU, "expect one two three, room 1, tend", "one two- three-"),
         ("", GPU, "take one, take two, await_readers", "one= two"),
     ],
 )
-def test_what_is_started_and_ended(play, kinds, given, script, workers):
+def test_which_workers_start_and_end(play, kinds, given, script, workers):
     assert play(script, kinds, **given) == workers
 
 
-def test_a_worker_that_somebody_waits_for_and_does_not_start_is_a_fault_with_what_it_said(play):
+def test_an_awaited_worker_that_does_not_start_is_a_fault_with_its_output(play):
     with pytest.raises(DeviceFault, match="no room for a context"):
         play("take d", "slow dead", best=FAST)
 

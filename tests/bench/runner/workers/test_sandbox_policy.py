@@ -1,4 +1,4 @@
-"""What workers read and write: the interpreter, the toolchain and a solution's folders, never what lies beside them."""
+"""Files that workers read and write: the interpreter, the toolchain and a solution's folders, no neighbouring files."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.protocol import SessionConfig
 from flashinfer_bench.bench.runner.workers import sandbox_policy
 from flashinfer_bench.bench.runner.workers.sandbox_policy import PolicyMaker, carve, find_readable
 from flashinfer_bench.compile import Artifact
@@ -30,7 +30,7 @@ def write(root, *names):
         (root / name).chmod(0o755)
 
 
-def test_the_interpreter_and_this_package_are_read_and_what_lies_beside_is_not():
+def test_the_interpreter_and_this_package_are_readable_and_neighbouring_files_are_not():
     readable = find_readable({"PATH": "/usr/bin"}, import_path=[str(CHECKOUT), ""])
     read = (sys.executable, os.__file__, pytest.__file__, sandbox_policy.__file__)
     beside = [CHECKOUT / name for name in ("tests", "flashinfer-trace", "pyproject.toml")]
@@ -61,7 +61,7 @@ def test_modules_on_the_import_path_and_what_variables_name_are_read_but_no_home
     assert is_readable(tmp_path / path, readable) is is_read
 
 
-def test_what_is_hidden_is_left_out_of_a_folder_that_is_read_also_behind_a_link(tmp_path):
+def test_hidden_folders_are_omitted_from_a_readable_folder_also_behind_a_link(tmp_path):
     site = tmp_path / "site-packages"
     write(site, "module.py", "secret/key.py")
     (tmp_path / "link").symlink_to(site)
@@ -82,8 +82,8 @@ def open_maker(place, user="the session's"):
     times = dict.fromkeys(("timeout_seconds", "time_budget_s", "baseline_budget_s"), 1.0)
     flags = dict.fromkeys(("isolated", "profile_baseline", "needs_triton"), False)
     where = {"device": "cpu", "hardware": "", "worker_memory_bytes": None, "cache_root": str(place / "cache")}
-    hello = Hello(has_walls=True, sandbox_user=user, **times, **flags, **where)
-    return PolicyMaker(hello, {"PATH": "/usr/bin:/root/bin"})
+    session_config = SessionConfig(has_walls=True, sandbox_user=user, **times, **flags, **where)
+    return PolicyMaker(session_config, {"PATH": "/usr/bin:/root/bin"})
 
 
 def test_a_worker_reads_its_artifact_and_writes_to_its_solutions_folder(place):
@@ -114,13 +114,13 @@ def test_a_user_of_its_own_has_its_folder_and_a_copy_of_an_artifact_that_it_coul
 
 
 @as_root
-def test_where_its_user_could_not_come_to_its_folder_a_worker_stays_who_it_is(place):
+def test_a_worker_keeps_its_user_if_its_own_user_could_not_reach_its_folder(place):
     (place / "cache" / "jit").mkdir(parents=True)
     (place / "cache").chmod(0o700)
     assert open_maker(place, "own").make_policy(DIGEST, None, place / "given-1").user is None
 
 
-def test_what_is_compiled_is_noted_where_no_worker_writes(place):
+def test_compiled_solutions_are_recorded_where_no_worker_writes(place):
     made = open_maker(place)
     made.mark_compiled(DIGEST)  # there is no folder yet
     assert not made.is_compiled(DIGEST)

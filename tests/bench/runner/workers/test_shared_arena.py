@@ -1,4 +1,4 @@
-"""How large an arena is, and what becomes of the one that it replaces."""
+"""The size of an arena, and the end of the memory that it replaces."""
 
 import os
 

@@ -1,14 +1,15 @@
-"""Batches: calls back to back on a GPU, timed by the session, against which a reported latency is held.
+"""Batches: calls back to back on a GPU, timed by the session, against which a reported latency is checked.
 
-What the worker reads is precise, and a solution that has taken its worker over can forge it. What the session reads is
-coarse and true: the time from a request to its answer. Each call of a batch has content of its own. Then
-outputs are brought into the slots, where some are compared like those of any other call:
+The worker's samples are precise, but a solution that controls its worker can forge them. The session's own time from a
+request to its answer is coarse but true. Each call of a batch has its own content. After the batch, outputs are copied
+into the slots, and some are compared like those of any other call:
 
-    one call = (batch - an empty batch - copies - BEGIN_NS) / calls - what it waits for in a batch alone
+    one call = (batch - an empty batch - copies - BEGIN_NS) / calls - its wait that occurs only in a batch
 
-Results stay where they are until the batch is over. Then the session spoils the inputs, and asks for the results, so
-copies are no part of a batch's time. A solution that has not computed them can do it no more, unless it has saved the
-inputs: fetching beyond the copies counts as the calls'. Only results that share memory are copied within the batch.
+Results stay in place until the batch is over. Then the session overwrites the inputs, and asks for the results, so that
+copies are no part of a batch's time. A solution that skipped its work cannot do it now, unless it saved the inputs. So
+time for fetching, beyond the copies, is charged to the calls. Only results that share memory are copied within the
+batch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from flashinfer_bench.bench.runner.workers.timed.call_places import FEW_READS, FEWEST_CALLS, GPU_BYTES
+from flashinfer_bench.bench.runner.workers.timed.call_buffers import FEW_READS, FEWEST_CALLS, GPU_BYTES
 from flashinfer_bench.bench.runner.workers.timed.reported_time import (
     CHAIN_REFUSED_SHARE,
     CREDITED_SHARE,
@@ -35,73 +36,71 @@ from flashinfer_bench.bench.runner.workers.timed.reported_time import (
 from flashinfer_bench.worker.protocol import Called
 
 if TYPE_CHECKING:
-    from flashinfer_bench.bench.runner.workers.process import Meanwhile
     from flashinfer_bench.bench.runner.workers.timed.sampling import Ask
     from flashinfer_bench.bench.runner.workers.timed.timed_calls import TimedCalls
+    from flashinfer_bench.bench.runner.workers.worker_handle import Meanwhile
 
 USUAL: Final = 128, 4_000_000
 MOST: Final = 640, 1_500_000
-"""Calls of a batch at most, and nanoseconds that they take: those of USUAL, or those of MOST if these are more calls. A
-GPU that comes back to a process has a start-up that a short batch would be made of, and what is taken off a batch as a
-whole is shared by its calls."""
+"""Most calls of a batch, and their total nanoseconds: USUAL, or MOST if that allows more calls. In a short batch the
+start-up of a GPU that returns to a process would dominate."""
 READ_CALLS: Final = 16
-"""Calls that are compared of the batch that counts. A solution that leaves out a fifth passes once in 35 times."""
+"""Compared calls of the batch that counts. A solution that skips a fifth of its calls rarely passes."""
 READ_BYTES: Final = 1 << 28
-"""Bytes of the compared calls of a batch, at most, but for FEW_READS: they are kept until then."""
+"""Most bytes of the compared calls of a batch, except for FEW_READS. They stay in memory until they are compared."""
 RESOLVED_NS: Final = 160_000.0
-"""A batch resolves its calls if they take this together: four times what empty batches differ by."""
+"""Nanoseconds of a whole batch from which it resolves its calls: four times the variation of empty batches."""
 BEGIN_NS: Final = 100_000.0
-"""Taken off a batch as a whole: a GPU that comes back to a process has none of its addresses and programs at hand."""
+"""Nanoseconds subtracted from a batch: a GPU that returns to a process has lost its addresses and programs."""
 SLACK_NS: Final = 150_000.0
-"""Once a batch is answered the session uses the GPU for a moment. Its time beyond the time after an empty batch counts
-as the calls'. If it is more than this, the worker has answered before its calls were over: they hid the request, so
-that is not taken off either, and the GPU is used again until they are over, since the driver gives it to each process
-for 2 ms in turn."""
+"""After a batch is answered, the session uses the GPU for a moment. Extra nanoseconds, compared with an empty batch,
+are charged to the calls. Above this limit the worker answered before its calls were over. Then the request's overhead
+is charged too, and the GPU is used again until the calls are over."""
 STARTS_LATER: Final = 0.15, 5_000.0, 15_000.0
-"""Taken off each call is this share of its time between these times (nanoseconds): in a graph of many calls each starts
-later after the one before than in a graph of its own."""
+"""Share of each call's time that is subtracted, between these limits in nanoseconds. In a graph of many calls each call
+starts later than in its own graph."""
 CACHE_SHARE: Final = 0.3
 """Share of a GPU's cache that holds writes when a call ends."""
 MEMORY_BOUND: Final = 0.6, 0.9
-"""A call waits for memory if a copy of its bytes takes the second of these shares of its time in a batch, and does not
-below the first."""
+"""Shares of a call's time in a batch that a copy of its bytes takes. Above the second the call waits for memory; below
+the first it does not."""
 HELD_SHARE: Final = 0.1
-"""Share of a call that its wait for the writes of the call before may take without being taken off; no more than as
-much again is."""
+"""Share of a call's time that its wait for the previous call's writes may take without being subtracted. At most the
+same share again is subtracted."""
 MARGIN: Final = 1.5
-"""What may be taken off is no more than this multiple of the session's own copies, and of the least overhead of another
+"""Limit of what is subtracted, as a multiple of the session's own copies, and of the least overhead of another
 worker."""
 COPIES_SHARE: Final = 0.6
-"""Copies take no more than this share off a batch. A worker that is taken over may say that its results share memory,
-and write them where they are to be copied to."""
+"""Most copies' share of a batch that is subtracted. A controlled worker can report that its results share memory, and
+write them to the target directly."""
 FETCH_NS: Final = {True: (300_000.0, 4_000.0), False: (500_000.0, 20_000.0)}
-"""Nanoseconds of a request that fetches results beside the copies, and of each result of a call, if calls and copies
-are graphs and if the worker's host launches each. Time beyond that counts as the calls'."""
+"""Nanoseconds of a request that fetches results, without the copies, and of each result of a call: if calls and copies
+are graphs, and if the host launches each. Further time is charged to the calls."""
 TRIES: Final = 3
 SERIES_S: Final = 0.15
-"""A batch begins sooner or later, and the best one tells the cost of its calls. TRIES batches are made, and more for
-this time, until one confirms the latency. A latency is contradicted by TRIES times as many, in TRIES times as long. If
-TRIES batches do not resolve a call, that is the end, too: each is one more look at outputs."""
+"""A batch begins sooner or later, so the best batch gives the cost of its calls. At least TRIES batches are made, and
+further batches for SERIES_S seconds until one confirms the latency. A contradiction needs TRIES times as many batches
+and seconds. If TRIES batches do not resolve a call, no more are made."""
 EMPTY_CALLS: Final = 1, 65
-"""Calls of small and of large batches that compute nothing, by which the session knows the cost of a batch itself. The
-second is large: else a busy machine makes an empty call seem long."""
+"""Calls of small and of large empty batches, which give the overhead of a batch. The second is large, because a busy
+machine would otherwise make an empty call seem long."""
 COPIED_BYTES: Final = 256 << 20
-"""Bytes of the copies by which a GPU's time to read or write a byte is known."""
+"""Bytes of the copies that measure a GPU's time per byte."""
 
 
 @dataclass(frozen=True)
 class BatchOverhead:
-    """What a batch takes that has nothing to compute, in nanoseconds."""
+    """Overhead of an empty batch, in nanoseconds."""
 
     request: float = 0.0
-    """Its requests and their answers, and the GPU's return to the worker."""
+    """Requests and answers, and the GPU's return to the worker."""
     call: float = 0.0
-    """Each of its calls, for each output."""
+    """Of each call, for each output."""
     touch: float = 0.0
-    """What the session's own GPU takes to come back once such a batch is answered."""
+    """The GPU's return to the session after such a batch is answered."""
 
     def near(self, least: BatchOverhead | None) -> BatchOverhead:
-        """Return this overhead, no further from the least that was seen in another worker than workers differ."""
+        """Return this overhead, limited to MARGIN times the least overhead in another worker."""
         if least is None:
             return self
         request, touched = (MARGIN * value for value in (least.request, least.touch))
@@ -109,11 +108,11 @@ class BatchOverhead:
 
 
 def take_overhead(time_batch: Callable[[int], float], touch_device: Callable[[], object]) -> BatchOverhead:
-    """Return what batches take of themselves; call it before a solution is loaded.
+    """Return the overhead of batches. Call it before a solution is loaded.
 
     Args:
-        time_batch: makes a batch of a number of empty calls; returns its nanoseconds.
-        touch_device: uses the device in this process, as writing the inputs of a batch does.
+        time_batch: makes a batch with this number of empty calls; returns its nanoseconds.
+        touch_device: uses the device in this process, as writing a batch's inputs does.
     """
     few, many = EMPTY_CALLS
     least_ns, touches_ns = {few: math.inf, many: math.inf}, []
@@ -127,10 +126,10 @@ def take_overhead(time_batch: Callable[[int], float], touch_device: Callable[[],
 
 
 def touch(device: torch.device) -> None:
-    """Use a GPU for a moment in this process, which has to come back from a worker's context for that.
+    """Use a GPU for a moment in this process, so that it returns from a worker's context. A CPU needs nothing.
 
-    What another process has enqueued goes on until its time slice ends. On a CPU nothing is done. The first time, what
-    copies take is measured, too: no solution is loaded then that could make them slower.
+    Work that another process has enqueued runs until its time slice ends. The first call also measures copies, before a
+    solution is loaded that could slow them down.
     """
     if device.type == "cuda":
         byte_ns(device)
@@ -140,7 +139,7 @@ def touch(device: torch.device) -> None:
 
 @cache
 def byte_ns(device: torch.device) -> float:
-    """Return what a GPU takes to read a byte or to write one, by the best of twelve own copies; 0 on a CPU."""
+    """Return a GPU's nanoseconds to read or write a byte: the best of twelve own copies. 0 on a CPU."""
     if device.type != "cuda":
         return 0.0
     source, taken_ns = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=device), []
@@ -155,15 +154,15 @@ def byte_ns(device: torch.device) -> float:
 
 
 def count_batch_calls(claimed_ns: float, size: int, operations: int = 1) -> int:
-    """Return how many calls a batch has, as far as memory allows.
+    """Return the number of calls in a batch, as far as memory allows.
 
-    Calls of many operations have fewer, but as many as take a quarter of USUAL: the operations of a longer graph begin
-    later.
+    Batches of calls with many operations have fewer calls, but at least a quarter of USUAL's time, since the operations
+    of a longer graph begin later.
 
     Args:
         claimed_ns: latency of one call.
         size: bytes of the inputs and outputs of one call.
-        operations: that one call launches.
+        operations: number of operations that one call launches.
     """
     (usual, usual_ns), (most, most_ns) = USUAL, MOST
     few = most // max(operations, 1)
@@ -173,7 +172,7 @@ def count_batch_calls(claimed_ns: float, size: int, operations: int = 1) -> int:
 
 
 def count_batch_reads(size: int) -> int:
-    """Return how many calls of a batch are compared at most, by the bytes of the inputs and outputs of one."""
+    """Return the most calls of a batch that are compared, by the bytes of the inputs and outputs of one call."""
     return min(READ_CALLS, max(FEW_READS, READ_BYTES // max(size, 1)))
 
 
@@ -182,12 +181,12 @@ class BatchTimer:
 
     Args:
         ask: asks the worker.
-        trial: where the calls lie and what they are given.
-        overhead: what batches take of themselves.
-        claimed: what the worker says of a call. No graph can hold one that waits for the GPU, and a graph that holds
-            fewer operations stands for no call.
-        chain: the result of a chain, if one was run. It has not refused the latency. Batches refuse nothing that it
-            confirms: if calls read little of large inputs, caches do not hold it.
+        trial: the buffers and the inputs of the calls.
+        overhead: overhead of batches.
+        claimed: the worker's report of a call. A graph cannot hold a call that waits for the GPU, and a graph with
+            fewer operations is no valid call.
+        chain: the result of a chain that did not refuse the latency; None without a chain. If a chain confirms a
+            latency, batches do not refuse it: if calls read little of large inputs, caches do not hold the inputs.
         meanwhile: called while the worker makes the first batch, which is not timed.
         now_ns: the session's clock.
     """
@@ -205,19 +204,19 @@ class BatchTimer:
     ) -> None:
         self._ask = ask
         self._trial = trial
-        self._places = trial.places
+        self._buffers = trial.buffers
         self._overhead = overhead
         self._chain = chain
         self._most_ns = math.inf if chain is None else chain.most_ns
         self._meanwhile = meanwhile
         self._now_ns = now_ns
         self.refused: str | None = "the call waits for the GPU" if claimed.waits_inside else None
-        """Why the calls cannot be made as one graph."""
+        """Why the calls cannot be made as one graph; None if they can."""
         self._together = not trial.has_setup and not claimed.waits_inside
         self._operations = 0 if claimed.waits_inside else claimed.operations
         self._spoils = trial.returns and not trial.may_return_inputs
-        """Results are fetched once the inputs are gone, unless each is copied at once."""
-        self._outputs = self._places.outputs(0)
+        """Results are fetched after the inputs are overwritten, unless each result is copied at once."""
+        self._outputs = self._buffers.outputs(0)
         self._written = sum(output.nbytes for output in self._outputs)
         """Bytes of the outputs of one call."""
         self._calls = 0
@@ -225,25 +224,25 @@ class BatchTimer:
         self._was_copied = False
         """The results of the latest batch were copied within it."""
         self._is_strided = False
-        """To copy results changed how they lie in memory. That is the calls' work, and is not taken off."""
+        """Copying results changed their layout in memory. This is the calls' work, and is not subtracted."""
 
     def confirm(self, claimed_ns: float) -> Confirmation:
-        """Hold a reported latency against batches.
+        """Check a reported latency against batches.
 
         Args:
-            claimed_ns: latency of one call, `setup` included.
+            claimed_ns: latency of one call, including `setup`.
 
         Raises:
-            ClaimContradicted: RUNTIME_ERROR; batches take longer than the report allows, each time.
-            SolutionFailure: the same, and far longer.
+            ClaimContradicted: RUNTIME_ERROR; all batches take longer than the report allows.
+            SolutionFailure: the same, by far.
         """
-        resolution_ns = RESOLVED_NS / len(self._places)
-        if len(self._places) > 1:
-            self._run(self._meanwhile)  # it tells the worker whether results share memory; nobody reads it
+        resolution_ns = RESOLVED_NS / len(self._buffers)
+        if len(self._buffers) > 1:
+            self._run(self._meanwhile)  # it shows the worker whether results share memory; its outputs are not compared
             if self._was_copied and self._together:
-                self._run()  # the graph that has the copies is made
+                self._run()  # capture the graph with the copies
             elif self._trial.returns and self._together:
-                self._collect()  # the graph of the copies is made
+                self._collect()  # capture the graph of the copies
         start, batches = self._now_ns(), 0
         while True:
             cost_ns, batches = self._time_one(), batches + 1
@@ -254,7 +253,7 @@ class BatchTimer:
             is_settled = resolution_ns < cost_ns <= claimed_ns / CREDITED_SHARE
             if is_settled or is_enough or (batches >= TRIES and not is_open):
                 break
-        # Results that lie otherwise than their slots are a view, perhaps, which leaves the work to its reader.
+        # Results with another layout than their slots may be a view that leaves the work to its reader.
         share = REFUSED_SHARE if self._chain is None or self._is_strided else CHAIN_REFUSED_SHARE
         if self._chain is not None and self._chain.why_not is None:
             share = 0.0
@@ -267,15 +266,15 @@ class BatchTimer:
         return Confirmation("batch", CREDITED_SHARE * best_ns, doubt, record)
 
     def _time_one(self) -> float:
-        """Return what one call of a batch costs; if it is the least so far, calls of this batch are compared."""
-        trial, calls, outputs = self._trial, len(self._places), len(self._outputs)
+        """Return the cost of one call of a batch. If it is the least so far, calls of this batch are compared."""
+        trial, calls, outputs = self._trial, len(self._buffers), len(self._outputs)
         numbers, spent_ns = self._run()
         copies = trial.returns and self._was_copied
         if copies:
             spent_ns -= min(self._copies_ns(), COPIES_SHARE * spent_ns)
         elif trial.returns:
             spent_ns += self._fetch()
-        if copies or not self._together:  # other calls of a graph take nothing but their own time
+        if copies or not self._together:  # other calls of a graph take only their own time
             spent_ns -= calls * self._overhead.call * max(1, outputs)
         cost_ns = max(spent_ns - self._overhead.request - BEGIN_NS, 0.0) / calls
         share, begin_ns, end_ns = STARTS_LATER
@@ -289,14 +288,14 @@ class BatchTimer:
         trial.check_calls(range(calls), numbers, chooses=is_best, has_inputs=has_inputs)
         return cost_ns
 
-    def _request(self, verb: str, **more: Any) -> Called:
-        fields = {"first": len(self._places), "part": self._trial.part, "together": self._together, **more}
-        done: Called = self._ask(verb, Called, "the measurement", **fields)
+    def _request(self, method: str, **more: Any) -> Called:
+        fields = {"first": len(self._buffers), "part": self._trial.part, "together": self._together, **more}
+        done: Called = self._ask(method, Called, "the measurement", **fields)
         return done
 
     def _run(self, meanwhile: Meanwhile | None = None) -> tuple[list[int], float]:
-        """Make one batch; return the numbers of its calls, and the time that it took."""
-        numbers = self._trial.write(range(len(self._places)))
+        """Make one batch; return the numbers of its calls, and its nanoseconds."""
+        numbers = self._trial.write(range(len(self._buffers)))
         self._calls += len(numbers)
         start = self._now_ns()
         done = self._request("burst", meanwhile=meanwhile, operations=self._operations)
@@ -307,26 +306,26 @@ class BatchTimer:
         return numbers, self._now_ns() - start + self._wait_for_gpu()
 
     def _fetch(self) -> float:
-        """Have the worker bring what the calls of a batch gave into their slots; return what of it counts as theirs."""
+        """Have the worker copy a batch's results into their slots; return the nanoseconds charged to the calls."""
         if self._spoils:
-            self._places.spoil_inputs()
+            self._buffers.spoil_inputs()
         once_ns, result_ns = FETCH_NS[self._together]
         start = self._now_ns()
         self._collect()
         spent_ns = self._now_ns() - start + self._wait_for_gpu()
-        results = len(self._places) * len(self._outputs)
+        results = len(self._buffers) * len(self._outputs)
         return max(0.0, spent_ns - once_ns - result_ns * results - self._copies_ns())
 
     def _collect(self) -> None:
-        """Have the worker bring what the calls of a batch gave into their slots."""
+        """Have the worker copy a batch's results into their slots."""
         self._is_strided = self._request("collect").strided or self._is_strided
 
     def _wait_for_gpu(self) -> float:
-        """Use the GPU once a request is answered; return what of that counts as the worker's (see SLACK_NS)."""
+        """Use the GPU after a request is answered; return the nanoseconds charged to the worker (see SLACK_NS)."""
         counts_ns, hidden_ns = 0.0, 0.0
-        for _ in range(200):  # a worker may keep its GPU busy for ever
+        for _ in range(200):  # a worker can keep its GPU busy for ever
             start = self._now_ns()
-            touch(self._places.arena.device)
+            touch(self._buffers.arena.device)
             late_ns = max(0.0, self._now_ns() - start - self._overhead.touch)
             counts_ns += late_ns
             if late_ns <= SLACK_NS:
@@ -335,31 +334,31 @@ class BatchTimer:
         return counts_ns + hidden_ns
 
     def _copies_ns(self) -> float:
-        """Return what may be taken off for copies of the outputs of all calls."""
-        copied = 2 * len(self._places) * self._written
-        return 0.0 if self._is_strided else MARGIN * copied * byte_ns(self._places.arena.device)
+        """Return the nanoseconds that may be subtracted for copies of the outputs of all calls."""
+        copied = 2 * len(self._buffers) * self._written
+        return 0.0 if self._is_strided else MARGIN * copied * byte_ns(self._buffers.arena.device)
 
     def _held_ns(self, cost_ns: float) -> float:
-        """Return how much longer a call takes in a batch than alone, since it waits for what the one before wrote.
+        """Return the extra time of a call in a batch, because it waits for the previous call's writes.
 
-        A call alone leaves its last writes in the cache, and is over before they are in memory. In a batch the next one
-        waits for them if memory is what it waits for anyway.
+        A call alone leaves its last writes in the cache, and ends before they reach memory. In a batch the next call
+        waits for them if it is bound by memory.
         """
-        device = self._places.arena.device
+        device = self._buffers.arena.device
         if device.type != "cuda" or cost_ns <= 0:
             return 0.0
         cached = CACHE_SHARE * float(torch.cuda.get_device_properties(device).L2_cache_size)
-        return held_up_ns(cost_ns, self._places.stride, min(float(self._written), cached), byte_ns(device))
+        return held_up_ns(cost_ns, self._buffers.stride, min(float(self._written), cached), byte_ns(device))
 
 
 def held_up_ns(cost_ns: float, moved_bytes: int, held_bytes: float, per_byte_ns: float) -> float:
-    """Return what a call waits for bytes that lie in the cache, beyond a small share of it. Pure.
+    """Return the wait of a call for cached bytes, beyond a small share of the call. Pure.
 
     Args:
-        cost_ns: of the call in a batch.
-        moved_bytes: of its inputs and outputs.
-        held_bytes: written by the call before.
-        per_byte_ns: time to read a byte or to write one, as copies do.
+        cost_ns: cost of the call in a batch.
+        moved_bytes: bytes of its inputs and outputs.
+        held_bytes: bytes written by the previous call.
+        per_byte_ns: nanoseconds to read or write a byte, as measured by copies.
     """
     begin, end = MEMORY_BOUND
     waits = min(max((moved_bytes * per_byte_ns / cost_ns - begin) / (end - begin), 0.0), 1.0)

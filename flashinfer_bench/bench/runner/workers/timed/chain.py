@@ -1,14 +1,14 @@
-"""The gated chain: calls on a GPU, each of which can read its inputs when the call before is over.
+"""The gated chain: calls on a GPU, each of which can read its inputs only after the previous call has ended.
 
-The calls of a batch lie in memory at the same time, so a worker may compute all of them in one operation, or side by
-side if one call leaves most of a GPU idle. In a chain their inputs are masked, each by a key of its own. A call's key
-comes when the call before has committed to its outputs, by a digest that takes all of them:
+The calls of a batch lie in memory at the same time. So a worker could compute all of them in one operation, or run them
+in parallel if one call leaves most of a GPU idle. In a chain each call's inputs are masked by a key of their own. The
+session gives out a key after the previous call has committed to its outputs by a digest over all of them:
 
     one call = median(from its key to its digest) - an empty call - START_NS + launch overhead
 
-A latency is reported as no less than CHAIN_SHARE of that. If the host launches each call, it is HOST_CHAIN_SHARE of
-as much without START_NS taken off. The session measures an empty call in a chain of its own, in the same places: no
-worker has a hand in it.
+A latency is reported as at least CHAIN_SHARE of that time. If the host launches each call, it is HOST_CHAIN_SHARE of
+the time without START_NS subtracted. The session measures an empty call in its own chain, in the same buffers, without
+any worker.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 
 from flashinfer_bench.base.host import usable_cores
 from flashinfer_bench.bench.runner.workers.arena import open_memory_file
-from flashinfer_bench.bench.runner.workers.timed.call_places import FEW_READS, FEWEST_CALLS, FEWEST_PLACES, GPU_BYTES
+from flashinfer_bench.bench.runner.workers.timed.call_buffers import FEW_READS, FEWEST_BUFFERS, FEWEST_CALLS, GPU_BYTES
 from flashinfer_bench.bench.runner.workers.timed.reported_time import (
     CHAIN_REFUSED_SHARE,
     CHAIN_SHARE,
@@ -56,68 +56,70 @@ if TYPE_CHECKING:
     from flashinfer_bench.bench.runner.workers.timed.timed_calls import TimedCalls
 
 LONGEST_NS: Final = 1_000_000_000
-"""Longer calls are in no chain: each is timed by itself. An empty chain that takes longer is given up."""
+"""Longer calls run in no chain: each is timed by itself. An empty chain that takes longer is abandoned."""
 CHAIN_NS: Final = 20_000_000
 CHAIN_BYTES: Final = 2 << 30
-"""Most nanoseconds and bytes of a chain's calls beyond FEWEST_PLACES. If FEWEST_PLACES exceed CHAIN_BYTES, it has as
-many calls as there are places for."""
+"""Most nanoseconds and bytes of a chain's calls beyond FEWEST_BUFFERS. If FEWEST_BUFFERS exceed CHAIN_BYTES, the chain
+has as few calls as buffers fit."""
 MOST_CHAINS: Final = 4
-"""Most chains; a further one is run only while the best so far would raise the latency. Empty chains: as many."""
+"""Most chains, and the number of empty chains. A further chain runs only if the best so far would raise the latency."""
 LAUNCH_NS: Final = {False: 50_000_000, True: 300_000}
-"""A call gets its key when all of it is launched, or after this. The key is whether it waits for the GPU inside."""
+"""Nanoseconds after which a call gets its key even if it is not fully launched: True for calls that wait for the
+GPU."""
 LONGEST_PAUSE_NS: Final = 10_000_000
-"""The GPU idles before each key as long as the call before took, up to this: a GPU without a pause slows down."""
+"""Most nanoseconds that the GPU idles before each key, otherwise as long as the previous call. It throttles
+otherwise."""
 START_NS: Final = 1_250.0
-"""Taken off each call: a GPU polls for its key once in a microsecond, so the usual empty call is longer than the least,
-and in some contexts operations start later than in the session's."""
+"""Nanoseconds subtracted from each call. A GPU polls for its key once in a microsecond, so a usual empty call is longer
+than the shortest empty call."""
 CACHED_BYTES: Final = 24 << 20
-"""A chain bounds larger calls less: their unmasked inputs are written back while the call runs."""
+"""Bytes above which a chain bounds calls less: their unmasked inputs are written back while the call runs."""
 WRITTEN_BACK: Final = 32 << 20, 3_000
-"""Most bytes of these inputs that a cache holds, and bytes that are written back in a nanosecond. That is taken off."""
+"""Most bytes of these inputs in a cache, and bytes written back in a nanosecond. The write-back is subtracted."""
 UNCACHED_SHARE: Final = 0.9
-"""A latency of such calls is reported as no less than this share of the cost."""
+"""Least share of the cost that is reported as the latency of such calls."""
 SLACK_NS: Final = 10_000
-"""A latency no more than this below the cost of a call is doubted, and never refused: another program may hold up keys.
-The chain raises it all the same."""
+"""A latency at most this far below the cost of a call is doubted but not refused, because another program may delay
+keys. The chain raises the latency in any case."""
 
 now_ns = time.perf_counter_ns
 
 
 def count_chain_calls(claimed_ns: float, size: int, outputs: int) -> int:
-    """Return how many calls a chain has; 0 if none is run.
+    """Return the number of calls in a chain; 0 if no chain is run.
 
     Args:
         claimed_ns: latency of one call.
         size: bytes of the inputs and outputs of one call.
-        outputs: of one call.
+        outputs: number of outputs of one call.
     """
-    fewest = min(FEWEST_PLACES, GPU_BYTES // max(size, 1))
+    fewest = min(FEWEST_BUFFERS, GPU_BYTES // max(size, 1))
     if claimed_ns > LONGEST_NS or fewest < FEWEST_CALLS or not 0 < outputs <= MOST_OUTPUTS:
         return 0
     return max(fewest, int(min(MOST_CALLS, CHAIN_NS / max(claimed_ns, 1.0), CHAIN_BYTES // max(size, 1))))
 
 
 def count_chain_reads(calls: int, size: int) -> int:
-    """Return how many calls of a chain are compared. More than half of large ones are: a solution may leave out half.
+    """Return the number of compared calls of a chain: more than half of large calls, so a solution cannot skip half.
 
     Args:
-        calls: of the chain.
+        calls: number of calls in the chain.
         size: bytes of the inputs and outputs of one call.
     """
-    return FEW_READS if size * FEWEST_PLACES <= CHAIN_BYTES else calls // 2 + 1
+    return FEW_READS if size * FEWEST_BUFFERS <= CHAIN_BYTES else calls // 2 + 1
 
 
 class Committed(NamedTuple):
-    """What the session saw of one call of a chain."""
+    """The session's observation of one call of a chain."""
 
     span_ns: int
-    """From its key to its digest."""
+    """Nanoseconds from its key to its digest."""
     digest: list[int]
-    """It commits to the outputs."""
+    """The digest that commits to the outputs."""
 
 
 def draw_keys(count: int) -> list[int]:
-    """Return secret keys, none of them 0; each is a positive number of 64 bits with a sign."""
+    """Return secret keys. Each is a positive int64 other than 0."""
     return [randbits(63) | 1 for _ in range(count)]
 
 
@@ -128,13 +130,13 @@ def hand_out(
     is_over: Callable[[], bool],
     launch_ns: int = LAUNCH_NS[False],
 ) -> list[Committed]:
-    """Give calls their keys one by one; return what each took. If the worker answers sooner, some calls are missing.
+    """Give calls their keys in order; return the duration of each. If the worker answers early, some calls are missing.
 
     Args:
-        block: cleared.
-        keys: of each call.
-        groups: in which a call commits to its outputs.
-        is_over: tells whether the worker has answered, or is gone, or late.
+        block: the control block, cleared.
+        keys: key of each call.
+        groups: number of digests with which a call commits to its outputs.
+        is_over: returns whether the worker has answered, has ended, or is late.
         launch_ns: longest wait for the launch of a call.
     """
     found: list[Committed] = []
@@ -169,7 +171,7 @@ class ChainTools:
         self._device = device
         self._kernels = ChainKernels(chain_image(), device)
         self._empty_ns: dict[tuple[int, ...], int] = {}
-        """Bytes of the inputs and of each output → nanoseconds of a call that computes nothing."""
+        """Bytes of the inputs and of each output → nanoseconds of an empty call."""
         fd = open_memory_file(BLOCK_BYTES)
         try:
             self._block = ControlBlock(fd)
@@ -189,21 +191,20 @@ class ChainTools:
         torch.cuda.synchronize(self._device)
 
     def digests(self, outputs: Sequence[Sequence[torch.Tensor]]) -> list[list[int]]:
-        """Return the digests of these outputs, for each of some calls."""
+        """Return the digests of the outputs of each call."""
         held = torch.zeros(len(outputs), 2 * count_groups(len(outputs[0])), dtype=torch.int64).to(self._device)
         for row, own in zip(held, outputs, strict=True):
             self._kernels.commit([piece_of(one) for one in own], row.data_ptr())
         return [[number % (1 << 64) for number in row] for row in held.tolist()]
 
     def find_empty_ns(self, rows: Sequence[Piece], outputs: Sequence[Sequence[torch.Tensor]]) -> int:
-        """Return the least nanoseconds of a call in a chain that computes nothing.
+        """Return the least nanoseconds of an empty call in a chain; 0 if other work delays the GPU.
 
-        They are measured once for inputs and outputs of some sizes: work that a worker has left on the GPU makes them
-        longer. 0 if something holds the GPU up: then nothing is taken off.
+        They are measured once for each set of sizes, because later work of a worker on the GPU would lengthen them.
 
         Args:
-            rows: where the inputs of each call lie; they are overwritten.
-            outputs: of each call.
+            rows: location of the inputs of each call; they are overwritten.
+            outputs: outputs of each call.
         """
         sizes = (rows[0].nbytes, *(one.nbytes for one in outputs[0]))
         if sizes not in self._empty_ns and (taken_ns := self._take_empty(rows, outputs)):
@@ -211,7 +212,7 @@ class ChainTools:
         return self._empty_ns.get(sizes, 0)
 
     def _take_empty(self, rows: Sequence[Piece], outputs: Sequence[Sequence[torch.Tensor]]) -> int:
-        """Return the least nanoseconds of a call in a chain that unmasks, computes nothing, and commits."""
+        """Return the least nanoseconds of a call in a chain that only unmasks and commits."""
         keys, groups = draw_keys(len(rows)), count_groups(len(outputs[0]))
         spans: list[int] = []
 
@@ -221,7 +222,7 @@ class ChainTools:
                 self._kernels.commit([piece_of(one) for one in own], self._block.digest_at(at))
 
         try:
-            replay = capture(launch_all)  # as the worker's calls are
+            replay = capture(launch_all)  # like the worker's calls
         except CaptureRefused:
             return 0
         for _ in range(MOST_CHAINS):
@@ -242,9 +243,9 @@ def _is_past(end_ns: int) -> bool:
 
 @cache
 def open_chain_tools(device: torch.device) -> ChainTools | None:
-    """Return a session's tools for a GPU; None if this machine cannot run chains there.
+    """Return a session's tools for a GPU; None if this machine cannot run chains on it.
 
-    Session and worker need a core each.
+    The session and the worker need a core each.
     """
     if usable_cores() < 2:
         return None
@@ -260,11 +261,11 @@ class ChainTimer:
 
     Args:
         ask: asks the worker.
-        trial: where the calls lie and what they are given.
+        trial: the buffers and the inputs of the calls.
         tools: the session's kernels.
-        claimed: what the worker says of a call. No graph can hold one that waits for the GPU.
-        calls: of a chain. They lie in the first places.
-        gap_ns: the launch overhead, which is a part of each sample.
+        claimed: the worker's report of a call. A graph cannot hold a call that waits for the GPU.
+        calls: number of calls in a chain. They use the first buffers.
+        gap_ns: the launch overhead, which is part of each sample.
     """
 
     def __init__(
@@ -276,28 +277,28 @@ class ChainTimer:
         self._gap_ns = gap_ns
         operations = None if claimed.waits_inside or trial.has_setup else claimed.operations
         self._launch_ns = LAUNCH_NS[operations is None]
-        places = trial.places
+        buffers = trial.buffers
         self._count = calls
-        self._held = places.held_inputs()[:calls]
-        self._given, self._own = places.own_inputs(calls)
-        outputs = [places.outputs(at) for at in range(calls)]
+        self._held = buffers.held_inputs()[:calls]
+        self._given, self._own = buffers.own_inputs(calls)
+        outputs = [buffers.outputs(at) for at in range(calls)]
         self._empty_ns = tools.find_empty_ns(rows_of(self._held), outputs)
         self._cost_ns, self._share, self._is_joined = math.inf, 1.0, False
-        """Of the best chain so far: the cost of a call, the share of it that a latency is no less than, and whether the
-        worker says that all calls were one graph."""
+        """The best chain so far: the cost of a call, the share of it that bounds a latency, and whether the worker
+        reports that all calls were one graph."""
         self._fields: dict[str, Any] = {"operations": operations, "settles": claimed.uses_side_stream}
         self._fields |= {"part": trial.part, "indices": [*range(calls)]}
-        self._fields |= {"stride": places.stride, "inputs": places.inputs_end}
+        self._fields |= {"stride": buffers.stride, "inputs": buffers.inputs_end}
 
     def confirm(self, claimed_ns: float) -> Confirmation:
-        """Hold a reported latency against chains.
+        """Check a reported latency against chains.
 
         Args:
-            claimed_ns: latency of one call, `setup` included.
+            claimed_ns: latency of one call, including `setup`.
 
         Raises:
-            ClaimContradicted: RUNTIME_ERROR; chains take longer than the report allows, each time.
-            SolutionFailure: the same, and far longer; or outputs are not those that a call committed to.
+            ClaimContradicted: RUNTIME_ERROR; all chains take longer than the report allows.
+            SolutionFailure: the same, by far; or outputs differ from the committed digests.
         """
         chains, image = 0, chain_image()
         size = BLOCK_BYTES + -(-len(image) // BLOCK_BYTES) * BLOCK_BYTES
@@ -314,43 +315,43 @@ class ChainTimer:
         below_ns = min(CHAIN_REFUSED_SHARE * cost_ns, cost_ns - SLACK_NS)
         doubt = find_doubt(claimed_ns, cost_ns, "chain", f"{chains} chains", host=host, refused_below_ns=below_ns)
         record = {"relay_calls": chains * self._count, "relay_ms": cost_ns / 1e6}
-        most_ns = cost_ns + self._empty_ns  # one kernel may unmask, compute and commit
+        most_ns = cost_ns + self._empty_ns  # a single kernel may unmask, compute and commit
         return Confirmation("chain", self._share * cost_ns, doubt, record, most_ns)
 
     def _run_one(self, block: ControlBlock, fd: int, size: int) -> None:
         """Run a chain; if its calls cost the least so far, some of them are compared.
 
         Raises:
-            SolutionFailure: RUNTIME_ERROR; outputs are not those that the calls committed to.
+            SolutionFailure: RUNTIME_ERROR; outputs differ from the digests that the calls committed to.
         """
-        places = self._trial.places
-        # A worker's GPU may run at any time: inputs are masked before they come into its places.
+        buffers = self._trial.buffers
+        # A worker's GPU can run at any time, so inputs are masked before they reach its buffers.
         numbers, keys = self._trial.write(range(self._count), self._own), draw_keys(self._count)
         self._tools.mask(rows_of(self._given), keys)
         self._held.copy_(self._given)
-        places.synchronize()
+        buffers.synchronize()
         block.clear()
         found: list[Committed] = []
-        groups, launch_ns = count_groups(len(places.outputs(0))), self._launch_ns
+        groups, launch_ns = count_groups(len(buffers.outputs(0))), self._launch_ns
 
         def give_keys(is_over: Callable[[], bool]) -> None:
             found.extend(hand_out(block, keys, groups, is_over, launch_ns))
 
         given = {"fds": [fd], "meanwhile": give_keys, "size": size}
         done = self._ask("relay", Called, "the measurement", **given, **self._fields)
-        # Outputs are judged as they were committed to: a worker may exchange them behind a check.
-        rows = places.held_outputs()[: self._count].clone(memory_format=torch.contiguous_format)
+        # The committed outputs are judged: a worker could exchange outputs after a check.
+        rows = buffers.held_outputs()[: self._count].clone(memory_format=torch.contiguous_format)
         if len(found) < self._count or [one.digest for one in found] != self._tools.digests(
-            [places.outputs_in(row) for row in rows]
+            [buffers.outputs_in(row) for row in rows]
         ):
             raise written_late()
-        # To bring results to where outputs lie is a part of the work, but not of samples.
+        # Copying results into the output slots is part of the work here, but not of samples.
         share = CHAIN_SHARE if done.joined and not done.strided else HOST_CHAIN_SHARE
         cost_ns = median(one.span_ns for one in found) - self._empty_ns - (START_NS if done.joined else 0.0)
-        if places.stride > CACHED_BYTES:
+        if buffers.stride > CACHED_BYTES:
             most_bytes, bytes_per_ns = WRITTEN_BACK
             share = min(share, UNCACHED_SHARE)
-            cost_ns -= min(places.inputs_end, most_bytes) / bytes_per_ns
+            cost_ns -= min(buffers.inputs_end, most_bytes) / bytes_per_ns
         cost_ns = max(0.0, cost_ns) + self._gap_ns
         is_best = cost_ns <= self._cost_ns
         if is_best:
@@ -360,6 +361,6 @@ class ChainTimer:
 
 
 def rows_of(held: torch.Tensor) -> list[Piece]:
-    """Return where each row of a matrix of bytes lies."""
+    """Return the location of each row of a matrix of bytes."""
     begin, step = held.data_ptr(), held.stride(0)
     return [Piece(begin + at * step, held.shape[1]) for at in range(held.shape[0])]

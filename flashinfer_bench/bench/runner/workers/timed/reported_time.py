@@ -1,9 +1,8 @@
-"""The time that is reported for a kernel: what its worker claims, checked, refused, or raised to a bound. Pure.
+"""The reported time of a kernel: its worker's samples, checked, and refused or raised to a bound. Pure.
 
-`report_time` makes the number: the summary of the samples, its `setup`, the bound from outside. A worker that a
-solution has taken over can report any sample. So a report has to fit the clock that was asked for and the time that
-passed outside. On a GPU the session's own times bound a latency (`chain.py`, `batches.py`); on a CPU such a time stands
-beside it.
+`report_time` makes the number from the summary of the samples, its `setup`, and the bound from outside. A solution that
+controls its worker can report any sample. So a report must fit the requested clock and the time that passed outside. On
+a GPU the session's own times bound a latency (`chain.py`, `batches.py`). On a CPU such a time is only recorded.
 """
 
 from __future__ import annotations
@@ -21,81 +20,82 @@ from flashinfer_bench.worker.protocol import Called, ClockTraits
 
 CLOCK_SLACK: Final = 1.02
 DOUBTED: Final = 1 / 3, 0.2
-"""On a CPU a latency below this share of the mean time of a call from outside is flagged, if that is as many
-milliseconds: most of a shorter time is that of the request itself."""
+"""On a CPU a latency below this share of the outside mean time of a call is flagged, if that mean is at least this many
+milliseconds. A shorter outside time is mostly that of the request itself."""
 CREDITED_SHARE: Final = 0.79
-"""A latency is reported as no less than this share of the cost of a call in a batch. A GPU that computes without a
-pause may be a quarter slower than one that idles before each call."""
+"""Least share of the cost of a call in a batch that is reported. A GPU without pauses can be a quarter slower than a
+GPU that idles before each call."""
 CHAIN_SHARE: Final = 0.95
-"""The same share of the cost of a call in a chain, which is timed more exactly."""
+"""The same share for a chain, which is timed more exactly."""
 HOST_CHAIN_SHARE: Final = 0.85
-"""The same if the host launches each call in its turn: the host's time varies."""
+"""The same share if the host launches each call, because the host's time varies."""
 LEAST_SHARE: Final = 0.75
 """A latency below this share of an outside time is not confirmed."""
 REFUSED_SHARE: Final = 0.5
-"""Below this share of a batch's time it is refused. Honest calls of many operations come near it: the operations of a
-long graph start later than those of one call's graph."""
+"""A latency below this share of a batch's time is refused. Honest calls of many operations come near it, since the
+operations of a long graph start later."""
 CHAIN_REFUSED_SHARE: Final = 0.25
-"""The same for a chain, where inputs are cold, and for batches after it. Both raise the latency all the same."""
+"""The same for a chain, where inputs are cold, and for batches after a chain. Both raise the latency in any case."""
 FORGED_SHARE: Final = 0.1
-"""Below this share nothing is measured again: no machine changes its speed tenfold between samples and batches."""
+"""Below this share the measurement is not repeated: no machine changes its speed tenfold in between."""
 SETTLED: Final = 1_000_000, 9
-"""Reported nanoseconds and timed calls from which on the calls' own requests can confirm a latency: the rest of a
-request is little then."""
+"""Reported nanoseconds and number of timed calls from which the calls' own requests can confirm a latency. The overhead
+of a request is small then."""
 
 
 Bound = Callable[[float, dict[str, Any]], float]
-"""Takes a latency in milliseconds and the measurement's record, which gets what bounds it; returns what is reported."""
+"""Takes a latency in milliseconds and the measurement's record, to which it adds the bound; returns the reported
+latency."""
 
 
 class ClaimContradicted(SolutionFailure):
-    """Outside times are far longer than a report allows; so they are if a machine changes its speed."""
+    """Outside times are far longer than a report allows. A change of the machine's speed can cause this, too."""
 
 
 @dataclass(frozen=True)
 class Claimed:
-    """What a worker reports of a call."""
+    """A worker's report of a call."""
 
     latency_ns: float
-    """`setup` included."""
+    """Including `setup`."""
     waits_inside: bool = False
     """It waits for the GPU."""
     operations: int = 1
     """Operations that it launches on a GPU."""
     uses_side_stream: bool = False
-    """It uses streams that nothing waits for."""
+    """It uses streams that are never waited for."""
 
 
 @dataclass(frozen=True)
 class Confirmation:
-    """Result of holding a reported latency against a chain, batches, or requests."""
+    """Result of checking a reported latency against a chain, batches, or requests."""
 
     bound: str
-    """What bounds the latency: "samples", "chain" or "batch"."""
+    """Source of the bound: "samples", "chain" or "batch"."""
     least_ns: float = 0.0
     """Least latency that is reported."""
     why_not: str | None = None
     """Why the latency is not confirmed; None if it is."""
     record: dict[str, Any] = field(default_factory=dict)
-    """Further fields of a measurement's record, whose keys say burst for batch and relay for chain."""
+    """Further fields of a measurement's record. Their keys say burst for batch and relay for chain."""
     most_ns: float = math.inf
-    """Most that a call costs."""
+    """Upper bound of a call's cost."""
 
     def leaves_open(self, claimed_ns: float) -> bool:
-        """Tell whether batches could raise what a call is reported as."""
+        """Return whether batches could raise the reported latency."""
         return CREDITED_SHARE * self.most_ns > max(claimed_ns, self.least_ns)
 
     def with_batches(self, found: Confirmation) -> Confirmation:
-        """Return what this and batches say together."""
+        """Return this result combined with the result of batches."""
         least_ns, why_not = max(self.least_ns, found.least_ns), found.why_not or self.why_not
         return Confirmation(found.bound, least_ns, why_not, {**self.record, **found.record})
 
 
 def check_clock(traits: ClockTraits, timing: TimingSettings | None) -> None:
-    """Hold the clock that a worker says it uses against what was asked for; None on a CPU.
+    """Check the clock that a worker reports against the requested clock; None on a CPU.
 
     Raises:
-        SolutionFailure: RUNTIME_ERROR; it is another.
+        SolutionFailure: RUNTIME_ERROR; it is another clock.
     """
     methods: tuple[str, ...] = ("wall",)
     cache_state = "warm"
@@ -111,16 +111,16 @@ def check_clock(traits: ClockTraits, timing: TimingSettings | None) -> None:
 
 
 def check_readings(called: Called, count: int, traits: ClockTraits, *, wall_ns: float) -> list[Sample]:
-    """Hold the samples of a request against what was asked for and the time that passed outside; return them.
+    """Check the samples of a request against the requested calls and the time that passed outside; return them.
 
     Args:
         called: the worker's answer.
-        count: calls that the request asked for.
-        traits: the clock that is used.
+        count: number of requested calls.
+        traits: the clock in use.
         wall_ns: time from the request to its answer, by the session's clock.
 
     Raises:
-        SolutionFailure: RUNTIME_ERROR; they cannot be.
+        SolutionFailure: RUNTIME_ERROR; the samples are impossible.
     """
     readings = called.readings
     if readings is None:
@@ -138,7 +138,7 @@ def check_trial(trial: Trial) -> Trial:
     """Return the trial.
 
     Raises:
-        SolutionFailure: RUNTIME_ERROR; its latency is nothing.
+        SolutionFailure: RUNTIME_ERROR; its latency is shorter than an empty call.
     """
     typical_ns = median(latency_ns(sample, 0) for sample in trial.samples)
     if typical_ns < 1:
@@ -149,19 +149,19 @@ def check_trial(trial: Trial) -> Trial:
 def find_doubt(
     claimed_ns: float, call_ns: float, where: str, tried: str, *, host: str | None, refused_below_ns: float
 ) -> str | None:
-    """Return why a reported latency is not confirmed by an outside time; None if it is.
+    """Return why an outside time does not confirm a reported latency; None if it does.
 
     Args:
-        claimed_ns: latency of one call, `setup` included.
-        call_ns: cost of one call, as timed from outside.
+        claimed_ns: latency of one call, including `setup`.
+        call_ns: cost of one call, timed from outside.
         where: a "batch" or a "chain".
-        tried: how often that was timed, for the message.
-        host: why the host may be what takes the time; None if it does not.
-        refused_below_ns: a latency below this is refused.
+        tried: number of outside timings, for the message.
+        host: why the host may cause the delay; None if it cannot.
+        refused_below_ns: a lower latency is refused.
 
     Raises:
         ClaimContradicted: RUNTIME_ERROR; the calls take far longer than the report allows.
-        SolutionFailure: the same, and no machine changes its speed so much.
+        SolutionFailure: the same, and a change of the machine's speed cannot explain it.
     """
     if claimed_ns >= LEAST_SHARE * call_ns:
         return None
@@ -176,13 +176,13 @@ def find_doubt(
 
 
 def settle_by_requests(claimed_ns: float, costs_ns: Sequence[float]) -> Confirmation | None:
-    """Hold a reported latency against the requests that made timed calls; None if only batches can tell.
+    """Check a reported latency against the requests of the timed calls; None if only batches can decide.
 
-    A request makes calls one by one, and its time holds all that goes before each, which a worker may leave out. So
-    nothing is taken off, and no call can cost more than its share.
+    A request makes calls one after another. Its time includes all work before each call, so no call can cost more than
+    its share.
 
     Args:
-        claimed_ns: latency of one call, `setup` included.
+        claimed_ns: latency of one call, including `setup`.
         costs_ns: share of each timed call.
     """
     slow_ns, fewest = SETTLED
@@ -192,12 +192,12 @@ def settle_by_requests(claimed_ns: float, costs_ns: Sequence[float]) -> Confirma
 
 
 def report_time(measured: Measured, setup_ns: float | None, bound: Bound | None, *, same_inputs: bool) -> Measured:
-    """Return the latency that is reported, with its record.
+    """Return the reported latency, with its record.
 
     Args:
         measured: the summary of the samples.
-        setup_ns: time of `setup` for each call, which counts; None without one.
-        bound: holds the claim against times from outside; None if nothing does.
+        setup_ns: time of `setup` for each call, which counts; None without `setup`.
+        bound: checks the claim against times from outside; None without such times.
         same_inputs: the calls had inputs of the same values.
     """
     record, latency_ms, medians_ms = dict(measured.record), measured.latency_ms, measured.trials
@@ -212,12 +212,12 @@ def report_time(measured: Measured, setup_ns: float | None, bound: Bound | None,
 
 
 def tell_outside(costs_ns: Sequence[float], claimed_ms: float, record: dict[str, Any]) -> float:
-    """Put the mean time of a call from outside into a measurement's record on a CPU. It bounds nothing.
+    """Record the mean time of a call from outside, on a CPU. It is no bound.
 
     Args:
         costs_ns: share of each timed call in the time from its request to the answer.
-        claimed_ms: latency of one call, `setup` included; it is returned.
-        record: the measurement's.
+        claimed_ms: latency of one call, including `setup`; it is returned.
+        record: record of the measurement.
     """
     (share, least_ms), outside_ms = DOUBTED, fmean(costs_ns) / 1e6
     record |= {"bound": "none", "outside_ms": outside_ms}
@@ -226,13 +226,13 @@ def tell_outside(costs_ns: Sequence[float], claimed_ms: float, record: dict[str,
 
 
 def raise_claim(claimed_ms: float, record: dict[str, Any], found: Confirmation, floor_ms: float = 0.0) -> float:
-    """Return the latency that is reported; the record gets what bounds it.
+    """Return the reported latency, and record its bound.
 
     Args:
-        claimed_ms: latency of one call, `setup` included; "claimed_ms" of the record if another is reported.
-        record: the measurement's.
-        found: what the session's own times say.
-        floor_ms: no right call takes less.
+        claimed_ms: latency of one call, including `setup`; stored as "claimed_ms" if the reported latency is higher.
+        record: record of the measurement.
+        found: result of the session's own times.
+        floor_ms: shortest time of a right call.
     """
     record |= {"bound": found.bound, **found.record}
     if found.why_not is not None:
@@ -246,7 +246,7 @@ def raise_claim(claimed_ms: float, record: dict[str, Any], found: Confirmation, 
 
 
 def add_flags(record: dict[str, Any], **flags: bool) -> None:
-    """Add the flags that hold to a measurement's record."""
+    """Add the flags whose value is True to a measurement's record."""
     found = [*record.get("flags", []), *(name for name, holds in flags.items() if holds)]
     if found:
         record["flags"] = found

@@ -1,7 +1,7 @@
 """The session's side of sampling: the procedure runs here, and the worker makes the calls.
 
-Before the calls of a request are made, new content is written into their places. So each timed call has inputs that no
-call had before, and any of them may be compared afterwards. Calls on inputs of stress cases hide among them.
+New content is written into the buffers before each request. So each timed call has inputs that no earlier call had, and
+any call can be compared afterwards. Calls on inputs of stress cases are hidden among them.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from flashinfer_bench.timing.measurement import Metadata, Sample
 from flashinfer_bench.worker.protocol import Called, Claim, ClockTraits, Started
 
 Ask: TypeAlias = Callable[..., Any]
-"""Asks the worker within the solution's time: verb, expected answer, what for, **fields → the checked answer. The
-worker's errors become a SolutionFailure."""
+"""Sends a request within the solution's time: method, expected answer, description, **fields → the checked answer.
+Errors of the worker become a SolutionFailure."""
 
 
 class RemoteClock(Clock):
-    """The clock of one worker for one job. It takes the calls of a request together, each in another place.
+    """The clock of one worker for one job. Each call of a request uses another buffer.
 
     Args:
         ask: asks the worker.
-        traits: the worker's clock, as it was before a solution was loaded.
-        trial: the places of the calls, their content, and the reader of their outputs.
-        reason: why the worker is to use another clock than its own; None for its own.
+        traits: the worker's clock, as reported before a solution was loaded.
+        trial: the buffers, contents and outputs of the calls.
+        reason: why the worker must use another clock than its own; None to use its own.
     """
 
     def __init__(self, ask: Ask, traits: ClockTraits, trial: TimedCalls, *, reason: str | None = None) -> None:
@@ -48,9 +48,9 @@ class RemoteClock(Clock):
 
     @property
     def fresh_graphs(self) -> int:  # type: ignore[override]
-        """Graphs that replays take in turn, if one of them was not replayed since the calls were laid out; else 0."""
+        """Number of graphs that replays rotate through, if one of them is new since the last layout; else 0."""
         graphs = self._trial.count_in_turn(replay=True)
-        return graphs if len(self._trial.places.replayed) < graphs else 0
+        return graphs if len(self._trial.buffers.replayed) < graphs else 0
 
     def __enter__(self) -> RemoteClock:
         started = self._ask("start", Started, "the measurement", fall_back=self._reason)
@@ -66,7 +66,7 @@ class RemoteClock(Clock):
             self._ask("stop", Claim, "the measurement")
 
     def sample(self, launches: Sequence[Launch], preambles: Sequence[Preamble]) -> list[Sample]:
-        """Have the worker make the calls, and hidden ones that are due; no two of a request lie in one place."""
+        """Have the worker make the calls, and the hidden calls that are due. Each call has its own buffer."""
         trial, samples = self._trial, list[Sample]()
         while len(samples) < len(launches):
             start = len(samples)
@@ -78,7 +78,7 @@ class RemoteClock(Clock):
             fields = {"indices": request.indices, "lead": lead, "replay": replay}
             setups, setup_ns = self._call("setup", fields) if trial.has_setup else ([], 0.0)
             made, run_ns = self._call("run", fields)
-            trial.places.replayed.update(request.indices if replay else ())
+            trial.buffers.replayed.update(request.indices if replay else ())
             trial.finish(request, setups, setup_ns + run_ns)
             samples += [made[at] for at in request.usual]
         return samples
@@ -92,22 +92,22 @@ class RemoteClock(Clock):
             raise ClockLost(called.lost)
         if called.refused is not None:
             raise CaptureRefused(called.refused)
-        if called.facts is not None and self.method != "wall":  # a wall clock has none
+        if called.facts is not None and self.method != "wall":  # a wall clock reports no metadata
             self._metadata = called.facts.model_dump(exclude_none=True)
         return check_readings(called, len(fields["indices"]), self._traits, wall_ns=wall_ns), wall_ns
 
     def replays(self, source: Callable[[int], Launch]) -> Callable[[int], Launch]:
-        """Return a source of replays: the worker captures the call of each place once."""
+        """Return a source of replays. The worker captures the call of each buffer once."""
         if self._trial.has_setup:
             raise CaptureRefused("what setup prepares belongs to the inputs of one call, and a graph would keep it")
         return partial(self._trial.supply, replay=True) if self.sees_operations else source
 
     def fall_back(self, reason: str) -> Clock | None:
-        """Return the clock that the worker uses instead; a wall clock has none."""
+        """Return the clock that the worker uses instead; None for a wall clock."""
         if self.method != "cupti":
             return None
         return RemoteClock(self._ask, self._traits, self._trial, reason=reason)
 
     def metadata(self) -> Metadata:
-        """Return the metadata that the worker's clock gives with its samples."""
+        """Return the metadata that the worker's clock reports with its samples."""
         return self._metadata

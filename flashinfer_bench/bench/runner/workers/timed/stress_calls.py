@@ -1,7 +1,7 @@
 """Calls on inputs of stress cases, hidden among the timed calls of a job.
 
-A request has some of them beside its usual calls, at secret positions. Their samples are dropped. The worker is asked
-for them like for any other call.
+A request has some of them at secret positions. Their samples are dropped. The worker is asked for them like for any
+other call.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
 from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 
 UNTOUCHED: Final = 2
-"""The first calls of a job keep their inputs: they tell how long a call takes."""
+"""The first calls of a job keep their inputs, because they show how long a call takes."""
 FIRST_NUMBER: Final = 1 << 30
-"""No usual call has so large a number."""
+"""Usual calls have lower numbers."""
 AHEAD_BYTES: Final = 1 << 26
 """Most bytes of inputs that are made ahead."""
 
@@ -46,11 +46,11 @@ MadeCall = tuple[int, list[Any]]
 
 @dataclass
 class StressSchedule:
-    """When the calls on inputs of stress cases come, and what they are given.
+    """The positions and the inputs of the calls on stress cases.
 
     Args:
         plan: changes the inputs.
-        contents: makes usual ones.
+        contents: makes the usual inputs.
     """
 
     plan: StressPlan
@@ -59,19 +59,19 @@ class StressSchedule:
     made: list[StressCall] = field(default_factory=list)
     """The calls so far."""
     _next: deque[MadeCall] = field(default_factory=deque)
-    """Calls that come next, of which the first `_changed` have the inputs of their cases."""
+    """The next calls. The first `_changed` calls have the inputs of their cases."""
     _changed: int = 0
     _due: list[tuple[int, str]] = field(default_factory=list)
-    """The number of a call among all that are made, and a case."""
+    """Number of a call among all calls, and its case."""
     _calls: int = 0
-    """All calls that were made."""
+    """Number of all calls so far."""
     _numbers: count[int] = field(default_factory=lambda: count(FIRST_NUMBER))
 
     def make_ahead(self, is_over: Callable[[], bool]) -> None:
-        """Make inputs of one case after the other until it is over; nothing of large ones.
+        """Make inputs of one case after another until the wait is over. Large inputs are not made ahead.
 
-        Call it before `spread`, while a worker is busy with something that is not timed. Its answer is still to come,
-        so nothing is raised here: what fails fails again when it is taken.
+        Call it before `spread`, while a worker does untimed work. The worker's answer is still due, so errors are
+        suppressed here: they appear again when the call is taken.
         """
         names = self.plan.calls
         if bytes_of(self.contents.base) * len(names) > AHEAD_BYTES:
@@ -83,37 +83,37 @@ class StressSchedule:
                 self._changed += 1
 
     def spread(self, names: Sequence[str], calls: int) -> None:
-        """Have these cases come, in this order, at random among this many calls that follow."""
+        """Place these cases, in this order, at random positions among the next `calls` calls."""
         first = self._calls + min(UNTOUCHED, max(calls - len(names), 0))
         numbers = range(first, max(self._calls + calls, first + len(names)))
         self._due = list(zip(sorted(self.chance.sample(numbers, len(names))), names, strict=True))
 
     @property
     def left(self) -> list[str]:
-        """The cases that no call was made on yet."""
+        """The cases without a call so far."""
         return [name for _, name in self._due]
 
     def due(self, calls: int, most: int) -> list[str]:
-        """Return the cases that a request has.
+        """Return the cases that belong to a request.
 
         Args:
-            calls: usual calls that are to be made.
-            most: calls of a request at most.
+            calls: number of usual calls to make.
+            most: most calls of a request.
         """
         found: list[str] = []
-        for number, name in self._due:  # each makes the request longer, so that more may be due
+        for number, name in self._due:  # each case makes the request longer, so that more cases can be due
             if len(found) == most or number >= self._calls + min(calls + len(found), most):
                 break
             found.append(name)
         return found
 
     def pass_by(self, calls: int, taken: int) -> None:
-        """Count the calls of a request, and take off what was due in it."""
+        """Count the calls of a request, and remove its cases from the due cases."""
         self._calls += calls
         self._due = self._due[taken:]
 
     def make(self, cases: Sequence[str]) -> list[MadeCall]:
-        """Return the number of a call on each of these cases, which come next, and its inputs."""
+        """Return the number and the inputs of a call on each of these cases, which come next."""
         self._fill(len(cases))
         calls, changed = [self._next.popleft() for _ in cases], self._changed
         for case, call in zip(cases[changed:], calls[changed:], strict=True):
@@ -122,7 +122,7 @@ class StressSchedule:
         return calls
 
     def _fill(self, calls: int) -> None:
-        """Have at least this many calls ready; their inputs are made together."""
+        """Have at least this many calls ready. Their inputs are made together."""
         numbers = [*islice(self._numbers, max(0, calls - len(self._next)))]
         if numbers:
             self._next.extend(zip(numbers, self.contents.make_all(numbers), strict=True))

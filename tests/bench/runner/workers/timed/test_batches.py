@@ -1,4 +1,4 @@
-"""Batches of calls that the session times itself, and what they make of a claimed latency."""
+"""Batches of calls that the session times itself, and their effect on a reported latency."""
 
 import pytest
 import torch
@@ -92,7 +92,7 @@ TAKES, DOUBTING = "a call in a batch takes 0.386 ms", Confirmation("chain", why_
         (0.2, {"touch_ns": 2_000_000}, SolutionFailure),  # it keeps the GPU busy for ever
     ],
 )
-def test_what_becomes_of_a_claim(open_timer, share, how, ends):
+def test_which_reported_latencies_are_confirmed(open_timer, share, how, ends):
     timer, _ = open_timer(**how)
     if isinstance(ends, type):
         said = r"RUNTIME_ERROR.* claims 0\.\d+ ms a call; .* batch takes .*, as timed from outside \(\d+ batches\)"
@@ -134,7 +134,7 @@ def test_a_batch_that_settles_the_claim_is_the_last_and_the_calls_of_the_best_ar
         (20_000, 5_000, 0),  # memory is not what it waits for
     ],
 )
-def test_what_a_call_waits_for_the_writes_of_the_one_before_is_no_cost_of_its_own(cost_ns, held_bytes, waits_ns):
+def test_the_wait_for_writes_of_the_previous_call_is_no_cost_of_a_call(cost_ns, held_bytes, waits_ns):
     assert held_up_ns(cost_ns, 10_000, held_bytes, 1.0) == pytest.approx(waits_ns)
 
 

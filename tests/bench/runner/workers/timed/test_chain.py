@@ -1,4 +1,4 @@
-"""Gated chains: what a call costs whose inputs are masked until the one before has committed to its outputs."""
+"""Gated chains: the cost of a call whose inputs are masked until the previous call has committed to its outputs."""
 
 import re
 from contextlib import nullcontext
@@ -42,8 +42,8 @@ def check_reads(worker, count):
         ({"takes_ns": [CALL_NS, 2 * CALL_NS, 10_000, CALL_NS, 90 * CALL_NS]}, COST_NS, 0.95),
     ],
 )
-def test_a_call_costs_what_it_takes_beyond_an_empty_one(gpu, arena, how, cost_ns, share):
-    """A latency is told as no less than a share of that. A claim of so much is believed after one chain."""
+def test_the_cost_of_a_call_is_its_time_beyond_an_empty_call(gpu, arena, how, cost_ns, share):
+    """A latency is reported as at least a share of that. A report of that much is accepted after one chain."""
     timer, worker = open_timer(gpu, arena, **how)
     found = timer.confirm(1.001 * share * cost_ns)
     assert (found.bound, found.why_not, found.record["relay_calls"]) == ("chain", None, CALLS)
@@ -68,7 +68,7 @@ def test_a_call_whose_outputs_are_not_those_that_it_committed_to_is_refused(gpu,
     """A call that never commits is no longer waited for when the worker has answered. What is judged is what was
     committed to: a worker may exchange outputs behind any check of them."""
     timer, worker = open_timer(gpu, arena, late=[LAST] if how == "late" else (), wanted=CALLS)
-    given, (output,) = len(gpu.given_at), worker.trial.places.outputs(LAST)
+    given, (output,) = len(gpu.given_at), worker.trial.buffers.outputs(LAST)
     if how == "changed":
         worker.then = lambda: output[7:8].add_(1)
     if how in ("lost", "just in time"):
@@ -99,7 +99,7 @@ TAKES = "a call in a chain takes 0.07475 ms"
         (700, {"takes_ns": [CALL_NS - COST_NS + 10_701] * 99}, SolutionFailure),
     ],
 )
-def test_what_becomes_of_a_claim(gpu, arena, claimed_ns, how, ends):
+def test_which_reported_latencies_are_confirmed(gpu, arena, claimed_ns, how, ends):
     timer, _ = open_timer(gpu, arena, **how)
     if isinstance(ends, type):
         reported = r"RUNTIME_ERROR.* claims 0\.\d+ ms a call; .*takes 0\.0.* \(4 chains\)"

@@ -38,8 +38,8 @@ def bound(arena, monkeypatch):
         job, has_setup = object.__new__(measuring.Measuring), how.get("has_setup", False)
         job.kernel, job.plan, job.device = Mock(reads=[[]]), Mock(timing=TimingSettings(assurance=assurance)), Mock()
         job.kernel.task.floor_ms.return_value = how.get("floor_ms", 0.0)
-        job.kernel.lay_out = lambda inputs, most: make_trial(arena, most=min(most, room)).places
-        job.tools = Mock(readout=Mock(launch_gap_ns=1_100, least_call_ns=0))
+        job.kernel.lay_out = lambda inputs, most: make_trial(arena, most=min(most, room)).buffers
+        job.tools = Mock(run_metadata=Mock(launch_gap_ns=1_100, least_call_ns=0))
         remote = make_trial(arena, device_type="cuda", most=how.get("most", 1), has_setup=has_setup)
         reported_ms = job._bound(remote, how.get("costs_ns", []), claimed_ms, record)
         assert record["assurance"] == assurance
@@ -62,7 +62,7 @@ def bound(arena, monkeypatch):
 def test_batches_are_in_the_place_of_a_chain_or_follow_at_full_assurance_if_it_leaves_something_open(
     bound, claimed_ms, how, kinds, why_not
 ):
-    """Slow calls need neither. Where there is no room, it is found out who holds it."""
+    """Slow calls need neither. If memory is missing, its holder is found."""
     reported_ms, record, asked, is_room_checked = bound(claimed_ms, **how)
     assert ([kind for kind, *_ in asked], record["bound"]) == (kinds, [*kinds, "samples"][len(kinds) - 1])
     assert (reported_ms, record.get("why_unconfirmed")) == (max(claimed_ms, 0.003 * ("chain" in kinds)), why_not)

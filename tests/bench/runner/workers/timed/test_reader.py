@@ -28,7 +28,7 @@ def changes(x):
 
 
 def run_each(trial, functions, together=8):
-    """Make a call of each function, so many of them at a time."""
+    """Make a call of each function, in groups of this size."""
     for at in range(0, len(functions), together):
         own = functions[at : at + together]
         calls = iter(own)
@@ -63,7 +63,7 @@ def test_every_call_is_kept_as_often_as_any_other(arena):
     trial, kept, chance = make_trial(arena), Counter(), random.Random(3)
     numbers = run_calls(trial, range(8))
     for _ in range(400):
-        reader = trial.moved_to(trial.places, 2)
+        reader = trial.moved_to(trial.buffers, 2)
         reader.chance = chance
         reader.check_calls(range(8), numbers)
         kept.update(read.inputs[0].sum().item() for read in reader.reads())
@@ -75,26 +75,26 @@ def test_every_call_is_kept_as_often_as_any_other(arena):
 def test_an_output_that_is_written_after_its_call_is_refused(arena, is_last):
     trial = make_trial(arena, wanted=0)
     run_each(trial, [right] * 2)
-    trial.places.outputs(1)[0].fill_(3.0)
+    trial.buffers.outputs(1)[0].fill_(3.0)
     with pytest.raises(SolutionFailure, match="RUNTIME_ERROR: an output was written after its call had ended"):
         trial.reads() if is_last else run_each(trial, [right])
 
 
 @pytest.mark.parametrize("is_idle", [False, True])
-def test_outputs_are_copied_before_the_look_and_nothing_is_done_where_nobody_compares(arena, is_idle):
+def test_outputs_are_copied_before_the_check_and_idle_calls_are_not_copied(arena, is_idle):
     """A thread of the solution may still be at work."""
     trial = make_trial(arena, wanted=3)
-    read_spots, trial.is_idle = trial.places.read_spots, is_idle
+    read_spots, trial.is_idle = trial.buffers.read_spots, is_idle
 
     def late(*given):
         for index in range(8):
-            trial.places.outputs(index)[0].fill_(float(index))
+            trial.buffers.outputs(index)[0].fill_(float(index))
         return read_spots(*given)
 
-    trial.places.read_spots = late
+    trial.buffers.read_spots = late
     with counting_operations() as counted:
         run_calls(trial, range(8))
-    trial.places.read_spots = read_spots
+    trial.buffers.read_spots = read_spots
     assert counted.waits() == (not is_idle)
     assert kinds_of(trial.reads())["right"] == 3 * (not is_idle)
 

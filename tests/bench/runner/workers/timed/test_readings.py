@@ -1,4 +1,4 @@
-"""Which claims of a worker are believed, and what a latency is told as."""
+"""Which reports of a worker are accepted, and the reported latency."""
 
 from contextlib import nullcontext
 
@@ -28,7 +28,7 @@ OTHER = "RUNTIME_ERROR: the process answered out of protocol .*"
 
 
 def refusing(said):
-    """Return a context in which a failure is told so; or none, where nothing is said."""
+    """Return a context that expects a failure with this message; without a message it expects no failure."""
     return nullcontext() if said is None else pytest.raises(SolutionFailure, match=said)
 
 

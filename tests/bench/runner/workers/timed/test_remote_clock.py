@@ -1,4 +1,4 @@
-"""A worker's clock from the session's side: requests, content before each, a look after each, and what goes wrong."""
+"""A worker's clock from the session's side: requests, content before each, a check after each, and failures."""
 
 from types import SimpleNamespace
 
@@ -52,7 +52,7 @@ def test_a_request_holds_at_most_one_call_for_each_place_and_each_has_its_share_
 
 
 @pytest.mark.parametrize(
-    ("verb", "answer", "failure", "said", "verbs"),
+    ("method", "answer", "failure", "said", "methods"),
     [
         ("calls", {"readings": None, "lost": "3 dropped"}, ClockLost, "3 dropped", ["calls", "stop"]),
         ("calls", {"readings": TOO_LONG}, SolutionFailure, "more than the time that passed", ["calls"]),
@@ -60,9 +60,9 @@ def test_a_request_holds_at_most_one_call_for_each_place_and_each_has_its_share_
     ],
 )
 def test_a_clock_that_is_lost_or_refuses_is_switched_off_and_a_worker_that_lies_is_asked_nothing_more(
-    open_clock, verb, answer, failure, said, verbs
+    open_clock, method, answer, failure, said, methods
 ):
-    trial, worker, clock = open_clock(answers={verb: answer})
+    trial, worker, clock = open_clock(answers={method: answer})
     with pytest.raises(failure, match=said):
         sample(trial, clock)
-    assert worker.verbs() == ["start", *verbs]
+    assert worker.methods() == ["start", *methods]

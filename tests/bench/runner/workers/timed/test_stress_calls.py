@@ -1,4 +1,4 @@
-"""Calls on inputs of stress cases: hidden among the timed ones, dropped from the readings, kept for the judge."""
+"""Calls on inputs of stress cases: hidden among timed calls, dropped from the samples, kept for the judge."""
 
 import random
 from types import SimpleNamespace
@@ -30,7 +30,7 @@ def make_schedule(contents=None, names=CASES, calls=20, seed=0):
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("usual", "expected", "size"), [(20, 20, 16), (20, 8, 3), (6, 6, 16), (2, 0, 3)])
 def test_a_hidden_call_has_no_reading_and_is_kept_with_its_inputs(arena, seed, usual, expected, size):
-    """It comes beside the usual ones of its request where there is a place. That it changes its inputs is found."""
+    """It is added to the usual calls of its request if a buffer is free. A change of its inputs is found."""
     checked = []
     check = lambda inputs, now: checked.append(torch.equal(inputs[0], now[0]))  # noqa: E731
     trial = make_trial(arena, size=size, check_inputs=check, base_number=1, wanted=99)
@@ -40,7 +40,7 @@ def test_a_hidden_call_has_no_reading_and_is_kept_with_its_inputs(arena, seed, u
 
     def change(fields):
         compute(fields)
-        for (x,) in map(trial.places.inputs, fields["indices"]):
+        for (x,) in map(trial.buffers.inputs, fields["indices"]):
             x[-1].add_(x[0] == MARK + 1)
 
     worker._compute = change

@@ -1,8 +1,8 @@
-"""The session's handle on one worker: ask it, wait no longer than allowed, end it, know how it ended.
+"""The session's handle on one worker: send requests, wait for answers up to a limit, end it, report how it ended.
 
-While it waits for an answer it reads what the worker prints, and listens to the supervisor. So it notices at once that
-a worker has died, and a worker that prints without end fills no memory. A program in a worker's place, a tool of
-`inspect`, answers nothing: it is deafened, and ends by itself.
+While it waits, it reads the worker's output and the supervisor's reports. So it notices at once that a worker has died,
+and endless output fills no memory. A tool of `inspect` can run in place of a worker. It sends no answers: it is
+deafened, and ends by itself.
 """
 
 from __future__ import annotations
@@ -40,53 +40,52 @@ from flashinfer_bench.worker.protocol import (
 MAX_ANSWER_BYTES: Final = 8 << 20
 PIPE_READ_BYTES: Final = 1 << 20
 MAX_DRAINS: Final = 64
-"""Read a worker's output at most this many times in a row: a solution may print without end."""
+"""Most reads of a worker's output in a row. A solution may print without end."""
 READY_LIMIT_S: Final = 60.0
-"""Seconds that a new worker may take to start."""
+"""Seconds for a new worker to start."""
 END_LIMIT_S, FORCE_LIMIT_S = 5.0, 60.0
-"""Seconds that the supervisor may take to end its worker. Then the session ends both, and waits for the second limit: a
-large context on a GPU takes seconds to go."""
+"""Seconds for the supervisor to end its worker, then seconds for the session to end both. A large context on a GPU
+takes seconds to end."""
 RECOVER_LIMIT_S: Final = 2.0
-"""Seconds that a worker may take to be ready again after an error; then another takes its place."""
-REST_LIMIT_S: Final = 5.0
-"""Seconds that stopping all processes of a worker may take: it takes milliseconds, if these do not start new ones all
-the time."""
+"""Seconds for a worker to recover from an error; then another worker replaces it."""
+PAUSE_LIMIT_S: Final = 5.0
+"""Seconds for stopping all processes of a worker. It takes milliseconds, unless they keep starting processes."""
 SENT_BY_OTHERS: Final = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT},
 )
 """Signals by which the kernel, a service of the machine or a person ends a process. A crash raises none of them."""
 MACHINE_POLL_S: Final = 0.5
-"""Seconds between two checks of the machine's memory while a worker serves a request."""
+"""Seconds between two checks of the machine's memory during a request to a worker."""
 FREED_S, POLL_FREED_S = 5.0, 0.05
-"""Seconds for which a worker's end waits for the kernel to free its memory, and seconds between two checks."""
+"""Seconds that the end of a worker waits for the kernel to free its memory, and seconds between two checks."""
 MACHINE_SHARE, MOST_NOISE_BYTES = 64, 2 << 30
-"""Memory that no process shows may always grow by the smaller of the machine's memory divided by MACHINE_SHARE, and
-MOST_NOISE_BYTES: drivers and other programs move it, too."""
+"""Growth of memory outside all processes that is always allowed: the machine's memory divided by MACHINE_SHARE, at most
+MOST_NOISE_BYTES. Drivers and other programs change it, too."""
 STACK_LIMIT_S, STACK_POLL_S = 0.5, 0.01
-"""Seconds that a worker has to write its stack, and seconds between two checks."""
+"""Seconds for a worker to write its stack, and seconds between two checks."""
 MOST_STACK_BYTES: Final = 64 << 10
 REMOVE_LIMIT_S: Final = 20.0
-"""Seconds for removing a worker's home. What is left goes with the session's folder, and holds no other job up."""
+"""Seconds for removing a worker's home. The rest is removed with the session's folder."""
 NO_CLOCK: Final = ClockTraits(method="wall", cache_state="warm", fills_queue=False, sees_operations=False)
 NOT_READY: Final = WorkerReady(id=0, ready=True, launch_gap_ns=0, chain_gap_ns=0, clock=NO_CLOCK)
-"""Stands for what a worker says when it can take work."""
+"""Placeholder for the ready message of a worker."""
 
 Answer = TypeVar("Answer", bound=Claim)
 Meanwhile: TypeAlias = Callable[[Callable[[], bool]], object]
-"""Takes a function that tells whether an answer has come, or none will."""
+"""Takes a function that returns whether the answer has come, or cannot come any more."""
 
 
 @dataclass(frozen=True)
 class WorkerExit:
-    """How a worker ended, as its supervisor saw it."""
+    """How a worker ended, as reported by its supervisor."""
 
     code: int | None
     signal: int | None
     leftover: int
-    """Processes that it left behind; they were killed."""
+    """Processes that it left running; they were killed."""
     over_memory: bool
     over_machine: bool = False
-    """It was ended because memory that no process shows grew on the machine."""
+    """It was ended because memory outside all processes grew on the machine."""
 
     def __str__(self) -> str:
         if self.over_memory:
@@ -116,15 +115,15 @@ class WorkerLate(Exception):
 
 
 class WorkerProcess:
-    """One worker, from the spawn order to its end. Use it as a context manager, or call end().
+    """One worker, from its spawn order to its end. Use it as a context manager, or call end().
 
     Args:
         server: the socket of the fork server.
         order: environment, device, threads, memory limit and sandbox of the worker; `home` is added.
-        home: a folder of the worker's own, created here and removed at its end.
-        given: a folder that the worker alone reads; None where it reads all that its user may.
-        own: its folder for what is compiled in it; None if that is its solution's.
-        log: takes what it prints.
+        home: a private folder of the worker, created here and removed at its end.
+        given: a folder that only this worker reads; None if it reads all files that its user can read.
+        own: its private folder for compiled files; None to use its solution's folder.
+        log: receives its output.
     """
 
     def __init__(
@@ -139,31 +138,31 @@ class WorkerProcess:
     ) -> None:
         self._home, self.given, self.own = home, given, own
         self.compiles_to = [Path(one) for one in (order.get("sandbox") or {}).get("writable", (str(home),))]
-        """Folders in which compilers keep what they make for its solution."""
+        """Folders in which compilers cache files for its solution."""
         self._request_id = 0
         self._is_ending = False
-        """It was told to end."""
+        """It was asked to end."""
         self.log = log or BoundedLog()
         self.exit: WorkerExit | None = None
         self.pid: int | None = None
         self.supervisor_pid: int | None = None
         self.ready = NOT_READY
-        """What it said when it could take work, before a solution was loaded."""
+        """Its ready message, sent before a solution is loaded."""
         self._stopped: list[int] = []
-        """Processes below the supervisor that are stopped."""
+        """Stopped processes below the supervisor."""
         self.overhead = BatchOverhead()
-        """What bursts take of themselves, measured before a solution is loaded."""
+        """Overhead of batches, measured before a solution is loaded."""
         self._wanted_gpu: str | None = order.get("gpu_uuid")
         limit = order["memory_limit_bytes"] or math.inf
         self._most_hidden = max(limit, min(usable_memory() // MACHINE_SHARE, MOST_NOISE_BYTES))
         self._least_hidden = (math.inf, math.inf)
         self._next_check = -math.inf
         self.solution_folder: Path | None = None
-        """The files of the solution that it has loaded."""
+        """Folder of the loaded solution's files."""
         self.has_setup = False
-        """The solution that was loaded exports `setup`."""
+        """The loaded solution exports `setup`."""
         self.mapped: tuple[object, int] | None = None
-        """The session's memory that it maps, and which generation of it. To map it takes the driver 1 to 4 ms."""
+        """The session's memory that it maps, and its generation. Mapping takes the driver 1 to 4 ms."""
         home.mkdir(parents=True)
         user = (order.get("sandbox") or {}).get("user")
         if user is not None:
@@ -192,36 +191,36 @@ class WorkerProcess:
     def __exit__(self, *exc_info: object) -> None:
         self.end()
 
-    # Its start.
+    # Start.
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can take work."""
+        """Whether it is ready for work."""
         return self.ready is not NOT_READY
 
     @property
     def clock(self) -> ClockTraits:
-        """The clock that it uses; known before a solution is loaded."""
+        """Its clock; known before a solution is loaded."""
         return self.ready.clock
 
     @property
     def is_on_another_gpu(self) -> bool:
-        """Whether the GPU that it found is not the one that it was to find."""
+        """Whether it found another GPU than the requested GPU."""
         return self.is_ready and self._wanted_gpu not in (None, self.ready.gpu_uuid)
 
     def wait_ready(self, limit_s: float = READY_LIMIT_S) -> None:
-        """Wait until the worker can take work; no solution code has run in it yet. For the errors see `poll`."""
+        """Wait until the worker is ready for work; it has run no solution code yet. For the errors see `poll`."""
         deadline = time.monotonic() + limit_s
         while not self.poll(deadline):
-            self._turn(max(0.0, deadline - time.monotonic()))
+            self._read_events(max(0.0, deadline - time.monotonic()))
 
     def poll(self, deadline: float) -> bool:
-        """Say whether the worker can take work; wait for nothing.
+        """Return whether the worker is ready for work. Do not wait.
 
         Raises:
             WorkerGone: it has ended.
-            WorkerLate: it cannot, and the deadline has passed.
-            WireError: what it sent is no frame of the protocol.
+            WorkerLate: it is not ready, and the deadline has passed.
+            WireError: it sent an invalid frame.
         """
         if not self.is_ready:
             self.hear()
@@ -236,14 +235,14 @@ class WorkerProcess:
         return self.is_ready
 
     def time_empty_bursts(self, touch_device: Callable[[], object], least: BatchOverhead | None = None) -> None:
-        """Time bursts of calls that compute nothing, on a GPU; call it before a solution is loaded.
+        """Time batches of empty calls on a GPU. Call it before a solution is loaded.
 
         Args:
-            touch_device: uses the device in this process, as writing the inputs of a burst does.
-            least: the least that such bursts took in another worker.
+            touch_device: uses the device in this process, as writing a batch's inputs does.
+            least: least overhead of such batches in another worker.
 
         Raises:
-            WorkerGone, WorkerLate: the worker does not answer; that is our fault or the machine's.
+            WorkerGone, WorkerLate: the worker does not answer. No solution has caused this.
         """
 
         def time_burst(calls: int) -> float:
@@ -258,7 +257,7 @@ class WorkerProcess:
 
     def ask(
         self,
-        verb: str,
+        method: str,
         expected: type[Answer],
         limit_s: float,
         *,
@@ -270,65 +269,65 @@ class WorkerProcess:
         """Send a request and wait for its answer.
 
         Args:
-            verb: names the request.
-            expected: the answer is checked as this.
-            limit_s: seconds that it may take.
+            method: name of the request.
+            expected: type of the answer, against which it is checked.
+            limit_s: most seconds until the answer.
             fds: descriptors for the worker.
-            meanwhile: called once the request is sent.
-            is_stuck: called while the answer is due; True ends the wait.
-            **fields: of the request.
+            meanwhile: called after the request is sent.
+            is_stuck: called during the wait; True ends the wait.
+            **fields: fields of the request.
 
         Raises:
             WorkerGone: the process ended first.
-            WorkerLate: `limit_s` seconds passed first, or it is stuck.
-            WireError: what came is no answer to this request.
+            WorkerLate: `limit_s` seconds passed first, or the worker is stuck.
+            WireError: the message is no answer to this request.
         """
         self._watch_machine()
         deadline = time.monotonic() + limit_s
         self._request_id += 1
         self.resume()
         try:
-            is_sent = send_frame_by(deadline, self._sock, {"verb": verb, "id": self._request_id, **fields}, fds)
+            is_sent = send_frame_by(deadline, self._sock, {"verb": method, "id": self._request_id, **fields}, fds)
         except OSError:
             self._await_exit(min(deadline, time.monotonic() + END_LIMIT_S))
             raise WorkerGone(self.exit) from None
-        if not is_sent:  # it reads nothing
+        if not is_sent:  # the worker reads nothing
             raise WorkerLate
         if meanwhile is not None:
             meanwhile(lambda: self._is_over(deadline))
-            self.hear()  # an answer that has come is in time, also if that took until after the deadline
+            self.hear()  # an answer that has already come is in time, even if `meanwhile` ran past the deadline
         while (message := self._pop()) is None:
             left_s = deadline - time.monotonic()
             if left_s <= 0 or is_stuck():
                 raise WorkerLate
-            self._turn(min(left_s, MACHINE_POLL_S))
+            self._read_events(min(left_s, MACHINE_POLL_S))
             self._watch_machine()
         return check_answer(message, self._request_id, expected)
 
-    def does(self, verb: str) -> bool:
-        """Ask for `recover` or `unbind`; say whether the worker has done it."""
-        self.mapped = None if verb == "unbind" else self.mapped
+    def does(self, method: str) -> bool:
+        """Send `recover` or `unbind`; return whether the worker has done it."""
+        self.mapped = None if method == "unbind" else self.mapped
         try:
-            return not isinstance(self.ask(verb, Claim, RECOVER_LIMIT_S), Failed)
+            return not isinstance(self.ask(method, Claim, RECOVER_LIMIT_S), Failed)
         except (WorkerGone, WorkerLate, WireError):
             return False
 
     def hear(self) -> None:
-        """Take what the worker and its supervisor have sent and printed; wait for nothing."""
+        """Read messages and output of the worker and its supervisor. Do not wait."""
         if self._selector.get_map():
-            self._turn(0)
+            self._read_events(0)
 
     def deafen(self) -> None:
-        """Take no answer from here on: whoever wants none would keep all that the worker sends."""
+        """Stop reading answers. Otherwise unread messages of the worker would fill memory."""
         self._selector.unregister(self._sock)
         self._sock.shutdown(socket.SHUT_RD)
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable if there is something to hear."""
+        """Return a descriptor that becomes readable when a message or output arrives."""
         return self._selector.fileno()
 
     def take_output(self) -> str:
-        """Return what the worker printed since the last call, without waiting."""
+        """Return the worker's output since the last call. Do not wait."""
         if self.exit is None:
             self.drain()
         else:
@@ -336,7 +335,7 @@ class WorkerProcess:
         return self.log.take()
 
     def read_stack(self) -> str:
-        """Have the worker write its Python stack; return it, or nothing if it does not."""
+        """Have the worker write its Python stack; return the stack, or "" if the worker does not write it."""
         path = self._home / STACK_FILE
         if self.pid is None or not catches(self.pid, STACK_SIGNAL):
             return ""
@@ -353,7 +352,7 @@ class WorkerProcess:
         return ""
 
     def drain(self, _: object = None) -> None:
-        """Read what the worker printed so far, without waiting."""
+        """Read the worker's output so far. Do not wait."""
         with suppress(BlockingIOError):
             for _ in range(MAX_DRAINS):
                 if not (data := os.read(self._pipe, PIPE_READ_BYTES)):
@@ -365,10 +364,9 @@ class WorkerProcess:
     # The machine's memory.
 
     def _watch_machine(self) -> None:
-        """End the worker if memory that no process shows has grown by more than a worker may have since the first
-        check.
+        """End the worker if memory outside all processes has grown by more than a worker may hold.
 
-        It checks every MACHINE_POLL_S seconds.
+        A check runs every MACHINE_POLL_S seconds.
 
         Raises:
             WorkerGone: the worker was ended.
@@ -380,11 +378,11 @@ class WorkerProcess:
         if self._hidden_growth() > self._most_hidden:
             self.begin_end()
             while self._hidden_growth() > self._most_hidden / 8 and time.monotonic() < now + FREED_S:
-                time.sleep(POLL_FREED_S)  # else the next worker would begin with what this one has held
+                time.sleep(POLL_FREED_S)  # otherwise the next worker would start with this worker's memory
             raise WorkerGone(WorkerExit(None, signal.SIGKILL, 0, over_memory=False, over_machine=True))
 
     def _hidden_growth(self) -> float:
-        """Return the bytes by which memory that no process shows, without the arena, is above the least so far."""
+        """Return the growth, in bytes, of memory outside all processes above its minimum. The arena is excluded."""
         arena = resident_memory(os.getpid()).shared
         taken, counted = (one - arena for one in hidden_memory())
         least_taken, least_counted = self._least_hidden
@@ -392,30 +390,30 @@ class WorkerProcess:
         return max(taken - self._least_hidden[0], counted - self._least_hidden[1])
 
     def was_killed(self, ended: WorkerExit) -> bool:
-        """Tell whether something else than the solution may have ended the worker."""
+        """Return whether the kernel, the machine or a person may have ended the worker, instead of the solution."""
         is_ours = self._is_ending or ended.over_memory
         return ended.over_machine or (ended.signal in SENT_BY_OTHERS and not is_ours)
 
-    # Stopping it.
+    # Stop and resume.
 
     def pause(self) -> None:
-        """Stop every process below the supervisor, those too that are started meanwhile, until the next request.
+        """Stop every process below the supervisor until the next request, including new processes.
 
-        A worker that uses a GPU is not stopped, since its work there would go on. A worker that starts processes
-        without end is ended: then the next request to it fails.
+        A worker that uses a GPU is not stopped, since its work there would continue. A worker that starts processes
+        without end is ended, and the next request to it fails.
         """
         if self.clock.fills_queue or self._is_ending or self.supervisor_pid is None:
             return
-        deadline = time.monotonic() + REST_LIMIT_S
+        deadline = time.monotonic() + PAUSE_LIMIT_S
         while {*(found := descendants(self.supervisor_pid))} - {*self._stopped}:
             if time.monotonic() > deadline:
                 self.begin_end()
                 break
             self._stopped = found
-            self._signal_stopped(signal.SIGSTOP)  # the earlier ones again: one that ran until now may have woken them
+            self._signal_stopped(signal.SIGSTOP)  # stop all again: a process that still ran may have resumed another
 
     def resume(self) -> None:
-        """Let what is stopped go on."""
+        """Resume the stopped processes."""
         self._signal_stopped(signal.SIGCONT)
         self._stopped = []
 
@@ -424,28 +422,28 @@ class WorkerProcess:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
 
-    # Its end.
+    # End.
 
     @property
     def has_ended(self) -> bool:
-        """Whether the worker and everything that it started are known to be gone: `end` waits for nothing."""
+        """Whether the worker and all its processes are known to have ended. Then `end` does not wait."""
         if self.exit is None:
             with suppress(WorkerGone):
                 self.hear()
         return self.exit is not None
 
     def begin_end(self) -> None:
-        """Have the supervisor end the worker and everything it started; return at once. `end` waits."""
+        """Have the supervisor end the worker and all its processes; return at once. `end` waits."""
         if self.exit is None and not self._is_ending:
             self._is_ending = True
-            with suppress(OSError):  # it has ended: what it said last is there to be heard
+            with suppress(OSError):  # it has ended: its last report can still be read
                 self._supervisor.send(b"x")
 
     def end(self) -> WorkerExit | None:
-        """End the worker and everything it started; return how it ended.
+        """End the worker and all its processes; return how it ended.
 
         Raises:
-            DeviceFault: something of it is still there.
+            DeviceFault: one of its processes is still running.
         """
         if self._selector.get_map() is None:
             return self.exit
@@ -453,7 +451,7 @@ class WorkerProcess:
             self.begin_end()
             self._await_exit(time.monotonic() + END_LIMIT_S)
             self.drain()
-            if self.exit is None:  # no process of one solution may live when the next one runs
+            if self.exit is None:  # a solution's processes must end before the next solution runs
                 if self.supervisor_pid is None or not end_tree(self.supervisor_pid, FORCE_LIMIT_S):
                     raise DeviceFault("a worker, or something that it started, does not end")
                 self.exit = WorkerExit(None, signal.SIGKILL, 0, over_memory=False)
@@ -468,13 +466,13 @@ class WorkerProcess:
                 remove_tree(folder, REMOVE_LIMIT_S)
         return self.exit
 
-    # What arrives.
+    # Incoming messages.
 
     def _pop(self) -> dict[str, Any] | None:
-        """Return the next message of the worker's, also one that it sent before it ended; None if more may come.
+        """Return the worker's next message, including messages sent before its end; None if more can come.
 
         Raises:
-            WorkerGone: it has ended, and nothing more comes.
+            WorkerGone: it has ended, and no message is left.
         """
         if self.exit is not None:
             self._sock.setblocking(False)
@@ -487,27 +485,27 @@ class WorkerProcess:
         return message
 
     def _is_over(self, deadline: float) -> bool:
-        """Hear the worker and its supervisor; say whether `ask` would wait for nothing."""
-        self._turn(0)
+        """Read messages of the worker and its supervisor; return whether `ask` would return without waiting."""
+        self._read_events(0)
         self._watch_machine()
         return self._reader.has_frame or self.exit is not None or time.monotonic() >= deadline
 
-    def _turn(self, limit_s: float) -> None:
+    def _read_events(self, limit_s: float) -> None:
         for key, _ in self._selector.select(limit_s):
             key.data(key.fileobj)
 
     def _await_exit(self, deadline: float) -> None:
         while self.exit is None and time.monotonic() < deadline:
-            self._turn(max(0.0, deadline - time.monotonic()))
+            self._read_events(max(0.0, deadline - time.monotonic()))
 
     def _on_answer(self, sock: socket.socket) -> None:
         if self._is_ending:
-            self._selector.unregister(sock)  # nobody wants an answer, nor hears how it closes its end
+            self._selector.unregister(sock)  # answers and the closing of the socket are ignored
             return
         try:
             self._reader.pump()
         except WireClosed:
-            self._selector.unregister(sock)  # the supervisor will report how it ended
+            self._selector.unregister(sock)  # the supervisor will report how the worker ended
             self._await_exit(time.monotonic() + END_LIMIT_S)
             if self.exit is None:
                 raise WorkerGone(None) from None

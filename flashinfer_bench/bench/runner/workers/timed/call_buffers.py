@@ -1,7 +1,7 @@
-"""The places of a job's calls in the arena: inputs and output slots, several sets of them side by side.
+"""The buffers of a job's calls in the arena: several sets of inputs and output slots side by side.
 
-The session writes the inputs of a call into a place, poisons its outputs, and reads what lies there after the call.
-Calls take the places in turn. Their number is bounded by memory; solutions see few addresses, all of them in warm-up.
+The session writes the inputs of a call into a buffer, fills its outputs with a sentinel, and reads them after the call.
+Calls rotate through the buffers. Memory bounds their number. Solutions meet few addresses, and all of them in warm-up.
 """
 
 from __future__ import annotations
@@ -27,76 +27,76 @@ from flashinfer_bench.bench.runner.workers.arena import SharedArena, lay_out
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.errors import SolutionFailure
 
-MOST_PLACES: Final = 8
-GPU_PLACES: Final = 16
-"""Places that timed calls take in turn on a CPU and on a GPU, at least if there is memory for them."""
-GRAPH_PLACES: Final = 32
-"""Most places of calls that are timed as replays: each has a graph of its own, which has to be captured."""
-MORE_PLACES: Final = 88
-"""Most places of small calls: two requests hold the usual number. With yet more a kernel would meet most addresses for
-the first time while it is timed; some prepare data by address."""
+MOST_BUFFERS: Final = 8
+GPU_BUFFERS: Final = 16
+"""Buffers that timed calls rotate through on a CPU and on a GPU, if memory allows."""
+GRAPH_BUFFERS: Final = 32
+"""Most buffers of calls that are timed as replays. Each has its own graph, which must be captured."""
+MORE_BUFFERS: Final = 88
+"""Most buffers of small calls: two requests hold the usual number. With more, a kernel would meet most addresses for
+the first time while it is timed. Some kernels prepare data by address."""
 SMALL_BYTES: Final = {"cpu": 8 << 20, "cuda": 1 << 30}
-"""Most bytes of all places together, if there are more than the fewest."""
+"""Most bytes of all buffers together, if there are more than the fewest."""
 CPU_BYTES: Final = 32 << 20
 GPU_BYTES: Final = 8 << 30
-"""Most bytes of all places: on a CPU they should stay in its last cache; on a GPU batches of large calls need many
-calls to be told from an empty batch."""
+"""Most bytes of all buffers. On a CPU they should fit its last-level cache. On a GPU a batch of large calls needs many
+calls to differ from an empty batch."""
 FREE_SHARE: Final = 8
-"""All places take no more than the free memory of a GPU divided by this."""
-FEWEST_PLACES: Final = 5
+"""All buffers take at most the free memory of a GPU divided by this."""
+FEWEST_BUFFERS: Final = 5
 FEWEST_CALLS: Final = 2
-"""Least places of chains and batches, and least calls of a chain if memory is scarcer than that. If only one call has
-room, a solution cannot compute several at once."""
+"""Fewest buffers of chains and batches, and fewest calls of a chain if memory is scarcer. If only one call fits, a
+solution cannot compute several calls at once."""
 SCARCE_SHARE: Final = 3
-"""If memory is scarce, FEWEST_PLACES may take the free memory divided by this: the session needs as much again for
-memory of its own, and for calls that it compares."""
+"""If memory is scarce, FEWEST_BUFFERS take at most the free memory divided by this. The session needs as much again for
+its own memory, and for compared calls."""
 LARGE_SHARE: Final = 64
-"""A call is large if it takes more than all memory of the device divided by this."""
+"""A call is large if it takes more than the device's memory divided by this."""
 FEW_READS: Final = 6
-"""Calls of a chain, or large calls of a batch, that are compared: a solution that leaves out half of its calls passes
-once in 400 times."""
+"""Compared calls of a chain, or compared large calls of a batch. A solution that skips half of its calls rarely
+passes."""
 SECOND_SHARE: Final = 0.25
-"""Share of the calls whose outputs get the second poison of their dtype. Skipping work under that one gains little."""
+"""Share of the calls whose outputs get the second sentinel of their dtype. Skipping work under it gains little."""
 SPOTS: Final = 512
-"""Words of an output, evenly spaced from a secret start, by which an unwritten or repeated output is found."""
+"""Words of an output, evenly spaced from a secret start, that are read to find unwritten or repeated outputs."""
 
 Seen: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
-"""Words of the outputs, on the host: a row for each of some places."""
+"""Words of the outputs, on the host: a row for each buffer."""
 
 
-def count_places(size: int, device: torch.device, most: int | None = None, *, held: int = 0) -> int:
-    """Return how many places there are on this device, at least one.
+def count_buffers(size: int, device: torch.device, most: int | None = None, *, held: int = 0) -> int:
+    """Return the number of buffers on this device, at least one.
 
     Args:
         size: bytes of the inputs and outputs of one call.
-        device: where they lie.
-        most: places that chains or batches want, of which FEWEST_PLACES may take more of a GPU; None for as many as
-            timed calls take in turn.
-        held: bytes of memory that they may lie in, and that is not free.
+        device: device of the buffers.
+        most: buffers that chains or batches want; FEWEST_BUFFERS of them can take more of a GPU. None for the number of
+            buffers of timed calls.
+        held: bytes of allocated memory that the buffers can reuse.
     """
     size, is_gpu = max(size, 1), device.type == "cuda"
-    fewest, room = (GPU_PLACES, GPU_BYTES) if is_gpu else (MOST_PLACES, CPU_BYTES)
+    fewest, room = (GPU_BUFFERS, GPU_BYTES) if is_gpu else (MOST_BUFFERS, CPU_BYTES)
     if is_gpu:
         free = recently_free_bytes(device)
-        scarce = 0 if most is None else min((free + held) // SCARCE_SHARE, FEWEST_PLACES * size)
+        scarce = 0 if most is None else min((free + held) // SCARCE_SHARE, FEWEST_BUFFERS * size)
         room = min(room, max(free // FREE_SHARE, scarce))
-    usual = min(MORE_PLACES, max(fewest, SMALL_BYTES[device.type] // size))
+    usual = min(MORE_BUFFERS, max(fewest, SMALL_BYTES[device.type] // size))
     return max(1, min(usual if most is None else most, room // size))
 
 
 def check_room(size: int, device: torch.device, held: int) -> None:
-    """Find out why a GPU has no room for a chain of FEWEST_CALLS: the solution may hold the missing memory.
+    """Find out why a GPU has no memory for a chain of FEWEST_CALLS. The solution may hold the missing memory.
 
-    If a solution leaves room for one call only, nothing can time a short call from outside. If calls are large, the
+    If a solution leaves memory for one call only, a short call cannot be timed from outside. If calls are large, the
     session itself may hold the missing memory.
 
     Args:
         size: bytes of the inputs and outputs of one call.
         device: the GPU.
-        held: bytes of memory that calls may lie in.
+        held: bytes of memory that calls can reuse.
 
     Raises:
-        SolutionFailure: RUNTIME_ERROR; there was room before the solution's calls.
+        SolutionFailure: RUNTIME_ERROR; there was enough memory before the solution's calls.
     """
     needed, free = SCARCE_SHARE * FEWEST_CALLS * size, query_free_bytes(device) + cached_bytes(device) + held
     if free < needed <= most_free_bytes(device) and size <= total_bytes(device) // LARGE_SHARE:
@@ -107,14 +107,14 @@ def check_room(size: int, device: torch.device, held: int) -> None:
         )
 
 
-class CallPlaces:
-    """The places of one job, laid out for inputs of some shapes.
+class CallBuffers:
+    """The buffers of one job, laid out for inputs of given shapes.
 
     Args:
-        arena: the session's shared memory; what it held is lost.
+        arena: the session's shared memory; its content is lost.
         inputs: one call's inputs, for their shapes and dtypes.
         outputs: the definition's outputs.
-        most: most places; None for as many as timed calls take.
+        most: most buffers; None for the number of buffers of timed calls.
     """
 
     def __init__(
@@ -125,37 +125,37 @@ class CallPlaces:
         specs = [(tuple(value.shape), value.dtype) for value in inputs if isinstance(value, torch.Tensor)]
         slots, size = lay_out([*specs, *((output.shape, output.dtype) for output in outputs)])
         self.stride = self.outputs_end = size
-        """Bytes from one place to the next. The outputs lie behind the inputs."""
+        """Bytes from one buffer to the next. The outputs lie behind the inputs."""
         self.replayed: set[int] = set()
-        """Places whose graph was replayed."""
-        self._count = count_places(size, arena.device, most, held=arena.size)
+        """Buffers whose graph was replayed."""
+        self._count = count_buffers(size, arena.device, most, held=arena.size)
         arena.reserve(size * self._count)
         self.generation = arena.generation
         self._chance = random.SystemRandom()
         own = iter(slots)
         self.input_slots = [next(own) if isinstance(value, torch.Tensor) else None for value in inputs]
-        """Slots of the inputs in the first place; None for a value that is no tensor."""
+        """Slots of the inputs in the first buffer; None for a value that is no tensor."""
         self._output_slots = list(own)
         self.inputs_end = self._output_slots[0].offset if self._output_slots else size
         self.input_rows = self._rows_of_inputs(arena.block, self._count, size)
-        """Each input in all places: [places, *shape]; None for a value that is no tensor."""
+        """Each input in all buffers: [buffers, *shape]; None for a value that is no tensor."""
         self._output_rows = [slot.rows(arena.block, self._count, size) for slot in self._output_slots]
         self._written = [slot for slot in self._output_slots if slot.nbytes]
         """Slots of the outputs that have elements."""
         self._spots = [max(1, min(SPOTS, slot.nbytes // WORD)) for slot in self._written]
-        """Number of words that are read of each."""
+        """Number of words that are read from each of these outputs."""
         self._mask = self._of_words([(1 << 8 * min(slot.nbytes, WORD)) - 1 for slot in self._written])
-        """Which bits of these words are the outputs': one of less than a word ends earlier."""
+        """Bits of these words that belong to the outputs. An output shorter than a word has fewer."""
 
     def _of_words(self, of_outputs: Sequence[int]) -> Seen:
-        """Return for each word that is read the number of its output."""
+        """Return the number of the output for each word that is read."""
         return np.repeat(np.array(of_outputs, np.uint64), self._spots)
 
     def __len__(self) -> int:
         return self._count
 
     def describe(self, names: Sequence[str], inputs: Sequence[Any]) -> dict[str, Any]:
-        """Return the fields of a `lay_out` request that say where the calls lie."""
+        """Return the fields of a `lay_out` request: the locations of the calls' inputs and outputs."""
         given = zip(names, inputs, self.input_slots, strict=True)
         return {
             "arguments": {name: {"scalar": value} if slot is None else slot.to_json() for name, value, slot in given},
@@ -165,31 +165,31 @@ class CallPlaces:
         }
 
     def inputs(self, index: int) -> list[torch.Tensor | None]:
-        """Return a place's inputs as views of the arena, in the order of the definition; None for other values."""
+        """Return a buffer's inputs as views of the arena, in the order of the definition; None for other values."""
         return [None if held is None else held[index] for held in self.input_rows]
 
     def outputs(self, index: int) -> list[torch.Tensor]:
-        """Return a place's output slots as views of the arena."""
+        """Return a buffer's output slots as views of the arena."""
         return [held[index] for held in self._output_rows]
 
     def _rows_of_inputs(self, block: torch.Tensor, count: int, step: int) -> list[torch.Tensor | None]:
-        """Return each input in `count` places of a uint8 block, `step` bytes apart."""
+        """Return each input in `count` buffers of a uint8 block, `step` bytes apart."""
         return [None if slot is None else slot.rows(block, count, step) for slot in self.input_slots]
 
     def own_inputs(self, count: int) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-        """Return memory of this process for the inputs of this many calls: a row of bytes for each, and each input.
+        """Return private memory for the inputs of this many calls: a row of bytes for each call, and each input.
 
-        The first is as `held_inputs`, the second as `input_rows`, on the same device.
+        The first value has the form of `held_inputs`, the second that of `input_rows`, on the same device.
         """
         rows = torch.zeros(count, self.inputs_end, dtype=torch.uint8, device=self.arena.device)
         return rows, self._rows_of_inputs(rows.view(-1), count, self.inputs_end)
 
     def held_inputs(self) -> torch.Tensor:
-        """Return the bytes of all inputs, a row for each place."""
+        """Return the bytes of all inputs, a row for each buffer."""
         return self._rows_of(0, self.inputs_end)
 
     def held_outputs(self) -> torch.Tensor:
-        """Return the bytes of all output slots, a row for each place."""
+        """Return the bytes of all output slots, a row for each buffer."""
         return self._rows_of(self.inputs_end, self.outputs_end)
 
     def outputs_in(self, row: torch.Tensor) -> list[torch.Tensor]:
@@ -203,8 +203,8 @@ class CallPlaces:
     def _rows_of(self, begin: int, end: int) -> torch.Tensor:
         return self.arena.block.as_strided((self._count, end - begin), (self.stride, 1), begin)
 
-    def poison(self, indices: Sequence[int], writer: Writer) -> None:
-        """Have a writer fill the output slots of some places with words that no honest kernel leaves there."""
+    def fill_outputs(self, indices: Sequence[int], writer: Writer) -> None:
+        """Have a writer fill the output slots of some buffers with words that no honest kernel writes."""
         for slot in self._written:
             usual, *others = fill_words(slot.dtype)
             held = self._rows_of(slot.offset, slot.offset + slot.nbytes)
@@ -214,21 +214,21 @@ class CallPlaces:
                 writer.fill_rows(held, [*second], other)
 
     def spoil_inputs(self) -> None:
-        """Overwrite the inputs of all places: results that are not computed yet cannot be computed any more."""
+        """Overwrite the inputs of all buffers, so that missing results can no longer be computed."""
         writer = open_writer(self.arena.device)
         writer.fill_rows(self.held_inputs(), range(self._count), 0)
         writer.finish()
         self.synchronize()
 
     def synchronize(self) -> None:
-        """Wait until the worker can read all that was written."""
+        """Wait until the worker can read all written data."""
         if self.arena.device.type == "cuda":
             torch.cuda.synchronize(self.arena.device)
 
     def read_spots(self, indices: Sequence[int], secret: int) -> Seen:
-        """Return words at secret spots of the outputs: a row for each of some places.
+        """Return words at secret spots of the outputs: a row for each buffer.
 
-        They come to the host together, since each wait for a GPU takes as long as several copies.
+        They are copied to the host together, since each wait for a GPU takes as long as several copies.
         """
         spots, words = [], self.arena.block.view(torch.int64)
         for count, slot in zip(self._spots, self._written, strict=True):
@@ -241,22 +241,22 @@ class CallPlaces:
         return seen
 
     def find_unwritten(self, seen: Seen) -> list[bool]:
-        """Tell of each place whether an output was not written: a word that `read_spots` has read holds poison."""
+        """Return for each buffer whether a word from `read_spots` still holds the sentinel."""
         words = [fill_words(slot.dtype) for slot in self._written]
-        poison = [self._of_words([own[which] for own in words]) & self._mask for which in (0, -1)]
-        found: list[bool] = np.logical_or(*(seen == one for one in poison)).any(axis=1).tolist()
+        sentinels = [self._of_words([own[which] for own in words]) & self._mask for which in (0, -1)]
+        found: list[bool] = np.logical_or(*(seen == one for one in sentinels)).any(axis=1).tolist()
         return found
 
 
 def copy_rows(held: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
-    """Return a copy of some rows of bytes or words, in the order of the indices, without a wait for the device."""
+    """Return a copy of some rows of bytes or words, in the order of the indices, without waiting for the device."""
     chosen = torch.tensor(indices, dtype=torch.int64).to(held.device, non_blocking=True)
-    words = held.view(torch.int64) if held.dtype is torch.uint8 else held  # rows of places have whole words
+    words = held.view(torch.int64) if held.dtype is torch.uint8 else held  # rows of buffers have whole words
     return words.index_select(0, chosen).view(held.dtype)
 
 
 def pick_rows(held: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
-    """Return some rows; a view if they lie one behind the other."""
+    """Return some rows; a view if they are contiguous."""
     begin, end = min(indices, default=0), max(indices, default=-1) + 1
     return held[begin:end] if [*indices] == [*range(begin, end)] else copy_rows(held, indices)
 

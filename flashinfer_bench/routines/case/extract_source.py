@@ -1,12 +1,12 @@
-"""Takes one function out of a module of `routines.code`, with all that it uses, and makes a source file of it.
+"""Makes a source file of one function in a module of `routines.code`, with all names that the function uses.
 
-The module is read, never imported: code that needs torch or flashinfer runs in the judge's or a worker's process. A
-constant (a name in capitals) may get another value. The source's `run` gets all inputs of the definition, in order, and
-calls the function with those that it names; `*rest` stands for all others, and `**outputs` for the outputs
-by name. A function with `_setup` behind its name is called by `setup`, which prepares what `run` takes by keyword.
+The module is parsed, never imported: code that needs torch or flashinfer runs in the process of the judge or a worker.
+A constant (a name in capitals) can get another value. The source's `run` gets all inputs of the definition, in order.
+It calls the function with the inputs that the function names. `*rest` stands for all remaining inputs, and `**outputs`
+for the outputs by name. `setup` calls the function NAME_setup, which prepares keyword arguments of `run`.
 
-The text of a reference decides the name of its definition, comments apart. So a change to a docstring in `*_torch.py`
-gives every case of that function another name.
+The text of a reference, without comments, decides the name of its definition. So a changed docstring in `*_torch.py`
+changes the name of every case of that function.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ PACKAGE: Final = "flashinfer_bench.routines.code."
 ENTRY: Final = "run"
 
 
-def lift(
+def extract_source(
     file: str, function: str, constants: Mapping[str, Any], inputs: Collection[str], outputs: Collection[str] = ()
 ) -> tuple[str, bool]:
-    """Return the source of a file that defines `run`, and `setup` where the function has one.
+    """Return the source of a file that defines `run`, and `setup` if the function has one.
 
     Args:
         file: a module of `routines.code`, without its suffix.
         function: a top-level function of it.
-        constants: values for its top-level constants; it need not have all of them.
+        constants: values for its top-level constants. The module may lack some of them.
         inputs: the names of the inputs.
-        outputs: the names of the outputs. A function that names one gets all of them after the inputs.
+        outputs: the names of the outputs. A function that names an output gets all outputs after the inputs.
 
     Returns:
         The source, and whether the function writes into given outputs.
@@ -61,7 +61,7 @@ def lift(
 
 
 def _call(new: str, name: str, function: Any, inputs: Collection[str], outputs: Collection[str]) -> str:
-    """Return a function of all inputs and outputs that calls another with those that it takes."""
+    """Return a function of all inputs and outputs. It calls the other function with that function's parameters."""
     parameters = function.args
     passed = [one.arg for one in parameters.args]
     prepared = [one.arg for one in parameters.kwonlyargs]
@@ -73,7 +73,7 @@ def _call(new: str, name: str, function: Any, inputs: Collection[str], outputs: 
 
 @lru_cache(maxsize=64)
 def top_level(file: str) -> Mapping[str, ast.stmt]:
-    """Return the top-level names of a module with their statements; what it takes from its siblings stands in front."""
+    """Return the top-level names of a module with their statements. Names imported from siblings come first."""
     found: dict[str, ast.stmt] = {}
     for node in ast.parse((CODE / f"{file}.py").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):

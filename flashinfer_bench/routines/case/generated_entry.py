@@ -1,6 +1,6 @@
 """A case in the trace-set format: a definition, a workload, one solution per backend, and the stored inputs.
 
-They hold everything that a run needs. So `write_material` makes a folder that `flashinfer-bench run` can run again.
+They are complete, so `flashinfer-bench run` can run a folder that `write_entry` has written.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.jsonl import append_line, write_whole
 from flashinfer_bench.errors import DataSetError, Fault
-from flashinfer_bench.routines.case.lift import ENTRY, lift, top_level
+from flashinfer_bench.routines.case.extract_source import ENTRY, extract_source, top_level
 from flashinfer_bench.routines.case.spec import TORCH, Case, Routine, Tensor
 
 CALL: Final = "import flashinfer\nimport torch\n\n\ndef run({}):\n    {}{}\n"
 ENTRY_FILE: Final = "main.py"
 NAMESPACE: Final = uuid.UUID("6f1c2f6e-55a4-4f0e-9d9e-0c7a6d0f3b52")
-"""Namespace of the workloads' uuids: a uuid is made of it and of the definition's name."""
+"""Namespace of workload uuids. A uuid is the hash of the namespace and the definition's name."""
 WHOLE_TENSOR: Final = 64
-"""A tensor of up to this many whole numbers is shown whole; of a larger one only both ends."""
+"""Largest number of integers that are shown completely. A larger tensor is shown by both ends."""
 NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9]+")
 
 
 @dataclass(frozen=True)
-class Material:
+class GeneratedEntry:
     """A case in the trace-set format."""
 
     definition: Definition
@@ -48,15 +48,15 @@ class Material:
     """Name of an input → its stored values."""
 
 
-def make_material(routine: Routine, case: Case, backends: Iterable[str]) -> Material:
-    """Return what the engine needs to run a case with these backends."""
+def generate_entry(routine: Routine, case: Case, backends: Iterable[str]) -> GeneratedEntry:
+    """Return a case in the trace-set format, with a solution for each of these backends."""
     blobs = {name: tensor.value for name, tensor in case.inputs.items() if isinstance(tensor.value, np.ndarray)}
     fields = {
         "op_type": case.op_type,
         "axes": {axis: {"type": "const", "value": size} for axis, size in case.axes.items()},
         "inputs": {name: _spec(tensor) for name, tensor in case.inputs.items()},
         "outputs": {name: _spec(tensor) for name, tensor in case.outputs.items()},
-        "reference": lift(f"{routine.family}_torch", case.reference, case.constants, case.inputs)[0],
+        "reference": extract_source(f"{routine.family}_torch", case.reference, case.constants, case.inputs)[0],
         "tags": [f"routine:{routine.name}"],
     }
     values = {name: tensor.value for name, tensor in case.inputs.items()}
@@ -72,23 +72,23 @@ def make_material(routine: Routine, case: Case, backends: Iterable[str]) -> Mate
     inputs |= {name: {"type": "safetensors", "path": path, "tensor_key": name} for name in blobs}
     workload = Workload.model_validate({"uuid": identity, "axes": {}, "inputs": inputs, "cost": asdict(case.cost)})
     solutions = {backend: _solution(routine, case, definition, backend) for backend in backends}
-    return Material(definition, workload, solutions, blobs)
+    return GeneratedEntry(definition, workload, solutions, blobs)
 
 
-def write_material(root: Path, material: Material) -> None:
-    """Write a case into the folder of a trace set. Traces, and workloads and solutions of other cases, stay.
+def write_entry(root: Path, entry: GeneratedEntry) -> None:
+    """Write a case into the folder of a trace set. Its traces stay, and the workloads and solutions of other cases.
 
     Raises:
         DataSetError: the folder cannot be written.
     """
-    definition, workload = material.definition, material.workload
+    definition, workload = entry.definition, entry.workload
     names = {"op_type": definition.op_type, "definition": definition.name}
     files: dict[Path, str | bytes] = {layout.definition_path(root, **names): definition.to_json(indent=2) + "\n"}
-    for one in material.solutions.values():
+    for one in entry.solutions.values():
         path = layout.solution_path(root, author=one.author, solution=one.name, **names)
         files[path] = one.to_json(indent=2) + "\n"
-    if material.blobs:
-        content = save({name: np.asarray(value, order="C") for name, value in material.blobs.items()})
+    if entry.blobs:
+        content = save({name: np.asarray(value, order="C") for name, value in entry.blobs.items()})
         files[layout.blob_path(root, uuid=workload.uuid, **names)] = content
     workloads = layout.workloads_path(root, **names)
     try:
@@ -114,8 +114,10 @@ def _solution(routine: Routine, case: Case, definition: Definition, backend: str
         else:
             file, own = f"{routine.family}_flashinfer", f"{case.reference}_{backend.replace('-', '_')}"
             function = own if own in top_level(file) else case.reference
-            text, is_dps = lift(file, function, {**case.constants, "BACKEND": backend}, case.inputs, case.outputs)
-        # Flags such as --autotune change the source of a library's backend, so the solution gets another name.
+            text, is_dps = extract_source(
+                file, function, {**case.constants, "BACKEND": backend}, case.inputs, case.outputs
+            )
+        # Flags such as --autotune change the source of a library backend, so the source is part of the name.
         mark = f"_{sha256(text.encode()).hexdigest()[:8]}"
     return Solution.model_validate(
         {
@@ -136,7 +138,7 @@ def _solution(routine: Routine, case: Case, definition: Definition, backend: str
 
 
 def describe_case(case: Case, reference: str) -> list[str]:
-    """Return lines for each input and each number of the reference, in the forms of FlashInfer's documents."""
+    """Return lines for each input and each number of the reference, in the format of FlashInfer's documents."""
     numbers: dict[str, Any] = {name: np.asarray(item, np.int32) for name, item in case.shown.items()}
     lines = [f"{name}.flatten() = {render_integers(item)}" for name, item in numbers.items()]
     for name, tensor in case.inputs.items():
@@ -152,11 +154,13 @@ def describe_case(case: Case, reference: str) -> list[str]:
             lines.append(f"{name} = {value.reshape(-1)[0]}")
     for name, value in case.constants.items():
         if type(value) in (int, float) and f"\n{name} = " in f"\n{reference}":
-            lines.append(f"{name.lower().removeprefix('sm_')} = {value}")  # attention's SM_SCALE is `scale` there
+            lines.append(
+                f"{name.lower().removeprefix('sm_')} = {value}"
+            )  # attention's SM_SCALE is `scale` in these documents
     return lines
 
 
 def render_integers(values: npt.NDArray[Any]) -> str:
-    """Return whole numbers as torch prints a tensor; more than 64 are abbreviated to both ends."""
+    """Return integers as torch prints a tensor. More than 64 are abbreviated to both ends."""
     text = np.array2string(values.reshape(-1), separator=", ", prefix="tensor(", threshold=WHOLE_TENSOR)
     return f"tensor({text}, dtype=torch.{values.dtype})"

@@ -80,7 +80,7 @@ ANY: Final = ".*"
 
 
 class Rule(NamedTuple):
-    """One line of a table that says which random values an input gets."""
+    """One line of the table of random values."""
 
     op_type: str
     """Regular expression that the op type matches."""

@@ -1,7 +1,7 @@
-"""What a session adds to readings: the machine's launch gap, and the state of its GPU before and after.
+"""A session's metadata for samples: the launch gap of the machine, and the state of its GPU before and after.
 
-The launch gap is measured in the contexts that the session meets before it loads a solution. The session then keeps it
-for the whole run, so all solutions get the same gap.
+The launch gap is measured in all contexts before the session loads a solution. It stays fixed for the whole run, so
+that all solutions have the same gap.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from flashinfer_bench.timing.stopping import reached_precision
 from flashinfer_bench.timing.summary import summarise
 
 RECENT_S: Final = 0.2
-"""Seconds for which a query's result is reused. A query takes 0.5 ms, or several if other sessions query too."""
+"""Seconds for which a state of the GPU stays valid. A query takes 0.5 ms, and longer if other sessions query too."""
 
 
-class Readout:
+class RunMetadata:
     """Turns trials into measurements.
 
     Args:
         uuid: the GPU's UUID as NVML spells it; None for a CPU.
-        our_processes: gives the ids of this session's workers.
-        keep_samples: put every reading into the record.
+        our_processes: returns the ids of this session's workers.
+        keep_samples: put every sample into the record.
     """
 
     def __init__(
@@ -42,18 +42,18 @@ class Readout:
         self._gap_ns: int | None = None
         self._latest: tuple[float, GpuState | None] = -math.inf, None
         self.least_span_ns = 0
-        """What the least call takes that can be right, without the launch gap; 0 where that is not known."""
+        """Shortest time of a right call in ns, without the launch gap; 0 if it is unknown."""
 
     def add_launch_gap(self, gap_ns: int) -> None:
-        """Take the launch gap of one more context. It has no effect after the first measurement was summarised."""
+        """Add the launch gap of a further context. It has no effect after the first measurement was summarised."""
         if gap_ns > 0:
             self._gaps_ns.append(gap_ns)
 
     @property
     def launch_gap_ns(self) -> int:
-        """The usual gap of the contexts that were met before the first measurement; 0 where none of them tells.
+        """The median launch gap of the contexts before the first measurement; 0 if it is unknown.
 
-        Of two it is the lower one: other contexts are made meanwhile, and can make a gap three times as long.
+        Of two gaps it is the lower one, since contexts that start at the same time can lengthen a gap.
         """
         if self._gap_ns is None:
             self._gap_ns = median_low(self._gaps_ns) if self._gaps_ns else 0
@@ -61,11 +61,11 @@ class Readout:
 
     @property
     def least_call_ns(self) -> int:
-        """The latency of the least call that can be right; 0 where it is not known."""
+        """The latency of the shortest right call in ns; 0 if it is unknown."""
         return self.least_span_ns and self.least_span_ns + self.launch_gap_ns
 
     def query(self) -> GpuState | None:
-        """Query the GPU's state."""
+        """Query NVML for the state of the GPU; None on a CPU."""
         if self._uuid is None:
             return None
         state = read_gpu_state(self._uuid, ours={os.getpid(), *self._our_processes()})
@@ -73,7 +73,7 @@ class Readout:
         return state
 
     def query_before(self) -> GpuState | None:
-        """Return the latest state if it is recent and undisturbed; else query the GPU."""
+        """Return the latest state if it is recent and undisturbed; else query NVML again."""
         seen_s, state = self._latest
         is_calm = state is not None and not state.slowed_by and not state.other_processes
         return state if is_calm and time.monotonic() - seen_s < RECENT_S else self.query()
@@ -82,9 +82,9 @@ class Readout:
         """Summarise trials that have just been taken.
 
         Args:
-            trials: at least one.
-            before: the GPU's state before the first.
-            precision: the share of its time to which the call was to be known after all trials.
+            trials: at least one trial.
+            before: the state of the GPU before the first trial.
+            precision: the target relative half-width after all trials.
         """
         gap_ns, after, reached = self.launch_gap_ns, self.query(), reached_precision(trials)
         summary = summarise(trials, launch_gap_ns=gap_ns, before=before, after=after, keep_samples=self._keep_samples)

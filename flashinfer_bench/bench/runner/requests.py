@@ -1,4 +1,4 @@
-"""What a session is ordered: batches whose solutions are built, and solutions that it compiles ahead of their turn."""
+"""The requests for a session: batches whose solutions are built, and solutions to compile ahead."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from typing import Final
 
 from flashinfer_bench.bench.planning.first_call import FirstCall, find_first_call
 from flashinfer_bench.bench.planning.plan import Job
-from flashinfer_bench.bench.runner.protocol import Announced, BlockJob, BlockOrder, BlockSolution
+from flashinfer_bench.bench.runner.protocol import Announced, RequestedJob, RequestedSolution, SessionRequest
 from flashinfer_bench.compile import BuildFarm, BuildFault, Built
 
 ANNOUNCED_WORKLOADS: Final = 8
-"""Workloads that are sent of an announced solution, at most: others hardly need another module."""
+"""Most workloads that are sent of an announced solution. Further workloads rarely need another module."""
 
 
 @dataclass
-class OrderMaker:
-    """Makes the orders of batches.
+class RequestMaker:
+    """Makes the requests for batches.
 
-    A solution whose first call compiles modules for minutes may be announced before its turn: the session of a run's
-    only device compiles it beside its measurements.
+    A solution whose first call compiles modules for minutes can be announced ahead. The session of a run's only device
+    then compiles it during its measurements.
     """
 
     farm: BuildFarm
-    """Has built the solutions of a batch."""
+    """The farm that has built the solutions of a batch."""
     blob_root_for: Callable[[Job], Path]
     """Returns the folder with the stored inputs of a job."""
     seed_of: Callable[[Job], int]
     _later: dict[str, list[Job]] = field(default_factory=dict)
-    """Key of a solution that may have to be announced → its jobs."""
+    """Key of a solution that may be announced → its jobs."""
 
-    def make(self, jobs: Sequence[Job]) -> tuple[BlockOrder, list[tuple[Job, str]]]:
-        """Return the order, and the jobs whose solution this machine could not build, with the reason."""
+    def make(self, jobs: Sequence[Job]) -> tuple[SessionRequest, list[tuple[Job, str]]]:
+        """Return the request, and the jobs whose solution this machine could not build, with the reason."""
         unique = {job.solution_key: job.solution for job in jobs}
         built = {key: self.farm.built(solution) for key, solution in unique.items()}
         broken = {key: str(one.error) for key, one in built.items() if isinstance(one.error, BuildFault)}
         first = jobs[0]
         sent = [
-            BlockJob(
+            RequestedJob(
                 index=job.index,
                 solution=job.solution_key,
                 workload=job.workload.model_dump(mode="json"),
@@ -51,22 +51,22 @@ class OrderMaker:
             for job in jobs
             if job.solution_key not in broken
         ]
-        order = BlockOrder(
+        request = SessionRequest(
             definition=first.definition.model_dump(mode="json"),
             config=first.config.to_order(),
             solutions={key: describe_solution(one) for key, one in built.items() if key not in broken},
             jobs=sent,
             announced=self.announce() if sent else [],
         )
-        return order, [(job, broken[job.solution_key]) for job in jobs if job.solution_key in broken]
+        return request, [(job, broken[job.solution_key]) for job in jobs if job.solution_key in broken]
 
     def expect(self, jobs: Iterable[Job]) -> None:
-        """Note further jobs, whose solutions are announced if they have modules."""
+        """Add later jobs. Their solutions are announced if they have modules."""
         for job in jobs:
             self._later.setdefault(job.solution_key, []).append(job)
 
     def announce(self) -> list[Announced]:
-        """Return solutions that are built and were not announced yet."""
+        """Return the built solutions that were not announced yet."""
         ready = [key for key, jobs in self._later.items() if self.farm.is_ready(jobs[0].solution)]
         found = [self._later.pop(key) for key in ready]
         return [
@@ -80,11 +80,11 @@ class OrderMaker:
         ]
 
 
-def describe_solution(built: Built) -> BlockSolution:
-    """Return what a session is told of a solution's build."""
+def describe_solution(built: Built) -> RequestedSolution:
+    """Return the description of a built solution for a session."""
     solution, artifact = built.solution, built.artifact
     keeps = artifact is not None and artifact.kind == "python"
-    return BlockSolution(
+    return RequestedSolution(
         name=solution.name,
         language=solution.spec.language.value,
         declared_style=solution.spec.declared_style,

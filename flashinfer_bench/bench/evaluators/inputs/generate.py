@@ -1,8 +1,8 @@
 """The inputs of a workload: given numbers and stored tensors, custom inputs from the definition's own function, and
 random values for all others. An equal seed gives equal inputs.
 
-Each input has a generator of its own, seeded by a sha256 of the seed and the input's name. So an input's values do not
-depend on which inputs were made before it. `rules` says which random values an input gets.
+Each input has its own generator, seeded by a sha256 of the seed and the input's name. So an input's values do not
+depend on earlier inputs. `rules` picks an input's random values.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from flashinfer_bench.base.files.reading import open_to_read
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, storage_shape
 from flashinfer_bench.bench.evaluators.inputs.constraints import check_constraints, find_broken_by_axes
 from flashinfer_bench.bench.evaluators.inputs.custom import CustomInputs, list_custom
+from flashinfer_bench.bench.evaluators.inputs.distributions import ValueSpec
 from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
-from flashinfer_bench.bench.evaluators.inputs.random_values import ValueSpec
 from flashinfer_bench.bench.evaluators.inputs.rules import make_number, make_tensor
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.data import Definition, RandomInput, SafetensorsInput, ScalarInput, TensorSpec, Workload
@@ -39,7 +39,7 @@ class InputMaker:
     definition: Definition
     workload: Workload
     device: torch.device
-    """Where the tensors are put."""
+    """The device of the tensors."""
     blob_root: Path
     """Root of the trace set that holds the workload."""
     notes: dict[str, Any] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class InputMaker:
                     raise WorkloadFault(f"{what}, which cannot be made here; store it in a safetensors file")
         fixed = (ScalarInput, SafetensorsInput, type(None))
         given = {name: one for name, one in made.items() if isinstance(self.workload.inputs.get(name), fixed)}
-        # Numbers first: what an integer may be can depend on them.
+        # Numbers first, since the valid values of integers can depend on them.
         for name, shape in sorted(shapes.items(), key=lambda item: item[1] is not None):
             if name not in made:
                 value_spec = ValueSpec(name, definition, shape or (), axes, made, seed, device, given)
@@ -141,10 +141,10 @@ def read_stored(file: Path, key: str, spec: TensorSpec, shape: tuple[int, ...] |
             keys = list(blob.keys())
             if key not in keys:
                 raise WorkloadFault(f"{where}: there is no such key; the file has {', '.join(keys[:20]) or 'none'}")
-            found = tuple(blob.get_slice(key).get_shape())
+            result = tuple(blob.get_slice(key).get_shape())
             expected = storage_shape(shape or (), spec.dtype)
-            if found != expected and not (shape is None and found == (1,)):
-                raise WorkloadFault(f"{where}: shape {list(found)}, the definition and the axes give {list(expected)}")
+            if result != expected and not (shape is None and result == (1,)):
+                raise WorkloadFault(f"{where}: shape {list(result)}, the definition and the axes give {list(expected)}")
             stored: torch.Tensor = blob.get_tensor(key)
     except (SafetensorError, OSError, ValueError) as error:
         raise WorkloadFault(f"{where}: cannot be read: {error}") from error
@@ -167,7 +167,7 @@ def count_bytes(specs: Iterable[TensorSpec], shapes: Iterable[Sequence[int] | No
 def bind_axes(
     definition: Definition, workload: Workload
 ) -> tuple[dict[str, int], Mapping[str, tuple[int, ...] | None]]:
-    """Give the size of every axis and the shape of every input.
+    """Return the size of every axis and the shape of every input.
 
     Raises:
         WorkloadFault: an axis has no size, or the workload's size of a constant axis is not the definition's.

@@ -1,7 +1,7 @@
-"""The whole visit: look, measure, have the engine check itself, and report the findings.
+"""The whole examination: read, measure, have the engine check itself, and report the findings.
 
-*Twins* are one kernel as two solutions. The ratio of their times should be 1; by how far it differs, this machine and
-this engine distort every comparison. *Programs* of ours show how solutions can be compiled, loaded and called.
+*Twins* are one kernel as two solutions. The ratio of their times should be 1. Its deviation is the error of every
+comparison on this machine. Our own *programs* show how solutions can be compiled, loaded and called.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ FORMAT_VERSION: Final = 4
 """Version of the JSON document. History: 2 has `twins`, as `compare` has them; 3 has flat `readings`; 4 no rates."""
 PROBE: Final = "flashinfer_bench.examine.doctor.probe"
 PROBE_S: Final = 300.0
-"""Seconds after which the probe is ended, and has measured nothing."""
+"""Seconds until the probe is ended without a result."""
 SEE_MESSAGE: Final = "see what the message names"
 TWINS: Final = ("first twin", "second twin")
 TWINS_S: Final = 20.0
-"""Seconds for timing twins, at most."""
+"""Seconds of timing twins, at most."""
 THRESHOLDS: Final = {"cuda": 0.02, "cpu": 0.1}
-"""Twins are timed until they are known to differ by less than this share, or by more."""
+"""Twins are timed until it is decided whether they differ by more than this share."""
 SIZES: Final = {"cuda": (1 << 18, 1 << 23), "cpu": (1 << 12, 1 << 14)}
-"""Numbers of elements that are timed: a short and a longer call."""
+"""Numbers of elements of the timed calls: a short and a longer call."""
 KERNELS: Final = {"one_kernel": "x * 2", "several_kernels": "x * 0.5 * 0.5 * 0.5 * 16"}
-"""Name → what a twin returns. Each doubles its input, exactly."""
+"""Name → the returned expression of a twin. Each doubles its input exactly."""
 
 
 @dataclass
 class Report:
-    """What the doctor found."""
+    """The result of an examination."""
 
     machine: MachineState
     readings: Readings | None = None
-    """None if nothing could be measured."""
+    """None if the device could not be measured."""
     twins: Comparison | None = None
-    """None if it was left out, or nothing could be measured."""
+    """None if the step was skipped, or the device could not be measured."""
     findings: list[Finding] = field(default_factory=list)
     summary: str = ""
 
@@ -81,18 +81,18 @@ def examine(
     named: str | None = None,
     quick: bool = False,
     sandbox: Level = "auto",
-    tell: Callable[[str], object] = lambda _line: None,
+    progress: Callable[[str], object] = lambda _line: None,
 ) -> Report:
     """Examine a machine and one of its devices.
 
     Args:
         device: the device.
-        named: its name as the user gave it; None if the user named none.
-        quick: leave out the runs of the engine.
-        sandbox: the level that runs will ask for.
-        tell: takes a line about what is done next.
+        named: the user's name of the device; None if the user named none.
+        quick: skip the runs of the engine.
+        sandbox: the level that runs will request.
+        progress: receives a line before each step.
     """
-    tell("looking at the machine")
+    progress("looking at the machine")
     machine = read_machine(device)
     report = Report(machine)
     found = report.findings = [*of.find_gpu(machine, named), *of.find_languages(machine.languages)]
@@ -113,7 +113,7 @@ def examine(
     ]
     for topic, step, work in steps:
         if work is probe or (report.readings is not None and not quick):
-            tell(step)
+            progress(step)
             try:
                 found += work()
             except Fault as fault:
@@ -123,10 +123,10 @@ def examine(
 
 
 def run_probe(device: Device, *, limit_s: float = PROBE_S) -> Readings:
-    """Measure a device, the only one that the process sees, while no other run may.
+    """Measure a device in a process that sees only this device, while its lock keeps other runs off.
 
     Raises:
-        DeviceFault: it could not be measured. The text has the last line that the process wrote.
+        DeviceFault: it could not be measured. The message has the last line of the process's output.
     """
     with ExitStack() as held:
         said = ""
@@ -147,7 +147,7 @@ def run_probe(device: Device, *, limit_s: float = PROBE_S) -> Readings:
 
 
 def time_twins(device: Device) -> Comparison:
-    """Compare twins as `compare` does, and keep what they tell of the spread between workers."""
+    """Compare twins as `compare` does, and record their run-to-run variation."""
 
     def make_twin(kernel: str, number: int) -> Solution:
         source = f"# {number}\ndef run(x):\n    return {KERNELS[kernel]}\n"
@@ -159,14 +159,14 @@ def time_twins(device: Device) -> Comparison:
 
 
 def try_programs(device: Device) -> dict[str, str | None]:
-    """Build, load and call a program of ours in each way in which solutions are compiled.
+    """Build, load and call one of our programs in each way in which solutions are compiled.
 
-    The cache is that of runs: if something is wrong with its folder, that shows.
+    It uses the cache of runs, so that a problem of the cache folder is found.
 
     Returns:
-        What was tried → why it does not work; None if it works.
+        Way of compiling or calling → why it does not work; None if it works.
     """
-    is_cuda = device.kind == "cuda"  # there the host's code reaches no input
+    is_cuda = device.kind == "cuda"  # host code cannot read inputs on a GPU
     tried = [one for one in PROGRAMS if (one.language != "cpp" if is_cuda else not one.needs_gpu)]
     whats = {one.solution().name: one.what for one in tried}
     config = _config_for(device, profile_baseline=False, confirm=False, warmup_runs=0, iterations=1, num_trials=1)
@@ -186,7 +186,7 @@ def _config_for(device: Device, **settings: Any) -> BenchmarkConfig:
 
 
 def _make_set(solutions: list[Solution], sizes: Sequence[int]) -> TraceSet:
-    """Return a set in memory of solutions that double."""
+    """Return a set in memory whose solutions double their input."""
     described = [{"uuid": f"size_{size}", "axes": {"n": size}, "inputs": {"x": {"type": "random"}}} for size in sizes]
     lines = [Trace(definition=NAME, workload=Workload.model_validate(one), solution=None) for one in described]
     return TraceSet(definitions={NAME: define_double()}, solutions={NAME: solutions}, workloads={NAME: lines})

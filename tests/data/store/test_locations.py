@@ -1,4 +1,5 @@
-"""Paths below a root: names are never trusted, no two share one; blobs lie in the set, or it is said what to do."""
+"""Paths below a root: names are never trusted, and no two share a path. Blobs are in the set, or the message has a
+remedy."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def test_two_names_never_share_a_part(names):
     assert first not in (".", "..", "")
 
 
-def test_plain_names_are_their_own_part_and_long_ones_are_told_apart():
+def test_plain_names_are_their_own_part_and_long_names_stay_distinct():
     for name in ("gemm_n128_k2048", "gpt-5.1 (high)", "Qwen3@8b,x=1", "a", "_x"):
         assert layout.path_part(name) == name
     assert layout.path_part(layout.path_part("a/b")) != layout.path_part("a/b")
@@ -81,7 +82,7 @@ def test_a_path_or_a_link_that_leads_out_of_the_set_is_refused(tmp_path, path):
 
 
 @pytest.mark.parametrize("path", ["blob/none", "blob/" + "x" * 5000])
-def test_a_blob_that_is_not_there_is_told_with_its_workload_and_what_to_do(tmp_path, path):
+def test_a_missing_blob_is_reported_with_its_workload_and_the_remedy(tmp_path, path):
     put(tmp_path / PATH)
     with pytest.raises(WorkloadFault, match="of workload w7 is not there; download"):
         BlobStore(tmp_path).locate(path, workload="w7")

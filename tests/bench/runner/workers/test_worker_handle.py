@@ -7,18 +7,18 @@ import time
 
 import pytest
 
-from flashinfer_bench.bench.runner.workers import process
-from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
+from flashinfer_bench.bench.runner.workers import worker_handle
+from flashinfer_bench.bench.runner.workers.worker_handle import WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.worker.protocol import Claim
 from tests.kit.workers import worker_order
 
 pytestmark = pytest.mark.cpu
 
 
-def test_a_channel_that_closes_while_the_guard_is_late_does_not_keep_a_worker_from_its_end(
+def test_a_channel_that_closes_while_the_supervisor_is_late_does_not_keep_a_worker_from_its_end(
     template, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(process, "END_LIMIT_S", 0.5)
+    monkeypatch.setattr(worker_handle, "END_LIMIT_S", 0.5)
     worker = WorkerProcess(template, worker_order(), tmp_path / "home")
     worker.wait_ready()
     os.kill(worker.supervisor_pid, signal.SIGSTOP)
@@ -40,7 +40,7 @@ def test_a_worker_that_reads_no_request_is_late(template, tmp_path):
 
 
 def test_a_worker_that_cannot_be_held_still_in_time_is_ended(template, tmp_path, monkeypatch):
-    monkeypatch.setattr(process, "REST_LIMIT_S", -1.0)
+    monkeypatch.setattr(worker_handle, "PAUSE_LIMIT_S", -1.0)
     with WorkerProcess(template, worker_order(), tmp_path / "home") as worker:
         worker.wait_ready()
         with pytest.raises(WorkerGone):
