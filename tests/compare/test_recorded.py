@@ -42,10 +42,16 @@ def test_two_solutions_are_compared_on_each_workload_and_over_all():
 
 
 def test_authors_are_compared_by_their_fastest():
-    traces = [*timed("a", 1.0), *timed("b", 0.5)]
-    found = compare(*traces, words=("by_a", "by_b"))
-    assert found.rows[0].ratio.ratio == pytest.approx(0.5)
-    (pairing,) = pair_up(*(find_contender(author, set_of(*traces)) for author in ("by_a", "by_b")))
+    trace_set = set_of(*timed("a", 1.0), *timed("slow", 3.0), *timed("b", 0.5))
+    solutions = trace_set.solutions["double"]
+    solutions[1] = solutions[1].model_copy(update={"author": "by_a"})
+    authors = [find_contender(author, trace_set) for author in ("by_a", "by_b")]
+    assert compare_recorded(*authors, 0.02).rows[0].ratio.ratio == pytest.approx(0.5)
+    with pytest.raises(DataSetError, match="by_a has several solutions of double: name the one to compare: a, slow"):
+        pair_up(*authors)
+    (pairing,) = pair_up(
+        *(find_contender(author, set_of(*timed("a", 1), *timed("b", 1))) for author in ("by_a", "by_b"))
+    )
     assert (pairing.first.name, pairing.second.name) == ("a", "b")
 
 

@@ -42,8 +42,9 @@ def test_the_resolved_config_has_whether_references_are_timed():
 
 @pytest.fixture
 def root(tmp_path):
+    slow = make_solution(source="def run(x):\n    for _ in range(300):\n        x = x + 0\n    return x * 2\n")
     workloads = [make_trace(solution=None)]
-    return write_trace_set(tmp_path, definitions=[make_definition()], solutions=[make_solution()], workloads=workloads)
+    return write_trace_set(tmp_path, definitions=[make_definition()], solutions=[slow], workloads=workloads)
 
 
 def make_benchmark(trace_set):
@@ -61,6 +62,10 @@ def test_a_script_runs_a_set_and_then_asks_its_own_set_for_the_best(root):
         assert result.traces == trace_set.traces == TraceSet.from_path(root).traces == {"double": [best]}
         assert benchmark.run_all(dump_traces=True, resume=True).traces == {"double": [best]}
         benchmark.close()
+    measured, times = best.evaluation.extra, best.evaluation.performance
+    for name, latency_ms in {"measurement": times.latency_ms, "baseline": times.reference_latency_ms}.items():
+        low, high = measured[name]["interval95_ms"]
+        assert low <= latency_ms <= high, name
 
 
 @pytest.mark.slow

@@ -242,8 +242,15 @@ time.sleep(60)
 """
 
 
-def test_a_worker_that_takes_too_much_memory_is_ended(start):
-    with pytest.raises(WorkerGone, match="more host memory"), start(IN_CHILDREN, memory_limit_bytes=512 << 20):
+SHARED = """
+import mmap, time
+held = mmap.mmap(-1, 600 << 20); held[::4096] = b"x" * len(held[::4096]); time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("source", [IN_CHILDREN, SHARED], ids=["in children", "shared"])
+def test_a_worker_that_takes_too_much_memory_is_ended(start, source):
+    with pytest.raises(WorkerGone, match="more host memory"), start(source, memory_limit_bytes=512 << 20):
         pass
 
 

@@ -2,12 +2,14 @@
 
 import os
 import sqlite3
+from pathlib import Path
 
 import pytest
 
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import DataSetError, Fault
-from flashinfer_bench.serve.store import TaskStore
+from flashinfer_bench.serve.store import TaskRow, TaskStore
+from tests.kit import make_solution, make_trace
 from tests.serve.conftest import write_set
 
 
@@ -22,6 +24,18 @@ def test_one_user_holds_it_and_it_knows_its_format(tmp_path):
     store.close()
     with pytest.raises(DataSetError, match="another version"):
         open_store(tmp_path)
+
+
+def test_a_verdict_is_on_disk_before_its_task_has_it(tmp_path, monkeypatch):
+    store, synced = open_store(write_set(tmp_path)), []
+    solution = make_solution().to_json()
+    asked = {"submitter": "s", "key": None, "request": "", "priority": 0, "confirm": "never", "accepted_at": 0.0}
+    names = {"definition": "double", "solution_name": "double_python", "solution": solution, "workloads": ("w0",)}
+    row = store.accept(TaskRow("t", **asked, **names))
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())))
+    store.record(row, make_trace())
+    store.close()
+    assert [path for path in synced if path.endswith("double.jsonl")]
 
 
 def super_journal(file, mine):

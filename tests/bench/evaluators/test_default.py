@@ -7,7 +7,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.inputs import memory
-from flashinfer_bench.bench.evaluators.verdict import decide
+from flashinfer_bench.bench.evaluators.verdict import decide, summarise
 from flashinfer_bench.data import Correctness
 from flashinfer_bench.errors import SolutionFailure, WorkloadFault
 from tests.bench.evaluators.judging import Judging, define, expect
@@ -128,3 +128,10 @@ def test_a_subclass_that_judges_trials_itself_loses_the_declarations_it_override
     job.evaluator = Signs
     expect(job.check(lambda x: [x, x > 0]), None)
     expect(job.check(lambda x: [-x, x > 0]), "another sign (trial 1 of 3)")
+
+
+def test_a_verdict_has_the_largest_errors_of_all_trials():
+    pairs = [(1.0, 0.1), (0.5, 2.0)]
+    trials = [Correctness(max_relative_error=relative, max_absolute_error=absolute) for relative, absolute in pairs]
+    found = summarise(trials)
+    assert (found.max_relative_error, found.max_absolute_error) == (1.0, 2.0)
