@@ -86,6 +86,7 @@ def test_each_solution_has_a_folder_of_its_own_and_sees_no_other(engine):
 
 def test_a_session_that_is_killed_is_replaced_and_the_job_done_again(engine, cache):
     notices, solution = [], make_solution("slow", source=WAITS)
+    assert statuses(engine.submit(make_solution("usual"), ["d0"])) == ["PASSED"]  # the reference has its folder then
     before = set(cache.glob("jit/*/*"))
 
     def hear(event):
