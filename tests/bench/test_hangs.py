@@ -33,7 +33,11 @@ COMPILES = {
     for name, code in {"child": CHILD, "writes": WRITES, "library": LIBRARY}.items()
     for indented in ["\n".join(f"        {line}" for line in code.splitlines())]
 }
-SLOW = {"slow": "import time\ndef run(x):\n    time.sleep(0.7)\n    return x * 2\n", "right": HONEST}
+SLOW = {
+    "slow_after_import": f"{CHILD}\nimport time\ndef run(x):\n    time.sleep(0.7)\n    return x * 2\n",
+    "slow": "import time\ndef run(x):\n    time.sleep(0.7)\n    return x * 2\n",
+    "right": HONEST,
+}
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +92,9 @@ class TestStacks:
     def test_frames_are_read_and_named_as_the_sources_name_them(self):
         assert [tuple(one) for one in read_stack(self.Worker())] == [("/a/k.py", 3, "f"), ("/a/k.py", 9, "<module>")]
         assert CallWatch(self.Worker(), 1.0).find_stack() == ["at k.py:3, in f", "at k.py:9"]
+
+
+def test_without_a_limit_of_calls_the_limit_of_the_job_holds_and_the_stack_is_there(tmp_path):
+    run = judge(write_set(tmp_path, {"sleeps": HANGS["sleeps"][0]}), timeout_seconds=2.0)
+    reported = run.done["sleeps", "w0"].extra["timeout"]
+    assert reported == {"part": "first call", "limit_s": 2.0, "stack": ["at main.py:3, in run"]}

@@ -24,7 +24,7 @@ from flashinfer_bench.worker.protocol import STACK_FILE
 CHECK_S: Final = 0.5
 """Seconds between two checks of a first call."""
 MOST_FILES: Final = 20_000
-"""Most files of compilers that are checked. The newest files of a folder show its changes."""
+"""Most files of compilers that are checked."""
 MOST_FRAMES: Final = 12
 OURS: Final = re.compile(r"/flashinfer_bench/worker/")
 WAITS_FOR_GPU: Final = re.compile(r"/torch/cuda/(__init__|streams)\.py$")
@@ -103,14 +103,8 @@ class CallWatch:
 
 def read_stack(worker: WorkerProcess) -> list[StackFrame]:
     """Return the Python stack of a worker's main thread, innermost frame first; empty if it is not reported."""
-    found: list[StackFrame] = []
-    is_current = False
-    for line in worker.read_stack().splitlines():
-        if line.startswith(("Current thread", "Thread", "Stack")):
-            is_current = line.startswith(("Current thread", "Stack"))
-        elif is_current and (match := re.fullmatch(r'\s+File "(.*)", line (\d+) in (.*)', line)):
-            found.append(StackFrame(match[1], int(match[2]), match[3]))
-    return found
+    matches = re.findall(r'^\s+File "(.*)", line (\d+) in (.*)$', worker.read_stack(), re.MULTILINE)
+    return [StackFrame(file, int(line), function) for file, line, function in matches]
 
 
 def _files_below(folders: Iterable[Path]) -> Iterable[int]:

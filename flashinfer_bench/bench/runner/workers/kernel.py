@@ -54,8 +54,9 @@ CALLING: Final = ("calls", "burst", "relay")
 """Requests that run the solution. If the solution raises, its worker can serve its next job."""
 REASON_CHARS: Final = 200
 """Most characters of an exception's message in the first line of an error. Tables do not show a longer line."""
-TIMES_REFERENCE, TIMES_SLOWEST = 50, 10
-"""Allowed multiples of the reference's time and of the slowest call so far, if they exceed the call's limit."""
+TIMES_REFERENCE, TIMES_FIRST, TIMES_SLOWEST = 50, 3, 10
+"""Allowed multiples of the time of the reference, the first call, and the slowest later call, beyond the call's limit.
+The first call may have compiled, so its time says less."""
 QUICK_REQUEST_S: Final = 0.1
 """If a request of some calls takes fewer seconds, the next request may have twice as many calls."""
 
@@ -343,6 +344,7 @@ class RemoteKernel:
         """Ask the worker within the remaining time of the solution; turn errors into solution failures."""
         count = fields.get("first", len(fields.get("indices", ())))
         limit_s, is_first, start = self._limit_s(method, count), not self._has_called, time.monotonic()
+        compiled_s = self._watch.compiling_s
         if is_first and self.task.call_timeout_seconds is not None and method in (*CALLING, "load"):
             self._watch.begin()
             fields["is_stuck"] = self._watch.is_stuck
@@ -366,7 +368,7 @@ class RemoteKernel:
         if method in CALLING and fields.get("part") != "setup":
             took_s = (time.monotonic() - start) / max(1, count)
             if is_first:
-                self._first_s = max(0.0, took_s - self._watch.compiling_s)
+                self._first_s = max(0.0, took_s - (self._watch.compiling_s - compiled_s))
             else:
                 self._slowest_s = max(self._slowest_s, took_s)
             self._has_called = True
@@ -377,7 +379,8 @@ class RemoteKernel:
         left_s, limit_s = max(0.0, self.left_s), self.task.call_timeout_seconds
         if limit_s is None or method not in CALLING or not self._has_called:
             return left_s
-        call_s = max(TIMES_REFERENCE * self.task.reference_s, self._first_s, TIMES_SLOWEST * self._slowest_s)
+        times = (TIMES_REFERENCE, self.task.reference_s), (TIMES_FIRST, self._first_s), (TIMES_SLOWEST, self._slowest_s)
+        call_s = max(factor * seconds for factor, seconds in times)
         return min(left_s, max(limit_s, count * call_s))
 
     def _describe_hang(self, method: str, what: str, count: int, took_s: float, limit_s: float) -> SolutionFailure:
@@ -395,7 +398,9 @@ class RemoteKernel:
         is_one = count <= 1 or not is_total  # in a request of many calls no single call may be endless
         is_own = method != "load" and (is_stuck or not is_total or took_s >= limit_s / 2)
         ran_out: RanOut = "call" if is_stuck or (self._has_called and is_one) else "first call"
-        found = {"part": part, "limit_s": limit_s, "compiling_s": compiling_s, "stack": stack}
+        found: dict[str, Any] = {"part": part, "limit_s": limit_s, "stack": stack}
+        if self.task.call_timeout_seconds is not None:  # else nothing has watched for compilers
+            found["compiling_s"] = compiling_s
         return SolutionFailure("TIMEOUT", "\n".join(lines), ran_out=ran_out if is_own else None, timeout=found)
 
 
