@@ -131,7 +131,7 @@ class HarnessContext:
         return self._lookup.known.keys
 
     def sandbox_of(self, device: Device) -> Sandbox:
-        """Return the walls that workers have on a device."""
+        """Return the sandbox of workers on a device."""
         return self.sandbox if self._cluster is None else self._cluster.sandbox_of(device)
 
     def survey(self, solutions: Iterable[Solution]) -> None:

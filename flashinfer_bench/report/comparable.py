@@ -17,7 +17,7 @@ KINDS: Final = {
     "cache state": "another state of the caches",
     "method": "another clock",
     "protocol": "another way to call and time",
-    "sandbox": "other walls",
+    "sandbox": "another sandbox",
     "timing": "other settings of the timing",
 }
 """The keys that must be equal, with the description of a difference."""
@@ -29,7 +29,7 @@ class Difference(NamedTuple):
     """One key that differs."""
 
     kind: str
-    """Description of the difference: "other walls"."""
+    """Description of the difference: "another sandbox"."""
     first: str
     second: str
 

@@ -19,7 +19,7 @@ QUICK: Final = "quick"
 MEANINGS: Final = {
     **FLAGS,
     "older_protocol": "the verdict is of an older way to call and time; run --resume judges it again",
-    "no_walls": "the solution was judged without walls, so it could reach what its user may",
+    "no_walls": "the solution was judged without a sandbox, so it could reach all that its user can",
     QUICK: "a quick look, with few readings: it is never the best, and run --resume judges again",
 }
 """Flags of measurements, then flags of verdicts, in the order of the tables."""

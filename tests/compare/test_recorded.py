@@ -70,7 +70,7 @@ def test_two_sets_and_two_files_are_compared_solution_by_solution(tmp_path):
         ({"cache_state": "warm"}, "another state of the caches: A cold, B warm"),
         ({"method": "cuda_events"}, "another clock: A cupti, B cuda_events"),
         ({"keys": {"protocol": "1"}}, "another way to call and time: A 2, B 1"),
-        ({"keys": {"sandbox": "none"}}, "other walls: A walls, B none"),
+        ({"keys": {"sandbox": "none"}}, "another sandbox: A walls, B none"),
         ({"keys": {"timing": "no graphs"}}, "other settings of the timing: A usual, B no graphs"),
     ],
 )

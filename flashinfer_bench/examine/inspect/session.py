@@ -46,7 +46,7 @@ POLL_S: Final = 1.0
 """Seconds between two checks of whether a program has ended."""
 NO_NETWORK: Final = (
     "the programs of the tool speak over a network of their own, and a process cannot have one here; with "
-    "--sandbox off they use the machine's, and the solution has no walls"
+    "--sandbox off they use the machine's, and the solution has no sandbox"
 )
 
 
