@@ -1,5 +1,5 @@
 # make demo: install, then run the bundled trace set.      make test: install, then run the tests.
-# make check: format, lint, types, import walls, tests.    Each sets up what it needs in $(VENV).
+# make check: format, lint, types, import contracts, tests.    Each sets up what it needs in $(VENV).
 # make docs: build the documentation as a site, in site/; warnings are errors.
 # make exploits: try every attack of benchmarks/exploits/ that needs no GPU on the engine; 5 to 12 minutes on two cores.
 VENV ?= .venv

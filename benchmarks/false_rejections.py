@@ -1,13 +1,13 @@
 """How often a right solution is rejected, and a wrong one accepted.
 
     python -m benchmarks.false_rejections --rows right --seeds 200 [--workloads all] [--op-types NAME ...]
-    python -m benchmarks.false_rejections --rows twins --seeds 20
+    python -m benchmarks.false_rejections --rows mutants --seeds 20
     python -m benchmarks.false_rejections --rows jobs --jobs 2000           (run it beside other work)
     python -m benchmarks.false_rejections --small --no-save --device cpu    (does every row work here?)
 
-`right` and `twins` judge in this process, with the evaluators and settings of a run, which saves all but the judging.
+`right` and `mutants` judge in this process, with the evaluators and settings of a run, which saves all but the judging.
 Each seed makes new inputs. `right` has the solutions of the bundled set, and those of definitions that choose
-(`kit/choices.py`); each distribution of stress inputs is a verdict of its own. `twins` has the wrong solutions of
+(`kit/choices.py`); each distribution of stress inputs is a verdict of its own. `mutants` has the wrong solutions of
 flashinfer-trace/wrong, each on the workloads that show its fault. `jobs` goes through sessions, workers and clocks.
 """
 
@@ -60,17 +60,17 @@ def take_right(bench: Bench) -> Iterator[Figure]:
     yield Figure("right-rejected", len(wrong), "", f"of {verdicts} verdicts", wrong)
 
 
-def take_twins(bench: Bench) -> Iterator[Figure]:
-    """Wrong twins judged in this process, in one trial each: how many verdicts accept."""
+def take_mutants(bench: Bench) -> Iterator[Figure]:
+    """Mutants judged in this process, in one trial each: how many verdicts accept."""
     trace_set = TraceSet.merge([TraceSet.from_path(BUNDLED), TraceSet.from_path(WRONG)])
     bench.asked.workloads = "all"
-    twins = json.loads((WRONG / "expected.json").read_text())
-    verdicts, wrong = count(bench, trace_set, ("twin",), twins, BenchmarkConfig.default(num_trials=1))
-    yield Figure("twins-accepted", len(wrong), "", f"of {verdicts} verdicts", wrong)
+    mutants = json.loads((WRONG / "expected.json").read_text())
+    verdicts, wrong = count(bench, trace_set, ("mutant",), mutants, BenchmarkConfig.default(num_trials=1))
+    yield Figure("mutants-accepted", len(wrong), "", f"of {verdicts} verdicts", wrong)
 
 
 def count(
-    bench: Bench, trace_set: TraceSet, authors: Sequence[str], twins: dict[str, Any], config: BenchmarkConfig
+    bench: Bench, trace_set: TraceSet, authors: Sequence[str], mutants: dict[str, Any], config: BenchmarkConfig
 ) -> tuple[int, list[str]]:
     """Judge the solutions of some authors under every seed; return the number of verdicts, and the wrong ones."""
     asked, device, verdicts = bench.asked, torch.device(bench.kind), 0
@@ -98,18 +98,18 @@ def count(
             torch.manual_seed(context.seed)
             baseline: Baseline = evaluator.build_baseline(definition, workload, settings, device, context=context)
             for name, one in solutions.items():
-                if not workload.uuid.startswith(tuple(twins.get(name, {}).get("seen_in", [""]))):
-                    continue  # this workload does not show the twin's fault
+                if not workload.uuid.startswith(tuple(mutants.get(name, {}).get("seen_in", [""]))):
+                    continue  # this workload does not show the mutant's fault
                 given = (definition, one, baseline.inputs, baseline.outputs, settings)
                 found = [("usual inputs", evaluator.check_correctness(*given, context=context))]
                 checks = evaluator.stress_checks(definition, settings)
-                if not twins and checks is not None and checks.judges_floats:
+                if not mutants and checks is not None and checks.judges_floats:
                     found += judge_stress(checks, workload, one, baseline, context)
                 verdicts += len(found)
                 wrong += [
                     f"{name}, seed {seed}, workload {workload.uuid}, {reported}: {getattr(verdict, 'message', verdict)}"
                     for reported, verdict in found
-                    if isinstance(verdict, Accepted) == bool(twins)
+                    if isinstance(verdict, Accepted) == bool(mutants)
                 ]
         if verdicts > before:
             print(f"    {definition.name}, {evaluator.__name__}: {verdicts - before} verdicts", flush=True)
@@ -156,11 +156,11 @@ def take_jobs(bench: Bench) -> Iterator[Figure]:
 
 
 def take_repro(bench: Bench) -> Iterator[Figure]:
-    """For each wrong twin that fails numerically, the script that `repro` writes shows the failure (exit code 1)."""
+    """For each mutant that fails numerically, the script that `repro` writes shows the failure (exit code 1)."""
     expected = json.loads((WRONG / "expected.json").read_text())
     workloads = TraceSet.from_path(BUNDLED).workloads
     odd, tried = [], 0
-    for file in sorted((WRONG / "solutions" / "twin").rglob("*.json"))[: 2 if bench.is_small else None]:
+    for file in sorted((WRONG / "solutions" / "mutant").rglob("*.json"))[: 2 if bench.is_small else None]:
         facts, definition = expected[file.stem], json.loads(file.read_text())["definition"]
         if facts["status"] != "INCORRECT_NUMERICAL":
             continue
@@ -175,12 +175,12 @@ def take_repro(bench: Bench) -> Iterator[Figure]:
         is_shown = done.returncode == 1 and "the failure shows" in done.stdout
         odd += [] if is_shown else [f"{file.stem}: {done.returncode}: {(done.stdout + done.stderr)[-300:]}"]
         tried += 1
-    yield Figure("repro-wrong", len(odd), "", f"of {tried} twins", odd)
+    yield Figure("repro-wrong", len(odd), "", f"of {tried} mutants", odd)
 
 
 ROWS: Final = {
     "right": Row(take_right),
-    "twins": Row(take_twins),
+    "mutants": Row(take_mutants),
     "jobs": Row(take_jobs),
     "repro": Row(take_repro),
 }

@@ -33,8 +33,8 @@ from benchmarks.kit.script import Bench, Figure, Row, judge, make_parser, run_ro
 from flashinfer_bench.bench import BenchmarkConfig
 from flashinfer_bench.bench.events import JobFinished
 from flashinfer_bench.data import Solution, TraceSet
+from tests.kit.packed import pack_reference
 from tests.kit.small_workloads import input_bytes, missing_blobs
-from tests.kit.twins import make_twin
 
 RMS: Final = (
     "h = x.float()\nh = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-5)\nreturn (h * h.sign()).to(x.dtype)"
@@ -72,7 +72,7 @@ STEPS: Final = "import torch\n\n\ndef run(x):\n    for _ in range({count}):\n   
 LENGTHS: Final = ((10, 2048), (100, 8192), (1000, 8192))
 """Steps and elements of references on a CPU; few enough elements that one thread computes them."""
 COMPARED: Final = {"cuda": (33, 1, 0.02, 1 << 14), "cpu": (25, 2, 0.05, 1 << 14)}
-"""Steps of a kernel, steps more of its slower twin, the threshold, elements."""
+"""Steps of a kernel, steps more of its slower solution, the threshold, elements."""
 OUT_OF_BOUNDS: Final = """
 import triton
 import triton.language as tl
@@ -183,12 +183,12 @@ def take_references(root: Path, bench: Bench) -> TraceSet:
     for name, made in list(whole.definitions.items())[: 2 if bench.is_small else None]:
         there = [one for one in whole.workloads.get(name, []) if not missing_blobs(whole, made, one.workload)]
         trace_set.workloads[name] = sorted(there, key=lambda one: input_bytes(made, one.workload))[:1]
-        trace_set.solutions[name] = [make_twin(made, style="value")]
+        trace_set.solutions[name] = [pack_reference(made, style="value")]
     return trace_set
 
 
 def take_compare(bench: Bench) -> Iterator[Figure]:
-    """Decisions of `compare` on copies of a solution, and on twins that are slower by a known share."""
+    """Decisions of `compare` on copies of a solution, and on solutions that are slower by a known share."""
     from flashinfer_bench.examine.compare.measuring import measure
     from flashinfer_bench.examine.compare.sides import Pairing
 
@@ -201,7 +201,7 @@ def take_compare(bench: Bench) -> Iterator[Figure]:
         text = f"# {name}\n{source.format(count=steps, idle=idle)}"
         return Solution.model_validate(sets.solution("steps", name, text))
 
-    sides = [(f"{kind}_{n}", idle) for n in range(count) for kind, idle in (("copy", 0), ("twin", more))]
+    sides = [(f"{kind}_{n}", idle) for n in range(count) for kind, idle in (("copy", 0), ("slower", more))]
     comparison = measure(
         sets.in_memory((made, [], sets.workloads(made, "n", (size,)))),
         [Pairing(make("one", 0), make(*side), side[0]) for side in sides],
@@ -209,8 +209,8 @@ def take_compare(bench: Bench) -> Iterator[Figure]:
         threshold=threshold,
         budget_s=5.0 * len(sides),
     )
-    wrong, known = [], {"copy": 1.0, "twin": 1 + more / steps}
-    for kind, name, right in (("copy", "compare-same", "same"), ("twin", "compare-slower", "slower")):
+    wrong, known = [], {"copy": 1.0, "slower": 1 + more / steps}
+    for kind, name, right in (("copy", "compare-same", "same"), ("slower", "compare-slower", "slower")):
         rows = [row for row in comparison.rows if row.solutions.startswith(kind)]
         reported = [row.ratio.decide(threshold) if row.ratio else "none" for row in rows]
         decided = fmean(one.startswith(right) for one in reported)
@@ -327,7 +327,9 @@ def main() -> int:
         "--root", type=Path, help="reference: the set (default: the bundled one; on a CPU made-up ones)"
     )
     parser.add_argument("--runs", type=int, default=5, help="reference: runs of each (default: %(default)s)")
-    parser.add_argument("--comparisons", type=int, default=20, help="compare: with copies, and as many with twins")
+    parser.add_argument(
+        "--comparisons", type=int, default=20, help="compare: with copies, and as many with slower solutions"
+    )
     return run_rows(ROWS, parser.parse_args(), "repeatability")
 
 

@@ -289,7 +289,7 @@ def write_big_set(root: Path, definitions: int, solutions: int, workloads: int) 
 def take_builds(bench: Bench) -> Iterator[Figure]:
     """96 CUDA solutions that begin with torch's header, built at once; on a machine without nvcc two small C++ ones."""
     from flashinfer_bench.base.host import usable_cores
-    from flashinfer_bench.compile import BuildFarm
+    from flashinfer_bench.compile import BuildPool
     from flashinfer_bench.data import Solution
 
     is_cuda = shutil.which("nvcc") is not None and not bench.is_small
@@ -301,12 +301,12 @@ def take_builds(bench: Bench) -> Iterator[Figure]:
     ]
     cache, begin_s = bench.empty("cache"), time.monotonic()
     solutions = [Solution.model_validate(one) for one in documents]
-    with BuildFarm(cache) as farm:
-        built = list(farm.build_all(solutions))
+    with BuildPool(cache) as build_pool:
+        built = list(build_pool.build_all(solutions))
     wall_s = time.monotonic() - begin_s
-    with BuildFarm(cache) as farm:
-        farm.add(solutions)
-        again = farm.open_builds
+    with BuildPool(cache) as build_pool:
+        build_pool.add(solutions)
+        again = build_pool.open_builds
     odd = [str(one.error)[:300] for one in built if one.error] + ["built twice"] * bool(again)
     total_s = sum(one.seconds for one in built)
     yield Figure(

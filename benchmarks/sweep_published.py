@@ -1,11 +1,11 @@
 """Judge every definition of a published data set by its own reference, packed as solutions that are right or wrong.
 
-    python -m benchmarks.sweep_published ROOT [--devices 0 1] [--twins all] [--definitions NAME ...]
-    python -m benchmarks.sweep_published ROOT --op-types gemm moe --workloads 0 --twins value
+    python -m benchmarks.sweep_published ROOT [--devices 0 1] [--solutions all] [--definitions NAME ...]
+    python -m benchmarks.sweep_published ROOT --op-types gemm moe --workloads 0 --solutions value
 
 Each definition is run on its smallest published workloads (`--workloads`) whose blobs are there, and on a made-up one
 if it has none. The plan has to leave out every workload whose blobs are missing. Prints a table, and exits with 1 if a
-verdict is not the one that the twin deserves, or a job has none. On a CPU no process may hold more than `--memory-gb`:
+verdict is not the one it deserves, or a job has none. On a CPU no process may hold more than `--memory-gb`:
 what needs more is reported as too large. On a GPU that counts as a failure. Nothing is saved in the set.
 """
 
@@ -25,8 +25,8 @@ from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.evaluators.lowbit import LowBitEvaluator
 from flashinfer_bench.bench.events import JobFaulted, JobFinished
 from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload
+from tests.kit.packed import expected_status, list_faults, pack_reference
 from tests.kit.small_workloads import input_bytes, make_up_workload, missing_blobs
-from tests.kit.twins import expected_status, list_faults, make_twin
 
 GIB: Final = 1 << 30
 OUT_OF_MEMORY: Final = ("can't allocate memory", "out of memory", "is full", "takes more than", "inputs take")
@@ -36,10 +36,10 @@ RATIO_FORGIVES: Final = ("wrong_element",)
 
 @dataclass
 class Row:
-    """One twin's line of the table."""
+    """One solution's line of the table."""
 
     definition: Definition
-    twin: str
+    solution: str
     kind: str
     """Of the workload: published, missing (its blobs are), made up."""
     uuid: str
@@ -53,12 +53,12 @@ class Row:
 
     @property
     def is_surprise(self) -> bool:
-        """Whether the twin deserves another verdict."""
+        """Whether the solution deserves another verdict."""
         return self.verdict not in (self.expected, self.forgiven)
 
     def render(self) -> str:
         """Return a line of the table."""
-        place = f"{self.definition.name} {self.twin} {self.kind} {self.uuid[:8]}, {self.megabytes:.1f} MB"
+        place = f"{self.definition.name} {self.solution} {self.kind} {self.uuid[:8]}, {self.megabytes:.1f} MB"
         odd = f"  <-- expected {self.expected}: {self.note.strip()[:160]}" if self.is_surprise else ""
         return f"{self.verdict:20} {self.seconds:6.1f} s  {place}{odd}"
 
@@ -104,8 +104,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--op-types", nargs="*", help="only these, in this order")
     parser.add_argument("--workloads", type=int, default=1, help="most of a definition, from small to large; 0: all")
     parser.add_argument("--published-only", action="store_true", help="make up no workloads")
-    text = "the reference as it stands; that and a twin that fills its outputs; those and the faulty ones"
-    parser.add_argument("--twins", choices=["value", "honest", "all"], default="honest", help=text)
+    text = "the reference as it stands; that and a solution that fills its outputs; those and the faulty ones"
+    parser.add_argument("--solutions", choices=["value", "honest", "all"], default="honest", help=text)
     parser.add_argument("--memory-gb", type=float, default=16.0)
     parser.add_argument("--timeout", type=float, default=300.0)
     add_saving(parser)
@@ -120,17 +120,19 @@ def prepare(published: TraceSet, asked: argparse.Namespace, config: BenchmarkCon
     named = {definition.name: definition for definition in chosen}
     trace_set, rows = TraceSet(root=asked.root, definitions=named), {}
     for name, definition in named.items():
-        twins = list(twins_of(definition, asked.twins))
+        solutions = list(solutions_of(definition, asked.solutions))
         for kind, workload in choose_workloads(published, definition, asked):
             megabytes = input_bytes(definition, workload) / 1e6
             too_large = kind != "missing" and 2 * megabytes * 1e6 > asked.memory_gb * GIB
-            for twin, fault in twins:
-                expected = "MISSING BLOB" if kind == "missing" else deserved_verdict(definition, config, twin, fault)
-                row = Row(definition, twin.name.split("__", 1)[1], kind, workload.uuid, megabytes, expected)
+            for solution, fault in solutions:
+                expected = (
+                    "MISSING BLOB" if kind == "missing" else deserved_verdict(definition, config, solution, fault)
+                )
+                row = Row(definition, solution.name.split("__", 1)[1], kind, workload.uuid, megabytes, expected)
                 row.verdict = "TOO LARGE" if too_large else row.verdict
-                rows[f"{twin.name} {workload.uuid}"] = row
+                rows[f"{solution.name} {workload.uuid}"] = row
             if not too_large:
-                trace_set.solutions[name] = [twin for twin, _ in twins]
+                trace_set.solutions[name] = [solution for solution, _ in solutions]
                 trace_set.workloads.setdefault(name, []).append(Trace(definition=name, workload=workload))
     return trace_set, rows
 
@@ -156,18 +158,18 @@ def spread(items: Sequence[Any], most: int) -> Sequence[Any]:
     return [items[index * (len(items) - 1) // max(most - 1, 1)] for index in range(most)]
 
 
-def twins_of(definition: Definition, which: str) -> Iterator[tuple[Solution, str | None]]:
+def solutions_of(definition: Definition, which: str) -> Iterator[tuple[Solution, str | None]]:
     """Yield the packed references with their faults."""
     for style in ("value",) if which == "value" else ("value", "dps"):
         for fault in [None, *list_faults(definition, style)] if which == "all" else [None]:
-            yield make_twin(definition, style=style, fault=fault), fault
+            yield pack_reference(definition, style=style, fault=fault), fault
 
 
-def deserved_verdict(definition: Definition, config: BenchmarkConfig, twin: Solution, fault: str | None) -> str:
-    """Return the status that an evaluator must give a twin; one that asks for a share of the elements forgives some."""
+def deserved_verdict(definition: Definition, config: BenchmarkConfig, solution: Solution, fault: str | None) -> str:
+    """Return the status that an evaluator must give; a required share of elements forgives some."""
     by_ratio = config.resolve_eval_config(definition).required_matched_ratio is not None
     by_ratio = by_ratio or LowBitEvaluator.can_evaluate(definition)
-    style = "dps" if twin.spec.declared_style else "value"
+    style = "dps" if solution.spec.declared_style else "value"
     return expected_status(style, None if by_ratio and fault in RATIO_FORGIVES else fault)
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 from urllib.parse import quote
 
 from flashinfer_bench.data import Definition, Solution, Trace, Workload
-from flashinfer_bench.errors import Fault, Misuse
+from flashinfer_bench.errors import Fault, UsageError
 
 if TYPE_CHECKING:
     import httpx
@@ -44,7 +44,7 @@ class ServerFault(Fault):
     """The server could not be reached, or failed."""
 
 
-class RequestRefused(Misuse):
+class RequestRefused(UsageError):
     """The server refuses the request. A retry would be refused, too.
 
     Args:
@@ -90,7 +90,7 @@ class Client:
         transport: a transport of httpx, for tests.
 
     Raises:
-        Misuse: httpx is not installed, or the URL is invalid.
+        UsageError: httpx is not installed, or the URL is invalid.
     """
 
     def __init__(
@@ -105,15 +105,15 @@ class Client:
         try:
             import httpx
         except ImportError as error:
-            raise Misuse("the client needs httpx: pip install 'flashinfer-bench[client]'") from error
+            raise UsageError("the client needs httpx: pip install 'flashinfer-bench[client]'") from error
         self._failure = httpx.TransportError
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         try:
             parsed = httpx.URL(url)
         except httpx.InvalidURL as error:
-            raise Misuse(f"{url!r} is no URL of a server: {error}") from error
+            raise UsageError(f"{url!r} is no URL of a server: {error}") from error
         if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise Misuse(f"{url!r} is no URL of a server, such as {DEFAULT_URL}")
+            raise UsageError(f"{url!r} is no URL of a server, such as {DEFAULT_URL}")
         self._client = httpx.Client(base_url=parsed, headers=headers, transport=transport, trust_env=False)
         self.url: Final = url
         self._submitter = submitter

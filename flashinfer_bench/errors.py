@@ -2,7 +2,7 @@
 exit codes.
 
     FlashInferBenchError            exit 1
-    ├── Misuse                      exit 2   bad flags, configuration or data set: raised before the first job
+    ├── UsageError                      exit 2   bad flags, configuration or data set: raised before the first job
     │   ├── ConfigError
     │   └── DataSetError
     ├── Fault                       exit 1   infrastructure error: it never decides a verdict
@@ -34,17 +34,17 @@ class FlashInferBenchError(Exception):
     exit_code: int = 1
 
 
-class Misuse(FlashInferBenchError):
+class UsageError(FlashInferBenchError):
     """The request is invalid. No job was run."""
 
     exit_code = 2
 
 
-class ConfigError(Misuse):
+class ConfigError(UsageError):
     """A configuration key, value or name is wrong."""
 
 
-class DataSetError(Misuse):
+class DataSetError(UsageError):
     """A trace set, or a name in it, is missing or cannot be read."""
 
 

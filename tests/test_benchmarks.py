@@ -136,7 +136,7 @@ def test_a_missing_blob_is_expected_and_one_that_cannot_be_read_fails_a_sweep(
         definitions=[make_definition()],
         workloads=[make_trace(workload=workload, solution=None) for workload in workloads],
     )
-    options = "--op-types test --workloads 0 --published-only --twins value --devices cpu --no-save"
+    options = "--op-types test --workloads 0 --published-only --solutions value --devices cpu --no-save"
     monkeypatch.setattr("sys.argv", ["sweep_published", str(tmp_path), *options.split()])
     assert sweep_published.main() == code
     assert capsys.readouterr().out.splitlines()[-2].split() == reported

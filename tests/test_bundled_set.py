@@ -117,14 +117,14 @@ def test_each_wrong_solution_has_an_expected_status() -> None:
 
 
 @pytest.mark.parametrize("op_type", sorted(OP_TYPES))
-def test_an_op_type_has_five_wrong_twins_or_more_and_the_workloads_that_show_them(op_type: str) -> None:
+def test_an_op_type_has_five_mutants_or_more_and_the_workloads_that_show_them(op_type: str) -> None:
     definitions = [name for name, definition in BUNDLED.definitions.items() if definition.op_type == op_type]
-    twins = [s for name in definitions for s in WRONG_SET.solutions.get(name, []) if s.author == "twin"]
-    assert len(twins) >= 5
-    for twin in twins:
-        uuids = [trace.workload.uuid for trace in BUNDLED.workloads[twin.definition]]
-        for prefix in EXPECTED[twin.name].get("seen_in", []):
-            assert sum(uuid.startswith(prefix) for uuid in uuids) == 1, f"{twin.name}: {prefix}"
+    mutants = [s for name in definitions for s in WRONG_SET.solutions.get(name, []) if s.author == "mutant"]
+    assert len(mutants) >= 5
+    for mutant in mutants:
+        uuids = [trace.workload.uuid for trace in BUNDLED.workloads[mutant.definition]]
+        for prefix in EXPECTED[mutant.name].get("seen_in", []):
+            assert sum(uuid.startswith(prefix) for uuid in uuids) == 1, f"{mutant.name}: {prefix}"
 
 
 def test_the_wrong_ones_lie_over_the_set() -> None:

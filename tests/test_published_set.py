@@ -13,9 +13,9 @@ import pytest
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.events import JobFaulted, JobFinished, Notice
 from flashinfer_bench.data import Definition, Trace, TraceSet
+from tests.kit.packed import expected_status, pack_reference
 from tests.kit.processes import marked, wait_until_gone
 from tests.kit.small_workloads import make_up_workload, missing_blobs, smallest_workload
-from tests.kit.twins import expected_status, make_twin
 
 pytestmark = [pytest.mark.cpu, pytest.mark.published, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -72,7 +72,7 @@ FAULTS = {
     "value": (None, "wrong_element", "nan", "wrong_dtype", "wrong_shape", "missing_output"),
     "dps": (None, "wrong_element", "nan", "missing_output"),
 }
-TWINS = [(style, fault) for style, faults in FAULTS.items() for fault in faults]
+STYLES = [(style, fault) for style, faults in FAULTS.items() for fault in faults]
 """Style and fault; None: the reference as it is."""
 
 
@@ -103,18 +103,18 @@ class Finished:
     """Processes."""
 
     def check(self, name: str, style: str, fault: str | None, status: str) -> str:
-        """Hold a twin's status; return its log."""
-        found, log = self.found.get(make_twin(self.definitions[name], style=style, fault=fault).name, ("none", ""))
+        """Hold a solution's status; return its log."""
+        found, log = self.found.get(pack_reference(self.definitions[name], style=style, fault=fault).name, ("none", ""))
         assert found == status, (log, self.reported)
         return log
 
 
 @pytest.fixture(scope="module")
 def finished(published: Path) -> Finished:
-    """Judge twins with as little timing as there can be, beside workloads whose blobs are missing."""
+    """Judge solutions with as little timing as there can be, beside workloads whose blobs are missing."""
     public = TraceSet.from_path(published)
     definitions = public.definitions | {BY_RATIO: make_smaller(public.definitions[BY_RATIO])}
-    chosen = {name: (smallest_workload(public, definitions[name]), TWINS) for name in FAULTY}
+    chosen = {name: (smallest_workload(public, definitions[name]), STYLES) for name in FAULTY}
     chosen |= {name: (make_up_workload(definitions[name]), [("value", None)]) for name in MADE_UP}
     chosen[BY_RATIO] = (make_up_workload(definitions[BY_RATIO]), [("value", fault) for fault in RATIO_STATUS])
     workloads = {name: [one] for name, (one, _) in chosen.items()}
@@ -126,8 +126,8 @@ def finished(published: Path) -> Finished:
         definitions={name: definitions[name] for name in workloads},
         workloads={name: [Trace(definition=name, workload=one) for one in group] for name, group in workloads.items()},
         solutions={
-            name: [make_twin(definitions[name], style=style, fault=fault) for style, fault in twins]
-            for name, twins in asked.items()
+            name: [pack_reference(definitions[name], style=style, fault=fault) for style, fault in solutions]
+            for name, solutions in asked.items()
         },
         blob_roots={(name, one.uuid): public.root for name, group in workloads.items() for one in group},
     )
@@ -145,9 +145,9 @@ def finished(published: Path) -> Finished:
     return finished
 
 
-@pytest.mark.parametrize(("style", "fault"), TWINS)
+@pytest.mark.parametrize(("style", "fault"), STYLES)
 @pytest.mark.parametrize("name", FAULTY)
-def test_the_reference_passes_and_a_twin_with_one_fault_gets_the_status_of_that_fault(finished, name, style, fault):
+def test_the_reference_passes_and_a_solution_with_one_fault_gets_the_status_of_that_fault(finished, name, style, fault):
     log = finished.check(name, style, fault, expected_status(style, fault))
     if fault == "wrong_element":
         assert log.startswith(f"output {list(finished.definitions[name].outputs)[-1]!r}: 1 of ")
@@ -167,5 +167,5 @@ def test_workloads_whose_blobs_are_missing_are_told_once_for_a_definition_and_th
     assert {*finished.skips} == {*WITHOUT_BLOBS, *TOO_LARGE}
     assert sum(int(reason.split()[0]) for reason in finished.skips.values()) == 36 + 2
     assert all(f"blob {finished.root}/" in reason for reason in finished.skips.values())
-    assert len(finished.found) == len(FAULTY) * len(TWINS) + len(MADE_UP) + len(RATIO_STATUS)
+    assert len(finished.found) == len(FAULTY) * len(STYLES) + len(MADE_UP) + len(RATIO_STATUS)
     assert (finished.reported, finished.left) == ([], [])

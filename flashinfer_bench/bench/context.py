@@ -30,7 +30,7 @@ from flashinfer_bench.bench.scheduler import Rules, Scheduler
 from flashinfer_bench.bench.spread_file import SPREAD_FOLDER, SpreadFile
 from flashinfer_bench.cluster.settings import ClusterSettings, join_cluster
 from flashinfer_bench.compile import (
-    BuildFarm,
+    BuildPool,
     BuildTarget,
     default_jobs,
     find_toolchain,
@@ -120,7 +120,7 @@ class HarnessContext:
             asked = {one.name: one for one in (*others, *definitions)}
             stays = self._cluster is None and not others
             self._lookup = look_up_evaluators(
-                asked.values(), self._plug_ins, kind=self.machine.kind, keeps_starter=stays
+                asked.values(), self._plug_ins, kind=self.machine.kind, keeps_server=stays
             )
         self._lookup.check(definitions, self.config)
         return {one.name: self._lookup.choices[one.name].fingerprint for one in definitions}
@@ -148,16 +148,16 @@ class HarnessContext:
     def may_compile_ahead(self) -> bool:
         """Return whether a session can compile ahead: on this machine's one GPU, with a sandbox and cores for it."""
         is_alone = self._cluster is None and self.machine.kind == "cuda" and len(self.machine.devices) == 1
-        return is_alone and self.sandbox.has_walls and bool(spare_cores())
+        return is_alone and self.sandbox.is_sandboxed and bool(spare_cores())
 
     def make_scheduler(self, seeds: JobSeeds, rules: Rules, *, needs_triton: bool) -> Scheduler:
         """Make the loop over the devices; start nothing."""
         makes = RequestMaker if self._cluster is None else self._cluster.batch_maker
-        farm = self._make_farm() if self._cluster is None else self._cluster.no_builds(self.cache)
+        build_pool = self._make_build_pool() if self._cluster is None else self._cluster.no_builds(self.cache)
         return Scheduler(
             self.machine.devices if self._cluster is None else self._cluster,
             session_config_for=lambda device: self.greet(device, rules, needs_triton=needs_triton),
-            requests=makes(farm, blob_root_for=self.blob_root_for, seed_of=seeds.of),
+            requests=makes(build_pool, blob_root_for=self.blob_root_for, seed_of=seeds.of),
             rules=rules,
         )
 
@@ -194,7 +194,7 @@ class HarnessContext:
             cache_root=str(self.cache),
             plug_ins=self._plug_ins,
             tool=self.tool,
-            has_walls=self.sandbox.has_walls,
+            is_sandboxed=self.sandbox.is_sandboxed,
             sessions=1 if self._cluster is not None else max(1, len(self.machine.devices)),
             compiles_ahead=rules.compiles_ahead,
             expects_new=rules.is_resident and not isolated,
@@ -202,8 +202,8 @@ class HarnessContext:
             hidden=list_hidden_folders(self.trace_set, self.cache),
         )
 
-    def _make_farm(self) -> BuildFarm:
-        return BuildFarm(
+    def _make_build_pool(self) -> BuildPool:
+        return BuildPool(
             self.cache,
             jobs=self.config.build_jobs or default_jobs(spared_cores=0 if self.machine.kind == "cpu" else 1),
             target=BuildTarget.of(self.machine.capabilities),
@@ -239,7 +239,7 @@ class HarnessContext:
         times. With `keep_samples` every sample is wanted, and samples are not stored.
         """
         is_wanted = self.config.profile_baseline and not self.config.keep_samples
-        if device.kind == "cpu" or not self.sandbox.has_walls or not is_wanted:
+        if device.kind == "cpu" or not self.sandbox.is_sandboxed or not is_wanted:
             return "off"
         return "refresh" if self.config.fresh_baselines else "use"
 

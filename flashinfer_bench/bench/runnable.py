@@ -102,7 +102,7 @@ class Runnable:
 
 
 class BuildError(FlashInferBenchError):
-    """A solution could not be built or loaded; the message has the reason, and who is to blame."""
+    """A solution could not be built or loaded; the message has the reason, and the responsible party."""
 
 
 class Builder:

@@ -5,7 +5,7 @@
 A session is sent its next batch early, so that it prepares workers, and begins it at the next message. A batch that was
 not begun is taken back if another device would idle, or if the order of the queue has changed. A job with a lost
 session runs once more on a fresh session; the second loss is a fault. Compilers run at the same time
-(`compile/farm.py`); in a run on a CPU they end before the first job begins.
+(`compile/build_pool.py`); in a run on a CPU they end before the first job begins.
 
 One thread drives the loop with one select. It judges nothing, makes no traces, and knows no submissions: see
 `harness.py`.
@@ -125,25 +125,25 @@ class Scheduler:
     """Runs jobs on devices. `close` ends its processes.
 
     Args:
-        places: the devices of sessions; of this machine or of a cluster.
+        executors: the devices of sessions; of this machine or of a cluster.
         session_config_for: returns the settings of a device's session.
-        requests: makes the requests of batches; the scheduler ends its farm.
+        requests: makes the requests of batches; the scheduler ends its build pool.
         rules: of a run, or of a loop with long-lived sessions.
     """
 
     def __init__(
         self,
-        places: Cluster | LocalSlots | Iterable[Device],
+        executors: Cluster | LocalSlots | Iterable[Device],
         *,
         session_config_for: Callable[[Device], SessionConfig],
         requests: RequestMaker | BatchMaker,
         rules: Rules = Rules(),
     ) -> None:
-        self._places = LocalSlots(places) if isinstance(places, Iterable) else places
-        self.slots = [DeviceSlot(device) for device in self._places.devices]
+        self._executors = LocalSlots(executors) if isinstance(executors, Iterable) else executors
+        self.slots = [DeviceSlot(device) for device in self._executors.devices]
         self._session_config_for = session_config_for
         self._requests = requests
-        self._farm = requests.farm
+        self._build_pool = requests.build_pool
         self._rules = rules
         self._queue = JobQueue(QUANTUM_S) if rules.is_resident else JobQueue()
         self._names: set[str] = {slot.device.name for slot in self.slots}
@@ -156,7 +156,7 @@ class Scheduler:
         """End every session and compiler, and give the devices back."""
         for slot in self.slots:
             slot.end_session()
-        self._farm.__exit__()
+        self._build_pool.__exit__()
         for slot in self.slots:
             slot.free()
         sweep_folders()
@@ -171,20 +171,20 @@ class Scheduler:
         no device is left, each is tried again too.
         """
         solutions = {job.solution_key: job.solution for job in jobs}
-        before = self._farm.open_builds
+        before = self._build_pool.open_builds
         for key in solutions if self._rules.is_resident else ():
             self._known.hung.forget(key)
-        self._farm.add(solutions.values())
-        self._farm.poll()
+        self._build_pool.add(solutions.values())
+        self._build_pool.poll()
         if self._rules.compiles_ahead:
             self._requests.expect(jobs)
             slow = {key for key, solution in solutions.items() if find_first_call(solution).is_long}
             jobs = sorted(jobs, key=lambda job: job.solution_key in slow)
         self._queue.add(jobs, queue_class)
-        count = self._farm.open_builds
+        count = self._build_pool.open_builds
         if count > before:
             solutions_of = "solution" if count == 1 else "solutions"
-            self._notices.append(Notice(f"compiling {count} {solutions_of}, {self._farm.jobs} at once"))
+            self._notices.append(Notice(f"compiling {count} {solutions_of}, {self._build_pool.jobs} at once"))
         if self._rules.is_resident and not self._has_device:
             for slot in self.slots:
                 slot.given_up_at, slot.failed_starts = None, 0
@@ -201,7 +201,7 @@ class Scheduler:
 
     def forget_solution(self, job: Job) -> None:
         """Forget the record of a job's solution, which has no open job."""
-        self._farm.forget(job.solution)
+        self._build_pool.forget(job.solution)
         self._known.hung.forget(job.solution_key)
 
     def recall(self) -> None:
@@ -221,7 +221,7 @@ class Scheduler:
         """
         notices, self._notices = self._notices, []
         yield from notices
-        news = self._places.poll()
+        news = self._executors.poll()
         yield from map(Notice, news.notices)
         for device in news.joined:
             if device not in {slot.device for slot in self.slots}:  # else its actor was lost, without a report so far
@@ -231,7 +231,7 @@ class Scheduler:
         names = {slot.device.name for slot in self.slots if slot.given_up_at is None}
         self._names |= names
         is_less = not names or names < self._names
-        if is_less and self.has_open_jobs and not self._places.expects_more:
+        if is_less and self.has_open_jobs and not self._executors.expects_more:
             usable = {None, *names} if names else set[str | None]()
             while jobs := self._queue.take(is_ready=lambda job: job.hardware not in usable):
                 for job in jobs:
@@ -241,7 +241,7 @@ class Scheduler:
         for slot in self.slots:
             yield from self._keep_busy(slot)
         yield from self._listen(wake, limit_s)
-        self._farm.poll()
+        self._build_pool.poll()
 
     @property
     def _has_device(self) -> bool:
@@ -266,7 +266,7 @@ class Scheduler:
     def _open(self, slot: DeviceSlot) -> Iterator[Happening]:
         """Start a device's session once its lock is ours."""
         if slot.asking is None:
-            slot.asking = self._places.lock(slot.device, slot.held)
+            slot.asking = self._executors.lock(slot.device, slot.held)
         try:
             for line in slot.asking:
                 if line is None:
@@ -277,7 +277,7 @@ class Scheduler:
                 raise
             yield self._drop_device(slot, str(fault))
             return
-        slot.session = self._places.open(slot.device, self._session_config_for(slot.device))
+        slot.session = self._executors.open(slot.device, self._session_config_for(slot.device))
 
     def _drop_device(self, slot: DeviceSlot, reason: str, last_words: str = "") -> Notice:
         slot.given_up_at, slot.asking = time.monotonic(), None
@@ -313,14 +313,14 @@ class Scheduler:
 
         An idle session may split a solution, and may also take a batch that another session has not begun.
         """
-        waits = slot.device.kind == "cpu" and not self._rules.is_resident and bool(self._farm.open_builds)
+        waits = slot.device.kind == "cpu" and not self._rules.is_resident and bool(self._build_pool.open_builds)
 
         def is_ready(job: Job) -> bool:
-            return not waits and job.hardware in (None, slot.device.name) and self._farm.is_ready(job.solution)
+            return not waits and job.hardware in (None, slot.device.name) and self._build_pool.is_ready(job.solution)
 
         while not slot.ahead:
             used = [other for other in self.slots if other.session is not None]
-            devices = max(len(used), self._places.least_shares)
+            devices = max(len(used), self._executors.least_shares)
             idle = 0 if slot.begun else devices - sum(bool(other.jobs) for other in used)
             jobs = self._queue.take(slot.device.label, devices=devices, is_ready=is_ready, idle=idle)
             if not jobs:
@@ -365,7 +365,7 @@ class Scheduler:
             for slot, session in sessions:
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if session.has_unsent else 0)
                 selector.register(session, events, slot)
-            wakers: list[Any] = [*self._farm.wakers(), *([] if wake is None else [wake])]
+            wakers: list[Any] = [*self._build_pool.wakers(), *([] if wake is None else [wake])]
             for waker in wakers:
                 selector.register(waker, selectors.EVENT_READ)
             limits = [limit_s, *(max(0.0, session.left_s) for _, session in sessions)]
@@ -433,7 +433,7 @@ class Scheduler:
         elif suspect is not None:
             yield from self._retry_or_fault(suspect, reason, session.phase)
         slot.failed_starts += 0 if session.is_ready else 1
-        if not self._places.has(slot.device):
+        if not self._executors.has(slot.device):
             self.slots.remove(slot)
             self._last_words = reason
         elif slot.failed_starts >= FAILED_STARTS:

@@ -197,8 +197,8 @@ class Task(Submission):
             if error is not None:
                 self._end.set_exception(error)
             else:
-                places = {uuid: place for place, uuid in enumerate(self.workloads)}
-                self._end.set_result(sorted(self._traces, key=lambda trace: places[trace.workload.uuid]))
+                order = {uuid: index for index, uuid in enumerate(self.workloads)}
+                self._end.set_result(sorted(self._traces, key=lambda trace: order[trace.workload.uuid]))
 
 
 def describe_faults(faults: list[JobFaulted]) -> str:

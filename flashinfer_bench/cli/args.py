@@ -22,7 +22,7 @@ from flashinfer_bench.data.store.layout import DEFINITIONS, find_set_around
 from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
 from flashinfer_bench.data.workload import MIN_PREFIX
 from flashinfer_bench.env import DATASET_VARIABLE, get_fib_dataset_path
-from flashinfer_bench.errors import DataSetError, Fault, Misuse
+from flashinfer_bench.errors import DataSetError, Fault, UsageError
 
 SHOWN_WARNINGS: Final = 20
 
@@ -53,7 +53,7 @@ def load_trace_set(args: Namespace) -> TraceSet:
 def named_folders(args: Namespace) -> list[Path]:
     """Return the folders that --local or the environment names, without duplicates."""
     if not is_set_named(args):
-        raise Misuse(f"no trace set: give --local PATH, or set {DATASET_VARIABLE}")
+        raise UsageError(f"no trace set: give --local PATH, or set {DATASET_VARIABLE}")
     named: list[str] = args.local or [os.environ[DATASET_VARIABLE]]
     return list(dict.fromkeys(map(Path, named)))
 
@@ -142,7 +142,7 @@ def read_recorded(text: str) -> list[Trace]:
     """Return the verdicts that `FILE` or `FILE:LINE` names.
 
     Raises:
-        Misuse: the file has no such line, or the line or file has no verdict.
+        UsageError: the file has no such line, or the line or file has no verdict.
         DataSetError: the file cannot be read.
     """
     path, _, number = text.rpartition(":")
@@ -151,11 +151,11 @@ def read_recorded(text: str) -> list[Trace]:
     traces = load_jsonl_file(Trace, path)
     if number:
         if not 1 <= int(number) <= len(traces):
-            raise Misuse(f"{path} has {len(traces)} lines; there is no line {number}")
+            raise UsageError(f"{path} has {len(traces)} lines; there is no line {number}")
         traces = [traces[int(number) - 1]]
     judged = [trace for trace in traces if trace.evaluation is not None and trace.solution is not None]
     if not judged:
-        raise Misuse(f"{text} holds no verdict that could be judged again")
+        raise UsageError(f"{text} holds no verdict that could be judged again")
     return judged
 
 
@@ -190,7 +190,7 @@ def find_output(path: Path | str, args: Namespace | None = None) -> Output:
         args: the command's arguments; its sets count as sets, whatever files they have.
 
     Raises:
-        Misuse: the path is a link in a set, or lies behind a link.
+        UsageError: the path is a link in a set, or lies behind a link.
     """
     named = getattr(args, "local", None) or ()
     sets = [*map(Path, [named] if isinstance(named, str) else named), get_fib_dataset_path()]
@@ -199,7 +199,7 @@ def find_output(path: Path | str, args: Namespace | None = None) -> Output:
         try:
             check_location(whole, root)
         except WriteRefused as error:
-            raise Misuse(f"{path} cannot be written: {error.strerror}, or name the target itself") from error
+            raise UsageError(f"{path} cannot be written: {error.strerror}, or name the target itself") from error
         except OSError:
             pass  # the writer reports it
     return Output(whole, root)

@@ -30,12 +30,12 @@ from flashinfer_bench.cli.parser import (
 )
 from flashinfer_bench.cli.settings import add_setting, naming_flags, read_config
 from flashinfer_bench.cli.tables import count, format_duration, indent_text, lay_out, list_counts, some, write_result
-from flashinfer_bench.compile import BuildFailure, BuildFarm, BuildTarget, find_toolchain, why_not_buildable
+from flashinfer_bench.compile import BuildFailure, BuildPool, BuildTarget, find_toolchain, why_not_buildable
 from flashinfer_bench.compile.requirements import NAMED
 from flashinfer_bench.data import Definition, Solution, load_json_file
 from flashinfer_bench.data.entry import COMPILED, check_entry, find_binding
 from flashinfer_bench.env import cache_root
-from flashinfer_bench.errors import Misuse
+from flashinfer_bench.errors import UsageError
 
 FORMAT_VERSION: Final = 1
 """Version of the JSON document. 1: the first."""
@@ -119,7 +119,7 @@ def choose_solutions(args: Namespace) -> list[tuple[Solution, Definition | None]
     Without a set there is no definition, so the arguments of the entry function are not checked.
 
     Raises:
-        Misuse: files or names do not exist, or are wrong.
+        UsageError: files or names do not exist, or are wrong.
     """
     if not args.files:
         trace_set = open_trace_set(args)
@@ -127,7 +127,7 @@ def choose_solutions(args: Namespace) -> list[tuple[Solution, Definition | None]
             selected = select(trace_set, read_config(args))
         return [(solution, found.definition) for found in selected for solution in found.solutions]
     if any(hasattr(args, name) for name in FILTERS):
-        raise Misuse("solution files and names of solutions exclude each other: give files alone, or names alone")
+        raise UsageError("solution files and names of solutions exclude each other: give files alone, or names alone")
     solutions = [load_json_file(Solution, Path(file)) for file in args.files]
     definitions = {}
     if is_set_named(args):
@@ -140,13 +140,13 @@ def choose_target(names: Sequence[str] | None) -> BuildTarget:
     """Return the build target: the named architectures, else those of this machine's GPUs, else the default.
 
     Raises:
-        Misuse: a name is not an architecture.
+        UsageError: a name is not an architecture.
     """
     if names is None:
         return BuildTarget.of(sorted({one.capability for one in discover_devices(None) if one.capability is not None}))
     found = [NAMED.fullmatch(f"sm_{name.removeprefix('sm_')}") for name in names]
     if None in found:
-        raise Misuse(f"--arch: {', '.join(names)}: that is no GPU architecture, such as sm_80, sm_90a or sm_120a")
+        raise UsageError(f"--arch: {', '.join(names)}: that is no GPU architecture, such as sm_80, sm_90a or sm_120a")
     return BuildTarget(tuple(dict.fromkeys(f"{match[2]}{match[3]}" for match in found if match is not None)))
 
 
@@ -170,8 +170,8 @@ def build(
         else:
             rest.append(solution)
     at_once = jobs or usable_cores()  # no measurement runs, so every core can compile
-    with BuildFarm(root, jobs=at_once, target=target, toolchain=toolchain) as farm:
-        for built in farm.build_all(rest):
+    with BuildPool(root, jobs=at_once, target=target, toolchain=toolchain) as build_pool:
+        for built in build_pool.build_all(rest):
             if built.artifact is not None:
                 result, folder = "cached" if built.was_cached else "built", str(built.artifact.directory)
                 yield _row(built.solution, result, seconds=built.seconds, artifact=folder)

@@ -20,7 +20,7 @@ from flashinfer_bench.cli.parser import (
     add_sandbox,
 )
 from flashinfer_bench.cli.settings import CONFIG_FLAG, add_setting
-from flashinfer_bench.errors import Misuse
+from flashinfer_bench.errors import UsageError
 
 if TYPE_CHECKING:
     from flashinfer_bench.data import TraceSet
@@ -82,7 +82,7 @@ def execute(args: argparse.Namespace) -> int:
     from flashinfer_bench.report.decision import THRESHOLD
 
     if args.budget is not None and args.budget <= 0:
-        raise Misuse("--budget: needs seconds above 0")
+        raise UsageError("--budget: needs seconds above 0")
     words = (args.a, args.b)
     named = open_trace_set(args) if is_set_named(args) else None
     junit = find_output(args.junit, args) if args.junit else None  # refuses links in a set before measuring
@@ -115,7 +115,7 @@ def execute(args: argparse.Namespace) -> int:
 def _refuse(args: argparse.Namespace, flags: tuple[str, ...], why: str) -> None:
     for flag in flags:
         if getattr(args, flag, None) is not None:
-            raise Misuse(f"--{flag.replace('_', '-')}: {why}")
+            raise UsageError(f"--{flag.replace('_', '-')}: {why}")
 
 
 def _measure(
@@ -128,7 +128,7 @@ def _measure(
     pairings = pair_up(*sides)
     trace_set = named if named is not None else sides[0].trace_set
     if trace_set is None:
-        raise Misuse("no trace set with the definition and its workloads: give --local PATH")
+        raise UsageError("no trace set with the definition and its workloads: give --local PATH")
     progress = (lambda _line: None) if args.quiet else write_err
     equal = sum(one.first.digest() == one.second.digest() for one in pairings)
     if equal:

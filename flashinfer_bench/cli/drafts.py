@@ -11,7 +11,7 @@ from flashinfer_bench.data import Solution, TraceSet
 from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.store.drafts import AUTHOR, Draft, DraftHints, is_draft_path, is_kept_draft, read_draft
 from flashinfer_bench.data.store.layout import solution_path
-from flashinfer_bench.errors import DataSetError, Misuse
+from flashinfer_bench.errors import DataSetError, UsageError
 
 
 def list_draft_paths(args: Namespace) -> list[Path]:
@@ -23,7 +23,7 @@ def take_drafts(args: Namespace, trace_set: TraceSet) -> list[Draft]:
     """Put the sources that a command names into the set in memory, and replace their paths by their names.
 
     Raises:
-        Misuse: a flag for sources was given without a source.
+        UsageError: a flag for sources was given without a source.
         DataSetError: a source cannot be read or understood, or has the name of another solution.
     """
     named = getattr(args, "solutions", ())
@@ -32,7 +32,7 @@ def take_drafts(args: Namespace, trace_set: TraceSet) -> list[Draft]:
     ]
     given = [f"--{name}" for name in ("entry", "language") if getattr(args, name) is not None]
     if given and len(paths) != 1:
-        raise Misuse(f"{' and '.join(given)}: say it of one source file or folder: --solution FILE")
+        raise UsageError(f"{' and '.join(given)}: say it of one source file or folder: --solution FILE")
     drafts: dict[str, Draft] = {}
     for text in dict.fromkeys(paths):
         draft = drafts[text] = read_draft(Path(text), trace_set.definitions, read_hints(args))

@@ -20,7 +20,7 @@ from typing import Final
 from flashinfer_bench import __version__
 from flashinfer_bench.cli.output import INTERRUPTED, open_streams, start_log, write_err, write_out, write_problems
 from flashinfer_bench.cli.parser import PROGRAM, Parser, describe_unknown_arguments
-from flashinfer_bench.errors import FlashInferBenchError, Misuse
+from flashinfer_bench.errors import FlashInferBenchError, UsageError
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
         complete()
     if not arguments:
         write_err(make_parser(arguments).format_help())
-        return Misuse.exit_code
+        return UsageError.exit_code
     code = _run(arguments, starts_ahead=argv is None)
     if argv is None:
         gc.freeze()  # the process ends soon: a search for reference cycles among its imports would take 0.1 s
@@ -85,7 +85,7 @@ def parse_command_line(argv: Sequence[str]) -> Namespace:
     """Parse the arguments. The result has the function to call as `execute`, and the typed words as `argv`.
 
     Raises:
-        Misuse: the command or a flag is unknown, or a value cannot be used.
+        UsageError: the command or a flag is unknown, or a value cannot be used.
     """
     if argv[0] == PERF:
         return Namespace(execute=import_command(PERF).execute, argv=list(argv))
@@ -93,9 +93,9 @@ def parse_command_line(argv: Sequence[str]) -> Namespace:
     if rest and getattr(args, "takes_sets", False) and not any(argument.startswith("-") for argument in rest):
         args.local, rest = [*(args.local or []), *rest], []
     if rest:
-        raise Misuse("\n".join(describe_unknown_arguments(rest, args.parser)))
+        raise UsageError("\n".join(describe_unknown_arguments(rest, args.parser)))
     if not hasattr(args, "execute"):
-        raise Misuse(f"{args.parser.prog} needs a command: {' or '.join(args.parser.children())}")
+        raise UsageError(f"{args.parser.prog} needs a command: {' or '.join(args.parser.children())}")
     args.argv = list(argv)
     return args
 
@@ -141,7 +141,7 @@ def declare_completion(parser: Parser) -> None:
 def print_completion(args: Namespace) -> int:
     """Print the script."""
     if importlib.util.find_spec("argcomplete") is None:
-        raise Misuse("completion needs argcomplete: pip install argcomplete")
+        raise UsageError("completion needs argcomplete: pip install argcomplete")
     from argcomplete.shell_integration import shellcode
 
     write_out(shellcode([PROGRAM], shell=args.shell) + "\n")
@@ -154,7 +154,7 @@ def import_command(word: str) -> ModuleType:
 
 
 def _run(argv: Sequence[str], *, starts_ahead: bool) -> int:
-    """Run a command. Misuse, faults and interrupts become lines without a traceback, and an exit code.
+    """Run a command. UsageError, faults and interrupts become lines without a traceback, and an exit code.
 
     If sessions will be forked, the fork server is started first, because its import of torch takes longest. Meanwhile
     this process imports its own modules, reads the set and plans. If no session is needed after all, the fork server
@@ -164,13 +164,13 @@ def _run(argv: Sequence[str], *, starts_ahead: bool) -> int:
         try:
             Path.cwd()  # without it, paths and torch's libraries are not found
         except FileNotFoundError:
-            raise Misuse("the working directory was removed; cd to another one first") from None
+            raise UsageError("the working directory was removed; cd to another one first") from None
         if starts_ahead and argv[0] in (RUN, PERF) and not NONE_STARTS & {word.partition("=")[0] for word in argv}:
             from flashinfer_bench.bench.machine import guess_kind  # before the slow imports
-            from flashinfer_bench.bench.runner.environments import starter_environment
+            from flashinfer_bench.bench.runner.environments import server_environment
             from flashinfer_bench.bench.runner.launcher import launcher_for
 
-            launcher_for(starter_environment(os.environ, "cpu" if "cpu" in argv else guess_kind()))
+            launcher_for(server_environment(os.environ, "cpu" if "cpu" in argv else guess_kind()))
         start_log(argv)
         args = parse_command_line(argv)
         code: int = args.execute(args)

@@ -11,7 +11,7 @@ from flashinfer_bench.cli.parser import EXIT_CODES, Parser, add_flags, add_forma
 if TYPE_CHECKING:
     from flashinfer_bench.examine.inspect.tool_runs import Inspected, ToolStep
 
-WALLS: Final = (
+SANDBOX: Final = (
     "The tool and the solution run in a worker's sandbox. Exemptions for the tool: a private network with\n"
     "loopback and local sockets, and the names of threads below /proc. The output is a hint and no verdict,\n"
     "because a solution could forge it. An NVIDIA GPU is needed (docs/inspect.md)."
@@ -35,7 +35,7 @@ def declare_inspect(parser: Parser) -> None:
         "profile its kernels with Nsight Compute",
         description="Profile the kernels of one call: duration, achieved bandwidth, occupancy, use of tensor cores, "
         "why warps\nwait, and the share of the roofline if the cost of the workload is known.\n"
-        f"{WALLS}\n{EXIT_CODES}",
+        f"{SANDBOX}\n{EXIT_CODES}",
         usage=USAGE,
         example=f"inspect ncu {EXAMPLE}",
         execute=execute_ncu,
@@ -58,7 +58,7 @@ def declare_inspect(parser: Parser) -> None:
         "find bad memory accesses and races",
         description="Find accesses out of bounds (memcheck), races in shared memory (racecheck), reads of unwritten "
         "memory\n(initcheck) and wrong barriers (synccheck) in one call, with file and line.\n"
-        f"{WALLS}\n{EXIT_CODES} A finding is a failure.",
+        f"{SANDBOX}\n{EXIT_CODES} A finding is a failure.",
         usage=USAGE,
         example=f"inspect sanitizer {EXAMPLE}",
         execute=execute_sanitizer,

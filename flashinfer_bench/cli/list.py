@@ -9,7 +9,7 @@ from typing import Any, Final
 from flashinfer_bench.cli.args import choose_definitions, open_trace_set, refuse_unknown
 from flashinfer_bench.cli.parser import NameList, Parser, add_flags, add_format, add_local, add_names
 from flashinfer_bench.cli.tables import lay_out, write_result
-from flashinfer_bench.errors import Misuse
+from flashinfer_bench.errors import UsageError
 
 TABLES: Final = {
     "definitions": {
@@ -60,9 +60,9 @@ def declare_list(parser: Parser) -> None:
 def execute(args: Namespace) -> int:
     """Print the list."""
     if not args.evaluators and (args.config is not None or hasattr(args, "evaluator_modules")):
-        raise Misuse("--config and --evaluator-modules choose evaluators: give --evaluators too")
+        raise UsageError("--config and --evaluator-modules choose evaluators: give --evaluators too")
     if sum((args.solutions is not None, args.lists_workloads, args.evaluators)) > 1:
-        raise Misuse("--solutions, --workloads and --evaluators are separate lists: give one of them")
+        raise UsageError("--solutions, --workloads and --evaluators are separate lists: give one of them")
     trace_set = open_trace_set(args)
     definitions = choose_definitions(trace_set, args)
     solutions, workloads = trace_set.solutions, trace_set.workloads

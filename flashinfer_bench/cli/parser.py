@@ -1,6 +1,6 @@
 """The argument parser of all commands, the kinds of values, and the flags that several commands share.
 
-For a wrong argument the parser raises Misuse: one line with the nearest known word. A command's module declares its own
+For a wrong argument the parser raises UsageError: one line with the nearest known word. A command declares its own
 flags, usually by `add_flags`. `settings.py` makes flags of the fields of the configuration. `entry.py` lists the
 commands.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from flashinfer_bench.cli.output import LEVELS, USUAL_LEVEL, write_out
-from flashinfer_bench.errors import Misuse
+from flashinfer_bench.errors import UsageError
 
 PROGRAM: Final = "flashinfer-bench"
 EXIT_CODES: Final = "Exit codes: 0 all well, 1 something failed, 2 misuse."
@@ -39,7 +39,7 @@ NAMED: Final = {
     "devices": "only these devices: 0, cuda:1, a GPU's uuid, or cpu",
 }
 """Flags that take names, such as `--definitions`. Each flag also works without its `s`."""
-PLACES: Final = {
+LOCATIONS: Final = {
     "definitions": "definitions/**/*.json",
     "op_types": "definitions/*",
     "solutions": "solutions/**/*.json",
@@ -52,7 +52,7 @@ MOST_SHARE: Final = 10.0
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that raises Misuse with one line instead of printing the usage."""
+    """An ArgumentParser that raises UsageError with one line instead of printing the usage."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(
@@ -97,7 +97,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage and exiting."""
-        raise Misuse(f"{message.removeprefix('argument ')}; see {self.prog} --help")
+        raise UsageError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
     def print_help(self, file: Any = None) -> None:  # noqa: ARG002 - the signature of argparse
         """Print the help. A reader that closes the pipe causes no error."""
@@ -108,7 +108,7 @@ class Parser(argparse.ArgumentParser):
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             what = " ".join([*self.prog.split()[1:], "command"])
             known = f"known: {', '.join(action.choices)}"
-            raise Misuse(f"unknown {what} {value}; {_hint(value, action.choices, known)}")
+            raise UsageError(f"unknown {what} {value}; {_hint(value, action.choices, known)}")
         super()._check_value(action, value)
 
 
@@ -231,8 +231,8 @@ def add_filters(parser: argparse._ActionsContainer, *others: str) -> None:
 def complete_names(kind: str) -> Iterator[str]:
     """Yield the names of a kind in the sets of a shell's line, for completion. Only paths of files are read."""
     words = [*os.environ.get("COMP_LINE", "").split(), os.environ.get("FIB_DATASET_PATH", "")]
-    for root in (Path(word).expanduser() for word in words if word and kind in PLACES):
-        for path in root.glob(PLACES[kind]):
+    for root in (Path(word).expanduser() for word in words if word and kind in LOCATIONS):
+        for path in root.glob(LOCATIONS[kind]):
             if kind == "workloads":
                 yield from re.findall(r'"uuid": *"([^"]+)"', path.read_text("utf-8", "replace"))
             else:

@@ -32,7 +32,7 @@ from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.results import list_results, parse_time
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
 from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
-from flashinfer_bench.errors import ConfigError, DataSetError, Fault, Misuse
+from flashinfer_bench.errors import ConfigError, DataSetError, Fault, UsageError
 from flashinfer_bench.report.changes import GONE, NEW, VERDICT, find_changes, find_epochs
 from flashinfer_bench.report.decision import FASTER, SAME, SLOWER, THRESHOLD, UNKNOWN
 from flashinfer_bench.report.export import EXPORT_FORMATS, make_export
@@ -240,7 +240,7 @@ def declare_merge(parser: Parser) -> None:
 def execute_summary(args: Namespace) -> int:
     """Print one row per solution with traces, or one row for each author, op type or kind of hardware."""
     if args.baseline_author is not None and args.by != "author":
-        raise Misuse("--baseline-author needs --by author")
+        raise UsageError("--baseline-author needs --by author")
     trace_set = open_trace_set(args)
     traces = choose_traces(trace_set, args)
     if args.by == "solution":
@@ -261,7 +261,7 @@ def execute_best(args: Namespace) -> int:
     traces = choose_traces(trace_set, args)
     groups = [word for word in GROUP_KEYS if word in args.by]
     if groups and len(args.by) > 1:
-        raise Misuse(f"--by {groups[0]}: no other word goes with it")
+        raise UsageError(f"--by {groups[0]}: no other word goes with it")
     if groups:
         winners = count_winners(best_by_workload(traces, trace_set=trace_set), groups[0])
         return _show_table(args, {**_of_group(groups[0]), **WINNERS}, winners, [])
@@ -382,13 +382,13 @@ def execute_export(args: Namespace) -> int:
     form = args.format or next((form for form in EXPORT_FORMATS if form == ending), None)
     if form is None and ending and not is_folder:
         forms = ", ".join(EXPORT_FORMATS)
-        raise Misuse(f"{args.dir_or_file}: .{ending} is none of {forms}; name the file so, or say --format")
+        raise UsageError(f"{args.dir_or_file}: .{ending} is none of {forms}; name the file so, or say --format")
     form = form or "csv"
     trace_set = open_trace_set(args)
     traces = choose_traces(trace_set, args)
     if args.dir_or_file == "-":
         if form == "parquet":
-            raise Misuse("Parquet is no text: name a file instead of -")
+            raise UsageError("Parquet is no text: name a file instead of -")
         write_out(make_export(form, trace_set, traces)[0].decode())
         return RAN
     path = path / f"traces.{form}" if is_folder else path

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.cli.parser import PROGRAM, SOURCE_FLAGS, Parser, add_flags, add_format, add_local, add_names
 from flashinfer_bench.cli.settings import add_settings
-from flashinfer_bench.errors import DataSetError, Misuse
+from flashinfer_bench.errors import DataSetError, UsageError
 
 if TYPE_CHECKING:
     from flashinfer_bench.data import Trace
@@ -85,7 +85,7 @@ def _read_recorded(args: Namespace) -> list[Trace]:
     """Return the recorded job of the arguments; None if they name a solution and a workload.
 
     Raises:
-        Misuse: the arguments name neither.
+        UsageError: the arguments name neither.
     """
     from flashinfer_bench.cli.args import read_recorded
     from flashinfer_bench.data.store.layout import TRACES
@@ -93,7 +93,7 @@ def _read_recorded(args: Namespace) -> list[Trace]:
     if len(args.what) == 2:
         return []
     if len(args.what) != 1 or ".jsonl" not in args.what[0]:
-        raise Misuse(f"give a recorded job (TRACE.jsonl[:LINE]), or SOLUTION WORKLOAD; see {PROGRAM} repro --help")
+        raise UsageError(f"give a recorded job (TRACE.jsonl[:LINE]), or SOLUTION WORKLOAD; see {PROGRAM} repro --help")
     traces = read_recorded(args.what[0])
     wrong = [trace for trace in traces if trace.evaluation is not None and not trace.is_successful()]
     chosen = (wrong or traces)[-1]
@@ -112,5 +112,5 @@ def _make_folder(name: str) -> Path:
             raise DataSetError(f"{folder} is there and not empty; name another folder with --dump")
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise Misuse(f"--dump: {folder}: {error.strerror}") from error
+        raise UsageError(f"--dump: {folder}: {error.strerror}") from error
     return folder

@@ -53,7 +53,7 @@ from flashinfer_bench.data import LoadIssue, Trace, TraceSet
 from flashinfer_bench.data.check import Asked, find_input_issues, find_reference_issues
 from flashinfer_bench.data.store.layout import DEFINITIONS, TOLERANCES_FILE, TRACES, WORKLOADS, path_part
 from flashinfer_bench.data.store.pack import is_passed_over
-from flashinfer_bench.errors import DataSetError, Fault, FlashInferBenchError, Misuse
+from flashinfer_bench.errors import DataSetError, Fault, FlashInferBenchError, UsageError
 from flashinfer_bench.report.verdict import first_reason
 
 if TYPE_CHECKING:
@@ -152,11 +152,11 @@ class RunProgress:
 def run_jobs(args: Namespace) -> int:
     """Run the jobs that the flags ask for, or print the plan."""
     if args.replay and args.resume:
-        raise Misuse("--replay judges what is recorded, which --resume leaves out: give one of them")
+        raise UsageError("--replay judges what is recorded, which --resume leaves out: give one of them")
     if args.retry_timeouts and not args.resume:
-        raise Misuse("--retry-timeouts changes what --resume leaves out: give --resume too")
+        raise UsageError("--retry-timeouts changes what --resume leaves out: give --resume too")
     if args.watch and (args.replay or args.resume or args.dry_run or not list_draft_paths(args)):
-        raise Misuse("--watch judges a file again when it is saved: --solution FILE, without --resume or --dry-run")
+        raise UsageError("--watch judges a file again when it is saved: --solution FILE, without --resume or --dry-run")
     config = read_config(args)  # problems of flags and file are reported before the set is read
     if config.call_timeout_seconds is None and (args.watch or config.quick or list_draft_paths(args)):
         args.call_timeout_seconds = WATCHED_CALL_S if args.watch or config.quick else EDITED_CALL_S

@@ -13,7 +13,7 @@ from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.cli.parser import Parser, add_flags, add_local, add_names, number, whole_number
 from flashinfer_bench.cli.settings import add_settings, describe_tolerances, naming_flags, read_config
 from flashinfer_bench.env import cache_root
-from flashinfer_bench.errors import Misuse
+from flashinfer_bench.errors import UsageError
 from flashinfer_bench.serve.limits import ServeLimits
 
 NEEDED: Final = ("fastapi", "uvicorn")
@@ -63,7 +63,7 @@ def execute(args: Namespace) -> int:
     """Serve until a signal ends it."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        raise Misuse(f"serve needs {' and '.join(missing)}: pip install 'flashinfer-bench[serve]'")
+        raise UsageError(f"serve needs {' and '.join(missing)}: pip install 'flashinfer-bench[serve]'")
     from flashinfer_bench import Engine, EngineLimits
     from flashinfer_bench.serve.server import Address, serve
     from flashinfer_bench.serve.token_file import read_token
@@ -86,10 +86,10 @@ def read_limits(args: Namespace) -> ServeLimits:
     """Return the limits of the flags.
 
     Raises:
-        Misuse: a limit is not above zero, or the seconds of the drain are negative.
+        UsageError: a limit is not above zero, or the seconds of the drain are negative.
     """
     given = {field: getattr(args, field) for field in LIMITS}
     for field, value in given.items():
         if value < 0 or (value == 0 and field != "drain_s"):
-            raise Misuse(f"{LIMITS[field][0]}: a number above 0 is expected")
+            raise UsageError(f"{LIMITS[field][0]}: a number above 0 is expected")
     return replace(ServeLimits(), **{**given, "body_bytes": given["body_bytes"] << 20})

@@ -25,7 +25,7 @@ from flashinfer_bench.cli.tables import count, render_table, write_result
 from flashinfer_bench.data import Definition, TraceSet
 from flashinfer_bench.data.issue import LoadIssue
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
-from flashinfer_bench.errors import ConfigError, Misuse
+from flashinfer_bench.errors import ConfigError, UsageError
 
 OTHER_NAMES: Final = {"timeout_seconds": "timeout", "cluster_address": "address"}
 """Field → its flag, where their names differ."""
@@ -180,7 +180,7 @@ def show_config(args: argparse.Namespace) -> int:
     trace_set = TraceSet()
     if name is not None or args.local:
         if not is_set_named(args):
-            raise Misuse("--definition needs the trace set that has it: give --local PATH")
+            raise UsageError("--definition needs the trace set that has it: give --local PATH")
         from flashinfer_bench.bench.planning.selection import check_names
 
         trace_set = open_trace_set(args)

@@ -18,7 +18,7 @@ from flashinfer_bench.cli.tables import join_sections, lay_out, write_result
 from flashinfer_bench.client import DEFAULT_URL, Client, TaskReport
 from flashinfer_bench.data import Solution, Trace
 from flashinfer_bench.data.json_utils import load_json_file
-from flashinfer_bench.errors import FlashInferBenchError, Misuse
+from flashinfer_bench.errors import FlashInferBenchError, UsageError
 from flashinfer_bench.serve.token_file import read_token
 
 if TYPE_CHECKING:  # the help does not import the engine
@@ -157,7 +157,7 @@ def declare_top(parser: Parser) -> None:
 def execute_top(args: Namespace) -> int:
     """Show the server, once or until Ctrl-C."""
     if args.every < 0:
-        raise Misuse(f"--every: must be at least 0, not {args.every:g}")
+        raise UsageError(f"--every: must be at least 0, not {args.every:g}")
     with open_client(args) as client:
         try:
             while True:

@@ -30,7 +30,7 @@ from flashinfer_bench.data.sets.results import find_latest
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.jsonl import MOST_JSON_BYTES
 from flashinfer_bench.data.store.trace_lines import kept_of
-from flashinfer_bench.errors import Misuse
+from flashinfer_bench.errors import UsageError
 
 FORMAT_VERSION: Final = 1
 """Version of the report. 1: the first."""
@@ -90,14 +90,14 @@ def execute(args: Namespace) -> int:
     checks = _known("--checks", getattr(args, "checks", FILE_CHECKS), CHECKS)
     outputs = _known("--outputs", getattr(args, "outputs", OUTPUTS if args.output_folder else OUTPUTS[:1]), OUTPUTS)
     if not args.output_folder and outputs != ["stdout"]:
-        raise Misuse("--outputs json and text are files: give --output-folder, too")
+        raise UsageError("--outputs json and text are files: give --output-folder, too")
     if args.output_folder:
         try:
             folder = find_output(args.output_folder, args)
             with open_folder(folder.path, folder.root):
                 pass
         except OSError as error:
-            raise Misuse(f"--output-folder: {args.output_folder}: {error.strerror}") from error
+            raise UsageError(f"--output-folder: {args.output_folder}: {error.strerror}") from error
     trace_set = load_trace_set(args)
     if has_nothing(trace_set):  # a root without definitions is then an error of the report
         empty = [replace(one, severity="error") if one.missing_definition == "" else one for one in trace_set.issues]
@@ -117,15 +117,15 @@ def execute_render(args: Namespace) -> int:
     """Print a report that `validate` wrote; return 1 if it has errors.
 
     Raises:
-        Misuse: the file cannot be read, or is no such report.
+        UsageError: the file cannot be read, or is no such report.
     """
     try:
         report = json.loads(read_whole(Path(args.report), MOST_JSON_BYTES).decode("utf-8-sig"))
         text, code = render_report(report), _exit_code(report)
     except OSError as error:
-        raise Misuse(f"{args.report}: cannot be read: {error.strerror}") from error
+        raise UsageError(f"{args.report}: cannot be read: {error.strerror}") from error
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise Misuse(f"{args.report}: no report of `validate`: {error!r}") from error
+        raise UsageError(f"{args.report}: no report of `validate`: {error!r}") from error
     write_out(text)
     return code
 
@@ -317,7 +317,7 @@ def _known(flag: str, given: Sequence[str], known: Sequence[str]) -> list[str]:
     wrong = [word for word in given if word not in known]
     if wrong:
         hints = [did_you_mean(word, known) or f"; known: {', '.join(known)}" for word in wrong]
-        raise Misuse("\n".join(f"{flag}: unknown {word!r}{hint}" for word, hint in zip(wrong, hints, strict=True)))
+        raise UsageError("\n".join(f"{flag}: unknown {word!r}{hint}" for word, hint in zip(wrong, hints, strict=True)))
     return [word for word in known if word in given]
 
 

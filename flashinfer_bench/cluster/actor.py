@@ -30,7 +30,7 @@ from flashinfer_bench.bench.runner.sandbox import Sandbox, find_sandbox
 from flashinfer_bench.bench.scheduler import Happening, Scheduler
 from flashinfer_bench.cluster.settings import ClusterSettings
 from flashinfer_bench.compile import (
-    BuildFarm,
+    BuildPool,
     BuildTarget,
     default_jobs,
     find_toolchain,
@@ -98,7 +98,7 @@ class SlotActor:
         os.set_blocking(self._wake_read, False)
         self._session_config: SessionConfig | None = None
         self._scheduler: Scheduler | None = None
-        self._farm: BuildFarm | None = None
+        self._build_pool: BuildPool | None = None
         self._batch = Batch((), {}, {})
 
     def describe(self) -> SlotMetadata:
@@ -175,12 +175,12 @@ class SlotActor:
             local_roots = {root: str(self._find_root(root)) for root, _ in batch.blobs}
             roots = {index: local_roots.get(root, root) for index, root in batch.roots.items()}
             self._batch = replace(batch, roots=roots)
-            scheduler, farm = self._open(session_config)
+            scheduler, build_pool = self._open(session_config)
             scheduler.add(list(batch.jobs))
             try:
                 while scheduler.has_open_jobs and self._ended < number and scheduler.slots[0].given_up_at is None:
                     while not self._next_solutions.empty():
-                        farm.add(self._next_solutions.get())
+                        build_pool.add(self._next_solutions.get())
                     for happening in scheduler.step(self._wake_read):  # no `yield from`: Ray sends values in
                         yield _to_frame(happening)
                     with suppress(BlockingIOError):
@@ -194,34 +194,34 @@ class SlotActor:
                 self._end_session()
                 raise DeviceFault("its session does not start")
 
-    def _open(self, session_config: SessionConfig) -> tuple[Scheduler, BuildFarm]:
+    def _open(self, session_config: SessionConfig) -> tuple[Scheduler, BuildPool]:
         """Return the scheduler of this device with these settings, and its build pool."""
-        if self._scheduler is not None and self._farm is not None and session_config == self._session_config:
-            return self._scheduler, self._farm
+        if self._scheduler is not None and self._build_pool is not None and session_config == self._session_config:
+            return self._scheduler, self._build_pool
         self._end_session()
         self._session_config, sandbox = session_config, self._metadata.sandbox
         fitted = session_config.model_copy(
             update={
                 "cache_root": str(self._cache),
-                "has_walls": sandbox.has_walls,
+                "is_sandboxed": sandbox.is_sandboxed,
                 "sandbox_user": sandbox.user,
                 "hidden": [*session_config.hidden, *(str(self._cache / name) for name in self._settings.hidden)],
-                "baselines": session_config.baselines if sandbox.has_walls else "off",
+                "baselines": session_config.baselines if sandbox.is_sandboxed else "off",
             }
         )
-        self._farm = BuildFarm(
+        self._build_pool = BuildPool(
             self._cache,
             jobs=self._settings.build_jobs or default_jobs(spared_cores=0 if self._kind == "cpu" else 1),
             target=BuildTarget.of(self._capabilities),
             toolchain=self._toolchain,
         )
         requests = RequestMaker(
-            self._farm,
+            self._build_pool,
             blob_root_for=lambda job: Path(self._batch.roots[job.index]),
             seed_of=lambda job: self._batch.seeds[job.index],
         )
         self._scheduler = Scheduler([self._metadata.device], session_config_for=lambda _: fitted, requests=requests)
-        return self._scheduler, self._farm
+        return self._scheduler, self._build_pool
 
     def _end_session(self) -> None:
         scheduler, self._scheduler = self._scheduler, None

@@ -39,7 +39,7 @@ from flashinfer_bench.bench.runner.protocol import SessionConfig
 from flashinfer_bench.bench.runner.sandbox import Sandbox
 from flashinfer_bench.cluster.actor import JUDGING, Batch, Blob, SlotActor, SlotMetadata
 from flashinfer_bench.cluster.settings import ClusterSettings
-from flashinfer_bench.compile import BuildFarm
+from flashinfer_bench.compile import BuildPool
 from flashinfer_bench.compile.artifact import stat_key
 from flashinfer_bench.data import Solution
 from flashinfer_bench.data.store.blobs import BlobStore
@@ -65,7 +65,7 @@ OFFERED_BYTES: Final = 4 << 30
 """Bytes of stored inputs cached in Ray's object store. The oldest are dropped first, and put again when needed."""
 
 
-class NoBuilds(BuildFarm):
+class NoBuilds(BuildPool):
     """Takes the place of the host's build pool and builds nothing: nodes build their own solutions."""
 
     def add(self, solutions: Iterable[Solution]) -> None:
@@ -81,7 +81,7 @@ class NoBuilds(BuildFarm):
 class BatchMaker:
     """Makes batches for slots."""
 
-    farm: BuildFarm
+    build_pool: BuildPool
     blob_root_for: Callable[[Job], Path]
     """Returns the folder with the stored inputs of a job."""
     seed_of: Callable[[Job], int]
@@ -337,7 +337,7 @@ class Cluster:
                     slot.metadata, self._sandboxes[metadata.device] = metadata, metadata.sandbox
                     yield metadata.device
                     continue
-                own = "walls" if metadata.sandbox.has_walls else "no walls"
+                own = "a sandbox" if metadata.sandbox.is_sandboxed else "no sandbox"
                 reason = f"its workers would have {own}, unlike those of other nodes"
             notice = f"node {slot.name} is not used: {reason}"
             if slot.node in self._alive and notice not in self._notices:

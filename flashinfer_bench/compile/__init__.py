@@ -3,7 +3,7 @@
     builders/                      a solution → its recipe: commands, products, the digest of what decides them
     toolchain.py, requirements.py  the compilers and libraries of this machine, and which of them a solution lacks
     flags.py                       the flags that a solution may ask for
-    farm.py                        all builds of a run: their order, and the headers that are precompiled for them
+    build_pool.py                  all builds of a run: their order, and the headers that are precompiled for them
     building.py, diagnostics.py    one build in its thread: lock, cache, compilers, blame, publication
     run_compiler.py                 the sandbox of one command, its time and memory, and its end
     cache.py                       the folder of artifacts, and which of them are removed first
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from flashinfer_bench.base.lazy import lazy_names
 from flashinfer_bench.compile.artifact import Artifact, BuildFailure, BuildTarget, Built
-from flashinfer_bench.compile.farm import BuildFarm, build_solution, default_jobs
+from flashinfer_bench.compile.build_pool import BuildPool, build_solution, default_jobs
 from flashinfer_bench.compile.requirements import find_unavailable_languages, why_not_buildable
 from flashinfer_bench.compile.toolchain import Toolchain, find_toolchain
 from flashinfer_bench.errors import BuildFault
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Artifact",
     "BuildFailure",
-    "BuildFarm",
+    "BuildPool",
     "BuildFault",
     "BuildTarget",
     "Built",

@@ -5,7 +5,7 @@ runs the compilers in a new folder. If they fail, it decides whether the solutio
 the files that they have read, and publishes the products. Sources that compile nowhere are published too, as a manifest
 with the failure.
 
-`Compilers` bounds the number of compilers of a farm at once, each confined in a process of its own (`run_compiler.py`).
+`Compilers` bounds how many compilers of a build pool run at once, each in a process of its own (`run_compiler.py`).
 Any other thread may hold further compilers back, or cancel all of them.
 
 No macro hides a file from the list of files that a compiler has read. If the kernel has Landlock, the compiler cannot
@@ -80,7 +80,7 @@ Outcome = Artifact | BuildFailure | BuildFault
 
 
 class Compilers:
-    """The compilers of a farm.
+    """The compilers of a build pool.
 
     Args:
         most: number of compilers at once.
@@ -330,7 +330,7 @@ class Build:
     def _finish(self, manifest: Manifest) -> Artifact | BuildFailure:
         """Return the artifact, if the entry function is in it."""
         recipe = self.recipe
-        files = self._cache.place(recipe.digest) / FILES
+        files = self._cache.folder_of(recipe.digest) / FILES
         if recipe.needs_symbol is not None:
             content = read_whole(files / recipe.entry, MOST_FILE_BYTES)
             if f"\0{recipe.needs_symbol}\0".encode() not in content:

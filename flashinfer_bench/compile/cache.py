@@ -123,7 +123,7 @@ class ArtifactCache:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def place(self, digest: str) -> Path:
+    def folder_of(self, digest: str) -> Path:
         """Return the location of an artifact, present or not."""
         return self.root / "artifacts" / digest[:2] / digest
 
@@ -192,12 +192,12 @@ class ArtifactCache:
             digest: the artifact's name.
             expected: path → sha256 of files whose content is known without the manifest.
         """
-        place = self.place(digest)
-        manifest = read_manifest(place)
-        if manifest is None or find_change(place / FILES, {**manifest.files, **expected}) is not None:
+        folder = self.folder_of(digest)
+        manifest = read_manifest(folder)
+        if manifest is None or find_change(folder / FILES, {**manifest.files, **expected}) is not None:
             return None
         with suppress(OSError):  # a cache that cannot be written to can still be read
-            os.utime(place / MANIFEST)
+            os.utime(folder / MANIFEST)
         return manifest
 
     @contextmanager
@@ -212,7 +212,7 @@ class ArtifactCache:
             remove_tree(folder)
 
     def publish(self, digest: str, content: Path, manifest: Manifest) -> None:
-        """Move a finished artifact in place; the caller holds its lock.
+        """Move a finished artifact to its folder; the caller holds its lock.
 
         Args:
             digest: its name.
@@ -223,10 +223,10 @@ class ArtifactCache:
             OSError: the disk is full.
         """
         (content / MANIFEST).write_text(manifest.model_dump_json(), encoding="utf-8")
-        place = self.place(digest)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        remove_tree(place)  # the existing artifact failed its check
-        os.rename(content, place)  # noqa: PTH104 - Path.rename hides that a folder is never replaced
+        folder = self.folder_of(digest)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        remove_tree(folder)  # the existing artifact failed its check
+        os.rename(content, folder)  # noqa: PTH104 - Path.rename hides that a folder is never replaced
 
     def entries(self) -> list[Entry]:
         """Return every artifact, in the order of their latest use, the latest first."""
@@ -287,10 +287,10 @@ def _remove(entry: Entry) -> bool:
     return remove_tree(entry.path)
 
 
-def read_manifest(place: Path) -> Manifest | None:
+def read_manifest(folder: Path) -> Manifest | None:
     """Return an artifact's manifest; None if it is missing or cannot be read."""
     try:
-        return Manifest.model_validate_json(read_whole(place / MANIFEST, MOST_MANIFEST_BYTES))
+        return Manifest.model_validate_json(read_whole(folder / MANIFEST, MOST_MANIFEST_BYTES))
     except (OSError, ValidationError):
         return None
 
@@ -345,14 +345,14 @@ def _note_of(folder: Path) -> Path:
 
 def _read_entries(top: Path, *, is_jit: bool) -> list[Entry]:
     result: list[Entry] = []
-    for place in top.glob("??/*"):
-        if is_jit and not place.is_dir():
+    for folder in top.glob("??/*"):
+        if is_jit and not folder.is_dir():
             continue
-        note, left_out = _note_of(place) if is_jit else place / MANIFEST, list[Path]()
-        size = size_of_folder(place, left_out)
+        note, left_out = _note_of(folder) if is_jit else folder / MANIFEST, list[Path]()
+        size = size_of_folder(folder, left_out)
         with suppress(OSError):  # it is being removed
-            used = (note if note.is_file() else place).lstat().st_mtime
-            result.append(Entry(place, size, used, is_jit, not left_out))
+            used = (note if note.is_file() else folder).lstat().st_mtime
+            result.append(Entry(folder, size, used, is_jit, not left_out))
     return sorted(result, key=lambda entry: -entry.last_used_s)
 
 

@@ -64,8 +64,8 @@ def first_error(output: str, patterns: Sequence[re.Pattern[str]] = ERRORS) -> st
         result = pattern.search(output)
         if result:
             groups = result.groupdict()
-            place = f"{groups['file']}:{groups['line']}: error: " if groups.get("file") else "error: "
-            return place + result["what"].strip().removeprefix("error: ")
+            prefix = f"{groups['file']}:{groups['line']}: error: " if groups.get("file") else "error: "
+            return prefix + result["what"].strip().removeprefix("error: ")
     return None
 
 

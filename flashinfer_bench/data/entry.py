@@ -59,8 +59,8 @@ def find_binding(solution: Solution) -> FoundBinding:
             if found := pattern.search(text):
                 if what is None:
                     return FoundBinding(SupportedBindings.TVM_FFI)
-                told_by = f"{path} has {what.format(*found.groups())}"
-                return FoundBinding(SupportedBindings.TORCH, f"binding torch: the spec names none, and {told_by}")
+                reason = f"{path} has {what.format(*found.groups())}"
+                return FoundBinding(SupportedBindings.TORCH, f"binding torch: the spec names none, and {reason}")
     return FoundBinding(SupportedBindings.TVM_FFI)
 
 

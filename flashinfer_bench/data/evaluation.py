@@ -121,6 +121,6 @@ class Evaluation(DataModel):
             ("performance", self.performance, HAS_PERFORMANCE),
         ):
             if (value is not None) != (self.status in owners):
-                verb = "needs" if self.status in owners else "has no"
-                raise ValueError(f"status {self.status.value} {verb} {part}")
+                word = "needs" if self.status in owners else "has no"
+                raise ValueError(f"status {self.status.value} {word} {part}")
         return self

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed
 from flashinfer_bench.data.sets.results import Result, fastest_of, group
 from flashinfer_bench.data.sets.scores import score_of
-from flashinfer_bench.errors import Misuse
+from flashinfer_bench.errors import UsageError
 from flashinfer_bench.report.intervals import MeanRatio, mean_of, speedup_half_of
 from flashinfer_bench.report.summary import BestRow
 
@@ -104,13 +104,13 @@ def rank_by_author(results: Iterable[Result], baseline_author: str | None = None
         baseline_author: author whose fastest passing solution is the baseline of each workload; None for the reference.
 
     Raises:
-        Misuse: the baseline author has no result.
+        UsageError: the baseline author has no result.
     """
     kept = [item for item in results if not item.reported.run.quick]
     authors = group(kept, attrgetter("author"))
     if baseline_author is not None and baseline_author not in authors:
         known = ", ".join(sorted(authors)) or "none"
-        raise Misuse(f"--baseline-author: {baseline_author!r} has no verdict to compare with; authors: {known}")
+        raise UsageError(f"--baseline-author: {baseline_author!r} has no verdict to compare with; authors: {known}")
     baseline = None if baseline_author is None else _lowest(authors[baseline_author])
     fastest = _lowest(kept)
     rows = [

@@ -19,7 +19,7 @@ QUICK: Final = "quick"
 MEANINGS: Final = {
     **FLAGS,
     "older_protocol": "the verdict is of an older way to call and time; run --resume judges it again",
-    "no_walls": "the solution was judged without a sandbox, so it could reach all that its user can",
+    "no_sandbox": "the solution was judged without a sandbox, so it could reach all that its user can",
     QUICK: "a quick look, with few readings: it is never the best, and run --resume judges again",
 }
 """Flags of measurements, then flags of verdicts, in the order of the tables."""
@@ -69,7 +69,7 @@ def run_flags(run: RunRecord) -> list[str]:
     known = run.fingerprint
     if known == FingerprintRecord():
         return []
-    conditions = {"older_protocol": str(known.protocol) != str(PROTOCOL), "no_walls": known.sandbox == "none"}
+    conditions = {"older_protocol": str(known.protocol) != str(PROTOCOL), "no_sandbox": known.sandbox == "none"}
     return [flag for flag, holds in (conditions | {QUICK: run.quick}).items() if holds]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from flashinfer_bench.data.names import did_you_mean
-from flashinfer_bench.errors import Misuse
+from flashinfer_bench.errors import UsageError
 from flashinfer_bench.routines.case.spec import Routine
 from flashinfer_bench.routines.families import attention, gemm, moe, moe_comm, norm, quantization, rope, sampling
 
@@ -18,9 +18,9 @@ def find_routine(name: str) -> Routine:
     """Return the routine of that name.
 
     Raises:
-        Misuse: the name is unknown. The message has the nearest name.
+        UsageError: the name is unknown. The message has the nearest name.
     """
     if name not in ROUTINES:
         hint = did_you_mean(name, ROUTINES) or f"; known: {', '.join(ROUTINES)}"
-        raise Misuse(f"unknown routine {name}{hint}")
+        raise UsageError(f"unknown routine {name}{hint}")
     return ROUTINES[name]

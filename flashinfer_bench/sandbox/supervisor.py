@@ -105,16 +105,16 @@ class Watch:
 
     def until_end(self, session: socket.socket, wake_read: int) -> int:
         """Return the worker's wait status."""
-        told_by = [session.fileno()]
+        channels = [session.fileno()]
         while True:
             asked = self.asked.descriptors()
-            ready, _, _ = select.select([wake_read, *told_by, *asked], [], [], POLL_S)
+            ready, _, _ = select.select([wake_read, *channels, *asked], [], [], POLL_S)
             if set(asked) & set(ready):
                 self.asked.handle()
             if wake_read in ready:
                 os.read(wake_read, 4096)
             if session.fileno() in ready:
-                told_by = []
+                channels = []
                 self.kill()
             status = dict(reap()[0]).get(self.pid)
             if status is not None:

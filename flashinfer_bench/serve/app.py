@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from flashinfer_bench import __version__
 from flashinfer_bench.data import Definition, Solution
-from flashinfer_bench.errors import FlashInferBenchError, Misuse
+from flashinfer_bench.errors import FlashInferBenchError, UsageError
 from flashinfer_bench.serve.requests import (
     BatchBody,
     Here,
@@ -65,7 +65,7 @@ async def _note(request: Request, answer: Callable[[Request], Awaitable[Response
 
 async def _answer_failure(_request: Request, error: Exception) -> Response:
     """Answer an error of the request, or else an error of the engine or the disk that may be temporary."""
-    if isinstance(error, Misuse):
+    if isinstance(error, UsageError):
         return JSONResponse({"detail": str(error)}, 422)
     refusal = retry_later(503, str(error))
     return JSONResponse({"detail": refusal.detail}, refusal.status_code, refusal.headers)

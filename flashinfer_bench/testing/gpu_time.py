@@ -48,7 +48,7 @@ WITHOUT_EFFECT: Final = (
 UNPACK: Final = opmap["UNPACK_SEQUENCE"]
 UNPACK_SOME: Final = opmap["UNPACK_EX"]
 """The opcode of `first, *others = …`."""
-NO_PLACES: Final = (
+NO_INDEXES: Final = (
     "it is unclear whether samples or (median, std) are meant: unpack the result, median_ms, std_ms = …, "
     "or take its times_ms"
 )
@@ -75,10 +75,10 @@ class GpuTime:
     def __len__(self) -> int:
         return len(self.times_ms)
 
-    def __getitem__(self, place: slice) -> tuple[float, ...]:
-        if not isinstance(place, slice):
-            raise TypeError(NO_PLACES)
-        return self.times_ms[place]
+    def __getitem__(self, part: slice) -> tuple[float, ...]:
+        if not isinstance(part, slice):
+            raise TypeError(NO_INDEXES)
+        return self.times_ms[part]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, np.dtype[Any]]:
         """Return the samples, so that `numpy.median(bench_gpu_time(...))` is the median that a script expects."""
@@ -99,7 +99,7 @@ def _unpacks_two(frame: FrameType) -> bool:
     """
     operation, count = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 2]
     if operation == UNPACK_SOME:
-        raise TypeError(NO_PLACES)
+        raise TypeError(NO_INDEXES)
     return operation == UNPACK and count == 2
 
 

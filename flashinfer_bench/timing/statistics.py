@@ -106,9 +106,9 @@ def deviation(values: Sequence[float]) -> float:
 
 def quantile(ordered: Sequence[float], share: float) -> float:
     """Return the quantile of sorted values, linear between neighbours."""
-    place = share * (len(ordered) - 1)
-    below, above = ordered[int(place)], ordered[min(int(place) + 1, len(ordered) - 1)]
-    return below + (above - below) * (place - int(place))
+    position = share * (len(ordered) - 1)
+    below, above = ordered[int(position)], ordered[min(int(position) + 1, len(ordered) - 1)]
+    return below + (above - below) * (position - int(position))
 
 
 def trimmed_mean(values: Sequence[float]) -> float:

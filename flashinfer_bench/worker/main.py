@@ -165,8 +165,8 @@ class Worker:
         show_memory()  # the supervisor needs to read this process's memory use
         os.environ.update(request["environment"])
         enter_folders(self.shared_modules)
-        place = Path(request["directory"]), request["entry"], request["symbol"]
-        self.loaded = load_entry(*place, kind=request["kind"])
+        entry = Path(request["directory"]), request["entry"], request["symbol"]
+        self.loaded = load_entry(*entry, kind=request["kind"])
         signature = self.loaded.signature
         described = None if signature is None else signature.model_dump()
         return {"signature": described, "has_setup": self.loaded.setup is not None}

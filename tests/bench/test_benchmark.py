@@ -25,14 +25,14 @@ from tests.kit.processes import marked, wait_until_gone
         ({"fresh_baselines": True}, "refresh"),
         ({"keep_samples": True}, "off"),
         ({"profile_baseline": False}, "off"),
-        ({"has_walls": False}, "off"),
+        ({"is_sandboxed": False}, "off"),
         ({"kind": "cpu"}, "off"),
     ],
 )
 def test_times_of_references_are_stored_between_runs_on_a_gpu_with_a_sandbox(tmp_path, monkeypatch, given, baselines):
-    settings = {"kind": "cuda", "has_walls": True, **given}
+    settings = {"kind": "cuda", "is_sandboxed": True, **given}
     device, sandbox = Device(settings.pop("kind"), 0, "one", "GPU-1"), SimpleNamespace(user="unchanged")
-    sandbox.has_walls = settings.pop("has_walls")
+    sandbox.is_sandboxed = settings.pop("is_sandboxed")
     benchmark = Benchmark(write_set(tmp_path, {}), BenchmarkConfig(devices=["cpu"], **settings))
     monkeypatch.setattr(benchmark.context, "sandbox", sandbox)
     session_config = benchmark.context.greet(device, Rules(), needs_triton=False)

@@ -108,13 +108,13 @@ def test_many_threads_submit_and_each_gets_its_own_with_a_seed_of_its_own(engine
 def test_equal_jobs_are_one_whatever_their_names_and_each_task_gets_a_trace_of_its_name(engine, tmp_path):
     begin(engine)
     tasks = [submit(engine, f"{name}=same", submitter=name) for name in "ab"] + [submit(engine, "a=same", "d1")]
-    twins = [submit(engine, f"twin={text}", "d0", submitter=text) for text in ("right", "wrong")]
-    order_of(*tasks, *twins)
-    assert (PlayedSession.judged.count(("twin", "d0")), len(PlayedSession.judged)) == (2, 5)
+    same = [submit(engine, f"same={text}", "d0", submitter=text) for text in ("right", "wrong")]
+    order_of(*tasks, *same)
+    assert (PlayedSession.judged.count(("same", "d0")), len(PlayedSession.judged)) == (2, 5)
     assert [reported(task.traces) for task in tasks] == [["a d0", "a d1"], ["b d0", "b d1"], ["a d1"]]
     assert recorded(tmp_path)[:4] == ["a d0", "a d1", "b d0", "b d1"]
-    keys = [task.traces[0].evaluation.extra["run"]["fingerprint"]["solution"] for task in twins]
-    assert keys == [task.solution.digest() for task in twins]
+    keys = [task.traces[0].evaluation.extra["run"]["fingerprint"]["solution"] for task in same]
+    assert keys == [task.solution.digest() for task in same]
 
 
 def test_the_highest_priority_goes_first_and_lifts_an_equal_job_and_no_flood_starves_others(engine):

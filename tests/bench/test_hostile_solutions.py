@@ -14,8 +14,8 @@ from flashinfer_bench.sandbox.seccomp import can_filter
 from tests.bench.small_runs import HONEST, judge, write_set
 
 pytestmark = [pytest.mark.cpu, pytest.mark.slow]
-HAS_WALLS = sys.platform == "linux" and landlock.version() >= 3 and can_filter()
-needs_walls = pytest.mark.skipif(not HAS_WALLS, reason="this kernel has no walls")
+HAS_SANDBOX = sys.platform == "linux" and landlock.version() >= 3 and can_filter()
+needs_walls = pytest.mark.skipif(not HAS_SANDBOX, reason="this kernel has no walls")
 DEVICES = [pytest.param("cpu"), pytest.param("0", marks=pytest.mark.gpu)]
 RUNNERS = pytest.mark.parametrize("isolated", [False, True], ids=["persistent", "isolated"])
 

@@ -21,7 +21,7 @@ BUNDLED = Path(__file__).parents[2] / "flashinfer-trace"
 EXPECTED = json.loads((BUNDLED / "wrong" / "expected.json").read_text())
 HEAVY = ("prints_a_gigabyte_rmsnorm_h4096", "memory_list_rmsnorm_h4096")
 DEFINITIONS = ["rmsnorm_h4096", "fused_add_rmsnorm_h1024", "gemm_n128_k4096"]
-AUTHORS = ("wrong", "twin", "plain")
+AUTHORS = ("wrong", "mutant", "plain")
 
 
 def keep_smallest(plan):
@@ -46,7 +46,7 @@ def test_every_wrong_solution_has_its_status_and_its_neighbours_pass(device, iso
     trace_set = TraceSet.merge([TraceSet.from_path(BUNDLED), TraceSet.from_path(BUNDLED / "wrong")])
     config = BenchmarkConfig.default(
         authors=list(authors),
-        definitions=None if "twin" in authors else DEFINITIONS,
+        definitions=None if "mutant" in authors else DEFINITIONS,
         devices=[device],
         use_isolated_runner=isolated,
         profile_baseline=False,
@@ -68,4 +68,4 @@ def test_every_wrong_solution_has_its_status_and_its_neighbours_pass(device, iso
     assert found == {name: EXPECTED.get(name, {"status": "PASSED"})["status"] for name in found}
     for solution, evaluation in done.items():
         assert EXPECTED.get(solution.name, {}).get("message_contains", "") in evaluation.log
-        assert solution.author != "twin" or evaluation.correctness is not None
+        assert solution.author != "mutant" or evaluation.correctness is not None

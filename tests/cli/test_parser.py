@@ -13,7 +13,7 @@ from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.cli.perf.cases import expand_sweeps
 from flashinfer_bench.cli.settings import flag_of, given_overrides
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.errors import Misuse
+from flashinfer_bench.errors import UsageError
 from tests.cli.fake_engine import write_small_set
 from tests.cli.helps import ALL_COMMANDS, example_of
 from tests.conftest import CHECKOUT
@@ -170,7 +170,7 @@ def test_the_script_of_a_shell_asks_the_program(shell, capsys):
 )
 def test_a_sweep_gives_a_case_for_each_value_and_says_what_tells_them_apart(words, cases):
     if isinstance(cases, str):
-        with pytest.raises(Misuse, match=cases):
+        with pytest.raises(UsageError, match=cases):
             expand_sweeps(words.split())
     else:
         assert [f"{' '.join(case)} | {reported}".strip() for case, reported in expand_sweeps(words.split())] == cases

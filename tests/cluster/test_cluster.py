@@ -184,7 +184,7 @@ def test_a_late_node_that_does_not_fit_is_left_out_with_one_notice(ray, join, mo
     cluster = join()
     ray.differ = {"two": {"sandbox": Sandbox("off")}}
     ray.add_node("two", GPU=2.0)
-    why = "its workers would have no walls, unlike those of other nodes"
+    why = "its workers would have no sandbox, unlike those of other nodes"
     assert cluster.poll() == News(notices=(f"node two is not used: {why}",))
     ray.add_node("three", GPU=1.0)
     assert [device.label for device in cluster.poll().joined] == ["three/cuda:0"]

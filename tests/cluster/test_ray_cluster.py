@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (extra: cluster)"),
     pytest.mark.filterwarnings("default"),  # Ray's own are not ours
 ]
-HAS_WALLS = sys.platform == "linux" and landlock.version() >= 3 and can_filter()
+HAS_SANDBOX = sys.platform == "linux" and landlock.version() >= 3 and can_filter()
 SIZE = {"num_cpus": 1, "object_store_memory": 100 << 20}
 STORED = {"x": {"type": "safetensors", "path": "blob/x.safetensors", "tensor_key": "x"}}
 SPY = """
@@ -149,7 +149,7 @@ def test_an_engine_on_two_nodes_gives_the_verdicts_and_no_worker_reaches_anythin
     assert [*nodes.values()] == ["cpu", "cpu"]
     assert {one["device"]["node"] for one in ran} <= nodes.keys()
     assert all(one["sandbox"]["level"] == "auto" for one in ran)
-    if HAS_WALLS:
+    if HAS_SANDBOX:
         said = traces["spy"][0].evaluation.log.splitlines()
         reported = {line.rsplit(" refused", 1)[0]: line for line in said}
         for what in ("port", "raylet", "store", "folder", "shared memory"):

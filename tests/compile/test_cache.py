@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from flashinfer_bench.compile import BuildFarm, BuildFault, build_solution
+from flashinfer_bench.compile import BuildFault, BuildPool, build_solution
 from flashinfer_bench.compile import building as building_module
 from flashinfer_bench.compile.cache import ArtifactCache, Manifest, size_limit
 from flashinfer_bench.env import cache_root
@@ -76,7 +76,7 @@ def test_the_least_recently_used_entry_is_evicted_first_and_none_during_a_run(tm
     build(tmp_path, 0)  # a use
     (tmp_path / "staging" / "dead").mkdir(parents=True)
     limit = 2 * cache.entries()[0].size_bytes
-    with BuildFarm(tmp_path), BuildFarm(tmp_path):
+    with BuildPool(tmp_path), BuildPool(tmp_path):
         assert (cache.evict(limit), cache.clear(), cache.remove(cache.entries())) == (0, False, [])
         assert len(entries(tmp_path)) == 3
     assert not (tmp_path / "staging").exists()  # left by a build that was killed
@@ -99,11 +99,11 @@ def test_a_lock_that_is_held_for_ever_ends_in_a_fault(tmp_path, monkeypatch):
     for name in ("USUAL_LIMIT_S", "LOCK_LIMIT_S"):
         monkeypatch.setattr(building_module, name, 0.02)
     cache = ArtifactCache(tmp_path / "cache")
-    with BuildFarm(tmp_path / "cache", toolchain=pretend_compiler(tmp_path)) as farm:
+    with BuildPool(tmp_path / "cache", toolchain=pretend_compiler(tmp_path)) as build_pool:
         for solution in (make_solution(), make_native("s")):
-            digest = farm._make(solution).recipe.digest
+            digest = build_pool._make(solution).recipe.digest
             with cache.building(digest, 0.0, lambda: None):
-                (found,) = farm.build_all([solution])
+                (found,) = build_pool.build_all([solution])
             assert isinstance(found.error, BuildFault)
             assert "held by another process" in str(found.error)
             assert digest in str(found.error)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flashinfer_bench.compile import BuildFarm, find_toolchain
+from flashinfer_bench.compile import BuildPool, find_toolchain
 from flashinfer_bench.compile.cache import ArtifactCache
 from tests.compile.conftest import is_quiet
 from tests.kit.native import make_native, pretend_compiler, pretend_torch
@@ -30,8 +30,8 @@ def make_torch(name="one", main=INCLUDE + RESULT, **settings):
 
 def build(cache, toolchain, solutions, jobs=1):
     """Build solutions, and return the outcomes."""
-    with BuildFarm(cache, jobs=jobs, toolchain=toolchain) as farm:
-        return list(farm.build_all(solutions))
+    with BuildPool(cache, jobs=jobs, toolchain=toolchain) as build_pool:
+        return list(build_pool.build_all(solutions))
 
 
 @pytest.fixture(scope="module")

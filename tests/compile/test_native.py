@@ -7,8 +7,8 @@ import pytest
 
 from flashinfer_bench.compile import (
     BuildFailure,
-    BuildFarm,
     BuildFault,
+    BuildPool,
     BuildTarget,
     build_solution,
     building,
@@ -16,8 +16,8 @@ from flashinfer_bench.compile import (
     why_not_buildable,
 )
 from flashinfer_bench.compile.artifact import StepLimits
+from flashinfer_bench.compile.build_pool import make_recipe
 from flashinfer_bench.compile.cache import ArtifactCache
-from flashinfer_bench.compile.farm import make_recipe
 from tests.compile.conftest import is_quiet
 from tests.kit.building_guide import read_forms
 from tests.kit.make import make_solution
@@ -33,8 +33,8 @@ def build(root, solution=None, *, action=None, **settings):
     """Return the outcome of a solution; with an action, of a solution whose compiler does this first."""
     if action is not None:
         root, settings["toolchain"] = root / "cache", pretend_compiler(root, action=action)
-    with BuildFarm(root, jobs=1, **settings) as farm:
-        return next(farm.build_all([solution or make_native()]))
+    with BuildPool(root, jobs=1, **settings) as build_pool:
+        return next(build_pool.build_all([solution or make_native()]))
 
 
 def left_behind(root):
@@ -88,7 +88,7 @@ def grow(letter, into, times=10):
 
 LARGE = grow(";", "A") + grow("A", "B") + grow("B", "C") + grow("C", "D") + grow("D", "E") + grow("E", "F", 200) + "F\n"
 """Twenty million tokens, which a compiler keeps in memory."""
-TWINS = {
+BROKEN = {
     "syntax": ("int a;\nint run( { }\n", r"^main\.cpp:2: error: .*\n.*exit code 1\n--- compiler output ---\nmain"),
     "entry name": (
         EXPORT.replace("ffi_run", "ffi_walk"),
@@ -105,14 +105,14 @@ TWINS = {
 }
 
 
-@pytest.mark.parametrize("twin", TWINS)
-def test_a_source_that_does_not_compile_is_the_solutions_fault_with_its_first_error_in_front(tmp_path, twin):
-    source, message = TWINS[twin]
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_source_that_does_not_compile_is_the_solutions_fault_with_its_first_error_in_front(tmp_path, name):
+    source, message = BROKEN[name]
     built = build(tmp_path, make_native(main=source), limits=StepLimits(60, GIB // 2))
     assert isinstance(built.error, BuildFailure)
     assert re.search(message, str(built.error)), str(built.error)
     assert len(str(built.error)) < 14_000
-    assert left_behind(tmp_path) <= {"manifest.json", *(["solution.so"] if twin == "entry name" else [])}
+    assert left_behind(tmp_path) <= {"manifest.json", *(["solution.so"] if name == "entry name" else [])}
 
 
 REFUSED = {

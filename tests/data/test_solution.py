@@ -112,7 +112,7 @@ def test_a_missing_export_is_reported_with_the_line_to_write(content, binding, a
 
 
 @pytest.mark.parametrize(
-    ("content", "told_by"),
+    ("content", "reason"),
     [
         (MODULE, "PYBIND11_MODULE"),
         (OPERATORS, "TORCH_LIBRARY"),
@@ -121,9 +121,9 @@ def test_a_missing_export_is_reported_with_the_line_to_write(content, binding, a
         (f"#include <ATen/ATen.h>\n{EXPORT}", None),
     ],
 )
-def test_a_binding_that_no_spec_names_is_found_in_the_sources(content, told_by):
+def test_a_binding_that_no_spec_names_is_found_in_the_sources(content, reason):
     parts = {"language": "cuda", "sources": {"a.cu": content}, "entry_point": "a.cu::run"}
     found = find_binding(make_solution(**parts))
-    assert found.binding.value == ("torch" if told_by else "tvm-ffi")
-    assert found.note == (told_by and f"binding torch: the spec names none, and a.cu has {told_by}")
+    assert found.binding.value == ("torch" if reason else "tvm-ffi")
+    assert found.note == (reason and f"binding torch: the spec names none, and a.cu has {reason}")
     assert find_binding(make_solution(**parts, binding="tvm-ffi")).note is None

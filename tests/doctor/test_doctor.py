@@ -39,7 +39,7 @@ def readings(**parts):
 
 
 def agreement(*ratios, problem=""):
-    """Twins with these ratios, or a row that has none."""
+    """Identical solutions with these ratios, or a row that has none."""
     rows = [Row("known_good", "size_1", ratio=Ratio(log(ratio), 0.001, 0.0005, 3, 4)) for ratio in ratios]
     rows += [Row("known_good", "size_1", problem=problem)] if problem else []
     return Comparison(rows, 0.02, "measured", "test device")
@@ -58,7 +58,7 @@ def clock(fallback):
     return [of.find_clock(readings(method="cuda_events", fallback=fallback, empty_ns=2000))]
 
 
-def twins(*ratios, on_gpu=True, problem=""):
+def identical(*ratios, on_gpu=True, problem=""):
     return [of.find_agreement(agreement(*ratios, problem=problem), on_gpu=on_gpu)]
 
 
@@ -75,10 +75,10 @@ FINDINGS = {
     "no cupti": (clock(NOT_INSTALLED), "note", "a pair of them round nothing reads 2.0 us", "install cupti"),
     "forbidden": (clock(FORBIDDEN), "note", FORBIDDEN, "NVreg_RestrictProfilingToAdminUsers=0"),
     "cupti fails": (clock("CUPTI takes no buffers (error 1)"), "note", "(error 1)", "run this again"),
-    "nearly": (twins(1.03, 1.0), "note", "smaller differences", "quiet"),
-    "differ": (twins(1.0, 0.95), "broken", "cannot be compared", "quiet"),
-    "rough": (twins(1.0, 0.5, on_gpu=False), "note", "smaller differences", "quiet"),
-    "wrong": (twins(problem="RUNTIME_ERROR: boom"), "broken", "boom", "see"),
+    "nearly": (identical(1.03, 1.0), "note", "smaller differences", "quiet"),
+    "differ": (identical(1.0, 0.95), "broken", "cannot be compared", "quiet"),
+    "rough": (identical(1.0, 0.5, on_gpu=False), "note", "smaller differences", "quiet"),
+    "wrong": (identical(problem="RUNTIME_ERROR: boom"), "broken", "boom", "see"),
     "a gap": (of.find_confinement(Sandbox("auto", GAP), "auto"), "note", "files: this kernel", "container"),
     "a forbidden gap": (of.find_confinement(Sandbox("auto", GAP), "strict"), "broken", "files: this", "container"),
     "no walls": (of.find_confinement(Sandbox("auto", GAP), "off"), "note", "off: ", "auto"),
@@ -99,7 +99,7 @@ def examined(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     def examine(device=GPU, **parts):
-        usual = {"run_isolated": vars(readings()), "time_twins": agreement(1.0), "try_programs": {"Triton": None}}
+        usual = {"run_isolated": vars(readings()), "time_identical": agreement(1.0), "try_programs": {"Triton": None}}
         for name, value in {**usual, "read_machine": machine(device), **parts}.items():
             effect = value if callable(value) or isinstance(value, Exception) else None
             monkeypatch.setattr(examination, name, Mock(side_effect=effect, return_value=value))
@@ -118,7 +118,7 @@ def test_a_visit_of_a_healthy_machine_reads_like_this(examined):
     assert (report.exit_code, broken(report)) == (0, [])
     assert examined.reported[:2] == ["looking at the machine", "measuring cuda:0"]
     document = json.loads(json.dumps(report.document()))
-    assert (document["exit_code"], document["twins"]["overall"]["ratio"]) == (0, 1.0)
+    assert (document["exit_code"], document["identical"]["overall"]["ratio"]) == (0, 1.0)
     assert document["findings"][0].keys() == {"topic", "state", "text", "advice"}
     text = render_report(report)
     for line in ("at rest 345 MHz, 3201 MHz of its memory, 76.0 W, 31 °C", "launch in a full queue costs 1.10 us"):
@@ -127,7 +127,7 @@ def test_a_visit_of_a_healthy_machine_reads_like_this(examined):
 
 
 @pytest.mark.parametrize(
-    ("part", "topic"), [("run_isolated", "measuring"), ("time_twins", "A/A"), ("try_programs", "programs")]
+    ("part", "topic"), [("run_isolated", "measuring"), ("time_identical", "A/A"), ("try_programs", "programs")]
 )
 def test_what_fails_is_a_finding_with_its_words(examined, part, topic):
     report = examined(CPU, **{part: DeviceFault("lost")})
@@ -147,7 +147,7 @@ def test_a_gpu_that_another_run_holds_is_not_measured_and_is_free_for_the_engine
             list(lock_device(GPU, held, limit_s=0))
         return agreement(1.0)
 
-    assert broken(examined(time_twins=check)) == []
+    assert broken(examined(time_identical=check)) == []
 
 
 def test_what_a_driver_does_not_tell_is_not_known():
@@ -174,10 +174,10 @@ def test_a_cpu_is_probed_in_a_process_of_its_own(monkeypatch):
 
 @pytest.mark.cpu
 @pytest.mark.timeout(180)
-def test_the_engine_passes_both_twins_and_learns_of_them(tmp_path, monkeypatch):
+def test_the_engine_passes_both_copies_and_learns_of_them(tmp_path, monkeypatch):
     monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
-    monkeypatch.setattr(examination, "TWINS_S", 5.0)
-    found = examination.time_twins(discover_devices(["cpu"])[0])
+    monkeypatch.setattr(examination, "IDENTICAL_S", 5.0)
+    found = examination.time_identical(discover_devices(["cpu"])[0])
     labels = {row.solutions for row in found.rows}
     assert (found.is_failed, len(found.rows), labels) == (False, 4, {"one_kernel", "several_kernels"})
     assert list((tmp_path / "cache" / "spread").iterdir())
@@ -185,7 +185,7 @@ def test_the_engine_passes_both_twins_and_learns_of_them(tmp_path, monkeypatch):
 
 def test_what_is_broken_stands_out_and_comes_with_advice(examined, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    examined(CPU, time_twins=agreement(1.0, problem="boom"))
+    examined(CPU, time_identical=agreement(1.0, problem="boom"))
     assert main(["doctor", "--device", "cpu"]) == 1
     out, err = capsys.readouterr()
     assert ("BROKEN" in out, "  A/A: see what the message names" in out, "measuring cpu …" in err) == (True,) * 3
@@ -209,4 +209,4 @@ def test_a_gpu_can_be_measured_on():
     report = examination.examine(discover_devices(None)[0])
     assert report.exit_code == 0, report.findings
     assert (report.readings.method, 300 < report.readings.launch_gap_ns < 5000) == ("cupti", True)
-    assert [abs(row.ratio.log_mean) < 0.04 for row in report.twins.rows] == [True] * 4
+    assert [abs(row.ratio.log_mean) < 0.04 for row in report.identical.rows] == [True] * 4

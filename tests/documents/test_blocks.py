@@ -15,7 +15,7 @@ import yaml
 from flashinfer_bench.cli.entry import PERF, parse_command_line
 from flashinfer_bench.cli.perf.cases import expand_sweeps
 from flashinfer_bench.cli.perf.flags import check_outer, parse_case, split_session
-from flashinfer_bench.errors import Misuse
+from flashinfer_bench.errors import UsageError
 from tests.kit.documents import CHECKOUT, PAGES, PROGRAM, SHELLS, read_blocks, read_commands
 
 BLOCKS = [block for page in PAGES for block in read_blocks(page)]
@@ -86,7 +86,7 @@ def test_code_is_of_its_language(block):
     ],
 )
 def test_a_wrong_command_is_found(line):
-    with pytest.raises((Misuse, AssertionError)):
+    with pytest.raises((UsageError, AssertionError)):
         for words in read_commands(line):
             check_command(words)
 

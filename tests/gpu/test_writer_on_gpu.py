@@ -92,7 +92,7 @@ def test_copies_moves_and_fills_are_those_of_a_cpu(device, count):
     assert torch.equal(made[1][1], value.mT)
 
 
-@pytest.mark.parametrize("reported", [{"flips": 0xFF}, {"is_nudged": True}])
+@pytest.mark.parametrize("reported", [{"flips": 0xFF}, {"is_perturbed": True}])
 @pytest.mark.parametrize("count", [1_001, (1 << 23) + 3])
 def test_bits_are_flipped_once_the_bytes_are_written(device, count, reported):
     value = torch.randint(0, 256, (count,), dtype=torch.uint8, device=device).view(torch.int8)
@@ -100,5 +100,5 @@ def test_bits_are_flipped_once_the_bytes_are_written(device, count, reported):
     (one,), (other,), (again,) = contents.make_all([5, 6, 5])
     assert torch.equal(one, again)
     assert (one != other).double().mean() > 0.9
-    if "is_nudged" in reported:
+    if "is_perturbed" in reported:
         assert torch.equal(one.abs().sort().values, value.abs().sort().values)

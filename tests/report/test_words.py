@@ -74,11 +74,11 @@ def test_measurements_of_foreign_files_cannot_break_a_report():
     assert read_timing([timed(flags={"a": 1}), foreign, unreal]).flags == {"a\\x1b": 1}
 
 
-def test_verdicts_of_an_older_protocol_and_without_walls_are_marked():
+def test_verdicts_of_an_older_protocol_and_without_a_sandbox_are_marked():
     now = {"protocol": str(PROTOCOL), "sandbox": "walls"}
     runs = (None, now, {"hardware": "x"}, now | {"sandbox": "none"})
     timing = read_timing([timed(run={"fingerprint": fingerprint}) for fingerprint in runs])
-    assert timing.flags == {"older_protocol": 1, "no_walls": 1}
+    assert timing.flags == {"older_protocol": 1, "no_sandbox": 1}
     assert all(": " in describe_flag(mark, [timing]) for mark in timing.flags)
 
 

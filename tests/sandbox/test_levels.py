@@ -30,14 +30,14 @@ MACHINES = [
 @pytest.mark.parametrize(("machine", "part", "worker"), MACHINES)
 def test_strict_names_what_is_missing_and_auto_goes_without(machine, part, worker):
     sandbox = find_sandbox("auto", CACHE, probe=lambda _: machine)
-    has_walls = part in ("", "root")
-    assert (sandbox.has_walls, sandbox.fingerprint_key, sandbox.user) == (
-        has_walls,
-        "walls" if has_walls else "none",
+    is_sandboxed = part in ("", "root")
+    assert (sandbox.is_sandboxed, sandbox.fingerprint_key, sandbox.user) == (
+        is_sandboxed,
+        "walls" if is_sandboxed else "none",
         worker,
     )
     assert bool(sandbox.notes) is worker.startswith("root")
-    reached = [one for one in ("files", "calls", "root") if has_walls and one != part]
+    reached = [one for one in ("files", "calls", "root") if is_sandboxed and one != part]
     record = {"level": "auto", "reached": reached, "missing": dict(sandbox.missing), "user": worker}
     assert (sandbox.record(), "".join(sandbox.missing)) == (record, part)
     if part:
@@ -45,12 +45,12 @@ def test_strict_names_what_is_missing_and_auto_goes_without(machine, part, worke
             find_sandbox("strict", CACHE, probe=lambda _: machine)
         assert refused.value.exit_code == 2
     else:
-        assert find_sandbox("strict", CACHE, probe=lambda _: machine).has_walls
+        assert find_sandbox("strict", CACHE, probe=lambda _: machine).is_sandboxed
 
 
 def test_off_reads_nothing():
     sandbox = find_sandbox("off", CACHE, probe=None)
-    assert (sandbox.has_walls, sandbox.fingerprint_key, sandbox.record()["reached"]) == (False, "none", [])
+    assert (sandbox.is_sandboxed, sandbox.fingerprint_key, sandbox.record()["reached"]) == (False, "none", [])
 
 
 def test_a_barrier_is_the_first_folder_that_others_cannot_enter():

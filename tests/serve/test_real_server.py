@@ -25,7 +25,7 @@ from tests.serve.conftest import write_set
 pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(300)]
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
-HAS_WALLS = sys.platform == "linux" and landlock.version() >= 3 and can_filter()
+HAS_SANDBOX = sys.platform == "linux" and landlock.version() >= 3 and can_filter()
 FLAGS = ["--devices", "cpu", "--quick", "--iterations", "5", "--no-profile-baseline", "--port", "0"]
 WRONG = "def run(x):\n    return x * 3\n"
 SLOW = "import time\ntime.sleep(max(0, UNTIL - time.time()))\ndef run(x):\n    return x * 2\n"
@@ -82,7 +82,7 @@ def submit_before_the_kill(server, root, token):
         source = PRYING.replace("PORT", server.url.rpartition(":")[2]).replace("TOKEN", str(token))
         source = source.replace("LEDGER", str(root / ".serve" / "tasks.sqlite"))
         log = client.evaluate(make_solution("prying", source=source), ["w0"])[0].evaluation.log
-        if HAS_WALLS:
+        if HAS_SANDBOX:
             assert "connect refused; ledger refused; token refused" in log
             assert "sqlite" not in log.partition("token refused")[2]
         slow = make_solution("slow", source=SLOW.replace("UNTIL", str(time.time() + SLOW_S)))
@@ -91,8 +91,8 @@ def submit_before_the_kill(server, root, token):
 
 def finish_after_the_kill(client, left):
     """Wait for the tasks of the killed server, and for two equal tasks; return a task that does not end."""
-    twin = make_solution("twin", source="def run(x):\n    return x + x\n")
-    for task in [client.submit(twin), client.submit(twin)]:
+    same = make_solution("same", source="def run(x):\n    return x + x\n")
+    for task in [client.submit(same), client.submit(same)]:
         assert len(client.wait(task, 120).traces) == 2
     assert client.wait(left[0], 120).status == "completed"
     statuses = {trace.evaluation.status.value for trace in client.wait(left[1], 120).traces}
@@ -123,8 +123,8 @@ def test_a_server_judges_outlives_a_kill_and_ends_at_the_second_signal(tmp_path)
     verdicts = [(line["evaluation"]["extra"]["run"]["task"], line["workload"]["uuid"]) for line in lines]
     assert len(verdicts) == len(set(verdicts))
     assert {task for task, _ in verdicts} >= set(left)
-    twins = [line for line in lines if line["solution"].startswith("twin_")]
-    assert len(twins) == 2, "two open tasks that ask for the same are judged once, and recorded once"
+    same = [line for line in lines if line["solution"].startswith("same_")]
+    assert len(same) == 2, "two open tasks that ask for the same are judged once, and recorded once"
     database = sqlite3.connect(root / ".serve/tasks.sqlite")
     assert database.execute("SELECT id FROM tasks WHERE state = 'open'").fetchall() == [(endless,)]
     database.close()

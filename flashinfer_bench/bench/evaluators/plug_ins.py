@@ -1,7 +1,7 @@
 """Evaluators from outside this package: the plug-ins of a run, and the keys of `extra` that they declare.
 
 `registry` imports them, so this module needs no torch. A plug-in is named `module` or `module:name`, like the value of
-an entry point. It comes from one of three places: the configuration (`evaluator_modules`), an installed package
+an entry point. It comes from one of three locations: the configuration (`evaluator_modules`), an installed package
 (entry-point group `flashinfer_bench.evaluators`), or a script that appended a class to `registry._EVALUATORS`. The
 script's process does not judge, so the class is imported again.
 
@@ -148,8 +148,8 @@ def list_appended(evaluators: Sequence[Any]) -> list[PlugIn]:
 def _find_folder(reference: str) -> str | None:
     """Return the folder from which this process would import a plug-in's module or package; import nothing."""
     spec = PathFinder.find_spec(reference.partition(":")[0].partition(".")[0])
-    places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin]
-    return next((str(Path(place).absolute().parent) for place in places if place is not None), None)
+    locations = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin]
+    return next((str(Path(location).absolute().parent) for location in locations if location is not None), None)
 
 
 def read_parameters(declared: Any) -> dict[str, Parameter]:

@@ -90,31 +90,31 @@ class BaselineCache:
     def __init__(self, cache_root: Path) -> None:
         self.folder = cache_root / FOLDER
 
-    def place(self, keys: Mapping[str, str]) -> Path:
+    def path_of(self, keys: Mapping[str, str]) -> Path:
         """Return the path of the baseline with these keys, whether it exists or not."""
         return self.folder / f"{digest_of(dict(keys))}.json"
 
     def read(self, keys: Mapping[str, str]) -> KeptBaseline | None:
         """Return the baseline with these keys; None if there is no usable file. This counts as a use."""
-        kept = self._read_file(self.place(keys))
+        kept = self._read_file(self.path_of(keys))
         if kept is not None:
             with suppress(OSError):  # a read-only cache still works for reading
-                os.utime(self.place(keys))
+                os.utime(self.path_of(keys))
         return kept
 
     def write(self, kept: KeptBaseline) -> None:
         """Store a baseline, replacing an older one, if the folder is writable."""
-        place = self.place(kept.marks)
-        staged = place.with_suffix(".new")  # if two processes write at once, the result is at worst unusable
+        path = self.path_of(kept.marks)
+        staged = path.with_suffix(".new")  # if two processes write at once, the result is at worst unusable
         with suppress(OSError):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with os.fdopen(open_new(staged, 0o600), "w", encoding="utf-8") as handle:
                 handle.write(kept.model_dump_json(exclude_none=True))
-            staged.replace(place)
+            staged.replace(path)
 
     def remove(self, keys: Mapping[str, str]) -> None:
         """Remove the baseline with these keys, if there is one."""
-        remove_tree(self.place(keys))
+        remove_tree(self.path_of(keys))
 
     def files(self) -> list[KeptFile]:
         """Return the entries of the folder, latest use first."""
@@ -137,4 +137,4 @@ class BaselineCache:
             kept = KeptBaseline.model_validate_json(read_whole(path, MOST_BYTES))
         except (OSError, ValueError):
             return None
-        return kept if path == self.place(kept.marks) else None
+        return kept if path == self.path_of(kept.marks) else None

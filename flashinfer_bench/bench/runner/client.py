@@ -80,7 +80,7 @@ class SessionClient:
             os.close(lifeline_write)
         self._reader = FrameReader(self._sock, max_bytes=1 << 28)
         self._unsent = bytearray()
-        self._send({"hello": session_config.model_dump()})
+        self._send({"config": session_config.model_dump()})
 
     def fileno(self) -> int:
         """Return the descriptor to wait on."""

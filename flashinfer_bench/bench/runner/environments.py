@@ -62,7 +62,7 @@ WITHHELD: Final = {
 
 def session_environment(environment: Mapping[str, str], device: Device, *, interpret_triton: bool) -> dict[str, str]:
     """Return the environment in which a session of this device is started."""
-    own = starter_environment(environment, device.kind)
+    own = server_environment(environment, device.kind)
     if device.kind == "cuda":
         own["CUDA_VISIBLE_DEVICES"] = device.uuid
         own["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
@@ -74,7 +74,7 @@ def session_environment(environment: Mapping[str, str], device: Device, *, inter
     return own
 
 
-def starter_environment(environment: Mapping[str, str], kind: str) -> dict[str, str]:
+def server_environment(environment: Mapping[str, str], kind: str) -> dict[str, str]:
     """Return the environment of the fork server of sessions for devices of this kind."""
     own = {name: value for name, value in environment.items() if not _is_secret(name, value)}
     package_parent = str(PACKAGE.parent)
@@ -104,7 +104,7 @@ def library_folder(environment: Mapping[str, str], cache_root: Path) -> Path:
 
 
 def ahead_environment(
-    environment: Mapping[str, str], device: Device, cache_root: Path, *, for_walls: bool = False
+    environment: Mapping[str, str], device: Device, cache_root: Path, *, for_sandbox: bool = False
 ) -> dict[str, str]:
     """Return the environment of a program that calls solutions ahead: a session's, with a worker's compiler variables.
 
@@ -112,11 +112,11 @@ def ahead_environment(
         environment: the user's environment.
         device: the device that the program can use.
         cache_root: folder of the build results.
-        for_walls: workers are in a sandbox, and read the program's build results.
+        for_sandbox: workers are in a sandbox, and read the program's build results.
     """
     session = session_environment(environment, device, interpret_triton=False)
     others = {name: value for name, value in session.items() if not is_passed_on(name)}
-    library = {"FLASHINFER_WORKSPACE_BASE": str(library_folder(environment, cache_root))} if for_walls else {}
+    library = {"FLASHINFER_WORKSPACE_BASE": str(library_folder(environment, cache_root))} if for_sandbox else {}
     return {**others, **worker_environment(session, cache_root), **library}
 
 

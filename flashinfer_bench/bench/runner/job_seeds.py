@@ -15,7 +15,7 @@ from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.planning.resume import JobKey
 from flashinfer_bench.data import Trace
 from flashinfer_bench.data.digest import seed_of
-from flashinfer_bench.errors import Misuse
+from flashinfer_bench.errors import UsageError
 
 SECRET_BITS = 62
 
@@ -74,7 +74,7 @@ def recorded_seeds(traces: Iterable[Trace]) -> tuple[int | None, dict[JobKey, in
     A trace without a seed has no entry. Its job gets a new seed.
 
     Raises:
-        Misuse: the traces come from runs of different seeds.
+        UsageError: the traces come from runs of different seeds.
     """
     run_seeds: set[int] = set()
     found: dict[JobKey, int] = {}
@@ -88,5 +88,5 @@ def recorded_seeds(traces: Iterable[Trace]) -> tuple[int | None, dict[JobKey, in
         else:
             found[(trace.definition, trace.solution, trace.workload.uuid)] = seed
     if len(run_seeds) + bool(found) > 1:
-        raise Misuse("these traces come from runs of different seeds; replay them one by one (FILE:LINE)")
+        raise UsageError("these traces come from runs of different seeds; replay them one by one (FILE:LINE)")
     return next(iter(run_seeds), None), found

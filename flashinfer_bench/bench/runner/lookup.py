@@ -25,7 +25,7 @@ from flashinfer_bench.bench.evaluators.plug_ins import (
     PlugIn,
     find_wrong_parameters,
 )
-from flashinfer_bench.bench.runner.environments import starter_environment
+from flashinfer_bench.bench.runner.environments import server_environment
 from flashinfer_bench.bench.runner.launcher import launcher_for
 from flashinfer_bench.data import Definition
 from flashinfer_bench.errors import ConfigError
@@ -77,7 +77,7 @@ def look_up_evaluators(
     plug_ins: Sequence[PlugIn],
     *,
     kind: str = "cpu",
-    keeps_starter: bool = False,
+    keeps_server: bool = False,
     limit_s: float = LOOKUP_LIMIT_S,
 ) -> EvaluatorLookup:
     """Find the evaluator of each definition.
@@ -86,7 +86,7 @@ def look_up_evaluators(
         definitions: the definitions.
         plug_ins: the evaluators besides the built-in evaluators.
         kind: the kind of device of the run.
-        keeps_starter: this thread is about to start sessions. Their fork server imports torch meanwhile.
+        keeps_server: this thread is about to start sessions. Their fork server imports torch meanwhile.
         limit_s: most seconds for the lookup.
 
     Raises:
@@ -97,8 +97,8 @@ def look_up_evaluators(
         "definitions": [definition.model_dump(mode="json") for definition in definitions],
     }
     names = ", ".join(plug_in.reference for plug_in in plug_ins) or "none"
-    environment = starter_environment(os.environ, kind)
-    if keeps_starter:
+    environment = server_environment(os.environ, kind)
+    if keeps_server:
         launcher_for(environment)
     try:
         found = run_isolated(__name__, question, limit_s=limit_s, environment={**environment, **NO_DEVICE})

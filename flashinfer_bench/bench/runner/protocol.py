@@ -1,6 +1,6 @@
 """The frames between the host and a device session. Both run our code, so the frames are trusted. They are JSON.
 
-host → session      {"hello": SessionConfig}        once, first
+host → session      {"config": SessionConfig}       once, first
                     {"request": SessionRequest}     jobs of one definition, grouped by solution; at most one request is
                                                     sent ahead
                     {"begin": true}                 run the request that was sent
@@ -65,7 +65,7 @@ class SessionConfig(Frame):
     worker_memory_bytes: int | None
     needs_triton: bool
     cache_root: str
-    has_walls: bool = False
+    is_sandboxed: bool = False
     """Workers can access only necessary files, and connect to no service."""
     sandbox_user: str = "unchanged"
     """The user of a worker; see `sandbox.User`."""

@@ -10,7 +10,7 @@ from typing import Final
 from flashinfer_bench.bench.planning.first_call import FirstCall, find_first_call
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.protocol import Announced, RequestedJob, RequestedSolution, SessionRequest
-from flashinfer_bench.compile import BuildFarm, BuildFault, Built
+from flashinfer_bench.compile import BuildFault, BuildPool, Built
 
 ANNOUNCED_WORKLOADS: Final = 8
 """Most workloads that are sent of an announced solution. Further workloads rarely need another module."""
@@ -24,8 +24,8 @@ class RequestMaker:
     then compiles it during its measurements.
     """
 
-    farm: BuildFarm
-    """The farm that has built the solutions of a batch."""
+    build_pool: BuildPool
+    """The build pool that has built the solutions of a batch."""
     blob_root_for: Callable[[Job], Path]
     """Returns the folder with the stored inputs of a job."""
     seed_of: Callable[[Job], int]
@@ -35,7 +35,7 @@ class RequestMaker:
     def make(self, jobs: Sequence[Job]) -> tuple[SessionRequest, list[tuple[Job, str]]]:
         """Return the request, and the jobs whose solution this machine could not build, with the reason."""
         unique = {job.solution_key: job.solution for job in jobs}
-        built = {key: self.farm.built(solution) for key, solution in unique.items()}
+        built = {key: self.build_pool.built(solution) for key, solution in unique.items()}
         broken = {key: str(one.error) for key, one in built.items() if isinstance(one.error, BuildFault)}
         first = jobs[0]
         sent = [
@@ -67,11 +67,11 @@ class RequestMaker:
 
     def announce(self) -> list[Announced]:
         """Return the built solutions that were not announced yet."""
-        ready = [key for key, jobs in self._later.items() if self.farm.is_ready(jobs[0].solution)]
+        ready = [key for key, jobs in self._later.items() if self.build_pool.is_ready(jobs[0].solution)]
         found = [self._later.pop(key) for key in ready]
         return [
             Announced(
-                solution=describe_solution(self.farm.built(jobs[0].solution)),
+                solution=describe_solution(self.build_pool.built(jobs[0].solution)),
                 definition=jobs[0].definition.model_dump(mode="json"),
                 workloads=[job.workload.model_dump(mode="json") for job in jobs[:ANNOUNCED_WORKLOADS]],
             )

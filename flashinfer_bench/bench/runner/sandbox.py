@@ -40,8 +40,8 @@ NO_CALLS: Final = (
     "the call filter (seccomp) cannot be used here: a solution can connect to any service, and change modes of files"
 )
 NO_ROOT: Final = (
-    "the environment belongs to another user, so a worker of root keeps the right to read every file that its walls "
-    "leave; run as that user"
+    "the environment belongs to another user, so a worker of root keeps the right to read every file that its sandbox "
+    "leaves; run as that user"
 )
 
 
@@ -71,18 +71,18 @@ class Sandbox:
     """Hints that are no gaps."""
 
     @property
-    def has_walls(self) -> bool:
+    def is_sandboxed(self) -> bool:
         """Whether workers run in a sandbox."""
         return self.level != "off" and not {"files", "calls"} & set(self.missing)
 
     @property
     def fingerprint_key(self) -> str:
         """The sandbox's entry in a job's fingerprint: the reached level, not the requested level."""
-        return "walls" if self.has_walls else "none"
+        return "walls" if self.is_sandboxed else "none"
 
     def record(self) -> dict[str, Any]:
         """Return the sandbox's entry in a trace."""
-        reached = [part for part in PARTS if part not in self.missing] if self.has_walls else []
+        reached = [part for part in PARTS if part not in self.missing] if self.is_sandboxed else []
         return {"level": self.level, "reached": reached, "missing": dict(self.missing), "user": self.user}
 
 
@@ -114,7 +114,7 @@ def find_sandbox(level: Level, cache_root: Path, *, probe: Callable[[Path], Sand
     if fails:
         user = "root without rights" if support.reads_without_rights else "root that reads all files"
     sandbox = Sandbox(level, missing, user, (fails,) if fails else ())
-    return sandbox if sandbox.has_walls else Sandbox(level, missing)
+    return sandbox if sandbox.is_sandboxed else Sandbox(level, missing)
 
 
 def read_support(cache_root: Path) -> SandboxSupport:

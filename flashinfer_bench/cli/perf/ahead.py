@@ -50,7 +50,7 @@ def list_calls(requests: Iterable[Request]) -> list[dict[str, Any]]:
 
 
 def compile_ahead(
-    requests: Sequence[Request], root: Path, devices: Sequence[Device], *, jobs: int | None, for_walls: bool
+    requests: Sequence[Request], root: Path, devices: Sequence[Device], *, jobs: int | None, for_sandbox: bool
 ) -> None:
     """Call one solution of each module, and report progress. An exception or an interrupt ends the processes.
 
@@ -59,7 +59,7 @@ def compile_ahead(
         root: the folder of their blobs.
         devices: the processes use them round-robin.
         jobs: parallel processes; None for one per core.
-        for_walls: whether workers have a sandbox. Then they can only read the compiled kernels.
+        for_sandbox: whether workers have a sandbox. Then they can only read the compiled kernels.
     """
     calls = list_calls(requests)
     jobs = min(len(calls), max(4, min(MOST_PARALLEL, usable_cores())) if jobs is None else jobs)
@@ -68,7 +68,7 @@ def compile_ahead(
     fitting = usable_memory() // BYTES_PER_COMPILER // jobs
     compilers = os.environ.get("MAX_JOBS", str(max(2, min(usable_cores(), fitting))))
     kernels = cache_root(os.environ).resolve()
-    views = [ahead_environment(os.environ, device, kernels, for_walls=for_walls) for device in devices]
+    views = [ahead_environment(os.environ, device, kernels, for_sandbox=for_sandbox) for device in devices]
     running: set[int] = set()
 
     def call(request: dict[str, Any], view: dict[str, str]) -> str:

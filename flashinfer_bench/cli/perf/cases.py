@@ -25,7 +25,7 @@ from flashinfer_bench.base.host import usable_memory
 from flashinfer_bench.cli.parser import typed_program
 from flashinfer_bench.cli.perf.flags import CASE_FLAGS, check_outer, make_parser, parse_case, read_names, split_session
 from flashinfer_bench.data.names import did_you_mean
-from flashinfer_bench.errors import Misuse
+from flashinfer_bench.errors import UsageError
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.routines.case.generated_entry import generate_entry
 from flashinfer_bench.routines.case.spec import TORCH
@@ -86,7 +86,7 @@ def read_requests(rest: Sequence[str], testlist: str | None, platform: Platform)
     """Return the cases of the command line or of the testlist.
 
     Raises:
-        Misuse: the flags of a single case are wrong, no routine has a flag that is given beside a testlist, or the
+        UsageError: the flags of a single case are wrong, no routine has a flag that is given beside a testlist, or the
             testlist cannot be read or is empty.
     """
     if testlist is None:
@@ -95,17 +95,19 @@ def read_requests(rest: Sequence[str], testlist: str | None, platform: Platform)
             _prepare(request, platform)
         problems = dict.fromkeys(request.problem for request in requests if request.problem is not None)
         if problems:
-            raise Misuse("\n".join(problems))
+            raise UsageError("\n".join(problems))
         return requests
     check_outer(rest)
     try:
         text = read_whole(Path(testlist), MOST_BYTES).decode("utf-8-sig")  # some editors begin with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
-        raise Misuse(f"--testlist {testlist}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise UsageError(
+            f"--testlist {testlist}: cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from None
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1)]
     requests = [Request([], number, line) for number, line in lines if line and not line.startswith("#")]
     if not requests:
-        raise Misuse(f"{testlist} holds no case: a case a line, # for comments")
+        raise UsageError(f"{testlist} holds no case: a case a line, # for comments")
     for request in requests:
         _read_line(request, rest, platform)
     return requests
@@ -118,7 +120,7 @@ def expand_sweeps(words: Sequence[str]) -> list[tuple[list[str], str]]:
         The arguments of each case, and the flags in which it differs from the other cases.
 
     Raises:
-        Misuse: a sweep has a wrong syntax, its flag takes no number, or it gives too many cases.
+        UsageError: a sweep has a wrong syntax, its flag takes no number, or it gives too many cases.
     """
     own = [flag for routine in ROUTINES.values() for flag in routine.flags]
     numbers = {f"--{flag.name}" for flag in (*CASE_FLAGS, *own) if flag.kind in ("int", "float")}
@@ -137,13 +139,13 @@ def expand_sweeps(words: Sequence[str]) -> list[tuple[list[str], str]]:
             if flag not in numbers or not text:
                 near = did_you_mean(name, [one[2:] for one in numbers - {flag}]) if text else ""
                 usual = "; write FLAG=1,16,256 or FLAG=1:4096:x2 of a flag that takes a number"
-                raise Misuse(f"--sweep {value}{near or usual}")
+                raise UsageError(f"--sweep {value}{near or usual}")
             values = _read_values(text)
         elif flag in numbers and LIST.fullmatch(value):
             values = value.split(",")
         cases *= len(values) or 1
         if cases > MOST_CASES:
-            raise Misuse(f"the sweeps give {cases:,} cases or more; at most {MOST_CASES:,} are run at once")
+            raise UsageError(f"the sweeps give {cases:,} cases or more; at most {MOST_CASES:,} are run at once")
         parts.append([[flag, str(one)] for one in values] or [given])
     return [
         (
@@ -160,7 +162,7 @@ def _read_values(text: str) -> Sequence[Any]:
         return text.split(",")
     first, last, step = int(found[1]), int(found[2]), int(found[4] or 1)
     if last < first or step < 1 or (found[3] and (step < 2 or not first)):
-        raise Misuse(f"--sweep {text}: write FIRST:LAST:STEP or FIRST:LAST:xFACTOR, upward")
+        raise UsageError(f"--sweep {text}: write FIRST:LAST:STEP or FIRST:LAST:xFACTOR, upward")
     values = range(first, last + 1, step)
     return (
         [first * step**power for power in range(last.bit_length()) if first * step**power <= last]
@@ -184,7 +186,7 @@ def _read_line(request: Request, rest: Sequence[str], platform: Platform) -> Non
     request.ignored = [flag for flag in make_parser(case=False).flags() if flag in given]
     try:
         request.words = [*rest, *split_session(words)[1]]
-    except Misuse as error:
+    except UsageError as error:
         request.problem = str(error)
     else:
         _prepare(request, platform)
@@ -203,7 +205,7 @@ def _prepare(request: Request, platform: Platform) -> None:
             refused = (routine.backends if routine.needs_ranks else case.refusals).__contains__
             own = [name for name in args.backends if name == TORCH or not refused(name)]
             request.entry = generate_entry(routine, case, own)
-    except Misuse as error:
+    except UsageError as error:
         request.problem = str(error)
     except MemoryError:
         request.problem = "its inputs need more memory than this machine has; take smaller sizes"

@@ -20,7 +20,7 @@ from flashinfer_bench.cli.parser import (
     number,
     whole_number,
 )
-from flashinfer_bench.errors import Misuse
+from flashinfer_bench.errors import UsageError
 from flashinfer_bench.routines.case.spec import TORCH, Flag, Routine, from_zero, real, switch, whole, word
 from flashinfer_bench.routines.table import ROUTINES, find_routine
 
@@ -66,12 +66,12 @@ def execute(args: argparse.Namespace) -> int:
     """Print the help, or run the session. The exit code is 0 if all cases ran and were written.
 
     Raises:
-        Misuse: no arguments are given, or they cannot be used. No case was run.
+        UsageError: no arguments are given, or they cannot be used. No case was run.
     """
     words: list[str] = args.argv[1:]
     if not words:
         usage = USAGE % {"prog": PROGRAM}
-        raise Misuse(f"perf needs a routine or a testlist: {usage}; see {PROGRAM} --help")
+        raise UsageError(f"perf needs a routine or a testlist: {usage}; see {PROGRAM} --help")
     if {"-h", "--help"} & set(words):
         print_help(words)
         return 0
@@ -129,19 +129,19 @@ def check_outer(rest: Sequence[str]) -> None:
     """Check the flags beside a testlist: at least one routine has each flag, and each value has its flag's kind.
 
     Raises:
-        Misuse: a flag is unknown or a value is wrong. One error names all unknown flags.
+        UsageError: a flag is unknown or a value is wrong. One error names all unknown flags.
     """
     own = {flag.name: replace(flag, choices=()) for routine in ROUTINES.values() for flag in routine.flags}
     parser = make_parser(own.values())
     if unknown := parser.parse_known_args(list(rest))[1]:
-        raise Misuse("\n".join(describe_unknown_arguments(unknown, parser)))
+        raise UsageError("\n".join(describe_unknown_arguments(unknown, parser)))
 
 
 def split_session(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return the session's flags, and the remaining arguments, which are for the cases.
 
     Raises:
-        Misuse: a value is out of range.
+        UsageError: a value is out of range.
     """
     return make_parser(case=False).parse_known_args(list(argv))
 
@@ -150,7 +150,7 @@ def parse_case(argv: Sequence[str]) -> tuple[Routine, argparse.Namespace]:
     """Return the routine of the arguments, and its flags. `args.backends` has the routine's names of backends.
 
     Raises:
-        Misuse: the routine is missing or unknown, or it does not have a flag. One error names all unknown flags.
+        UsageError: the routine is missing or unknown, or it does not have a flag. One error names all unknown flags.
     """
     name = read_names(argv).routine
     routine = find_routine(name) if name is not None else None
@@ -159,14 +159,14 @@ def parse_case(argv: Sequence[str]) -> tuple[Routine, argparse.Namespace]:
     problems = describe_unknown_arguments(rest, make_parser(own)) if rest else []
     if routine is None:
         near = [line for line in problems if "did you mean" in line]
-        raise Misuse(" ".join([*near, f"--routine is missing; known: {', '.join(ROUTINES)}"]))
+        raise UsageError(" ".join([*near, f"--routine is missing; known: {', '.join(ROUTINES)}"]))
     missing = [f"--{flag.name}" for flag in own if flag.required and getattr(args, flag.name) is None]
     problems += [f"routine {routine.name} needs {', '.join(missing)}"] if missing else []
     args.backends = [routine.aliases.get(name, name) for name in args.backends]
     if unknown := [name for name in args.backends if name not in routine.backends]:
         problems.append(f"--backends {' '.join(unknown)}: routine {routine.name} has {', '.join(routine.backends)}")
     if problems:
-        raise Misuse("\n".join(problems))
+        raise UsageError("\n".join(problems))
     return routine, args
 
 

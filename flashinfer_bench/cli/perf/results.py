@@ -2,7 +2,7 @@
 line of JSON with all fields.
 
 Times come from the trace's measurement, which the row contains. Each row is written immediately. If a file cannot be
-opened, that is Misuse, and no case runs. If a row cannot be written later, for example on a full disk, that is reported
+opened, that is UsageError, and no case runs. If a row cannot be written later, as on a full disk, that is reported
 once. The file then gets no more rows, the session continues, and the command ends with 1.
 """
 
@@ -26,7 +26,7 @@ from flashinfer_bench.cli.output import FAILED, RAN, write_err, write_out, write
 from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.data import Evaluation, EvaluationStatus
 from flashinfer_bench.data.measurement import Measurement, read_measurement
-from flashinfer_bench.errors import Misuse
+from flashinfer_bench.errors import UsageError
 from flashinfer_bench.report.verdict import reason_of, to_one_line
 from flashinfer_bench.roofline.peaks import describe_time
 from flashinfer_bench.routines.case.generated_entry import describe_case
@@ -228,7 +228,7 @@ class Results:
     A file that is not empty is first renamed, with a note.
 
     Raises:
-        Misuse: a file cannot be written.
+        UsageError: a file cannot be written.
     """
 
     def __init__(self, requests: Sequence[Request], session: Namespace, platform: Platform) -> None:
@@ -246,7 +246,7 @@ class Results:
                 self._open[path] = open_to_replace(output.path, root=output.root)
                 _append(self._open[path], _csv_line(COLUMNS) if path == self._csv else b"")
             except OSError as error:
-                raise Misuse(f"{path}: cannot be written: {error}") from None
+                raise UsageError(f"{path}: cannot be written: {error}") from None
 
     @property
     def exit_code(self) -> int:

@@ -39,7 +39,7 @@ from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
 from flashinfer_bench.env import cache_root
-from flashinfer_bench.errors import DataSetError, Misuse
+from flashinfer_bench.errors import DataSetError, UsageError
 from flashinfer_bench.routines.case.generated_entry import write_entry
 from flashinfer_bench.routines.case.support import find_platform
 
@@ -54,19 +54,21 @@ def run_session(argv: Sequence[str]) -> int:
     """Run the cases of the flags or of the testlist. The exit code is 0 if all of them ran and were written.
 
     Raises:
-        Misuse: flags or testlist cannot be used. No case was run.
+        UsageError: flags or testlist cannot be used. No case was run.
     """
     session, rest = split_session(argv)
     if session.resume and session.save_trace_set is None:
-        raise Misuse("--resume needs the recorded cases: name their folder with --save_trace_set DIR")
+        raise UsageError("--resume needs the recorded cases: name their folder with --save_trace_set DIR")
     if session.retry_timeouts and not session.resume:
-        raise Misuse("--retry_timeouts changes which cases --resume skips: give --resume too")
+        raise UsageError("--retry_timeouts changes which cases --resume skips: give --resume too")
     devices = discover_devices(session.devices or None)
     platform = find_platform(devices[0].name, devices[0].capability)
     requests = read_requests(rest, session.testlist, platform)
     if any(request.runs_as_ranks for request in requests):
         if len(requests) > 1 or len(requests[0].backends) > 1:
-            raise Misuse("ranks of mpirun time one case of moe_a2a_dispatch_combine: --backends moe_a2a, no testlist")
+            raise UsageError(
+                "ranks of mpirun time one case of moe_a2a_dispatch_combine: --backends moe_a2a, no testlist"
+            )
         from flashinfer_bench.cli.perf.ranks import run_ranks  # torch, which the engine's host does not need
 
         return run_ranks(requests[0], session, platform)
@@ -88,11 +90,11 @@ def run_session(argv: Sequence[str]) -> int:
         reason = "it was not run"
         stack.enter_context(one_interrupt())
         try:
-            for_walls = find_sandbox(session.sandbox, cache_root(os.environ)).has_walls
+            for_sandbox = find_sandbox(session.sandbox, cache_root(os.environ)).is_sandboxed
             # A sandboxed worker cannot share the kernels that it compiles, so the next case would compile them again.
-            is_worth_it = session.testlist is not None or (for_walls and devices[0].kind == "cuda")
+            is_worth_it = session.testlist is not None or (for_sandbox and devices[0].kind == "cuda")
             if session.jit_jobs is not None or is_worth_it:
-                compile_ahead(requests, root, devices, jobs=session.jit_jobs, for_walls=for_walls)
+                compile_ahead(requests, root, devices, jobs=session.jit_jobs, for_sandbox=for_sandbox)
             for group in in_groups(requests):
                 _run_group(results, group, session, root)
         except KeyboardInterrupt:

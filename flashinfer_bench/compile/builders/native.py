@@ -51,7 +51,7 @@ SECONDS: Final = {"tvm-ffi": 4.0, "torch": 25.0, "cuda": 10.0, "cutlass": 40.0}
 
 The guess decides only the order of builds."""
 SECONDS_A_BYTE: Final = 1e-4
-BLANK: Final = rb"\s|//[^\n]*\n|/\*(?:[^*]|\*(?!/))*\*/"
+SPACE: Final = rb"\s|//[^\n]*\n|/\*(?:[^*]|\*(?!/))*\*/"
 """A character of white space, or a comment."""
 HOST_PROBE: Final = b"#include <vector>\nint probe(int x) { return std::vector<int>(x).size(); }\n"
 DEVICE_PROBE: Final = b"#include <cuda_runtime.h>\n__global__ void kernel() {}\nvoid probe() { kernel<<<1, 1>>>(); }\n"
@@ -306,7 +306,7 @@ def choose_units(paths: Sequence[str], *, is_cuda: bool) -> list[str]:
 def begins_with(source: bytes, header: str) -> bool:
     """Return whether a source begins, after comments, with the include of a header."""
     name = re.escape(header.encode())
-    return re.match(rb"(?:%b)*#[ \t]*include[ \t]*(?:<%b>|\"%b\")" % (BLANK, name, name), source) is not None
+    return re.match(rb"(?:%b)*#[ \t]*include[ \t]*(?:<%b>|\"%b\")" % (SPACE, name, name), source) is not None
 
 
 def _header_recipe(commands: Commands, readable: tuple[Path, ...]) -> BuildRecipe:

@@ -135,9 +135,9 @@ def _make(path: Path, sources: dict[str, str], definitions: Mapping[str, Definit
     absolute = path.absolute()
     words = [absolute.stem if path.is_file() else absolute.name]
     words += [folder.name for folder in list(absolute.parents)[:NAMED_FOLDERS]]
-    definition, told_by = hints.definition, "as given"
+    definition, reason = hints.definition, "as given"
     if definition is None:
-        definition, told_by = _find_definition(symbol, signatures, words, definitions)
+        definition, reason = _find_definition(symbol, signatures, words, definitions)
     _check_name(definition, definitions)
     try:
         solution = Solution(
@@ -153,7 +153,7 @@ def _make(path: Path, sources: dict[str, str], definitions: Mapping[str, Definit
     problems = check_entry(solution) if hints.entry else []
     if problems:
         raise DataSetError(f"--entry: {problems[0]}")
-    reported = f"{path}: {language.value}, {solution.spec.entry_point}, of {definition} ({told_by})"
+    reported = f"{path}: {language.value}, {solution.spec.entry_point}, of {definition} ({reason})"
     return Draft(solution, path, reported, False)
 
 

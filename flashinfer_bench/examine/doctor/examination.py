@@ -1,6 +1,6 @@
 """The whole examination: read, measure, have the engine check itself, and report the findings.
 
-*Twins* are one kernel as two solutions. The ratio of their times should be 1. Its deviation is the error of every
+One kernel is timed as two identical solutions. The ratio of their times should be 1. Its deviation is the error of any
 comparison on this machine. Our own *programs* show how solutions can be compiled, loaded and called.
 """
 
@@ -34,21 +34,21 @@ from flashinfer_bench.examine.doctor.findings import Finding
 from flashinfer_bench.examine.doctor.machine import MachineState, Readings, read_machine
 from flashinfer_bench.report.verdict import reason_of
 
-FORMAT_VERSION: Final = 4
-"""Version of the JSON document. History: 2 has `twins`, as `compare` has them; 3 has flat `readings`; 4 no rates."""
+FORMAT_VERSION: Final = 5
+"""Version of the JSON document."""
 PROBE: Final = "flashinfer_bench.examine.doctor.probe"
 PROBE_S: Final = 300.0
 """Seconds until the probe is ended without a result."""
 SEE_MESSAGE: Final = "see what the message names"
-TWINS: Final = ("first twin", "second twin")
-TWINS_S: Final = 20.0
-"""Seconds of timing twins, at most."""
+NAMES: Final = ("first", "second")
+IDENTICAL_S: Final = 20.0
+"""Seconds of timing identical solutions, at most."""
 THRESHOLDS: Final = {"cuda": 0.02, "cpu": 0.1}
-"""Twins are timed until it is decided whether they differ by more than this share."""
+"""Identical solutions are timed until it is decided whether they differ by more than this share."""
 SIZES: Final = {"cuda": (1 << 18, 1 << 23), "cpu": (1 << 12, 1 << 14)}
 """Numbers of elements of the timed calls: a short and a longer call."""
 KERNELS: Final = {"one_kernel": "x * 2", "several_kernels": "x * 0.5 * 0.5 * 0.5 * 16"}
-"""Name → the returned expression of a twin. Each doubles its input exactly."""
+"""Name → the returned expression of a solution. Each doubles its input exactly."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Report:
     machine: MachineState
     readings: Readings | None = None
     """None if the device could not be measured."""
-    twins: Comparison | None = None
+    identical: Comparison | None = None
     """None if the step was skipped, or the device could not be measured."""
     findings: list[Finding] = field(default_factory=list)
     summary: str = ""
@@ -70,9 +70,9 @@ class Report:
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON-able values."""
-        twins = None if self.twins is None else self.twins.document(TWINS, ())
+        identical = None if self.identical is None else self.identical.document(NAMES, ())
         head = {"version": FORMAT_VERSION, "exit_code": self.exit_code}
-        return {**head, **asdict(replace(self, twins=None)), "twins": twins}
+        return {**head, **asdict(replace(self, identical=None)), "identical": identical}
 
 
 def examine(
@@ -103,8 +103,8 @@ def examine(
         return [of.find_clock(report.readings)]
 
     def compare() -> Iterable[Finding]:
-        report.twins = time_twins(device)
-        return [of.find_agreement(report.twins, on_gpu=device.kind == "cuda")]
+        report.identical = time_identical(device)
+        return [of.find_agreement(report.identical, on_gpu=device.kind == "cuda")]
 
     steps: list[tuple[str, str, Callable[[], Iterable[Finding]]]] = [
         ("measuring", f"measuring {device.label}", probe),
@@ -146,16 +146,16 @@ def run_probe(device: Device, *, limit_s: float = PROBE_S) -> Readings:
     return TypeAdapter(Readings).validate_python(found)
 
 
-def time_twins(device: Device) -> Comparison:
-    """Compare twins as `compare` does, and record their run-to-run variation."""
+def time_identical(device: Device) -> Comparison:
+    """Compare identical solutions as `compare` does, and record their run-to-run variation."""
 
-    def make_twin(kernel: str, number: int) -> Solution:
+    def make_copy(kernel: str, number: int) -> Solution:
         source = f"# {number}\ndef run(x):\n    return {KERNELS[kernel]}\n"
         return KnownGood(kernel, "python", f"{kernel}_{number}.py", source).solution()
 
-    pairings = [Pairing(make_twin(kernel, 1), make_twin(kernel, 2), kernel) for kernel in KERNELS]
+    pairings = [Pairing(make_copy(kernel, 1), make_copy(kernel, 2), kernel) for kernel in KERNELS]
     trace_set = _make_set([], SIZES[device.kind])
-    return measure(trace_set, pairings, _config_for(device), threshold=THRESHOLDS[device.kind], budget_s=TWINS_S)
+    return measure(trace_set, pairings, _config_for(device), threshold=THRESHOLDS[device.kind], budget_s=IDENTICAL_S)
 
 
 def try_programs(device: Device) -> dict[str, str | None]:

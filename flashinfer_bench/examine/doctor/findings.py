@@ -15,10 +15,10 @@ from flashinfer_bench.timing.nvml import GpuState
 
 State = Literal["ok", "note", "broken"]
 
-TWINS_AGREE: Final = 0.015
-"""Twins (one kernel as two solutions) agree if their latencies differ by at most this share."""
-TWINS_DIFFER: Final = 0.04
-"""If twins on a GPU differ by a larger share than this, its times cannot be compared."""
+SAME_SHARE: Final = 0.015
+"""Identical solutions agree if their latencies differ by at most this share."""
+OTHER_SHARE: Final = 0.04
+"""If identical solutions on a GPU differ by a larger share than this, the times of that GPU cannot be compared."""
 TO_GET_CUPTI: Final = {
     "subscriber": "run this without a profiler around it",
     "PRIVILEGES": "let every user profile (the NVIDIA driver's module option NVreg_RestrictProfilingToAdminUsers=0)",
@@ -95,7 +95,7 @@ def find_confinement(sandbox: Sandbox, asked_for: Level) -> Iterator[Finding]:
         yield Finding("sandbox", "note", text, "leave --sandbox at auto")
     elif sandbox.missing:
         text = "; ".join(f"{part}: {why}" for part, why in sandbox.missing.items())
-        advice = "run strangers' code in a container of its own, or on a machine with Linux 6.2 or later"
+        advice = "run untrusted code in a container of its own, or on a machine with Linux 6.2 or later"
         yield Finding("sandbox", "broken" if asked_for == "strict" else "note", text, advice)
     elif sandbox.level != "off":
         text = f"strict can be had: files, connections, rights; the user of a worker is {sandbox.user}"
@@ -131,17 +131,17 @@ def find_clock(readings: Readings) -> Finding:
     return Finding("clock", "note", f"CUDA events ({reason}); {pair}", advice)
 
 
-def find_agreement(twins: Comparison, *, on_gpu: bool) -> Finding:
+def find_agreement(identical: Comparison, *, on_gpu: bool) -> Finding:
     """Say whether the same kernel gets the same time twice."""
-    ratios = [row.ratio.ratio for row in twins.rows if row.ratio is not None]
-    if twins.is_failed or not ratios:
-        text = "; ".join(dict.fromkeys(row.problem for row in twins.rows if row.problem)) or "nothing was timed"
+    ratios = [row.ratio.ratio for row in identical.rows if row.ratio is not None]
+    if identical.is_failed or not ratios:
+        text = "; ".join(dict.fromkeys(row.problem for row in identical.rows if row.problem)) or "nothing was timed"
         return Finding("A/A", "broken", f"a kernel that is right did not pass: {text}", "see what the message names")
     worst = max(max(ratio, 1 / ratio) - 1 for ratio in ratios)
     text = f"the same kernel as two solutions, {len(ratios)} times: they differ by {worst:.1%} at the most"
-    if worst <= TWINS_AGREE:
+    if worst <= SAME_SHARE:
         return Finding("A/A", "ok", text)
-    if worst > TWINS_DIFFER and on_gpu:
+    if worst > OTHER_SHARE and on_gpu:
         return Finding("A/A", "broken", f"{text}: times of this machine cannot be compared", AGAIN)
     return Finding("A/A", "note", f"{text}; smaller differences between solutions mean nothing here", AGAIN)
 

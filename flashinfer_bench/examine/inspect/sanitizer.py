@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from flashinfer_bench.errors import Misuse
+from flashinfer_bench.errors import UsageError
 from flashinfer_bench.examine.inspect.tool_runs import Inspected, ToolStep, make_document, render_document
 
 TYPES: Final = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -35,11 +35,11 @@ def check_types(given: Sequence[str] | None) -> list[str]:
     """Return the named checks, each once, or all checks.
 
     Raises:
-        Misuse: a check is unknown.
+        UsageError: a check is unknown.
     """
     unknown = [name for name in given or () if name not in TYPES]
     if unknown:
-        raise Misuse(f"unknown {', '.join(unknown)}; known: {', '.join(TYPES)}")
+        raise UsageError(f"unknown {', '.join(unknown)}; known: {', '.join(TYPES)}")
     return list(dict.fromkeys(given or TYPES))
 
 

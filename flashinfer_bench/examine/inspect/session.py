@@ -83,7 +83,7 @@ class Session(DeviceSession):
         solution = job.solution
         if solution.build_error is not None:
             raise FlashInferBenchError(f"it cannot be built: {solution.build_error}")
-        if self._session_config.has_walls and not has_own_network():
+        if self._session_config.is_sandboxed and not has_own_network():
             raise FlashInferBenchError(NO_NETWORK)
         steps = [ToolStep(**one) for one in json.loads((folder / STEPS).read_text(encoding="utf-8"))]
         policies = self._pool.policies

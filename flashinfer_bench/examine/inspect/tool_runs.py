@@ -20,7 +20,7 @@ from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.planning.plan import Job, describe_nothing
 from flashinfer_bench.bench.runner.sandbox import Level
 from flashinfer_bench.data import CompileOptions, Solution, Trace, TraceSet, Workload, load_json_file
-from flashinfer_bench.errors import DataSetError, FlashInferBenchError, Misuse
+from flashinfer_bench.errors import DataSetError, FlashInferBenchError, UsageError
 
 SESSION: Final = "flashinfer_bench.examine.inspect.session"
 STEPS, DONE = "steps.json", "done.json"
@@ -181,14 +181,14 @@ def find_tool(name: str, given: str | None = None) -> Path:
         given: the user's name or path of the program.
 
     Raises:
-        Misuse: the program was not found.
+        UsageError: the program was not found.
     """
     homes = (f"{os.environ[home]}/bin" for home in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(home))
     folders = [os.environ.get("PATH", os.defpath), *homes, *USUAL_FOLDERS]
     found = shutil.which(given or name, path=os.pathsep.join(folders))
     if found is None:
         product = "Nsight Compute" if name == "ncu" else name
-        raise Misuse(
+        raise UsageError(
             f"{given or name} is not here: inspect {name.removeprefix('compute-')} needs {product}, which comes with "
             "the CUDA toolkit; install it, or put its folder on PATH"
         )
@@ -200,11 +200,11 @@ def find_gpu(name: str | None) -> Device:
 
     Raises:
         ConfigError: no GPU has that name.
-        Misuse: the machine has no usable GPU.
+        UsageError: the machine has no usable GPU.
     """
     device = discover_devices(None if name is None else [name])[0]
     if device.kind == "cpu":
-        raise Misuse("inspect needs an NVIDIA GPU, and this machine has none that the installed torch can use")
+        raise UsageError("inspect needs an NVIDIA GPU, and this machine has none that the installed torch can use")
     return device
 
 

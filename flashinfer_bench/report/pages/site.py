@@ -53,7 +53,7 @@ def write_site(
 
     Raises:
         DataSetError: the folder has other content.
-        Misuse: the baseline author has no verdict.
+        UsageError: the baseline author has no verdict.
         OSError: a file cannot be written.
     """
     if folder.exists() and not (folder.is_dir() and (_is_ours(folder / "index.html") or not any(folder.iterdir()))):

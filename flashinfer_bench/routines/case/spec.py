@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from flashinfer_bench.data.dtypes import Unit
-from flashinfer_bench.errors import Misuse
+from flashinfer_bench.errors import UsageError
 from flashinfer_bench.roofline.cost import Cost, size_of
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class Routine:
     family: str
     flags: Sequence[Flag]
     build: Callable[[Namespace], Case]
-    """Makes a case of flags, among them `routine`, the name. Raises Misuse if flags contradict each other."""
+    """Makes a case of flags, among them `routine`, the name. Raises UsageError if flags contradict each other."""
     name: str
     summary: str
     support: Mapping[str, Sequence[str]]
@@ -212,7 +212,7 @@ class Routine:
         """Make a case of flags.
 
         Raises:
-            Misuse: flags contradict each other.
+            UsageError: flags contradict each other.
         """
         case = self.build(args)
         given = {flag: getattr(args, flag.name) for flag in self.flags}
@@ -252,27 +252,27 @@ BLACKWELL: Final = ("10.0", "10.3")
 
 
 def require(condition: object, message: str) -> None:
-    """Raise Misuse unless a condition on flags holds."""
+    """Raise UsageError unless a condition on flags holds."""
     if not condition:
-        raise Misuse(message)
+        raise UsageError(message)
 
 
 def needed(args: Namespace, flag: str, why: str = "") -> int:
-    """Return the value of a required flag, or raise Misuse if it is missing."""
+    """Return the value of a required flag, or raise UsageError if it is missing."""
     value = getattr(args, flag)
     require(value, f"--{flag} is missing{why}")
     return int(value)
 
 
 def at_most(args: Namespace, flag: str, limit: str) -> int:
-    """Return the value of a flag, or raise Misuse if it is above the value of the flag `limit`."""
+    """Return the value of a flag, or raise UsageError if it is above the value of the flag `limit`."""
     value, most = getattr(args, flag), getattr(args, limit)
     require(value <= most, f"--{flag} {value} is more than --{limit} {most}")
     return int(value)
 
 
 def split(args: Namespace, flag: str, step: int) -> int:
-    """Return the value of a flag divided by a step, or raise Misuse if the step does not divide it."""
+    """Return the value of a flag divided by a step, or raise UsageError if the step does not divide it."""
     value = getattr(args, flag)
     require(value % step == 0, f"--{flag} {value} is no multiple of {step}")
     return int(value // step)

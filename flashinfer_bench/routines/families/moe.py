@@ -96,7 +96,7 @@ def choose_experts(args: Namespace, tokens: int) -> tuple[Any, Any]:
 
 
 def _check_routing(args: Namespace) -> int:
-    """Return the number of experts of this rank, or raise Misuse."""
+    """Return the number of experts of this rank, or raise UsageError."""
     experts, top_k, groups, kept = args.num_experts, args.top_k, args.n_group or 1, args.topk_group or 1
     method, local = args.routing_method, args.local_num_experts or experts
     at_most(args, "top_k", "num_experts")

@@ -76,13 +76,13 @@ def link_modules(shared: Path, own: Path) -> None:
 
     This runs in the solution's sandbox, so files of the solution cannot redirect it elsewhere.
     """
-    places = sorted((shared / LIBRARY).glob("*/*/cached_ops"))
+    folders = sorted((shared / LIBRARY).glob("*/*/cached_ops"))
     downloads = sorted((shared / LIBRARY / "cubins").glob("*"))
-    stamp = "\n".join(f"{place} {place.stat().st_mtime_ns}" for place in (*places, *downloads))
+    stamp = "\n".join(f"{folder} {folder.stat().st_mtime_ns}" for folder in (*folders, *downloads))
     with suppress(OSError, ValueError):
         if read_whole(own / STAMP, MOST_BYTES).decode() == stamp:
             return
-    for target in (*downloads, *(target for place in places for target in _choose(place, shared))):
+    for target in (*downloads, *(target for folder in folders for target in _choose(folder, shared))):
         link = own / target.relative_to(shared)
         link.parent.mkdir(parents=True, exist_ok=True)
         if link.is_symlink() and not link.exists():
@@ -94,10 +94,10 @@ def link_modules(shared: Path, own: Path) -> None:
         file.write(stamp)
 
 
-def _choose(place: Path, shared: Path) -> Iterator[Path]:
+def _choose(folder: Path, shared: Path) -> Iterator[Path]:
     """Yield the modules of a folder to link, and their generated sources."""
-    sources = place.parent / "generated"
-    for module in sorted(place.iterdir()):
+    sources = folder.parent / "generated"
+    for module in sorted(folder.iterdir()):
         build = module / "build.ninja"
         if not (module / f"{module.name}.so").is_file() or not build.is_file():
             continue

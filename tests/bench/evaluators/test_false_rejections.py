@@ -1,4 +1,4 @@
-"""The script that counts wrong verdicts: right solutions pass, wrong twins do not, one wrong verdict is exit code 1."""
+"""The script that counts wrong verdicts: right solutions pass, mutants do not, one wrong verdict is exit code 1."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLAGS = ["--device", "cpu", "--no-save", "--op-types", "gdn", "moe"]
     ("more", "said"),
     [
         (["--rows", "right", "--seeds", "2"], "of 68 verdicts"),
-        (["sampling", "dsa_paged", "lowbit", "--rows", "twins", "--seeds", "1"], "of 127 verdicts"),
+        (["sampling", "dsa_paged", "lowbit", "--rows", "mutants", "--seeds", "1"], "of 127 verdicts"),
     ],
 )
 def test_it_counts_no_wrong_verdict(more, said, monkeypatch, capsys):

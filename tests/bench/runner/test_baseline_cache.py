@@ -55,7 +55,7 @@ HOSTILE = {
 def test_a_file_that_is_no_baseline_of_ours_counts_as_missing_and_is_listed_as_such(tmp_path, spoil):
     cache = BaselineCache(tmp_path)
     cache.folder.mkdir()
-    place = cache.place(KEYS)
+    place = cache.path_of(KEYS)
     spoil(place)
     assert cache.read(KEYS) is None
     assert place in [file.path for file in cache.files() if file.baseline is None]

@@ -7,7 +7,7 @@ import pytest
 from flashinfer_bench.bench import BenchmarkConfig
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
-from flashinfer_bench.errors import Misuse
+from flashinfer_bench.errors import UsageError
 from tests.kit import make_definition, make_solution, make_trace, make_workload
 
 
@@ -55,7 +55,7 @@ def test_traces_give_their_jobs_the_seeds_that_they_had(run_seed):
 
 def test_traces_of_runs_with_different_seeds_are_not_replayed_together():
     for pair in ((5, 6), (5, None)):
-        with pytest.raises(Misuse, match="one by one"):
+        with pytest.raises(UsageError, match="one by one"):
             recorded_seeds([trace_of(JOBS[0], JobSeeds(seed)) for seed in pair])
 
 

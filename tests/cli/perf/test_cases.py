@@ -10,7 +10,7 @@ import pytest
 
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.cli.perf.flags import parse_case, split_session
-from flashinfer_bench.errors import Misuse
+from flashinfer_bench.errors import UsageError
 from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.table import FAMILIES, ROUTINES
 from tests.routines.judged import make_case
@@ -70,7 +70,7 @@ def test_the_numbers_of_a_routine_have_their_range_and_its_help_has_its_flags(ro
     entry = ROUTINES[routine]
     for flag in (flag for flag in entry.flags if flag.kind in ("int", "float") and not flag.choices):
         value = flag.least - 1 if flag.kind == "int" else "-inf"
-        with pytest.raises(Misuse, match=rf"--{flag.name}: .*(must be|needs a finite)"):
+        with pytest.raises(UsageError, match=rf"--{flag.name}: .*(must be|needs a finite)"):
             ask(f"--routine {routine} {SMALL[routine]} --backends torch --{flag.name}={value}")
     assert main(["perf", "--routine", routine, "--help"]) == 0
     text = capsys.readouterr().out
@@ -133,7 +133,7 @@ MOE = SMALL["cutlass_fused_moe"].replace("--cutlass_variant nvfp4", "")
 )
 def test_flags_that_contradict_each_other_are_misuse(routines, flags, said):
     for routine in routines:
-        with pytest.raises(Misuse, match=said):
+        with pytest.raises(UsageError, match=said):
             make_case(routine, flags)
 
 

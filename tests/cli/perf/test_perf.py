@@ -130,7 +130,7 @@ def test_what_is_compiled_ahead_sees_the_compilers_of_workers_and_a_failure_is_t
     honest = ask(RMSNORM)[0].entry.solutions["torch"].sources[0].content
     asked = with_source(f"{honest}\nimport json, os\njson.dump(dict(os.environ), {where})\n")
     monkeypatch.setattr(ahead, "list_calls", lambda _: calls_of(asked, with_source("raise ValueError('no')", "t")))
-    ahead.compile_ahead([asked], tmp_path, [Device("cpu", 0, "a CPU", "cpu")], jobs=2, for_walls=False)
+    ahead.compile_ahead([asked], tmp_path, [Device("cpu", 0, "a CPU", "cpu")], jobs=2, for_sandbox=False)
     err = capsys.readouterr().err
     assert "the latest t, which failed: ValueError: no" in err
     assert "compiling ahead: 2 of 2, the latest" in err

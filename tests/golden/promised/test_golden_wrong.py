@@ -20,7 +20,7 @@ ENDLESS = [name for name, entry in EXPECTED.items() if entry["status"] == "TIMEO
 HEAVY = ["memory_list_rmsnorm_h4096", "prints_a_gigabyte_rmsnorm_h4096"]
 """They fill a gigabyte, and print two: so they have runs of their own, and no job's time limit is near."""
 OTHERS = [name for name in FILES if FILES[name]["author"] == "wrong" and name not in (*ENDLESS, *HEAVY)]
-TWINS = [name for name in FILES if FILES[name]["author"] == "twin"]
+MUTANTS = [name for name in FILES if FILES[name]["author"] == "mutant"]
 
 
 def workloads_of(definition):
@@ -29,13 +29,13 @@ def workloads_of(definition):
 
 
 def cover():
-    """Return few workloads in which all twins show: of each definition those that most twins wait for."""
+    """Return few workloads in which all mutants show: of each definition those that most mutants wait for."""
     chosen = []
-    for definition in sorted({FILES[name]["definition"] for name in TWINS}):
+    for definition in sorted({FILES[name]["definition"] for name in MUTANTS}):
         uuids = workloads_of(definition)
         waiting = {
             name: [uuid for uuid in uuids if uuid.startswith(tuple(EXPECTED[name].get("seen_in", uuids)))]
-            for name in TWINS
+            for name in MUTANTS
             if FILES[name]["definition"] == definition
         }
         while waiting:
@@ -73,8 +73,8 @@ def others(run):
 
 
 @pytest.fixture(scope="module")
-def twins(run):
-    return run("--authors", "twin", "--workloads", *cover())
+def mutants(run):
+    return run("--authors", "mutant", "--workloads", *cover())
 
 
 def assert_expected(done, names):
@@ -110,12 +110,12 @@ def test_their_reasons_and_logs_say_what_was_wrong(sets, others):
     assert "output" in told["missing_output_fused_add_rmsnorm_h1024"]
 
 
-def test_a_twin_is_wrong_where_it_shows(twins):
-    assert_expected(twins, TWINS)
+def test_a_mutant_is_wrong_where_it_shows(mutants):
+    assert_expected(mutants, MUTANTS)
 
 
-def test_a_message_names_output_place_error_ratio_and_tolerance(twins):
-    told = {job["solution"]: job["reason"] for job in twins.json["jobs"] if job["status"] == "INCORRECT_NUMERICAL"}
+def test_a_message_names_output_place_error_ratio_and_tolerance(mutants):
+    told = {job["solution"]: job["reason"] for job in mutants.json["jobs"] if job["status"] == "INCORRECT_NUMERICAL"}
     moe = "gate_and_up_swapped_moe_fp8_block_scale_ds_routing_topk4_ng4_kg2_e8_h256_i256"
     quoted = {
         "last_row_missing_rmsnorm_h4096": (
@@ -146,10 +146,10 @@ def test_one_that_fills_memory_or_prints_a_gigabyte_costs_its_own_job_only(run):
     assert set(HEAVY) <= set(found)
 
 
-def test_traces_of_wrong_solutions_lie_in_their_set_and_their_logs_are_bounded(sets, others, twins):
+def test_traces_of_wrong_solutions_lie_in_their_set_and_their_logs_are_bounded(sets, others, mutants):
     assert not [path for path in (sets / "set" / "traces").rglob("*.jsonl") if "plain" not in path.parts]
     traces = read_traces(sets / "over")
-    assert len(traces) >= len(others.json["jobs"]) + len(twins.json["jobs"])
+    assert len(traces) >= len(others.json["jobs"]) + len(mutants.json["jobs"])
     for trace in traces:
         evaluation = trace["evaluation"]
         assert len(evaluation["log"]) < 200_000
@@ -157,7 +157,7 @@ def test_traces_of_wrong_solutions_lie_in_their_set_and_their_logs_are_bounded(s
         assert (evaluation["correctness"] is None) == (evaluation["status"] not in ("PASSED", "INCORRECT_NUMERICAL"))
 
 
-def test_no_process_is_left(others, twins):
+def test_no_process_is_left(others, mutants):
     wait_until(lambda: not marked_processes("wrong"), 30)
 
 

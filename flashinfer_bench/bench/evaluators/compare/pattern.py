@@ -50,10 +50,10 @@ def describe_pattern(expected: torch.Tensor, got: torch.Tensor, tolerance: Toler
         for words, wanted, given in _candidates(left, right):
             if float(find_beyond(wanted, given, limits).float().mean()) <= 1 - LEAST_SHARE:
                 return f"got {words}"
-    return describe_places(failing)
+    return describe_positions(failing)
 
 
-def describe_places(failing: torch.Tensor) -> str | None:
+def describe_positions(failing: torch.Tensor) -> str | None:
     """Describe the failing places along each axis; None if all places of every axis fail, or none does."""
     count = int(failing.sum())
     if not count:

@@ -211,7 +211,7 @@ class Contents(_Calls):
             writer.vary_rows(value, into, rows, moves, keys | is_negated, columns)
         else:
             writer.move_rows(value, into, rows, choose_moves(value, keys))
-            flips = varied.flips or self._nudges.get(index)
+            flips = varied.flips or self._perturbations.get(index)
             if flips is not None:
                 writer.flip_rows(into, rows, keys, flips)
 
@@ -235,8 +235,8 @@ class Contents(_Calls):
         return self._signs[index]
 
     @cached_property
-    def _nudges(self) -> dict[int, torch.Tensor | None]:
-        return {at: find_nudge(self.base[at]) for at, one in enumerate(self._varied) if one.is_nudged}
+    def _perturbations(self) -> dict[int, torch.Tensor | None]:
+        return {at: find_perturbation(self.base[at]) for at, one in enumerate(self._varied) if one.is_perturbed}
 
 
 class DealtContents(_Calls):
@@ -326,7 +326,7 @@ def choose_columns(value: torch.Tensor) -> int:
     return math.ceil(count / math.ceil(count / most))
 
 
-def find_nudge(value: torch.Tensor) -> torch.Tensor | None:
+def find_perturbation(value: torch.Tensor) -> torch.Tensor | None:
     """Return which bits of each byte of stored quantised numbers may be flipped together; None if all must stay.
 
     A byte changes to another byte of the tensor with another sign, another lowest bit, or both; in int8 with another

@@ -74,7 +74,7 @@ class VariedInput:
     """Standard deviation of a random "scaled" input that is normal around zero."""
     flips: int = 0
     """Bits of each byte of a random "rolled" input that may be flipped, and leave it as likely as it was."""
-    is_nudged: bool = False
+    is_perturbed: bool = False
     """Whether a "rolled" input that is not random holds quantised numbers, which may change a little."""
     kind: Kind | None = None
     """Its kind for stress cases if it is random; None if a rule fixes its range."""
@@ -94,7 +94,7 @@ def find_varied_input(value_spec: ValueSpec, *, is_random: bool = True) -> Varie
         is_int8 = value_spec.dtype_name == "int8" and is_any and not re.search(NO_NUMBERS, value_spec.name.lower())
         is_quantised = (has_codes or is_int8) and not asking_for(value_spec.definition.constraints, value_spec.name)
         mode = "fixed" if dtype.kind == "bool" else mode
-        return VariedInput(value_spec.name, mode, is_nudged=is_quantised and mode == "rolled")
+        return VariedInput(value_spec.name, mode, is_perturbed=is_quantised and mode == "rolled")
     flips = 0
     kind: Kind | None = None
     if dtype.kind == "bool":

@@ -5,7 +5,7 @@ normalisation, a part of a row predicts its size, and a mean is zero. Each case 
 the table of them: steps of a support (which elements) and a transform (their new values), and the calls of a job. Any
 transform keeps bytes in a part of their range and changes the rate of bools instead.
 
-The definition and the workload decide the list, so each run tries the same cases. The places and values of each are
+The definition and the workload decide the list, so each run tries the same cases. The positions and values of each are
 secret, and so is the time of its calls. Only random inputs without a meaning by a rule are changed. No function here
 waits for a GPU.
 """
@@ -95,7 +95,7 @@ class Chance:
         """Return the numbers below a count in random order."""
         return torch.randperm(count, generator=self.many, device=self.device)
 
-    def places(self, below: int, count: int) -> torch.Tensor:
+    def positions(self, below: int, count: int) -> torch.Tensor:
         """Return `count` random numbers below `below`; some may repeat."""
         return torch.randint(below, (count,), generator=self.many, device=self.device)
 
@@ -184,8 +184,8 @@ def few_columns(rows_per_chosen: int | None = None) -> Support:
     def choose(field: Field) -> Any:
         rows, columns = field.rows.shape
         number = math.ceil(rows / (rows_per_chosen or rows))
-        chosen = field.chance.places(columns, number * min(FEW, columns))
-        return field.chance.places(rows, number)[:, None], chosen.view(number, -1)
+        chosen = field.chance.positions(columns, number * min(FEW, columns))
+        return field.chance.positions(rows, number)[:, None], chosen.view(number, -1)
 
     return choose
 
@@ -213,7 +213,7 @@ def loud_row(field: Field) -> Any:
     if per_group < 2 or size < OUTWEIGHS / 2 * per_group:
         return None
     groups = math.ceil(field.groups / ROWS_PER_CHOSEN)
-    chosen = field.of_rows.places(per_group, groups) + field.of_rows.order(field.groups)[:groups] * per_group
+    chosen = field.of_rows.positions(per_group, groups) + field.of_rows.order(field.groups)[:groups] * per_group
     is_enough = size * FEW >= OUTWEIGHS * per_group * columns
     return chosen[:, None], _spaced(min(FEW, columns) if is_enough else columns, columns, field.chance)
 
@@ -508,15 +508,15 @@ class StressPlan:
             field = self._open(name, number, index, free, wide)
             usual = wide.clone() if free.kind == "bools" else wide
             for support, transform in STRESS_CASES[name].steps[: 1 if is_narrow else None]:
-                places, transform = support(field), redraw if is_narrow else transform
-                if places is None:
+                positions, transform = support(field), redraw if is_narrow else transform
+                if positions is None:
                     continue
-                if isinstance(places, torch.Tensor):
-                    torch.where(places, transform(field.rows.clone(), field), field.rows, out=field.rows)
-                elif places[0] is ...:
-                    transform(wide[places], field)
+                if isinstance(positions, torch.Tensor):
+                    torch.where(positions, transform(field.rows.clone(), field), field.rows, out=field.rows)
+                elif positions[0] is ...:
+                    transform(wide[positions], field)
                 else:
-                    field.rows[places] = transform(field.rows[places], field)
+                    field.rows[positions] = transform(field.rows[positions], field)
             if free.kind == "bools":
                 _keep_some(value, usual)
                 if self._source_checks.empty_rows and name in (SHIFTED_ROWS, CUBED) and len(field.rows) > 1:
@@ -538,7 +538,7 @@ class StressPlan:
             return Chance(derive_seed(self._seed, name, number, *names), values.device)
 
         part = derive_seed(self._seed, "part", name, free.name) % 4 ^ (self._changed[name] - 1) % 4
-        of_columns, of_rows = draw("places", *free.axes[-1:]), draw("places", *free.axes[:-1])
+        of_columns, of_rows = draw("positions", *free.axes[-1:]), draw("positions", *free.axes[:-1])
         rows = values.view(-1, values.shape[-1])
         return Field(values, rows, draw(index), of_columns, of_rows, free.groups, part, self._source_checks.not_finite)
 

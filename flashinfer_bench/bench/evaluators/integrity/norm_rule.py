@@ -114,11 +114,11 @@ class NormRule:
             share, shares = norms.share(left_out), norms.shares(left_out)
         return None
 
-    def _describe(self, rule: str, name: str, share: float, words: str = "the error has", **place: int) -> Excess:
+    def _describe(self, rule: str, name: str, share: float, words: str = "the error has", **location: int) -> Excess:
         size = f"{words} {share:.3g} times the norm of what was expected, {self.limit:g} is allowed"
         if math.isinf(share):
             size = "elements are nan or infinite unlike the reference"
-        evidence = {"output": name, **place, "error_norm": share, "limit": self.limit}
+        evidence = {"output": name, **location, "error_norm": share, "limit": self.limit}
         return f"output {name!r}: {size} (rule {rule!r})", {"rule": rule, "evidence": evidence}
 
 

@@ -71,7 +71,7 @@ class Rounding:
 
 
 USUAL_ROUNDING: Final = Rounding(2.0**-7, 0.25)
-"""Twice a unit in the last place of bfloat16. If a solution's own rounding, of a bfloat16's size at most, changes a
+"""Twice a unit in the last position of bfloat16. If a solution's own rounding, of a bfloat16's size at most, changes a
 choice, one of the draws changes it too. Kernels that round four times as coarsely stay within the limit on
 well-conditioned rows."""
 STRESS_SLACK: Final = 16.0
@@ -209,8 +209,8 @@ class OtherTies(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has
         if func not in CHOOSING or given.get("stable") or not args[0].dim():
             return func(*args, **given)
         self.has_chosen = True
-        place, default = CHOOSING[func]
-        dim = args[place] if len(args) > place else given.get("dim", default)
+        position, default = CHOOSING[func]
+        dim = args[position] if len(args) > position else given.get("dim", default)
         values, along = (args[0].reshape(-1), 0) if dim is None else (args[0], dim)
         order = torch.randperm(values.shape[along], generator=self._generator).to(values.device)
         result = func(values.index_select(along, order), *args[1:], **given)

@@ -1,6 +1,6 @@
 """The Sampling evaluator. A sampler is random, so its draws are judged, not compared.
 
-A draw is one token of one row, drawn in one call. Every draw must be allowed. The places of all draws (`rules`) must be
+A draw is one token of one row, drawn in one call. Every draw must be allowed. The quantiles of all draws (`rules`) are
 uniform and independent (`statistics`). Counts of single tokens are not enough: with 128,256 tokens and some thousand
 draws, a perfect sampler is far from the expected shares. A sampler is tested three times:
 * the first draws, many calls on the same rows;
@@ -28,9 +28,9 @@ from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall
 from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
 from flashinfer_bench.bench.evaluators.sampling.rules import (
     ORDERS,
-    PlacedDraws,
+    DrawQuantiles,
     SamplingProblem,
-    place_draws,
+    find_quantiles,
     read_problem,
 )
 from flashinfer_bench.bench.evaluators.sampling.statistics import (
@@ -127,7 +127,7 @@ class SamplingEvaluator(DefaultEvaluator):
         judge = DrawJudge(definition, limits, make_generator(context.seed, "places of draws", device=CPU))
         result = judge.judge_first([*call_within(math.inf, sol_runnable, inputs[0], limits.trials, expected)])
         if isinstance(result, Rejected):
-            if isinstance(judge.place([JudgedCall(inputs[0], expected, expected)]), Rejected):
+            if isinstance(judge.find_quantiles([JudgedCall(inputs[0], expected, expected)]), Rejected):
                 raise DefinitionFault(
                     f"the reference of {definition.name} draws tokens that its own filters do not allow; "
                     "the rules of the Sampling evaluator do not fit this definition"
@@ -146,7 +146,7 @@ class SamplingEvaluator(DefaultEvaluator):
     def judge_reads(
         cls, definition: Definition, calls: Sequence[JudgedCall], cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> Verdict:
-        """Judge timed calls, each with its own probabilities: every token is allowed, and their places are uniform.
+        """Judge timed calls, each with its own probabilities: every token is allowed, and their quantiles are uniform.
 
         The calls of `check_correctness` have equal inputs; timed calls do not. A solution that detects the difference
         could skip a part of each row in timed calls only.
@@ -220,11 +220,11 @@ class DrawJudge:
 
     def judge_first(self, calls: Sequence[JudgedCall]) -> Verdict:
         """Judge the first draws, all on the same inputs."""
-        placed = self.place(calls)
-        if isinstance(placed, Rejected):
-            return placed
-        chances, (tvd, noise) = self._test(placed[0]), measure_distance(placed[0])
-        draws, threshold = placed[1].numel(), self.limits.tvd_threshold
+        located = self.find_quantiles(calls)
+        if isinstance(located, Rejected):
+            return located
+        chances, (tvd, noise) = self._test(located[0]), measure_distance(located[0])
+        draws, threshold = located[1].numel(), self.limits.tvd_threshold
         correctness = Correctness(
             max_absolute_error=max(0.0, tvd - noise),
             extra={
@@ -250,13 +250,13 @@ class DrawJudge:
         A sampler may skip tokens in some of the rows, such as flat rows. The draws of all rows together hardly show it.
         So each quarter of the rows, by their flatness, is tested alone, and each eighth.
         """
-        placed = self.place(calls)
-        if isinstance(placed, Rejected):
-            return placed
-        places, peaks = placed
-        chances, by_flatness = self._test(places), peaks.reshape(-1).argsort()
+        located = self.find_quantiles(calls)
+        if isinstance(located, Rejected):
+            return located
+        quantiles, peaks = located
+        chances, by_flatness = self._test(quantiles), peaks.reshape(-1).argsort()
         for count in (count for count in PARTS if len(by_flatness) >= count * LEAST_PART):
-            for order, drawn in zip(ORDERS, places, strict=True):
+            for order, drawn in zip(ORDERS, quantiles, strict=True):
                 for number, part in enumerate(drawn.reshape(-1)[by_flatness].chunk(count), 1):
                     words = f"part {number} of {count} of the rows by flatness, tokens by {order}"
                     chances[f"shares, {words}"] = measure_shares(part[None], PART_GROUPS)
@@ -267,10 +267,10 @@ class DrawJudge:
 
     def judge_flattened(self, calls: Sequence[JudgedCall], correctness: Correctness) -> Verdict:
         """Judge calls on flattened rows, and add the figures to the sampler's record."""
-        placed = self.place(calls)
-        if isinstance(placed, Rejected):
-            return placed
-        chances, least_shift = self._test(placed[0]), self.limits.least_shift
+        located = self.find_quantiles(calls)
+        if isinstance(located, Rejected):
+            return located
+        chances, least_shift = self._test(located[0]), self.limits.least_shift
         odd = self.limits.find_odd(chances, alarm_share=FLAT_SHARE)
         result = {"calls": len(calls), "least_shift": least_shift, "smallest_p_value": min(chances.values())}
         correctness = correctness.model_copy(update={"extra": {**(correctness.extra or {}), "flattened": result}})
@@ -278,11 +278,11 @@ class DrawJudge:
         integrity = {"rule": POWER, "evidence": {"test": min(chances, key=chances.__getitem__), **result}}
         return decide(odd and message, correctness, integrity)
 
-    def place(self, calls: Sequence[JudgedCall]) -> tuple[torch.Tensor, torch.Tensor] | Rejected:
-        """Return the places of draws [orders, calls, rows] and the largest probabilities [calls, rows].
+    def find_quantiles(self, calls: Sequence[JudgedCall]) -> tuple[torch.Tensor, torch.Tensor] | Rejected:
+        """Return the quantiles of draws [orders, calls, rows] and the largest probabilities [calls, rows].
 
         A forbidden draw returns the verdict instead. Calls on the same inputs are adjacent. Inputs with equal numbers
-        of calls are placed at once, as rows of one problem, which is far faster on a GPU than one by one.
+        of calls are processed at once, as rows of one problem, which is far faster on a GPU than one by one.
         """
         by_count: dict[int, list[tuple[SamplingProblem, torch.Tensor]]] = defaultdict(list)
         for _, group in groupby(calls, key=lambda call: id(call.inputs)):
@@ -295,38 +295,38 @@ class DrawJudge:
             problem = read_problem(self.definition, alike[0].inputs)
             tokens = torch.stack(draws, dim=1).to(problem.probabilities.device, torch.int64)
             by_count[len(alike)].append((problem, tokens))
-        all_places, all_peaks = [], []
+        all_quantiles, all_peaks = [], []
         for count, groups in by_count.items():
             problems, some = zip(*groups, strict=True)
             tokens, rows = torch.cat(some), len(some[0])
             filters = {key: torch.cat([one.filters[key] for one in problems]) for key in problems[0].filters}
             problem = SamplingProblem(torch.cat([one.probabilities for one in problems]), filters, problems[0].joint)
-            placed = place_draws(problem, tokens, self.generator)
-            if not bool(placed.allowed.all()):
-                return _describe_forbidden(problem, tokens, placed)
-            places = placed.places.view(-1, rows, count, len(ORDERS))
-            all_places.append(places.permute(3, 0, 2, 1).flatten(1, 2))
-            all_peaks.append(placed.peaks.view(-1, rows).repeat_interleave(count, dim=0))
-        return torch.cat(all_places, dim=1), torch.cat(all_peaks)
+            located = find_quantiles(problem, tokens, self.generator)
+            if not bool(located.allowed.all()):
+                return _describe_forbidden(problem, tokens, located)
+            quantiles = located.quantiles.view(-1, rows, count, len(ORDERS))
+            all_quantiles.append(quantiles.permute(3, 0, 2, 1).flatten(1, 2))
+            all_peaks.append(located.peaks.view(-1, rows).repeat_interleave(count, dim=0))
+        return torch.cat(all_quantiles, dim=1), torch.cat(all_peaks)
 
-    def _test(self, places: torch.Tensor) -> dict[str, float]:
-        """Return the p-value of each test of places [orders, calls, rows]."""
+    def _test(self, quantiles: torch.Tensor) -> dict[str, float]:
+        """Return the p-value of each test of quantiles [orders, calls, rows]."""
         chances: dict[str, float] = {}
-        for order, drawn in zip(ORDERS, places, strict=True):
+        for order, drawn in zip(ORDERS, quantiles, strict=True):
             result = {**measure_chances(drawn), "left out": measure_omission(drawn, self.limits.least_shift)}
             chances |= {f"{test}, tokens by {order}": chance for test, chance in result.items()}
         return chances
 
 
-def _describe_forbidden(problem: SamplingProblem, tokens: torch.Tensor, placed: PlacedDraws) -> Rejected:
+def _describe_forbidden(problem: SamplingProblem, tokens: torch.Tensor, located: DrawQuantiles) -> Rejected:
     """Return the verdict on draws [rows, calls] that are not allowed."""
-    wrong = ~placed.allowed
+    wrong = ~located.allowed
     count, (_, row) = int(wrong.sum()), wrong.T.nonzero()[0].tolist()
     token, vocabulary = int(tokens[row][wrong[row]][0]), problem.probabilities.shape[1]
     why = f"the vocabulary has {vocabulary}"
     if 0 <= token < vocabulary:
         filters = ", ".join(f"{name}={float(value[row]):g}" for name, value in problem.filters.items())
-        allowed = f"{int(placed.kept[row])} tokens are allowed{f' ({filters})' if filters else ''}"
+        allowed = f"{int(located.kept[row])} tokens are allowed{f' ({filters})' if filters else ''}"
         why = f"its probability is {float(problem.probabilities[row, token]):.4g}; {allowed}"
     return Rejected(
         EvaluationStatus.INCORRECT_NUMERICAL,

@@ -1,4 +1,4 @@
-"""The tokens that a sampler may draw, and the place of each draw in its required distribution.
+"""The tokens that a sampler may draw, and the quantile of each draw in its required distribution.
 
 Filters act on the probabilities of a row, sorted from the largest:
 * top-k keeps the first k tokens. A k below 1 or above the vocabulary keeps all.
@@ -12,9 +12,9 @@ Implementations differ in rounding and ties, and all of them are right. So a row
 tokens. The tokens between the two are the group at the boundary. Every draw from the wide set is allowed. The number of
 draws in the group shows which set the sampler follows.
 
-In a fixed order of the tokens, each token has a stretch of [0, 1) as long as its probability. The place of a draw is a
-random point of its token's stretch. Places of a right sampler are uniform and independent for any distribution, so
-places of different rows are tested together (`statistics`).
+In a fixed order of the tokens, each token has a stretch of [0, 1) as long as its probability. A draw's quantile is a
+random point of its token's stretch. Quantiles of a right sampler are uniform and independent for any distribution, so
+quantiles of different rows are tested together (`statistics`).
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class SamplingProblem:
     """Whether top-k and top-p both act on the original row."""
 
 
-class PlacedDraws(NamedTuple):
+class DrawQuantiles(NamedTuple):
     """The draws of all rows and calls, on the CPU."""
 
-    places: torch.Tensor
+    quantiles: torch.Tensor
     """[rows, calls, orders]."""
     allowed: torch.Tensor
     """[rows, calls]: whether the token is in the wide set."""
@@ -140,8 +140,8 @@ class SortedRows:
         return kept.clamp(min=1)
 
 
-def place_draws(problem: SamplingProblem, tokens: torch.Tensor, generator: torch.Generator) -> PlacedDraws:
-    """Find the places of draws, some rows at once.
+def find_quantiles(problem: SamplingProblem, tokens: torch.Tensor, generator: torch.Generator) -> DrawQuantiles:
+    """Find the quantiles of draws, some rows at once.
 
     Args:
         problem: the sampler's inputs.
@@ -154,12 +154,12 @@ def place_draws(problem: SamplingProblem, tokens: torch.Tensor, generator: torch
         part = slice(start, start + step)
         filters = {name: value[part] for name, value in problem.filters.items()}
         some = SamplingProblem(problem.probabilities[part], filters, problem.joint)
-        chunks.append([one.cpu() for one in _place(some, tokens[part], generator)])
-    return PlacedDraws(*map(torch.cat, zip(*chunks, strict=True)))
+        chunks.append([one.cpu() for one in _find_quantiles(some, tokens[part], generator)])
+    return DrawQuantiles(*map(torch.cat, zip(*chunks, strict=True)))
 
 
-def _place(problem: SamplingProblem, tokens: torch.Tensor, generator: torch.Generator) -> PlacedDraws:
-    """Find the places of draws [rows, calls]."""
+def _find_quantiles(problem: SamplingProblem, tokens: torch.Tensor, generator: torch.Generator) -> DrawQuantiles:
+    """Find the quantiles of draws [rows, calls]."""
     probabilities, ordered = problem.probabilities, SortedRows(problem)
     spread = torch.rand((3, *tokens.shape), dtype=torch.float64, generator=generator).to(tokens.device)
     narrow = ordered.count_kept(-ROUNDING)
@@ -177,7 +177,7 @@ def _place(problem: SamplingProblem, tokens: torch.Tensor, generator: torch.Gene
     whole = torch.where(follows_wide, wide_mass, narrow_mass)
     low = torch.where(in_group, core_mass, ordered.mass.gather(1, above))
     high = torch.where(in_group, whole, ordered.mass.gather(1, up_to))
-    places = [(low + spread[0] * (high - low)) / whole]
+    quantiles = [(low + spread[0] * (high - low)) / whole]
     weights = torch.where(probabilities >= least, probabilities, 0.0)
     # If ties decide a row's kept tokens, orders by id test nothing: its draws may lie anywhere.
     clear = wide_mass - narrow_mass <= MATERIAL * narrow_mass
@@ -185,10 +185,10 @@ def _place(problem: SamplingProblem, tokens: torch.Tensor, generator: torch.Gene
         order, position = order.to(tokens.device), order.argsort().to(tokens.device)[tokens]
         in_order = weights[:, order].double()
         mass = in_order.cumsum(dim=1)
-        place = (mass.gather(1, position) - by_chance * in_order.gather(1, position)) / mass[:, -1:]
-        places.append(torch.where(clear, place, by_chance))
+        quantile = (mass.gather(1, position) - by_chance * in_order.gather(1, position)) / mass[:, -1:]
+        quantiles.append(torch.where(clear, quantile, by_chance))
     allowed = in_range & (drawn >= least) & (drawn > 0)
-    return PlacedDraws(torch.stack(places, dim=-1), allowed, wide[:, 0], probabilities.amax(dim=1))
+    return DrawQuantiles(torch.stack(quantiles, dim=-1), allowed, wide[:, 0], probabilities.amax(dim=1))
 
 
 def _order_ids(vocabulary: int) -> list[torch.Tensor]:

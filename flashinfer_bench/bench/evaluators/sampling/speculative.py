@@ -4,8 +4,8 @@ A drafted token has the probability p in the target and q in the draft. It is ac
 After the first rejection, a token is drawn from max(0, target - draft), rescaled. If no token is rejected, one is
 drawn from the target's last row.
 
-The outputs are random. Their form is checked exactly. Three numbers are tested against their distribution, by places as
-for draws: the emitted tokens, the tokens that could be accepted one by one, and the last token. The numbers of timed
+The outputs are random. Their form is checked exactly. Three numbers are tested against their distribution, by quantiles
+as for draws: the emitted tokens, the tokens that could be accepted one by one, and the last token. The numbers of timed
 calls are tested too. Their inputs never repeat, which a solution could detect.
 """
 
@@ -91,7 +91,7 @@ def judge_calls(
     *,
     alarm_share: float = 1.0,
 ) -> Verdict:
-    """Judge calls. Each must be possible, and their places [calls, rows] uniform in each of three distributions.
+    """Judge calls. Each must be possible, and their quantiles [calls, rows] uniform in each of three distributions.
 
     Args:
         definition: names the outputs.
@@ -101,24 +101,24 @@ def judge_calls(
         alarm_share: factor on the limits' rejection rate of a right sampler.
     """
     generator = make_generator(context.seed, "places of chains", device=CPU)
-    places, chain, inputs = [], None, None
+    quantiles, chain, inputs = [], None, None
     for number, call in enumerate(calls):
         if chain is None or call.inputs is not inputs:
             chain, inputs = Chain(*call.inputs), call.inputs
         got = check_form(definition, call.got, call.expected)
         if isinstance(got, Rejected):
             return got
-        result = chain.place(got, generator)
+        result = chain.find_quantiles(got, generator)
         if isinstance(result, str):
             return decide(f"call {number}: {result}", Correctness(max_absolute_error=1.0))
-        places.append(result)
+        quantiles.append(result)
     chances = {
         f"{name}, {test}": chance
-        for name, part in zip(TESTED, torch.stack(places, dim=1), strict=True)
+        for name, part in zip(TESTED, torch.stack(quantiles, dim=1), strict=True)
         for test, chance in measure_chances(part).items()
     }
     odd = limits.find_odd(chances, alarm_share=alarm_share)
-    extra = {"calls": len(places), "smallest_p_value": min(chances.values()), "p_values": chances}
+    extra = {"calls": len(quantiles), "smallest_p_value": min(chances.values()), "p_values": chances}
     return decide(odd and f"the results are {odd}", Correctness(extra=extra))
 
 
@@ -151,14 +151,14 @@ class Chain:
         self.last = pad(left.cumsum(dim=-1), (1, 0))
         """[rows, n + 1, vocabulary + 1], of the last token at each position."""
 
-    def place(self, got: Sequence[torch.Tensor], generator: torch.Generator) -> torch.Tensor | str:
-        """Return the place of a call in each of its three distributions, [3, rows] in [0, 1).
+    def find_quantiles(self, got: Sequence[torch.Tensor], generator: torch.Generator) -> torch.Tensor | str:
+        """Return the quantile of a call in each of its three distributions, [3, rows] in [0, 1).
 
         An impossible call returns the reason instead.
         """
         tokens, accepted, emitted = (value.long().cpu() for value in got)
         at = emitted.clamp(0, self.count)[:, None]
-        mass, place = self.last[torch.arange(len(at)), at[:, 0]], torch.arange(self.count + 1)
+        mass, position = self.last[torch.arange(len(at)), at[:, 0]], torch.arange(self.count + 1)
         last = tokens.gather(1, at)
         inside = (last >= 0) & (last < mass.shape[1] - 1)
         last = torch.where(inside, last, 0)
@@ -166,8 +166,8 @@ class Chain:
             "the number of emitted tokens is out of range": emitted[:, None] == at,
             "fewer accepted tokens than emitted ones, or more than drafted": (accepted >= emitted)
             & (accepted <= self.count),
-            "an emitted token is not the drafted one": (tokens == self.drafted) | (place >= at),
-            "what follows the last token is not -1": (tokens == -1) | (place <= at),
+            "an emitted token is not the drafted one": (tokens == self.drafted) | (position >= at),
+            "what follows the last token is not -1": (tokens == -1) | (position <= at),
             "the last token cannot be drawn there": inside & (mass.gather(1, last + 1) > mass.gather(1, last)),
         }
         for what, holds in checks.items():

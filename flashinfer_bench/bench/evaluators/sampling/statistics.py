@@ -1,4 +1,4 @@
-"""Tests of whether places in [0, 1) are uniform and independent: statistics only, no tokens, no solution.
+"""Tests of whether quantiles in [0, 1) are uniform and independent: statistics only, no tokens, no solution.
 
 Each test gives a p-value: the chance that a perfect sampler looks this odd or odder. Sums of chi-square over rows or
 calls are compared with the chi-square distribution. Their own spread is a little smaller, so a perfect sampler is
@@ -22,37 +22,37 @@ LEAST_EXPECTED: Final = 8
 """Expected draws of a group, at least; few draws have fewer groups."""
 
 
-def measure_distance(places: torch.Tensor) -> tuple[float, float]:
-    """Return how far the shares of groups of tokens are from equal shares, in places [orders, ...].
+def measure_distance(quantiles: torch.Tensor) -> tuple[float, float]:
+    """Return how far the shares of groups of tokens are from equal shares, in quantiles [orders, ...].
 
     Returns:
         The total variation distance in the worst order: half of the sum of |observed share - expected share|. And the
         distance that a perfect sampler with this number of draws exceeds once in ten thousand times.
     """
-    draws = places[0].numel()
+    draws = quantiles[0].numel()
     groups = _group_count(draws, GROUPS[0])
-    shares = _count(places.reshape(len(places), -1), groups) / draws
+    shares = _count(quantiles.reshape(len(quantiles), -1), groups) / draws
     # The mean of the sum of folded normal values, one for each group, and four deviations of the sum.
     noise = math.sqrt(groups / (2 * math.pi * draws)) + 1.2 / math.sqrt(draws)
     return float((shares - 1 / groups).abs().sum(dim=1).max() / 2), noise
 
 
-def measure_chances(places: torch.Tensor) -> dict[str, float]:
-    """Test places [calls, rows]; return a p-value for each test of being uniform and independent."""
-    calls, rows = places.shape
-    result = {"shares": measure_shares(places.reshape(1, -1)), "shares within a row": measure_shares(places.T)}
+def measure_chances(quantiles: torch.Tensor) -> dict[str, float]:
+    """Test quantiles [calls, rows]; return a p-value for each test of being uniform and independent."""
+    calls, rows = quantiles.shape
+    result = {"shares": measure_shares(quantiles.reshape(1, -1)), "shares within a row": measure_shares(quantiles.T)}
     if calls > 1:  # draws in the same group as the draw of the call before, by Poisson
-        group = _group(places, PAIR_GROUPS)
+        group = _group(quantiles, PAIR_GROUPS)
         repeats, pairs = (group[1:] == group[:-1]).sum(), group[1:].numel()
         expected = torch.tensor(pairs / PAIR_GROUPS, dtype=torch.float64)
         result["independence of calls"] = float(torch.special.gammainc(repeats.double(), expected)) if repeats else 1.0
     if rows > 1:
-        result["independence of rows"] = measure_shares(places)
+        result["independence of rows"] = measure_shares(quantiles)
     return result
 
 
 def measure_shares(lines: torch.Tensor, groups: tuple[int, int] = GROUPS) -> float:
-    """Test whether the groups of each line [lines, draws] have equal numbers of places; return the p-value."""
+    """Test whether the groups of each line [lines, draws] have equal numbers of quantiles; return the p-value."""
     chances = []
     for most in groups:
         count = _group_count(lines.shape[1], most)
@@ -63,20 +63,20 @@ def measure_shares(lines: torch.Tensor, groups: tuple[int, int] = GROUPS) -> flo
     return min(1.0, 2 * min(chances))  # the smaller of two
 
 
-def measure_omission(places: torch.Tensor, least_share: float) -> float:
+def measure_omission(quantiles: torch.Tensor, least_share: float) -> float:
     """Test whether draws are lacking at an end of [0, 1); return the p-value.
 
     A sampler that omits the likeliest or the unlikeliest tokens has no draws there. Groups of equal share show that
     only if one of them lies wholly in the gap.
 
     Args:
-        places: the draws.
+        quantiles: the draws.
         least_share: width of the smallest gap that must show; widths of twice, four times... are tried, too.
     """
     chances: list[float] = []
-    width, draws = least_share, places.numel()
+    width, draws = least_share, quantiles.numel()
     while width <= 0.5:
-        for count in ((places < width).sum(), (places >= 1 - width).sum()):
+        for count in ((quantiles < width).sum(), (quantiles >= 1 - width).sum()):
             seen, expected = count.double() / draws, torch.tensor(width, dtype=torch.float64)
             # Chernoff's bound on the tail of the binomial distribution; exact if the count is zero.
             entropy = torch.xlogy(seen, seen / expected) + torch.xlogy(1 - seen, (1 - seen) / (1 - expected))
@@ -89,12 +89,12 @@ def _group_count(draws: int, most: int) -> int:
     return max(2, min(most, draws // LEAST_EXPECTED))
 
 
-def _group(places: torch.Tensor, groups: int) -> torch.Tensor:
-    return (places * groups).long().clamp(0, groups - 1)
+def _group(quantiles: torch.Tensor, groups: int) -> torch.Tensor:
+    return (quantiles * groups).long().clamp(0, groups - 1)
 
 
-def _count(places: torch.Tensor, groups: int) -> torch.Tensor:
-    """Count the places of each line in each group, [lines, groups]."""
-    lines = len(places)
-    flat = _group(places, groups) + torch.arange(lines)[:, None] * groups
+def _count(quantiles: torch.Tensor, groups: int) -> torch.Tensor:
+    """Count the quantiles of each line in each group, [lines, groups]."""
+    lines = len(quantiles)
+    flat = _group(quantiles, groups) + torch.arange(lines)[:, None] * groups
     return torch.bincount(flat.reshape(-1), minlength=lines * groups).reshape(lines, groups).double()

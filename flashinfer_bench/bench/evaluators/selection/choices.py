@@ -64,13 +64,13 @@ def judge_choice(offer: Offer, chosen: torch.Tensor, *, name: str) -> Verdict:
     values, columns = chosen.long().sort(dim=1, stable=True)
     first, padding = torch.searchsorted(tokens, values), values == PADDING
     # A token that is offered twice may be chosen twice.
-    place = first + torch.arange(most, device=device) - torch.searchsorted(values, values)
-    known, is_own = ((at < lengths) & (tokens.gather(1, at.clamp(max=size - 1)) == values) for at in (first, place))
-    is_low = is_own & (highest.gather(1, torch.where(is_own, place, 0)) < last(lowest))
+    second = first + torch.arange(most, device=device) - torch.searchsorted(values, values)
+    known, is_own = ((at < lengths) & (tokens.gather(1, at.clamp(max=size - 1)) == values) for at in (first, second))
+    is_low = is_own & (highest.gather(1, torch.where(is_own, second, 0)) < last(lowest))
     codes = torch.where(is_own, is_low.long() * TOO_LOW, torch.where(known, DUPLICATE, STRANGE))
     codes = torch.where(padding, 0, codes).gather(1, columns.argsort(dim=1))
     taken = torch.zeros(rows, size + 1, dtype=torch.bool, device=device)
-    taken = taken.scatter_(1, torch.where(is_own, place, size), value=True)[:, :-1]
+    taken = taken.scatter_(1, torch.where(is_own, second, size), value=True)[:, :-1]
     missing = inside & ~taken & (lowest > last(highest))
     entries = (~padding).sum(dim=1)
     reached = torch.where(taken, scores, torch.inf).amin(dim=1)

@@ -161,8 +161,8 @@ def judge_indices(problem: IndexerProblem, indices: torch.Tensor, tolerance: flo
         values, scales = problem.read_keys(used)
         # A scale may be negative, so it is applied before the relu.
         terms = torch.relu_((problem.queries[row].float() @ values.T).mul_(scales)[:, :length])
-        weights, places = problem.weights[row].float(), used[:, None] * size + torch.arange(size, device=device)
-        tokens[row, :length], order = places.reshape(-1)[:length].sort()
+        weights, positions = problem.weights[row].float(), used[:, None] * size + torch.arange(size, device=device)
+        tokens[row, :length], order = positions.reshape(-1)[:length].sort()
         scores[row, :length] = (weights @ terms)[order]
         margins[row, :length] = (weights.abs() @ terms)[order] * tolerance
     result = judge_choice(Offer(tokens, scores, lengths, margins), indices, name=name)

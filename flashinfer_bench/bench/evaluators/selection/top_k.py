@@ -53,9 +53,9 @@ class TopKEvaluator(DefaultEvaluator):
         result = judge_choice(Offer(tokens, offered.float(), lengths), indices, name="indices")
         if isinstance(result, Rejected) or "values" not in made:
             return result
-        places = torch.searchsorted(tokens.contiguous(), indices).clamp(max=columns - 1)
-        differs = (made["values"] != offered.gather(1, places)) & (indices != PADDING)
-        for row, place in differs.nonzero()[:1].tolist():
-            what = f"the value at [{row}, {place}] is {float(made['values'][row, place]):.9g}"
+        positions = torch.searchsorted(tokens.contiguous(), indices).clamp(max=columns - 1)
+        differs = (made["values"] != offered.gather(1, positions)) & (indices != PADDING)
+        for row, position in differs.nonzero()[:1].tolist():
+            what = f"the value at [{row}, {position}] is {float(made['values'][row, position]):.9g}"
             return decide(f"{what}, not the score that its index points to", result.correctness)
         return result

@@ -66,7 +66,7 @@ from flashinfer_bench.bench.runner.workers.pool import (
     reference_files,
 )
 from flashinfer_bench.bench.runner.workers.worker_handle import WorkerProcess
-from flashinfer_bench.compile.farm import BUILD_LIMIT_S
+from flashinfer_bench.compile.build_pool import BUILD_LIMIT_S
 from flashinfer_bench.data import EvaluationStatus
 from flashinfer_bench.errors import BuildFault, DefinitionFault, DeviceFault, Fault, SolutionFailure, WorkloadFault
 from flashinfer_bench.timing.measurement import Measured
@@ -283,7 +283,7 @@ class DeviceSession:
         except OUT_OF_MEMORY as error:
             self._give_memory_back()
             outcome = (
-                f"{job.place}: the judge needs more memory than this device has left for inputs, expected outputs and "
+                f"{job.title}: the judge needs more memory than this device has left for inputs, expected outputs and "
                 f"their comparison; use a device with more: {error}"
             )
         except WorkloadFault as error:
@@ -334,7 +334,7 @@ class DeviceSession:
                 self._pool.discard()
                 was_loading = loads.pop(job.solution.digest, None) is not None
                 if killed is not None:
-                    failure = describe_kills(job.place, killed, latest, count_memory_kills() - kills)
+                    failure = describe_kills(job.title, killed, latest, count_memory_kills() - kills)
                     if was_loading:
                         loads[job.solution.digest] = failure
                     raise failure from None
@@ -437,7 +437,7 @@ class DeviceSession:
             job.request.broken_loads[solution.digest] = failure
             raise
         self._printed[0] = self._pool.take_output()
-        if style.is_settled or solution.digest not in self._styles:
+        if style.is_known or solution.digest not in self._styles:
             self._styles[solution.digest] = style
 
     def _check(self, job: JobContext, kernel: RemoteKernel, expected: Baseline, trials: slice) -> Verdict:
@@ -530,7 +530,7 @@ class DeviceSession:
             DeviceFault: the failed reference has left the device unusable.
         """
         # A fault of the definition has the same text for all workloads, so that it is reported once.
-        message = str(fault) if isinstance(fault, DefinitionFault) else f"{job.place}: {fault}"
+        message = str(fault) if isinstance(fault, DefinitionFault) else f"{job.title}: {fault}"
         job.request.broken_workloads[job.workload.uuid] = message
         if self._is_gpu:
             try:
@@ -556,11 +556,11 @@ def worker_key(solution: RequestedSolution, requested: RequestedJob) -> str:
     return f"{solution.digest} {requested.assurance or ''}"
 
 
-def describe_kills(place: str, first: WorkerKilled, second: WorkerKilled, memory_kills: int) -> SolutionFailure:
+def describe_kills(job: str, first: WorkerKilled, second: WorkerKilled, memory_kills: int) -> SolutionFailure:
     """Return the failure of a solution whose worker was ended by a signal twice.
 
     Args:
-        place: name of the job.
+        job: its name.
         first: the first end.
         second: the second end, in a fresh worker.
         memory_kills: number of processes that the kernel has ended for want of memory since the job began.
@@ -570,12 +570,12 @@ def describe_kills(place: str, first: WorkerKilled, second: WorkerKilled, memory
     """
     if first.ended.over_machine or second.ended.over_machine:
         raise KilledFault(
-            f"{place}: {second.message}. The solution or another program of this machine took it, in both of two "
+            f"{job}: {second.message}. The solution or another program of this machine took it, in both of two "
             "tries; find out which, or raise worker_memory_gb, and run the job again"
         )
     if memory_kills > 0:
         raise KilledFault(
-            f"{place}: its worker was killed twice while the kernel ended processes because memory ran out; free "
+            f"{job}: its worker was killed twice while the kernel ended processes because memory ran out; free "
             "memory, or lower worker_memory_gb, and run the job again"
         )
     signals = [killed.ended.signal for killed in (first, second)]

@@ -131,7 +131,7 @@ class JobContext:
     def __post_init__(self) -> None:
         """Set its solution, and its name for messages: definition and workload."""
         self.solution = self.request.solutions[self.requested.solution]
-        self.place = f"{self.request.definition.name}, workload {self.workload.uuid}"
+        self.title = f"{self.request.definition.name}, workload {self.workload.uuid}"
 
     @cached_property
     def key(self) -> BaselineKey:

@@ -27,7 +27,7 @@ from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, MeasurePlan, SessionTools
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool
-from flashinfer_bench.compile import BuildFarm, BuildTarget
+from flashinfer_bench.compile import BuildPool, BuildTarget
 from flashinfer_bench.compile.diagnostics import DISK_FULL
 from flashinfer_bench.compile.known_good import NAME, KnownGood, programs_like
 from flashinfer_bench.errors import BuildFault, DeviceFault, Fault, SolutionFailure
@@ -121,8 +121,8 @@ class MachineCheck:
         """Build, load and call a program; return why it failed, or None if the machine did not cause this."""
         solution = program.solution("" if program.binding else secrets.token_hex(8))
         target = BuildTarget.of([self.session_config.gpu_capability] if self.session_config.gpu_capability else [])
-        with BuildFarm(Path(self.session_config.cache_root), target=target) as farm:
-            built = next(farm.build_all([solution]))
+        with BuildPool(Path(self.session_config.cache_root), target=target) as build_pool:
+            built = next(build_pool.build_all([solution]))
             if isinstance(built.error, BuildFault):
                 return str(built.error)
             if built.artifact is None:  # this program does not know the binding's version; the solution was compiled

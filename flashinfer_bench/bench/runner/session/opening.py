@@ -134,13 +134,13 @@ def open_session(fd: int) -> Iterator[OpenedSession]:
     """
     host = socket.socket(fileno=fd)
     reader = FrameReader(host, max_bytes=MOST_BYTES)
-    session_config = SessionConfig.model_validate(reader.read()["hello"])
+    session_config = SessionConfig.model_validate(reader.read()["config"])
     run_directory, _ = hold_folder("run")  # until this process and its forks have ended
     fork_server, precompiling = fork_servers(session_config, host, run_directory)
     context = start_context(session_config)
     policies = PolicyMaker(session_config, os.environ)
     policies.open_to_workers(run_directory)
-    if session_config.has_walls:
+    if session_config.is_sandboxed:
         share_kernels(Path(session_config.cache_root))
     run_metadata = RunMetadata(
         session_config.gpu_uuid, our_processes=lambda: pool.process_ids(), keep_samples=session_config.keep_samples
@@ -177,7 +177,7 @@ def fork_servers(
         session_config.device == "cuda", session_config.needs_triton, session_config.gpu_capability
     )
     compiles = session_config.needs_triton or session_config.compiles_ahead
-    has_precompiled = preparation.is_for_gpu and compiles and session_config.has_walls and bool(spare_cores())
+    has_precompiled = preparation.is_for_gpu and compiles and session_config.is_sandboxed and bool(spare_cores())
     before = sys.dont_write_bytecode
     sys.dont_write_bytecode = True  # workers must not write into each other's artifacts
     try:

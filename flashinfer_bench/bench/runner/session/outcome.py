@@ -88,12 +88,12 @@ class NotPlain(ValueError):
     """A value has no form in JSON. The message names its location."""
 
 
-def to_json_value(value: Any, place: str = "") -> Any:
+def to_json_value(value: Any, path: str = "") -> Any:
     """Return a value in JSON form: arrays as lists, paths and times as text, enums as their values.
 
     Args:
         value: consists of values that pydantic serializes, arrays and tensors.
-        place: its name in messages.
+        path: its name in messages.
 
     Raises:
         NotPlain: it has another type, contains itself, or has too many values.
@@ -116,7 +116,7 @@ def to_json_value(value: Any, place: str = "") -> Any:
     try:
         return trim(to_jsonable_python(value, fallback=_open, inf_nan_mode="constants", bytes_mode="base64"))
     except Exception as error:  # also an error of the value's own method
-        raise NotPlain(f"{place} has a value that JSON cannot hold: {type(error).__name__}: {error}") from error
+        raise NotPlain(f"{path} has a value that JSON cannot hold: {type(error).__name__}: {error}") from error
 
 
 def _open(value: Any) -> Any:

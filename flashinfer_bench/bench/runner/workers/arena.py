@@ -28,9 +28,9 @@ rarely."""
 GROWN_SHARE: Final = 16
 """A larger arena that grows on a GPU doubles, if that is at most the free memory divided by this. Workloads come by
 size, and each growth makes a job wait."""
-LARGEST_ANTEROOM_BYTES: Final = 1 << 28
+LARGEST_STAGING_BYTES: Final = 1 << 28
 """Most bytes of a call for which separate memory is allocated besides the arena."""
-MOST_ANTEROOMS: Final = 4
+MOST_STAGING_BUFFERS: Final = 4
 """Most separate blocks at once. Solutions that fail in succession leave one each; then the pool waits for their
 workers."""
 PAGE_BYTES: Final = 1 << 21
@@ -119,7 +119,7 @@ class SharedArena:
         """Retired memory that workers may still map."""
         self._home: Memory | None = None
         """The memory to which `come_back` returns; None while the arena uses it."""
-        self._anterooms: list[Memory] = []
+        self._staging_buffers: list[Memory] = []
         """Earlier separate blocks of the arena. Workers that have not ended may map them."""
 
     def __enter__(self) -> SharedArena:
@@ -175,7 +175,7 @@ class SharedArena:
 
     def may_step_aside(self, size: int) -> bool:
         """Return whether `step_aside` is possible, if a worker's first calls need this many bytes."""
-        return size <= LARGEST_ANTEROOM_BYTES and len(self._anterooms) < MOST_ANTEROOMS
+        return size <= LARGEST_STAGING_BYTES and len(self._staging_buffers) < MOST_STAGING_BUFFERS
 
     def step_aside(self) -> None:
         """Use other device memory until `come_back`, since earlier workers that have not ended map the present memory.
@@ -184,7 +184,7 @@ class SharedArena:
         because the location of data affects the read speed.
         """
         if self._home is not None:
-            self._anterooms.append(self._memory)
+            self._staging_buffers.append(self._memory)
         elif self._memory is not self._nothing:
             self._home = self._memory
         self._memory = self._nothing
@@ -193,9 +193,9 @@ class SharedArena:
         """Return to the memory before `step_aside`, wiped. Call it when all earlier workers have ended."""
         if self._home is None:
             return
-        for memory in self._anterooms:
+        for memory in self._staging_buffers:
             memory.free()
-        self._anterooms = [self._memory]
+        self._staging_buffers = [self._memory]
         self._memory, self._home = self._home.wiped(), None
         self.generation += 1
 
@@ -207,9 +207,9 @@ class SharedArena:
 
     def release(self) -> None:
         """Free all memory."""
-        for memory in (*self._retired, *self._anterooms, self._home or self._nothing, self._memory):
+        for memory in (*self._retired, *self._staging_buffers, self._home or self._nothing, self._memory):
             memory.free()
-        self._retired, self._anterooms, self._home, self._memory = [], [], None, self._nothing
+        self._retired, self._staging_buffers, self._home, self._memory = [], [], None, self._nothing
 
     def describe(self) -> tuple[dict[str, Any], list[int]]:
         """Return the fields of a bind request, and its descriptors."""

@@ -25,9 +25,9 @@ class CallingStyle:
     """A calling style, and how it was found."""
 
     style: Style
-    told_by: str
+    reported_by: str
     """Source of the style, for the trace."""
-    is_settled: bool = True
+    is_known: bool = True
     """False if the style is unknown and a call must show it (`RemoteKernel.settle_style`)."""
 
     @property
@@ -37,7 +37,7 @@ class CallingStyle:
 
     def to_note(self) -> dict[str, str] | None:
         """Return the style for a trace; None if the solution declares it."""
-        return None if self.told_by == DECLARED else {"style": self.style, "told_by": self.told_by}
+        return None if self.reported_by == DECLARED else {"style": self.style, "told_by": self.reported_by}
 
 
 def choose_style(
@@ -90,10 +90,10 @@ def _find_open_style(signature: Signature | None, inputs: list[str], outputs: li
         return CallingStyle("dps", "its parameters are the inputs and outputs")
     if signature is not None and signature.names == inputs:
         return CallingStyle("value", "its parameters are the inputs")
-    return CallingStyle("value", "nothing yet", is_settled=False)
+    return CallingStyle("value", "nothing yet", is_known=False)
 
 
-def settled_by(returned: Sequence[Returned], outputs: Sequence[str]) -> CallingStyle:
+def find_style(returned: Sequence[Returned], outputs: Sequence[str]) -> CallingStyle:
     """Return the style shown by a call with the inputs only."""
     if outputs and [value.type for value in returned] == [NOTHING]:
         return CallingStyle("dps", "a call with its inputs alone returned nothing")

@@ -20,7 +20,7 @@ from flashinfer_bench.bench.evaluators.inputs.fills import WORD
 from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
 from flashinfer_bench.bench.runner.workers.arena import as_bytes, copy_of
 from flashinfer_bench.bench.runner.workers.artifacts import location_of
-from flashinfer_bench.bench.runner.workers.calling_style import FORMAT_DEFAULT, CallingStyle, settled_by
+from flashinfer_bench.bench.runner.workers.calling_style import FORMAT_DEFAULT, CallingStyle, find_style
 from flashinfer_bench.bench.runner.workers.claims import check_memory, check_returned
 from flashinfer_bench.bench.runner.workers.hang import CallWatch
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, SessionTools
@@ -165,11 +165,11 @@ class RemoteKernel:
         Raises:
             SolutionFailure: both calls failed, or the first call failed without an exception.
         """
-        if self._style.is_settled:
+        if self._style.is_known:
             return
         try:
             _, (returned,) = self._make_calls(inputs)
-            self.calling_style = settled_by(returned, [output.name for output in self.task.outputs])
+            self.calling_style = find_style(returned, [output.name for output in self.task.outputs])
         except SolutionFailure as failure:
             if not failure.is_answer:
                 raise

@@ -209,7 +209,7 @@ class WorkerPool:
         sandbox, or without an answer, is ended.
         """
         if True in self._held and not self._is_unbound:
-            can_unbind = self._session_config.has_walls and self._is_gpu
+            can_unbind = self._session_config.is_sandboxed and self._is_gpu
             self._is_unbound = can_unbind and self._held[True].worker.does("unbind")
             if not self._is_unbound:
                 self.end_reference()
@@ -265,7 +265,7 @@ class WorkerPool:
 
     def await_writers(self) -> None:
         """Wait for earlier workers without a sandbox, which could change files of other workers."""
-        if not self._session_config.has_walls:
+        if not self._session_config.is_sandboxed:
             self.finish_ending()
 
     @property
@@ -486,7 +486,9 @@ class WorkerPool:
         try:
             order = self.order_for(files, home, given, precompiled, own)
             order["environment"] |= {CONNECTIONS: "1"} if is_narrow else {}
-            return WorkerProcess(server, order, home, given=given if self._session_config.has_walls else None, own=own)
+            return WorkerProcess(
+                server, order, home, given=given if self._session_config.is_sandboxed else None, own=own
+            )
         except OSError as error:
             message = f"the fork server of workers is gone, or a worker's folders cannot be made: {error}"
             raise DeviceFault(message) from None

@@ -65,7 +65,7 @@ class PolicyMaker:
 
     def __init__(self, session_config: SessionConfig, environment: Mapping[str, str]) -> None:
         self._session_config, self._environment = session_config, environment
-        self._has_own_user = session_config.has_walls and session_config.sandbox_user == "own"
+        self._has_own_user = session_config.is_sandboxed and session_config.sandbox_user == "own"
         self._cache_root = Path(session_config.cache_root)
         self.shared_modules = library_folder(environment, self._cache_root)
         self._devices = tuple(find_devices())
@@ -102,7 +102,7 @@ class PolicyMaker:
             own: the worker's folder for compiled files; None for the solution's folder.
         """
         folder = own or self.folder(digest)
-        if not self._session_config.has_walls:
+        if not self._session_config.is_sandboxed:
             return solution_environment(folder)
         return {
             **solution_environment(folder),
@@ -127,7 +127,7 @@ class PolicyMaker:
 
     def is_compiled(self, digest: str) -> bool:
         """Return whether this was recorded for the current library versions and GPU."""
-        return self._session_config.has_walls and self._mark(digest).exists() and self.folder(digest).is_dir()
+        return self._session_config.is_sandboxed and self._mark(digest).exists() and self.folder(digest).is_dir()
 
     def _mark(self, digest: str) -> Path:
         folder = self.folder(digest)
@@ -142,7 +142,7 @@ class PolicyMaker:
             given: a folder that only this worker will read.
             own: see `environment`.
         """
-        if not self._session_config.has_walls:
+        if not self._session_config.is_sandboxed:
             return None
         folder = own or self.folder(digest)
         is_new = not folder.exists()  # in a folder that a worker has written to, a name may be a link
@@ -241,7 +241,7 @@ def _find_imported(import_path: Sequence[str]) -> Iterator[str]:
     for name, module in list(sys.modules.items()):  # editable installs with a table of packages, which are on no path
         table = getattr(module, "MAPPING", None) if name.startswith("__editable__") else None
         if isinstance(table, dict):
-            yield from (str(place) for place in table.values() if Path(str(place)) != PACKAGE)
+            yield from (str(path) for path in table.values() if Path(str(path)) != PACKAGE)
 
 
 def _find_tools(environment: Mapping[str, str]) -> Iterator[str]:

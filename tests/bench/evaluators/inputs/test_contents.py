@@ -107,14 +107,14 @@ VARIED = [  # name, dtype, whether it is stored, further settings; whether it is
 ]
 
 
-@pytest.mark.parametrize(("name", "dtype", "is_stored", "others", "is_nudged", "deviation"), VARIED)
+@pytest.mark.parametrize(("name", "dtype", "is_stored", "others", "is_perturbed", "deviation"), VARIED)
 def test_stored_quantised_numbers_change_a_little_and_random_normal_numbers_are_drawn(
-    name, dtype, is_stored, others, is_nudged, deviation
+    name, dtype, is_stored, others, is_perturbed, deviation
 ):
     definition = define({name: f"{dtype}[n]"}, **others)
     workload = make_workload(axes={"n": 4096}, inputs={name: STORED} if is_stored else {})
     (varied,) = find_varied(definition, workload, CPU)
-    assert (varied.is_nudged, varied.deviation) == (is_nudged, deviation)
+    assert (varied.is_perturbed, varied.deviation) == (is_perturbed, deviation)
     if deviation is not None:
         (made,) = make(definition, n=4096).values()
         assert made.float().std() == pytest.approx(deviation, rel=0.05)
@@ -139,7 +139,7 @@ def test_quantised_numbers_become_other_numbers_of_the_tensor_and_special_number
     codes = value.view(torch.uint8)
     numbers = (unpack(value) if value.dtype is torch.float4_e2m1fn_x2 else value.double()).view(len(value), -1)
     is_special = (~numbers.isfinite() | (numbers == 0)).any(1)
-    for made in make_each(open_one(value, "rolled", is_nudged=True)):
+    for made in make_each(open_one(value, "rolled", is_perturbed=True)):
         held = made.view(torch.uint8)
         assert {*held.tolist()} <= {*codes.tolist()}
         changed = torch.stack([held != codes.roll(by) for by in range(len(codes))])

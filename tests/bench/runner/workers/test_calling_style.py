@@ -29,7 +29,7 @@ def sign(minimum, maximum):
 )
 def test_the_declared_style_decides_and_else_the_arity(signature, declared, style):
     chosen = choose_style(signature, **NAMES, declared=declared, is_python=False)
-    assert chosen.is_settled
+    assert chosen.is_known
     assert chosen.style == style
     assert (chosen.to_note() is None) == (declared is not None)
 
@@ -65,7 +65,7 @@ BY_NAMES, BY_NUMBER = "its parameters are the inputs", "the number of its parame
 )
 def test_any_number_of_arguments_leaves_it_to_names(function, style, told_by):
     chosen = choose_style(describe_signature(function), **NAMES, declared=None, is_python=True)
-    assert chosen.is_settled is (style is not None)
+    assert chosen.is_known is (style is not None)
     assert style is None or chosen.to_note() == {"style": style, "told_by": told_by}
 
 

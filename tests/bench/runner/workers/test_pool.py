@@ -55,9 +55,9 @@ class FakeWorker:
         self.is_ended = self.is_reaped = True
 
 
-def open_pool(device, index=None, on_ready=lambda _: None, has_walls=False, is_resident=False):
+def open_pool(device, index=None, on_ready=lambda _: None, is_sandboxed=False, is_resident=False):
     session_config = SimpleNamespace(
-        device=device, gpu_index=index, sessions=1, has_walls=has_walls, expects_new=is_resident
+        device=device, gpu_index=index, sessions=1, is_sandboxed=is_sandboxed, expects_new=is_resident
     )
     compiled = SimpleNamespace(folder=lambda digest: SimpleNamespace(exists=lambda: digest == "two"))
     return WorkerPool(None, None, session_config, compiled, on_ready=on_ready)
@@ -82,7 +82,7 @@ def play(monkeypatch):
         monkeypatch.setattr(WorkerPool, "_most_warm", lambda _: rooms[-1])
         monkeypatch.setattr(WorkerPool, "_most_starting", lambda _, room: room)
         monkeypatch.setattr(worker_pool.select, "select", lambda waited, *_: [one.fileno() for one in waited])
-        pool = open_pool(device, index=1, on_ready=heard.append, has_walls=sandboxed, **session_config)
+        pool = open_pool(device, index=1, on_ready=heard.append, is_sandboxed=sandboxed, **session_config)
         pool.see_context(best)
         pool.sees_streams = sees_streams
         for method, *words in map(str.split, script.split(",")):

@@ -82,7 +82,7 @@ def open_maker(place, user="the session's"):
     times = dict.fromkeys(("timeout_seconds", "time_budget_s", "baseline_budget_s"), 1.0)
     flags = dict.fromkeys(("isolated", "profile_baseline", "needs_triton"), False)
     where = {"device": "cpu", "hardware": "", "worker_memory_bytes": None, "cache_root": str(place / "cache")}
-    session_config = SessionConfig(has_walls=True, sandbox_user=user, **times, **flags, **where)
+    session_config = SessionConfig(is_sandboxed=True, sandbox_user=user, **times, **flags, **where)
     return PolicyMaker(session_config, {"PATH": "/usr/bin:/root/bin"})
 
 

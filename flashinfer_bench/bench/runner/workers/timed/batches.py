@@ -250,8 +250,8 @@ class BatchTimer:
             is_open = best_ns > resolution_ns
             times = TRIES if is_open and claimed_ns < REFUSED_SHARE * best_ns else 1
             is_enough = spent_s > times * SERIES_S * (1 if batches >= times * TRIES else TRIES)
-            is_settled = resolution_ns < cost_ns <= claimed_ns / CREDITED_SHARE
-            if is_settled or is_enough or (batches >= TRIES and not is_open):
+            is_decided = resolution_ns < cost_ns <= claimed_ns / CREDITED_SHARE
+            if is_decided or is_enough or (batches >= TRIES and not is_open):
                 break
         # Results with another layout than their slots may be a view that leaves the work to its reader.
         share = REFUSED_SHARE if self._chain is None or self._is_strided else CHAIN_REFUSED_SHARE

@@ -226,18 +226,20 @@ class CallBuffers:
             torch.cuda.synchronize(self.arena.device)
 
     def read_spots(self, indices: Sequence[int], secret: int) -> Seen:
-        """Return words at secret spots of the outputs: a row for each buffer.
+        """Return words at secret columns of the outputs: a row for each buffer.
 
         They are copied to the host together, since each wait for a GPU takes as long as several copies.
         """
-        spots, words = [], self.arena.block.view(torch.int64)
+        columns, words = [], self.arena.block.view(torch.int64)
         for count, slot in zip(self._spots, self._written, strict=True):
             step = max(1, slot.nbytes // WORD // count)
             begin = slot.offset // WORD + secret % step
-            spots.append(pick_rows(words.as_strided((self._count, count), (self.stride // WORD, step), begin), indices))
-        if not spots:
+            columns.append(
+                pick_rows(words.as_strided((self._count, count), (self.stride // WORD, step), begin), indices)
+            )
+        if not columns:
             return np.zeros((len(indices), 0), np.uint64)
-        seen: Seen = torch.cat(spots, dim=1).to("cpu", copy=True).numpy().view(np.uint64) & self._mask
+        seen: Seen = torch.cat(columns, dim=1).to("cpu", copy=True).numpy().view(np.uint64) & self._mask
         return seen
 
     def find_unwritten(self, seen: Seen) -> list[bool]:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from flashinfer_bench.bench.runner.workers.timed.reported_time import check_clock, check_readings
-from flashinfer_bench.bench.runner.workers.timed.timed_calls import PlaceLaunch, TimedCalls
+from flashinfer_bench.bench.runner.workers.timed.timed_calls import BufferLaunch, TimedCalls
 from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch, Preamble
 from flashinfer_bench.timing.measurement import Metadata, Sample
 from flashinfer_bench.worker.protocol import Called, Claim, ClockTraits, Started
@@ -70,7 +70,7 @@ class RemoteClock(Clock):
         trial, samples = self._trial, list[Sample]()
         while len(samples) < len(launches):
             start = len(samples)
-            left = [launch for launch in launches[start:] if isinstance(launch, PlaceLaunch)]
+            left = [launch for launch in launches[start:] if isinstance(launch, BufferLaunch)]
             request, replay = trial.prepare(left), left[0].replay
             # A hidden call has the preamble of the usual call before it.
             of_each = [max(0, bisect_right(request.usual, at) - 1) for at in range(len(request.indices))]

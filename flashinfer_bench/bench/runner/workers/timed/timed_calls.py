@@ -66,7 +66,7 @@ inputs that were already overwritten."""
 
 
 @dataclass(frozen=True)
-class PlaceLaunch:
+class BufferLaunch:
     """Placeholder for a call in one buffer. The worker launches it."""
 
     index: int
@@ -179,7 +179,7 @@ class TimedCalls:
         self.buffers.synchronize()
         return taken
 
-    def prepare(self, launches: Sequence[PlaceLaunch]) -> Request:
+    def prepare(self, launches: Sequence[BufferLaunch]) -> Request:
         """Write the inputs of a request: the first launches that fit, and the hidden calls that are due."""
         most, schedule = self.count_in_turn(replay=launches[0].replay), self.schedule
         cases = [] if schedule is None else schedule.due(len(launches), most)
@@ -202,9 +202,9 @@ class TimedCalls:
         hidden = [(at, case, own) for at, case, (_, own) in zip(at_hidden, cases, made, strict=True)]
         return Request(indices, numbers, [at for at in range(len(calls)) if at not in at_hidden], hidden)
 
-    def supply(self, index: int, *, replay: bool = False) -> PlaceLaunch:
+    def supply(self, index: int, *, replay: bool = False) -> BufferLaunch:
         """Return the launch of the i-th call. Calls rotate through the buffers and through the sets of inputs."""
-        return PlaceLaunch(index % self.count_in_turn(replay=replay), replay, index % len(self.contents))
+        return BufferLaunch(index % self.count_in_turn(replay=replay), replay, index % len(self.contents))
 
     def count_in_turn(self, *, replay: bool) -> int:
         """Return the number of buffers that calls rotate through."""

@@ -1,0 +1,249 @@
+"""Compiles the solutions of a run before their jobs begin: several at once, the longest first.
+
+Each build runs in a thread, which waits for its compilers. The owner does everything else: it waits for `wakers`, then
+calls `poll`, which returns the ended builds. Solutions in Python need no compiler; their files are written on demand.
+Failures are stored too, so a run builds nothing twice.
+
+The shortest build begins first, so that a GPU has work, then the longest builds. The order follows a guess
+(`BuildRecipe.guessed_seconds`). A header of many builds is precompiled by a build of its own. Builds that begin when it
+is in the cache take it; the others read its text. If it cannot be compiled, all read the text.
+"""
+
+from __future__ import annotations
+
+import importlib
+import select
+import socket
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from flashinfer_bench.base.host import usable_cores, usable_memory
+from flashinfer_bench.compile.artifact import Artifact, BuildFailure, BuildRecipe, BuildTarget, Built, StepLimits
+from flashinfer_bench.compile.building import GIB, Build, Compilers, Outcome
+from flashinfer_bench.compile.cache import ArtifactCache, size_limit
+from flashinfer_bench.compile.toolchain import Toolchain, find_toolchain
+from flashinfer_bench.data import Solution
+
+BUILD_LIMIT_S: Final = 900.0
+"""Seconds of one compiler, after which the build has failed."""
+MEMORY_SHARE: Final = 0.8
+"""The share of the machine's memory that all compilers together may take."""
+LEAST_MEMORY: Final = 4 * GIB
+MOST_MEMORY: Final = 16 * GIB
+"""Bytes of address space for one compiler: its part of that share, but at least and at most this."""
+LEAST_BUILDS: Final = 3
+"""Builds, at least, that wait for a core before their common header is precompiled. Precompiling takes one and a half
+times as long as a build, and saves each about half of its time."""
+
+
+def default_jobs(*, spared_cores: int = 1) -> int:
+    """Return the default number of compilers at once: the cores, less those for sessions."""
+    return max(1, usable_cores() - spared_cores)
+
+
+def make_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -> BuildRecipe:
+    """Return a solution's recipe, from the module in `builders/` that the record of its language names.
+
+    Raises:
+        BuildFailure: the solution is at fault.
+    """
+    builder = importlib.import_module(f"{__package__}.builders.{solution.spec.language.record.builder}")
+    recipe: BuildRecipe = builder.make_recipe(solution, toolchain, target)
+    return recipe
+
+
+class BuildPool:
+    """Builds solutions; a context manager that leaves no process and no half-made artifact.
+
+    Args:
+        root: the cache's folder.
+        jobs: number of compilers at once; None for one less than the cores.
+        target: of the builds.
+        toolchain: of the builds; None searches for it.
+        limits: the time and memory for one compiler; None derives them from the machine.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        jobs: int | None = None,
+        target: BuildTarget | None = None,
+        toolchain: Toolchain | None = None,
+        limits: StepLimits | None = None,
+    ) -> None:
+        self._cache = ArtifactCache(root)
+        self._in_use = ExitStack()
+        self._in_use.enter_context(self._cache.used())
+        self.jobs: Final = jobs or default_jobs()
+        """Most compilers at once."""
+        self._target = target or BuildTarget()
+        self._toolchain = toolchain or find_toolchain()
+        memory = min(MOST_MEMORY, max(LEAST_MEMORY, usable_memory() * MEMORY_SHARE / self.jobs))
+        self._compilers = Compilers(self.jobs, limits or StepLimits(BUILD_LIMIT_S, int(memory)))
+        self._built: dict[str, Built] = {}
+        """Digest of a compiled solution → its artifact or error."""
+        self._running: dict[Future[Outcome], Build] = {}
+        self._headers: set[str] = set()
+        """Digests of the headers that this build pool has precompiled, or tried to."""
+        self._threads = ThreadPoolExecutor(self.jobs, "build")
+        self._woken, self._wake = socket.socketpair()
+        """The first can be read when a build has ended."""
+        self._woken.setblocking(False)
+        self._wake.setblocking(False)
+
+    def __enter__(self) -> BuildPool:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._compilers.cancel()
+        self._threads.shutdown(cancel_futures=True)
+        self._running = {}
+        self._woken.close()
+        self._wake.close()
+        self._in_use.close()
+        with suppress(OSError):  # a cache that stays too large is worth no error at the end of a run
+            self._cache.evict(size_limit())
+
+    @property
+    def open_builds(self) -> int:
+        """Number of solutions still to be built."""
+        return sum(build.solution is not None for build in self._running.values())
+
+    def hold(self) -> None:
+        """Start no further compiler until `release`: a measurement needs their cores."""
+        self._compilers.allow(start=False)
+
+    def release(self) -> None:
+        """Let compilers start again."""
+        self._compilers.allow(start=True)
+
+    def wakers(self) -> list[socket.socket]:
+        """Return the sockets to wait on. When one is readable, call `poll`."""
+        return [self._woken]
+
+    def add(self, solutions: Iterable[Solution]) -> None:
+        """Take solutions. Those in the cache are ready at once, the others are queued."""
+        known = {build.solution.digest() for build in self._running.values() if build.solution is not None}
+        new: list[Build] = []
+        for solution in solutions:
+            digest = solution.digest()
+            if not is_compiled(solution) or digest in known or digest in self._built:
+                continue
+            build = self._make(solution)
+            if isinstance(build, Built):
+                self._built[digest] = build
+            elif (result := build.find()) is not None:
+                self._keep(build, result)
+            else:
+                known.add(digest)
+                new.append(build)
+        new.sort(key=lambda build: -build.recipe.guessed_seconds)
+        for build in [*self._precompile(new), *new[-1:], *new[:-1]]:
+            future = self._threads.submit(build.run)
+            self._running[future] = build
+            future.add_done_callback(self._tell)
+
+    def _precompile(self, builds: Sequence[Build]) -> list[Build]:
+        """Return the builds of the headers that are precompiled for these builds."""
+        headers = [build.recipe.header for build in builds if build.recipe.header is not None]
+        counts = Counter(header.digest for header in headers)
+        wanted = {
+            header.digest: Build(None, header, self._cache, self._compilers)
+            for header in headers
+            if counts[header.digest] - self.jobs >= LEAST_BUILDS and header.digest not in self._headers
+        }
+        self._headers.update(wanted)
+        return list(wanted.values())
+
+    def forget(self, solution: Solution) -> None:
+        """Forget the outcome of a solution; the cache still has it."""
+        self._built.pop(solution.digest(), None)
+
+    def is_ready(self, solution: Solution) -> bool:
+        """Return whether `built` answers at once."""
+        return not is_compiled(solution) or solution.digest() in self._built
+
+    def built(self, solution: Solution) -> Built:
+        """Return the artifact or error of a solution that is ready."""
+        if is_compiled(solution):
+            return replace(self._built[solution.digest()], solution=solution)  # another's sources may be the same
+        build = self._make(solution)
+        return build if isinstance(build, Built) else describe(solution, build, build.run())
+
+    def poll(self) -> None:
+        """Take the builds that ended. Never waits for a compiler."""
+        with suppress(BlockingIOError):
+            self._woken.recv(1 << 12)
+        for future in [future for future in self._running if future.done()]:
+            self._keep(self._running.pop(future), future.result())
+
+    def build_all(self, solutions: Iterable[Solution]) -> Iterator[Built]:
+        """Build solutions, and yield each with its artifact or error when it is known. Ready solutions come first."""
+        left = list(solutions)
+        self.add(left)
+        while left:
+            ready = [self.built(solution) for solution in left if self.is_ready(solution)]
+            left = [solution for solution in left if not self.is_ready(solution)]
+            yield from ready
+            if left:
+                self.wait()
+                self.poll()
+
+    def wait(self) -> None:
+        """Sleep until a build has ended."""
+        select.select([self._woken], [], [])
+
+    def _tell(self, *_: object) -> None:
+        with suppress(OSError):  # it is readable already, or no thread waits any more
+            self._wake.send(b"\0")
+
+    def _make(self, solution: Solution) -> Build | Built:
+        try:
+            recipe = make_recipe(solution, self._toolchain, self._target)
+        except BuildFailure as failure:
+            return Built(solution, None, failure, 0.0, was_cached=False)
+        return Build(solution, recipe, self._cache, self._compilers)
+
+    def _keep(self, build: Build, outcome: Outcome) -> None:
+        if build.solution is not None:
+            self._built[build.solution.digest()] = describe(build.solution, build, outcome)
+
+
+def is_compiled(solution: Solution) -> bool:
+    """Return whether building a solution starts compilers."""
+    return solution.spec.language.record.is_compiled
+
+
+def describe(solution: Solution, build: Build, outcome: Outcome) -> Built:
+    """Return a build with its artifact or its error."""
+    artifact, error = (outcome, None) if isinstance(outcome, Artifact) else (None, outcome)
+    return Built(solution, artifact, error, build.seconds, build.was_cached)
+
+
+def build_solution(
+    solution: Solution, root: Path, *, target: BuildTarget | None = None, toolchain: Toolchain | None = None
+) -> Artifact:
+    """Build one solution, or find it built.
+
+    Args:
+        solution: the solution to build.
+        root: the cache's folder.
+        target: of the build; None for the default of a machine without a GPU.
+        toolchain: of the build; None searches for it.
+
+    Raises:
+        BuildFailure: the solution is at fault.
+        BuildFault: this machine is at fault.
+    """
+    with BuildPool(root, target=target, toolchain=toolchain) as build_pool:
+        built = next(build_pool.build_all([solution]))
+    if built.artifact is None:
+        assert built.error is not None  # a build has an artifact or an error
+        raise built.error
+    return built.artifact
