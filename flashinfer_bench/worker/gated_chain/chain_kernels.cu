@@ -1,5 +1,5 @@
-// The kernels around each call of a gated chain: inputs are unmasked once a key has come, and outputs are committed
-// to. `kernels.py` launches them.
+// The kernels around each call of a gated chain. The first unmasks the inputs once a key has come. The last writes a
+// digest of the outputs. `kernels.py` launches them.
 //
 // To make chain_kernels.ptx of this file (any nvcc; the header is lowered so that older drivers take it):
 //   nvcc -ptx -O3 -arch=compute_75 chain_kernels.cu -o - | sed -e "s/^\.version.*/.version 7.0/" -e "s/sm_75/sm_70/" > chain_kernels.ptx
@@ -7,7 +7,7 @@
 typedef unsigned u32;
 typedef unsigned long long u64;
 
-constexpr u64 LIMIT_NS = 20000000000ull;  // nobody waits longer for a key
+constexpr u64 LIMIT_NS = 20000000000ull;  // a kernel waits this long for a key
 constexpr int MASK_ROUNDS = 10, HASH_ROUNDS = 6;
 constexpr u32 ALL = 0xffffffffu;
 
@@ -26,8 +26,8 @@ __device__ inline Four mix(Four x, u32 k, u32 l) {
   return x;
 }
 
-__device__ inline void unmask_word(uint4* at, u64 place, u64 key) {
-  Four mask = mix<MASK_ROUNDS>(Four{(u32)place, (u32)(place >> 32), 0, 0}, (u32)key, (u32)(key >> 32));
+__device__ inline void unmask_word(uint4* at, u64 index, u64 key) {
+  Four mask = mix<MASK_ROUNDS>(Four{(u32)index, (u32)(index >> 32), 0, 0}, (u32)key, (u32)(key >> 32));
   uint4 word = *at;
   *at = uint4{word.x ^ mask.a, word.y ^ mask.b, word.z ^ mask.c, word.w ^ mask.d};
 }
@@ -55,7 +55,7 @@ extern "C" __global__ void flashinfer_bench_unmask(uint4* data, u64 words, const
   for (u64 at = blockIdx.x * (u64)blockDim.x + threadIdx.x; at < words; at += step) unmask_word(data + at, at, *key);
 }
 
-// Both, for inputs that one block unmasks sooner than another kernel starts.
+// Waits and unmasks in one kernel. For small inputs one block is quicker than a second launch.
 extern "C" __global__ void flashinfer_bench_await_and_unmask(
     volatile u64* slot, uint4* data, u64 words, volatile u64* ready, u64 count) {
   __shared__ u64 key;
@@ -64,10 +64,10 @@ extern "C" __global__ void flashinfer_bench_await_and_unmask(
   for (u64 at = threadIdx.x; at < words; at += blockDim.x) unmask_word(data + at, at, key);
 }
 
-// The key depends on the state, so that what several words change cannot be put together of what each changes.
-__device__ inline Four absorb(Four state, uint4 word, u32 place, u32 segment) {
+// The mixing key depends on the state. So the effect of several words is not the sum of their single effects.
+__device__ inline Four absorb(Four state, uint4 word, u32 index, u32 segment) {
   Four mixed = mix<HASH_ROUNDS>(
-      Four{state.a ^ word.x, state.b ^ word.y, state.c ^ word.z, state.d ^ word.w}, place ^ state.b, segment ^ state.d);
+      Four{state.a ^ word.x, state.b ^ word.y, state.c ^ word.z, state.d ^ word.w}, index ^ state.b, segment ^ state.d);
   return Four{mixed.a + word.x, mixed.b + word.y, mixed.c + word.z, mixed.d + word.w};
 }
 
@@ -112,11 +112,11 @@ __device__ __noinline__ Four absorb_segment(Four state, const uint4* data, u64 b
   return state;
 }
 
-// Tells a digest of up to four pieces of memory, which takes all their bytes. No word of it is 0.
-// `parts` has room for a state of each block, and a count, which is 0 before and afterwards.
+// Writes a digest of all bytes of up to four pieces of memory to `digest`. No word of it is 0.
+// `parts` has room for the state of each block. `count` is 0 before and after a launch.
 extern "C" __global__ void __launch_bounds__(1024) flashinfer_bench_commit(
     const uint4* first, u64 first_bytes, const uint4* second, u64 second_bytes, const uint4* third, u64 third_bytes,
-    const uint4* fourth, u64 fourth_bytes, volatile u64* told, Four* parts, u32* count) {
+    const uint4* fourth, u64 fourth_bytes, volatile u64* digest, Four* parts, u32* count) {
   __shared__ Four shared[32];
   __shared__ bool is_last;
   Four state{threadIdx.x, blockIdx.x, blockDim.x, gridDim.x};
@@ -143,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(1024) flashinfer_bench_commit(
     if (threadIdx.x == 0) *count = 0;
   }
   if (threadIdx.x == 0) {
-    told[0] = ((u64)state.b << 32 | state.a) | 1;
-    told[1] = ((u64)state.d << 32 | state.c) | 1;
+    digest[0] = ((u64)state.b << 32 | state.a) | 1;
+    digest[1] = ((u64)state.d << 32 | state.c) | 1;
   }
 }

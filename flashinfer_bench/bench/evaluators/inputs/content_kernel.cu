@@ -30,8 +30,8 @@ __device__ inline unsigned short float_to_bf16(float value) {
 
 struct Four { u32 word[4]; };
 
-// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): who sees some of the numbers
-// cannot tell the others without the key.
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). The other numbers cannot be computed
+// from some of them without the key.
 __device__ inline Four philox(u64 counter, u64 key) {
   u32 a = (u32)counter, b = (u32)(counter >> 32), c = 0, d = 0, k = (u32)key, l = (u32)(key >> 32);
 #pragma unroll 1
@@ -60,24 +60,24 @@ __device__ inline void draw(const Piece& piece, u64 begin, u64 end) {
       sincospif((float)(second >> 8) * 0x1p-23f, &sine, &cosine);
 #pragma unroll 1
       for (int side = 0; side < 2; ++side) {
-        u64 place = at + 2 * pair + side;
+        u64 cell = at + 2 * pair + side;
         float value = length * (side ? sine : cosine);
-        if (place >= end) break;
-        if (piece.kind == DRAW_F32) ((float*)piece.into)[place] = value;
-        else if (piece.kind == DRAW_F16) ((__half*)piece.into)[place] = __float2half_rn(value);
-        else ((unsigned short*)piece.into)[place] = float_to_bf16(value);
+        if (cell >= end) break;
+        if (piece.kind == DRAW_F32) ((float*)piece.into)[cell] = value;
+        else if (piece.kind == DRAW_F16) ((__half*)piece.into)[cell] = __float2half_rn(value);
+        else ((unsigned short*)piece.into)[cell] = float_to_bf16(value);
       }
     }
   }
 }
 
-// Which element of a row comes to which place: a Feistel network (Black and Rogaway, "Ciphers with arbitrary finite
-// domains", 2002) on a grid of `high` times `wide` places, which has hardly more of them than the row has elements.
+// A permutation of a row's elements: a Feistel network (Black and Rogaway, "Ciphers with arbitrary finite domains",
+// 2002) on a grid of `high` times `wide` cells. The grid has hardly more cells than the row has elements.
 struct Row {
   u64 number;
   u32 length, high, wide;
   Four keys;
-  float factor;    // that all elements of the row share
+  float factor;    // of all elements of the row
 };
 
 __device__ inline u32 mix(u32 value, u32 key) {
@@ -85,7 +85,7 @@ __device__ inline u32 mix(u32 value, u32 key) {
   return (value ^ (value >> 15)) * 0x85EBCA77u;
 }
 
-__device__ inline float factor_of(u32 word) {  // from 1.25 ** -0.5 to 1.25 ** 0.5, as a row's and an element's are
+__device__ inline float factor_of(u32 word) {  // 1.25 ** -0.5 to 1.25 ** 0.5
   return 0.894427191f + 0.223606798f * ((float)(word >> 8) * 0x1p-24f);
 }
 
@@ -103,24 +103,24 @@ __device__ inline Row start_row(const Piece& piece, u64 number, u64 key) {
   return row;
 }
 
-__device__ inline u32 turn(u32 place, u32 size, u32 by) {  // along by a share of the size
-  place += (u32)(((u64)by * size) >> 32);
-  return place >= size ? place - size : place;
+__device__ inline u32 rotate(u32 index, u32 size, u32 by) {  // by / 2^32 of the size
+  index += (u32)(((u64)by * size) >> 32);
+  return index >= size ? index - size : index;
 }
 
 __device__ inline u32 find_source(const Row& row, u32 column) {
-  u32 line = column / row.wide, place = column - line * row.wide;
+  u32 line = column / row.wide, cell = column - line * row.wide;
 #pragma unroll 1
   do {
-    line = turn(line, row.high, mix(place, row.keys.word[0]));
-    place = turn(place, row.wide, mix(line, row.keys.word[1]));
-    line = turn(line, row.high, mix(place, row.keys.word[2]));
-    place = turn(place, row.wide, mix(line, row.keys.word[3]));
-  } while (line * row.wide + place >= row.length);
-  return line * row.wide + place;
+    line = rotate(line, row.high, mix(cell, row.keys.word[0]));
+    cell = rotate(cell, row.wide, mix(line, row.keys.word[1]));
+    line = rotate(line, row.high, mix(cell, row.keys.word[2]));
+    cell = rotate(cell, row.wide, mix(line, row.keys.word[3]));
+  } while (line * row.wide + cell >= row.length);
+  return line * row.wide + cell;
 }
 
-// The elements moved along, then shuffled in rows; each is multiplied by its row's factor and one of its own.
+// Rotates the elements, then shuffles each row. An element is multiplied by its row's factor and its own.
 __device__ inline void vary(const Piece& piece, u64 begin, u64 end) {
   const u64 key = piece.key & ~(1ull << 63);
   const u32 columns = (u32)piece.columns, step = blockDim.x * 4;
