@@ -62,7 +62,7 @@ def test_looking_again_and_again_does_not_make_a_difference(true, spread, thresh
 @pytest.mark.parametrize(
     ("logs", "said"),
     [
-        ([0.010, 0.030, 0.001, 0.025], "2 more pairs: --budget 90"),
+        ([0.01, 0.06, 0.03, 0.06], "2 more pairs: --budget 90"),
         ([0.5], "3 more pairs: --budget 240"),
         ([0.5, -0.5, 0.4, -0.4], "more than 94 pairs, the limit; use a quieter machine or a larger --threshold"),
         ([0.5, 0.5, 0.5, 0.51], ""),

@@ -266,7 +266,12 @@ class Comparison:
             sides: the arguments for A and B.
             slower: the workloads on which B is slower than allowed; empty if no limit was given.
         """
-        head: dict[str, Any] = {"format_version": FORMAT_VERSION, "a": sides[0], "b": sides[1], "slower_than_allowed": list(slower)}
+        head: dict[str, Any] = {
+            "format_version": FORMAT_VERSION,
+            "a": sides[0],
+            "b": sides[1],
+            "slower_than_allowed": list(slower),
+        }
         rows = [
             {**vars(row), "decision": UNKNOWN if row.is_unmeasured else None, **self._ratio_document(row.ratio)}
             for row in self.rows
