@@ -181,9 +181,9 @@ def test_misuse_is_said_before_anything_is_started(argv, words, capsys):
 @pytest.mark.parametrize(
     ("argv", "lacks", "extra"),
     [
-        (["serve", "--local", "."], "uvicorn", "serve needs uvicorn: pip install 'flashinfer-bench[serve]'"),
-        (["submit", "x.json"], "httpx", "flashinfer-bench[client]"),
-        (["top", "--once"], "httpx", "flashinfer-bench[client]"),
+        (["serve", "--local", "."], "uvicorn", "serve needs uvicorn: in the checkout of this package run: pip install -e '.[serve]'"),
+        (["submit", "x.json"], "httpx", "pip install -e '.[client]'"),
+        (["top", "--once"], "httpx", "pip install -e '.[client]'"),
     ],
 )
 def test_without_its_extra_a_command_says_which_one(argv, lacks, extra, monkeypatch, capsys):
