@@ -35,6 +35,8 @@ TIE_NOTE: Final = f"{TIE_MARK} a tie: its interval meets that of the row above, 
 STANDING_NOTE: Final = f"{DAGGER} {NOT_CONFIRMED}: not judged at full assurance; a confirmed result comes before it"
 SHOWN_UUIDS: Final = 3
 REASON_SHOWN: Final = 120
+LOCATION: Final = ", at "
+"""Stands in a reason before the file, the line and the function."""
 PRINTED: Final = "printed_bytes"
 """The note of a verdict whose solution printed in its calls."""
 
@@ -63,8 +65,12 @@ def describe_verdict(evaluation: Evaluation) -> str:
 
 
 def cut_reason(reason: str) -> str:
-    """Cut a reason to the length of a line of progress."""
-    return reason if len(reason) <= REASON_SHOWN else f"{reason[: REASON_SHOWN - 1]}…"
+    """Cut a reason to the length of a line of progress, but not the source line at its end."""
+    if len(reason) <= REASON_SHOWN:
+        return reason
+    text, at, location = reason.rpartition(LOCATION)
+    end = f"{at}{location}" if text and len(location) < REASON_SHOWN // 2 else ""
+    return f"{reason[: REASON_SHOWN - 1 - len(end)]}…{end}"
 
 
 def render_summary(rows: Sequence[SummaryRow]) -> str:

@@ -1,1 +1,1 @@
-"""Diagnoses: of this machine, of one call of a solution, of two sides. The results are not verdicts."""
+"""Diagnoses: `doctor` of this machine, `inspect` of one call of a solution, `compare` of A against B. No verdicts."""

@@ -1,7 +1,7 @@
 """The cost of a stored workload.
 
-A cost that a workload states is believed, like the lengths from which it would be counted. Index inputs are read once
-for each file. If they are drawn from a seed, the lengths are unknown.
+A cost that a workload states is trusted. Otherwise it would be counted from lengths that the workload states, too.
+Index inputs are read once for each file. If they are drawn from a seed, the lengths are unknown.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def _error_of(act: Callable[..., None], *arguments: object) -> int:
 
 
 def judge_aim(aim: int, supervisor: int) -> None:
-    """Judge a call that names a process or, if it is negative, a process group.
+    """Judge a call that aims at a process id or, if `aim` is negative, at a process group.
 
     Raises:
         PermissionError: one of these processes is not a descendant of the supervisor.

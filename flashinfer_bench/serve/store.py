@@ -211,7 +211,7 @@ def _check_files(folder: Path) -> None:
 
 
 def _with_task(trace: Trace, task: str) -> Trace:
-    """Return the trace with the id of its task."""
+    """Return a copy of the trace with the id of its task in `extra.run`."""
     if trace.evaluation is None:
         return trace
     extra = dict(trace.evaluation.extra or {})

@@ -37,7 +37,8 @@ def test_a_draft_is_kept_as_it_is_now_and_judged_only_where_it_is_named(run, roo
     code, jobs, said = run("--solution fast.py")
     assert (code, jobs) == (0, 2)
     assert "fast.py: python, fast.py::run, of double (by its parameters)" in said
-    assert re.search(r"^draft: set/solutions/me/\S+/fast\.json$", said, re.M)
+    kept = r"^draft: set/solutions/me/\S+/fast\.json \(solution fast of author me; `forget fast` removes it\)$"
+    assert re.search(kept, said, re.M)
     (tmp_path / "fast.py").write_text(DOUBLE + "# again\n")
     for line in ("--solution fast.py", "--solution fast", "--author me"):
         assert run(line)[:2] == (0, 2)
@@ -45,6 +46,7 @@ def test_a_draft_is_kept_as_it_is_now_and_judged_only_where_it_is_named(run, roo
     assert (kept.author, kept.sources[0].content) == ("me", DOUBLE + "# again\n")
     code, jobs, said = run("")
     assert (code, jobs, "skipped double / fast: " in said) == (0, 4, True)
+    assert run("--drafts")[:2] == (0, 6)
 
 
 def test_nothing_is_written_where_that_is_asked_for(run, root):

@@ -48,7 +48,7 @@ class KeptBaseline(BaseModel):
     marks: dict[str, str]
     """The keys."""
     sm_mhz: Count | None = None
-    """Clock of the GPU's processors in MHz right after work, before the run's first job. It shows locked clocks."""
+    """SM clock in MHz under a short load, before the run's first job. It shows locked clocks."""
     definition: Words
     """Its name, for people. The keys have its digest."""
     workload: Words

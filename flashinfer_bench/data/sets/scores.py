@@ -39,13 +39,16 @@ class SpeedupMetrics:
     definitions: int = 0
     """Number of definitions that count."""
     workloads: int = 0
-    """Number of workloads that both passed, counted for each kind of hardware."""
+    """Number of workloads that the solution and the baseline passed, counted for each kind of hardware."""
     success_rate: float = 0.0
     """Share of the traces that passed."""
     win_rate: float = 0.0
     """Share of the workloads with a lower latency than the baseline."""
     standing: str = field(default="", compare=False)
-    """The best standing of its latencies. First place needs a confirmed latency if any author has one."""
+    """The best state of its latencies: confirmed, not confirmed, or indicative (CPU).
+
+    First place needs a confirmed latency if any author has one.
+    """
 
     @property
     def confirmed(self) -> bool:

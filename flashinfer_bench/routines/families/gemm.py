@@ -62,7 +62,7 @@ def _check(args: Namespace, deviation: float, ratio: float | None = None) -> Che
 
 
 def make_groupwise(args: Namespace) -> Case:
-    """Make a case of fp8 with a scale per `--tile_size` elements; in groups, each with its own weights."""
+    """Make an fp8 case with a scale per `--tile_size` elements. Groups of a `group_…` routine have own weights."""
     is_k, first, second = args.scale_major_mode == "K", DTYPES[args.input_dtype], DTYPES[args.mat2_dtype]
     tall, long = split(args, "n", args.tile_size), split(args, "k", args.tile_size)
     split(args, "m", 4)

@@ -8,8 +8,9 @@ there removes such files.
 `link_modules` lays a solution's folder over FlashInfer's compiled modules. Links lead to modules compiled ahead, and
 the library writes further modules next to them. A module is in
 `.cache/flashinfer/<version>/<architectures>/cached_ops/<module>`, and its generated sources are in `generated/<name>`
-next to that. Its build files use real paths, so a linked folder reads the same in both locations, and ninja has no
-work. An unfinished module, or a module whose flags name the shared folder, is skipped: the library compiles it again.
+next to that. The build files of a module contain real paths. So they are valid through the link, too, and ninja
+rebuilds nothing. An unfinished module, or a module whose flags name the shared folder, is skipped: the library
+compiles it again.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ def make_driver(nvidia: Any, gpu: Mapping[str, Any]) -> Any:
 
 
 def _time_anew(_tuner: Any, _key: Any, _configurations: Any, time_all: Callable[[], object]) -> bool:
-    """Skip the disk cache of tuning times, since there are no times. Returns that none was found."""
+    """Skip Triton's disk cache of autotuning results, because nothing is timed here. Return False: no cached result."""
     time_all()
     return False
 

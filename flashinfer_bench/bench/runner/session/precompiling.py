@@ -82,7 +82,7 @@ class Precompiler:
 
     Args:
         pool: starts the workers.
-        has_modules: precompile modules as well: no other session compiles or measures.
+        has_modules: precompile modules, too. Only allowed if no other session compiles or measures.
     """
 
     def __init__(self, pool: WorkerPool, *, has_modules: bool = False) -> None:

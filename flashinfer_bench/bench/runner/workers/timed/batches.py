@@ -274,7 +274,7 @@ class BatchTimer:
             spent_ns -= min(self._copies_ns(), COPIES_SHARE * spent_ns)
         elif trial.returns:
             spent_ns += self._fetch()
-        if copies or not self._together:  # other calls of a graph take only their own time
+        if copies or not self._together:  # a graph without copies has no launch overhead
             spent_ns -= calls * self._overhead.call * max(1, outputs)
         cost_ns = max(spent_ns - self._overhead.request - BEGIN_NS, 0.0) / calls
         share, begin_ns, end_ns = STARTS_LATER

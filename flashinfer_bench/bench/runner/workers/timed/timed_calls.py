@@ -115,7 +115,7 @@ class TimedCalls:
     timing: TimingSettings | None = None
     """How a GPU is timed; None on a CPU."""
     is_idle: bool = False
-    """They are not compared, so no output is read or kept."""
+    """The calls are not compared, so their outputs are neither read nor kept."""
     has_setup: bool = False
     returns: bool = True
     """Results of calls are copied into their output slots."""
