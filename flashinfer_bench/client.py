@@ -242,6 +242,10 @@ class Client:
         """Return the server's metrics in Prometheus' text format."""
         return self._ask("GET", "/metrics").text
 
+    def definitions(self) -> list[str]:
+        """Return the names of the definitions."""
+        return [str(one["name"]) for one in self._read("GET", "/definitions")]
+
     def definition(self, name: str) -> Definition:
         """Return a definition."""
         return Definition.model_validate(self._read("GET", f"/definitions/{quote(name, safe='')}"))
