@@ -201,7 +201,7 @@ def test_misuse_is_said_before_anything_is_started(argv, words, capsys):
 @pytest.mark.parametrize(
     ("argv", "lacks", "extra"),
     [
-        (["serve", "--local", "."], "uvicorn", "serve needs uvicorn: in the checkout of this package run: pip install -e '.[serve]'"),
+        (["serve", "--local", "."], "uvicorn", "pip install -e '.[serve]'"),
         (["submit", "x.json"], "httpx", "pip install -e '.[client]'"),
         (["top", "--once"], "httpx", "pip install -e '.[client]'"),
     ],
