@@ -127,12 +127,13 @@ class Benchmark:
         self.context.close()
 
     @collector_paused()
-    def plan(self, *, resume: bool = False, retry_timeouts: bool = False) -> Plan:
+    def plan(self, *, resume: bool = False, retry_timeouts: bool = False, drafts: bool = False) -> Plan:
         """Return the jobs of a run and the skipped parts, without starting a process.
 
         Args:
             resume: skip jobs that a trace of the set records unchanged, except traces that were not to be saved.
             retry_timeouts: with `resume`, repeat jobs that timed out.
+            drafts: take the drafts of the set, too.
 
         Raises:
             ConfigError: names that the set does not have, or filters that select nothing, all of them at once; or
@@ -141,10 +142,11 @@ class Benchmark:
         recorded = None
         if resume:
             recorded = RecordedJobs(self._saved_traces(), retry_timeouts=retry_timeouts)
-        asked = select(self._trace_set, self.config)
-        evaluators = self.context.fingerprint_evaluators([item.definition for item in asked])
-        self.context.survey(solution for item in asked for solution in item.solutions)
-        plan = make_plan(self._trace_set, self.config, self.machine, recorded=recorded, evaluators=evaluators)
+        selected = select(self._trace_set, self.config)
+        evaluators = self.context.fingerprint_evaluators([item.definition for item in selected])
+        self.context.survey(solution for item in selected for solution in item.solutions)
+        asked = self._trace_set, self.config, self.machine
+        plan = make_plan(*asked, recorded=recorded, evaluators=evaluators, drafts=drafts)
         return replace(plan, plug_in_keys=self.context.plug_in_keys)
 
     def find_resumed(self, plan: Plan) -> list[Trace]:

@@ -16,6 +16,7 @@ from flashinfer_bench.bench.machine import Device, Machine
 from flashinfer_bench.bench.planning.plan import Job, Plan, Skip
 from flashinfer_bench.bench.planning.resume import names_of
 from flashinfer_bench.cli.output import FAILED, INTERRUPTED, RAN
+from flashinfer_bench.cli.saves import SaveChange
 from flashinfer_bench.cli.tables import count, format_duration, indent_text, join_sections, lay_out, list_counts, some
 from flashinfer_bench.cli.verdicts import describe_job, render_summary
 from flashinfer_bench.data import Trace, TraceSet
@@ -35,6 +36,7 @@ LOST: Final = {
     "not_confirmed": "Not confirmed (--resume tries again)",
 }
 """Kind of jobs without a verdict, a key of the document → its title in the text."""
+STOPPED: Final = "an earlier job did not pass (--fail-fast)"
 BROKEN: Final = "Broken in what was asked for (exit code 1; --allow-broken lets it pass)"
 PLAN_TABLE: Final = {
     "Definition": "{definition}",
@@ -66,13 +68,24 @@ class RunOutcome:
     devices: tuple[Device, ...] = ()
     seconds: float = 0.0
     is_interrupted: bool = False
+    is_stopped: bool = False
+    """Whether --fail-fast ended the run."""
+    change: SaveChange | None = None
+    """With --watch: the change since the latest save that passed."""
+
+    def stop(self) -> None:
+        """Note that the run ends because of a failure: the open jobs are left out."""
+        self.is_stopped = True
+        ended = {*self.judged, *(names_of_job(fault.job) for fault in self.faults)}
+        left = [job for job in self.plan.jobs if names_of_job(job) not in ended]
+        self.faults += [JobFaulted(job, STOPPED, is_left_out=True) for job in left]
 
     def observe(self, event: Event) -> None:
         """Store the parts of an event that the result needs."""
         if isinstance(event, RunStarted):
             self.devices = event.devices
         elif isinstance(event, JobFinished):
-            self.judged[_names(event.job)] = event
+            self.judged[names_of_job(event.job)] = event
         elif isinstance(event, JobFaulted):
             (self.faults if event.job.assurance is None else self.unconfirmed).append(event)
 
@@ -87,9 +100,15 @@ class RunOutcome:
         return [*self.resumed, *(event.trace for event in self.judged.values())]
 
     @property
+    def have_all_passed(self) -> bool:
+        """Whether there are verdicts, and all of them passed."""
+        traces = self.traces
+        return bool(traces) and all(trace.is_successful() for trace in traces)
+
+    @property
     def left(self) -> int:
         """Jobs of the plan without a verdict."""
-        return sum(_names(job) not in self.judged for job in self.plan.jobs)
+        return sum(names_of_job(job) not in self.judged for job in self.plan.jobs)
 
     @property
     def is_broken(self) -> bool:
@@ -103,22 +122,23 @@ class RunOutcome:
         return {"faults": faults, "left_out": left_out, "not_confirmed": self.unconfirmed}
 
     def exit_code(self, *, require_passed: bool, allow_broken: bool = False) -> int:
-        """Return 130 if interrupted, 1 if a job has no verdict or a requested part of the set is broken, else 0.
+        """Return 130 if interrupted. Return 1 if --fail-fast ended the run, if a job has no verdict, or if a requested
+        part of the set is broken; else 0.
 
         If passing is required, return 1 also if a job did not pass, or if there is no verdict. If broken data is
         allowed, neither broken data nor jobs without a verdict because of it are failures.
         """
         if self.is_interrupted:
             return INTERRUPTED
-        traces = self.traces
-        all_passed = bool(traces) and all(trace.is_successful() for trace in traces)
+        if self.is_stopped:
+            return FAILED
         has_faults = (self.left or self.is_broken) and not (allow_broken and self.is_broken)
-        return FAILED if has_faults or (require_passed and not all_passed) else RAN
+        return FAILED if has_faults or (require_passed and not self.have_all_passed) else RAN
 
     def expected(self) -> dict[PairKey, list[str]]:
         """Return the workloads that each solution should have a verdict on."""
         uuids = defaultdict(list)
-        for definition, solution, uuid in (*map(_names, self.plan.jobs), *map(names_of, self.resumed)):
+        for definition, solution, uuid in (*map(names_of_job, self.plan.jobs), *map(names_of, self.resumed)):
             uuids[definition, solution or ""].append(uuid)
         return uuids
 
@@ -196,7 +216,7 @@ def render_outcome(outcome: RunOutcome) -> str:
         *([LOST[kind], *_list_reasons(faults)] for kind, faults in lost.items() if faults),
         notes,
         [BROKEN, *indent_text("\n".join(outcome.errors), 2)] if outcome.errors else [],
-        [total],
+        [total, *([str(outcome.change)] if outcome.change is not None else [])],
     )
 
 
@@ -215,17 +235,19 @@ def outcome_document(outcome: RunOutcome, trace_set: TraceSet | None) -> dict[st
         ],
         "resumed": list(map(_verdict, outcome.resumed)),
         **{
-            kind: [dict(zip((*NAMES, "message"), (*_names(one.job), one.message), strict=True)) for one in faults]
+            kind: [dict(zip((*NAMES, "message"), (*names_of_job(one.job), one.message), strict=True)) for one in faults]
             for kind, faults in outcome.lost().items()
         },
         "skipped": _skips(outcome.plan.skips),
         "data_errors": outcome.errors,
         "blind": [asdict(output) for output in find_blind(outcome.traces)],
         "trace_files": [] if trace_set is None else outcome.files(trace_set),
+        **({"change": outcome.change.document()} if outcome.change is not None else {}),
     }
 
 
-def _names(job: Job) -> JobNames:
+def names_of_job(job: Job) -> JobNames:
+    """Return the names of definition and solution, and the workload's uuid."""
     return job.definition.name, job.solution.name, job.workload.uuid
 
 

@@ -23,11 +23,14 @@ def declare_run(parser: Parser) -> None:
     add_selection(parser)
     drafts = parser.add_argument_group("a solution that you edit", SOURCES)
     add_flags(drafts, SOURCE_FLAGS | {"--watch": "judge again after each save, until Ctrl-C"})
+    add_flags(drafts, {"--drafts": "judge the drafts of earlier runs, too"})
     add_settings(parser)
     results = parser.add_argument_group("results")
     resume = {
         "--resume": "skip jobs that are recorded and unchanged",
         "--retry-timeouts": "with --resume: run recorded TIMEOUTs again",
+        "--last-failed": "judge only solutions on the workloads on which they did not pass last",
+        "-x --fail-fast": "stop after the first job that does not pass",
     }
     add_flags(results, resume)
     saving = {"--save-results": "append each trace to the set (the default)", "--no-save-results": "write no traces"}

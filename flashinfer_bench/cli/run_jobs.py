@@ -30,6 +30,7 @@ from flashinfer_bench.cli.outcome import (
     RunOutcome,
     describe_plan,
     describe_skips,
+    names_of_job,
     outcome_document,
     plan_document,
     render_outcome,
@@ -46,11 +47,15 @@ from flashinfer_bench.cli.output import (
     write_problems,
 )
 from flashinfer_bench.cli.parser import typed_program
+from flashinfer_bench.cli.saves import SaveHistory
 from flashinfer_bench.cli.settings import describe_tolerances, naming_flags, read_config
-from flashinfer_bench.cli.tables import count, some, write_result
+from flashinfer_bench.cli.tables import count, shorten_uuid, some, write_result
 from flashinfer_bench.cli.verdicts import cut_reason, describe_job, describe_verdict
 from flashinfer_bench.data import LoadIssue, Trace, TraceSet
 from flashinfer_bench.data.check import Asked, find_input_issues, find_reference_issues
+from flashinfer_bench.data.evaluation import EvaluationStatus
+from flashinfer_bench.data.sets.results import find_latest
+from flashinfer_bench.data.store.drafts import Draft
 from flashinfer_bench.data.store.layout import DEFINITIONS, TOLERANCES_FILE, TRACES, WORKLOADS, path_part
 from flashinfer_bench.data.store.pack import is_passed_over
 from flashinfer_bench.errors import DataSetError, Fault, FlashInferBenchError, UsageError
@@ -61,6 +66,7 @@ if TYPE_CHECKING:
 
 SHOWN_DEVICES: Final = 8
 NO_VERDICT: Final = "no verdict"
+NO_FAILED_CALL: Final = frozenset({EvaluationStatus.PASSED, EvaluationStatus.COMPILE_ERROR})
 EDITED_CALL_S, WATCHED_CALL_S = 20.0, 5.0
 """`call_timeout_seconds` of `run --solution`, --watch and --quick, so that a hanging call costs only seconds."""
 POLL_EVERY_S: Final = 0.05
@@ -151,8 +157,9 @@ class RunProgress:
 
 def run_jobs(args: Namespace) -> int:
     """Run the jobs that the flags ask for, or print the plan."""
-    if args.replay and args.resume:
-        raise UsageError("--replay judges what is recorded, which --resume leaves out: give one of them")
+    again = "--replay" if args.replay else "--last-failed"
+    if (args.replay or args.last_failed) and args.resume:
+        raise UsageError(f"{again} judges what is recorded, which --resume leaves out: give one of them")
     if args.retry_timeouts and not args.resume:
         raise UsageError("--retry-timeouts changes what --resume leaves out: give --resume too")
     if args.watch and (args.replay or args.resume or args.dry_run or not list_draft_paths(args)):
@@ -195,19 +202,24 @@ def plan_recorded(
         plan = engine.plan(**resumes)
     if wanted:
         engine.replay(recorded)
-        jobs = [job for job in plan.jobs if (job.definition.name, job.solution.name, job.workload.uuid) in wanted]
-        plan = plan.with_jobs(jobs)
+        plan = plan.with_jobs(job for job in plan.jobs if names_of_job(job) in wanted)
     return engine, plan
 
 
-def _judge(args: Namespace, trace_set: TraceSet, kept: Kept) -> int:
-    """Run the jobs that the flags ask for, or print the plan; return the exit code."""
+def _judge(args: Namespace, trace_set: TraceSet, kept: Kept, history: SaveHistory | None = None) -> int:
+    """Run the jobs that the flags ask for, or print the plan; return the exit code.
+
+    With a history of saves, the result has the change since the latest save that passed.
+    """
     drafts = take_drafts(args, trace_set)
     asked = _leave_out_unread(args, trace_set)
     config = read_config(args).for_set(trace_set)
     recorded = read_recorded(args.replay) if args.replay else []
-    resumes = {"resume": args.resume, "retry_timeouts": args.retry_timeouts}
+    resumes = {"resume": args.resume, "retry_timeouts": args.retry_timeouts, "drafts": args.drafts}
     engine, plan = plan_recorded(args, trace_set, config, recorded, kept, **resumes)
+    if args.last_failed:
+        failed = {names_of(trace) for trace in find_latest(trace_set.all_traces()) if not trace.is_successful()}
+        plan = plan.with_jobs(job for job in plan.jobs if names_of_job(job) in failed)
     if args.resume and not (args.dry_run or args.no_save_results):
         plan = engine.reserve(plan)
     if args.repeat != 1:
@@ -232,13 +244,54 @@ def _judge(args: Namespace, trace_set: TraceSet, kept: Kept) -> int:
         return FAILED if outcome.is_broken and not args.allow_broken else RAN
     outcome.recorded = engine.find_resumed(plan)
     jobs, *resumed = describe_plan(plan, engine.machine)
-    saved = [f"draft: {save_draft(draft, trace_set)}" for draft in drafts if saves]
+    saved = [f"draft: {save_draft(draft, trace_set)} {_describe_kept(draft)}" for draft in drafts if saves]
     write_err(*(str(issue) for issue in found if issue.severity == "error"))
+    if args.last_failed and not plan.jobs:
+        jobs, args.require_passed = "no job to run: no chosen solution failed last (--last-failed)", False
     if not args.quiet:
-        write_err(*notes, *skips, *resumed, jobs, *saved)
-    _run(engine, outcome, RunProgress(quiet=args.quiet), save_results=saves, closes=kept is None)
+        write_err(*saved, *notes, *skips, *resumed, jobs)
+    _run(
+        engine,
+        outcome,
+        RunProgress(quiet=args.quiet),
+        save_results=saves,
+        closes=kept is None,
+        fail_fast=args.fail_fast,
+    )
+    if history is not None and outcome.have_all_passed and not outcome.left:
+        outcome.change = history.add(outcome.traces, outcome.seconds)
     _write_outcome(args, outcome, trace_set if saves else None)
+    if not args.quiet and (hint := _hint_at_repro(args, outcome, drafts if not saves else ())):
+        write_err(f"why: {hint}")
     return outcome.exit_code(require_passed=args.require_passed, allow_broken=args.allow_broken)
+
+
+def _describe_kept(draft: Draft) -> str:
+    """Return the names under which a set keeps a draft, and the command that removes it."""
+    solution = draft.solution
+    return f"(solution {solution.name} of author {solution.author}; `forget {solution.name}` removes it)"
+
+
+def _hint_at_repro(args: Namespace, outcome: RunOutcome, unsaved: Sequence[Draft]) -> str:
+    """Return the command that writes the call of the first failure to files; empty if no call failed.
+
+    Args:
+        args: the arguments.
+        outcome: the result.
+        unsaved: the drafts that the set does not keep, so that the command names their files.
+    """
+    failed = next(
+        (one for one in outcome.traces if one.evaluation and one.evaluation.status not in NO_FAILED_CALL), None
+    )
+    if failed is None:
+        return ""
+    named = {draft.solution.name: str(draft.path) for draft in unsaved}
+    words = ["repro", named.get(failed.solution or "", failed.solution or ""), shorten_uuid(failed.workload.uuid)]
+    words += [word for folder in named_folders(args) for word in ("--local", str(folder))]
+    if failed.solution in named:
+        given = {"definition": failed.definition, "entry": args.entry, "language": args.language}
+        words += [word for name, value in given.items() if value for word in (f"--{name}", value)]
+    return shlex.join([*typed_program(), *words, "--dump", "why"])
 
 
 def _leave_out_unread(args: Namespace, trace_set: TraceSet) -> Asked:
@@ -270,9 +323,18 @@ def _find_issues(trace_set: TraceSet, plan: Plan) -> list[LoadIssue]:
 
 
 def _run(
-    engine: benchmark.Benchmark, outcome: RunOutcome, progress: RunProgress, *, save_results: bool, closes: bool
+    engine: benchmark.Benchmark,
+    outcome: RunOutcome,
+    progress: RunProgress,
+    *,
+    save_results: bool,
+    closes: bool,
+    fail_fast: bool,
 ) -> None:
-    """Run the plan and store its events in the outcome. Close the engine at the end, unless its sessions stay."""
+    """Run the plan and store its events in the outcome. Close the engine at the end, unless its sessions stay.
+
+    With `fail_fast`, the first job that does not pass ends the run.
+    """
     started = time.monotonic()
     events: Iterator[Event] = iter(())
     with one_interrupt():
@@ -282,6 +344,9 @@ def _run(
                 for event in events:
                     outcome.observe(event)
                     progress.show(event)
+                    if fail_fast and _is_failure(event):
+                        outcome.stop()
+                        break
         except KeyboardInterrupt:
             outcome.is_interrupted = True
         except Fault as fault:
@@ -294,6 +359,11 @@ def _run(
             if closes:
                 engine.close()
             outcome.seconds = time.monotonic() - started
+
+
+def _is_failure(event: Event) -> bool:
+    is_failed = isinstance(event, JobFinished) and not event.trace.is_successful()
+    return is_failed or (isinstance(event, JobFaulted) and event.job.assurance is None)
 
 
 def _write_outcome(args: Namespace, outcome: RunOutcome, trace_set: TraceSet | None) -> None:
@@ -318,6 +388,8 @@ def resume_command(program: Sequence[str], argv: Sequence[str]) -> str:
 
     A quick run cannot be resumed, so a continued run gives whole verdicts.
     """
+    if "--last-failed" in argv:  # it is begun anew
+        return shlex.join([*program, *argv])
     kept = [word for word in argv if word not in ("--quick", "--resume")]
     return shlex.join([*program, *kept, "--resume"])
 
@@ -328,12 +400,13 @@ def _watch(args: Namespace, kept: Kept) -> int:
     beside = [root / name for root in named_folders(args) for name in (TOLERANCES_FILE, DEFINITIONS, WORKLOADS)]
     beside += [Path(args.config)] if args.config else []
     trace_set: TraceSet | None = None
+    history = SaveHistory()
     try:
         while code != INTERRUPTED:
             given, seen = Namespace(**vars(args)), (take_stamp(drafts), take_stamp(beside))
             try:
                 trace_set = trace_set or open_trace_set(given)
-                code = _judge(given, trace_set, kept)
+                code = _judge(given, trace_set, kept, history)
             except FlashInferBenchError as error:
                 write_problems(str(error))
                 code = error.exit_code

@@ -71,10 +71,10 @@ class FakeEngine:
     def get_trace_set(self):
         return self.trace_set
 
-    def plan(self, *, resume=False, retry_timeouts=False):
+    def plan(self, *, resume=False, retry_timeouts=False, drafts=False):
         traces = [trace for traces in self.trace_set.traces.values() for trace in traces]
         recorded = RecordedJobs(traces, retry_timeouts=retry_timeouts) if resume else None
-        return make_plan(self.trace_set, self.config, self.machine, recorded=recorded)
+        return make_plan(self.trace_set, self.config, self.machine, recorded=recorded, drafts=drafts)
 
     def reserve(self, plan):
         return plan

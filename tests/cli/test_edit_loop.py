@@ -37,7 +37,8 @@ def test_a_draft_is_kept_as_it_is_now_and_judged_only_where_it_is_named(run, roo
     code, jobs, said = run("--solution fast.py")
     assert (code, jobs) == (0, 2)
     assert "fast.py: python, fast.py::run, of double (by its parameters)" in said
-    assert re.search(r"^draft: set/solutions/me/\S+/fast\.json$", said, re.M)
+    kept = r"^draft: set/solutions/me/\S+/fast\.json \(solution fast of author me; `forget fast` removes it\)$"
+    assert re.search(kept, said, re.M)
     (tmp_path / "fast.py").write_text(DOUBLE + "# again\n")
     for line in ("--solution fast.py", "--solution fast", "--author me"):
         assert run(line)[:2] == (0, 2)
@@ -45,6 +46,7 @@ def test_a_draft_is_kept_as_it_is_now_and_judged_only_where_it_is_named(run, roo
     assert (kept.author, kept.sources[0].content) == ("me", DOUBLE + "# again\n")
     code, jobs, said = run("")
     assert (code, jobs, "skipped double / fast: " in said) == (0, 4, True)
+    assert run("--drafts")[:2] == (0, 6)
 
 
 def test_nothing_is_written_where_that_is_asked_for(run, root):
@@ -102,6 +104,23 @@ def test_watching_judges_again_when_the_file_is_saved(run, tmp_path, monkeypatch
     assert run("--solution fast.py --watch --no-save-results", verdict_of)[0] == 130
     assert sources == [DOUBLE, DOUBLE, DOUBLE + "# 3\n", DOUBLE + "# 3\n"]
     assert "not Python" in reported[0]
+
+
+@pytest.mark.parametrize("is_quick", [False, True])
+def test_watching_tells_the_change_since_the_latest_save_that_passed(run, tmp_path, is_quick):
+    jobs = []
+    saves = [{"latency_ms": 1.0}, {"status": "RUNTIME_ERROR"}, {"latency_ms": 0.5}]  # each of two jobs
+
+    def verdict_of(job):
+        jobs.append(job)
+        (tmp_path / "fast.py").write_text(DOUBLE + f"# {len(jobs)}\n" * (len(jobs) % 2 == 0))
+        measurement = {"interval95_ms": [0.49, 0.51], "interval": "workers"} if len(jobs) > 4 else {}
+        extra = {"measurement": measurement, "run": {"quick": is_quick}}
+        return KeyboardInterrupt() if len(jobs) > 6 else saves[(len(jobs) - 1) // 2] | {"extra": extra}
+
+    code, _, said = run("--solution fast.py --watch --no-save-results", verdict_of)
+    assert code == 130
+    assert re.findall(r"^(\S+) the time of \d\d:\d\d:\d\d \(\S+ to \S+\): (.+)$", said, re.M) == [("0.50x", "faster")]
 
 
 def test_a_change_of_what_decides_counts_once_the_file_is_there_and_has_settled(tmp_path):

@@ -12,6 +12,7 @@ from tests.cli.fake_engine import finished, make_jobs, play_run, write_small_set
 from tests.kit import make_trace, make_workload
 
 FAILED = {"status": "RUNTIME_ERROR", "log": "boom"}
+LONG = FAILED | {"log": f"{'x' * 200}, at a.py:3, in helper"}
 LATE = {"status": "TIMEOUT", "log": "late"}
 NAN = {"status": "INCORRECT_NUMERICAL", "max_absolute_error": float("nan"), "max_relative_error": float("inf")}
 CACHED, MEASURED = ({"extra": {"baseline": baseline}} for baseline in ({"source": "cached"}, {"method": "cupti"}))
@@ -58,6 +59,15 @@ BOTH = {0: LATE, 1: LEFT}
         ("", {0: LOST}, 1, "  double / double_python / w0\n    the blob is missing\n    run git lfs pull\n", ""),
         ("", {2: DeviceFault("all are lost")}, 1, "2 PASSED, 2 without a verdict", "error: all are lost"),
         ("--seed 1", {1: KeyboardInterrupt()}, 130, "1 PASSED, 3 not finished", "/set --seed 1 --resume\n"),
+        (
+            "-x",
+            {1: FAILED},
+            1,
+            "4 jobs in TIME: 1 PASSED, 1 RUNTIME_ERROR, 2 left out\n",
+            " repro double_python w1 --local ",
+        ),
+        ("-x", {3: FAILED}, 1, "3 PASSED, 1 RUNTIME_ERROR\n", ""),
+        ("", {1: LONG}, 0, "", "xx…, at a.py:3, in helper\n"),
         ("--no-save-results", {0: "lost"}, 1, "", "nothing was saved (--no-save-results)\n"),
         (
             "--retry-timeouts",
@@ -121,6 +131,24 @@ def test_resume_says_what_it_leaves_out_and_what_it_does_again(run, tmp_path, fl
     traces = [finished(job, **(LATE if job.index == 0 else {})).trace for job in jobs]
     found, out, err, _ = run(f"--resume {flags}", local=write_small_set(tmp_path / "recorded", traces=traces))
     assert (found, said in err, printed in out) == (code, True, True), out + err
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_passed", "code", "said"),
+    [
+        ("--require-passed", True, 0, "no job to run: no chosen solution failed last (--last-failed)\n"),
+        ("", False, 0, "[1/1] double / other / w1 on cpu: PASSED"),
+        ("--solution double_python", False, 0, "no job to run"),
+        ("--resume", False, 2, "--last-failed judges what is recorded"),
+    ],
+)
+def test_only_jobs_whose_latest_verdict_is_no_pass_run_again(run, tmp_path, flags, is_passed, code, said):
+    last = {} if is_passed else FAILED
+    days = [({}, "2026-01-01"), (FAILED, "2026-01-02"), (last, "2026-01-03")]
+    jobs = [job for job in make_jobs(tmp_path / "first") if (job.solution.name, job.workload.uuid) == ("other", "w1")]
+    traces = [finished(job, timestamp=day, **verdict).trace for job in jobs for verdict, day in days]
+    found, _, err, _ = run(f"--last-failed {flags}", local=write_small_set(tmp_path / "recorded", traces=traces))
+    assert (found, said in err) == (code, True), err
 
 
 @pytest.mark.parametrize(

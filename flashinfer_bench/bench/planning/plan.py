@@ -36,7 +36,7 @@ from flashinfer_bench.errors import ConfigError
 # The same words for all definitions, since skips are reported together by reason.
 NO_DEFINITIONS: Final = "nothing was run: the set has no definitions"
 NO_WORKLOADS: Final = f"it has no workloads; write them to {WORKLOADS}/<op_type>/<definition>.jsonl, one a line"
-KEPT_DRAFT: Final = "`run --solution FILE` keeps it as a draft; --solution NAME or --author me runs it"
+KEPT_DRAFT: Final = "it is a draft, which `run --solution FILE` keeps; --drafts runs all drafts, --solution NAME one"
 NO_SOLUTIONS: Final = (
     f"it has no solutions; write them to {SOLUTIONS}/<author>/<op_type>/<definition>/<solution>.json, one a file"
 )
@@ -154,6 +154,7 @@ def make_plan(
     *,
     recorded: RecordedJobs | None = None,
     evaluators: Mapping[str, str] | None = None,
+    drafts: bool = False,
 ) -> Plan:
     """Return the plan of a run; with `recorded`, without the jobs that are recorded and unchanged.
 
@@ -163,6 +164,7 @@ def make_plan(
         machine: runs them.
         recorded: the jobs that a resumed run can skip.
         evaluators: definition → fingerprint of the evaluator that judges it.
+        drafts: take drafts, too, if the configuration names neither solutions nor authors.
 
     Raises:
         ConfigError: the configuration names an unknown entry, the filters select nothing, or a parameter of a built-in
@@ -183,7 +185,7 @@ def make_plan(
         maker = JobMaker(kept, config, machine, trace_set, evaluators or {})
         for solution in item.solutions:
             reason = why_not_here(solution, machine, interpret=config.interpret)
-            if config.solutions is None and config.authors is None and is_kept_draft(solution):
+            if not (drafts or config.solutions or config.authors) and is_kept_draft(solution):
                 reason = KEPT_DRAFT
             if reason is not None:
                 skips.append(Skip(item.definition.name, solution.name, None, reason))
