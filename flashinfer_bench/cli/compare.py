@@ -92,7 +92,7 @@ def execute(args: argparse.Namespace) -> int:
         _refuse(args, OF_SOURCES, "neither side is a source file, or a folder without a manifest")
     for draft in drafts:
         if named is not None:  # a draft needs a set
-            describe_draft(draft, named, is_quiet=args.quiet)
+            describe_draft(draft, named.definitions, is_quiet=args.quiet)
     threshold = args.threshold or args.fail_if_slower or THRESHOLD
     if args.recorded:
         _refuse(args, MEASURING, "with --recorded nothing is measured")
@@ -159,6 +159,7 @@ def render_comparison(comparison: Comparison, sides: tuple[str, str]) -> str:
         f"A: {sides[0]}; B: {sides[1]}; on {comparison.hardware}; {blocks if pairs else comparison.how}",
         "B/A: latency of B over that of A, with its 95 % interval; over all: geometric mean",
         *(f"{row.workload}: {row.problem}" for row in comparison.rows if row.problem),
+        *([f"to decide: {comparison.need}"] if comparison.need else []),
     ]
     table = tables.render_table(("Workload", "#A", "#B", "#B/A", "B is"), rows)
     width = tables.available_width(sys.stdout)

@@ -17,6 +17,7 @@ from flashinfer_bench.bench.machine import Device, Machine
 from flashinfer_bench.bench.planning.plan import Job, Plan, Skip
 from flashinfer_bench.bench.planning.resume import names_of
 from flashinfer_bench.cli.output import FAILED, INTERRUPTED, RAN
+from flashinfer_bench.cli.saves import SaveChange
 from flashinfer_bench.cli.tables import (
     Names,
     count,
@@ -25,10 +26,9 @@ from flashinfer_bench.cli.tables import (
     join_sections,
     lay_out,
     list_counts,
-    render_blocks,
     some,
 )
-from flashinfer_bench.cli.verdicts import describe_job, make_grid, name_jobs, render_summary
+from flashinfer_bench.cli.verdicts import describe_job, make_grid, name_jobs, render_grid, render_summary
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.measurement import CONFIRMED, NOT_CONFIRMED, read_measurement, read_reported
 from flashinfer_bench.data.store.layout import traces_path
@@ -89,6 +89,8 @@ class RunOutcome:
     is_interrupted: bool = False
     is_stopped: bool = False
     """Whether --fail-fast ended the run."""
+    change: SaveChange | None = None
+    """With --watch: the change since the latest save that passed."""
 
     def stop(self) -> None:
         """Note that the run ends because of a failure: the open jobs are left out."""
@@ -117,6 +119,12 @@ class RunOutcome:
         return [*self.resumed, *(event.trace for event in self.judged.values())]
 
     @property
+    def have_all_passed(self) -> bool:
+        """Whether there are verdicts, and all of them passed."""
+        traces = self.traces
+        return bool(traces) and all(trace.is_successful() for trace in traces)
+
+    @property
     def left(self) -> int:
         """Jobs of the plan without a verdict."""
         return sum(names_of_job(job) not in self.judged for job in self.plan.jobs)
@@ -143,10 +151,8 @@ class RunOutcome:
             return INTERRUPTED
         if self.is_stopped:
             return FAILED
-        traces = self.traces
-        all_passed = bool(traces) and all(trace.is_successful() for trace in traces)
         has_faults = (self.left or self.is_broken) and not (allow_broken and self.is_broken)
-        return FAILED if has_faults or (require_passed and not all_passed) else RAN
+        return FAILED if has_faults or (require_passed and not self.have_all_passed) else RAN
 
     def expected(self) -> dict[PairKey, list[str]]:
         """Return the workloads that each solution should have a verdict on."""
@@ -234,19 +240,17 @@ def render_outcome(outcome: RunOutcome) -> str:
         *([LOST[kind], *_list_reasons(faults, names)] for kind, faults in lost.items() if faults),
         notes,
         [BROKEN, *indent_text("\n".join(outcome.errors), 2)] if outcome.errors else [],
-        [total],
+        [total, *([str(outcome.change)] if outcome.change is not None else [])],
     )
 
 
 def _render_times(outcome: RunOutcome, names: Names) -> str:
     """Render the times by workload for a terminal, if one definition was run and the table is small."""
+    counts = [len(set(column)) for column in zip(*map(names_of, outcome.traces), strict=True)]
+    if not sys.stdout.isatty() or not counts or counts[0] > 1 or counts[1] > FEW_SOLUTIONS:
+        return ""
     rows = by_workload(outcome.traces)
-    definitions, solutions, workloads = (
-        len({getattr(row, key) for row in rows}) for key in ("definition", "solution", "workload")
-    )
-    if sys.stdout.isatty() and definitions == 1 < workloads <= FEW_WORKLOADS and solutions <= FEW_SOLUTIONS:
-        return render_blocks(*make_grid(rows, names))
-    return ""
+    return render_grid(rows, *make_grid(rows, names)) if 1 < counts[2] <= FEW_WORKLOADS else ""
 
 
 def outcome_document(outcome: RunOutcome, trace_set: TraceSet | None) -> dict[str, Any]:
@@ -271,6 +275,7 @@ def outcome_document(outcome: RunOutcome, trace_set: TraceSet | None) -> dict[st
         "data_errors": outcome.errors,
         "blind": [asdict(output) for output in find_blind(outcome.traces)],
         "trace_files": [] if trace_set is None else outcome.files(trace_set),
+        **({"change": outcome.change.document()} if outcome.change is not None else {}),
     }
 
 

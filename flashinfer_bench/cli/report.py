@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.base.files.writing import open_to_replace
+from flashinfer_bench.base.install import install_hint
 from flashinfer_bench.cli.args import (
     choose_traces,
     describe_issues,
@@ -44,7 +45,7 @@ from flashinfer_bench.cli.verdicts import (
     make_grid,
     name_jobs,
     render_best,
-    render_grid,
+    render_times,
     render_summary,
     standing_mark,
     standing_notes,
@@ -344,7 +345,7 @@ def execute_table(args: Namespace) -> int:
     rows = [row for line in lines for row in line.rows.values()]
 
     def render(rows: Sequence[WorkloadRow], pick: Callable[[Cells], Cells]) -> str:
-        return render_grid(rows, pick(cells), lines)
+        return render_times(rows, pick(cells), lines)
 
     return _show(args, rows, render, NO_TRACES)
 
@@ -433,7 +434,7 @@ def execute_html(args: Namespace) -> int:
     """Write the pages."""
     missing = [name for name in ("jinja2", "pygments") if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"this needs {' and '.join(missing)}: pip install 'flashinfer-bench[html]'")
+        raise ConfigError(f"this needs {' and '.join(missing)}: {install_hint('html')}")
     from flashinfer_bench.report.pages.site import write_site  # its libraries are optional
 
     trace_set = open_trace_set(args)

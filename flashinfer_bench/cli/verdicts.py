@@ -183,11 +183,14 @@ def make_grid(rows: Sequence[WorkloadRow], names: Names) -> tuple[Cells, list[Li
 
 
 def render_grid(rows: Sequence[WorkloadRow], cells: Cells, lines: Sequence[Line]) -> str:
-    """Render the table of `make_grid` with its notes."""
-    marks = {BEST_MARK} if any(row.is_best for row in rows) else set()
-    marks |= {TIE_MARK} if any(row.is_tie for row in rows) else set()
-    notes = [f"{mark} {text}" for mark, text in GRID_NOTES.items() if mark in marks]
-    return join_sections(_head(rows), render_blocks(cells, lines), [*notes, *_notes(rows, in_words=True)])
+    """Render the table of `make_grid`, and the meaning of its marks."""
+    marks = {BEST_MARK: any(row.is_best for row in rows), TIE_MARK: any(row.is_tie for row in rows)}
+    return join_sections(render_blocks(cells, lines), [f"{mark} {GRID_NOTES[mark]}" for mark in marks if marks[mark]])
+
+
+def render_times(rows: Sequence[WorkloadRow], cells: Cells, lines: Sequence[Line]) -> str:
+    """Render the table of `make_grid` with all notes."""
+    return join_sections(_head(rows), render_grid(rows, cells, lines), _notes(rows, in_words=True))
 
 
 def head_of(standings: Iterable[str]) -> str:
