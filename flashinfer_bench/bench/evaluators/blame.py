@@ -1,4 +1,5 @@
-"""Turns an exception of foreign code in the judge's process, of a reference or a plug-in, into an error of ours."""
+"""Turns an exception of foreign code (a reference or a plug-in) in the judge's process into an error of this
+package."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from flashinfer_bench.errors import FlashInferBenchError
 
 
 class Blame:
-    """A context that replaces exceptions of foreign code. Errors of ours and interrupts pass through unchanged.
+    """A context manager that replaces exceptions of foreign code. This package's errors and interrupts pass unchanged.
 
     Args:
         explain: takes the exception and makes the error that is raised instead.

@@ -1,7 +1,7 @@
-"""The Default evaluator: every element of every output within tolerance, on fresh inputs in each trial.
+"""The Default evaluator: every element of every output must be within tolerance, on fresh inputs in each trial.
 
 The other evaluators derive from it: they override a hook (`tolerance`, `judge_trial`, `check_reference`) and inherit
-the rest. Its steps are also functions of this module, for evaluators that need one of them.
+the rest. The steps of the Default evaluator are also functions of this module, for evaluators that need a single step.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ from flashinfer_bench.data import Correctness, Definition, Performance, Workload
 from flashinfer_bench.errors import DefinitionFault
 
 MAX_RECORDED_OUTPUTS: Final = 16
-"""Outputs that a trace has a record of, at most."""
+"""Maximum number of outputs whose errors a trace records."""
 INPUT_SHARE: Final = 4
-"""The inputs and expected outputs of all trials may take the device's memory divided by this, at most."""
+"""The inputs and expected outputs of all trials take at most the device's memory divided by this number."""
 
 
 class DefaultEvaluator(Evaluator):
@@ -71,19 +71,21 @@ class DefaultEvaluator(Evaluator):
             MAX_ERROR_NORM: POSITIVE,
         },
     )
-    """The definitions that this evaluator takes, and the revision of its rules. The host reads it without the class."""
+    """The definitions that this evaluator takes, and the revision of its rules. The host process reads the record
+    without importing the class."""
     revision = record.revision
     judges_calls_alone = True
     is_elementwise: ClassVar[bool] = True
-    """Whether outputs must be near the reference's, element by element."""
+    """Whether each element of an output must be near the reference's."""
     is_random: ClassVar[bool] = False
-    """Whether equal inputs may give different outputs. Then no second call of the reference is judged."""
+    """Whether equal inputs may give different outputs. If so, the reference is not called a second time for
+    comparison."""
     own_rule: ClassVar[str] = ""
-    """The rule for outputs, in words, if `judge_trial` judges them by the inputs alone. Then it judges the reference's
-    too."""
+    """The rule for outputs, in words, if `judge_trial` needs no expected outputs. Then it also judges the reference's
+    outputs."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Reset declarations that an overriding class no longer satisfies, unless it declares them itself."""
+        """Reset the attributes that an override of a method makes untrue, unless the subclass sets them itself."""
         super().__init_subclass__(**keywords)
         own = vars(cls)
         if "record" in own:
@@ -132,7 +134,7 @@ class DefaultEvaluator(Evaluator):
 
     @classmethod
     def compares_elements(cls, definition: Definition) -> bool:
-        """Return whether outputs must be near the reference's; then the rules besides the tolerance hold."""
+        """Return whether outputs must be near the reference's. If so, the rules besides the tolerance apply, too."""
         return cls.is_elementwise
 
     @classmethod
@@ -155,7 +157,8 @@ class DefaultEvaluator(Evaluator):
 
     @classmethod
     def stress_checks(cls, definition: Definition, cfg: ResolvedEvalConfig) -> StressChecks | None:
-        """Judge them if outputs are compared element by element."""
+        """Return the checks for stress cases; None if outputs are not compared element by element, or the rule is
+        off."""
         has_any = cfg.regimes_rule and cls.compares_elements(definition)
         return StressChecks(definition, cls.norm_rule(definition, cfg)) if has_any else None
 
@@ -163,10 +166,11 @@ class DefaultEvaluator(Evaluator):
     def check_reference(
         cls, definition: Definition, baseline: Baseline, cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> None:
-        """Judge the reference like a solution: by `own_rule`, else by a second call on the first inputs.
+        """Judge the reference like a solution: by `own_rule`, else by comparing a second call on the first trial's
+        inputs.
 
         Raises:
-            DefinitionFault: it is rejected.
+            DefinitionFault: the reference is rejected.
         """
         if cls.own_rule and not cls.compares_elements(definition):
             for inputs, outputs in zip(baseline.inputs, baseline.outputs, strict=True):
@@ -194,7 +198,7 @@ class DefaultEvaluator(Evaluator):
         *,
         context: JudgeContext,
     ) -> Baseline:
-        """Make the inputs of each trial, have the reference compute them, check the reference and time it."""
+        """Make the inputs and expected outputs of each trial, then check the reference and time it."""
         baseline = make_expected(definition, workload, cfg, device, context)
         cls.check_reference(definition, baseline, cfg, context)  # the worker that times it starts at the same time
         return time_reference(baseline, context)
@@ -228,8 +232,8 @@ class DefaultEvaluator(Evaluator):
     def judge_reads(
         cls, definition: Definition, calls: Sequence[JudgedCall], cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> Verdict:
-        """Judge calls that were made while the solution was timed; all together first, if that gives the same
-        results."""
+        """Judge timed calls. A joint check of all calls comes first; if it decides nothing, each call is judged
+        alone."""
         can_check = cls.judges_calls_alone and cls.compares_elements(definition)
         if can_check and surely_pass(calls, cls.norm_rule(definition, cfg), cls.tolerance(cfg)) is not None:
             return Accepted(Correctness())
@@ -262,18 +266,17 @@ def build_baseline(
     *,
     context: JudgeContext,
 ) -> Baseline:
-    """Make the inputs of each trial, have the reference compute their outputs, and time it if the context requests
-    it."""
+    """Make the inputs and expected outputs of each trial, and time the reference if the context requests it."""
     return time_reference(make_expected(definition, workload, cfg, device, context), context)
 
 
 def make_expected(
     definition: Definition, workload: Workload, cfg: ResolvedEvalConfig, device: torch.device, context: JudgeContext
 ) -> Baseline:
-    """Return the inputs and expected outputs of each trial, and no time.
+    """Return the inputs and expected outputs of each trial, without a latency.
 
-    If the inputs of all trials would take too much memory, later trials reuse earlier inputs. The notes then have the
-    number of sets of inputs.
+    If the inputs of all trials would take too much memory, later trials reuse earlier inputs. Then `input_sets` in the
+    notes has the number of different inputs.
     """
     inputs: list[list[Any]] = []
     outputs: list[list[torch.Tensor]] = []

@@ -1,9 +1,10 @@
-"""The interface of an evaluator: its methods, their arguments and results. It runs in the judge's process, without
-solution code.
+"""The interface of an evaluator: its methods, with their arguments and results. An evaluator runs in the judge's
+process, where no solution code runs.
 
 To judge a kind of definition differently, subclass `DefaultEvaluator` and override one method, or subclass `Evaluator`.
 docs/evaluators.md shows how, and how a run finds the new evaluator. Class attributes declare the abilities of an
-evaluator. It reads its own parameters with `cls.extra_value(cfg, "my_param")`, and declares them in `extra_keys`.
+evaluator. An evaluator reads its own parameters with `cls.extra_value(cfg, "my_param")`, and declares them in
+`extra_keys`.
 """
 
 from __future__ import annotations
@@ -39,13 +40,14 @@ class Rejected:
 
     status: EvaluationStatus
     message: str
-    """The error, its place and its size; the trace's log has it."""
+    """Kind, location and size of the error, for the trace's log."""
     correctness: Correctness | None = None
     """The errors; None if no values were compared."""
     integrity: Mapping[str, Any] | None = None
-    """`rule` and `evidence` if a rule besides the user's tolerance decided; the trace has it in `extra`."""
+    """`rule` and `evidence` if a rule besides the user's tolerance rejected the solution; the trace has both in
+    `extra`."""
     call: JudgedCall | None = None
-    """The judged call, if it was a single one; `repro` writes it to disk."""
+    """The rejected call, if a single call was rejected; `repro` writes it to disk."""
 
 
 Verdict = Accepted | Rejected
@@ -70,7 +72,7 @@ class JudgeContext:
     """The device session's services for one job."""
 
     seed: int
-    """Every random value of this job comes from this seed; a solution does not get it before it is judged."""
+    """Every random value of this job comes from this seed. A solution does not get the seed before its verdict."""
     blob_root: Path
     """Root of the trace set that holds the workload."""
     reference: Callable[[list[Any]], list[torch.Tensor]]
@@ -80,21 +82,22 @@ class JudgeContext:
     measure_reference: Callable[[list[list[Any]]], Measured]
     """Times the reference, one trial for each set of inputs."""
     notes: dict[str, Any]
-    """Entries of the evaluator for the trace, as JSON."""
+    """JSON values that the evaluator adds to the trace."""
 
 
 class SolutionRunnable(Protocol):
-    """A solution that can be called, wherever it runs. Evaluators do not catch the SolutionFailure that it raises."""
+    """A solution that can be called, whatever process it runs in. Evaluators must not catch its SolutionFailure."""
 
     @property
     def metadata(self) -> Any:
         """Has `destination_passing_style`: whether the solution writes into given outputs."""
 
     def __call__(self, *args: Any) -> list[torch.Tensor]:
-        """Return the outputs for inputs in the order of the definition; outputs given after the inputs are filled."""
+        """Return the outputs for inputs in the order of the definition. Output tensors may follow the inputs; they are
+        filled."""
 
     def call_repeatedly(self, inputs: Sequence[Any], count: int) -> Iterator[list[torch.Tensor]]:
-        """Yield the outputs of `count` calls on the same inputs. Short calls are faster so than one by one."""
+        """Yield the outputs of `count` calls on the same inputs. For short calls this is faster than separate calls."""
 
     def measure(self, input_sets: list[list[Any]]) -> Measured:
         """Time the solution, one trial for each set of inputs."""
@@ -112,7 +115,7 @@ class JudgedCall:
 
 
 class RecordedCalls:
-    """Timed calls as a callable solution: inputs return the outputs of their timed call."""
+    """Replays timed calls as a solution: a call on the inputs of a timed call returns its recorded outputs."""
 
     metadata = SimpleNamespace(destination_passing_style=False)
 
@@ -125,12 +128,12 @@ class RecordedCalls:
         """Return copies of the outputs recorded for these inputs.
 
         Raises:
-            WorkloadFault: no call was made on them.
+            WorkloadFault: no timed call had these inputs.
         """
         result = self._outputs.get(tuple(map(id, args)))
         if result is None:
             raise WorkloadFault("the evaluator asks for a call on inputs of its own after the solution was timed")
-        result.append(result.pop(0))  # several calls on the same inputs: one after another
+        result.append(result.pop(0))  # several calls on the same inputs are returned in turn
         return [output.clone() for output in result[-1]]
 
     def call_repeatedly(self, inputs: Sequence[Any], count: int) -> Iterator[list[torch.Tensor]]:
@@ -146,15 +149,17 @@ class Evaluator(ABC):
     """Decides whether a solution is right, and measures how fast it is, for one kind of definition."""
 
     revision: ClassVar[int] = 0
-    """Increase it when a verdict or its numbers may change: resumed runs then judge again."""
+    """Increase this number when a verdict or its figures may change, so that resumed runs judge again."""
     extra_keys: ClassVar[Mapping[str, Any] | None] = None
-    """The keys of `extra` that it reads, each with its default, or with its type (`float`) if it has none. A run
-    refuses other keys, and values of another type. Without a declaration (None), any key may be its own."""
+    """The keys of `extra` that this evaluator reads, each with its default. A key without a default has its type
+    instead, such as `float`. A run refuses other keys, and values of another type. None: no check, since the evaluator
+    may read any key."""
     judges_calls_alone: ClassVar[bool] = False
-    """Whether `check_correctness` judges each trial by one call on its inputs, independent of the other trials. Then
-    the first trial is checked before the solution is timed, and the inputs of the others among timed calls."""
+    """Whether `check_correctness` judges each trial by one call on its inputs, independent of the other trials. If so,
+    the first trial is checked before the solution is timed, and the other trials are checked by timed calls."""
     needs_expected: ClassVar[bool] = True
-    """Whether `judge_reads` needs the reference's output values for each call; else only their form."""
+    """Whether `judge_reads` needs the reference's output values for each call. If not, it needs only their shapes and
+    dtypes."""
 
     @classmethod
     @abstractmethod
@@ -163,7 +168,7 @@ class Evaluator(ABC):
 
     @classmethod
     def why(cls, definition: Definition) -> str:
-        """Return one line with the reason why it takes this definition; `list --evaluators` shows the line."""
+        """Return the reason why this evaluator takes the definition, in one line for `list --evaluators`."""
         return (cls.__doc__ or "Its can_evaluate says so.").strip().splitlines()[0]
 
     @classmethod
@@ -205,10 +210,10 @@ class Evaluator(ABC):
 
     @classmethod
     def count_reads(cls, elements: int) -> int:
-        """Return the number of judged timed calls of each trial, at least.
+        """Return the minimum number of timed calls of each trial that are judged.
 
         Args:
-            elements: of the first output.
+            elements: number of elements of the first output.
         """
         return 0
 
@@ -216,10 +221,10 @@ class Evaluator(ABC):
     def judge_reads(
         cls, definition: Definition, calls: Sequence[JudgedCall], cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> Verdict:
-        """Judge calls that were made while the solution was timed, as `check_correctness` judges its own.
+        """Judge timed calls as `check_correctness` judges its own calls.
 
-        An evaluator that calls a solution more than once on the same inputs overrides this. Here each call of
-        `check_correctness` on some inputs returns the recorded outputs for them.
+        An evaluator that calls a solution more than once on the same inputs overrides this. By default,
+        `check_correctness` gets a solution that returns the outputs of the timed calls.
         """
         inputs, expected = [call.inputs for call in calls], [call.expected for call in calls]
         return cls.check_correctness(definition, RecordedCalls(calls), inputs, expected, cfg, context=context)

@@ -1,8 +1,9 @@
 """The LowBit evaluator: as Default, but a small share of the elements may miss the tolerance.
 
 A kernel that quantises its intermediate values rounds differently from the reference. In a near tie this may send a
-token to another expert. `compare.tolerance` limits the errors of that share. The share must also be small among the
-elements that are not zero on both sides: with few rows, scales in tiles are mostly padding.
+token to another expert. `compare.tolerance` limits the errors of the elements that miss. Their share must also be small
+among the elements that are not zero in both outputs, because scales in tiles are mostly zero padding if there are few
+rows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from flashinfer_bench.data import Definition
 from flashinfer_bench.data.dtypes import DTYPES
 
 DEFAULT_MATCHED_RATIO: Final = 0.95
-"""Share of elements that must match if the configuration gives none."""
+"""Share of elements that must match if the configuration gives no matched ratio."""
 
 
 def has_low_bits(definition: Definition) -> bool:
@@ -34,6 +35,6 @@ class LowBitEvaluator(DefaultEvaluator):
 
     @classmethod
     def tolerance(cls, cfg: ResolvedEvalConfig) -> Tolerance:
-        """Let a share of the elements miss the tolerance, the reference's second call too."""
+        """Return a tolerance that a share of the elements may miss, also in the reference's second call."""
         ratio = DEFAULT_MATCHED_RATIO if cfg.required_matched_ratio is None else cfg.required_matched_ratio
         return replace(super().tolerance(cfg), required_matched_ratio=ratio, ignores_shared_zeros=True)

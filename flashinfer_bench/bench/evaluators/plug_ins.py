@@ -1,12 +1,13 @@
 """Evaluators from outside this package: the plug-ins of a run, and the keys of `extra` that they declare.
 
-`registry` imports them, so this module needs no torch. A plug-in is named `module` or `module:name`, like the value of
-an entry point. It comes from one of three locations: the configuration (`evaluator_modules`), an installed package
-(entry-point group `flashinfer_bench.evaluators`), or a script that appended a class to `registry._EVALUATORS`. The
-script's process does not judge, so the class is imported again.
+`registry` imports the plug-ins, so this module needs no torch. A plug-in is named `module` or `module:name`, like the
+value of an entry point. It comes from one of three locations: the configuration (`evaluator_modules`), an installed
+package (entry-point group `flashinfer_bench.evaluators`), or a script that appended a class to `registry._EVALUATORS`.
+The script's process does not judge, so the judge's process imports the class again.
 
 An evaluator declares key → default, or key → type if there is no default. If all plug-ins of a run declare their keys,
-any other key is a slip. If one declares none, only a near miss of a known key is a slip.
+the run refuses every other key as misspelt. If a plug-in declares no keys, the run refuses only a key that is similar
+to a known key.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from flashinfer_bench.data.names import KEY_CUTOFF, did_you_mean, nearest_name
 from flashinfer_bench.errors import ConfigError
 
 GROUP: Final = "flashinfer_bench.evaluators"
-"""Group of entry points with which an installed package names its evaluators."""
+"""Entry-point group in which an installed package lists its evaluators."""
 BUILT_IN: Final = "built-in"
 """Origin of this package's evaluators."""
 APPENDED: Final = "registry._EVALUATORS"
@@ -44,7 +45,7 @@ KINDS: Final[dict[str, tuple[str, type | tuple[type, ...]]]] = {
     "dict": ("a mapping", dict),
     "NoneType": ("any value", object),
 }
-"""Name of a type → the name of its values in a configuration, and the types that are accepted."""
+"""Name of a type → the words for its values in messages, and the accepted Python types."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class PlugIn:
     reference: str
     """`module` or `module:name`."""
     origin: str
-    """The source that names it, for messages."""
+    """The setting or entry point that names the plug-in, for messages."""
     is_first: bool = True
     """Whether its evaluators are asked before the built-in evaluators."""
     folder: str | None = None
@@ -84,18 +85,19 @@ class EvaluatorChoice:
     """Name of the class."""
     module: str
     origin: str
-    """`BUILT_IN`, or the source that names the plug-in."""
+    """`BUILT_IN`, or the setting or entry point that names the plug-in."""
     why: str
     """Reason why the evaluator takes the definition, in one line."""
     fingerprint: str
     """Class and revision; for a plug-in also a digest of its source file."""
     parameters: Mapping[str, Parameter] | None = None
-    """The keys of `extra` that it declares; None if it declares none, or is built in."""
+    """The keys of `extra` that the evaluator declares; None if it declares no keys, or is built in."""
 
 
 @dataclass(frozen=True)
 class KnownParameters:
-    """The declarations of all plug-ins of a run. They share one `extra`, so a key of another plug-in is no slip."""
+    """The declarations of all plug-ins of a run. All plug-ins share one `extra`, so a key of another plug-in is not
+    misspelt."""
 
     keys: frozenset[str] = field(default_factory=frozenset)
     are_all: bool = True
@@ -110,7 +112,7 @@ def list_plug_ins(modules: Sequence[str], *, find_entry_points: EntryPoints = me
 
     Args:
         modules: the configuration's `evaluator_modules`.
-        find_entry_points: returns the entry points of `group=`.
+        find_entry_points: returns the entry points of the given group.
 
     Raises:
         ConfigError: a class that was appended in this process cannot be imported by another process.
@@ -123,10 +125,10 @@ def list_plug_ins(modules: Sequence[str], *, find_entry_points: EntryPoints = me
 
 
 def list_appended(evaluators: Sequence[Any]) -> list[PlugIn]:
-    """Return the foreign evaluators of a registry, as plug-ins with the same position in its order.
+    """Return the evaluators of a registry that are not this package's, as plug-ins in the registry's order.
 
     Raises:
-        ConfigError: an entry is no class, or only this process can find its definition.
+        ConfigError: an entry is no class, or another process cannot import the class.
     """
     result, is_first = [], True
     for evaluator in evaluators:
@@ -156,7 +158,7 @@ def read_parameters(declared: Any) -> dict[str, Parameter]:
     """Read the declaration of an evaluator (`extra_keys`).
 
     Raises:
-        ValueError: it is no mapping of names to defaults or types.
+        ValueError: the declaration is no mapping of names to defaults or types.
     """
     if not isinstance(declared, Mapping) or not all(isinstance(key, str) for key in declared):
         raise ValueError(f"{declared!r} is no mapping of names to defaults or types")
@@ -178,12 +180,13 @@ def read_parameters(declared: Any) -> dict[str, Parameter]:
 def find_wrong_parameters(
     config: ResolvedEvalConfig, evaluator: str, parameters: Mapping[str, Parameter], known: KnownParameters
 ) -> list[str]:
-    """Return a line for each key and value of `extra` that an evaluator cannot use, with its source.
+    """Return a message for each key or value of `extra` that an evaluator cannot use. The message names the setting's
+    origin.
 
     Args:
-        config: the settings of a definition of this evaluator.
-        evaluator: its name.
-        parameters: its declaration.
+        config: the settings of a definition that this evaluator judges.
+        evaluator: name of the evaluator.
+        parameters: the keys that the evaluator declares.
         known: the declarations of all plug-ins of the run.
     """
     everyone, lines = sorted({*parameters, *known_keys(), *known.keys}), []

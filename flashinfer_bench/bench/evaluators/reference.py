@@ -30,17 +30,17 @@ from flashinfer_bench.data.reference import ENTRY_NAME
 from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 
 MAX_ERROR_TEXT: Final = 2_000
-"""Characters of an error's own text that a message keeps."""
+"""Maximum characters of an error's own text in a message."""
 REPEAT_BUDGET_S: Final = 10.0
-"""Seconds of all second calls together, after which no more are made; the first is always made."""
+"""Total seconds of all second calls after which no second call is made. At least one second call is always made."""
 
 
 @dataclass
 class Reference:
     """A compiled reference; make it with `compile`.
 
-    The first call finds the inputs that the reference writes to. Later calls get clones of these inputs. So a solution
-    gets the inputs to which the expected outputs belong.
+    The first call finds the inputs that the reference writes to. Later calls get clones of these inputs. So the inputs
+    stay unchanged, and a solution gets the inputs from which the expected outputs were computed.
     """
 
     definition: Definition
@@ -56,7 +56,7 @@ class Reference:
     _repeating_s: float = 0.0
     """Seconds that all second calls took."""
     _fitting: list[tuple[Any, ...]] = field(default_factory=list)
-    """Form of all tensors of the latest call whose outputs fitted the definition."""
+    """Shape, dtype and device of all tensors of the latest call whose outputs fitted the definition."""
 
     def __post_init__(self) -> None:
         """Find out how `run` is called."""
@@ -119,8 +119,8 @@ class Reference:
         ]
 
     def _note_writes(self, inputs: Sequence[Any], spared: Sequence[Any], versions: Sequence[int]) -> None:
-        """Note the inputs that a call wrote to. Inputs of the first call are compared, since torch does not see writes
-        of kernels.
+        """Note the inputs that a call wrote to. After the first call, inputs are also compared with their clones,
+        because torch's version counters miss the writes of custom kernels.
 
         Raises:
             DefinitionFault: the call wrote to an input that was no clone.
@@ -142,7 +142,8 @@ class Reference:
         outputs: list[torch.Tensor],
         find_difference: Callable[[list[torch.Tensor], list[torch.Tensor]], str | None],
     ) -> None:
-        """Call the reference again on inputs whose outputs are known, once for each shape within `REPEAT_BUDGET_S`.
+        """Call the reference again on inputs whose outputs are known, and compare. This happens once for each set of
+        input shapes, within `REPEAT_BUDGET_S`.
 
         Args:
             inputs: of the first call.
@@ -187,7 +188,7 @@ class Reference:
         return outputs
 
     def _check_form(self, inputs: Sequence[Any], outputs: Sequence[torch.Tensor], device: torch.device | None) -> None:
-        """Compare dtypes and shapes with the definition's; the first tensor with a var axis sets its size.
+        """Compare dtypes and shapes with the definition's. The first tensor with a var axis sets the size of that axis.
 
         Raises:
             DefinitionFault: an output has another dtype, shape or device than it must have.
@@ -241,8 +242,8 @@ def normalize_result(definition: Definition, result: Any, device: torch.device |
 def execute_reference(definition: str, source: str) -> dict[str, Any]:
     """Execute the source of a reference as its own module; return its namespace.
 
-    The module is found by its name: pickle, dataclasses and `typing` look for a class there. Tracebacks, inspect and
-    triton.jit look for the source under the name of its file.
+    The module is put into `sys.modules`, where pickle, dataclasses and `typing` look up classes. The source is put into
+    `linecache`, where tracebacks, inspect and triton.jit look it up by file name.
     """
     file_name = _file_name(definition)
     linecache.cache[file_name] = (len(source), None, source.splitlines(keepends=True), file_name)
@@ -258,7 +259,8 @@ _numbers = count()
 
 
 def explain_error(definition: Definition, error: BaseException) -> WorkloadFault:
-    """Make a fault that names the reference's line: the workload's if memory is short, else the definition's."""
+    """Return an error that names the failing line of the reference: a WorkloadFault if memory is short, else a
+    DefinitionFault."""
     file_name = _file_name(definition.name)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file_name]
     where = f" (line {frames[-1].lineno}: `{frames[-1].line}`)" if frames else ""

@@ -44,8 +44,8 @@ _EVALUATORS: list[type[Evaluator]] = [
     for record in find_records()
     if record.op_types
 ]
-"""The first evaluator that takes a definition judges it; if none does, DefaultEvaluator. The built-in evaluators are
-those of the records in this package's files (`bench/evaluator_record.py`)."""
+"""The first evaluator that takes a definition judges it; if no evaluator takes it, DefaultEvaluator judges it. The
+built-in evaluators come from the records in this package's files (`bench/evaluator_record.py`)."""
 
 _ORIGINS: dict[type[Evaluator], str] = {}
 """Evaluator of a plug-in → the source that names the plug-in."""
@@ -53,9 +53,10 @@ _ORIGINS: dict[type[Evaluator], str] = {}
 OFFER: Final = "EVALUATORS"
 """Name of a module's list of the evaluators that it offers."""
 SLIP_CUTOFF: Final = 0.9
-"""Similarity from which on a method counts as a misspelt overridable method: a letter or two differ."""
+"""Minimum similarity (0 to 1) at which a method's name counts as a misspelt name of an overridable method. Such names
+differ in a letter or two."""
 DIGEST_LENGTH: Final = 16
-"""Hexadecimal digits of a source file's sha256 that a fingerprint has."""
+"""Hexadecimal digits of a source file's SHA-256 in a fingerprint."""
 METHODS: Final = ("build_baseline", "check_correctness", "eval_performance")
 """The methods that the device session calls with `context`."""
 NEEDED: Final = {"check_correctness": "Accepted(correctness) or Rejected(…)", "eval_performance": "a Performance"}
@@ -65,7 +66,7 @@ NEEDED: Final = {"check_correctness": "Accepted(correctness) or Rejected(…)", 
 def find_evaluator(definition: Definition) -> type[Evaluator]:
     """Return the evaluator that judges a definition, with methods that can be called with `context`."""
     evaluator = _find(definition)
-    # The module of a user's file in a checkout has our name, too.
+    # A user's module inside a checkout may also have a name of this package, so its methods are checked, too.
     if evaluator.__module__.startswith(OWN_PACKAGE) and all(_takes_context(getattr(evaluator, it)) for it in METHODS):
         return evaluator
     kept = ("__module__", "__qualname__", "__doc__", "is_elementwise")
@@ -173,8 +174,8 @@ def _why_unusable(evaluator: Any) -> str | None:
 
 
 def _explain(what: str, error: BaseException, *, missing: str = "") -> ConfigError:
-    """Describe the failure of a plug-in with its line; if the module `missing` is not found, describe how to install
-    it."""
+    """Return an error that describes a plug-in's failure and names its line. If the module `missing` was not found, the
+    error also says how to make it importable."""
     ours = (__file__, importlib.__file__)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in ours and frame.line]
     where = f" ({frames[0].filename}, line {frames[0].lineno})" if frames else ""
@@ -190,7 +191,7 @@ def _takes_context(method: Callable[..., Any]) -> bool:
 
 
 def _call(name: str, method: Callable[..., Any], cls: type[Evaluator], *arguments: Any, context: JudgeContext) -> Any:
-    """Call a foreign evaluator's method with the parameters that it has, and read its result."""
+    """Call a plug-in evaluator's method with the arguments that it declares, and convert its result."""
     offered: dict[str, Any] = {"context": context, "log_path": os.devnull, "trace_set_root": context.blob_root}
     if name != "build_baseline":
         tensors = (value for trial in arguments[2] for value in trial if isinstance(value, torch.Tensor))

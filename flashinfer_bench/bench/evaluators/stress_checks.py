@@ -1,12 +1,12 @@
 """Judges calls on inputs of stress cases (`inputs/stress.py`), for evaluators that compare element by element.
 
-Floats are judged by norms alone: a tolerance of single elements is made for usual inputs. A reference may exceed the
-range of its numbers there, so `keep_finite` selects the rows that can be judged.
+Float outputs are judged by norms alone, because the user's tolerance for elements is meant for usual inputs. On stress
+inputs a reference may overflow, so `keep_finite` selects the rows that can be judged.
 
-A solution could omit outputs that are the same on all usual inputs, such as a count or a flag. These are outputs of
-whole numbers and bools, and floats that repeat one number. The check is whether they differ from the usual output in
-the same elements as the reference's. Numbers near a threshold may differ by rounding. So elements that change under
-rounding of the inputs are skipped, and some others may be wrong.
+A solution could skip the work for outputs that are the same on all usual inputs, such as a count or a flag. Such
+outputs consist of integers, of bools, or of floats that repeat one number. On stress inputs, the solution's outputs
+must differ from their usual values in the same elements as the reference's. Values near a threshold may differ by
+rounding. So elements that change if the inputs are rounded are skipped, and a share of the other elements may be wrong.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ SEE: Final = "`flashinfer-bench repro` saves such a call, and `--no-regimes-rule
 FLOAT_CHANGE: Final = 0.01
 """A float counts as changed if it differs by more than this share of its value on usual inputs."""
 LEAST_FLOAT: Final = 1e-12
-"""Least change of a float whose usual value is zero. A share of very many elements is larger, and a flushed denormal
-smaller."""
+"""Smallest change that counts, for a float whose usual value is about zero. A flushed denormal is smaller than this;
+one element's share of a very long row is larger."""
 WRONG_SHARE: Final = 0.25
 """Elements that may be wrong, as a share of the elements that differ from the usual output."""
 ODD_KINDS: Final = (torch.isposinf, torch.isneginf, torch.isnan)
 
 Outputs = Sequence[torch.Tensor]
 Constants = Mapping[int, torch.Tensor]
-"""Number of an output → its value on all usual inputs."""
+"""Index of an output → its value on all usual inputs."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ class StressChecks:
 
     definition: Definition
     rule: NormRule
-    """The rule for usual inputs; here outputs and rows are always judged."""
+    """The norm rule for usual inputs. Stress checks use only its limit, and always judge both rows and whole
+    outputs."""
 
     @property
     def judges_floats(self) -> bool:
@@ -67,7 +68,7 @@ class StressChecks:
         return NormRule(self.rule.limit, judges_output=True, row_rule=NORM)
 
     def judge(self, case: str, call: JudgedCall, context: JudgeContext) -> Verdict:
-        """Judge the floats of a call on inputs of a case."""
+        """Judge the float outputs of a call on inputs of a stress case."""
         rounding = GATE_ROUNDING if case in GATES else LOUD_ROUNDING if case == ONE_ROW else STRESS_ROUNDING
         stability = Stability(context.reference, call.inputs, call.expected, context.seed, rounding)
         verdict = judge_norms(self.definition, call, self._rule, stability, Correctness())
@@ -78,16 +79,16 @@ class StressChecks:
         return replace(verdict, message=message, integrity=integrity)
 
     def surely_pass(self, calls: Sequence[JudgedCall]) -> list[bool] | None:
-        """Return from one check of several calls whether `judge` would accept each, as `norm_rule.surely_pass` does."""
+        """Check several calls at once, and return the result of `norm_rule.surely_pass`."""
         return surely_pass(calls, self._rule)
 
     def judge_constants(self, case: str, call: JudgedCall, constants: Constants, context: JudgeContext) -> Verdict:
-        """Judge whether outputs differ from the usual output in the same elements as the reference's.
+        """Judge whether a call's outputs differ from their usual values in the same elements as the reference's.
 
         Args:
             case: the name of the stress case.
             call: the judged call.
-            constants: the judged outputs.
+            constants: the outputs to judge, with their usual values.
             context: of the job.
         """
         suspects: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -123,8 +124,8 @@ def find_constants(outputs: Sequence[Outputs]) -> Constants:
     """Return the outputs that are the same in all calls.
 
     Args:
-        outputs: the reference's outputs, for each call. In a single call, an output of whole numbers or bools counts if
-            it repeats one number. A float output must repeat it in several calls.
+        outputs: the reference's outputs, for each call. If there is only one call, an output of integers or bools
+            counts if it repeats one number. A float output must repeat one number in several calls.
     """
     calls = list({id(one): one for one in outputs}.values())  # if memory is short, trials share their expected outputs
     result: dict[int, torch.Tensor] = {}
@@ -140,7 +141,8 @@ def find_constants(outputs: Sequence[Outputs]) -> Constants:
 
 
 def differs(value: torch.Tensor, usual: torch.Tensor) -> torch.Tensor:
-    """Return for each element whether it differs from its value on usual inputs; roundings of floats are no difference.
+    """Return for each element whether it differs from its value on usual inputs. Floats must differ by more than
+    rounding.
 
     Args:
         value: of any shape.
@@ -149,20 +151,21 @@ def differs(value: torch.Tensor, usual: torch.Tensor) -> torch.Tensor:
     if is_whole(value):
         return value != usual
     bound = usual.double().abs().mul_(FLOAT_CHANGE).clamp_(min=LEAST_FLOAT)
-    return ~((value.double() - usual.double()).abs() <= bound)  # also for nan
+    return ~((value.double() - usual.double()).abs() <= bound)  # true for nan, too
 
 
 def keep_finite(
     call: JudgedCall, context: JudgeContext, usual: Sequence[Outputs]
 ) -> tuple[JudgedCall, JudgeContext] | None:
-    """Return a call, and a context for judging it, with the rows that can be judged; None if all can.
+    """Return the call, and a context for judging it, with only the rows that can be judged. None: the call is judged as
+    it is, because the reference returns infinities and nans only where usual inputs give them, too.
 
-    A row in which the reference is not finite is skipped. If a sum overflows, a quotient by it is zero, and a better
-    solution has other numbers. A row in which only the solution is not finite is skipped too, since a narrower format
-    overflows sooner. A shortcut for numbers of the usual size returns no infinite numbers. An output that overflows in
-    some rows is skipped as a whole. Any rounding moves numbers that grow so fast, and nearly infinite rows dominate all
-    others. Infinities and nans that usual inputs give too, such as masked scores, are expected; the rest of such a row
-    is judged.
+    A row in which the reference is not finite is skipped. For example, a quotient by an overflowed sum is zero, but a
+    more careful solution has another number. A row in which only the solution is not finite is skipped, too, since a
+    narrower format overflows sooner. This hides no shortcut that assumes numbers of the usual size: its numbers are
+    finite. If the reference's output overflows in some rows, the whole output is skipped. Rounding changes its other
+    rows strongly, and nearly infinite rows dominate them. Infinities and nans that usual inputs give, too, such as
+    masked scores, are expected. The other elements of such a row are judged.
 
     Args:
         call: on inputs of a stress case.

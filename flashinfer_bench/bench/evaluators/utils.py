@@ -1,4 +1,4 @@
-"""Parts of the judge for debugging in this process, where NOTHING IS ISOLATED. Evaluators of runs use other parts."""
+"""Functions of the judge for debugging in the caller's own process, where NOTHING IS ISOLATED."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flashinfer_bench.data.dtypes import torch_dtype
 __all__ = ["allocate_outputs", "normalize_result", "resolve_evaluator"]
 
 resolve_evaluator: Final = find_evaluator
-"""Gives the evaluator that judges a definition."""
+"""Returns the evaluator that judges a definition."""
 DsaSparseAttentionEvaluator: Final = DSAEvaluator
 DsaTopkIndexerEvaluator: Final = DSAEvaluator
 """One evaluator judges both kinds of definition."""

@@ -1,7 +1,7 @@
 """Steps to a verdict: check count, shape and dtype of the outputs, decide, sum up trials.
 
-The process boundary has checked count, shape and dtype before. They are checked here again, because an evaluator takes
-any runnable.
+The device session has already checked count, shape and dtype of a worker's outputs. They are checked here again,
+because an evaluator accepts any runnable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flashinfer_bench.errors import WorkloadFault
 INFINITE_ERRORS: Final = dict.fromkeys(("max_absolute_error", "max_relative_error"), math.inf)
 """Errors of values that cannot be compared."""
 UNWRITTEN: Final = "unwritten"
-"""Rule: every element of an output is written, also elements that are NaN by right."""
+"""Rule: a solution writes every element of an output, even if the right value is NaN."""
 
 
 def decide(problem: str | None, correctness: Correctness, integrity: Mapping[str, Any] | None = None) -> Verdict:
@@ -52,8 +52,8 @@ def check_form(
 ) -> list[torch.Tensor] | Rejected:
     """Check count, shapes and dtypes of a solution's result; return its outputs as a list of tensors.
 
-    A Python number is taken as a 0-d tensor of its kind. A bool output may be given as its bytes, in uint8. Elements
-    that are NaN by right must be written, too.
+    A Python number becomes a 0-d tensor of the expected dtype. A bool output may be a uint8 tensor of its bytes.
+    Elements whose right value is NaN must be written, too.
     """
     values = list(returned) if isinstance(returned, (list, tuple)) else [returned]
     names, outputs = list(definition.outputs), list[torch.Tensor]()
@@ -85,9 +85,10 @@ def check_form(
 
 
 def summarise(trials: Sequence[Correctness]) -> Correctness:
-    """Sum up accepted trials: the largest errors of all, and the other findings of the trial with the largest error.
+    """Merge accepted trials: the largest errors of all trials, and `extra` of the trial with the largest relative
+    error.
 
-    If trials have a record of each output, the worst record of each output is kept.
+    If the trials have records of their outputs, the worst record of each output is kept.
     """
     worst = max(trials, key=lambda trial: trial.max_relative_error)
     extra = {**(worst.extra or {}), "trials": len(trials)}

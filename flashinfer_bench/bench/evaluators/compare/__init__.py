@@ -1,1 +1,2 @@
-"""Compares an output with the expected output: its errors, and whether it is close enough. Imports no evaluator."""
+"""Compares an output with the expected output: its errors, and whether they are within tolerance. The modules here
+import no evaluator class."""

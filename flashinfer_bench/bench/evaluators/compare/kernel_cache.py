@@ -1,8 +1,8 @@
-"""Modules that Triton compiles in each process: compiled once a machine here, and lent to each solution.
+"""Compiles the helper modules of Triton's driver once per machine, and copies them into the cache of each solution.
 
-Triton's driver compiles its own helpers at its first use, which takes seconds. A session compiles them into a folder
-that no worker reads or writes. It copies them into the new caches of solutions. The folder is used only if it belongs
-to this user and no other user can write to it. Its name has the versions that decide the content.
+Triton's driver compiles its helpers at its first use, which takes seconds. A session compiles them into a folder that
+no worker reads or writes, and copies them into new caches of solutions. The folder is used only if it belongs to this
+user and no other user can write to it. Its name has the versions of Triton, torch and Python.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ JUDGE_FOLDER: Final = "judge"
 """A folder below the cache's root. No worker reads or writes it."""
 VARIABLE: Final = "TRITON_CACHE_DIR"
 HELPERS: Final = "*/cuda_utils*.so"
-"""Modules of Triton's driver in a cache. The name of their folder has the versions of their sources."""
+"""Glob pattern of the helpers in a Triton cache. Triton names their folder by a hash of their source."""
 HELPER_MODE: Final = 0o644
-"""Mode of a lent module, since a worker of another user reads it."""
+"""File mode of a copied helper, so that a worker that runs as another user can read it."""
 _shared: Path | None = None
 _log = logging.getLogger(__name__)
 
 
 def share_kernels(cache_root: Path) -> None:
-    """Store helpers for later sessions; workers have no access to the cache."""
+    """Keep helpers below the cache's root for later sessions, in a folder to which workers have no access."""
     global _shared
     _shared = shared_folder(cache_root)
 
 
 def shared_folder(cache_root: Path) -> Path | None:
-    """Make and return the folder of these versions; None if it cannot be made, or other users can write to it."""
+    """Make and return the helpers' folder for the installed versions; None if it cannot be made, or others can write to
+    it."""
     try:
         versions = [f"{name}-{metadata.version(name)}" for name in ("triton", "torch")]
         folder = cache_root / JUDGE_FOLDER / "_".join([*versions, f"python-{platform.python_version()}"])
@@ -51,14 +52,14 @@ def shared_folder(cache_root: Path) -> Path | None:
 
 
 def build_helpers() -> None:
-    """Have Triton's driver compile its helpers into the shared folder, if there is one. It uses a GPU."""
+    """Have Triton's driver compile its helpers into the shared folder, if there is one. This uses a GPU."""
     if _shared is None:
         return
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = str(_shared)
     try:
         _ = importlib.import_module("triton.runtime.driver").driver.active
-    except Exception as error:  # solutions compile them, then
+    except Exception as error:  # then each solution compiles the helpers
         _log.info("Triton's helpers were not compiled: %s", error)
     finally:
         os.environ.pop(VARIABLE)
@@ -67,7 +68,7 @@ def build_helpers() -> None:
 
 
 def lend_helpers(folder: Path) -> list[Path]:
-    """Copy the helpers into a solution's new Triton cache; return the new entries.
+    """Copy the helpers into a solution's new Triton cache; return the new files and folders.
 
     Args:
         folder: the cache; no worker may have written there yet.

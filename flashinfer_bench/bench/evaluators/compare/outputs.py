@@ -1,8 +1,9 @@
-"""Compare an output with the expected one, chunk by chunk with torch: every dtype on every device, no whole copy.
+"""Compares an output with the expected output in chunks, with torch. This works for every dtype on every device,
+without converting a whole output at once.
 
 Floats are compared in float32, float64 in float64, integers and booleans bit by bit. A quick pass assumes that all
-floats match. If one does not, a second pass examines all chunks closely. One transfer brings the numbers of all chunks;
-another brings the worst element. `tolerance.py` decides on the numbers.
+floats are finite and match. If a float does not, a second pass examines all chunks closely. Each pass reads the results
+of all chunks in one transfer. `tolerance.py` decides on the results.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ from flashinfer_bench.bench.evaluators.compare.tolerance import (
 )
 
 CHUNK_ELEMENTS: Final = {"cpu": 1 << 15, "cuda": 1 << 22}
-"""Elements that are compared at once, by device. On a CPU torch uses one thread for chunks of up to this size. On a GPU
-a chunk of this size takes less than 200 MB of extra memory. A float32 holds each index in a chunk."""
+"""Maximum elements that are compared at once, by device type. On a CPU torch uses one thread for chunks of up to this
+size. On a GPU a chunk of this size takes less than 200 MB of extra memory. Each index in a chunk is exact in
+float32."""
 ZERO: Final = 2.0**-127
-"""A magnitude that counts as zero. It is the least scale that is a power of two, whose byte is 0."""
+"""Largest magnitude that counts as zero: the smallest scale of float8_e8m0fnu, whose byte is 0."""
 
 
 class _Figures(NamedTuple):
-    """Figures of a chunk, on its device or as floats. Figures of the quick pass hold if all are finite and match."""
+    """Results for a chunk, as tensors or floats. Results of the quick pass are valid only if all elements are finite
+    and match."""
 
     error: Any
     """Largest absolute error."""
@@ -42,18 +45,18 @@ class _Figures(NamedTuple):
     score: Any
     """Largest error in multiples of its bound."""
     index: Any
-    """Index of the element with this error."""
+    """Index of the element with the largest `score`."""
     expected: Any
     """The expected value of that element."""
     got: Any
     failed: Any = 0.0
     """Elements that fail."""
     nonfinite: Any = 0.0
-    """Elements that fail because a side is not finite."""
+    """Elements that fail because the expected or the actual value is not finite."""
     unwritten: Any = -1.0
     """Index of a window that seems unwritten; -1 if there is none."""
     shared: Any = 0.0
-    """Elements that are zero on both sides, or nan on both sides."""
+    """Elements that are zero in both outputs, or nan in both outputs."""
 
 
 def compare(
@@ -64,12 +67,12 @@ def compare(
     output: str = "output",
     chunk_elements: int | None = None,
 ) -> Comparison:
-    """Compare an output with the expected one of the same shape and dtype.
+    """Compare an output with the expected output, which has the same shape and dtype.
 
     Args:
         expected: the reference's output.
         got: the solution's output. A bool output may be given as its bytes; a byte other than 0 and 1 is wrong.
-        tolerance: decides.
+        tolerance: the limits for errors.
         output: the output's name for messages.
         chunk_elements: stored elements of a chunk; the result does not depend on it.
     """
@@ -86,7 +89,7 @@ def compare(
     number, worst = max(enumerate(found), key=lambda pair: pair[1].score)
     at = number * size * width + int(worst.index)
     wanted, given = worst.expected, worst.got
-    if is_exact:  # a float does not hold all of them
+    if is_exact:  # a float cannot hold every integer
         wanted, given = (int(_bytes_of_bool(side[at]).item()) for side in (left, right))
     off = float(abs(given - wanted))
     off = off if off == off else math.inf if worst.score > 1 else 0.0
@@ -119,7 +122,7 @@ def find_failing(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance
 
 
 def read_values(values: torch.Tensor) -> torch.Tensor:
-    """Return values in the type in which they are compared: float64, or float32 for smaller floats."""
+    """Return values in the dtype in which they are compared: float32 for floats of at most 32 bits, else float64."""
     if is_packed(values.dtype):
         return unpack(values.contiguous().reshape(-1)).reshape(*values.shape[:-1], values.shape[-1] * 2)
     if values.dtype == torch.float64 or not values.dtype.is_floating_point:
@@ -133,12 +136,13 @@ def is_whole(values: torch.Tensor) -> bool:
 
 
 def _bring(found: list[torch.Tensor]) -> list[_Figures]:
-    """Return the figures of all chunks, in one transfer."""
+    """Read the results of all chunks in one transfer."""
     return [_Figures(*line) for line in torch.stack(found).tolist()]
 
 
 def _check_quickly(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
-    """Return the largest errors of a chunk of floats and the index of the worst, as if all were finite and matched."""
+    """Return the largest errors of a chunk of floats and the index of the worst element, as if all were finite and
+    matched."""
     expected, got = read_values(left), read_values(right)
     error, magnitude = (got - expected).abs_(), expected.abs()
     worst, at = (error / bounds_of(magnitude, tolerance)).max(dim=0)
@@ -149,10 +153,10 @@ def _check_quickly(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance
 
 
 def _check_closely(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
-    """Return the figures of a chunk: counts, largest errors, and the index of the worst element."""
+    """Return the results for a chunk: counts, largest errors, and the index of the worst element."""
     expected, got = read_values(left), read_values(right)
     failed, finite = find_failing(left, right, tolerance), expected.isfinite()
-    # The arithmetic is wrong if a side is nan or infinite.
+    # The difference has no meaning if a value is nan or infinite.
     error, magnitude = (got - expected).abs_(), torch.where(finite, expected.abs(), 0.0)
     error = torch.where(error.isnan(), torch.where(failed, math.inf, 0.0), error)
     if is_whole(left):

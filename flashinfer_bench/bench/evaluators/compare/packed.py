@@ -1,7 +1,8 @@
 """Packed 4-bit floats: torch stores two in a byte and has few operations for them, so the judge reads the bytes.
 
-The low half of a byte is the first of its two elements. The shape of a definition's `float4_e2m1` counts elements: the
-stored tensor has half of its last dimension. `float4_e2m1fn_x2` is the stored type itself: its shape counts bytes.
+The low half of a byte is the first of its two elements. The shape of a definition's `float4_e2m1` counts elements, so
+the last dimension of the stored tensor is half as long. `float4_e2m1fn_x2` is the stored type itself, so its shape
+counts bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def is_packed(dtype: torch.dtype) -> bool:
 
 
 def storage_shape(shape: Sequence[int], dtype_name: str) -> tuple[int, ...]:
-    """Return the shape of the stored tensor for a definition's shape; they differ only if elements are packed."""
+    """Return the shape of the stored tensor for a definition's shape. The two shapes differ only if elements are
+    packed."""
     if dtype_name != "float4_e2m1":
         return tuple(shape)
     if not shape or shape[-1] % 2:

@@ -1,9 +1,9 @@
-"""Describes a wrong output in a few words: a change of all values, or the places at which they differ.
+"""Describes a wrong output in a few words: a change of all values, or the positions of the wrong elements.
 
 A pattern is a hint for the author of a solution and decides nothing. If many elements fail, the search tries one change
-of all values: a factor, an offset, a shift, another order. Otherwise the failing places are described along each axis:
-one stretch, the same stretch of each tile, or a side of the diagonal. Most places of a stretch fail, and few places
-outside of it.
+of all values: a factor, an offset, a shift, another order. If no change fits, the failing positions are described along
+each axis: one range, the same range of each tile, or a side of the diagonal. Most positions of the range fail, and few
+outside it.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from flashinfer_bench.bench.evaluators.compare.outputs import find_failing, is_w
 from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance, find_beyond
 
 MOST_ELEMENTS: Final = 1 << 24
-"""Elements of an output, at most, for which a pattern is searched: more would take seconds."""
+"""Maximum elements of an output for which a pattern is searched. The search in a larger output would take seconds."""
 LEAST_SHARE: Final = 0.99
-"""Share of the elements that fit a pattern of values, at least."""
+"""Minimum share of the elements that fit a change of all values."""
 LEAST_FAILING: Final = 0.25
-"""Share of failing elements from which on patterns of values are searched."""
+"""Minimum share of failing elements for which changes of all values are tried."""
 MOST_WRONG: Final = 0.2
-"""Places of an axis for which a stretch is wrong, at most, as a share of the failing places."""
+"""Maximum positions of an axis that a range describes wrongly, as a share of the failing positions."""
 MOST_ELSEWHERE: Final = 0.1
-"""A place counts if it has more than this share of the failures of the worst place. A side of the diagonal has all
-failures except this share."""
+"""A position of an axis counts as failing if it has more than this share of the worst position's failures. A side of
+the diagonal is named if at most this share of the failures is outside it."""
 MOST_OF_TILE: Final = 0.6
-"""Share of each tile that fails, at most."""
+"""Maximum share of each tile that a range covers."""
 LEAST_HITS: Final = 4
-"""Places that fail in tiles, at least."""
+"""Minimum failing positions of an axis for which tiles are tried, and minimum rows of a matrix with a diagonal."""
 SHIFTS: Final = tuple(2**power for power in range(8))
-"""Places by which a shifted output is searched along each axis: one, and the sizes of tiles."""
+"""Shifts that are tried along each axis, in positions: one, and common sizes of tiles."""
 TILES: Final = tuple(2**power for power in range(1, 13))
 
 
 def describe_pattern(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> str | None:
-    """Describe a wrong output; None if no pattern is known, or no element fails."""
+    """Describe a wrong output; None if no pattern fits, or no element fails."""
     if not 1 < expected.numel() <= MOST_ELEMENTS or expected.shape != got.shape:
         return None
     failing = find_failing(expected, got, tolerance)
     left, right = read_values(expected), read_values(got)
-    is_rounded = is_whole(expected) and bool((left == right)[failing].any())  # whole numbers that float64 lacks
+    is_rounded = is_whole(expected) and bool((left == right)[failing].any())  # integers that float64 rounds
     if failing.float().mean() >= LEAST_FAILING and not is_rounded:
         if bool((right == right.flatten()[0]).all()):
             return f"all values are {right.flatten()[0].item():g}"
@@ -54,7 +54,7 @@ def describe_pattern(expected: torch.Tensor, got: torch.Tensor, tolerance: Toler
 
 
 def describe_positions(failing: torch.Tensor) -> str | None:
-    """Describe the failing places along each axis; None if all places of every axis fail, or none does."""
+    """Describe the failing positions along each axis; None if no range fits, or no element fails."""
     count = int(failing.sum())
     if not count:
         return None
@@ -62,7 +62,7 @@ def describe_positions(failing: torch.Tensor) -> str | None:
         upper = torch.ones_like(failing).triu()
         for words, side in (("on", upper & upper.T), ("above", ~upper.T), ("below", ~upper)):
             inside = int((failing & side).sum())
-            # At least half of a side's places fail: a few random places are no side.
+            # At least half of a side must fail, so that a few random failures are not described as a side.
             if inside >= max(count * (1 - MOST_ELSEWHERE), int(side.sum()) / 2):
                 return f"{'only' if inside == count else 'mostly'} {words} the diagonal"
     result = [one for axis in range(failing.ndim) if (one := _describe_axis(failing, axis))]
@@ -71,7 +71,7 @@ def describe_positions(failing: torch.Tensor) -> str | None:
 
 
 def _describe_axis(failing: torch.Tensor, axis: int) -> tuple[str, bool] | None:
-    """Return which places of an axis fail, and whether no element fails elsewhere; None without a pattern."""
+    """Return which positions of an axis fail, and whether no element fails elsewhere; None if no range fits."""
     size = failing.shape[axis]
     counts = failing.movedim(axis, 0).reshape(size, -1).sum(dim=1).cpu()
     hit = counts > counts.max() * MOST_ELSEWHERE
@@ -104,7 +104,7 @@ def _describe_axis(failing: torch.Tensor, axis: int) -> tuple[str, bool] | None:
 
 
 def _candidates(left: torch.Tensor, right: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Yield each possible change, its result, and the actual values."""
+    """Yield the words for each change that is tried, the expected values after the change, and the actual values."""
     finite = left.isfinite() & right.isfinite()
     usable = finite & (left.abs() > left[finite].abs().mean() if bool(finite.any()) else finite)
     if bool(usable.any()):
@@ -127,7 +127,7 @@ def _candidates(left: torch.Tensor, right: torch.Tensor) -> Iterator[tuple[str, 
 
 
 def _name_axis(axis: int, count: int) -> tuple[str, str, str]:
-    """Return the words for a place along an axis, for several places, and for the axis."""
+    """Return the words for a position along an axis, for several positions, and for the axis."""
     if axis == count - 1:
         return ("element", "elements", "") if count == 1 else ("column", "columns", "")
     return ("row", "rows", "") if count == 2 else ("index", "indices", f" of axis {axis}")

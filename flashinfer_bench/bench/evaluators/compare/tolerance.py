@@ -1,15 +1,16 @@
-"""The rule of tolerances, stated once, and the decision on one output.
+"""Decides whether an element is within tolerance, and whether an output passes.
 
-An element fails if |got - expected| > atol and |got - expected| > rtol * |expected|. If the tolerance is a sum, it
-fails if |got - expected| > atol + rtol * |expected|. So if the expected value is zero, atol alone decides. Integers and
-booleans have no tolerance. If the expected value is not finite, only the same kind (nan, +inf, -inf) matches. A nan or
-an infinity anywhere else is wrong, whatever the matched ratio.
+An element fails if |got - expected| > atol and |got - expected| > rtol * |expected|. If the tolerance is a sum, an
+element fails if |got - expected| > atol + rtol * |expected|. So if the expected value is zero, atol alone decides.
+Integers and booleans have no tolerance. If the expected value is not finite, only the same kind (nan, +inf, -inf)
+matches. A nan or an infinity anywhere else makes the output wrong, whatever the matched ratio.
 
 An output passes if the share of matching elements reaches the required ratio. A ratio below 1 has two more rules: no
-error may exceed a cap, and no stretch of the output may seem unwritten. Shared zeros, often padding, may be ignored.
-Then the ratio must also be reached among the elements that are neither zero nor nan on both sides.
+error may exceed a cap, and no window of the output may seem unwritten. Elements that are zero or nan in both outputs
+(shared zeros) are often padding. If the tolerance ignores them, the other elements alone must reach the ratio, too.
 
-`outputs` measures. The script of `repro` has copies of both modules, since they need torch alone.
+`outputs` measures the errors. The script of `repro` has copies of `outputs` and of this module, since both need only
+torch.
 """
 
 from __future__ import annotations
@@ -21,33 +22,35 @@ from typing import Any, Final
 import torch
 
 WINDOW: Final = 32
-"""Elements in an aligned window. If half of a window of equal values fails, it counts as never written. Kernels that
-round to few bits return equal values that do not fail. A skipped row or tile has equal values that do."""
+"""Elements in an aligned window. A window of equal values counts as unwritten if half of its elements fail. Kernels
+that round to few bits also return equal values, but these do not fail."""
 
 
 OVERFLOW: Final = "; an overflow, such as exp of a large number without subtracting the maximum, is the usual cause"
-"""Stands behind a number that is not finite."""
+"""Hint in a message, after a value that is not finite."""
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The demands on an output."""
+    """The limits for the errors of an output."""
 
     rtol: float
     """Error allowed, as a share of the expected value."""
     atol: float
-    """Error allowed, absolute."""
+    """Absolute error allowed."""
     required_matched_ratio: float = 1.0
     """Share of the elements that must match."""
     max_error_cap: float = 2.0
-    """Largest error allowed below a ratio of 1, in multiples of the largest finite expected magnitude M. Two values
-    between -M and M differ by at most 2 M. Rounding errors and near ties stay below this; garbage does not."""
+    """Largest error allowed if the ratio is below 1, in multiples of the largest finite expected magnitude M. Two
+    values between -M and M differ by at most 2 M. Rounding errors and near ties stay below this cap; uninitialised
+    memory does not."""
     ignores_shared_zeros: bool = False
-    """Whether the ratio must also be reached without the elements that are zero on both sides or nan on both sides."""
+    """Whether the ratio must also be reached without the elements that are zero in both outputs or nan in both
+    outputs."""
     max_absolute_error: float = math.inf
-    """Largest error allowed anywhere, with any other setting."""
+    """Largest absolute error allowed for any element, whatever the other settings."""
     is_sum: bool = False
-    """Whether an error may be as large as both together, and not only as the larger of the two."""
+    """Whether an error may be as large as atol + rtol * |expected|, and not only as the larger of the two terms."""
 
     @property
     def by_ratio(self) -> bool:
@@ -56,9 +59,10 @@ class Tolerance:
 
 
 def bounds_of(magnitude: torch.Tensor, tolerance: Tolerance, most: float = math.inf) -> torch.Tensor:
-    """Return the largest allowed error of each element, by its expected magnitude; it is finite, and at most `most`.
+    """Return the largest allowed error of each element, by its expected magnitude; at most `most`, and finite.
 
-    An infinite magnitude has the largest finite bound, or nan if rtol is zero: no error is within it.
+    An infinite magnitude has the bound `most`, or nan if rtol is zero. Its error is infinite or nan, so it is never
+    within.
     """
     limits = torch.finfo(magnitude.dtype)
     most = min(most, limits.max)
@@ -69,7 +73,7 @@ def bounds_of(magnitude: torch.Tensor, tolerance: Tolerance, most: float = math.
 
 
 def find_beyond(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
-    """Return which elements of two tensors of float32, or of float64, are beyond the tolerance."""
+    """Return which elements of two float32 or float64 tensors differ by more than the tolerance."""
     error = (got - expected).abs_()
     alike = (got == expected) | (got.isnan() & expected.isnan())
     return ~(alike | (error <= bounds_of(expected.abs(), tolerance)))
@@ -113,23 +117,25 @@ class Comparison:
     elements: int = 0
     mismatched: int = 0
     nonfinite_mismatched: int = 0
-    """Elements that are nan or infinite on one side only, or in different ways on both sides."""
+    """Elements that fail because the expected or the actual value is nan or infinite."""
     max_abs_error: float = 0.0
     """Infinite if `nonfinite_mismatched` is not zero."""
     max_rel_error: float = 0.0
-    """Largest of the elements whose expected value is not zero; infinite if `nonfinite_mismatched` is not zero."""
+    """Largest relative error of the elements whose expected value is not zero; infinite if `nonfinite_mismatched` is
+    not zero."""
     max_expected: float = 0.0
     """Largest finite magnitude that was expected."""
     worst: Element | None = None
     """The element with the largest error in multiples of its bound; None for an empty output."""
     unwritten_at: tuple[int, ...] | None = None
-    """First element of a stretch that seems unwritten; searched only if some elements may fail."""
+    """First element of a window that seems unwritten; searched only if the ratio is below 1."""
     shared_zeros: int = 0
-    """Elements that are zero or nan on both sides; counted only if the tolerance ignores them and an element fails."""
+    """Elements that are zero or nan in both outputs; counted only if the tolerance ignores them and an element
+    fails."""
     is_exact: bool = False
-    """Whether the dtype has no tolerance, as integers and booleans."""
+    """Whether the dtype has no tolerance, such as integers and booleans."""
     pattern: str | None = None
-    """Description of a wrong output; None if it is not known."""
+    """Description of how the output is wrong; None if no pattern was found."""
 
     @property
     def matched_ratio(self) -> float:

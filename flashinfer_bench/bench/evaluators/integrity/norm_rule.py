@@ -1,13 +1,14 @@
 """The rules `norm` and `lost_rows`: the error of a float output may be at most a share of the output itself.
 
-`norm` checks the whole output, and each row if every element must match. `lost_rows` checks each row if some elements
-may fail. So zeros never pass for values smaller than `atol`, and a matched ratio never allows a lost row. A row that is
-ill-conditioned for the inputs (`stability`) is skipped.
+`norm` checks the whole output. It also checks each row if every element must match. If some elements may fail,
+`lost_rows` checks each row. So an output of zeros never passes, even if all expected values are below `atol`, and a
+matched ratio never allows a row that is wrong as a whole. A row that is ill-conditioned for the inputs (`stability`) is
+skipped.
 
-On stress inputs an output too small for rows is judged, too. Its few numbers may all be near zero by chance, or be the
-rest of a sum. So it may also be off by several times its change under rounding of the inputs.
+On stress inputs an output with too few elements for a row is judged, too. Its few numbers may all be near zero by
+chance, or because a sum cancelled. So its error may also be several times its change under rounding of the inputs.
 
-`judge_norms` judges one call. `surely_pass` checks many calls first: if it accepts them, no call is judged alone.
+`judge_norms` judges one call. `surely_pass` checks many calls at once. If it accepts them, `judge_norms` is not needed.
 """
 
 from __future__ import annotations
@@ -33,27 +34,29 @@ from flashinfer_bench.data.dtypes import DTYPES
 NORM: Final = "norm"
 LOST_ROWS: Final = "lost_rows"
 USUAL_LIMIT: Final = 0.1
-"""Largest norm of the error, as a share of the reference's, if rtol is at most 0.01. Rounding in bfloat16 or fp8 stays
-below it; an output of zeros has 1."""
+"""Largest norm of the error, as a share of the expected output's norm, if rtol is at most 0.01. Rounding in bfloat16 or
+fp8 stays below this limit; an output of zeros has a share of 1."""
 RTOL_FACTOR: Final = 10.0
-"""Above that, the limit is rtol times this."""
+"""If rtol is above 0.01, the limit is rtol times this factor."""
 LOOSEST_LIMIT: Final = 0.5
-"""Upper bound of the limit: half of an output may not be missing."""
+"""Upper bound of the limit for any rtol, so that an output that is half missing never passes."""
 LIMITS_BY_BITS: Final = {8: 0.2, 4: 0.25}
-"""Bits of the smallest floats of a definition → the least limit, since kernels quantise between its operations, too.
-Whole numbers of 8 bits count as 4: they often hold two values."""
+"""Bits of a definition's smallest dtype → lower bound of the limit, because kernels quantise intermediate values, too.
+Integers of 8 bits count as 4 bits, since each often holds two values."""
 SMALL_SLACK: Final = 4.0
-"""A small output may be off by this many times its change under rounding, if that exceeds the limit: single numbers
-scatter."""
+"""Limit on the error of a small ill-conditioned output, in multiples of its change under rounding. Single numbers vary
+more than the norm of a row."""
 SMALL_CONDITIONED: Final = 0.5
-"""Share of the limit by which rounding may move a well-conditioned small output: all draws may be small."""
+"""A small output is well-conditioned if rounding changes it by at most this share of the limit. The share is below 1,
+because the changes in all draws may be small by chance."""
 SURE: Final = 0.99
-"""Share of the limit that norms may reach if a call is not judged alone."""
+"""Share of the limit up to which `surely_pass` accepts norms."""
 TOGETHER: Final = {"cpu": 1 << 15, "cuda": 1 << 24}
-"""Elements of calls that are checked together, by device: about 400 MB of float32 on a GPU, one thread's work on a CPU.
-"""
+"""Maximum elements of the calls that are checked together, by device type. On a GPU the check takes about 400 MB of
+memory. On a CPU it takes one thread."""
 MOST_ELEMENTS: Final = {"cpu": 1 << 22, "cuda": 1 << 25}
-"""Elements of the largest output that is checked, by device: a check needs several times its memory."""
+"""Maximum elements of an output that `surely_pass` checks, by device type. A check needs several times the output's
+memory."""
 
 Excess = tuple[str, dict[str, Any]]
 """Message, and `rule` and `evidence` for the trace."""
@@ -76,11 +79,12 @@ class NormRule:
     def find_excess(self, norms: Norms, output: int, name: str, stability: Stability) -> Excess | None:
         """Return how an output breaks the rule; None if it does not.
 
-        Ill-conditioned rows are skipped first, then rows that were small compared with them, until the rest passes.
+        Ill-conditioned rows are left out, and the check is repeated on the other rows, until they pass or none of them
+        is ill-conditioned.
 
         Args:
             norms: of the output.
-            output: its number.
+            output: index of the output.
             name: of the output.
             stability: finds the rows to skip.
         """
@@ -107,7 +111,7 @@ class NormRule:
                 row, count = int(torch.where(lost, shares, -1.0).argmax()), int(lost.sum())
                 words = f"{count} of {len(lost)} rows are wrong as a whole; worst is row {row}, whose error has"
                 return self._describe(self.row_rule or NORM, name, float(shares[row]), words, rows=count, row=row)
-            judges_rows = False  # rows that were small compared with others count for the output alone
+            judges_rows = False  # later passes judge only the output as a whole
             if not bool(ill_conditioned.any()):
                 return self._describe(NORM, name, share)
             left_out |= ill_conditioned
@@ -123,7 +127,7 @@ class NormRule:
 
 
 def find_limit(definition: Definition, rtol: float) -> float:
-    """Return the default limit of a definition under a tolerance."""
+    """Return the default limit of a definition for its relative tolerance."""
     limit = max(USUAL_LIMIT, RTOL_FACTOR * rtol)
     for spec in (*definition.inputs.values(), *definition.outputs.values()):
         dtype = DTYPES[spec.dtype]
@@ -135,7 +139,7 @@ def find_limit(definition: Definition, rtol: float) -> float:
 def judge_norms(
     definition: Definition, call: JudgedCall, rule: NormRule, stability: Stability, correctness: Correctness
 ) -> Verdict:
-    """Judge the norms of a call's errors, and add them to the record of its outputs."""
+    """Judge the norms of a call's errors, and add the norms to the record of its outputs."""
     if not rule.is_on:
         return Accepted(correctness)
     extra = dict(correctness.extra or {})
@@ -156,19 +160,19 @@ def judge_norms(
 
 
 def surely_pass(calls: Sequence[JudgedCall], rule: NormRule, tolerance: Tolerance | None = None) -> list[bool] | None:
-    """Return from one transfer which calls surely pass.
+    """Check many calls at once, with one transfer from the device.
 
-    The errors of timed calls are not recorded. A call that passes here also passes if it is judged alone. Outputs of
-    several calls are checked as one tensor, since a launch for each would take longer than the checks.
+    No errors are recorded. A call that passes here also passes if it is judged alone. Outputs of several calls are
+    checked as one tensor, because a kernel launch for each call would take longer than the check itself.
 
     Args:
-        calls: their outputs, and the expected outputs.
+        calls: the calls to judge.
         rule: of norms.
-        tolerance: of elements. None: norms alone are judged, also of outputs too small for rows.
+        tolerance: of elements. If None, only norms are judged, also those of outputs too small for rows.
 
     Returns:
-        None decides nothing. A list says that all calls pass, and for each call whether norms apply to its expected
-        outputs.
+        None if nothing is decided. A list means that all calls pass. It has for each call whether norms apply to its
+        expected outputs.
     """
     if tolerance is not None and (tolerance.by_ratio or tolerance.max_absolute_error < math.inf):
         return None
@@ -201,10 +205,10 @@ def _check_together(
     holds: list[torch.Tensor],
     totals: list[torch.Tensor],
 ) -> None:
-    """Check one output of some calls: note the passed tests if it surely passes, and squared norms.
+    """Check one output of several calls. Append the results of the tests to `holds`, and squared norms to `totals`.
 
-    The norms [calls * 2] are those of each call's error and of the expected output. Comparisons with nan are false, and
-    an infinite row has an infinite norm. So an output that is not finite never surely passes.
+    The norms [calls * 2] are, for each call, that of the error and that of the expected output. Comparisons with nan
+    are false, and an infinite row has an infinite norm. So an output that is not finite never surely passes.
     """
     first, calls = pairs[0][0], len(pairs)
     expected, got = (_stack(side) for side in zip(*pairs, strict=True))
@@ -224,7 +228,7 @@ def _check_together(
     count = squares.shape[2]
     of_calls = squares.sum(dim=2) if count > 1 else squares
     totals.append(of_calls.reshape(-1))
-    if count > 1:  # a single row is the call as a whole
+    if count > 1:  # a single row is the whole output, which is judged already
         least = of_calls[:, 1:] * (FLOOR**2 / count)
         bounds = torch.maximum(squares[:, 1], least).mul_((rule.limit * SURE) ** 2)
         holds.append((squares[:, 0] <= bounds).all())

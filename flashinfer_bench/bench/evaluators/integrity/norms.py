@@ -1,8 +1,8 @@
-"""Measures the error of an output relative to the output itself, by row and in all; `norm_rule` decides.
+"""Measures the error of an output relative to the expected output, for each row and in total. `norm_rule` judges it.
 
-A row lies along the last dimension. Rows shorter than `LEAST_ROW` are joined with their neighbours along the dimensions
-before, since a few numbers may all be near zero by chance. Elements whose expected value is not finite are skipped: the
-comparison of elements has checked that both sides agree there.
+A row lies along the last dimension. Rows shorter than `LEAST_ROW` are joined with their neighbours along the preceding
+dimensions, since a few numbers may all be near zero by chance. Elements whose expected value is not finite are skipped,
+because the comparison of elements (`compare.outputs`) checks them.
 """
 
 from __future__ import annotations
@@ -18,45 +18,52 @@ from flashinfer_bench.bench.evaluators.compare.outputs import CHUNK_ELEMENTS, re
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed
 
 LEAST_ROW: Final = 16
-"""Elements of a row, at least. A smaller output is one row, whose norms are judged on stress inputs only."""
+"""Minimum elements of a row. An output with fewer elements is a single row, whose norms are judged on stress inputs
+only."""
 FLOOR: Final = 0.1
-"""A row below this share of the usual row is compared with this share of it. The rest of a cancelled sum has the errors
-of its terms."""
+"""Least norm by which a row's error is divided, as a share of the usual row's norm (the root mean square over the
+rows). A row of cancelled sums is small, but has the rounding errors of the large terms."""
 NO_VALUE_SCALES: Final = frozenset({getattr(torch, "float8_e8m0fnu", None)})
-"""Dtypes whose neighbouring values differ by a factor of two: one step of one element is the size of a row."""
+"""Dtypes to which norms do not apply, because neighbouring values differ by a factor of two. An error of one step in
+one element may be as large as the whole row."""
 BROUGHT_ROWS: Final = 1 << 13
-"""Rows whose norms are moved to the CPU, at most: there an operation on them takes less time than a launch."""
+"""Maximum number of rows whose norms are moved to the CPU. For so few rows an operation on the CPU takes less time than
+a kernel launch."""
 
 
 @dataclass(frozen=True)
 class Norms:
-    """Squared norms of an output's rows, in float64; the norms of many rows lie on the output's device."""
+    """Squared norms of an output's rows, in float64. They are on the CPU, or on the output's device if there are more
+    than BROUGHT_ROWS rows."""
 
     error: torch.Tensor
-    """[rows]: of the actual output less the expected one; infinite if only the actual output is not finite."""
+    """[rows]: of the difference between actual and expected output; infinite if only the actual output is not
+    finite."""
     expected: torch.Tensor
     """[rows]: of the expected output."""
     is_small: bool = False
-    """Whether the output has fewer elements than a row, and so is the only row."""
+    """Whether the output has fewer than LEAST_ROW elements. It is then a single row."""
 
     def shares(self, left_out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the error's norm [rows], as a share of the expected row's, or of `FLOOR` of the usual row's.
+        """Return each row's norm of the error [rows], divided by the norm of the expected row. The divisor is at least
+        `FLOOR` times the usual row's norm.
 
         Args:
-            left_out: bool [rows]: rows that are no usual rows.
+            left_out: bool [rows]: rows that do not count for the usual row's norm.
         """
         usual = self.expected if left_out is None or bool(left_out.all()) else self.expected[~left_out]
         return self.error.sqrt() / torch.maximum(self.expected.sqrt(), FLOOR * usual.mean().sqrt())
 
     @cached_property
     def figures(self) -> tuple[float, float, float]:
-        """Squared norms of the whole error and of the whole expected output, and the worst row's share; one
-        transfer."""
+        """Squared norms of the whole error and of the whole expected output, and the worst row's share. One transfer
+        reads them."""
         error, expected, worst = torch.stack((self.error.sum(), self.expected.sum(), self.shares().max())).tolist()
         return error, expected, worst
 
     def share(self, left_out: torch.Tensor | None = None) -> float:
-        """Return the norm of the whole error as a share of the whole output's, without some rows [rows]."""
+        """Return the norm of the error, divided by the norm of the expected output, both without the rows `left_out`
+        [rows]."""
         error, expected, _ = self.figures
         if left_out is not None:
             error, expected = (float(side[~left_out].sum()) for side in (self.error, self.expected))
@@ -64,12 +71,12 @@ class Norms:
 
     @property
     def says_something(self) -> bool:
-        """Whether anything else than zeros was expected."""
+        """Whether any expected value is not zero."""
         return self.figures[1] > 0
 
 
 def row_length(expected: torch.Tensor) -> int | None:
-    """Return the stored elements of a row; None for an output that is too small."""
+    """Return the number of stored elements of a row; None if the output has too few elements for a row."""
     least = LEAST_ROW // 2 if is_packed(expected.dtype) else LEAST_ROW
     length = 1
     for size in reversed(expected.shape):
@@ -108,7 +115,7 @@ def _square(expected: torch.Tensor, got: torch.Tensor, *, masks: bool) -> torch.
     Args:
         expected: [rows, columns].
         got: [rows, columns].
-        masks: whether elements with an expected value that is not finite are skipped.
+        masks: whether elements whose expected value is not finite are skipped.
     """
     most = CHUNK_ELEMENTS.get(expected.device.type, CHUNK_ELEMENTS["cpu"])
     count, columns = expected.shape

@@ -1,8 +1,8 @@
-"""Finds ill-conditioned rows of an output: the reference itself returns other rows when its inputs are rounded.
+"""Finds ill-conditioned rows of an output: rows that change in the reference's own output if its inputs are rounded.
 
-A token near a tie is sent to another expert; a softmax of large numbers is all or nothing. No rule may blame a solution
-for such rows. To find them, the reference is called on inputs with random rounding errors. Its choices among equal
-values are made in another order. This is done only if a rule is about to reject.
+For example, a token near a tie is sent to another expert, or the largest element of a softmax of large numbers changes.
+No rule may reject a solution because of such rows. To find them, the reference is called on inputs with random rounding
+errors. Its choices among equal values are also made in another order. This happens only if a rule is about to reject.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from flashinfer_bench.bench.evaluators.integrity.norms import Norms, measure_nor
 from flashinfer_bench.errors import Fault
 
 MOST_DRAWS: Final = 16
-"""Calls of the reference, at most. A row at the edge of a bfloat16's rounding is missed in one of 1,000 cases."""
+"""Maximum number of draws: calls of the reference on rounded inputs. A row that a rounding error of bfloat16 can just
+change is missed in one of 1,000 cases."""
 FEWEST_DRAWS: Final = 4
 TIME_LIMIT_S: Final = 30.0
-"""Seconds for these calls. If a reference is so slow that there are fewer than FEWEST_DRAWS, no row is blamed."""
+"""Seconds after which no more draws are made. If the reference is so slow that there are fewer than FEWEST_DRAWS draws,
+no row is rejected."""
 MOST_OF_SIGMOID: Final = 0.1
-"""Largest share by which a number is moved for the error of sigmoids."""
+"""Upper bound of the standard deviation that `of_sigmoid` gives a number's error, as a share of the number."""
 FLOAT8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 REORDERED_SHARE: Final = 0.25
-"""A row depends on the order of equal values if another order moves it by more than this share of its limit."""
+"""A row depends on the order of equal values if another order changes it by more than this share of its limit."""
 _ATEN: Final = torch.ops.aten
 CHOOSING: Final = {
     _ATEN.topk.default: (2, -1),
@@ -45,10 +47,11 @@ CHOOSING: Final = {
     _ATEN.argmax.default: (1, None),
     _ATEN.argmin.default: (1, None),
 }
-"""Operations that return the indices of their choices → position of the dimension among the arguments, and its default.
-Others, such as argsort, are made of these."""
+"""Operation that returns the indices of chosen elements → position of its `dim` argument, and the default of `dim`.
+Other operations of this kind, such as argsort, call these."""
 MEMORY_SHARE: Final = 4
-"""Inputs are rounded, the smallest first, while they fit into the device's free memory divided by this."""
+"""The rounded copies of inputs may take the device's free memory divided by this. The smallest inputs are rounded
+first."""
 
 
 Reference = Callable[[list[Any]], list[torch.Tensor]]
@@ -56,49 +59,51 @@ Reference = Callable[[list[Any]], list[torch.Tensor]]
 
 @dataclass(frozen=True)
 class Rounding:
-    """The rounding of inputs, and its effect that is tolerated."""
+    """How inputs are rounded, and when a row counts as ill-conditioned."""
 
     size: float
-    """Standard deviation of the errors that are added, as a share of each number."""
+    """Standard deviation of the added errors, as a share of each number."""
     moved_share: float
-    """A row is ill-conditioned if it moves by more than this share of its allowed error."""
+    """A row is ill-conditioned if rounding changes it by more than this share of its allowed error."""
     judges_small: bool = False
     """Whether outputs too small for rows are judged by norms, too."""
     slack: float = math.inf
-    """A row with an error of more than this many times its change under rounding is judged, ill-conditioned or not."""
+    """A row whose error is more than this many times its change under rounding is judged, even if it is
+    ill-conditioned."""
     of_sigmoid: float = 0.0
-    """Error of sigmoids: numbers are moved by the change that it causes."""
+    """Absolute error of a sigmoid. Each number gets a further error that changes its sigmoid by about this much."""
 
 
 USUAL_ROUNDING: Final = Rounding(2.0**-7, 0.25)
-"""Twice a unit in the last position of bfloat16. If a solution's own rounding, of a bfloat16's size at most, changes a
-choice, one of the draws changes it too. Kernels that round four times as coarsely stay within the limit on
-well-conditioned rows."""
+"""The size is twice the unit roundoff of bfloat16. If a solution rounds no more coarsely than bfloat16, and this
+changes a choice, one of the draws changes the choice, too. On well-conditioned rows, even kernels that round four times
+as coarsely stay within the limit."""
 STRESS_SLACK: Final = 16.0
-"""Slack on stress inputs. If the square of an operand depends on another operand, errors of a twentieth move all rows.
-A solution that skips work there exceeds this slack, and kernels of scaled fp8 stay below it."""
+"""Slack on stress inputs, in multiples of a row's change under rounding. In some definitions, rounding errors of a
+twentieth change all rows. A solution that skips work exceeds this slack even there; kernels in scaled fp8 do not."""
 STRESS_ROUNDING: Final = Rounding(0.05, 1.0, judges_small=True, slack=STRESS_SLACK)
-"""On inputs of stress cases: twice the errors of fp8. There softmax and gates may be all or nothing, and solutions that
-round their operands to fp8 are right, too. A product of two inputs stays well-conditioned."""
+"""For inputs of stress cases. The size is twice the rounding error of fp8, because solutions that round their operands
+to fp8 are right, too, and softmax or gates may then switch between 0 and 1. A product of two inputs stays
+well-conditioned."""
 LOUD_ROUNDING: Final = Rounding(0.05, 1.0, judges_small=True, slack=4.0)
-"""For cases in which a few values of one row dominate all others: sixteen draws may move a result of one of them by an
-eighth."""
+"""For cases in which a few values of one row dominate all others. Sixteen draws may change a result of a single
+dominant value by an eighth, so a slack of 4 allows an error of a half."""
 GATE_ROUNDING: Final = Rounding(2.0**-7, 1.0, judges_small=True, of_sigmoid=5e-4)
-"""For cases in which gates are nearly open or shut. A solution with gates in fp8 would be wrong there, and no kernel
-does that. With STRESS_ROUNDING, no row that depends on hundreds of steps would be well-conditioned. A GPU's own `tanh`
-makes sigmoids that are off by half of `of_sigmoid`."""
+"""For cases in which gates are nearly open or shut. No kernel computes such gates in fp8, which would be wrong, so the
+size is smaller than in STRESS_ROUNDING. With STRESS_ROUNDING, every row that depends on hundreds of steps would be
+ill-conditioned. Sigmoids that use a GPU's `tanh` instruction have an error of half of `of_sigmoid`."""
 
 
 @dataclass
 class Stability:
-    """The effect of rounding on the reference for the inputs of one call.
+    """The effect of rounding the inputs of one call on the reference's outputs.
 
     Args:
         reference: takes inputs and returns outputs.
         inputs: of the call, in the order of the definition.
-        expected: the reference's outputs for them.
+        expected: the reference's outputs for the inputs.
         seed: of the rounding errors.
-        rounding: their size.
+        rounding: size of the errors, and the limits for rows.
     """
 
     reference: Reference
@@ -109,7 +114,7 @@ class Stability:
     _moved: list[list[Norms | None]] = field(default_factory=list)
     """For each draw, the changes of the rows of each output."""
     _reordered: list[list[Norms | None]] = field(default_factory=list)
-    """The same with only the order of equal values changed; empty without choices."""
+    """As `_moved`, if only the order of equal values is changed; empty if the reference makes no choices."""
 
     def __post_init__(self) -> None:
         """Prepare the draws."""
@@ -130,10 +135,10 @@ class Stability:
         Args:
             output: number of the output.
             limit: the allowed error of a row.
-            suspects: bool [rows]: rows about to be blamed.
-            shares: errors of the rows, as shares of their norms. A suspect with an error of more than `slack` times its
-                change under rounding is judged, ill-conditioned or not. None disables this.
-            left_out: bool [rows]: rows that are not compared with small rows; None for none.
+            suspects: bool [rows]: rows that are about to be rejected.
+            shares: errors of the rows, as shares of their norms. A suspect whose error is more than `slack` times its
+                change under rounding is judged, even if it is ill-conditioned. None: `slack` is not applied.
+            left_out: bool [rows]: rows that do not count for the usual row's norm; None if all rows count.
         """
 
         def far(draws: list[list[Norms | None]]) -> torch.Tensor:
@@ -157,8 +162,8 @@ class Stability:
                     draws.append(list(map(measure_norms, self.expected, outputs)))
         if len(self._moved) < FEWEST_DRAWS:
             return torch.ones_like(suspects)
-        # If rows tie with one another, draws take some of them and a solution others. By Good and Turing's estimate,
-        # these are at most the number of rows that moved in one draw alone.
+        # If rows tie with one another, a solution may choose rows that no draw chose. By the Good-Turing estimate,
+        # there are at most as many of these as rows that changed in exactly one draw.
         if int((suspects & ~ill_conditioned).sum()) <= int((reordered == 1).sum()):
             ill_conditioned |= suspects
         return ill_conditioned & ~is_beyond
@@ -167,10 +172,10 @@ class Stability:
 def call_rounded(
     reference: Reference, inputs: Sequence[Any], rounding: Rounding, seed: int
 ) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor] | None]]:
-    """Yield a reference's outputs for inputs with random rounding errors, MOST_DRAWS times within PATIENCE_S.
+    """Yield a reference's outputs for inputs with random rounding errors, at most MOST_DRAWS times within TIME_LIMIT_S.
 
-    Equal values are taken in another order. If the reference makes choices, its outputs for the unchanged inputs in
-    that order are included.
+    Each draw also changes the order of equal values. If the reference makes choices, its outputs for the unchanged
+    inputs in that order are the second item; else the second item is None.
     """
     spent_s = 0.0
     for draw in range(MOST_DRAWS):
@@ -184,16 +189,17 @@ def call_rounded(
 
 
 class OtherTies(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no types for it
-    """While it is on, operations of torch that choose take another of equal values: saturated scores often tie.
+    """A torch mode in which the operations of `CHOOSING` choose another of several equal values. Saturated scores often
+    tie.
 
     Args:
-        seed: of the order of equal values. A stable sort keeps its promised order.
+        seed: of the order of equal values. A stable sort keeps its guaranteed order.
     """
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # likewise
         self.has_chosen = False
-        """Whether anything was chosen."""
+        """Whether any operation of `CHOOSING` was called."""
         self._generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(
@@ -222,7 +228,7 @@ class OtherTies(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has
 def call_with_other_ties(reference: Reference, inputs: list[Any], seed: int) -> tuple[list[torch.Tensor], bool]:
     """Call a reference under `OtherTies`; return its outputs, and whether it made a choice.
 
-    Compiled code and operations of higher order do not run under such a mode; they are called without it.
+    Compiled code and higher-order operations fail under this mode. The reference is then called without it.
     """
     ties = OtherTies(seed)
     try:
@@ -233,9 +239,9 @@ def call_with_other_ties(reference: Reference, inputs: list[Any], seed: int) -> 
 
 
 def add_rounding(inputs: Sequence[Any], rounding: Rounding, seed: int) -> list[Any]:
-    """Return inputs whose float tensors have random errors; a tensor of 8 bits gets neighbouring values.
+    """Return inputs whose float tensors have random errors; float8 tensors get neighbouring values.
 
-    Small tensors come first: rounded copies may take a share of the free memory.
+    Small tensors are rounded first. Tensors for which the allowed share of free memory does not suffice stay unchanged.
     """
     rounded = list(inputs)
     known = (*MULTIPLIED, *FLOAT8)

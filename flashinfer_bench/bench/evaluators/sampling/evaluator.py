@@ -1,12 +1,13 @@
-"""The Sampling evaluator. A sampler is random, so its draws are judged, not compared.
+"""The Sampling evaluator. A sampler is random, so the distribution of its draws is tested.
 
-A draw is one token of one row, drawn in one call. Every draw must be allowed. The quantiles of all draws (`rules`) are
-uniform and independent (`statistics`). Counts of single tokens are not enough: with 128,256 tokens and some thousand
-draws, a perfect sampler is far from the expected shares. A sampler is tested three times:
+A draw is one token of one row, drawn in one call. The filters must allow each draw. The quantiles of all draws
+(`rules`) must be uniform and independent (`statistics`). Counts of single tokens would not do, because a perfect
+sampler's counts are far from the expected shares with 128,256 tokens and some thousand draws. A sampler is tested three
+times, on:
 * the first draws, many calls on the same rows;
 * flattened rows (rule `power`): the same rows with a higher temperature, until no token has more than about a hundredth
-  of the mass. There are enough calls to show the smallest profitable cheat, even with one row;
-* timed calls, each on rows of its own. Few draws show coarse faults only.
+  of the mass. There are enough calls to find a sampler that skips `least_shift` of the mass, even with one row;
+* timed calls, each with other rows. These are few draws, so they show coarse faults only.
 """
 
 from __future__ import annotations
@@ -47,36 +48,39 @@ from flashinfer_bench.errors import DefinitionFault
 
 CPU: Final = torch.device("cpu")
 TIMED_DRAWS: Final = 96
-"""Draws of each timed trial that are judged at least. A sampler that draws the likeliest token passes if that has more
-than nine tenths of a row."""
+"""Minimum number of draws of each timed trial that are judged. With these, a sampler that always draws the likeliest
+token passes only if this token has more than nine tenths of the mass."""
 TIME_LIMIT_S: Final = 20.0
-"""Seconds after which no more calls on flattened rows are made. A slow sampler, as under Triton's interpreter, needs a
-limit, and slowness gains nothing."""
+"""Seconds after which no more calls on flattened rows are made. A sampler under Triton's interpreter is so slow that it
+needs this limit. A cheating sampler gains nothing by being slow."""
 TIMED_SHARE: Final = 0.05
-"""Share of the false alarm rate for timed draws, since they are a second test."""
+"""Factor on the false alarm rate for timed draws, because they are a second test of the same sampler."""
 PARTS: Final = (4, 8)
-"""Numbers of parts of the rows of timed draws, by their largest probability, the flattest first."""
+"""Numbers of parts into which timed draws are split, after sorting them by the largest probability of their row, the
+flattest row first."""
 LEAST_PART: Final = 24
-"""Fewer draws of a part are not tested by themselves."""
+"""Minimum draws in a part. Parts with fewer draws are not tested."""
 DETECTABLE: Final = 5.5
-"""Divided by the root of the number of draws: the mass that a sampler can hardly move between groups of tokens without
-a rejection."""
+"""Divided by the square root of the number of draws, this is the mass that a sampler can hardly move between groups of
+tokens without being rejected."""
 
 POWER: Final = "power"
 CHANCE_UNSEEN: Final = 3e-8
-"""Chance that a right sampler has no draw in a part of the least mass: below the limit of any verdict."""
+"""Probability that a right sampler has no draw in a range of mass `least_shift`. It is so small that such a gap rejects
+a sampler."""
 FLATTEST, SHARPEST = 0.002, 0.012
 """The largest probability of a flattened row lies between these, if LEAST_FACTOR allows it."""
 LEAST_FACTOR: Final = 0.05
-"""Least factor of logits: if all probabilities tie, filters may keep any of them."""
+"""Smallest factor by which logits are multiplied. A smaller factor could make all probabilities tie, and then filters
+may keep any of them."""
 MOST_KINDS: Final = 8
-"""Flattened inputs of a job, at most; each is used for several calls."""
+"""Maximum number of flattened inputs in a job; each is used for several calls."""
 KINDS_ELEMENTS: Final = 1 << 21
-"""Probabilities of all kinds together, about."""
+"""Approximate maximum of the probabilities in all flattened inputs together."""
 STEPS: Final = 10
-"""Halvings in which the temperature is found."""
+"""Bisection steps that find the temperature."""
 FLAT_SHARE: Final = 0.1
-"""Draws from flattened rows reject a right sampler by chance this many times as often as the first draws."""
+"""Factor on the false alarm rate for draws from flattened rows."""
 
 
 def draws_tokens(definition: Definition) -> bool:
@@ -107,7 +111,7 @@ class SamplingEvaluator(DefaultEvaluator):
 
     @classmethod
     def count_reads(cls, elements: int) -> int:
-        """Return the calls in which TIMED_DRAWS draws of each trial are judged."""
+        """Return the number of calls that give TIMED_DRAWS draws of each trial."""
         return math.ceil(TIMED_DRAWS / max(elements, 1))
 
     @classmethod
@@ -146,7 +150,8 @@ class SamplingEvaluator(DefaultEvaluator):
     def judge_reads(
         cls, definition: Definition, calls: Sequence[JudgedCall], cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> Verdict:
-        """Judge timed calls, each with its own probabilities: every token is allowed, and their quantiles are uniform.
+        """Judge timed calls, each with its own probabilities. Every token must be allowed, and the quantiles must be
+        uniform.
 
         The calls of `check_correctness` have equal inputs; timed calls do not. A solution that detects the difference
         could skip a part of each row in timed calls only.
@@ -158,7 +163,7 @@ class SamplingEvaluator(DefaultEvaluator):
 def call_within(
     deadline: float, sol_runnable: SolutionRunnable, inputs: list[Any], count: int, expected: list[torch.Tensor]
 ) -> Iterator[JudgedCall]:
-    """Yield at most `count` calls on the same inputs, until a time of `time.monotonic`."""
+    """Yield at most `count` calls on the same inputs, until `time.monotonic` reaches the deadline."""
     if count <= 0 or time.monotonic() > deadline:
         return
     for outputs in sol_runnable.call_repeatedly(inputs, count):
@@ -172,12 +177,12 @@ class SamplingLimits:
     """The parameters of samplers' evaluators, with their defaults."""
 
     trials: int = 100
-    """Calls of the sampler for one verdict."""
+    """Calls of the sampler on the inputs of the first trial."""
     tvd_threshold: float = 0.2
     """Largest total variation distance from the expected distribution, beyond the noise of a perfect sampler."""
     false_alarm_rate: float = 1e-4
-    """Chance that a perfect sampler is rejected, over all tests of a verdict together. With 0 the distance is the only
-    test of the distribution."""
+    """Chance that a perfect sampler is rejected, over all tests of a verdict together. If it is 0, only the total
+    variation distance is tested."""
     least_shift: float = 0.06
     """Largest mass that a sampler may skip undetected. Skipping less saves next to nothing."""
 
@@ -196,7 +201,7 @@ class SamplingLimits:
         )
 
     def find_odd(self, chances: Mapping[str, float], *, alarm_share: float = 1.0) -> str | None:
-        """Return the oddness that rejects a sampler; None if no test rejects it.
+        """Return a description of the deviation that rejects a sampler; None if no test rejects it.
 
         Args:
             chances: test → p-value.
@@ -216,7 +221,7 @@ class DrawJudge:
     definition: Definition
     limits: SamplingLimits
     generator: torch.Generator
-    """On the CPU; it decides the position of a draw within its stretch."""
+    """On the CPU. It decides the position of a draw's quantile within its token's interval."""
 
     def judge_first(self, calls: Sequence[JudgedCall]) -> Verdict:
         """Judge the first draws, all on the same inputs."""
@@ -248,7 +253,7 @@ class DrawJudge:
         """Judge timed calls.
 
         A sampler may skip tokens in some of the rows, such as flat rows. The draws of all rows together hardly show it.
-        So each quarter of the rows, by their flatness, is tested alone, and each eighth.
+        So the rows are sorted by flatness, and each quarter and each eighth is tested alone.
         """
         located = self.find_quantiles(calls)
         if isinstance(located, Rejected):
@@ -281,8 +286,8 @@ class DrawJudge:
     def find_quantiles(self, calls: Sequence[JudgedCall]) -> tuple[torch.Tensor, torch.Tensor] | Rejected:
         """Return the quantiles of draws [orders, calls, rows] and the largest probabilities [calls, rows].
 
-        A forbidden draw returns the verdict instead. Calls on the same inputs are adjacent. Inputs with equal numbers
-        of calls are processed at once, as rows of one problem, which is far faster on a GPU than one by one.
+        If a draw is forbidden, return the verdict instead. Calls on the same inputs must be adjacent. Inputs with equal
+        numbers of calls are processed at once, as rows of one problem, which is far faster on a GPU than one by one.
         """
         by_count: dict[int, list[tuple[SamplingProblem, torch.Tensor]]] = defaultdict(list)
         for _, group in groupby(calls, key=lambda call: id(call.inputs)):
@@ -336,7 +341,7 @@ def _describe_forbidden(problem: SamplingProblem, tokens: torch.Tensor, located:
 
 
 def count_calls(rows: int, least_shift: float) -> int:
-    """Return how often a sampler of some rows is called on flattened rows."""
+    """Return the number of calls on flattened rows that find a sampler which skips `least_shift` of the mass."""
     return math.ceil(math.log(CHANCE_UNSEEN) / math.log1p(-least_shift) / max(rows, 1))
 
 
@@ -348,7 +353,7 @@ def make_flattened(
     Args:
         definition: names the input with probabilities or logits.
         inputs: in the order of the definition.
-        calls: of all flattened inputs together.
+        calls: number of calls on all flattened inputs together.
         generator: on the CPU.
     """
     name = find_weights(definition) or ""

@@ -23,7 +23,7 @@ from flashinfer_bench.data.dtypes import DTYPES
 TIE: Final = 1e-6
 """Inputs whose relative difference is at most this count as equal."""
 BOUNDARY_MASS: Final = 1e-3
-"""Mass of entries at the boundary of top_p that may be kept or dropped, because sums are rounded."""
+"""Maximum mass of entries at the boundary of top_p that may be kept or dropped, because sums are rounded."""
 
 
 def renormalises(definition: Definition) -> bool:
@@ -53,7 +53,8 @@ class RenormalisedEvaluator(DefaultEvaluator):
 
 
 def find_problem(problem: SamplingProblem, got: torch.Tensor, rtol: float) -> tuple[str | None, float]:
-    """Return the error of filtered rows, None if they are right; and the largest relative error of a kept value.
+    """Return a description of what is wrong (None if all rows are right), and the largest relative error of a kept
+    value.
 
     Args:
         problem: the probabilities [rows, entries], and the filter.

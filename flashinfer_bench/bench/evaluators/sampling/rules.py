@@ -8,13 +8,13 @@ Filters act on the probabilities of a row, sorted from the largest:
 * With top-k and top-p, top-k comes first, and top-p acts on the rescaled rest. If the definition's name has "joint",
   both act on the original row.
 
-Implementations differ in rounding and ties, and all of them are right. So a row has a narrow set and a wide set of kept
-tokens. The tokens between the two are the group at the boundary. Every draw from the wide set is allowed. The number of
-draws in the group shows which set the sampler follows.
+Right implementations differ in rounding and ties. So a row has a narrow set and a wide set of kept tokens. The tokens
+in only the wide set are the boundary group. Every draw from the wide set is allowed. The number of draws in the
+boundary group shows which set the sampler follows.
 
-In a fixed order of the tokens, each token has a stretch of [0, 1) as long as its probability. A draw's quantile is a
-random point of its token's stretch. Quantiles of a right sampler are uniform and independent for any distribution, so
-quantiles of different rows are tested together (`statistics`).
+In a fixed order of the tokens, each token has an interval in [0, 1) whose length is its probability. A draw's quantile
+is a random point in its token's interval. For any distribution, the quantiles of a right sampler are uniform and
+independent. So quantiles of different rows are tested together (`statistics`).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from flashinfer_bench.errors import WorkloadFault
 
 FILTERS: Final = {"top_k": torch.int64, "top_p": torch.float64, "min_p": torch.float64}
 ROUNDING: Final = 1e-4
-"""Shift of the boundary that rounding explains: mass for top-p, relative size for min-p."""
+"""Largest shift of a filter's boundary by rounding: in mass for top-p, relative for min-p."""
 MATERIAL: Final = 1e-3
 """Mass of the boundary group, as a share of the kept mass, above which a row is not tested in the orders by id."""
 CHUNK_ELEMENTS: Final = 1 << 23
 """Probabilities sorted at once; this takes a few hundred megabytes."""
 ORDERS: Final = ("probability", "token id", "token id, even ids first")
-"""Orders of the tokens. The last is that of the reversed bits of ids."""
+"""Orders of the tokens in which quantiles are computed. The last order sorts by the reversed bits of the ids."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def read_problem(definition: Definition, inputs: Sequence[Any]) -> SamplingProbl
 
 
 class SortedRows:
-    """Rows sorted from the largest probability. Questions and answers are [rows, n]."""
+    """Rows sorted from the largest probability. Arguments and results of its methods are [rows, n]."""
 
     def __init__(self, problem: SamplingProblem) -> None:
         self.problem = problem
@@ -141,12 +141,12 @@ class SortedRows:
 
 
 def find_quantiles(problem: SamplingProblem, tokens: torch.Tensor, generator: torch.Generator) -> DrawQuantiles:
-    """Find the quantiles of draws, some rows at once.
+    """Find the quantiles of draws, in chunks of rows.
 
     Args:
         problem: the sampler's inputs.
         tokens: int64 [rows, calls].
-        generator: on the CPU; it decides the position of a draw within its stretch.
+        generator: on the CPU; it decides the position of a draw's quantile within its token's interval.
     """
     rows, vocabulary = problem.probabilities.shape
     step, chunks = max(1, CHUNK_ELEMENTS // vocabulary), []
@@ -167,7 +167,7 @@ def _find_quantiles(problem: SamplingProblem, tokens: torch.Tensor, generator: t
     in_range = (tokens >= 0) & (tokens < ordered.vocabulary)
     tokens = torch.where(in_range, tokens, 0)
     drawn, least = probabilities.gather(1, tokens), ordered.value(wide - 1)
-    # The group at the boundary begins at the first token that ties with the first token outside the narrow set.
+    # The boundary group begins at the first token that ties with the first token outside the narrow set.
     core = torch.minimum(ordered.count_above(ordered.value(narrow)), narrow)
     core_mass, narrow_mass, wide_mass = (ordered.mass.gather(1, count) for count in (core, narrow, wide))
     above, up_to = ordered.count_above(drawn), ordered.count_above(drawn, or_equal=True)
@@ -179,7 +179,8 @@ def _find_quantiles(problem: SamplingProblem, tokens: torch.Tensor, generator: t
     high = torch.where(in_group, whole, ordered.mass.gather(1, up_to))
     quantiles = [(low + spread[0] * (high - low)) / whole]
     weights = torch.where(probabilities >= least, probabilities, 0.0)
-    # If ties decide a row's kept tokens, orders by id test nothing: its draws may lie anywhere.
+    # If ties decide which tokens a row keeps, orders by id test nothing, since a sampler may draw any of the tied
+    # tokens.
     clear = wide_mass - narrow_mass <= MATERIAL * narrow_mass
     for order, by_chance in zip(_order_ids(ordered.vocabulary), spread[1:], strict=True):
         order, position = order.to(tokens.device), order.argsort().to(tokens.device)[tokens]

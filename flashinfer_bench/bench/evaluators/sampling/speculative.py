@@ -4,9 +4,10 @@ A drafted token has the probability p in the target and q in the draft. It is ac
 After the first rejection, a token is drawn from max(0, target - draft), rescaled. If no token is rejected, one is
 drawn from the target's last row.
 
-The outputs are random. Their form is checked exactly. Three numbers are tested against their distribution, by quantiles
-as for draws: the emitted tokens, the tokens that could be accepted one by one, and the last token. The numbers of timed
-calls are tested too. Their inputs never repeat, which a solution could detect.
+The outputs are random. Their form is checked exactly. Three values are tested against their distribution, by quantiles
+as in `rules`: the number of emitted tokens, the number of tokens that are accepted if each is judged alone, and the
+last token. The values of timed calls are tested, too, because a solution could detect that the inputs of timed calls
+never repeat.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ class SpeculativeEvaluator(DefaultEvaluator):
     def judge_reads(
         cls, definition: Definition, calls: Sequence[JudgedCall], cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> Verdict:
-        """Judge timed calls, each with its own probabilities: possible results are tested for their distribution."""
+        """Judge timed calls, each with its own probabilities. Results must be possible, and their distribution is
+        tested."""
         return judge_calls(definition, calls, SamplingLimits.of(cfg), context, alarm_share=TIMED_SHARE)
 
 
@@ -91,14 +93,15 @@ def judge_calls(
     *,
     alarm_share: float = 1.0,
 ) -> Verdict:
-    """Judge calls. Each must be possible, and their quantiles [calls, rows] uniform in each of three distributions.
+    """Judge calls. Each result must be possible, and the quantiles [calls, rows] of each of three values must be
+    uniform.
 
     Args:
         definition: names the outputs.
         calls: with different inputs, or several with the same.
         limits: the parameters that decide.
         context: of the job.
-        alarm_share: factor on the limits' rejection rate of a right sampler.
+        alarm_share: factor on the false alarm rate of the limits.
     """
     generator = make_generator(context.seed, "places of chains", device=CPU)
     quantiles, chain, inputs = [], None, None
@@ -125,7 +128,7 @@ def judge_calls(
 class Chain:
     """The drafted tokens of a call, and the distributions of its outputs, on the CPU in float64.
 
-    A table [rows, n + 2] or [rows, vocabulary + 1] has at entry i the mass below i.
+    Tables of [rows, n + 2] or [rows, vocabulary + 1] are cumulative: entry i is the mass of all values below i.
 
     Args:
         draft_probs: [rows, n, vocabulary].
@@ -141,7 +144,7 @@ class Chain:
         p, q = (source.gather(-1, drafted[..., None])[..., 0] for source in (target[:, : self.count], draft))
         accept = torch.where(q > 0, p / q, 1.0).clamp(max=1.0)
         reached = pad(accept.cumprod(dim=1), (1, 0), value=1.0)
-        accepted = torch.zeros_like(reached)  # the chance of each number of tokens, if each is accepted by itself
+        accepted = torch.zeros_like(reached)  # probability of each number of tokens, if each is accepted alone
         accepted[:, 0] = 1.0
         for share in accept.T[..., None]:
             accepted = accepted * (1 - share) + pad(accepted[:, :-1], (1, 0)) * share
@@ -149,12 +152,12 @@ class Chain:
         self.counts = [pad(chance.cumsum(dim=1), (1, 0)) for chance in (emitted, accepted)]
         left = (target - pad(draft, (0, 0, 0, 1))).clamp(min=0)
         self.last = pad(left.cumsum(dim=-1), (1, 0))
-        """[rows, n + 1, vocabulary + 1], of the last token at each position."""
+        """Cumulative mass of the last token at each position, [rows, n + 1, vocabulary + 1]."""
 
     def find_quantiles(self, got: Sequence[torch.Tensor], generator: torch.Generator) -> torch.Tensor | str:
         """Return the quantile of a call in each of its three distributions, [3, rows] in [0, 1).
 
-        An impossible call returns the reason instead.
+        If the result of the call is impossible, return the reason instead.
         """
         tokens, accepted, emitted = (value.long().cpu() for value in got)
         at = emitted.clamp(0, self.count)[:, None]

@@ -1,8 +1,8 @@
-"""Tests of whether quantiles in [0, 1) are uniform and independent: statistics only, no tokens, no solution.
+"""Tests whether quantiles in [0, 1) are uniform and independent. This module knows neither tokens nor solutions.
 
 Each test gives a p-value: the chance that a perfect sampler looks this odd or odder. Sums of chi-square over rows or
-calls are compared with the chi-square distribution. Their own spread is a little smaller, so a perfect sampler is
-rejected less often than the p-value says.
+calls are compared with the chi-square distribution. The true variance of the sums is a little smaller, so a perfect
+sampler is rejected less often than the p-value says.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Final
 import torch
 
 GROUPS: Final = (32, 8)
-"""Numbers of groups of equal expected share. Many groups show a narrow deviation, few a broad one."""
+"""Numbers of groups of equal expected share. Many groups show a narrow deviation, few groups a broad deviation."""
 PART_GROUPS: Final = (4, 2)
-"""Groups for the few draws of some of the rows: p-values would be too small with more groups."""
+"""Numbers of groups for the few draws of a part of the rows. With more groups, their p-values would be too small."""
 PAIR_GROUPS: Final = 16
-"""Number of groups in which a draw is compared with the draw of the call before."""
+"""Number of groups in which a draw is compared with the draw of the previous call."""
 LEAST_EXPECTED: Final = 8
-"""Expected draws of a group, at least; few draws have fewer groups."""
+"""Minimum expected draws in a group. If there are few draws, there are fewer groups."""
 
 
 def measure_distance(quantiles: torch.Tensor) -> tuple[float, float]:
-    """Return how far the shares of groups of tokens are from equal shares, in quantiles [orders, ...].
+    """Return how far the shares of quantiles [orders, ...] in equal groups are from equal.
 
     Returns:
         The total variation distance in the worst order: half of the sum of |observed share - expected share|. And the
@@ -41,7 +41,7 @@ def measure_chances(quantiles: torch.Tensor) -> dict[str, float]:
     """Test quantiles [calls, rows]; return a p-value for each test of being uniform and independent."""
     calls, rows = quantiles.shape
     result = {"shares": measure_shares(quantiles.reshape(1, -1)), "shares within a row": measure_shares(quantiles.T)}
-    if calls > 1:  # draws in the same group as the draw of the call before, by Poisson
+    if calls > 1:  # Poisson test of draws in the group of the previous call's draw
         group = _group(quantiles, PAIR_GROUPS)
         repeats, pairs = (group[1:] == group[:-1]).sum(), group[1:].numel()
         expected = torch.tensor(pairs / PAIR_GROUPS, dtype=torch.float64)
@@ -60,14 +60,14 @@ def measure_shares(lines: torch.Tensor, groups: tuple[int, int] = GROUPS) -> flo
         statistic = ((_count(lines, count) - expected) ** 2).sum() / expected
         degrees = torch.tensor(len(lines) * (count - 1), dtype=torch.float64)
         chances.append(float(torch.special.gammaincc(degrees / 2, statistic.cpu() / 2)))
-    return min(1.0, 2 * min(chances))  # the smaller of two
+    return min(1.0, 2 * min(chances))  # Bonferroni correction for the smaller of two p-values
 
 
 def measure_omission(quantiles: torch.Tensor, least_share: float) -> float:
     """Test whether draws are lacking at an end of [0, 1); return the p-value.
 
-    A sampler that omits the likeliest or the unlikeliest tokens has no draws there. Groups of equal share show that
-    only if one of them lies wholly in the gap.
+    A sampler that omits the likeliest or the unlikeliest tokens has no draws there. Groups of equal share show such a
+    gap only if a whole group lies in it.
 
     Args:
         quantiles: the draws.

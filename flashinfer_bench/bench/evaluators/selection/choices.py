@@ -1,11 +1,12 @@
-"""Judges the tokens that rows choose by their scores. A choice is a set: its order means nothing, and -1 is padding.
+"""Judges which tokens each row chose by score. A choice is a set: its order has no meaning, and -1 is padding.
 
 Each index must be a token that is offered to its row. No index may occur more often than it is offered. The choice has
 k indices, or all offered tokens if there are fewer.
 
-Rounding may change the chosen tokens. A right implementation finds each score within its margin. So the score of its
-last choice lies between the k-th largest of the lowest scores, and the k-th largest of the highest. A chosen token is
-wrong if its highest score is below this range. An omitted token is missing if its lowest score is above it.
+Rounding may change the chosen tokens. A right implementation computes each score with an error of at most its margin,
+so each token has a lowest and a highest possible score. The score of the last choice lies between the k-th largest
+lowest score and the k-th largest highest score. A chosen token is wrong if its highest score is below this range. An
+omitted token is missing if its lowest score is above the range.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def judge_choice(offer: Offer, chosen: torch.Tensor, *, name: str) -> Verdict:
     inside, due = torch.arange(size, device=device) < lengths, lengths.clamp(max=most)
 
     def last(side: torch.Tensor) -> torch.Tensor:
-        """Return the score [rows, 1] of the last choice by these scores."""
+        """Return the lowest chosen score [rows, 1] of a choice by these scores."""
         best = torch.where(inside, side, -torch.inf).topk(min(most, size), dim=1).values
         return torch.where(due > 0, best.gather(1, (due - 1).clamp(min=0)), -torch.inf)
 

@@ -5,9 +5,9 @@ nothing, the reference's lse is -inf, and the solution's must be -inf. The indic
 scores that they select, see `choices`.
 
 The score of a token is the sum over heads of weight * relu(query . key), as in DeepSeek V3.2. A right implementation
-may round it by a share of its magnitude, the sum of |weight| * relu(query . key). The keys are paged: token = page *
-page size + offset. The block table lists the pages of each sequence. A packed cache holds bytes: in each page first the
-fp8 values of all its tokens, then one float32 scale for each token.
+may round the score by a share of its magnitude: the sum of |weight| * relu(query . key). The keys are paged: token =
+page * page size + offset. The block table lists the pages of each sequence. A packed cache holds bytes: in each page
+first the fp8 values of all its tokens, then one float32 scale for each token.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class IndexerProblem:
     weights: torch.Tensor
     """[sequences, heads]."""
     lengths: torch.Tensor
-    """Cached tokens of each sequence."""
+    """Number of cached tokens of each sequence."""
     table: torch.Tensor
     """Pages of each sequence, [sequences, largest number of pages]."""
 
@@ -89,7 +89,8 @@ class IndexerProblem:
         return self.keys.element_size() == 1 and not self.keys.dtype.is_floating_point
 
     def read_keys(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | float]:
-        """Return the keys of some pages [tokens, dim] in float32, and their scales [tokens]; 1 without scales."""
+        """Return the keys of some pages [tokens, dim] in float32, and their scales [tokens], or 1 if the cache has no
+        scales."""
         keys, dim = self.keys[pages], self.queries.shape[-1]
         if not self.is_packed:
             return keys.reshape(-1, dim).float(), 1.0
@@ -101,7 +102,7 @@ class IndexerProblem:
 def find_roles(definition: Definition) -> dict[str, str] | None:
     """Find the input of each role: the keys by their name, the others by their kind of dtype and number of axes.
 
-    None if the definition is no indexer. An indexer has these five inputs, and one integer output with a line for
+    Return None if the definition is no indexer. An indexer has these five inputs, and one integer output with a row for
     each sequence.
     """
     outputs = list(definition.outputs.values())

@@ -1,8 +1,8 @@
 """The TopK evaluator: the k largest scores of each row, in any order.
 
-With ties, several answers are right, so indices are judged by the scores that they select (`choices`), exactly. An
-index may be a column, an entry of the row's page table, or a column plus the row's offset. The names of the inputs
-decide which.
+With ties, several answers are right, so indices are judged by the scores that they select (`choices`), without a
+margin. An index may be a column, an entry of the row's page table, or a column plus the row's offset. The names of the
+inputs decide which kind of index is expected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flashinfer_bench.bench.evaluators.verdict import decide
 from flashinfer_bench.data import Definition
 
 BEYOND: Final = 2**62
-"""Fills a page table behind a row's entries; no index is so large."""
+"""Fills the entries of a page table beyond a row's length. No index is this large."""
 
 
 class TopKEvaluator(DefaultEvaluator):
