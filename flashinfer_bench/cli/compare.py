@@ -158,6 +158,7 @@ def render_comparison(comparison: Comparison, sides: tuple[str, str]) -> str:
         f"A: {sides[0]}; B: {sides[1]}; on {comparison.hardware}; {blocks if pairs else comparison.how}",
         "B/A: latency of B over that of A, with its 95 % interval; over all: geometric mean",
         *(f"{row.workload}: {row.problem}" for row in comparison.rows if row.problem),
+        *([f"to decide: {comparison.need}"] if comparison.need else []),
     ]
     table = tables.render_table(("Workload", "#A", "#B", "#B/A", "B is"), rows)
     width = tables.available_width(sys.stdout)

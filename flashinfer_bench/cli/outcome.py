@@ -16,6 +16,7 @@ from flashinfer_bench.bench.machine import Device, Machine
 from flashinfer_bench.bench.planning.plan import Job, Plan, Skip
 from flashinfer_bench.bench.planning.resume import names_of
 from flashinfer_bench.cli.output import FAILED, INTERRUPTED, RAN
+from flashinfer_bench.cli.saves import SaveChange
 from flashinfer_bench.cli.tables import count, format_duration, indent_text, join_sections, lay_out, list_counts, some
 from flashinfer_bench.cli.verdicts import describe_job, render_summary
 from flashinfer_bench.data import Trace, TraceSet
@@ -69,6 +70,8 @@ class RunOutcome:
     is_interrupted: bool = False
     is_stopped: bool = False
     """Whether --fail-fast ended the run."""
+    change: SaveChange | None = None
+    """With --watch: the change since the latest save that passed."""
 
     def stop(self) -> None:
         """Note that the run ends because of a failure: the open jobs are left out."""
@@ -97,6 +100,12 @@ class RunOutcome:
         return [*self.resumed, *(event.trace for event in self.judged.values())]
 
     @property
+    def have_all_passed(self) -> bool:
+        """Whether there are verdicts, and all of them passed."""
+        traces = self.traces
+        return bool(traces) and all(trace.is_successful() for trace in traces)
+
+    @property
     def left(self) -> int:
         """Jobs of the plan without a verdict."""
         return sum(names_of_job(job) not in self.judged for job in self.plan.jobs)
@@ -123,10 +132,8 @@ class RunOutcome:
             return INTERRUPTED
         if self.is_stopped:
             return FAILED
-        traces = self.traces
-        all_passed = bool(traces) and all(trace.is_successful() for trace in traces)
         has_faults = (self.left or self.is_broken) and not (allow_broken and self.is_broken)
-        return FAILED if has_faults or (require_passed and not all_passed) else RAN
+        return FAILED if has_faults or (require_passed and not self.have_all_passed) else RAN
 
     def expected(self) -> dict[PairKey, list[str]]:
         """Return the workloads that each solution should have a verdict on."""
@@ -209,7 +216,7 @@ def render_outcome(outcome: RunOutcome) -> str:
         *([LOST[kind], *_list_reasons(faults)] for kind, faults in lost.items() if faults),
         notes,
         [BROKEN, *indent_text("\n".join(outcome.errors), 2)] if outcome.errors else [],
-        [total],
+        [total, *([str(outcome.change)] if outcome.change is not None else [])],
     )
 
 
@@ -235,6 +242,7 @@ def outcome_document(outcome: RunOutcome, trace_set: TraceSet | None) -> dict[st
         "data_errors": outcome.errors,
         "blind": [asdict(output) for output in find_blind(outcome.traces)],
         "trace_files": [] if trace_set is None else outcome.files(trace_set),
+        **({"change": outcome.change.document()} if outcome.change is not None else {}),
     }
 
 

@@ -204,6 +204,21 @@ def add_format(parser: argparse._ActionsContainer, *others: str) -> None:
     """Add the flag that chooses between a table, JSON and other formats."""
     words = "|".join(("table", "json", *others))
     add_flags(parser, {f"--format {words}": "format of stdout (default: %(default)s)"}, format="table")
+    text = "the same as --format json"
+    parser.add_argument(
+        "--json", action="store_const", const="json", dest="format", default=argparse.SUPPRESS, help=text
+    )
+
+
+def add_table(parser: argparse._ActionsContainer) -> None:
+    """Add the flags of a table: its format, order, rows and columns."""
+    add_format(parser)
+    flags = {
+        "--sort COLUMN": "sort by a column: the shortest time, the largest number or the first name leads",
+        "--top N": "only the first N rows",
+        "--columns COLUMN...": "only these columns, in this order; JSON has all",
+    }
+    add_flags(parser, flags)
 
 
 def add_sandbox(parser: argparse._ActionsContainer, *, default: str) -> None:

@@ -25,9 +25,26 @@ from flashinfer_bench.cli.args import (
     open_trace_set,
 )
 from flashinfer_bench.cli.output import FAILED, RAN, write_err, write_out
-from flashinfer_bench.cli.parser import THRESHOLD_HELP, Parser, add_filters, add_flags, add_format, add_local
-from flashinfer_bench.cli.tables import Cells, count, join_sections, lay_out, list_counts, show_rows
-from flashinfer_bench.cli.verdicts import head_of, render_best, render_summary, standing_mark, standing_notes
+from flashinfer_bench.cli.parser import THRESHOLD_HELP, Parser, add_filters, add_flags, add_local, add_table
+from flashinfer_bench.cli.tables import (
+    Cells,
+    choose_columns,
+    choose_rows,
+    count,
+    join_sections,
+    lay_out,
+    list_counts,
+    show_rows,
+)
+from flashinfer_bench.cli.verdicts import (
+    best_cells,
+    head_of,
+    render_best,
+    render_summary,
+    standing_mark,
+    standing_notes,
+    summary_cells,
+)
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.results import list_results, parse_time
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
@@ -152,7 +169,7 @@ def declare_report(parser: Parser) -> None:
     for command in (summary, best, visualize):
         add_local(command)
         add_filters(command, "workloads")
-        add_format(command)
+        add_table(command)
     history = parser.add_command(
         "history",
         "times of a definition from run to run",
@@ -175,7 +192,7 @@ def declare_report(parser: Parser) -> None:
     add_flags(diff, sets | {"--all": "also list jobs that did not change"})
     for command in (history, diff):
         add_flags(command, {"--threshold X": THRESHOLD_HELP}, threshold=THRESHOLD)
-        add_format(command)
+        add_table(command)
     add_local(history)
     declare_html(parser)
     declare_export(parser)
@@ -244,7 +261,8 @@ def execute_summary(args: Namespace) -> int:
     trace_set = open_trace_set(args)
     traces = choose_traces(trace_set, args)
     if args.by == "solution":
-        return _show(args, _summarise(trace_set, traces), render_summary, NO_TRACES)
+        rows = _summarise(trace_set, traces)
+        return _show(args, choose_rows(args, summary_cells(rows), rows), render_summary, NO_TRACES)
     results = list_results(trace_set, traces)
     if args.by != "author":
         return _show_table(args, {**_of_group(args.by), **GROUPS}, group_by(results, args.by), [GROUP_NOTE])
@@ -268,9 +286,9 @@ def execute_best(args: Namespace) -> int:
     nothing = NONE_PASSED if traces else NO_TRACES
     if "definition" in args.by:
         solutions = best_by_definition(traces, "latency" if "latency" in args.by else "speedup")
-        return _show(args, solutions, render_summary, nothing)
+        return _show(args, choose_rows(args, summary_cells(solutions), solutions), render_summary, nothing)
     rows = best_by_workload(traces, "speedup" if "speedup" in args.by else "latency", trace_set)
-    return _show(args, rows, render_best, nothing)
+    return _show(args, choose_rows(args, best_cells(rows), rows), render_best, nothing)
 
 
 def execute_visualize(args: Namespace) -> int:
@@ -279,9 +297,10 @@ def execute_visualize(args: Namespace) -> int:
     traces = choose_traces(trace_set, args)
     rows, statuses = _summarise(trace_set, traces), count_statuses(traces)
     best = best_by_workload(traces, trace_set=trace_set)
+    rows, best = choose_rows(args, summary_cells(rows), rows), choose_rows(args, best_cells(best), best)
 
-    def render(rows: Sequence[SummaryRow]) -> str:
-        return join_sections(render_summary(rows), render_best(best) if best else "")
+    def render(rows: Sequence[SummaryRow], pick: Callable[[Cells], Cells]) -> str:
+        return join_sections(render_summary(rows, pick), render_best(best, pick) if best else "")
 
     head = f"{count(sum(statuses.values()), 'verdict')}: {list_counts(statuses)}\n\n"
     return _show(args, rows, render, NO_TRACES, head, counts=statuses, best=list(map(asdict, best)))
@@ -294,7 +313,8 @@ def execute_history(args: Namespace) -> int:
     results = list_results(trace_set, choose_traces(trace_set, chosen), latest_only=False)
     epochs = find_epochs([item for item in results if not item.reported.run.quick], args.threshold)
     cells = {"Solution": "{solution}", **_of_hardware(epochs), **HISTORY}
-    render = partial(lay_out, cells, epochs, spared=("Sources", "#Passed"), notes=[CHANGE_NOTE])
+    epochs = choose_rows(args, cells, epochs)
+    render = partial(lay_out, choose_columns(args, cells), epochs, spared=("Sources", "#Passed"), notes=[CHANGE_NOTE])
     return show_rows(args, epochs, render, f"note: there is no whole verdict on {args.definition}")
 
 
@@ -308,15 +328,16 @@ def execute_diff(args: Namespace) -> int:
     counts = Counter(change.decision for change in changes)
     shown = [change for change in changes if args.all or change.decision not in (SAME, UNKNOWN)]
     shown.sort(key=lambda change: ORDER.index(change.decision))
+    shown, rows = choose_rows(args, DIFF, shown), choose_rows(args, DIFF, changes)
 
     def render() -> str:
         listed = list_counts({decision: counts[decision] for decision in ORDER})
         return join_sections(
             [f"{count(len(changes), 'job')}: {listed}"],
-            lay_out(DIFF, shown, spared=(), notes=[CHANGE_NOTE] if shown else []),
+            lay_out(choose_columns(args, DIFF), shown, spared=(), notes=[CHANGE_NOTE] if shown else []),
         )
 
-    return show_rows(args, changes, render, "note: neither set has a verdict", counts=counts)
+    return show_rows(args, rows, render, "note: neither set has a verdict", counts=counts)
 
 
 def _summarise(trace_set: TraceSet, traces: Sequence[AnyTrace]) -> list[SummaryRow]:
@@ -339,20 +360,23 @@ def _format_time(text: str) -> str:
 
 
 def _show_table(args: Namespace, cells: Cells, rows: Sequence[Any], notes: Sequence[str]) -> int:
-    return _show(args, rows, lambda rows: lay_out(cells, rows, spared=SPARED, notes=notes), NONE_RANKED, p=FAST_P)
+    def render(rows: Sequence[Any], pick: Callable[[Cells], Cells]) -> str:
+        return lay_out(pick(cells), rows, spared=() if args.columns else SPARED, notes=notes)
+
+    return _show(args, choose_rows(args, cells, rows), render, NONE_RANKED, p=FAST_P)
 
 
 def _show(
     args: Namespace,
     rows: Sequence[Any],
-    render: Callable[[Sequence[Any]], str],
+    render: Callable[[Sequence[Any], Callable[[Cells], Cells]], str],
     nothing: str,
     head: str = "",
     **document: Any,
 ) -> int:
     """Print a table of verdicts. If only CPUs judged, a line above it says so."""
-    standings = [getattr(row, "standing", "") for row in rows]
-    return show_rows(args, rows, lambda: head + head_of(standings) + render(rows), nothing, **document)
+    head += head_of(getattr(row, "standing", "") for row in rows)
+    return show_rows(args, rows, lambda: head + render(rows, partial(choose_columns, args)), nothing, **document)
 
 
 def execute_html(args: Namespace) -> int:

@@ -47,6 +47,7 @@ from flashinfer_bench.cli.output import (
     write_problems,
 )
 from flashinfer_bench.cli.parser import typed_program
+from flashinfer_bench.cli.saves import SaveHistory
 from flashinfer_bench.cli.settings import describe_tolerances, naming_flags, read_config
 from flashinfer_bench.cli.tables import count, shorten_uuid, some, write_result
 from flashinfer_bench.cli.verdicts import cut_reason, describe_job, describe_verdict
@@ -205,8 +206,11 @@ def plan_recorded(
     return engine, plan
 
 
-def _judge(args: Namespace, trace_set: TraceSet, kept: Kept) -> int:
-    """Run the jobs that the flags ask for, or print the plan; return the exit code."""
+def _judge(args: Namespace, trace_set: TraceSet, kept: Kept, history: SaveHistory | None = None) -> int:
+    """Run the jobs that the flags ask for, or print the plan; return the exit code.
+
+    With a history of saves, the result has the change since the latest save that passed.
+    """
     drafts = take_drafts(args, trace_set)
     asked = _leave_out_unread(args, trace_set)
     config = read_config(args).for_set(trace_set)
@@ -254,6 +258,8 @@ def _judge(args: Namespace, trace_set: TraceSet, kept: Kept) -> int:
         closes=kept is None,
         fail_fast=args.fail_fast,
     )
+    if history is not None and outcome.have_all_passed and not outcome.left:
+        outcome.change = history.add(outcome.traces, outcome.seconds)
     _write_outcome(args, outcome, trace_set if saves else None)
     if not args.quiet and (hint := _hint_at_repro(args, outcome, drafts if not saves else ())):
         write_err(f"why: {hint}")
@@ -394,12 +400,13 @@ def _watch(args: Namespace, kept: Kept) -> int:
     beside = [root / name for root in named_folders(args) for name in (TOLERANCES_FILE, DEFINITIONS, WORKLOADS)]
     beside += [Path(args.config)] if args.config else []
     trace_set: TraceSet | None = None
+    history = SaveHistory()
     try:
         while code != INTERRUPTED:
             given, seen = Namespace(**vars(args)), (take_stamp(drafts), take_stamp(beside))
             try:
                 trace_set = trace_set or open_trace_set(given)
-                code = _judge(given, trace_set, kept)
+                code = _judge(given, trace_set, kept, history)
             except FlashInferBenchError as error:
                 write_problems(str(error))
                 code = error.exit_code

@@ -22,6 +22,7 @@ from typing import Any, Final, TextIO
 
 from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.cli.output import write_err, write_json, write_out
+from flashinfer_bench.errors import UsageError
 
 ABSENT: Final = "\u2013"
 """The cell of a missing number."""
@@ -35,6 +36,8 @@ NARROWEST_COLUMN: Final = 8
 GAP: Final = "  "
 UUID_SHOWN: Final = 8
 UUID: Final = re.compile("[0-9a-f]{8}([0-9a-f]{24}|-[0-9a-f-]+)", re.IGNORECASE)
+NUMBER: Final = re.compile(r"(-?\d[\d.]*(?:e[-+]?\d+)?)( ms)?")
+"""The number of a cell, and whether it is a time."""
 LARGEST_HALF: Final = 0.995
 """Least relative half interval that rounds to 100 %. Such a time is hardly known."""
 SHOWN_NAMES: Final = 3
@@ -56,7 +59,7 @@ def lay_out(
         notes: lines below the table.
     """
     rows, width = list(rows), available_width(sys.stdout)
-    filled = {heading: [_fill(cell, row) for row in rows] for heading, cell in cells.items()}
+    filled = {heading: [fill_cell(cell, row) for row in rows] for heading, cell in cells.items()}
     if spared is not None:
         filled = {heading: column for heading, column in filled.items() if set(column) - {"", ABSENT}}
     for heading in spared or ():
@@ -108,6 +111,38 @@ def join_sections(*parts: str | Sequence[str]) -> str:
     """Join texts and lists of lines that are not empty, with an empty line between them."""
     texts = [part if isinstance(part, str) else "".join(f"{line}\n" for line in part) for part in parts]
     return "\n".join(filter(None, texts))
+
+
+def choose_rows(args: Namespace, cells: Cells, rows: Iterable[Any]) -> list[Any]:
+    """Return the rows in the order of --sort, at most as many as --top says.
+
+    The shortest time, the largest of other numbers, or the first name leads. Rows with equal cells keep their order.
+
+    Raises:
+        UsageError: the table has no column of --sort or --columns, or --top is below 1.
+    """
+    if args.top is not None and args.top < 1:
+        raise UsageError(f"--top: must be at least 1, not {args.top}")
+    for word in args.columns or ():
+        _find_heading(cells, "columns", word)
+    if args.sort is None:
+        return list(rows)[: args.top]
+    heading = _find_heading(cells, "sort", args.sort)
+
+    def rank(row: Any) -> tuple[bool, float, str]:
+        cell = fill_cell(cells[heading], row)
+        if not heading.startswith(NUMBER_MARK):
+            return not cell, 0.0, cell.lower()
+        found = NUMBER.search(cell)
+        return found is None, float(found[1]) * (1 if found[2] else -1) if found else 0.0, ""
+
+    return sorted(rows, key=rank)[: args.top]
+
+
+def choose_columns(args: Namespace, cells: Cells) -> Cells:
+    """Return the columns of --columns, in that order; all columns without the flag."""
+    wanted = [heading for word in args.columns or () for heading in cells if _plain(heading) == _plain(word)]
+    return {heading: cells[heading] for heading in wanted} or cells
 
 
 def write_result(args: Namespace, document: object, *parts: str | Sequence[str]) -> None:
@@ -222,10 +257,23 @@ class _Filling(Formatter):
         return ABSENT if value is None else FORMATS[format_spec](value)
 
 
-def _fill(cell: str | Callable[[Any], str], row: Any) -> str:
+def fill_cell(cell: str | Callable[[Any], str], row: Any) -> str:
+    """Return the text of a cell for a row."""
     if callable(cell):
         return cell(row)
     return _Filling().vformat(cell, (), row if isinstance(row, dict) else vars(row))
+
+
+def _plain(heading: str) -> str:
+    return re.sub(r"[^a-z0-9.=]", "", heading.lower())
+
+
+def _find_heading(cells: Cells, flag: str, word: str) -> str:
+    for heading in cells:
+        if heading and _plain(heading) == _plain(word):
+            return heading
+    known = [heading.removeprefix(NUMBER_MARK).lower().replace(" ", "-") for heading in cells if heading]
+    raise UsageError(f"--{flag}: the table has no column {word!r}; it has {', '.join(known)}")
 
 
 def _width_of(heading: str, cells: Sequence[str]) -> int:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, Final
 
 from flashinfer_bench.cli.tables import (
     ABSENT,
     DAGGER,
+    Cells,
+    available_width,
     count,
+    fill_cell,
     format_latency,
     format_speedup,
     join_sections,
     render_table,
     shorten_uuid,
+    wrap_line,
 )
 from flashinfer_bench.data import Evaluation
 from flashinfer_bench.data.measurement import INDICATIVE, NOT_CONFIRMED
@@ -73,14 +78,34 @@ def cut_reason(reason: str) -> str:
     return f"{reason[: REASON_SHOWN - 1 - len(end)]}…{end}"
 
 
-def render_summary(rows: Sequence[SummaryRow]) -> str:
-    """Render a row for each solution, then the reasons of all failures, then notes on the numbers."""
+def summary_cells(rows: Sequence[SummaryRow]) -> Cells:
+    """Return the columns of a table with a row for each solution."""
     own: dict[str, Callable[[Any], str]] = {
         "Solution": lambda row: row.solution,
         "#Passed": lambda row: f"{row.passed}/{row.judged}" if row.judged else ABSENT,
     }
     if any(row.pending for row in rows):
         own["#Not judged"] = lambda row: str(row.pending or "")
+    return _add_figures(rows, own)
+
+
+def best_cells(rows: Sequence[SummaryRow]) -> Cells:
+    """Return the columns of a table with the best passing trace of each workload."""
+    own: dict[str, Callable[[Any], str]] = {
+        "Workload": lambda row: shorten_uuid(row.workload),
+        "Axes": lambda row: " ".join(f"{name}={size}" for name, size in row.axes.items()) or ABSENT,
+        "Solution": lambda row: row.solution,
+    }
+    return _add_figures(rows, own)
+
+
+def render_summary(rows: Sequence[SummaryRow], pick: Callable[[Cells], Cells] = dict) -> str:
+    """Render a row for each solution, then the reasons of all failures, then notes on the numbers.
+
+    Args:
+        rows: the rows.
+        pick: chooses among the columns.
+    """
     failures = ["Failures"]
     for row in (row for row in rows if row.failures):
         failures.append(f"  {row.definition} / {row.solution}")
@@ -93,17 +118,13 @@ def render_summary(rows: Sequence[SummaryRow]) -> str:
             reason = group.reason or "no reason recorded"
             failures.append(f"    {group.status} on {where}: {'' if group.is_exact else 'for example, '}{reason}")
     note = [SUMMARY_NOTE] if any(row.latency_ms is not None for row in rows) else []
-    return join_sections(_render(rows, own), failures[1:] and failures, [*note, *_notes(rows)])
+    table = _render(rows, pick(summary_cells(rows)))
+    return join_sections(_head(rows), table, failures[1:] and failures, [*note, *_notes(rows)])
 
 
-def render_best(rows: Sequence[SummaryRow]) -> str:
-    """Render the best passing trace of each workload."""
-    own: dict[str, Callable[[Any], str]] = {
-        "Workload": lambda row: shorten_uuid(row.workload),
-        "Axes": lambda row: " ".join(f"{name}={size}" for name, size in row.axes.items()) or ABSENT,
-        "Solution": lambda row: row.solution,
-    }
-    return join_sections(_render(rows, own), _notes(rows))
+def render_best(rows: Sequence[SummaryRow], pick: Callable[[Cells], Cells] = dict) -> str:
+    """Render the best passing trace of each workload; `pick` chooses among the columns."""
+    return join_sections(_head(rows), _render(rows, pick(best_cells(rows))), _notes(rows))
 
 
 def head_of(standings: Iterable[str]) -> str:
@@ -121,10 +142,10 @@ def standing_notes(rows: Iterable[Any]) -> list[str]:
     return [STANDING_NOTE] if any(standing_mark(row.standing) for row in rows) else []
 
 
-def _render(rows: Sequence[SummaryRow], own: Mapping[str, Callable[[Any], str]]) -> str:
-    """Render rows, with a line below each row for every solution that ties with it."""
+def _add_figures(rows: Sequence[SummaryRow], own: Cells) -> Cells:
+    """Return a table's own columns between the definition and the figures."""
     letters = _letters(rows)
-    cells: dict[str, Callable[[Any], str]] = {
+    cells: dict[str, str | Callable[[Any], str]] = {
         "Definition": lambda row: row.definition,
         **own,
         "#Latency": lambda row: _latency(row) + _caveat_mark(row, row.latency_ms),
@@ -134,9 +155,14 @@ def _render(rows: Sequence[SummaryRow], own: Mapping[str, Callable[[Any], str]])
         cells["Hardware"] = lambda row: row.hardware or ABSENT
     if letters:
         cells["Flags"] = lambda row: " ".join(letters[one] for one in row.timing.flags if one in letters)
+    return cells
+
+
+def _render(rows: Sequence[SummaryRow], cells: Cells) -> str:
+    """Render rows, with a line below each row for every solution that ties with it."""
     lines: list[list[str]] = []
     for row in rows:
-        lines.append([cell(row) for cell in cells.values()])
+        lines.append([fill_cell(cell, row) for cell in cells.values()])
         names = [f"{TIE_MARK} {tie.solution}" for tie in row.ties[:MOST_TIES]]
         times = [(_latency(tie), format_speedup(tie.speedup)) for tie in row.ties[:MOST_TIES]]
         if len(row.ties) > MOST_TIES:
@@ -155,6 +181,12 @@ def _caveat_mark(row: SummaryRow, number: float | None) -> str:
     return "" if number is None or row.timing_caveat is None else TIMING_MARK
 
 
+def _head(rows: Sequence[SummaryRow]) -> list[str]:
+    """Return a line for each flag of all rows."""
+    timings = [row.timing for row in rows]
+    return _wrap(f"all rows: {describe_flag(flag, timings)}" for flag in _common_flags(rows))
+
+
 def _notes(rows: Sequence[SummaryRow]) -> list[str]:
     """Return notes on the marks, the clocks of the times, and their flags."""
     timings = [row.timing for row in rows]
@@ -162,10 +194,23 @@ def _notes(rows: Sequence[SummaryRow]) -> list[str]:
         *([TIE_NOTE] if any(row.ties for row in rows) else []),
         *standing_notes(rows),
         *(line for line in (describe_ways(timings), describe_bounds(timings)) if line is not None),
-        *(f"{letter} {describe_flag(flag, timings)}" for flag, letter in _letters(rows).items()),
+        *_wrap(f"{letter} {describe_flag(flag, timings)}" for flag, letter in _letters(rows).items()),
         *dict.fromkeys(f"{TIMING_MARK} {row.timing_caveat}" for row in rows if row.timing_caveat is not None),
     ]
 
 
+def _wrap(lines: Iterable[str]) -> list[str]:
+    return [wrap_line(line, available_width(sys.stdout)) for line in lines]
+
+
+def _common_flags(rows: Sequence[SummaryRow]) -> list[str]:
+    """Return the flags that all rows with a meaningful time have, if there are at least two such rows."""
+    timed = [row.timing for row in rows if row.latency_ms is not None and row.timing_caveat is None]
+    return [flag for flag in flags_of(timed) if len(timed) > 1 and all(flag in timing.flags for timing in timed)]
+
+
 def _letters(rows: Sequence[SummaryRow]) -> dict[str, str]:
-    return dict(zip(flags_of(row.timing for row in rows), ascii_lowercase, strict=False))
+    """Return flag → its letter in the table, without the flags of all rows."""
+    common = _common_flags(rows)
+    flags = [flag for flag in flags_of(row.timing for row in rows) if flag not in common]
+    return dict(zip(flags, ascii_lowercase, strict=False))

@@ -100,6 +100,19 @@ def find_epochs(results: Iterable[Result], threshold: float = THRESHOLD) -> list
     return found
 
 
+def compare_saves(
+    old: Iterable[Result], new: Iterable[Result], threshold: float = THRESHOLD
+) -> tuple[MeanRatio | None, str]:
+    """Return the geometric mean of new over old times of the same jobs, and the decision on it.
+
+    A quick look is compared with a quick look, since both are of one `--watch`.
+    """
+    before = {_job(item): item for item in old}
+    pairs = [(before[_job(item)], item) for item in new if _job(item) in before]
+    ratio = _ratio([pair for pair in pairs if not _not_comparable(*pair, may_be_quick=True)])
+    return ratio, _decide(ratio, threshold)
+
+
 def _decide_change(old: Result | None, new: Result | None, threshold: float) -> tuple[str, str, MeanRatio | None]:
     if old is None or new is None:
         return NEW if old is None else GONE, "", None
@@ -115,18 +128,19 @@ def _decide_change(old: Result | None, new: Result | None, threshold: float) -> 
     return decision, why if decision == UNKNOWN else "", ratio
 
 
-def _not_comparable(old: Result, new: Result) -> str:
+def _not_comparable(old: Result, new: Result, *, may_be_quick: bool = False) -> str:
     """Return why two times must not be compared; empty if they may be."""
+    takes_quick = may_be_quick and old.reported.run.quick and new.reported.run.quick
     for item, which in ((old, "old"), (new, "new")):
-        if not item.is_ranked:
+        if not (item.is_ranked or (takes_quick and item.latency_ms and item.measurement.meaningful)):
             return f"the {which} time is of a quick look, or means nothing"
     difference = find_difference(*(comparison_keys(item.reported, item.hardware) for item in (old, new)))
     return "" if difference is None else f"{difference.kind}: {difference.first} then, {difference.second} now"
 
 
 def _ratio(pairs: Iterable[tuple[Result, Result]]) -> MeanRatio | None:
-    """Return the geometric mean of new over old times, with its interval."""
-    timed = [pair for pair in pairs if not _not_comparable(*pair)]
+    """Return the geometric mean of new over old times, which may be compared, with its interval."""
+    timed = list(pairs)
     ratios = [(new.latency_ms or 0.0) / (old.latency_ms or 1.0) for old, new in timed]
     return mean_of(ratios, [join_halves(list(map(half_of, pair))) for pair in timed])
 
@@ -139,7 +153,8 @@ def _decide(ratio: MeanRatio | None, threshold: float) -> str:
 
 def _epoch(current: dict[str, Result], previous: dict[str, Result], threshold: float) -> Epoch:
     first = next(iter(current.values()))
-    ratio = _ratio((previous[uuid], item) for uuid, item in current.items() if uuid in previous)
+    pairs = [(previous[uuid], item) for uuid, item in current.items() if uuid in previous]
+    ratio = _ratio(pair for pair in pairs if not _not_comparable(*pair))
     passed = [item for item in current.values() if item.is_passed]
     latency = mean_of([item.latency_ms for item in passed if item.latency_ms], [])
     return Epoch(

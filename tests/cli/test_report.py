@@ -44,7 +44,34 @@ def report(tmp_path, capsys):
     ],
 )
 def test_rows_are_what_was_asked_for(report, line, solutions):
-    assert [row["solution"] for row in json.loads(report(f"{line} --format json")[1])["rows"]] == solutions
+    assert [row["solution"] for row in json.loads(report(f"{line} --json")[1])["rows"]] == solutions
+
+
+SLOW = [*TRACES, on("w2", "slow", latency_ms=9.0, speedup=0.1)]
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("summary --sort latency", ["double_python", "other", "slow"]),
+        ("summary --sort Speed-up", ["other", "double_python", "slow"]),
+        ("summary --sort solution --top 2", ["double_python", "other"]),
+        ("best --workloads w1 w2 --sort speedup", ["double_python", "slow"]),
+        ("best --by definition --sort latency", ["double_python"]),
+        ("history --definition double --sort latency --top 1", ["double_python"]),
+    ],
+)
+def test_a_table_is_sorted_and_cut_and_its_json_too(report, line, shown):
+    assert [row["solution"] for row in json.loads(report(f"{line} --json", SLOW)[1])["rows"]] == shown
+    table = report(f"{line} --columns solution", SLOW)[1].split("──\n")[1].split("\n\n")[0]
+    assert table.split() == shown
+
+
+@pytest.mark.parametrize("line", ["summary --by author", "summary --by hardware", "best --by op_type", "visualize"])
+def test_every_table_names_its_columns_for_a_wrong_one(report, line):
+    for flag in ("--sort", "--columns"):
+        code, out, err = report(f"{line} {flag} tyme")
+        assert (code, out, err.startswith(f"error: {flag}: the table has no column 'tyme'; it has ")) == (2, "", True)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +83,7 @@ def test_rows_are_what_was_asked_for(report, line, solutions):
         ("best", [], 0, "no traces to report"),
         ("best", [on("w1", "other"), LATE], 0, SUPERSEDED),
         ("best --by author latency", TRACES, 2, "no other word goes with it"),
+        ("best --top 0", TRACES, 2, "error: --top: must be at least 1, not 0"),
         ("summary --baseline-author a", TRACES, 2, "--baseline-author needs --by author"),
         ("history --definition double --solutions othr", TRACES, 2, "did you mean 'other'?"),
     ],

@@ -93,6 +93,12 @@ def test_the_summary_and_the_best_read_like_this():
 def test_tables_say_how_times_came_about_and_what_is_flagged():
     assert render_summary(summarise(TIMED)) == TIMED_SUMMARY
     assert "timed 1 of 2 by CUPTI" in render_best(best_by_workload(TIMED))
+    everywhere = [timed("w0", name, "noisy", *more) for name, more in (("x", ["throttled"]), ("y", []))]
+    everywhere.append(on("w0", "interpreted", extra=UNREAL))
+    head, _, table = render_summary(summarise(everywhere)).partition("\n\n")
+    assert head == "all rows: noisy, 2 of 3: the sample noise exceeds the run-to-run variation"
+    flags = [line.split()[-1] for line in table.splitlines()[2:5]]
+    assert flags == ["a", "2.00x*", "2.00x"]
     many = timed("w0", "double_python", *(f"flag_{number}" for number in range(40)))
     assert "z flag_" in render_summary(summarise([many]))
 

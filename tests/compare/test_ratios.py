@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from flashinfer_bench.examine.compare.result import Ratio, join_ratios, ratio_of_pairs
+from flashinfer_bench.examine.compare.result import Comparison, Ratio, Row, join_ratios, ratio_of_pairs
 
 
 def test_the_interval_of_pairs_is_students():
@@ -57,3 +57,17 @@ def test_looking_again_and_again_does_not_make_a_difference(true, spread, thresh
     assert sum(held for _, held in found) >= 0.92 * len(found)
     if true == 1:  # a difference where there is none, in about one of twenty series at most
         assert sum(decision in ("faster", "slower") for decision, _ in found) <= 0.06 * len(found)
+
+
+@pytest.mark.parametrize(
+    ("logs", "said"),
+    [
+        ([0.01, 0.06, 0.03, 0.06], "2 more pairs: --budget 90"),
+        ([0.5], "3 more pairs: --budget 240"),
+        ([0.5, -0.5, 0.4, -0.4], "more than 94 pairs, the limit; use a quieter machine or a larger --threshold"),
+        ([0.5, 0.5, 0.5, 0.51], ""),
+    ],
+)
+def test_an_undecided_comparison_names_the_budget_that_decides(logs, said):
+    row = Row("d", "w", pairs_ms=[(1.0, 1.0)] * len(logs), ratio=ratio_of_pairs(logs))
+    assert Comparison([row], 0.02, "measured", "cpu", 60.0).need == said

@@ -49,6 +49,8 @@ LEAST_ERROR: Final = 1e-12
 """Least standard error: a division by 0 would fail."""
 MANY: Final = 1e9
 """Degrees of freedom of a known error."""
+BUDGET_STEP_S: Final = 10
+"""A proposed budget is a multiple of this many seconds."""
 MOST_MORE: Final = 10_000
 """Largest number of further pairs that is reported."""
 
@@ -214,6 +216,28 @@ class Comparison:
         return [*self.rows, *([] if overall is None else [Row("", OVERALL, ratio=overall)])]
 
     @property
+    def need(self) -> str:
+        """How to decide the undecided workloads, such as "62 more pairs: --budget 180"; empty for recorded traces."""
+        done = sum(len(row.pairs_ms) for row in self.rows)
+        undecided = [row for row in self.rows if row.is_unmeasured or self._is_undecided(row)]
+        if not done or not undecided:
+            return ""
+        more = 0
+        for row in undecided:
+            pairs = len(row.pairs_ms)
+            wanted = row.ratio.pairs_needed(self.threshold) if row.ratio is not None else min(INTERIM_LEVELS)
+            # A series is analysed only after some numbers of pairs.
+            end = next((count for count in INTERIM_LEVELS if wanted and count >= pairs + wanted), None)
+            if end is None:
+                return f"more than {MOST_PAIRS} pairs, the limit; use a quieter machine or a larger --threshold"
+            more += end - pairs
+        budget = ceil(self.seconds * (1 + more / done) / BUDGET_STEP_S) * BUDGET_STEP_S
+        return f"{more} more pairs: --budget {budget}"
+
+    def _is_undecided(self, row: Row) -> bool:
+        return row.ratio is not None and row.ratio.decide(self.threshold) == UNKNOWN
+
+    @property
     def is_failed(self) -> bool:
         """Whether a reason other than the budget prevented a row, or no workload was compared."""
         return any(row.problem and not row.is_unmeasured for row in self.rows) or self.overall is None
@@ -233,7 +257,7 @@ class Comparison:
         more = row.ratio.pairs_needed(self.threshold)
         if decision == SAME:
             return number, f"same within {100 * self.threshold:.3g} %"
-        return number, f"{decision} (needs about {more} more)" if more is not None else decision
+        return number, f"{decision} ({more} more pairs)" if more is not None else decision
 
     def document(self, sides: tuple[str, str], slower: Sequence[str]) -> dict[str, Any]:
         """Return the comparison as JSON-able values.
@@ -242,11 +266,18 @@ class Comparison:
             sides: the arguments for A and B.
             slower: the workloads on which B is slower than allowed; empty if no limit was given.
         """
-        head = {"format_version": FORMAT_VERSION, "a": sides[0], "b": sides[1], "slower_than_allowed": list(slower)}
+        head: dict[str, Any] = {
+            "format_version": FORMAT_VERSION,
+            "a": sides[0],
+            "b": sides[1],
+            "slower_than_allowed": list(slower),
+        }
         rows = [
             {**vars(row), "decision": UNKNOWN if row.is_unmeasured else None, **self._ratio_document(row.ratio)}
             for row in self.rows
         ]
+        if self.how == "measured":
+            head["need"] = self.need
         return {**head, **vars(self), "rows": rows, "overall": self._ratio_document(self.overall) or None}
 
     def _ratio_document(self, ratio: Ratio | None) -> dict[str, Any]:

@@ -1,0 +1,55 @@
+"""The change of a time from save to save of `run --watch`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from flashinfer_bench.data import Trace
+from flashinfer_bench.data.sets.results import Result, list_results
+from flashinfer_bench.report.changes import compare_saves
+from flashinfer_bench.report.intervals import MeanRatio
+
+
+class SaveChange(NamedTuple):
+    """The times of a save beside those of an earlier save."""
+
+    since: str
+    """Time of the earlier save: 14:02:11."""
+    ratio: MeanRatio
+    """New over old times: the geometric mean over the workloads."""
+    decision: str
+    """"faster", "slower", "same" or "cannot tell yet"."""
+
+    def __str__(self) -> str:
+        """Describe the change: "0.71x the time of 14:02:11 (0.66 to 0.77): faster"."""
+        value, low, high = self.ratio.value, self.ratio.low, self.ratio.high
+        interval = f" ({low:.2f} to {high:.2f})" if low is not None and high is not None else ""
+        return f"{value:.2f}x the time of {self.since}{interval}: {self.decision}"
+
+    def document(self) -> dict[str, Any]:
+        """Return the change as JSON-able values."""
+        interval = [self.ratio.low, self.ratio.high]
+        return {"since": self.since, "ratio": self.ratio.value, "interval95": interval, "decision": self.decision}
+
+
+class SaveHistory:
+    """The latest save of which every job passed."""
+
+    def __init__(self) -> None:
+        self._moment = ""
+        self._results: list[Result] = []
+
+    def add(self, traces: Sequence[Trace], seconds: float) -> SaveChange | None:
+        """Return the change of a save since the latest one that passed; None if a time is missing.
+
+        Args:
+            traces: a trace for each job of the save, all passed.
+            seconds: time since the save.
+        """
+        before, since = self._results, self._moment
+        self._results = list_results(None, traces)
+        self._moment = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
+        ratio, decision = compare_saves(before, self._results)
+        return SaveChange(since, ratio, decision) if ratio is not None else None
