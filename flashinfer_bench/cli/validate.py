@@ -25,6 +25,7 @@ from flashinfer_bench.cli.tables import count, list_counts, some
 from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.data.check import Asked, find_entry_issues, find_input_issues, find_reference_issues, parts_below
 from flashinfer_bench.data.evaluation import as_time
+from flashinfer_bench.data.generated import is_generated
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.sets.results import find_latest
 from flashinfer_bench.data.store import layout
@@ -262,9 +263,11 @@ def _find_trace_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
         timeless = [solution for solution, time in times if time is not None and as_time(time.latency_ms) is None]
         why = "PASSED with a latency that no call has, such as 0 or infinity"
         solutions = [item.name for item in trace_set.solutions.get(name, [])]
+        unknown = (trace for trace in traces if trace.workload.uuid not in workloads)
+        foreign = Counter(trace.workload.uuid for trace in unknown if not is_generated(trace))
         reasons = [
             _of_unknown("solution", Counter(trace.solution or "" for trace in traces), solutions),
-            _of_unknown("workload", Counter(trace.workload.uuid for trace in traces), workloads),
+            _of_unknown("workload", foreign, workloads),
             changed and f"{_have(changed)} other sizes than the workload of the same uuid has now",
             timeless and f"{_have(len(timeless))} {why}: {some(sorted(set(timeless)))}",
         ]
