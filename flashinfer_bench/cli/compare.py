@@ -92,7 +92,7 @@ def execute(args: argparse.Namespace) -> int:
         _refuse(args, OF_SOURCES, "neither side is a source file, or a folder without a manifest")
     for draft in drafts:
         if named is not None:  # a draft needs a set
-            describe_draft(draft, named, is_quiet=args.quiet)
+            describe_draft(draft, named.definitions, is_quiet=args.quiet)
     threshold = args.threshold or args.fail_if_slower or THRESHOLD
     if args.recorded:
         _refuse(args, MEASURING, "with --recorded nothing is measured")

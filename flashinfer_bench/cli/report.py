@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.base.files.writing import open_to_replace
+from flashinfer_bench.base.install import install_hint
 from flashinfer_bench.cli.args import (
     choose_traces,
     describe_issues,
@@ -383,7 +384,7 @@ def execute_html(args: Namespace) -> int:
     """Write the pages."""
     missing = [name for name in ("jinja2", "pygments") if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"this needs {' and '.join(missing)}: pip install 'flashinfer-bench[html]'")
+        raise ConfigError(f"this needs {' and '.join(missing)}: {install_hint('html')}")
     from flashinfer_bench.report.pages.site import write_site  # its libraries are optional
 
     trace_set = open_trace_set(args)

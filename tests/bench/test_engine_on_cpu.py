@@ -33,7 +33,7 @@ for path in (mine.parents[2], mine.parents[1], Path(__file__).parents[2]):
 def run(x):
     return x * 2
 """
-WAITS = "import time\ndef run(x):\n    time.sleep(0.3)\n    return x * 2\n"
+WAITS = "import time\ndef run(x):\n    time.sleep(0.02)\n    return x * 2\n"
 
 
 def statuses(task):

@@ -61,21 +61,21 @@ def test_bad_references_and_a_missing_blob_fault_their_jobs_and_no_other(tmp_pat
 
 
 def test_a_reference_that_hangs_is_ended_by_the_host(tmp_path, monkeypatch):
-    monkeypatch.setattr(session_client, "PHASE_GRACE_S", 2.0)
+    monkeypatch.setattr(session_client, "PHASE_GRACE_S", 1.0)
     references = {"endless": "def run(x):\n    while True: pass\n", "good": HONEST}
-    run = judge(write_set(tmp_path, {"a": HONEST, "b": HONEST}, references, sizes=(8, 9, 10, 11)), timeout_seconds=1.0)
+    run = judge(write_set(tmp_path, {"a": HONEST, "b": HONEST}, references, sizes=(8, 9, 10)), timeout_seconds=1.0)
     reported = [fault.message for fault in run.faults]
-    assert "stopped answering in phase 'reference', which may take 3 s" in reported[0]
+    assert "stopped answering in phase 'reference', which may take 2 s" in reported[0]
     assert reported[-1] == "reference of endless: it ran out of time on workloads w0, w1"
     # Two workloads are tried, once each, and then no other.
-    assert (len(run.notices), len(reported), len(run.done)) == (2, 8, 8)
+    assert (len(run.notices), len(reported), len(run.done)) == (2, 6, 6)
 
 
 # Solutions that do not end cost their limit once; the other jobs are skipped, and a resumed run judges them.
 
 ENDLESS = "def run(x):\n    while True: pass\n"
 SLOW = {
-    "right": (HONEST, 4, None),
+    "right": (HONEST, 3, None),
     "endless": (ENDLESS, 1, "left out: a call of endless ran out of time on workload w0"),
     "later": (
         "calls = []\ndef run(x):\n    calls.append(x)\n    while len(calls) > 3: pass\n    return x * 2\n",
@@ -83,17 +83,17 @@ SLOW = {
         "left out: a call of later ran out of time on workload w0",
     ),
     "may_compile": (
-        f"import triton\n{ENDLESS}",
+        f"{ENDLESS}    import triton\n",
         2,
         "left out: first calls of may_compile ran out of time on workloads w0 and w1",
     ),
-    "imports": ("while True: pass\ndef run(x): ...\n", 4, None),
+    "imports": ("while True: pass\ndef run(x): ...\n", 3, None),
 }
-LIMITED = {**QUICKLY, "timeout_seconds": 2.0}
+LIMITED = {**QUICKLY, "timeout_seconds": 1.0}
 
 
 def test_the_other_jobs_of_a_solution_that_does_not_end_are_skipped(tmp_path):
-    trace_set = write_set(tmp_path, {name: source for name, (source, *_) in SLOW.items()}, sizes=(8,) * 4)
+    trace_set = write_set(tmp_path, {name: source for name, (source, *_) in SLOW.items()}, sizes=(8,) * 3)
     config = BenchmarkConfig.default(**LIMITED)
     with Benchmark(trace_set, config) as benchmark:
         traces = benchmark.run_all().traces["double"]

@@ -10,13 +10,13 @@ import pytest
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.events import JobFinished
 from flashinfer_bench.data import TraceSet
-from tests.bench.small_runs import HONEST, write_set
+from tests.bench.small_runs import HONEST, QUICKLY, write_set
 from tests.kit.make import DOUBLE_INTO
 from tests.kit.processes import marked, wait_until_gone
 
 pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(300)]
 
-WORKLOADS = 12
+WORKLOADS = 8
 STAGES = (0, 2, 3, 11)
 """The host is killed after this number of events. Without any it is still importing; then the session starts; then the
 first job starts; then that job has its verdict. The first four kills meet a set without traces, or with a first one.
@@ -49,6 +49,10 @@ def recorded(root):
     return [(trace["solution"], trace["workload"]["uuid"]) for trace in map(json.loads, lines)]
 
 
+def open_benchmark(root):
+    return Benchmark(TraceSet.from_path(root), BenchmarkConfig.default(**QUICKLY))
+
+
 def test_killing_the_host_at_any_stage_loses_nothing(root):
     jobs = {(name, f"w{index}") for name in ("double_python", "double_into") for index in range(WORKLOADS)}
     for stage in STAGES:
@@ -61,14 +65,12 @@ def test_killing_the_host_at_any_stage_loses_nothing(root):
             assert not wait_until_gone(alive)
         assert finished <= set(recorded(root))
         assert len(recorded(root)) == len(set(recorded(root)))
-    subprocess.run([sys.executable, "-c", RUN, root], check=True, stdout=subprocess.DEVNULL)
+    open_benchmark(root).run_all(resume=True)
     assert sorted(recorded(root)) == sorted(jobs)
 
 
 def test_closing_the_iterator_stops_every_process_and_keeps_finished_jobs(root):
-    benchmark = Benchmark(
-        TraceSet.from_path(root), BenchmarkConfig.default(devices=["cpu"], iterations=2, num_trials=1)
-    )
+    benchmark = open_benchmark(root)
     with marked() as alive:
         events = benchmark.run(benchmark.plan())
         finished = [event for event in (next(events) for _ in range(12)) if isinstance(event, JobFinished)]

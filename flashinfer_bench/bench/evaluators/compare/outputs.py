@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
 
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
@@ -197,4 +198,4 @@ def _bytes_of_bool(values: torch.Tensor) -> torch.Tensor:
 
 
 def _unravel(at: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(map(int, torch.unravel_index(torch.tensor(at), shape)))
+    return tuple(map(int, np.unravel_index(at, shape)))  # torch's own imports sympy first

@@ -128,6 +128,7 @@ def test_want_of_memory_in_the_judge_is_a_fault_that_says_so_and_gives_the_arena
     [
         ([killed(), REPORTED], "discard", "as told"),
         ([SlowContext(), REPORTED], "end_slow", "as told"),
+        ([torch.OutOfMemoryError("80 GB"), REPORTED], "discard", "as told"),  # all its memory is free then
         ([killed(), killed()], "discard", "ended by signal 9 twice"),
         ([killed(), killed(signal.SIGTERM)], "discard", "ended by signals"),
     ],
