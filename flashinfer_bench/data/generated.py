@@ -38,8 +38,9 @@ def make_workloads(definition: Definition, sizes: Sizes, inputs: Mapping[str, An
         axes = dict(zip(sizes, values, strict=True))
         plain = Workload.model_validate({"uuid": "new", "axes": axes, "inputs": inputs})
         if findings := check_workload(definition, plain):
-            expected = f"axes: {', '.join(definition.var_axes) or 'none'}; inputs: {', '.join(definition.inputs)}"
-            raise UsageError("\n".join([*(reason for _, reason in findings), f"  {definition.name} has {expected}"]))
+            sized, named = ", ".join(definition.var_axes) or "none", ", ".join(definition.inputs)
+            expected = f"  {definition.name} has the axes (--axis NAME=64) {sized}, and the inputs {named}"
+            raise UsageError("\n".join([*(reason for _, reason in findings), expected]))
         found.append(plain.model_copy(update={"uuid": _uuid_of(definition.name, plain)}))
     return found
 
