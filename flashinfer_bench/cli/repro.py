@@ -44,7 +44,7 @@ def execute(args: Namespace) -> int:
     from flashinfer_bench.bench.planning.plan import describe_nothing
     from flashinfer_bench.cli.args import find_output, open_trace_set
     from flashinfer_bench.cli.drafts import take_drafts
-    from flashinfer_bench.cli.run_jobs import plan_recorded
+    from flashinfer_bench.cli.run_jobs import EDITED_CALL_S, plan_recorded
     from flashinfer_bench.cli.settings import read_config
     from flashinfer_bench.cli.tables import write_result
     from flashinfer_bench.data.generated import add_generated
@@ -59,7 +59,9 @@ def execute(args: Namespace) -> int:
         take_drafts(args, trace_set)
         named = (trace for trace in trace_set.all_traces() if trace.workload.uuid.startswith(args.what[1]))
         add_generated(trace_set, named)
-    engine, plan = plan_recorded(args, trace_set, read_config(args).with_overrides(**QUICK), recorded)
+    config = read_config(args)
+    config = config.with_overrides(**QUICK, call_timeout_seconds=config.call_timeout_seconds or EDITED_CALL_S)
+    engine, plan = plan_recorded(args, trace_set, config, recorded)
     if not plan.jobs:
         raise DataSetError(describe_nothing(plan))
     job = plan.jobs[0]

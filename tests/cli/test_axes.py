@@ -2,7 +2,9 @@
 
 import json
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
@@ -13,6 +15,7 @@ from tests.kit import make_definition, make_solution, make_trace, make_workload,
 @pytest.fixture
 def root(tmp_path):
     """A set whose workload has a stored input."""
+    save_file({"x": np.zeros(4, np.float32)}, tmp_path / "x.safetensors")
     stored = {"x": {"type": "safetensors", "path": "x.safetensors", "tensor_key": "x"}}
     line = make_trace(solution=None, workload=make_workload(axes={"n": 4}, inputs=stored))
     return write_trace_set(tmp_path, definitions=[make_definition()], solutions=[make_solution()], workloads=[line])
@@ -45,6 +48,7 @@ def test_a_recorded_job_of_a_sweep_is_judged_again_and_is_no_foreign_trace(root,
     capsys.readouterr()
     main(["validate", str(root), "--checks", "trace", "--format", "json"])
     assert json.loads(capsys.readouterr().out)["issues"] == []
+    assert (main(["validate", str(root), "--prune"]), len(file.read_text().splitlines())) == (0, 1)
 
 
 @pytest.mark.parametrize(
