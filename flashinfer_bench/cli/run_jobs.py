@@ -288,9 +288,10 @@ def _hint_at_repro(args: Namespace, outcome: RunOutcome, unsaved: Sequence[Draft
     named = {draft.solution.name: str(draft.path) for draft in unsaved}
     words = ["repro", named.get(failed.solution or "", failed.solution or ""), shorten_uuid(failed.workload.uuid)]
     words += [word for folder in named_folders(args) for word in ("--local", str(folder))]
+    given = {"config": args.config}
     if failed.solution in named:
-        given = {"definition": failed.definition, "entry": args.entry, "language": args.language}
-        words += [word for name, value in given.items() if value for word in (f"--{name}", value)]
+        given |= {"definition": failed.definition, "entry": args.entry, "language": args.language}
+    words += [word for name, value in given.items() if value for word in (f"--{name}", value)]
     return shlex.join([*typed_program(), *words, "--dump", "why"])
 
 
