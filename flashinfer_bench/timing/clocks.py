@@ -157,7 +157,7 @@ class CudaEventClock(Clock):
     is timed until the device is idle.
 
     Args:
-        queue: of the GPU.
+        queue: the GPU's queue.
         reason: why no better clock is used.
     """
 
@@ -226,7 +226,7 @@ class CuptiClock(Clock):
     """Samples from CUPTI's records: the GPU's own times of every kernel, copy and fill, from any stream or thread.
 
     Args:
-        queue: of the GPU.
+        queue: the GPU's queue.
         recorder: reads CUPTI's records.
     """
 

@@ -60,7 +60,7 @@ def read_gpu_state(uuid: str, *, ours: Collection[int] = ()) -> GpuState | None:
     """Return a GPU's state, in about 4 ms; None if NVML does not know it.
 
     Args:
-        uuid: as NVML spells it, "GPU-…".
+        uuid: the GPU's UUID as NVML spells it, "GPU-…".
         ours: process ids that do not count as others. At least one of these processes must hold a context.
     """
     gpu = handle(uuid)

@@ -81,7 +81,7 @@ def half_width(values: Sequence[float], middle: Middle = median, *, batch: int =
     """Return half the 95 % interval of a series' middle by batch means; None if there are too few batches.
 
     Args:
-        values: in the order in which they were taken; they may depend on their neighbours.
+        values: samples in the order in which they were taken; each may depend on its neighbours.
         middle: the statistic that the interval is for, such as the median.
         batch: minimum samples of a batch.
     """

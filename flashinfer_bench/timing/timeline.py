@@ -18,7 +18,7 @@ from flashinfer_bench.timing.flush import DELAY_KERNEL, EMPTY_KERNEL, FLUSH_KERN
 from flashinfer_bench.timing.measurement import Sample
 
 FILL: Final = "FillFunctor"
-"""Part of the names of torch's kernels that write one value."""
+"""Text in the names of torch's kernels that write one value to all elements."""
 MOST_FILLS: Final = 4
 MOST_FILL_NS: Final = 5_000
 """Maximum number of 8-byte fills before a graph, two for each random generator, and the maximum time of each fill."""
@@ -36,7 +36,7 @@ class Operation:
     start_ns: int
     end_ns: int
     correlation: int
-    """Grows in the order of launches; all nodes of a graph launch share one number."""
+    """Number that grows in the order of launches. All nodes of one graph launch share a number."""
     stream: int = 0
 
 

@@ -116,7 +116,7 @@ def compare(
 
 
 def find_failing(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
-    """Return which elements fail, as booleans of the output's shape. Packed values give two elements each."""
+    """Return which elements fail, as booleans of the output's shape. A packed value counts as two elements."""
     if is_whole(expected):
         return ~match_bits(expected, got)
     return find_beyond(read_values(expected), read_values(got), tolerance)

@@ -340,7 +340,7 @@ def find_perturbation(value: torch.Tensor) -> torch.Tensor | None:
     change, nor do narrower codes that are packed into bytes. This waits for a GPU.
 
     Args:
-        value: of int8 or a narrow float.
+        value: a tensor of int8 or of a narrow float.
 
     Returns:
         uint8 [256]: byte → the bits to flip.

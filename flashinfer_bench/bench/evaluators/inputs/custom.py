@@ -42,8 +42,8 @@ class CustomInputs:
         definition: names the function.
         workload: names its custom inputs.
         axes: the size of every axis.
-        shapes: of all inputs, by name.
-        device: of the tensors.
+        shapes: shapes of all inputs, by name.
+        device: device of the tensors.
 
     Raises:
         DefinitionFault: there is no such function, or its source fails.

@@ -159,7 +159,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
     """Executes operations on stand-ins, and records how they use integers.
 
     Args:
-        device: of the reference's tensors.
+        device: device that the reference's tensors report.
         truth: the value of bools that depend on floats.
     """
 
@@ -310,7 +310,7 @@ def _find_shapes(
 ) -> list[tuple[Sequence[int], torch.dtype]]:
     """Return shapes and dtypes of an operation's results. For an unknown operation, they are those of its first tensor.
 
-    Torch itself would import its compiler for that, which takes seconds.
+    To find the shapes, torch itself would import its compiler, which takes seconds.
     """
     name, count, dim = operation.name, operation.returns, given.get("dim", -1)
     if not tensors:
@@ -386,7 +386,7 @@ def run(reference: Reference, values: Mapping[str, Any], watch: Watch) -> Any:
 
     Args:
         reference: the reference.
-        values: its inputs by name; tensors are on the CPU or on "meta", or stand-ins already.
+        values: the reference's inputs by name. Tensors are on the CPU or on "meta", or are stand-ins already.
         watch: records the reference's operations.
     """
     given = [

@@ -53,7 +53,8 @@ FAR: Final = (2.5, 4.5)
 GATE: Final = (3.5, 5.0)
 """Range of a shift of a gate's input, after which the gate's sigmoid is nearly 1 or nearly 0."""
 OPEN_STEPS: Final = 80
-"""Number of last steps in which some gates are shifted. In earlier steps the state takes in values as usual."""
+"""Number of last steps in which some gates are shifted. In earlier steps the gates are as usual, so the state takes in
+values."""
 LEAST_LENGTH: Final = 4
 """Minimum length of an axis of which only a part is changed."""
 DENSITIES: Final = (0.02, 0.1, 0.9, 0.98)
@@ -246,7 +247,7 @@ def most_of(axis: int) -> Support:
 
 
 def half_of_some_rows(field: Field) -> Any:
-    """Choose half of the elements of one row in eight, and of at least one row."""
+    """Choose half of the elements in about one of eight rows, and in at least one row."""
     is_chosen = field.chance.uniform(field.rows[:, :1]) < 1 / 8
     is_chosen[field.chance.host.randrange(len(field.rows))] = True
     return is_chosen & (field.chance.uniform(field.rows) < 0.5)
@@ -424,7 +425,7 @@ def count_affordable(latency_ms: float | None, device_type: str) -> int | None:
     """Return the number of cases for which a reference is called; None if it is fast enough for all cases.
 
     Args:
-        latency_ms: of one call; None if it was not timed.
+        latency_ms: latency of one call; None if it was not timed.
         device_type: "cuda" or "cpu".
     """
     if latency_ms is None:
@@ -440,7 +441,7 @@ class StressPlan:
     Args:
         definition: the definition.
         workload: has the random inputs.
-        seed: of the job; secret while the job is judged.
+        seed: seed of the job; secret while the job is judged.
         has_constants: whether cases are also tried for outputs that are the same on all usual inputs.
         most: maximum number of calls; None for all.
 
@@ -514,7 +515,7 @@ class StressPlan:
         """Turn usual inputs of a call into the inputs of a case, in place.
 
         Args:
-            name: of the case.
+            name: name of the case.
             number: number of the call.
             values: inputs of the call, in the order of the definition; None for an input that is no tensor.
         """

@@ -65,7 +65,7 @@ class Writer:
     alive.
 
     Args:
-        device: of all tensors.
+        device: device of all tensors.
         launch: launches the kernel on a stream; None on a CPU.
     """
 
