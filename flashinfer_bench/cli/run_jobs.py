@@ -232,12 +232,15 @@ def _judge(args: Namespace, trace_set: TraceSet, kept: Kept, history: SaveHistor
             chosen = select(trace_set, config)
         for definition in (one.definition for one in chosen if one.solutions):
             sweep(trace_set, definition, sizes)
+    failed = [one for one in find_latest(trace_set.all_traces()) if not one.is_successful()] if args.last_failed else []
+    if not args.axis:
+        add_generated(trace_set, failed)
     recorded = read_recorded(args.replay) if args.replay else []
     resumes = {"resume": args.resume, "retry_timeouts": args.retry_timeouts, "drafts": args.drafts}
     engine, plan = plan_recorded(args, trace_set, config, recorded, kept, **resumes)
     if args.last_failed:
-        failed = {names_of(trace) for trace in find_latest(trace_set.all_traces()) if not trace.is_successful()}
-        plan = plan.with_jobs(job for job in plan.jobs if names_of_job(job) in failed)
+        names = set(map(names_of, failed))
+        plan = plan.with_jobs(job for job in plan.jobs if names_of_job(job) in names)
     if args.resume and not (args.dry_run or args.no_save_results):
         plan = engine.reserve(plan)
     if args.repeat != 1:
