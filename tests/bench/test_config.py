@@ -41,6 +41,18 @@ def test_layers_are_kept_by_copies_and_defaults_of_a_command_lie_below_the_users
         assert not is_equal or hash(again) == hash(plain)
 
 
+def test_names_of_the_public_package_are_read_with_a_warning_and_copies_and_assignments_are_checked():
+    with pytest.warns(DeprecationWarning, match=r"log_dir has no effect|belongs into extra") as warned:
+        config = BenchmarkConfig(log_dir="/x", sampling_tvd_threshold=0.3)
+    assert ([one.filename for one in warned], config.extra) == ([__file__] * 2, {"sampling_tvd_threshold": 0.3})
+    copy = config.model_copy(update={"l2_cache": "warm"})
+    copy.cuda_graphs = False
+    assert (config.timing_key(), copy.timing_key()) == (None, "warm L2, no graphs")
+    assert (copy.origins()["l2_cache"], copy.origins()["seed"]) == ("override", "default")
+    with pytest.raises(ValidationError):
+        copy.iterations = 0
+
+
 WRONG = {
     "iterations": ["often", 10**20, np.bool_(True)],
     "precision": [0, True],
