@@ -2,7 +2,7 @@
 
     python -m benchmarks.speed --list
     python -m benchmarks.speed --rows help edit-loop big-sets             (any machine)
-    python -m benchmarks.speed --rows resident --count 100 --device cuda [--profile FILE]
+    python -m benchmarks.speed --rows resident --count 100 --device cuda
     python -m benchmarks.speed --small --no-save                          (does every row work here?)
 
 Rows of whole commands count the seconds from the start of a process to its end, less those of `import torch`. A run of
@@ -12,7 +12,6 @@ the same set goes before, so that kernels are compiled; baselines are taken anew
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -186,13 +185,10 @@ def take_edit_loop(bench: Bench) -> Iterator[Figure]:
 
 
 def take_resident(bench: Bench) -> Iterator[Figure]:
-    """Distinct solutions submitted to an `Engine` one after the other, and as many at once (--count, --profile)."""
+    """Distinct solutions submitted to an `Engine` one after the other, and as many at once (--count)."""
     from flashinfer_bench import BenchmarkConfig, Engine, Solution, Trace, TraceSet
 
     kind, count = bench.kind, 2 if bench.is_small else bench.asked.count
-    modules = ["benchmarks.session_profile"] if bench.asked.profile else []
-    if bench.asked.profile:
-        os.environ["SESSION_PROFILE"] = bench.asked.profile
     made = sets.definition("double", {"x": "float32 n"}, {"y": "float32 n"}, {"n": None}, DOUBLE.format(number=0))
     root = sets.write(bench.empty(), made, [], sets.workloads(made, "n", (4096,)), None).root
     spec = {"language": "triton" if kind == "cuda" else "python"}
@@ -215,7 +211,7 @@ def take_resident(bench: Bench) -> Iterator[Figure]:
         return time.monotonic() - begin_s, check(traces)
 
     device = f"cuda:{bench.names[0]}" if kind == "cuda" else "cpu"
-    config = BenchmarkConfig.default(devices=[device], evaluator_modules=modules)
+    config = BenchmarkConfig.default(devices=[device])
     with Engine(TraceSet.from_path(root), config, cache=bench.empty("cache")) as engine:
         first_s, _ = submit(solutions[0])
         taken = [submit(one) for one in solutions[1 : count + 1]]
@@ -471,7 +467,6 @@ def main() -> int:
     """Take the rows."""
     parser = make_parser(__doc__ or "", ROWS)
     parser.add_argument("--count", type=int, default=100, help="resident: solutions in turn, and as many at once")
-    parser.add_argument("--profile", metavar="FILE", help="resident: log the steps of sessions (session_profile.py)")
     return run_rows(ROWS, parser.parse_args(), "speed")
 
 

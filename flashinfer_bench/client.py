@@ -20,6 +20,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 from urllib.parse import quote
 
+from flashinfer_bench.base.install import install_hint
 from flashinfer_bench.data import Definition, Solution, Trace, Workload
 from flashinfer_bench.errors import Fault, UsageError
 
@@ -105,7 +106,7 @@ class Client:
         try:
             import httpx
         except ImportError as error:
-            raise UsageError("the client needs httpx: pip install 'flashinfer-bench[client]'") from error
+            raise UsageError(f"the client needs httpx: {install_hint('client')}") from error
         self._failure = httpx.TransportError
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         try:
@@ -240,6 +241,10 @@ class Client:
     def metrics(self) -> str:
         """Return the server's metrics in Prometheus' text format."""
         return self._ask("GET", "/metrics").text
+
+    def definitions(self) -> list[str]:
+        """Return the names of the definitions."""
+        return [str(one["name"]) for one in self._read("GET", "/definitions")]
 
     def definition(self, name: str) -> Definition:
         """Return a definition."""

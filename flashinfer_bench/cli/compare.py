@@ -92,7 +92,7 @@ def execute(args: argparse.Namespace) -> int:
         _refuse(args, OF_SOURCES, "neither side is a source file, or a folder without a manifest")
     for draft in drafts:
         if named is not None:  # a draft needs a set
-            describe_draft(draft, named, is_quiet=args.quiet)
+            describe_draft(draft, named.definitions, is_quiet=args.quiet)
     threshold = args.threshold or args.fail_if_slower or THRESHOLD
     if args.recorded:
         _refuse(args, MEASURING, "with --recorded nothing is measured")
@@ -144,9 +144,10 @@ def render_comparison(comparison: Comparison, sides: tuple[str, str]) -> str:
     """Render the comparison as a table with notes."""
     from flashinfer_bench.cli import tables
 
+    names = tables.name_workloads((row.definition, row.workload, row.axes) for row in comparison.rows)
     rows = [
         [
-            f"{row.solutions or ''} {tables.shorten_uuid(row.workload)}".strip(),
+            f"{row.solutions or ''} {names.get((row.definition, row.workload), row.workload)}".strip(),
             *("" if time is None else tables.format_latency(time) for time in (row.a_ms, row.b_ms)),
             *comparison.describe(row),
         ]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 
 from flashinfer_bench.cli.args import Output
 from flashinfer_bench.cli.output import write_err
-from flashinfer_bench.data import Solution, TraceSet
+from flashinfer_bench.data import Definition, Solution, TraceSet
 from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.store.drafts import AUTHOR, Draft, DraftHints, is_draft_path, is_kept_draft, read_draft
 from flashinfer_bench.data.store.layout import solution_path
@@ -38,7 +39,7 @@ def take_drafts(args: Namespace, trace_set: TraceSet) -> list[Draft]:
         draft = drafts[text] = read_draft(Path(text), trace_set.definitions, read_hints(args))
         mine = draft.solution
         _refuse_name_of_another(draft, trace_set.get_solution(mine.name))
-        describe_draft(draft, trace_set, is_quiet=getattr(args, "quiet", False))
+        describe_draft(draft, trace_set.definitions, is_quiet=getattr(args, "quiet", False))
         others = [item for item in trace_set.solutions.get(mine.definition, []) if item.name != mine.name]
         trace_set.solutions[mine.definition] = [*others, mine]
         file = trace_set.definition_files.get(mine.definition)
@@ -60,9 +61,9 @@ def read_hints(args: Namespace) -> DraftHints:
     )
 
 
-def describe_draft(draft: Draft, trace_set: TraceSet, *, is_quiet: bool) -> None:
+def describe_draft(draft: Draft, definitions: Mapping[str, Definition], *, is_quiet: bool) -> None:
     """Print the properties found in a source, unless quiet, and why its entry function cannot work."""
-    for line in check_entry(draft.solution, trace_set.definitions[draft.solution.definition]):
+    for line in check_entry(draft.solution, definitions[draft.solution.definition]):
         write_err(f"warning: {draft.path}: {line.removeprefix(f'{draft.path.name}: ')}")
     if not is_quiet:
         write_err(draft.found)

@@ -35,6 +35,7 @@ COMMANDS: Final = {
     RUN: "judge and time solutions",
     "list": "list definitions, solutions or workloads of a trace set",
     "new": "write a skeleton of a solution or a definition",
+    "forget": "remove a solution and its traces from a trace set",
     "validate": "show everything wrong with a trace set",
     "validate-render": "show a report of validate",
     "config": "show settings",

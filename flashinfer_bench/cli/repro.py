@@ -44,7 +44,7 @@ def execute(args: Namespace) -> int:
     from flashinfer_bench.bench.planning.plan import describe_nothing
     from flashinfer_bench.cli.args import find_output, open_trace_set
     from flashinfer_bench.cli.drafts import take_drafts
-    from flashinfer_bench.cli.run_jobs import plan_recorded
+    from flashinfer_bench.cli.run_jobs import EDITED_CALL_S, plan_recorded
     from flashinfer_bench.cli.settings import read_config
     from flashinfer_bench.cli.tables import write_result
     from flashinfer_bench.data.measurement import read_reported
@@ -56,7 +56,9 @@ def execute(args: Namespace) -> int:
     if not recorded:
         args.solutions, args.workloads = args.what[:1], args.what[1:]
         take_drafts(args, trace_set)
-    engine, plan = plan_recorded(args, trace_set, read_config(args).with_overrides(**QUICK), recorded)
+    config = read_config(args)
+    config = config.with_overrides(**QUICK, call_timeout_seconds=config.call_timeout_seconds or EDITED_CALL_S)
+    engine, plan = plan_recorded(args, trace_set, config, recorded)
     if not plan.jobs:
         raise DataSetError(describe_nothing(plan))
     job = plan.jobs[0]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Final
 
+from flashinfer_bench.base.install import install_hint
 from flashinfer_bench.cli.args import open_trace_set
 from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.cli.parser import Parser, add_flags, add_local, add_names, number, whole_number
@@ -63,7 +64,7 @@ def execute(args: Namespace) -> int:
     """Serve until a signal ends it."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        raise UsageError(f"serve needs {' and '.join(missing)}: pip install 'flashinfer-bench[serve]'")
+        raise UsageError(f"serve needs {' and '.join(missing)}: {install_hint('serve')}")
     from flashinfer_bench import Engine, EngineLimits
     from flashinfer_bench.serve.server import Address, serve
     from flashinfer_bench.serve.token_file import read_token

@@ -9,15 +9,18 @@ import time
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flashinfer_bench.base.printable import to_printable
+from flashinfer_bench.cli.drafts import describe_draft, read_hints
 from flashinfer_bench.cli.output import INTERRUPTED, one_interrupt, write_err, write_out
-from flashinfer_bench.cli.parser import QUIET_FLAG, Parser, add_flags, add_names
+from flashinfer_bench.cli.parser import QUIET_FLAG, SOURCE_FLAGS, Parser, add_flags, add_names
 from flashinfer_bench.cli.tables import join_sections, lay_out, write_result
 from flashinfer_bench.client import DEFAULT_URL, Client, TaskReport
 from flashinfer_bench.data import Solution, Trace
 from flashinfer_bench.data.json_utils import load_json_file
+from flashinfer_bench.data.store.drafts import DraftHints, read_draft
 from flashinfer_bench.errors import FlashInferBenchError, UsageError
 from flashinfer_bench.serve.token_file import read_token
 
@@ -56,13 +59,17 @@ def declare_submit(parser: Parser) -> None:
     """Add the help and the flags of the command."""
     parser.describe(
         "Submit a solution to a server, wait for its verdicts, and print them as `run` does.",
-        usage="%(prog)s SOLUTION.json --server URL [flags]",
-        example=f"submit my_rmsnorm.json --server {DEFAULT_URL}",
+        usage="%(prog)s SOLUTION --server URL [flags]",
+        example=f"submit my_rmsnorm.py --server {DEFAULT_URL}",
         execute=execute_submit,
     )
-    parser.add_argument("solution", metavar="SOLUTION.json", help="the solution's file")
+    what = "a file that `run --solution` judges: FILE.py, FILE.cu, FILE.cpp, FOLDER or PACKED.json"
+    parser.add_argument("solution", metavar="SOLUTION", help=what)
     add_server(parser, "print JSON instead of a table")
-    add_names(parser, "--workloads")
+    add_names(parser, "--definitions", "its definition, if neither its parameters nor its name say so")
+    add_names(parser, "--authors", "its author (default: me)")
+    add_names(parser, "--workloads", "only these workloads: whole uuids")
+    add_flags(parser, SOURCE_FLAGS)
     words = "judge it at full assurance on a GPU: if it would be the best known, always, or never"
     flags = {
         "--priority N": "tasks of higher priority are judged earlier",
@@ -79,7 +86,7 @@ def execute_submit(args: Namespace) -> int:
     from flashinfer_bench.cli.outcome import outcome_document, render_outcome  # imports of the engine
 
     with open_client(args, submitter=args.submitter) as client, one_interrupt():
-        solution = load_json_file(Solution, args.solution)
+        solution = _read_solution(args, client)
         started = time.monotonic()
         workloads = getattr(args, "workloads", None)
         task = client.submit(solution, workloads, priority=args.priority, confirm=args.confirm)
@@ -104,6 +111,18 @@ def execute_submit(args: Namespace) -> int:
     if report.status == "cancelled":
         write_err("the task was cancelled")
     return outcome.exit_code(require_passed=args.require_passed)
+
+
+def _read_solution(args: Namespace, client: Client) -> Solution:
+    """Return the solution of a source or a packed file. The server checks the definition of a packed file."""
+    path, hints = Path(args.solution), read_hints(args)
+    if path.suffix == ".json" and hints == DraftHints():
+        return load_json_file(Solution, path)
+    names = getattr(args, "definitions", None) or client.definitions()
+    definitions = {name: client.definition(name) for name in names}
+    draft = read_draft(path, definitions, hints)
+    describe_draft(draft, definitions, is_quiet=args.quiet)
+    return draft.solution
 
 
 def _make_outcome(client: Client, report: TaskReport, solution: Solution, asked: Sequence[str] | None) -> RunOutcome:

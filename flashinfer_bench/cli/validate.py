@@ -26,11 +26,12 @@ from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.data.check import Asked, find_entry_issues, find_input_issues, find_reference_issues, parts_below
 from flashinfer_bench.data.evaluation import as_time
 from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.data.sets.removal import find_orphans, is_served, remove_traces
 from flashinfer_bench.data.sets.results import find_latest
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.jsonl import MOST_JSON_BYTES
 from flashinfer_bench.data.store.trace_lines import kept_of
-from flashinfer_bench.errors import UsageError
+from flashinfer_bench.errors import DataSetError, UsageError
 
 FORMAT_VERSION: Final = 1
 """Version of the report. 1: the first."""
@@ -70,6 +71,7 @@ def declare_validate(parser: Parser) -> None:
     }
     add_flags(parser, flags, baseline_author="baseline")
     add_names(parser, "--outputs", "of stdout, json, text (default: stdout; with a folder all)")
+    add_flags(parser, {"--prune": "remove traces whose definition, solution or workload is gone"})
     add_flags(parser, {"--output-folder DIR": f"folder for {' and '.join(REPORT_FILES.values())}"})
     add_format(parser)
 
@@ -98,11 +100,17 @@ def execute(args: Namespace) -> int:
                 pass
         except OSError as error:
             raise UsageError(f"--output-folder: {args.output_folder}: {error.strerror}") from error
+    if args.prune and (hasattr(args, "definitions") or hasattr(args, "op_types")):
+        raise UsageError("--prune is about the whole set: leave out --definitions and --op-types")
     trace_set = load_trace_set(args)
     if has_nothing(trace_set):  # a root without definitions is then an error of the report
         empty = [replace(one, severity="error") if one.missing_definition == "" else one for one in trace_set.issues]
         trace_set.issues = empty
     report = _validate(trace_set, checks, args)
+    refusal = _why_not_pruned(trace_set) if args.prune else ""
+    if args.prune and not refusal:
+        removed = remove_traces(trace_set, find_orphans(trace_set))
+        report["pruned"] = {_to_text(file): number for file, number in removed.items()}
     texts = {"text": render_report(report), "json": json.dumps(report, indent=2) + "\n"}
     if "stdout" in outputs:
         write_out(texts["json" if args.format == "json" else "text"])
@@ -110,6 +118,8 @@ def execute(args: Namespace) -> int:
         file = Path(args.output_folder) / REPORT_FILES[output]
         find_output(file, args).write(texts[output])
         write_err(f"report: {file}")
+    if refusal:
+        raise DataSetError(refusal)
     return _exit_code(report)
 
 
@@ -151,6 +161,9 @@ def render_report(report: Mapping[str, Any]) -> str:
         of = [f"{name} ({len(uuids)})" for name, uuids in open_uuids.items()]
         workloads = f"{sum(map(len, open_uuids.values()))} of {count(report['workloads'], 'workload')}"
         lines.append(f"coverage: {workloads} that no solution passed: {some(of)}")
+    if (pruned := report.get("pruned")) is not None:
+        lines += [f"pruned: {count(number, 'trace')} of {file}" for file, number in pruned.items()]
+        lines += [] if pruned else ["pruned: nothing"]
     errors = sum(issue.severity == "error" for issue in issues)
     sizes = ", ".join(count(report[f"{noun}s"], noun) for noun in COUNTED)
     lines.append(f"{sizes}: {count(errors, 'error')}, {count(len(issues) - errors, 'warning')}")
@@ -261,9 +274,10 @@ def _find_trace_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
         times = [(trace.solution or "", trace.evaluation.performance) for trace in traces if trace.evaluation]
         timeless = [solution for solution, time in times if time is not None and as_time(time.latency_ms) is None]
         why = "PASSED with a latency that no call has, such as 0 or infinity"
-        solutions = [item.name for item in trace_set.solutions.get(name, [])]
+        solutions = {item.name for item in trace_set.solutions.get(name, [])}
+        unserved = (trace for trace in traces if trace.solution not in solutions and not is_served(trace))
         reasons = [
-            _of_unknown("solution", Counter(trace.solution or "" for trace in traces), solutions),
+            _of_unknown("solution", Counter(trace.solution or "" for trace in unserved), solutions),
             _of_unknown("workload", Counter(trace.workload.uuid for trace in traces), workloads),
             changed and f"{_have(changed)} other sizes than the workload of the same uuid has now",
             timeless and f"{_have(len(timeless))} {why}: {some(sorted(set(timeless)))}",
@@ -288,6 +302,16 @@ def _of_unknown(kind: str, counts: Mapping[str, int], known: Collection[str]) ->
     what = f"{kind} {unknown[0]!r}" if len(unknown) == 1 else f"{len(unknown)} {kind}s ({some(unknown)})"
     total = count(sum(counts[name] for name in unknown), "trace")
     return f"{total} of {what}, not there for this definition{hint}"
+
+
+def _why_not_pruned(trace_set: TraceSet) -> str:
+    """Return why traces could look like orphans that are not; empty if there is no reason."""
+    kept = [root / layout.TRACES for root in trace_set.roots]
+    read = [issue for issue in trace_set.issues if not any(map(issue.file.is_relative_to, kept))]
+    if unread := [issue for issue in read if issue.severity == "error" or issue.missing_definition is not None]:
+        why = f"--prune: nothing was removed, since a part of the set may be missing: {unread[0].file}"
+        return f"{why}: {unread[0].reason}; mend it, or name the base set, too"
+    return ""
 
 
 def _have(traces: int) -> str:

@@ -6,6 +6,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from flashinfer_bench.base.install import install_hint
 from flashinfer_bench.bench.runner.sandbox import Level
 from flashinfer_bench.errors import ConfigError
 
@@ -39,7 +40,7 @@ def join_cluster(settings: ClusterSettings) -> Cluster:
         ConfigError: ray is not installed, no cluster answers, or it has no slot for this run.
     """
     if importlib.util.find_spec("ray") is None:
-        raise ConfigError("cluster: ray is not installed; try: pip install 'flashinfer-bench[cluster]'")
+        raise ConfigError(f"cluster: ray is not installed; {install_hint('cluster')}")
     from flashinfer_bench.cluster.cluster import Cluster
 
     return Cluster(settings)

@@ -153,6 +153,10 @@ class RunRecord(msgspec.Struct, frozen=True, gc=False):
     quick: bool = False
     """Whether it is a quick look, whose few samples are neither compared nor stored."""
     seed: int | None = None
+    task: str = ""
+    """The task of a server that the verdict belongs to; empty for a run."""
+    author: str = ""
+    """The author of a solution that was submitted to a server."""
 
 
 class ReportedTrace(msgspec.Struct, frozen=True, gc=False):

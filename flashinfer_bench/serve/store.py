@@ -74,6 +74,11 @@ class TaskRow:
     error: str | None = None
     ended_at: float | None = None
 
+    @property
+    def author(self) -> str:
+        """The author of the solution. The row needs the solution."""
+        return Solution.model_validate_json(self.solution).author
+
 
 NAMES: Final = [field.name for field in fields(TaskRow)]
 COLUMNS: Final = ", ".join(NAMES)
@@ -135,7 +140,7 @@ class TaskStore:
         """Append a trace to the set, then store it with its task. A verdict of two tasks is one line."""
         line = next((line for known, line in self._written if known is trace), None)
         if line is None:
-            line, path = _with_task(trace, row.id).to_json(), self._file_of(row)
+            line, path = _with_task(trace, row).to_json(), self._file_of(row)
             append_line(path, line, root=self._root)
             with os.fdopen(open_to_read(path), "rb") as file:
                 os.fsync(file.fileno())  # before the database records it
@@ -196,8 +201,7 @@ class TaskStore:
     def _file_of(self, row: TaskRow) -> Path:
         definition = self._trace_set.definitions.get(row.definition)
         op_type = definition.op_type if definition is not None else ""
-        author = Solution.model_validate_json(row.solution).author
-        return traces_path(self._root, author=author, op_type=op_type, definition=row.definition)
+        return traces_path(self._root, author=row.author, op_type=op_type, definition=row.definition)
 
 
 def _check_files(folder: Path) -> None:
@@ -210,12 +214,12 @@ def _check_files(folder: Path) -> None:
                     raise WriteRefused(errno.EINVAL, f"{folder / name} is no file of a server; remove it", str(folder))
 
 
-def _with_task(trace: Trace, task: str) -> Trace:
-    """Return a copy of the trace with the id of its task in `extra.run`."""
+def _with_task(trace: Trace, row: TaskRow) -> Trace:
+    """Return a copy of the trace with its task and the author of its solution in `extra.run`."""
     if trace.evaluation is None:
         return trace
     extra = dict(trace.evaluation.extra or {})
-    extra["run"] = {**(extra.get("run") or {}), "task": task}
+    extra["run"] = {**(extra.get("run") or {}), "task": row.id, "author": row.author}
     return trace.model_copy(update={"evaluation": trace.evaluation.model_copy(update={"extra": extra})})
 
 

@@ -1,1 +1,1 @@
-"""Measures the duration of one launch, by a clock and in a cache state. It knows no solutions."""
+"""Measures the duration of a call, by a clock and in a cache state. This package knows nothing of solutions."""

@@ -1,9 +1,9 @@
-"""Run-to-run intervals: how far a time of one worker holds for the next. Pure.
+"""Run-to-run intervals: how far a time that one worker measured holds in the next worker. Pure functions.
 
-Samples of one worker agree better with each other than with the next worker's. Each worker has its own memory, context
-and moments. So the interval of one worker's samples is widened by the spread between workers, or comes from several
-workers by Student's t. A spread is the standard deviation of the logarithm of latencies of the same code in different
-workers: 0.004 means 0.4 %.
+Samples of one worker agree better with each other than with the next worker's, because each worker has its own memory,
+context and time of measurement. So the interval of one worker's samples is widened by the spread between workers, or
+comes from several workers by Student's t. A spread is the standard deviation of the logarithm of latencies of the same
+code in different workers: 0.004 means 0.4 %.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import Any, Final
 from flashinfer_bench.timing.statistics import LEVEL, STEP_NS, mean_half_width, student_quantile
 
 DEFAULT_SPREADS: Final = {"cuda": 0.004, "cpu": 0.1}
-"""Spread on an unknown machine: the smallest that held nearly all workers of equal code on the machines tried."""
+"""Device type → spread on an unknown machine: the smallest spread that covered nearly all workers of equal code on the
+machines that were tried."""
 DEFAULT_FREEDOM: Final = 6.0
-"""Degrees of freedom of a default; a measured spread with at least this many counts alone."""
+"""Degrees of freedom of a default spread. A measured spread with at least this many is used alone."""
 MOST_FREEDOM: Final = 200.0
-"""Degrees of freedom, at most; beyond them the oldest are dropped, since a machine changes."""
+"""Maximum degrees of freedom of a measured spread. Beyond these the oldest are dropped, since a machine changes."""
 WORKERS: Final = "workers"
 ONE_WORKER: Final = "one worker, widened"
 NOISY: Final = "noisy"
@@ -34,15 +35,15 @@ class WorkerSpread:
     """The known spread between workers on one device."""
 
     share: float
-    """Standard deviation of the latency between workers, as a share of it."""
+    """Standard deviation of the latency between workers, as a share of the latency."""
     freedom: float
-    """Degrees of freedom that it is known by."""
+    """Degrees of freedom of `share`."""
     is_measured: bool = False
-    """It was measured on this machine."""
+    """Whether the spread was measured on this machine."""
 
     @property
     def half(self) -> float:
-        """Half the interval, as a logarithm, of one worker with exact samples.
+        """Half the interval, as a logarithm, of one worker whose samples have no noise.
 
         Two such intervals of equal code overlap unless their workers differ by twice this.
         """
@@ -55,11 +56,12 @@ def default_spread(kind: str) -> WorkerSpread:
 
 
 def learned_spread(kind: str, squares: float, freedom: float) -> WorkerSpread:
-    """Return the measured spread; the default counts for missing degrees of freedom.
+    """Return the measured spread. If it has too few degrees of freedom, the default spread supplies the missing
+    degrees.
 
     Args:
         kind: "cuda" or "cpu".
-        squares: sum of squares of logarithms of latencies about the mean of their own code.
+        squares: sum of squared deviations of the latencies' logarithms from the mean of the same code.
         freedom: degrees of freedom of that sum.
     """
     if freedom <= 0:
@@ -70,10 +72,10 @@ def learned_spread(kind: str, squares: float, freedom: float) -> WorkerSpread:
 
 
 def sum_squares(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return the sum of squares of logarithms about the mean of each group, and its degrees of freedom.
+    """Return the sum of squared deviations of logarithms from the mean of their group, and its degrees of freedom.
 
     Args:
-        groups: latencies of the same code on the same input, each of another worker.
+        groups: in each group, latencies of the same code on the same input, each from another worker.
     """
     usable = [[log(value) for value in group] for group in groups if len(group) > 1 and min(group) > 0]
     freedoms = [len(group) - 1 for group in usable]
@@ -81,7 +83,8 @@ def sum_squares(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 def widened_interval(latency: float, samples: Interval | None, spread: WorkerSpread) -> Interval:
-    """Return the 95 % interval of one worker's latency: the sum of squares of its samples' interval and the spread."""
+    """Return the 95 % interval of one worker's latency. Its half-width is the root of the summed squares of two
+    half-widths: that of the samples' interval and that of the spread."""
     within = 0.0 if samples is None or latency <= 0 else (samples[1] - samples[0]) / 2 / latency
     share = sqrt(within**2 + spread.half**2)
     return latency * exp(-share), latency * exp(share)
@@ -100,7 +103,7 @@ def is_noisy(latency_ns: float, samples_ns: Interval | None, spread: WorkerSprea
 
 
 def report_with_spread(record: Mapping[str, Any], latency_ms: float, spread: WorkerSpread) -> dict[str, Any]:
-    """Return one worker's record with an interval that holds for the next worker; the samples' interval is renamed."""
+    """Return one worker's record with an interval that holds for the next worker. The samples' interval is renamed."""
     reported = dict(record)
     bounds, flags = reported.pop("interval95_ms", None), [flag for flag in reported.pop("flags", []) if flag != NOISY]
     samples = (float(bounds[0]), float(bounds[1])) if isinstance(bounds, (list, tuple)) and len(bounds) == 2 else None

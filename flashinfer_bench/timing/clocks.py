@@ -1,7 +1,8 @@
-"""The clocks, and the choice for a device: CUPTI on a GPU, else CUDA events; the wall clock on a CPU.
+"""The clocks, and the choice of a clock for a device: CUPTI on a GPU, or CUDA events without CUPTI; the wall clock on a
+CPU.
 
-A clock takes samples between `with clock:` and its end. Only the call lies between the two ends of a sample. A launch
-may have `puts_away`: then its `put_away()` moves its call's result into the outputs, after the sample.
+A clock takes samples within a `with clock:` block. Only the call lies between the start and the end of a sample. If a
+launch has a true `puts_away`, its `put_away()` moves the call's result into the outputs after the sample.
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ __all__ = [
 ]
 
 EMPTY_PAIRS: Final = 10
-"""Pairs of events with nothing between them whose median is reported."""
+"""Number of event pairs with nothing between them. The median of their times is reported."""
 EMPTY_PAIR: Final = Preamble(delay_ns=40_000)
 ASIDE_NS: Final = 50_000
-"""If the device is busy for longer after a call's second event, the call has left work on other streams."""
+"""If the device is busy for longer than this after a call's second event, the call has left work on other streams."""
 CALLS_IN_FLIGHT: Final = 64
 OPERATIONS_IN_FLIGHT: Final = 512
-"""Calls, and about the operations, that the host enqueues before it waits. In a full queue it would wait inside a call,
-and its time would be wrong."""
+"""Maximum calls, and approximate maximum of operations, that the host enqueues before it waits for the GPU. If the
+queue were full, the host would wait inside a call, and the call's host time would be wrong."""
 EMPTY_LAUNCHES: Final = 12
-"""Samples of a kernel of known cost."""
+"""Number of samples of an empty kernel, or of a kernel that moves one word."""
 EMPTY_LAUNCH: Final = Preamble(delay_ns=15_000)
 EMPTY_CHAIN: Final = Preamble(delay_ns=200_000, flushes=False)
 
@@ -62,28 +63,28 @@ class ClockLost(Exception):
 
 
 class Clock:
-    """The interface of a clock. The defaults are those of a clock that sees whole calls only, and has no fall-back."""
+    """The interface of a clock. The defaults fit a clock that sees only whole calls, and has no fall-back."""
 
     method: str
     """"cupti", "cuda_events" or "wall"."""
     cache_state: str
     """"cold" or "warm"."""
     fills_queue: bool = False
-    """A call is enqueued behind a delay kernel, so that its operations run back to back."""
+    """Whether a call is enqueued behind a delay kernel, so that its operations run back to back."""
     sees_operations: bool = False
-    """Samples hold the single operations of a call."""
+    """Whether samples have the single operations of a call."""
     fresh_graphs: int | None = None
-    """Graphs that replays of distinct calls use in rotation, if one was not replayed yet; else 0. None if each distinct
-    call is captured at its first use."""
+    """Number of graphs that replays of distinct calls use in rotation, if any of these graphs was not replayed yet;
+    else 0. None if each distinct call is captured at its first use."""
 
     def __enter__(self) -> Clock:
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        """Switch off, even after an error."""
+        """Switch the clock off, even after an error."""
 
     def sample(self, launches: Sequence[Launch], preambles: Sequence[Preamble]) -> list[Sample]:
-        """Call each launch once, in order, behind its preamble; return a sample each.
+        """Call each launch once, in order, behind its preamble; return a sample of each call.
 
         Raises:
             ClockLost: samples were lost.
@@ -93,7 +94,7 @@ class Clock:
     def replays(self, source: Callable[[int], Launch]) -> Callable[[int], Launch]:
         """Return a source of replays of the launches of `source`; each distinct launch is captured once.
 
-        It raises CaptureRefused if a call cannot be captured.
+        The returned source raises CaptureRefused if a call cannot be captured.
         """
         return source
 
@@ -103,31 +104,32 @@ class Clock:
         return None
 
     def launch_gap_ns(self) -> int:
-        """Return the cost of one more launch in a full queue before it runs; 0 if GPU times include it."""
+        """Return the launch overhead: the cost of one more launch in a full queue; 0 if GPU times include it."""
         return 0
 
     def chain_gap_ns(self) -> int:
-        """Return the time of each of several dependent empty kernels in this context; 0 if unknown."""
+        """Return the time per kernel in a chain of dependent empty kernels, in this context; 0 if unknown."""
         return 0
 
     def least_span_ns(self) -> int:
-        """Return the GPU time of the least call that can be right, which moves one word; 0 if unknown."""
+        """Return the GPU time of the smallest call that can be right, which moves one word; 0 if unknown."""
         return 0
 
     def metadata(self) -> Metadata:
-        """Return the clock's metadata of its own samples."""
+        """Return the metadata that the clock adds to a trial."""
         return {}
 
 
 def _put_away(launch: Any) -> bool:
-    """Have a launch move its call's result into the outputs; return whether that is part of the work."""
+    """Have a launch move its call's result into the outputs; return whether the move counts as part of the call."""
     return bool(getattr(launch, "puts_away", False) and launch.put_away())
 
 
 class WallClock(Clock):
-    """The wall clock, for a CPU: from the call to its return, caches as the calls before left them.
+    """The wall clock, for a CPU. It measures from the call to its return, with the caches as earlier calls left them.
 
-    A result with another memory layout than its output, such as a transposed view, counts with its copy.
+    If a result has another memory layout than its output, such as a transposed view, the copy into the output counts,
+    too.
     """
 
     method = WALL
@@ -151,11 +153,11 @@ class CudaEventClock(Clock):
     """CUDA events around each call on the current stream: the fall-back if CUPTI cannot be used.
 
     A pair of events with nothing between them has a constant time, which is reported and not subtracted. Events do not
-    cover work on streams that the current stream does not wait for. Such a call leaves the device busy, and is timed
-    until it is idle.
+    cover work on streams that the current stream does not wait for. A call with such work leaves the device busy, and
+    is timed until the device is idle.
 
     Args:
-        queue: of the GPU.
+        queue: the GPU's queue.
         reason: why no better clock is used.
     """
 
@@ -176,12 +178,13 @@ class CudaEventClock(Clock):
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        """Leave the device idle; an error of the device is raised already."""
+        """Wait until the device is idle, unless an error is raised already."""
         if raised[1] is None:
             self._queue.synchronize()
 
     def sample(self, launches: Sequence[Launch], preambles: Sequence[Preamble]) -> list[Sample]:
-        """Time each call between two events, on an idle GPU: a flush queued behind would push the events apart."""
+        """Time each call between two events. Calls are not enqueued ahead, since a flush behind a call would delay its
+        end event."""
         samples = []
         for launch, preamble in zip(launches, preambles, strict=True):
             start, end = self.make_event(), self.make_event()
@@ -203,7 +206,7 @@ class CudaEventClock(Clock):
         return samples
 
     def metadata(self) -> Metadata:
-        """Return the constant of an empty pair, and why this clock is used."""
+        """Return the time of an empty pair of events, and why this clock is used."""
         return {"empty_pair_ns": self._empty_ns or 0} | ({"fallback": self._reason} if self._reason else {})
 
 
@@ -223,8 +226,8 @@ class CuptiClock(Clock):
     """Samples from CUPTI's records: the GPU's own times of every kernel, copy and fill, from any stream or thread.
 
     Args:
-        queue: of the GPU.
-        recorder: CUPTI.
+        queue: the GPU's queue.
+        recorder: reads CUPTI's records.
     """
 
     method = "cupti"
@@ -239,11 +242,11 @@ class CuptiClock(Clock):
         self._recorder = recorder
         self._replays: dict[Launch, Launch] = {}
         self._per_call = 1
-        """Operations of the latest calls."""
+        """Largest number of operations in one of the latest calls."""
         self._leads_ns: list[int] = []
 
     def __enter__(self) -> Clock:
-        self._queue.synchronize()  # records of earlier work arrive at its end
+        self._queue.synchronize()  # CUPTI records earlier work when it ends
         try:
             self._recorder.start()
         except RecordsLost as lost:
@@ -252,12 +255,12 @@ class CuptiClock(Clock):
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        """Switch CUPTI off, and give back the memory of the trial's graphs."""
+        """Switch CUPTI off, and free the memory of the trial's graphs."""
         self._recorder.stop()
         has_captured = bool(self._replays)
         self._replays.clear()
         if has_captured and raised[1] is None:
-            with suppress(RuntimeError):  # samples that were taken are good, and a broken device will say so again
+            with suppress(RuntimeError):  # the samples are valid, and a broken device raises again later
                 self.release()
 
     def sample(self, launches: Sequence[Launch], preambles: Sequence[Preamble]) -> list[Sample]:
@@ -290,7 +293,7 @@ class CuptiClock(Clock):
             samples = read_samples(self._recorder.take(), calls, flushes=flushes)
         except (RecordsLost, TimelineBroken) as broken:
             raise ClockLost(f"CUPTI lost records: {broken}") from None
-        # Nothing delays a call behind a drained queue.
+        # Behind a drained queue there is no delay, so a call cannot be late.
         return [replace(one, late=False) if own.drains else one for one, own in zip(samples, preambles, strict=True)]
 
     def replays(self, source: Callable[[int], Launch]) -> Callable[[int], Launch]:
@@ -305,12 +308,12 @@ class CuptiClock(Clock):
         return give
 
     def launch_gap_ns(self) -> int:
-        """Return the usual time from the end of a delay to an empty kernel behind it, or 0 if records are lost."""
+        """Return the median time from the end of a delay to an empty kernel behind it, or 0 if records are lost."""
         samples = self._time_empty(self._queue.launch_empty, EMPTY_LAUNCH)
         return int(median(sample.lead_ns or 0 for sample in samples)) if samples else 0
 
     def chain_gap_ns(self) -> int:
-        """Return the time of one link of a chain of empty kernels, caches warm, or 0 if records are lost."""
+        """Return the median time per kernel in a chain of empty kernels, without a flush, or 0 if records are lost."""
         samples = self._time_empty(self._queue.launch_chain, EMPTY_CHAIN)
         return int(median(sample.span_ns for sample in samples) / CHAIN) if samples else 0
 
@@ -331,7 +334,7 @@ class CuptiClock(Clock):
         return CudaEventClock(self._queue, reason)
 
     def metadata(self) -> Metadata:
-        """Return the usual time from the end of the delay to the call's first operation."""
+        """Return the median time from the end of the delay to the call's first operation."""
         return {"lead_ns": int(median(self._leads_ns))} if self._leads_ns else {}
 
 
@@ -343,7 +346,7 @@ def make_clock(
     Args:
         device: the device of the calls; a GPU must have a context.
         l2_cache: "cold" flushes a GPU's L2 before each call. A CPU's caches are never flushed.
-        clock: "cuda_events" takes CUDA events.
+        clock: "cuda_events" selects CUDA events even if CUPTI works.
         image: machine code of the timing kernels, if it exists already.
     """
     if device.type != "cuda":

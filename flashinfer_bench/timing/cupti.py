@@ -1,8 +1,8 @@
 """CUPTI's activity records of kernels, copies and fills, through cupti-python.
 
-The package's record objects cost about 25 µs each, more than the calls that they describe. So the package only switches
-CUPTI on and off, and has the layout of a record; records are read from CUPTI's buffers here. Records of API calls stay
-off, since they slow the host.
+The package's record objects cost about 25 µs each, more than the calls that they describe. So the package is used only
+to switch CUPTI on and off, and for the layout of a record. This module reads the records from CUPTI's buffers itself.
+Records of API calls stay off, since they slow the host.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MULTIPLE_SUBSCRIBERS: Final = 39
 TIMES: Final = Struct("<QQ")
 NUMBER: Final = Struct("<I")
 POINTER: Final = Struct("<Q")
-"""Fields of a record: start and end; the kind or the id of a launch or stream; the address of a name."""
+"""Formats of a record's fields: start and end; the kind or the id of a launch or stream; the address of a name."""
 
 Requested = ctypes.CFUNCTYPE(
     None, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)
@@ -61,14 +61,14 @@ class CuptiRecorder:
         self._buffers: dict[int, Any] = {}
         self._free: list[int] = []
         self._full: list[tuple[int, int]] = []
-        """Address of each buffer that CUPTI has filled, and its bytes."""
+        """Address of each buffer that CUPTI has filled, and the number of valid bytes."""
         self._names: dict[int, str] = {}
         self._callbacks = (Requested(self._on_requested), Completed(self._on_completed))
 
     def _find_layout(self, record: str) -> tuple[int, int, int, int | None, str]:
-        """Return the offsets of start, launch, stream and name in a record, and the name of a record without one.
+        """Return the offsets of start, launch, stream and name in a record, and the name for a record that has no name.
 
-        The package names a description by the record's version; the newest version counts.
+        The package has a description for each version of a record. The newest version is used.
         """
         pattern = re.compile(rf"activity_{record}(\d*)_dtype")
         result = [(int(match[1] or 0), match[0]) for match in map(pattern.fullmatch, dir(self._cupti)) if match]
@@ -190,7 +190,7 @@ class CuptiRecorder:
 
 
 def import_cupti() -> None:
-    """Import CUPTI's bindings if they are installed, in a process that others are forked from.
+    """Import CUPTI's bindings if they are installed, in a process from which other processes are forked.
 
     It takes 0.1 s or more, starts no thread and touches no device: it loads neither CUPTI nor the driver.
     """
@@ -199,14 +199,14 @@ def import_cupti() -> None:
 
 
 def _ignore(*_arguments: object) -> None:
-    """Take a callback that never comes: only subscribing matters."""
+    """Do nothing. A subscription needs a callback, which is never called."""
 
 
 def _loaded_library() -> ctypes.CDLL:
-    """Return the CUPTI that cupti-python and torch have loaded into this process.
+    """Return the CUPTI library that cupti-python and torch have loaded into this process.
 
     Raises:
-        RecordsLost: there is no such record.
+        RecordsLost: the library cannot be loaded.
     """
     with Path("/proc/self/maps").open(encoding="utf-8") as maps:
         paths = {line.split()[-1] for line in maps if "libcupti.so" in line}

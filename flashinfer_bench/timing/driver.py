@@ -1,6 +1,6 @@
-"""The CUDA driver calls that timing needs and torch does not have: our kernels, L2 lines, a stream, captured nodes.
+"""The CUDA driver calls that timing needs and torch does not have: for our kernels, L2 lines, a stream, captured nodes.
 
-The calls need a current CUDA context, which torch makes; `make_context` alone makes it.
+The calls need a current CUDA context, which torch makes. Only `make_context` makes a context itself.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def driver() -> ctypes.CDLL:
 
 
 def check(code: int, what: str, *, error: type[DriverError] = DriverError) -> None:
-    """Raise an error that names `what` unless the driver answered 0."""
+    """Raise an error that names `what` unless the driver returned 0."""
     if code != 0:
         text = ctypes.c_char_p()
         driver().cuGetErrorString(code, ctypes.byref(text))
@@ -64,9 +64,9 @@ def check(code: int, what: str, *, error: type[DriverError] = DriverError) -> No
 
 
 def make_context() -> None:
-    """Start the driver and make the context of this process's first GPU, which torch then finds made.
+    """Start the driver and make the context of this process's first GPU. Torch then uses this context.
 
-    It takes 0.3 s, and holds no lock of Python's. A failure is left for torch to report.
+    It takes 0.3 s, and does not hold Python's GIL. A failure is left for torch to report.
     """
     try:
         library = ctypes.CDLL("libcuda.so.1")
@@ -78,10 +78,10 @@ def make_context() -> None:
 
 
 def assemble(ptx: bytes) -> bytes:
-    """Return the machine code of PTX for the current device: it loads in 1 ms, PTX in 70 ms.
+    """Return the machine code of PTX for the current device. Machine code loads in 1 ms, PTX in 70 ms.
 
     Raises:
-        DriverError: the driver cannot assemble it.
+        DriverError: the driver cannot assemble the PTX.
     """
     library, state, text = driver(), ctypes.c_void_p(), ptx + b"\0"
     image, size = ctypes.c_void_p(), ctypes.c_size_t()
@@ -96,7 +96,7 @@ def assemble(ptx: bytes) -> bytes:
 
 
 class Module:
-    """Kernels in machine code or PTX, loaded into the current context for as long as that lives."""
+    """Kernels in machine code or PTX, loaded into the current context until the context ends."""
 
     def __init__(self, image: bytes) -> None:
         self._image = image + b"\0"
@@ -130,10 +130,11 @@ class Launcher:
 
 
 def make_stream() -> int:
-    """Make a stream that waits for the legacy default stream, which waits for it too; return its handle.
+    """Make a blocking stream, which waits for the legacy default stream and the reverse; return its handle.
 
-    Streams of torch do neither. While this stream is captured, a launch on the legacy default stream is an error that
-    ends the capture. While a stream of torch's is captured, the launch runs at once and the graph does not hold it.
+    Streams of torch are non-blocking. While a blocking stream is captured, a launch on the legacy default stream is an
+    error that ends the capture. While a stream of torch's is captured, such a launch runs immediately and is missing in
+    the graph.
     """
     stream = ctypes.c_void_p()
     check(driver().cuStreamCreate(ctypes.byref(stream), 0), "making a stream")
@@ -144,7 +145,7 @@ def make_stream() -> int:
 def count_captured(stream: int) -> int | None:
     """Return the number of kernels, copies and fills in a stream's capture so far.
 
-    None if it is unknown: the driver is older than CUDA 11.3, or the capture holds another graph.
+    None if the number is unknown: the driver is older than CUDA 11.3, or the capture contains another graph.
 
     Args:
         stream: handle of a stream under capture.

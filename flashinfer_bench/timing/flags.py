@@ -1,7 +1,7 @@
 """The flags of a measurement: warnings to read before acting on its number.
 
-To add a flag, add its text to FLAGS, its condition to `find_flags`, and a row to the table in `docs/numbers.md`. A flag
-without a condition there is raised in the session, which knows its condition.
+To add a flag, add its text to FLAGS, its condition to `find_flags`, and a row to the table in `docs/numbers.md`. If a
+flag has no condition in `find_flags`, the session raises it, since the session knows the condition.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def find_flags(
     """Return the flags of a measurement that its samples and the GPU's state show.
 
     Args:
-        trials: its trials, at least one.
+        trials: the measurement's trials, at least one.
         is_noisy: whether the sample noise exceeds the run-to-run spread.
         before: the GPU before the first trial.
         after: the GPU after the last trial.

@@ -1,6 +1,6 @@
-"""The queue of a GPU for the clocks: the preamble of a timed call, and kernels of known cost.
+"""The queue of a GPU for the clocks: the preamble of a timed call, and small kernels that show fixed costs.
 
-The preamble flushes the L2 and keeps the GPU busy by a delay kernel, so that the host gets ahead.
+The preamble flushes the L2 and keeps the GPU busy by a delay kernel, so that the host can enqueue the call meanwhile.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ BLOCKS_PER_PROCESSOR: Final = 4
 FLUSH_THREADS: Final = 512
 """Blocks of the flush for each streaming multiprocessor, and their threads."""
 CHAIN: Final = 12
-"""Dependent empty kernels that show how fast a context feeds the GPU."""
+"""Number of empty kernels in a chain. Their time shows how fast a context can launch dependent kernels."""
 CHAIN_BLOCKS: Final = 128
 CHAIN_THREADS: Final = 256
 LINE_BYTES: Final = 512
-"""Words this far apart share no line of a cache."""
+"""Bytes between two words that share no line of a cache."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def kernel_image() -> bytes:
 
 
 class GpuQueue:
-    """The current stream of a GPU, with our kernels.
+    """The current stream of a GPU, with the timing kernels.
 
     Args:
         device: a CUDA device.

@@ -1,15 +1,17 @@
-"""A call as a CUDA graph: captured once, replayed for each sample.
+"""Captures a call once as a CUDA graph, and replays the graph for each sample.
 
-A replay runs the call's operations like a serving engine: gaps do not depend on how a process feeds the GPU.
+A serving engine also replays graphs. In a replay, the gaps between operations do not depend on how fast a process
+launches.
 
-* From the fourth capture in a process on, the driver starts each operation of every replay later. Serving processes
-  have made dozens of captures, so a process that measures makes some first (`capture_first`).
-* All captures use one stream of our own. torch gives 32 streams in rotation: a capture on a solution's side stream
-  would run two branches one after the other.
-* Kernels launched as `kernel<<<blocks, threads>>>` go to the legacy default stream, which no graph can hold. Our stream
-  waits for that stream, so the driver refuses such a launch, and the call is timed without a graph. On other streams
-  the driver refuses nothing; `see_operations` finds that the graph lacks them.
-* Each graph has a memory pool of its own, which `torch.cuda.empty_cache` frees once the graph is gone.
+* Once a process has made four captures, the driver starts each operation of every replay later. Serving processes have
+  made dozens of captures, so a process that measures makes some captures first (`capture_first`).
+* All captures use one stream that is made here. torch hands out 32 streams in rotation, so a stream of torch's could
+  also be a solution's side stream. A capture would then run two branches one after the other.
+* Kernels launched as `kernel<<<blocks, threads>>>` go to the legacy default stream, whose work no graph can contain.
+  The capture stream waits for that stream, so the driver refuses such a launch, and the call is timed without a graph.
+  In a capture on another stream, the driver refuses no launch. Then `see_operations` finds that the graph lacks
+  operations.
+* Each graph has its own memory pool, which `torch.cuda.empty_cache` frees once the graph is deleted.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ import torch
 from flashinfer_bench.timing import driver
 
 CAPTURES_FIRST: Final = 8
-"""Captures before a process measures. Four already delay the start; after eight it seldom returns."""
+"""Number of captures before a process measures. Operations start later already after four captures. After eight, the
+earlier start seldom returns."""
 
 
 class CaptureRefused(Exception):
@@ -59,10 +62,11 @@ def capture(launch: Callable[[], object]) -> Callable[[], object]:
 
 
 def see_operations(least: int) -> None:
-    """Check that the capture on the current stream has this many operations so far, if the driver reports it.
+    """Check that the capture on the current stream has at least `least` operations so far, if the driver reports the
+    number.
 
     Raises:
-        CaptureRefused: it has fewer.
+        CaptureRefused: the capture has fewer operations.
     """
     count = driver.count_captured(torch.cuda.current_stream().cuda_stream)
     if count is not None and count < least:
@@ -70,8 +74,9 @@ def see_operations(least: int) -> None:
 
 
 def _free_generator() -> None:
-    """Let the current device's generator draw again: torch takes a failed capture for one under way."""
-    with suppress(AttributeError, IndexError, RuntimeError):  # an older torch has no such calls; one without CUDA, none
+    """Make the current device's random generator usable again. Without this, torch treats a failed capture as still
+    under way."""
+    with suppress(AttributeError, IndexError, RuntimeError):  # torch may be too old, or have no CUDA
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
         generator.graphsafe_set_state(generator.clone_state())
 
@@ -89,7 +94,7 @@ def capture_first(device: torch.device) -> None:
 
 @cache
 def _capture_stream(device: int) -> torch.cuda.Stream:
-    """Return the stream for captures on a device of this process; it becomes the current stream."""
-    torch.cuda.current_stream(device)  # the context is there
+    """Return this process's stream for captures on a device."""
+    torch.cuda.current_stream(device)  # makes the context
     stream: torch.cuda.Stream = torch.cuda.ExternalStream(driver.make_stream(), device)  # type: ignore[no-untyped-call]
     return stream

@@ -1,4 +1,4 @@
-"""Values of a measurement: samples, trials, the metadata of trials, and the one number with its record. Pure.
+"""Data of a measurement: samples, trials, the metadata of trials, and the latency with its record. Pure functions.
 
 `timing.procedure` takes trials in the process with the clock; `timing.summary` turns them into a number in the judge.
 
@@ -31,7 +31,7 @@ WALL: Final = "wall"
 EVENTS_ASKED_FOR: Final = "CUDA events were asked for"
 """The value of "fallback" of a measurement whose user chose CUDA events."""
 FALLING_BACK: Final = "Falling back to CUDA events."
-"""End of "fallback" if CUPTI does not work, as the documents promise."""
+"""Last words of "fallback" if CUPTI does not work. The documentation promises these words."""
 MEDIANS: Final = ("calls", "spin_ns", "enqueue_ns", "lead_ns", "empty_pair_ns", "retaken")
 """Names of metadata whose median over the trials is recorded."""
 
@@ -47,45 +47,46 @@ Nanoseconds = Annotated[int, Field(ge=0, le=10**15)]
 
 
 def reason_of_fallback(fallback: str) -> str:
-    """Return the value of "fallback" without the words at its end."""
+    """Return the value of "fallback" without FALLING_BACK at its end."""
     return fallback.removesuffix(FALLING_BACK).rstrip(" .")
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample of one call, in nanoseconds. A field that the clock cannot see is None, or 0 for the last two."""
+    """One sample of one call, in nanoseconds. A field that the clock cannot measure is None; the last two fields are
+    then 0."""
 
     span_ns: int
     """GPU time: from the start of the call's first operation to the end of its last."""
     enqueue_ns: int
     """Time that the call took on the host."""
     busy_ns: int | None = None
-    """Time in which at least one of its operations ran."""
+    """Time in which at least one of the call's operations ran."""
     operations: int | None = None
-    """GPU operations that it launched."""
+    """Number of GPU operations that the call launched."""
     late: bool = False
-    """The GPU ran out of work before the host had enqueued the call, so the sample holds host time."""
+    """Whether the GPU ran out of work before the host had enqueued the call, so that the sample includes host time."""
     lead_ns: int | None = None
-    """Time from the end of the work before the call to its first operation."""
+    """Time from the end of the work before the call to the call's first operation."""
     launched: tuple[tuple[str, int], ...] = ()
     """Name of each operation and its number of launches, sorted."""
     escaped: bool = False
-    """It ran work on a stream that does not wait for the current one."""
+    """Whether the call ran work on a stream that does not wait for the current stream."""
     work_ns: int = 0
-    """Sum of the times of its operations."""
+    """Sum of the times of the call's operations."""
     streams: int = 0
-    """Streams that its operations ran on."""
+    """Number of streams that the call's operations ran on."""
 
     @property
     def overlaps(self) -> bool:
-        """Whether some of its operations ran at the same time."""
+        """Whether some of the call's operations ran at the same time."""
         return self.work_ns > (self.busy_ns or 0)
 
 
 def latency_ns(sample: Sample, launch_gap_ns: int) -> int:
     """Return the cost of a call: launch overhead and GPU time, or the host's time if it launched nothing.
 
-    GPU times of a clock that does not see operations hold the overhead already.
+    GPU times of a clock that does not see operations already include the overhead.
     """
     if sample.operations is None:
         return sample.span_ns
@@ -107,7 +108,7 @@ class Trial:
 
     @property
     def busy_ns(self) -> list[int]:
-        """Busy times, if the clock sees them."""
+        """Busy times of the samples, if the clock measures them."""
         return [sample.busy_ns for sample in self.samples if sample.busy_ns is not None]
 
     def dealt(self, sets: int) -> list[Trial]:
@@ -120,7 +121,7 @@ class Measured:
     """The latency of one callable over all its trials."""
 
     latency_ms: float
-    """Mean over trials of the median over iterations, in milliseconds."""
+    """Mean over trials of the median over samples, in milliseconds."""
     trials: list[float]
     """Median of each trial, in milliseconds."""
     record: dict[str, Any]

@@ -1,4 +1,5 @@
-"""The state of a GPU through NVML: clocks, power, temperature, throttle reasons, other processes. No CUDA."""
+"""The state of a GPU through NVML: clocks, power, temperature, throttle reasons, other processes. This module uses no
+CUDA."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ class GpuState:
     slowed_by: tuple[str, ...]
     """Throttle reasons: keys of SLOWED_BY."""
     other_processes: int | None
-    """Processes of other programs with a context on it. None also if NVML gives process ids of another namespace, as in
-    a container."""
+    """Number of other programs' processes with a context on the GPU. It is also None if NVML reports process ids of
+    another namespace, as in a container."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class GpuSettings:
 
     power_limit_w: float | None
     application_sm_mhz: int | None
-    """Requested clocks of programs, if they were set. No driver reports locked clocks."""
+    """Application clocks, if they were set. The driver does not report locked clocks."""
     application_memory_mhz: int | None
     most_sm_mhz: int | None
     most_memory_mhz: int | None
@@ -59,8 +60,8 @@ def read_gpu_state(uuid: str, *, ours: Collection[int] = ()) -> GpuState | None:
     """Return a GPU's state, in about 4 ms; None if NVML does not know it.
 
     Args:
-        uuid: as NVML spells it, "GPU-…".
-        ours: process ids that do not count as others. At least one of these processes holds a context.
+        uuid: the GPU's UUID as NVML spells it, "GPU-…".
+        ours: process ids that do not count as others. At least one of these processes must hold a context.
     """
     gpu = handle(uuid)
     if gpu is None:
@@ -88,8 +89,8 @@ def read_gpu_settings(uuid: str) -> GpuSettings | None:
 
 
 def count_others(seen: Collection[int], ours: Collection[int]) -> int | None:
-    """Return the number of foreign processes on a GPU. None if no process of ours is among them, so ids are of another
-    namespace."""
+    """Return the number of process ids that are not ours. None if no process of ours is among them, because the ids are
+    then of another namespace."""
     others = sum(pid not in ours for pid in seen)
     return None if ours and others == len(seen) else others
 

@@ -1,12 +1,12 @@
 """The procedure of a trial: check → test for persisting lines → warm up → choose the launch source → sample → metadata.
 
-It runs in the process with the clock. For `bench_gpu_time` that is the caller's process; for a timed solution or
-reference it is the session, whose clock sends requests to a worker. It only takes samples; `timing.summary` interprets
-them.
+The procedure runs in the process with the clock. For `bench_gpu_time` that is the caller's process. For a timed
+solution or reference it is the session, whose clock sends requests to a worker. The procedure only takes samples;
+`timing.summary` interprets them.
 
 Each sample is (flush, delay kernel, call). The flush evicts the inputs from the L2. The delay kernel lets memory and
-power recover, and keeps the GPU busy until the host has enqueued the whole call. So operations run back to back as in a
-full queue. Only the call lies between the two ends of a sample.
+power recover, and keeps the GPU busy until the host has enqueued the whole call. So the call's operations run back to
+back, as in a full queue. Only the call lies between start and end of a sample.
 """
 
 from __future__ import annotations
@@ -26,55 +26,60 @@ from flashinfer_bench.timing.statistics import LONG_SAMPLE_NS, quantile
 from flashinfer_bench.timing.stopping import QUICK_S, StoppingRule
 
 CHECKS: Final = 2
-"""Calls of the check, at least. They count as warm-up."""
+"""Minimum calls of the check. These calls count as warm-up."""
 SLOW_SHARE: Final = 4
 """Check and warm-up together take at most the budget divided by this."""
 PROBE_NS: Final = 2_000_000
-"""Least delay, beyond the host's time, behind which a call shows whether it waits for the GPU. It waits if the delay
-makes it slower on the host by more than half of that."""
+"""Minimum delay of a probe, beyond the call's host time. The call waits for the GPU if the delay makes it slower on the
+host by more than half of this delay."""
 PROBES: Final = 2, 3
-"""Probes of the check, and after the warm-up, that must all find that a call waits. First calls wait if the driver
-gives them memory, and the host may be held up."""
+"""Number of probes in the check, and after the warm-up. A call counts as waiting only if all these probes find that it
+waits. A first call also waits if the driver allocates memory for it, and the host may be interrupted."""
 QUEUE_HOLDS: Final = 900
-"""Operations that a device's queue holds. With more, the host waits for room in the queue, and not the call for the
-GPU."""
+"""Number of operations that a device's queue holds. If a call has more, the host waits for room in the queue. This does
+not show that the call itself waits for the GPU."""
 DELAY_MARGIN: Final = 1.5
 DELAY_FLOOR_NS: Final = 6_000
 DELAY_CEILING_NS: Final = 50_000_000
-"""The delay is the host's time for a call times the first, plus the second, and at most the third."""
+"""The delay is the host's time for a call times DELAY_MARGIN, plus DELAY_FLOOR_NS, and at most DELAY_CEILING_NS."""
 COOL_DOWN_NS: Final = 100_000, 50_000_000
-"""Limits of the GPU's cool-down before each call: as long as the call takes, and twice as long before calls of
-LONG_SAMPLE_NS. Right after a flush times scatter more; a GPU without a pause reaches its power limit."""
+"""Minimum and maximum of the GPU's cool-down before each call. Between these, the cool-down is as long as the call, and
+twice as long before calls of LONG_SAMPLE_NS. Without a cool-down, times vary more because of the flush, and the GPU
+reaches its power limit."""
 FLUSH_NS: Final = 50_000
-"""Most time of a flush, as a part of the expected time of a sample."""
+"""Maximum time of a flush. The expected time of a sample includes it."""
 SPARED_S: Final = 0.005
-"""A call that may stop early and has longer samples gets no warm-up beyond the check, and no test for persisting
-lines."""
+"""If a call may stop early and its samples take longer than this, it gets no warm-up beyond the check, and no test for
+persisting lines."""
 REQUEST_S: Final = 0.015
 REQUEST_CALLS: Final = 3
-"""A single call may take REQUEST_S on a busy machine, which does not predict a sample among others. Below this, the
-clock decides whether a call that may stop early is quick. If one takes longer, REQUEST_CALLS together decide."""
+"""On a busy machine, the request for a single call may take REQUEST_S, which does not predict the time of a sample in a
+batch. If it takes less, the clock's times decide whether a call that may stop early is quick. If it takes longer, the
+wall time of a batch of REQUEST_CALLS decides."""
 LATE_SHARE: Final = 0.1
 """If a larger share of a batch is late, the delay is doubled and the batch is taken again."""
 RETAKES: Final = 3
 EXTRA_SHARE: Final = 10
 EXTRA_S: Final = 0.05
-"""A quick call that scatters gets at most EXTRA_SHARE times the requested samples more, in EXTRA_S a set of inputs."""
+"""If the samples of a quick call vary too much, it gets extra samples: at most EXTRA_SHARE times the requested number,
+in at most EXTRA_S for each set of inputs."""
 LINES_CALLS: Final = 5, 15
-"""Calls of each kind in a test for persisting lines, with and without a reset of them. The second test is made only if
-the first suspects lines."""
+"""Number of calls with a reset of persisting lines, and of calls without a reset, in the first and the second test for
+such lines. The second test is made only if the first test finds lines."""
 LINES_SHARE: Final = 0.03
 LINES_NS: Final = 64
-"""A call leaves persisting lines if a reset of them slows it by more than both limits."""
+"""A call leaves persisting lines if their reset slows it by more than LINES_SHARE of its time plus LINES_NS."""
 GAPS_SHARE: Final = 0.001
-"""If no more of a call's GPU time lies between its operations, a graph could not shorten it."""
+"""If the gaps between a call's operations are at most this share of its GPU time, a graph could not shorten the
+call."""
 WORK_SHARE: Final = 0.5
-"""A replay whose operations take less than this share of the call's is refused: names alone are no proof."""
+"""A replay is refused if its operations take less than this share of the time of the call's operations. Operations with
+equal names may still do less work."""
 OTHER: Final = "a replay launches something else than the call does"
 LESS: Final = "a replay does less than half of the work that the call does"
 
 LaunchSource = Callable[[int], Launch]
-"""Gives the launch of the i-th call of a trial, with arguments of its own. It runs outside of every sample."""
+"""Returns the launch of the i-th call of a trial, with the arguments of this call. It runs outside of every sample."""
 
 
 @dataclass(frozen=True)
@@ -88,23 +93,23 @@ class Procedure:
     budget_s: float
     """Wall time of the trial. A call too slow for it gets fewer samples, but at least one."""
     precision: float = PRECISION
-    """Relative half-width of the confidence interval; noisy quick calls get more samples."""
+    """Requested relative half-width of the confidence interval. Quick calls that miss it get more samples."""
     cuda_graphs: bool = True
     """Time a call of several operations as the replay of a CUDA graph, if it can be captured."""
     sets: int = 1
-    """The i-th call has set i % sets of the inputs, and all sets have equally many samples."""
+    """Number of sets of inputs. The i-th call uses set i % sets, and all sets get equally many samples."""
     fewest: int | None = None
-    """Samples from which on a call stops at `precision`, and the requested samples are the limit. None to take all
-    requested samples, and more if they scatter."""
+    """Minimum samples before a call stops at `precision`; then `iterations` is the maximum. None to take all requested
+    samples, and more if they vary too much."""
     stops_early: bool = False
-    """Whether a call that is not quick stops once its median is known, even if the budget holds all samples. For
-    trusted code: a slow call gets neither warm-up nor a test for persisting lines."""
+    """Whether a call that is not quick stops once its median is known, even if the budget holds all samples. Only for
+    trusted code, because a slow call then gets neither warm-up nor a test for persisting lines."""
 
 
 def take_trial(
     source: LaunchSource, clock: Clock, procedure: Procedure, *, now: Callable[[], float] = perf_counter
 ) -> Trial:
-    """Take one trial of a call that was made before; the clock is always switched off again.
+    """Take one trial of a call that has run before; the clock is always switched off again.
 
     Args:
         source: returns the launch of the i-th call.
@@ -137,17 +142,17 @@ class TrialInProgress:
     """Calls so far, timed or not."""
     preamble: Preamble = field(default_factory=Preamble)
     waits_inside: bool = False
-    """The call waits for the GPU before it returns."""
+    """Whether the call waits for the GPU before it returns."""
     overfills: bool = False
     """Whether the call launches more than the device's queue holds: no delay can get the host ahead of the GPU."""
     per_call_s: float = 0.0
-    """Wall time of one of the latest calls."""
+    """Mean wall time of the latest calls."""
     enqueue_ns: int = 0
     """Host time of a launch."""
     retaken: int = 0
     """Samples that were taken again."""
     looked_at: Sample | None = None
-    """Sample of a call by itself."""
+    """Sample of the first call, which is made alone."""
 
     def run(self) -> Trial:
         """Take the trial."""
@@ -162,19 +167,19 @@ class TrialInProgress:
         source, reason = self.choose_calls()
         try:
             return self.sample(source, reason, start)
-        except CaptureRefused as refused:  # of a later call, which does something else than the first
+        except CaptureRefused as refused:  # a later call does something else than the first call
             self.size_delay()
             return self.sample(self.source, str(refused), start)
 
     def time_calls(
         self, count: int, *, source: LaunchSource | None = None, preambles: Sequence[Preamble] = ()
     ) -> list[Sample]:
-        """Make the next calls; return a sample of each, and note the wall time of one.
+        """Make the next calls; return a sample of each, and set `per_call_s`.
 
         Args:
-            count: of calls.
-            source: returns the launches; None for the call's own.
-            preambles: of each call; None for the trial's own.
+            count: number of calls.
+            source: returns the launches; None for the trial's own source.
+            preambles: preamble of each call; empty for the trial's own preamble.
         """
         begin, give = self.now(), source or self.source
         launches = [give(self.calls + index) for index in range(count)]  # may copy arguments or capture graphs
@@ -187,10 +192,10 @@ class TrialInProgress:
         """Set the delay: it covers the host's time for the timed call, and the cool-down of memory and power.
 
         Args:
-            samples: of the call, which show the host's time.
+            samples: samples of the call, which have the host's time.
             enqueue_ns: the host's time for the replay of a graph; None for the call's.
         """
-        if samples and not self.overfills:  # those samples hold the delay before them
+        if samples and not self.overfills:  # if the queue overfills, the host's time includes the delay
             self.enqueue_ns = int(median(sample.enqueue_ns for sample in samples))
         host_ns = self.enqueue_ns if enqueue_ns is None else enqueue_ns
         wanted_ns = min(int(host_ns * DELAY_MARGIN) + DELAY_FLOOR_NS, DELAY_CEILING_NS)
@@ -200,7 +205,7 @@ class TrialInProgress:
     # Check
 
     def check(self) -> Sample:
-        """Make the first calls, to find the call's launches, whether it waits inside, and its host time.
+        """Make the first calls, to find the call's launches, whether it waits for the GPU, and its host time.
 
         Returns:
             The sample that counts if the budget holds no more calls.
@@ -213,10 +218,10 @@ class TrialInProgress:
         self.enqueue_ns, self.overfills = alone.enqueue_ns, (alone.operations or 0) > QUEUE_HOLDS
         if alone_s * SLOW_SHARE <= procedure.budget_s:
             behind_delay = self.probe(PROBES[0])
-            if not self.waits_inside:  # else the host was held up in one of the two
+            if not self.waits_inside:  # the host may have been interrupted in one of the two calls
                 self.enqueue_ns = min(self.enqueue_ns, behind_delay.enqueue_ns)
             escaped = behind_delay.escaped
-            if alone.escaped and not clock.sees_operations:  # or the host was held up
+            if alone.escaped and not clock.sees_operations:  # or the host was interrupted
                 escaped = self.time_calls(1, preambles=[Preamble()])[0].escaped
             self.looked_at, self.preamble = replace(alone, escaped=escaped), Preamble(drains=escaped)
             self.per_call_s = min(alone_s, self.per_call_s)  # the delay of the probe is no part of a sample
@@ -224,7 +229,7 @@ class TrialInProgress:
         self.per_call_s += self.preamble.delay_ns / 1e9
         if procedure.stops_early:
             seen_s = (max(self.preamble.delay_ns, self.enqueue_ns) + alone.span_ns + FLUSH_NS) / 1e9
-            if seen_s <= QUICK_S and self.per_call_s > REQUEST_S:  # it is slow, or its request was
+            if seen_s <= QUICK_S and self.per_call_s > REQUEST_S:  # the call is slow, or only its request was
                 before_s = self.per_call_s
                 self.time_calls(REQUEST_CALLS)
                 self.per_call_s = min(before_s, self.per_call_s)
@@ -233,8 +238,7 @@ class TrialInProgress:
         return alone
 
     def probe(self, tries: int) -> Sample:
-        """Find out whether a call waits for the GPU: each of some calls runs behind a delay that outlasts its host
-        time.
+        """Find out whether the call waits for the GPU: run it behind a delay that is longer than its host time.
 
         Returns:
             The latest sample.
@@ -253,8 +257,8 @@ class TrialInProgress:
     def warm_up(self, deadline: float) -> None:
         """Test for persisting lines, and make the rest of the untimed calls; slow calls in growing batches.
 
-        The test comes first, since its calls warm up. It comes last for a call that seems to wait inside, and if the
-        check was so slow that there seemed to be no time.
+        The test comes first, since its calls are warm-up calls, too. It comes last if the call seems to wait for the
+        GPU, or if the check was so slow that there seemed to be no time for the test.
         """
         looked = [] if self.waits_inside else self.check_lines(deadline)
         if looked:
@@ -272,19 +276,21 @@ class TrialInProgress:
             self.check_lines(deadline)
 
     def check_lines(self, deadline: float) -> list[Sample]:
-        """Find out whether the call leaves persisting lines in the L2, which no flush evicts; if so, have them reset.
+        """Find out whether the call leaves persisting lines in the L2, which no flush evicts. If so, reset them before
+        each call.
 
-        Both kinds of samples wait for an idle device, as a reset must: only the reset differs between them.
+        Samples with and without a reset both wait for an idle device, as a reset must. So only the reset makes a
+        difference.
 
         Returns:
-            The samples of its calls; empty if there is no time for a test.
+            The samples of the test's calls; empty if there is no time for a test.
         """
         made: list[Sample] = []
         kinds = replace(self.preamble, waits_first=True), replace(self.preamble, resets_lines=True)
 
         def is_slower(count: int) -> bool:
             if self.now() + 2 * count * self.per_call_s >= deadline:
-                return bool(made)  # no time for a second test: the first one counts
+                return bool(made)  # no time for a second test: the result of the first test counts
             before_s = self.per_call_s
             samples = self.time_calls(2 * count, preambles=[kind for kind in kinds for _ in range(count)])
             self.per_call_s = min(before_s, self.per_call_s)
@@ -310,16 +316,16 @@ class TrialInProgress:
         try:
             (first,) = self.time_calls(1, source=replays)
             if first.launched == eager.launched and first.work_ns < WORK_SHARE * eager.work_ns:
-                (eager,) = self.time_calls(1)  # the GPU may have been slow then
+                (eager,) = self.time_calls(1)  # the GPU may have been slow in the check
             least_ns = WORK_SHARE * eager.work_ns
             each_s, fresh = max(self.now() - start, known_s), self.clock.fresh_graphs
             if first.launched == eager.launched and first.work_ns >= least_ns:
-                if fresh is None:  # this takes longer if each call is captured before it is timed
+                if fresh is None:  # each new call is captured before it is timed, which takes longer
                     others = self.time_calls(1, source=replays)
                     known_s = self.per_call_s
                 elif fresh * each_s * SLOW_SHARE > self.procedure.budget_s:
                     known_s = each_s
-                elif fresh:  # the first replay of a graph is slower than later ones
+                elif fresh:  # the first replay of a graph is slower than its later replays
                     others = self.time_calls(fresh, source=replays)
         except CaptureRefused as refused:
             return self.source, str(refused)
@@ -327,14 +333,14 @@ class TrialInProgress:
             self.per_call_s = known_s
         if any(one.launched != eager.launched for one in (first, *others)):
             return self.source, OTHER
-        # The content of a call may change its work, so the middle of the others counts.
+        # The contents of the inputs may change a call's work, so the median of the other calls counts.
         if first.work_ns < least_ns or median([one.work_ns for one in others or [first]]) < WORK_SHARE * first.work_ns:
             return self.source, LESS
         self.size_delay(enqueue_ns=first.enqueue_ns)
         return replays, ""
 
     def _why_no_graph(self) -> str:
-        """Return why no graph is tried; empty to try."""
+        """Return why no graph is tried; empty if a graph is tried."""
         call, operations = self.looked_at, 0 if self.looked_at is None else self.looked_at.operations or 0
         gaps_ns = 0 if call is None else call.span_ns - (call.busy_ns or 0)
         reasons = {
@@ -359,10 +365,10 @@ class TrialInProgress:
         Args:
             source: returns the timed launches.
             reason: why these are no graphs.
-            start: start of the trial's budget.
+            start: time at which the trial's budget began.
         """
         procedure, begin = self.procedure, self.now()
-        extra = 0  # a call that waits, or whose operations the clock does not see, gets no more than the count
+        extra = 0  # a call that waits, or whose operations the clock does not see, gets no extra samples
         if self.clock.sees_operations and procedure.fewest is None and not self.waits_inside and self.per_call_s:
             in_time = int(procedure.sets * EXTRA_S / self.per_call_s)
             extra = min(EXTRA_SHARE * procedure.iterations, in_time)
@@ -388,9 +394,9 @@ class TrialInProgress:
 
         Args:
             source: returns the launches.
-            count: of samples.
-            deadline: late samples are kept if new ones would take longer than this.
-            first: existing samples: the sets of inputs continue after them.
+            count: number of samples.
+            deadline: late samples are kept if new samples would be finished after this time.
+            first: number of existing samples; the sets of inputs continue after these.
         """
         retakes = 0
         while True:
@@ -406,7 +412,7 @@ class TrialInProgress:
             retakes, self.retaken = retakes + 1, self.retaken + count
 
     def metadata(self, reason: str, samples: Sequence[Sample]) -> Metadata:
-        """Return how the samples were taken, without the conditions that do not hold.
+        """Return how the samples were taken. Conditions that do not hold are left out.
 
         Args:
             reason: why the calls are no replays of graphs; empty if they are.
@@ -436,7 +442,7 @@ def _skipping(source: LaunchSource, skipped: int, index: int) -> Launch:
 
 
 def cool_down_ns(call: Sample | None) -> int:
-    """Return the GPU's cool-down before a call: its busy time, or up to twice that."""
+    """Return the GPU's cool-down before a call: the call's busy time, or up to twice that, within COOL_DOWN_NS."""
     busy_ns = 0 if call is None else call.span_ns if call.busy_ns is None else call.busy_ns
     least_ns, most_ns = COOL_DOWN_NS
     return min(max(busy_ns + busy_ns * min(busy_ns, LONG_SAMPLE_NS) // LONG_SAMPLE_NS, least_ns), most_ns)

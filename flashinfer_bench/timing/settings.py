@@ -1,4 +1,4 @@
-"""The user's choices of GPU timing, by the names of the configuration; everything below uses them."""
+"""The user's settings of GPU timing, with the names that the configuration has for them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ L2Cache = Literal["cold", "warm"]
 ClockChoice = Literal["auto", "cuda_events"]
 """The clock on a GPU: "auto" selects CUPTI if it works, else CUDA events."""
 Assurance = Literal["standard", "full"]
-"""How a GPU's latency is bound from outside: "standard" by a gated chain of calls, "full" by batches of calls as
-well."""
+"""How an outside process checks a GPU's latency: "standard" by a gated chain of calls, "full" also by batches of
+calls."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class TimingSettings:
     cuda_graphs: bool = True
     """Time a call of several operations as the replay of a CUDA graph, if the call can be captured."""
     assurance: Assurance = "standard"
-    """The session's measurements besides the samples, which bound a solution's latency."""
+    """Which measurements the session makes besides the samples, as a lower bound of a solution's latency."""
 
 
 USUAL: Final = TimingSettings()
 PRECISION: Final = 0.015
-"""Default target of half the interval of a call's time after all its trials, as a share of it. Two identical solutions
-then mostly agree within it. Most kernels scatter less, and need no further sample for it."""
+"""Default precision: the target for half the interval of a call's time after all its trials, as a share of this time.
+Two identical solutions then mostly differ by less. Most kernels vary less, and need no extra samples."""

@@ -1,4 +1,5 @@
-"""Statistics of samples: order statistics, and intervals of their middle for samples that are dependent. Pure.
+"""Statistics of samples: order statistics, and intervals of the median or trimmed mean of dependent samples. Pure
+functions.
 
 Consecutive samples share clocks, temperature and caches, so intervals come from batch means (Alexopoulos and Seila,
 "Output Data Analysis", Handbook of Simulation, 1998, section 7.3). A series is cut into consecutive batches, and the
@@ -20,24 +21,25 @@ LEVEL: Final = 0.95
 """Share of intervals that hold the true value."""
 MOST_BATCHES: Final = 10
 FEWEST_BATCHES: Final = 3
-"""Batches of a series, at least; a series with fewer has no interval."""
+"""Minimum batches of a series. A series with fewer batches has no interval."""
 BATCH: Final = 3
-"""Least samples of a batch."""
+"""Minimum samples of a batch."""
 LONG_SAMPLE_NS: Final = 10_000_000
-"""A GPU sample of this length is a batch by itself: the pause before it outlasts the disturbance of the sample
-before."""
+"""A GPU sample of at least this length is a batch by itself: the pause before it is so long that the previous sample no
+longer disturbs it."""
 STEP_NS: Final = 32
-"""Step of a GPU's clock. A time known to half a step is known well enough; a time known to one step is never noisy."""
+"""Step of a GPU's clock. A time that is known to half a step is precise enough. A time that is known to one step is
+never noisy."""
 STEPS: Final = 2_000
-"""Steps of the sum that gives a quantile of Student's t to five digits."""
+"""Terms of the sum that gives a quantile of Student's t to five digits."""
 FURTHEST: Final = 40.0
-"""No quantile of more than a few degrees of freedom lies further out, in standard errors."""
+"""Largest quantile, in standard errors. With more than a few degrees of freedom, no quantile is larger."""
 
 Middle = Callable[[Sequence[float]], float]
 
 
 def count_together(spans_ns: Sequence[float], method: object) -> int:
-    """Return the least samples of a batch, by the samples in nanoseconds and the name of their clock."""
+    """Return the minimum samples of a batch, given the samples in nanoseconds and the name of their clock."""
     return 1 if method != WALL and spans_ns and min(spans_ns) >= LONG_SAMPLE_NS else BATCH
 
 
@@ -45,7 +47,7 @@ def describe(series: Sequence[Sequence[float]]) -> dict[str, float]:
     """Return the order statistics of all samples, and their mean and standard deviation, by name.
 
     Args:
-        series: samples of each trial; every trial has some.
+        series: samples of each trial; every trial has samples.
     """
     values = sorted(value for own in series for value in own)
     quartiles = {name: quantile(values, share) for name, share in (("q25", 0.25), ("median", 0.5), ("q75", 0.75))}
@@ -55,12 +57,12 @@ def describe(series: Sequence[Sequence[float]]) -> dict[str, float]:
 def interval_of_trials(series: Sequence[Sequence[float]], batch: int = BATCH) -> tuple[float, float] | None:
     """Return the 95 % interval of the mean of the trials' medians; None if there are too few samples.
 
-    It is the wider of two intervals, from batches of all trials together and from the trials' medians alone.
-    Differences between trials are drawn once for each.
+    It is the wider of two intervals: from batches of all trials together, and from the trials' medians alone. Batches
+    alone would not suffice, because a difference between trials affects all samples of a trial.
 
     Args:
-        series: samples of each trial in the order in which they were taken; every trial has some.
-        batch: least samples of a batch.
+        series: samples of each trial in the order in which they were taken; every trial has samples.
+        batch: minimum samples of a batch.
     """
     medians, most = [median(values) for values in series], max(1, MOST_BATCHES // len(series))
     middles = [one for values in series for one in batch_middles(values, min(most, len(values) // batch), median)]
@@ -76,19 +78,19 @@ def interval_of_trials(series: Sequence[Sequence[float]], batch: int = BATCH) ->
 
 
 def half_width(values: Sequence[float], middle: Middle = median, *, batch: int = BATCH) -> float | None:
-    """Return half the 95 % interval of a series' middle by batch means; None for too few batches.
+    """Return half the 95 % interval of a series' middle by batch means; None if there are too few batches.
 
     Args:
-        values: in the order in which they were taken; they may depend on their neighbours.
-        middle: the figure that the interval is for.
-        batch: least samples of a batch.
+        values: samples in the order in which they were taken; each may depend on its neighbours.
+        middle: the statistic that the interval is for, such as the median.
+        batch: minimum samples of a batch.
     """
     batches = min(MOST_BATCHES, len(values) // batch)
     return mean_half_width(batch_middles(values, batches, middle)) if batches >= FEWEST_BATCHES else None
 
 
 def batch_middles(values: Sequence[float], batches: int, middle: Middle) -> list[float]:
-    """Return the middle of each of this many consecutive batches."""
+    """Return the middle of each of `batches` consecutive batches."""
     bounds = [len(values) * index // batches for index in range(batches + 1)] if batches else []
     return [middle(values[start:end]) for start, end in pairwise(bounds)]
 
@@ -99,7 +101,7 @@ def mean_half_width(values: Sequence[float]) -> float:
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation about the values' own mean. `statistics.pstdev` takes milliseconds."""
+    """Return the standard deviation about the values' mean. `statistics.pstdev` would take milliseconds."""
     mean = fmean(values)
     return sqrt(fmean([(value - mean) ** 2 for value in values]))
 
@@ -112,9 +114,10 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
-    """Return the mean without a tenth of the values at either end; from three values on, at least one at each end.
+    """Return the mean without the lowest and the highest tenth of the values. Of three or more values, at least one is
+    cut at each end.
 
-    It is finer than the steps of a GPU's clock, and steadier than a median if samples have two typical durations.
+    It is not limited to the steps of a GPU's clock. It is steadier than a median if samples have two typical durations.
     """
     ordered = sorted(values)
     cut = max(len(ordered) // 10, int(len(ordered) >= 3))
@@ -125,7 +128,7 @@ def trimmed_mean(values: Sequence[float]) -> float:
 def student_quantile(level: float, freedom: float) -> float:
     """Return the number of standard errors by which an interval extends to either side of a mean.
 
-    With x = sqrt(freedom) tan(a) Student's density becomes a power of the cosine, which is added up over a.
+    With x = sqrt(freedom) tan(a) Student's density becomes a power of the cosine, which is summed over a.
 
     Args:
         level: share of intervals that hold the true value, such as 0.95.

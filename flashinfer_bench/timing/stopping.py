@@ -1,8 +1,8 @@
-"""When a trial has enough samples. Pure.
+"""Decides when a trial has enough samples. Pure functions.
 
-The requested count is usual. A quick call whose samples scatter gets more, until the requested precision is reached. A
-slow call gets fewer, until its median is that precise, or the time is spent. `fewest` lets a quick call stop there,
-too.
+Usually a trial takes the requested number of samples. A quick call whose samples vary too much gets more, until the
+requested precision is reached. A slow call gets fewer, until its median has that precision, or the time is spent. With
+`fewest`, a quick call may also stop once it has the precision.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ from flashinfer_bench.timing.statistics import (
 )
 
 SLOW_BATCH: Final = 3
-"""Samples of a call too slow for the budget that are taken before the rule decides again."""
+"""Number of samples before the rule decides again, if all samples would exceed the budget."""
 FEW_SHARE: Final = 0.5
-"""Share of the precision that half the interval of fewer than nine long samples must reach: few agree by chance."""
+"""With fewer than nine samples, half the interval must be at most this share of the precision, because few samples may
+agree by chance."""
 EXTRA_SHARE: Final = 3
-"""One extra sample is taken at once for this many requested samples."""
+"""Extra samples are taken in batches of one sample for this many requested samples."""
 QUICK_S: Final = 0.002
 """A call whose sample takes at most this is quick: all its samples are taken in one batch."""
 BATCH_SHARE: Final = 1 / 8
-"""Share of the remaining time for a batch of another call: some calls become slower while they are timed."""
+"""Share of the remaining time for a batch of a call that is not quick, because some calls become slower while they are
+timed."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +46,19 @@ class StoppingRule:
     iterations: int
     """Requested samples."""
     budget_s: float
-    """Wall time; if all samples would take longer, fewer are taken."""
+    """Wall time of the trial; if all samples would take longer, fewer are taken."""
     extra: int = 0
-    """Most samples beyond these."""
+    """Maximum number of samples beyond `iterations`."""
     precision: float = PRECISION
-    """A call is known if half the intervals of its GPU time and busy time are at most this share of them."""
+    """A call's time is known if half the interval of its GPU time, and of its busy time, is at most this share of the
+    time."""
     stops_early: bool = False
-    """A call that is not quick may stop at its precision though all samples would fit into the budget."""
+    """Whether a call that is not quick may stop once it has the precision, even if all samples would fit into the
+    budget."""
     method: str = WALL
     """Name of the clock."""
     fewest: int | None = None
-    """Samples from which on a quick call stops at its precision; None if it gets all."""
+    """Minimum samples before a quick call stops once it has the precision; None if it takes all samples."""
 
     def next_batch(
         self, spans_ns: Sequence[int], busy_ns: Sequence[int] = (), *, spent_s: float, per_call_s: float
@@ -62,8 +66,8 @@ class StoppingRule:
         """Return the number of samples to take before the next decision, or the reason to stop.
 
         Args:
-            spans_ns: samples so far, in order.
-            busy_ns: busy time of each, if the clock sees it.
+            spans_ns: GPU times of the samples so far, in order.
+            busy_ns: busy time of each sample, if the clock measures it.
             spent_s: wall time of the trial so far, warm-up included.
             per_call_s: wall time of one sample.
         """
@@ -93,8 +97,8 @@ class StoppingRule:
         return max(1, min(wanted, SLOW_BATCH, int(max(left_s, 0.0) / per_call_s)))
 
     def _is_known(self, spans_ns: Sequence[int], busy_ns: Sequence[int]) -> bool | None:
-        """Return whether the median GPU time, and the mean busy time, are known to the precision; None for too few
-        samples."""
+        """Return whether the median GPU time, and the mean busy time, are known to the precision; None if there are too
+        few samples."""
         widths = half_widths(spans_ns, busy_ns, self.method)
         if any(half_ns is None for half_ns, _ in widths):
             return None
@@ -104,7 +108,7 @@ class StoppingRule:
 def reached_precision(trials: Sequence[Trial]) -> float | None:
     """Return the relative precision of the trials' times, GPU or busy times, whichever is worse.
 
-    None if no trial has a precision. Trials without one count like the others.
+    None if no trial has a precision. A trial without a precision counts as if it had the mean precision of the others.
     """
     result: list[float] = []
     widths = [half_widths(trial.spans_ns, trial.busy_ns, trial.metadata.get("method", WALL)) for trial in trials]

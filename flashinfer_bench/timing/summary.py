@@ -1,7 +1,8 @@
-"""From samples to the number that people act on, with its record. Pure.
+"""Turns samples into the number that people act on, with its record. Pure functions.
 
 Latency is the cost of one more call in a full queue: the machine's launch overhead, and the GPU time from the call's
-first operation to the end of its last. A trial has the median over its samples, and a measurement the mean over trials.
+first operation to the end of its last. The latency of a trial is the median over its samples. The latency of a
+measurement is the mean over its trials.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from flashinfer_bench.timing.nvml import GpuState
 from flashinfer_bench.timing.statistics import count_together, describe, interval_of_trials, trimmed_mean
 
 STOPS: Final[tuple[Stop, ...]] = ("count", "precision", "budget")
-"""Reasons to stop, the most welcome first."""
+"""Reasons to stop, the best first. A measurement has the worst reason of its trials."""
 STATES: Final = ("sm_mhz", "memory_mhz", "power_w", "temperature_c", "other_processes")
 
 
@@ -35,8 +36,8 @@ def summarise(
         trials: at least one, in the order in which they were taken.
         launch_gap_ns: launch overhead that is added to every GPU time; see `Clock.launch_gap_ns`.
         before: the GPU before the first trial.
-        after: the GPU after the last one.
-        keep_samples: put every sample into the record.
+        after: the GPU after the last trial.
+        keep_samples: whether every sample is put into the record.
     """
     latencies_ns = [[latency_ns(sample, launch_gap_ns) for sample in trial.samples] for trial in trials]
     medians_ms, samples = (

@@ -1,7 +1,8 @@
-"""From GPU records to samples: the operations between two delay kernels belong to the call launched between them. Pure.
+"""Turns GPU records into samples: operations between two delay kernels belong to the call launched between them. Pure
+functions.
 
-Operations are assigned to a call by the order of launches (correlation id), and not by time. Work on a stream that does
-not wait for the current one may run before the delay has ended.
+Operations are assigned to a call by the order of launches (correlation id), and not by time, because work on a stream
+that does not wait for the current stream may run before the delay has ended.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from flashinfer_bench.timing.flush import DELAY_KERNEL, EMPTY_KERNEL, FLUSH_KERN
 from flashinfer_bench.timing.measurement import Sample
 
 FILL: Final = "FillFunctor"
-"""Part of the names of torch's kernels that write one value."""
+"""Text in the names of torch's kernels that write one value to all elements."""
 MOST_FILLS: Final = 4
 MOST_FILL_NS: Final = 5_000
-"""Most fills of 8 bytes before a graph, two for each generator of random numbers, and the most time of each."""
+"""Maximum number of 8-byte fills before a graph, two for each random generator, and the maximum time of each fill."""
 
 
 class TimelineBroken(Exception):
@@ -35,20 +36,20 @@ class Operation:
     start_ns: int
     end_ns: int
     correlation: int
-    """Grows in the order of launches; all nodes of a graph launch share one number."""
+    """Number that grows in the order of launches. All nodes of one graph launch share a number."""
     stream: int = 0
 
 
 @dataclass(frozen=True)
 class HostCall:
-    """Begin and end of one call on the host, on the same clock."""
+    """Begin and end of one call on the host, on the same clock as the operations."""
 
     begin_ns: int
     end_ns: int
     ends_with_mark: bool = False
-    """Whether an empty kernel was launched behind it: later work is no part of the call."""
+    """Whether an empty kernel was launched behind the call, as a mark. Work after the mark is no part of the call."""
     is_replay: bool = False
-    """Whether it replayed one graph: torch's fills before the graph are no part of the call."""
+    """Whether the call replayed one graph. Torch's fills before the graph are no part of the call."""
 
 
 def read_samples(operations: Sequence[Operation], calls: Sequence[HostCall], *, flushes: bool) -> list[Sample]:
@@ -57,7 +58,7 @@ def read_samples(operations: Sequence[Operation], calls: Sequence[HostCall], *, 
     Args:
         operations: all operations that ran, in any order.
         calls: the host's side of each call, in order.
-        flushes: whether a flush stands before each delay.
+        flushes: whether a flush was launched before each delay.
 
     Raises:
         TimelineBroken: there is not exactly one delay for each call.
@@ -75,7 +76,7 @@ def read_samples(operations: Sequence[Operation], calls: Sequence[HostCall], *, 
     samples = []
     for number, (group, call, before) in enumerate(zip(groups, calls, delays, strict=True), 1):
         flush = _find_last(group, FLUSH_KERNEL) if flushes and number < len(calls) else None
-        if flush is not None:  # before the next call's delay; a call may have launched others of that name
+        if flush is not None:  # the flush of the next call; a call may launch kernels of the same name
             del group[flush]
         if call.ends_with_mark:
             mark = _find_last(group, EMPTY_KERNEL)
@@ -94,9 +95,10 @@ def _find_last(operations: Sequence[Operation], name: str) -> int | None:
 
 
 def _cut_fills(operations: list[Operation], before: Operation) -> Operation:
-    """Remove torch's fills before a graph, in the order of launches; return the work before the graph.
+    """Remove torch's fills before a graph; return the last operation before the graph.
 
-    The fills tell a graph with random numbers where its draws begin; without the graph, the launch has the numbers.
+    The fills set the seed and the offset of the graph's random numbers. A launch without a graph gets these as
+    arguments.
     """
     count = 0
     for one in operations[: min(MOST_FILLS, len(operations) - 1)]:
@@ -114,7 +116,7 @@ def read_call(operations: Sequence[Operation], call: HostCall, before: Operation
     enqueue_ns, late = call.end_ns - call.begin_ns, call.end_ns > before.end_ns
     if not operations:
         return Sample(span_ns=0, enqueue_ns=enqueue_ns, busy_ns=0, operations=0, late=late)
-    # Lists, and no generators: this runs between two requests, once for each call.
+    # Lists are faster than generators here. This runs between two requests, once for each call.
     first = min([operation.start_ns for operation in operations])
     return Sample(
         span_ns=max([operation.end_ns for operation in operations]) - first,
@@ -124,8 +126,8 @@ def read_call(operations: Sequence[Operation], call: HostCall, before: Operation
         late=late,
         lead_ns=max(0, first - before.end_ns),
         launched=_count_names(tuple([operation.name for operation in operations])),
-        # On the same stream an operation may begin a moment early (programmatic dependent launch); it waits for the end
-        # itself.
+        # On the same stream an operation may begin a moment early (programmatic dependent launch); such an operation
+        # waits for the end of the delay itself.
         escaped=first < before.end_ns
         and any(one.start_ns < before.end_ns and one.stream != before.stream for one in operations),
         work_ns=sum([operation.end_ns - operation.start_ns for operation in operations]),
@@ -135,7 +137,7 @@ def read_call(operations: Sequence[Operation], call: HostCall, before: Operation
 
 @lru_cache
 def _count_names(names: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
-    """Count the occurrences of each name, sorted; calls of one solution have the same names."""
+    """Count the occurrences of each name, sorted. It is cached, because all calls of a solution have the same names."""
     return tuple(sorted(Counter(names).items()))
 
 

@@ -15,6 +15,8 @@ from flashinfer_bench.worker.load import PACKAGE
 from flashinfer_bench.worker.protocol import MAX_TEXT, MOST_WORDS
 
 KEPT_FRAMES: Final = 12
+MODULE: Final = "<module>"
+"""Python's name of the function of a module's frame."""
 MOST_CAUSES: Final = 20
 """Most exceptions in a chain of causes. Solutions can make endless chains."""
 
@@ -59,6 +61,11 @@ def find_location(error: BaseException) -> str:
     return next(filter(None, map(_location_of, reversed(_causes_of(error)))), "")
 
 
+def describe_frame(file: str, line: int | None, function: str = MODULE) -> str:
+    """Return "at FILE:LINE, in FUNCTION", without a function for a frame of a module."""
+    return f"at {file}:{line}" + ("" if function == MODULE else f", in {function}")
+
+
 def _causes_of(error: BaseException) -> list[BaseException]:
     """Return an exception and its chain of causes."""
     causes = [error]
@@ -69,11 +76,10 @@ def _causes_of(error: BaseException) -> list[BaseException]:
 
 def _location_of(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and (file := _own_file(error.filename)):
-        return f"at {file}:{error.lineno}"
+        return describe_frame(file, error.lineno)
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         if file := _own_file(frame.f_code.co_filename):
-            name = frame.f_code.co_name
-            return f"at {file}:{line}" + ("" if name == "<module>" else f", in {name}")
+            return describe_frame(file, line, frame.f_code.co_name)
     return ""
 
 

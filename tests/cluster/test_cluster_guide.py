@@ -33,4 +33,4 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch, capsys):
     code = cli(["run", "--local", str(CHECKOUT / "flashinfer-trace"), "--cluster", "ray"])
     said = capsys.readouterr()
     assert (code, said.out) == (2, "")
-    assert said.err.splitlines()[-1].endswith("ray is not installed; try: pip install 'flashinfer-bench[cluster]'")
+    assert said.err.splitlines()[-1].endswith("pip install -e '.[cluster]'")

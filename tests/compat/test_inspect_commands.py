@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
 from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.cli.main import cli
 from flashinfer_bench.data import save_json_file
+from flashinfer_bench.errors import FlashInferBenchError
 from flashinfer_bench.examine.inspect import tool_runs
+from flashinfer_bench.examine.inspect.ncu import read_profile
+from flashinfer_bench.examine.inspect.tool_runs import Inspected, StepDone
 from flashinfer_bench.sandbox.namespaces import has_own_network
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 from tests.kit.processes import marked, wait_until_gone
@@ -152,21 +156,25 @@ def test_findings_have_file_and_line_and_a_check_that_did_not_look_is_no_clean_o
     assert capsys.readouterr().out.splitlines()[1:] == FOUND
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("script", "reported"),
+    ("text", "reported"),
     [
-        ("echo ==ERROR== ERR_NVGPUCTRPERM; exit 1", "an administrator can allow it"),
-        ("echo ==WARNING== No kernels were profiled.; exit 0", "launched no kernel"),
-        ("setsid sleep 600 & sleep 600", "it did not end within 2 s"),
+        ("==ERROR== ERR_NVGPUCTRPERM", "an administrator can allow it"),
+        ("==WARNING== No kernels were profiled.", "launched no kernel"),
     ],
 )
-def test_a_missing_profile_is_explained_and_no_process_is_left(inspect, tools, capsys, script, reported):
-    tools(script=script)
+def test_a_missing_profile_is_explained(text, reported):
+    with pytest.raises(FlashInferBenchError, match=reported):
+        read_profile(Inspected(None, "a GPU", Path(), [StepDone("profile", text, "exit code 1")]))
+
+
+@pytest.mark.slow
+def test_a_tool_that_does_not_end_leaves_no_process(inspect, tools, capsys):
+    tools(script="setsid sleep 600 & sleep 600")
     with marked() as alive:
-        assert inspect("ncu", "--sandbox", "off", "--timeout", "2") == 1
+        assert inspect("ncu", "--sandbox", "off", "--timeout", "1") == 1
         assert not wait_until_gone(alive)
-    assert reported in capsys.readouterr().err
+    assert "it did not end within 1 s" in capsys.readouterr().err
 
 
 @pytest.mark.slow

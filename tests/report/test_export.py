@@ -96,7 +96,7 @@ def test_frames_parquet_and_csv_have_the_same_dtypes_and_values(small, tmp_path)
 
 
 def test_without_pandas_the_error_names_the_extra():
-    with pytest.raises(ConfigError, match=r"flashinfer-bench\[export\]"):
+    with pytest.raises(ConfigError, match=r"pip install -e '.\[export\]'"):
         import_export_library("no_such_library")
 
 

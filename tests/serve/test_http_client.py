@@ -111,14 +111,16 @@ def command(tmp_path, monkeypatch, capsys):
     real = httpx.Client
 
     def go(*words, **task):
-        asked = []
+        asked, sent = [], []
 
         def serve(request):
             asked.append((request.method, request.url.path))
+            sent.append(request.content)
             if task.get("interrupts") and request.method == "GET":
                 raise KeyboardInterrupt
             known = {
                 "/evaluate": ACCEPTED,
+                "/definitions": [{"name": "double"}],
                 "/definitions/double": make_definition().to_dict(),
                 "/definitions/double/workloads": [make_workload(uuid).to_dict() for uuid in ("w0", "w1")],
                 "/metrics": METRICS,
@@ -132,6 +134,7 @@ def command(tmp_path, monkeypatch, capsys):
         file = tmp_path / "kernel.json"
         file.write_text(make_solution("kernel").to_json())
         code = cli([str(file) if word == "FILE" else word for word in (*words, "--server", "http://server")])
+        go.posted = next((json.loads(content) for content in sent if content), None)
         return (code, *capsys.readouterr(), asked)
 
     return go
@@ -154,6 +157,23 @@ def test_ctrl_c_cancels_the_task_and_no_wait_prints_it(command):
     code, _, err, asked = command(*SUBMIT, "w0", interrupts=True)
     assert (code, asked[-1], "cancelled" in err) == (130, ("DELETE", f"/tasks/{ID}"), True)
     assert command(*SUBMIT, "w0", "--no-wait") == (0, f"{ID}\n", "", [("POST", "/evaluate")])
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "entry", "code"),
+    [
+        ("mine.py", [], "mine.py::run", 0),
+        ("mine.py", ["--entry", "other"], "mine.py::other", 0),
+        ("mine.py", ["--language", "nope"], None, 2),
+        ("missing.py", [], None, 2),
+    ],
+)
+def test_submit_takes_a_source_as_run_does(command, tmp_path, name, flags, entry, code):
+    (tmp_path / "mine.py").write_text("def run(x):\n    return x + x\n\n\ndef other(x):\n    return x * 2\n")
+    assert command("submit", str(tmp_path / name), "--no-wait", *flags)[0] == code
+    if entry is not None:
+        solution = command.posted["solution"]
+        assert (solution["definition"], solution["author"], solution["spec"]["entry_point"]) == ("double", "me", entry)
 
 
 def test_top_shows_devices_queue_rate_and_open_tasks(command):
@@ -181,9 +201,9 @@ def test_misuse_is_said_before_anything_is_started(argv, words, capsys):
 @pytest.mark.parametrize(
     ("argv", "lacks", "extra"),
     [
-        (["serve", "--local", "."], "uvicorn", "serve needs uvicorn: pip install 'flashinfer-bench[serve]'"),
-        (["submit", "x.json"], "httpx", "flashinfer-bench[client]"),
-        (["top", "--once"], "httpx", "flashinfer-bench[client]"),
+        (["serve", "--local", "."], "uvicorn", "pip install -e '.[serve]'"),
+        (["submit", "x.json"], "httpx", "pip install -e '.[client]'"),
+        (["top", "--once"], "httpx", "pip install -e '.[client]'"),
     ],
 )
 def test_without_its_extra_a_command_says_which_one(argv, lacks, extra, monkeypatch, capsys):

@@ -15,6 +15,7 @@ import time
 
 import pytest
 
+from flashinfer_bench.cli.main import cli
 from flashinfer_bench.client import Client
 from flashinfer_bench.sandbox import landlock
 from flashinfer_bench.sandbox.seccomp import can_filter
@@ -103,7 +104,7 @@ def finish_after_the_kill(client, left):
     return endless
 
 
-def test_a_server_judges_outlives_a_kill_and_ends_at_the_second_signal(tmp_path):
+def test_a_server_judges_outlives_a_kill_and_ends_at_the_second_signal(tmp_path, capsys):
     root, token = write_set(tmp_path / "set"), tmp_path / "token"
     token.write_text("a-token-that-nobody-guesses")
     token.chmod(0o600)
@@ -125,6 +126,9 @@ def test_a_server_judges_outlives_a_kill_and_ends_at_the_second_signal(tmp_path)
     assert {task for task, _ in verdicts} >= set(left)
     same = [line for line in lines if line["solution"].startswith("same_")]
     assert len(same) == 2, "two open tasks that ask for the same are judged once, and recorded once"
+    capsys.readouterr()
+    assert cli(["validate", str(root), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["issues"] == [], "traces of tasks are no orphans"
     database = sqlite3.connect(root / ".serve/tasks.sqlite")
     assert database.execute("SELECT id FROM tasks WHERE state = 'open'").fetchall() == [(endless,)]
     database.close()

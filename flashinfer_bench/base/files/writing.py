@@ -71,6 +71,16 @@ class OpenFolder:
             os.unlink(name, dir_fd=self.fd)
         return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=self.fd)
 
+    def remove(self, name: str) -> None:
+        """Remove a file of the folder.
+
+        Raises:
+            OSError: it is missing, or cannot be removed.
+            WriteRefused: it is a link, and there is a root.
+        """
+        self.find(name)
+        os.unlink(name, dir_fd=self.fd)
+
     def find(self, name: str) -> os.stat_result | None:
         """Return the `stat` of a file; None if it is missing.
 

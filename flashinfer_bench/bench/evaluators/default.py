@@ -310,4 +310,4 @@ check_reference, check_elements, eval_performance = (
     DefaultEvaluator.check_correctness,
     DefaultEvaluator.eval_performance,
 )
-"""Steps that other evaluators may borrow by name."""
+"""Steps that other evaluators may import by name."""

@@ -146,8 +146,8 @@ class Reference:
         input shapes, within `REPEAT_BUDGET_S`.
 
         Args:
-            inputs: of the first call.
-            outputs: of the first call.
+            inputs: inputs of the first call.
+            outputs: outputs of the first call.
             find_difference: describes the difference of two calls' outputs; returns None if there is none.
 
         Raises:

@@ -39,7 +39,7 @@ FLOAT_CHANGE: Final = 0.01
 """A float counts as changed if it differs by more than this share of its value on usual inputs."""
 LEAST_FLOAT: Final = 1e-12
 """Smallest change that counts, for a float whose usual value is about zero. A flushed denormal is smaller than this;
-one element's share of a very long row is larger."""
+the share that one of very many elements has in a sum is larger."""
 WRONG_SHARE: Final = 0.25
 """Elements that may be wrong, as a share of the elements that differ from the usual output."""
 ODD_KINDS: Final = (torch.isposinf, torch.isneginf, torch.isnan)
@@ -89,7 +89,7 @@ class StressChecks:
             case: the name of the stress case.
             call: the judged call.
             constants: the outputs to judge, with their usual values.
-            context: of the job.
+            context: the job's context.
         """
         suspects: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         for number, usual in constants.items():
@@ -145,8 +145,8 @@ def differs(value: torch.Tensor, usual: torch.Tensor) -> torch.Tensor:
     rounding.
 
     Args:
-        value: of any shape.
-        usual: of the same shape and dtype: an output of `find_constants`.
+        value: an output, of any shape.
+        usual: the usual value, of the same shape and dtype; `find_constants` returns it.
     """
     if is_whole(value):
         return value != usual
@@ -168,8 +168,8 @@ def keep_finite(
     masked scores, are expected. The other elements of such a row are judged.
 
     Args:
-        call: on inputs of a stress case.
-        context: of the job.
+        call: a call on inputs of a stress case.
+        context: the job's context.
         usual: the reference's outputs for usual inputs, call by call.
     """
     kept: list[torch.Tensor | None] = []

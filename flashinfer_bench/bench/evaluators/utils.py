@@ -31,7 +31,7 @@ def allocate_outputs(
     Args:
         definition: names the outputs.
         inputs: the inputs, in order; or the sizes of the var axes.
-        device: of the tensors.
+        device: device of the tensors.
     """
     sizes = inputs if isinstance(inputs, Mapping) else definition.get_axes_values_from_inputs(inputs)
     shapes = definition.get_output_shapes(sizes)

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from flashinfer_bench.base.install import install_hint
 from flashinfer_bench.data.sets.results import Result, list_results, parse_time
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.errors import ConfigError
@@ -118,8 +119,8 @@ def import_export_library(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(
-            f"this needs {name}, which cannot be imported ({error}); install it by "
-            "`pip install 'flashinfer-bench[export]'`; CSV and JSON lines need neither pandas nor pyarrow"
+            f"this needs {name}, which cannot be imported ({error}); CSV and JSON lines need neither "
+            f"pandas nor pyarrow; {install_hint('export')}"
         ) from None
 
 

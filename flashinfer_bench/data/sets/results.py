@@ -46,7 +46,7 @@ class Result(NamedTuple):
     op_type: str
     """Empty for a definition outside the set."""
     author: str
-    """`UNKNOWN_AUTHOR` for a solution outside the set."""
+    """As recorded by a server, else `UNKNOWN_AUTHOR`, for a solution outside the set."""
     language: str
     is_latest: bool
     """Whether it is the latest verdict on its definition, solution, workload and hardware."""
@@ -145,8 +145,10 @@ def list_results(trace_set: TraceSet | None, traces: Iterable[AnyTrace], *, late
     for trace in given:
         evaluation, is_latest = trace.evaluation, id(trace) in latest
         if evaluation is not None and (is_latest or not latest_only):
-            op_type, who = op_types.get(trace.definition, ""), authors.get(trace.solution, (UNKNOWN_AUTHOR, ""))
-            found.append(Result(trace, evaluation, read_reported(evaluation), op_type, *who, is_latest))
+            reported = read_reported(evaluation)
+            who = authors.get(trace.solution) or (reported.run.author or UNKNOWN_AUTHOR, "")
+            op_type = op_types.get(trace.definition, "")
+            found.append(Result(trace, evaluation, reported, op_type, *who, is_latest))
     return found
 
 

@@ -10,7 +10,7 @@ import codecs
 import errno
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import get_ident
@@ -78,13 +78,48 @@ def append_lines(path: Path, lines: Iterable[str], *, root: Path | None = None) 
     data = b"".join(line.encode() + b"\n" for line in lines)
     if not data:
         return
+    with (
+        _faults(f"cannot append to {path}"),
+        open_folder(path.parent, root) as folder,
+        locked_file(folder, path.name, USUAL_LIMIT_S) as file,
+    ):
+        _append(file, path, data)
+
+
+def remove_lines(path: Path, is_unwanted: Callable[[bytes], bool], *, root: Path | None = None) -> int:
+    """Remove lines atomically, and a file that then has none; return their number. Other processes may append
+    concurrently.
+
+    Args:
+        path: the file.
+        is_unwanted: whether a line, without its newline, is removed.
+        root: folder below which no link is followed.
+
+    Raises:
+        Fault: the file cannot be read or written and is unchanged.
+    """
+    with _faults(f"cannot remove lines of {path}"):
+        if not (path.exists() and any(is_unwanted(line) for _, line, _ in read_lines(path))):
+            return 0
+        with open_folder(path.parent, root) as folder, locked_file(folder, path.name, USUAL_LIMIT_S):
+            lines = [(line, b"\n" if is_ended else b"") for _, line, is_ended in read_lines(path)]
+            kept = [line + end for line, end in lines if not is_unwanted(line)]
+            if kept:
+                write_whole(path, b"".join(kept), root=root)
+            else:
+                folder.remove(path.name)
+    return len(lines) - len(kept)
+
+
+@contextmanager
+def _faults(what: str) -> Iterator[None]:
+    """Turn an error of a file into a Fault with a hint."""
     try:
-        with open_folder(path.parent, root) as folder, locked_file(folder, path.name, USUAL_LIMIT_S) as file:
-            _append(file, path, data)
+        yield
     except OSError as error:
         hints = {WriteRefused: "", TimeoutError: "; wait for that process, or end it"}
         hint = hints.get(type(error), "; free space or check the permissions")
-        raise Fault(f"cannot append to {path}: {error.strerror}{hint}") from error
+        raise Fault(f"{what}: {error.strerror}{hint}") from error
 
 
 def check_append(path: Path, root: Path) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib import metadata, util
 from typing import Final
 
+from flashinfer_bench.base.install import install_hint
 from flashinfer_bench.roofline.cost import size_of
 from flashinfer_bench.routines.case.spec import HOPPER, TORCH, Case, Routine
 
@@ -67,7 +68,7 @@ def why_not(routine: Routine, backend: str, platform: Platform, case: Case) -> s
     if platform.capability not in routine.support[backend]:
         return f"{subject} is not supported on compute capability {platform.capability}"
     if "flashinfer" not in platform.modules:
-        return f"{subject} needs {LIBRARY}, which is not installed (pip install 'flashinfer-bench[cuda]')"
+        return f"{subject} needs {LIBRARY}, which is not installed; {install_hint('cuda')}"
     return None if module in platform.modules else f"{subject} needs {package}, which is not installed"
 
 

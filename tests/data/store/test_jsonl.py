@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flashinfer_bench.data.store import jsonl
-from flashinfer_bench.data.store.jsonl import append_line, append_lines, read_lines, write_whole
+from flashinfer_bench.data.store.jsonl import append_line, append_lines, read_lines, remove_lines, write_whole
 from flashinfer_bench.errors import Fault
 
 FORK = multiprocessing.get_context("forkserver")
@@ -34,6 +34,20 @@ def test_processes_that_append_at_once_leave_whole_lines_and_lose_none(tmp_path)
     assert [process.exitcode for process in writers] == [0, 0, 0]
     for writer in range(3):
         assert [row["index"] for row in rows if row["writer"] == writer] == list(range(30))
+
+
+def test_removing_lines_loses_none_that_other_processes_append_meanwhile(tmp_path):
+    path, barrier = tmp_path / "a.jsonl", FORK.Barrier(3)
+    path.touch()
+    writers = [FORK.Process(target=_append_many, args=(path, n, 3_000, barrier)) for n in range(2)]
+    for process in writers:
+        process.start()
+    barrier.wait()
+    removed = 0
+    while any(process.is_alive() for process in writers) or removed < 40:
+        removed += remove_lines(path, lambda line: json.loads(line)["index"] < 20)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert (removed, sorted(row["index"] for row in rows)) == (40, sorted([*range(20, 30)] * 2))
 
 
 def _append_without_end(path: Path) -> None:

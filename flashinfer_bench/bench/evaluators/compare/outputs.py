@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
 
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
@@ -115,7 +116,7 @@ def compare(
 
 
 def find_failing(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
-    """Return which elements fail, as booleans of the output's shape. Packed values give two elements each."""
+    """Return which elements fail, as booleans of the output's shape. A packed value counts as two elements."""
     if is_whole(expected):
         return ~match_bits(expected, got)
     return find_beyond(read_values(expected), read_values(got), tolerance)
@@ -197,4 +198,4 @@ def _bytes_of_bool(values: torch.Tensor) -> torch.Tensor:
 
 
 def _unravel(at: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(map(int, torch.unravel_index(torch.tensor(at), shape)))
+    return tuple(map(int, np.unravel_index(at, shape)))  # torch's own imports sympy first

@@ -110,7 +110,7 @@ class Element:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One output compared with the expected one. The numbers of an empty output are zero."""
+    """The comparison of one output with the expected output. The numbers of an empty output are zero."""
 
     output: str
     tolerance: Tolerance
@@ -135,7 +135,7 @@ class Comparison:
     is_exact: bool = False
     """Whether the dtype has no tolerance, such as integers and booleans."""
     pattern: str | None = None
-    """Description of how the output is wrong; None if no pattern was found."""
+    """Words that describe how the output is wrong; None if no pattern was found."""
 
     @property
     def matched_ratio(self) -> float:

@@ -1,1 +1,2 @@
-"""The inputs of a workload: stored tensors, given numbers, and random values by rule. Imports no evaluator."""
+"""The inputs of a workload: stored tensors, given numbers, and random values by rule. The modules here import no
+evaluator class."""

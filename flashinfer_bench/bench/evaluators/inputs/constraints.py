@@ -1,10 +1,10 @@
-"""Check the constraints of a definition on real axes and inputs.
+"""Checks the constraints of a definition on real axes and inputs.
 
 A constraint may use axes, inputs, numbers, arithmetic, comparisons, and/or/not, subscripts, `.shape`, `.ndim`, `len`
 and the methods in `ATTRIBUTES`. Only such an expression is evaluated; no other code of a data set is executed. Any
-other constraint cannot be checked: it is noted, and the workload is used nevertheless. A constraint that the axes of a
-workload break for all inputs is noted too. The author chose these sizes, and published references handle them. Imports
-no torch, since `validate` reports such workloads, too.
+other constraint cannot be checked. It is noted, and the workload is still used. A constraint that the axes of a
+workload break for all inputs is noted, too: the author chose these sizes, and published references handle them. This
+module imports no torch, because `validate` also reports such workloads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ UNDERSTOOD: Final = (
     *(ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.BoolOp, ast.And, ast.Or, ast.Compare),
     *(ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE),
 )
-"""Nodes of an expression that are evaluated directly; constants, attributes and calls are checked."""
+"""AST nodes that are always allowed. `_evaluate` checks constants, attributes and calls."""
 
 
 class Uncheckable(Exception):
@@ -65,17 +65,17 @@ class Shape:
     def __eq__(self, other: object) -> bool:
         raise Uncheckable("its values are not known")
 
-    __hash__ = None  # type: ignore[assignment]  # as of all that is equal to nothing
+    __hash__ = None  # type: ignore[assignment]  # a class without equality has no hash
 
 
 def asking_for(constraints: Sequence[str], name: str) -> list[str]:
-    """Return the constraints that ask for the values of an input, not for its shape alone."""
+    """Return the constraints that use an input's values, not only its shape."""
     value = re.compile(rf"\b{re.escape(name)}\b(?!\.(shape|ndim|numel|dim)\b)")
     return [text for text in constraints if value.search(re.sub(rf"\blen\({re.escape(name)}\)", "", text))]
 
 
 def find_strange_names(definition: Definition) -> dict[str, list[str]]:
-    """Return the constraints that use names which are no axis and no input, each with these names in order.
+    """Return the constraints that use unknown names (neither an axis nor an input), each with these names in order.
 
     Such a constraint is never checked. The names of called functions count as names, too, except `len`.
     """
@@ -115,7 +115,7 @@ def check_constraints(constraints: Sequence[str], values: Mapping[str, Any]) -> 
         values: every axis and input by name; None for an omitted input.
 
     Raises:
-        WorkloadFault: at least one does not hold; the message names all of them.
+        WorkloadFault: a constraint does not hold; the message names all such constraints.
     """
     broken, unchecked = find_broken(constraints, values)
     if broken:
@@ -124,7 +124,8 @@ def check_constraints(constraints: Sequence[str], values: Mapping[str, Any]) -> 
 
 
 def find_broken(constraints: Sequence[str], values: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """Return the broken constraints, each with a message, and those without an answer, with the reason."""
+    """Return the broken constraints, each with a message, and the constraints that cannot be checked, each with the
+    reason."""
     broken: dict[str, str] = {}
     unchecked = []
     for constraint in constraints:
@@ -137,7 +138,8 @@ def find_broken(constraints: Sequence[str], values: Mapping[str, Any]) -> tuple[
 
 
 class _Names(dict[str, Any]):
-    """Axes and inputs by name. A tensor is true if all its elements are, and so is a value computed from it."""
+    """Axes and inputs by name. A tensor is true if all its elements are true. So is a tensor that is computed from
+    it."""
 
     def __getitem__(self, name: str) -> Any:
         value = self.get(name)

@@ -1,19 +1,19 @@
-"""The content of the inputs of single calls: each timed call of a job gets its own, derived from a secret.
+"""The contents of the inputs of timed calls: each call of a job gets other contents, which are derived from a secret.
 
-A solution could answer a repeated input from memory, so no two calls get the same content. The content comes from a set
-of inputs that the evaluator made, in one of four modes, chosen by the input's rule (`rules.py`):
+A solution could answer a repeated input from memory, so no two calls get the same contents. They are derived from a set
+of inputs that the evaluator made (the base), in one of four modes. The input's rule chooses the mode (`rules.py`):
 
-    scaled   random normal values are drawn anew. Other floats are moved along by a secret number of elements, shuffled
-             in rows and multiplied by factors of 0.8 to 1.25; half of the calls negate an input that has both signs
-    rolled   narrow formats, packed words, and numbers with a fixed range: moved along by a secret number of elements.
-             Random bits are flipped: any bits of random inputs; in others, bits that keep each number in range
-    redrawn  inputs with a form, such as rows that add up to one: made anew by the rule, or by the definition's own
-             function; stored inputs are shuffled and multiplied, and each row keeps its sum or length
-    fixed    integers that give structure (page tables, offsets), single numbers, tables of constants: as they are
+    scaled   random normal values: new values. Other floats: rotated by a secret number of elements, shuffled in rows,
+             multiplied by factors of 0.8 to 1.25; half of the calls also negate an input that has both signs
+    rolled   narrow formats, packed words, and numbers with a fixed range: rotated by a secret number of elements. Then
+             random bits are flipped: any bits of random inputs; in other inputs, bits that keep each number in range
+    redrawn  inputs with a constraint, such as rows that add up to one: made again by the rule, or by the definition's
+             function. Stored inputs: shuffled and multiplied, so that each row keeps its sum or length
+    fixed    integers that give structure (page tables, offsets), single numbers, tables of constants: unchanged
 
-Factors and orders are secret and differ from row to row and element to element. With one factor, or one order, sums and
-largest elements of rows would follow from the base. Moving alone would leave converted weights valid in the solution's
-cache. `writer.py` writes.
+Factors and orders are secret. Orders differ from row to row, and factors from element to element. With a single factor
+or order, a solution could compute sums and maxima of rows from those of the base. With rotation alone, a solution could
+still use weights that it converted and cached. `writer.py` writes the contents.
 """
 
 from __future__ import annotations
@@ -36,24 +36,27 @@ from flashinfer_bench.bench.evaluators.inputs.writer import DRAWN, MULTIPLIED, N
 from flashinfer_bench.data import Definition, RandomInput, Workload
 
 LARGEST_SHARE_FACTOR: Final = 2.0
-"""Bound of the factors of rows that keep their sum: the order of elements changes, and rows stay about as sharp."""
+"""Largest factor of an element in a row that keeps its sum or length; the smallest is its inverse. The factors change
+which elements are largest, but a row stays about as peaked."""
 SHORTEST_ROW: Final = 64
-"""Shorter rows are not shuffled one by one: the order of a few elements can be guessed."""
+"""Minimum elements of a row that is shuffled by itself. The order of fewer elements can be guessed."""
 SHORT_TOGETHER: Final = 4096
-"""Elements of short rows that are shuffled as one row, at most."""
+"""Maximum elements of short rows that are shuffled together as one row."""
 LONGEST_ROW: Final = 1 << 22
-"""Longer rows are shuffled in parts of at most this length: such a part of float32 fits a GPU's L2."""
+"""Maximum elements that are shuffled together. Longer rows are divided. This many float32 elements fit into a GPU's
+L2."""
 PROBES: Final = range(-3, 0)
-"""Numbers that no call has. Their contents show whether an input can differ; one value may repeat by chance."""
+"""Call numbers that no real call has. Their contents show whether an input differs from call to call. There are
+several, because one content may equal the base by chance."""
 COUNTED_TOGETHER: Final = 1 << 26
-"""Bytes counted at once."""
+"""Maximum bytes that are counted at once."""
 LEAST_REACH: Final = 4
-"""Whole numbers of both signs count as quantised from this size on. Smaller numbers may be codes, such as -1 for "no
-value"."""
+"""Integers count as quantised values if any magnitude reaches this number. Smaller integers may be codes, such as -1
+for "no value"."""
 SECRETS_TOGETHER: Final = 64
 """Calls whose secrets come from one digest."""
 ALIGNED: Final = 256
-"""The inputs of two consecutive calls are a multiple of this many elements apart."""
+"""In memory, the inputs of two consecutive calls are a multiple of this many elements apart."""
 
 Rows = Sequence[torch.Tensor | None]
 """For each input a tensor [rows, *shape] of its dtype whose rows are contiguous; None if the input is no tensor."""
@@ -62,8 +65,9 @@ Rows = Sequence[torch.Tensor | None]
 def find_varied(definition: Definition, workload: Workload, device: torch.device) -> list[VariedInput]:
     """Return how each input of a workload differs from call to call, in the order of the definition.
 
-    Custom inputs without random values stay the same, unless all are so. The others are made anew if their function is
-    quick and keeps integers that give structure; otherwise they vary like stored inputs.
+    A custom input that does not depend on the seed stays the same, if another custom input depends on the seed. An
+    input that depends on the seed is made again for each call, if its function is fast and keeps integers that give
+    structure. All other custom inputs vary like stored inputs.
 
     Raises:
         WorkloadFault: an axis of the workload has no size.
@@ -91,16 +95,16 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
 
 
 class _Calls:
-    """Makes inputs of calls in memory of their own, by the subclass's `write_all`."""
+    """Makes inputs of calls in new memory, which the subclass's `write_all` fills."""
 
     base: list[Any]
     """Inputs of a set, in the order of the definition. They are read and never changed."""
 
     def write_all(self, numbers: Sequence[int], into: Rows, rows: Sequence[int], writer: Writer) -> None:
-        """Have a writer write the inputs of some calls; the caller finishes it.
+        """Have a writer write the inputs of some calls; the caller calls `writer.finish`.
 
         Args:
-            numbers: of the calls.
+            numbers: numbers of the calls.
             into: memory of each input's contents.
             rows: the rows of the calls.
             writer: writes many calls in little more time than one.
@@ -108,7 +112,7 @@ class _Calls:
         raise NotImplementedError
 
     def make_all(self, numbers: Sequence[int]) -> list[list[Any]]:
-        """Return the inputs of each of some calls; all are written together."""
+        """Return the inputs of several calls, which are written together."""
         count, base = len(numbers), self.base
         into = [make_rows(value, count) if isinstance(value, torch.Tensor) else None for value in base]
         devices = [value.device for value in base if isinstance(value, torch.Tensor)]
@@ -125,7 +129,7 @@ class _Calls:
 
 
 class Contents(_Calls):
-    """The inputs of the calls on one set of inputs.
+    """The inputs of the calls that are derived from one set of inputs, the base.
 
     Args:
         base: the evaluator's inputs.
@@ -143,7 +147,7 @@ class Contents(_Calls):
 
     @cached_property
     def differs(self) -> bool:
-        """Whether any input differs from call to call; zeros, for example, do not."""
+        """Whether any input differs from call to call. An input of zeros, for example, does not."""
         tensors = [at for at, value in enumerate(self.base) if isinstance(value, torch.Tensor) and value.numel()]
         return any(map(self._is_drawn, tensors)) or any(
             not is_same(made, self.base[at])
@@ -153,7 +157,7 @@ class Contents(_Calls):
         )
 
     def write_all(self, numbers: Sequence[int], into: Rows, rows: Sequence[int], writer: Writer) -> None:
-        """Have a writer write the inputs of some calls; the caller finishes it."""
+        """Have a writer write the inputs of some calls; the caller calls `writer.finish`."""
         base = [at for at, number in enumerate(numbers) if number == self.base_number]
         own = [at for at, number in enumerate(numbers) if number != self.base_number]
         secrets = self._draw_secrets([numbers[at] for at in own])
@@ -197,7 +201,7 @@ class Contents(_Calls):
         return self._varied[index].deviation is not None and self.base[index].dtype in DRAWN
 
     def _write(self, index: int, secrets: Unsigned, into: torch.Tensor, rows: Sequence[int], writer: Writer) -> None:
-        """Have one input of some calls written, given the secrets of each."""
+        """Have the writer write one input of some calls, given the secrets of each call."""
         value, varied = self.base[index], self._varied[index]
         keys = secrets[:, -1 if varied.is_joint else index]
         if varied.mode == "redrawn":
@@ -216,19 +220,19 @@ class Contents(_Calls):
                 writer.flip_rows(into, rows, keys, flips)
 
     def _redraw(self, index: int, key: int) -> torch.Tensor:
-        """Return an input made anew."""
+        """Return new contents of an input."""
         value: torch.Tensor = self.base[index]
         remake = self._varied[index].remake
         if remake is not None:
             return remake(key)
         if value.dtype in MULTIPLIED and value.shape[-1] > 1:
             return redraw_rows(value, key, keeps_length=self._has_signs(index))
-        dimension = -1 if value.is_floating_point() else 0  # packed pages are moved along as wholes
+        dimension = -1 if value.is_floating_point() else 0  # whole packed pages are rotated
         size = value.shape[dimension]
         return torch.roll(value, 1 + key % (size - 1), dims=dimension) if size > 1 else value
 
     def _has_signs(self, index: int) -> bool:
-        """Return whether an input has finite numbers only, of both signs. Waits for a GPU once."""
+        """Return whether all numbers of an input are finite, and both signs occur. The first call waits for a GPU."""
         if index not in self._signs:
             low, high = torch.stack(torch.aminmax(self.base[index])).tolist()
             self._signs[index] = -math.inf < low < 0 < high < math.inf
@@ -240,7 +244,7 @@ class Contents(_Calls):
 
 
 class DealtContents(_Calls):
-    """The inputs of a job's calls, which get the evaluator's sets of inputs interleaved.
+    """The inputs of a job's calls, which use the evaluator's sets of inputs in turn.
 
     Call n has set n % sets, with the content of that set's call n // sets.
 
@@ -261,7 +265,7 @@ class DealtContents(_Calls):
         return all(one.differs for one in self._each)
 
     def set_of(self, number: int) -> int:
-        """Return which set a call has."""
+        """Return the index of the set that a call uses."""
         return number % len(self._each)
 
     def is_base(self, number: int) -> bool:
@@ -269,7 +273,7 @@ class DealtContents(_Calls):
         return number // len(self._each) == self._each[self.set_of(number)].base_number
 
     def write_all(self, numbers: Sequence[int], into: Rows, rows: Sequence[int], writer: Writer) -> None:
-        """Have a writer write the inputs of some calls; the caller finishes it."""
+        """Have a writer write the inputs of some calls; the caller calls `writer.finish`."""
         sets = len(self._each)
         for at, one in enumerate(self._each):
             own = [(call // sets, row) for call, row in zip(numbers, rows, strict=True) if call % sets == at]
@@ -278,13 +282,14 @@ class DealtContents(_Calls):
 
 
 def make_rows(value: torch.Tensor, count: int) -> torch.Tensor:
-    """Return memory for `count` tensors like a contiguous one: [count, *shape], each aligned like a separate tensor."""
+    """Return memory for `count` tensors like `value`, [count, *shape]. Each is contiguous and aligned like a separate
+    tensor."""
     step = -(-value.numel() // ALIGNED) * ALIGNED
     return value.new_empty(count * step).as_strided((count, *value.shape), (step, *value.stride()))
 
 
 def redraw_rows(value: torch.Tensor, key: int, *, keeps_length: bool) -> torch.Tensor:
-    """Return rows with their elements in another order, each multiplied by a factor; zeros and signs stay.
+    """Return rows with their elements in another order, each element multiplied by a positive factor.
 
     Args:
         value: rows of a dtype in MULTIPLIED.
@@ -299,12 +304,13 @@ def redraw_rows(value: torch.Tensor, key: int, *, keeps_length: bool) -> torch.T
     made.mul_(value.index_select(-1, order))
     power = 2 if keeps_length else 1
     before, after = (torch.linalg.vector_norm(rows, power, -1, True, dtype=torch.float64) for rows in (value, made))
-    ratio = (before / after).nan_to_num_(1.0, 1.0, 1.0)  # of rows of zeros, or with an infinite number
+    ratio = (before / after).nan_to_num_(1.0, 1.0, 1.0)  # 1 for rows of zeros, and for rows with an infinite number
     return made.mul_(ratio.to(dtype)).to(value.dtype)
 
 
 def choose_moves(value: torch.Tensor, keys: Unsigned) -> Unsigned:
-    """Return for each key the number of elements by which a tensor is moved: never whole rows, if these are longer."""
+    """Return for each key the number of elements by which a tensor is rotated. Rows of two or more elements are never
+    rotated by whole rows."""
     count = value.numel()
     if count < 2:
         return np.zeros(len(keys), np.uint64)
@@ -329,15 +335,15 @@ def choose_columns(value: torch.Tensor) -> int:
 def find_perturbation(value: torch.Tensor) -> torch.Tensor | None:
     """Return which bits of each byte of stored quantised numbers may be flipped together; None if all must stay.
 
-    A byte changes to another byte of the tensor with another sign, another lowest bit, or both; in int8 with another
-    sign. Zeros, infinities and NaN stay, and no byte becomes one of them. So labels, and narrower codes packed into
-    bytes, do not change. Waits for a GPU.
+    A byte may change only to a byte that also occurs in the tensor. The new byte differs in the sign, the lowest bit,
+    or both; in int8 only in the sign. Zeros, infinities and NaN stay, and no byte becomes one of them. So labels do not
+    change, nor do narrower codes that are packed into bytes. This waits for a GPU.
 
     Args:
-        value: of int8 or a narrow float.
+        value: a tensor of int8 or of a narrow float.
 
     Returns:
-        uint8 [256]: byte → its bits.
+        uint8 [256]: byte → the bits to flip.
     """
     counts = torch.zeros(256, dtype=torch.int64, device=value.device)
     for part in torch.split(value.reshape(-1).view(torch.uint8), COUNTED_TOGETHER):

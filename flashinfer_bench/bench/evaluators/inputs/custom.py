@@ -1,9 +1,9 @@
 """Inputs that a workload calls "custom": a function of the definition, next to its reference, makes them.
 
-Its code is trusted like the reference, and runs in the judge's process, too. An error in it is the definition's fault.
-The function gets the sizes of all axes and the workload's numbers, as a dict or by their names, and the device. It
-returns a dict by name, or the inputs in order. Its random values come from the generators of torch, Python and numpy,
-which are seeded before each call. So an equal seed gives equal inputs.
+The function's code is trusted like the reference, and runs in the judge's process, too. An error in it is the
+definition's fault. The function gets the sizes of all axes and the workload's numbers, as a dict or by their names, and
+the device. It returns a dict by name, or the inputs in order. Its random values come from the generators of torch,
+Python and numpy, which are seeded before each call. So an equal seed gives equal inputs.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from flashinfer_bench.errors import DefinitionFault
 DEVICE: Final = "device"
 """The name of the parameter that gets the device."""
 SLOW_S: Final = 0.05
-"""Seconds of a call. A slower function does not make the inputs of each call anew, since a job has hundreds of calls.
-"""
+"""Maximum seconds of a call, for a function that makes new inputs for each timed call. A job has hundreds of calls."""
 _NUMPY_SEEDS: Final = 1 << 32
 
 
@@ -43,8 +42,8 @@ class CustomInputs:
         definition: names the function.
         workload: names its custom inputs.
         axes: the size of every axis.
-        shapes: of all inputs, by name.
-        device: of the tensors.
+        shapes: shapes of all inputs, by name.
+        device: device of the tensors.
 
     Raises:
         DefinitionFault: there is no such function, or its source fails.
@@ -67,7 +66,7 @@ class CustomInputs:
         self._last: tuple[int, dict[str, Any]] | None = None
 
     def draw(self, seed: int) -> dict[str, Any]:
-        """Make all of them; the inputs of the last seed are cached.
+        """Make all custom inputs; the inputs of the last seed are cached.
 
         Raises:
             DefinitionFault: the function fails, or its result does not fit the definition.
@@ -82,7 +81,8 @@ class CustomInputs:
         return self._last[1]
 
     def compare_draws(self) -> tuple[list[str], float]:
-        """Make them with two seeds; return the names of the differing inputs, and the seconds of one draw."""
+        """Make the custom inputs with two seeds; return the names of the differing inputs, and the seconds of one
+        draw."""
         first, start = self.draw(1), time.monotonic()
         second = self.draw(2)
         seconds = time.monotonic() - start
@@ -145,8 +145,7 @@ def _find_function(definition: Definition) -> Callable[..., Any]:
 
 
 def _bind(function: Callable[..., Any], values: Mapping[str, Any], device: torch.device) -> Callable[[], Any]:
-    """Return the call of a function: by the names of axes and numbers if its parameters have them, else with one
-    dict."""
+    """Return a function with its arguments bound: by name if its parameters are axes and numbers, else as one dict."""
     signature = inspect.signature(function)
     names, known = signature.parameters, {**values, DEVICE: device}
     takes_any = any(one.kind is one.VAR_KEYWORD for one in names.values())
@@ -164,7 +163,7 @@ def _bind(function: Callable[..., Any], values: Mapping[str, Any], device: torch
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the generators that a function may draw from, and give them back as they were."""
+    """Seed the generators that a function may draw from, and restore their states afterwards."""
     states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else [], device_type="cuda"):
         torch.manual_seed(seed)

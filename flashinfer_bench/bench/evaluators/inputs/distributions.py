@@ -1,6 +1,6 @@
 """Random tensors of any dtype. Large tensors are filled in place or in chunks, never copied whole.
 
-A `ValueSpec` is an input that has no values yet. The functions here make its values; `rules` picks the function.
+A `ValueSpec` describes an input that has no values yet. The functions here make its values; `rules` picks the function.
 Small integer tensors are made on the CPU and moved, so that every device gets the same values.
 """
 
@@ -22,7 +22,7 @@ from flashinfer_bench.data.dtypes import DTYPES, POWERS_OF_TWO, Dtype, torch_dty
 CHUNK_ELEMENTS: Final = 1 << 22
 """Elements that are made at once if torch cannot fill the dtype in place."""
 EXPONENTS: Final = (125, 130)
-"""Codes of exponents: 2 ** -2 to 2 ** 2."""
+"""Range of the bytes of random float8_e8m0fnu values, end excluded: 2 ** -2 to 2 ** 2."""
 _CPU: Final = torch.device("cpu")
 
 
@@ -43,7 +43,7 @@ class ValueSpec:
     given: Mapping[str, Any] = field(default_factory=dict)
     """The inputs that are the same for each seed, by name: numbers of the workload, and tensors of files."""
     is_plain: bool = False
-    """Whether its values ignore the reference's use of them: trial runs begin with such values."""
+    """Whether its values are made without trial runs of the reference, because the input is for such a trial run."""
 
     @property
     def dtype_name(self) -> str:
@@ -115,7 +115,7 @@ def find_rule(rules: tuple[Rule, ...], value_spec: ValueSpec) -> Rule:
 def fill_floats(value_spec: ValueSpec, fill: Callable[[torch.Tensor, torch.Generator], object]) -> torch.Tensor:
     """Make a float input; if torch cannot fill the dtype in place, float32 chunks are made and rounded.
 
-    Packed 4-bit floats get every code equally often, exponents the codes of 2 ** -2 to 2 ** 2.
+    Packed 4-bit floats get every code equally often; float8_e8m0fnu gets 2 ** -2 to 2 ** 2.
     """
     tensor = value_spec.empty()
     if is_packed(tensor.dtype):
@@ -159,7 +159,7 @@ def fill_bytes(value_spec: ValueSpec, low: int = 0, high: int = 256) -> torch.Te
 def distinct_rows(value_spec: ValueSpec, limit: int) -> torch.Tensor:
     """Make random integers in [0, limit).
 
-    No number is twice in the tensor if `limit` is large enough for that. Otherwise no number is twice in a row, if
+    If `limit` is large enough, no number occurs twice in the tensor. Otherwise no number occurs twice in a row, if
     `limit` is large enough for that.
     """
     generator = value_spec.generator()

@@ -1,9 +1,9 @@
 """The content of outputs before a call. A kernel that writes every element overwrites all of it.
 
-Floats of 16 bits and more are filled with a quiet NaN whose payload no conversion and no arithmetic makes. Canonical
-NaNs have no payload or all ones, and NaNs from shorter floats end in zeros. A NaN of 8 bits has one or two bit
-patterns, so these outputs are filled alternately with NaN and a finite number. An unwritten element is wrong under one
-of them.
+Floats of 16 bits and more are filled with a quiet NaN whose payload no conversion and no arithmetic makes. The payload
+of a canonical NaN is all zeros or all ones, and NaNs from shorter floats end in zeros. A float of 8 bits has only one
+or two NaN patterns. So outputs of 8 bits are filled with NaN before some calls, and with a finite number before others.
+An unwritten element is wrong after one of the two.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 WORD: Final = 8
-"""Bytes of a word, which is written over and over."""
+"""Bytes of the word that is repeated to fill an output."""
 NANS: Final = {
     torch.float64: (torch.int64, 0x7FFDB3C96E5AD72D),
     torch.float32: (torch.int32, 0x7FE5B3C9),
@@ -22,10 +22,10 @@ NANS: Final = {
 }
 """Float dtype → the dtype of its bits, and the bits of its fill."""
 NAN_BYTE: Final = 0xFF
-"""NaN in every float of 8 bits."""
+"""A byte that is NaN in every float of 8 bits."""
 OTHER_BYTE: Final = 0xA5
 CHECKED_TOGETHER: Final = 1 << 26
-"""Elements that are checked together; bounds the extra memory."""
+"""Maximum elements that are checked together. This bounds the extra memory."""
 
 
 def fill_words(dtype: torch.dtype) -> tuple[int, ...]:
@@ -39,14 +39,14 @@ def fill_words(dtype: torch.dtype) -> tuple[int, ...]:
 
 
 def fill(into: torch.Tensor, word: int) -> None:
-    """Fill bytes [..., bytes] with a word, written over and over along the last dimension."""
+    """Fill bytes [..., bytes] with a word that is repeated along the last dimension."""
     size = into.shape[-1]
     pattern = torch.tensor([*word.to_bytes(WORD, "little")], dtype=torch.uint8, device=into.device)
     into.copy_(pattern.repeat(-(-size // WORD))[:size])
 
 
 def count_unwritten(expected: torch.Tensor, got: torch.Tensor) -> int:
-    """Count the elements that are NaN by right and still hold their bits from before the call.
+    """Count the elements whose right value is NaN, and that still hold the fill from before the call.
 
     Args:
         expected: the reference's output.

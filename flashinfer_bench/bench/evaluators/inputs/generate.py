@@ -43,9 +43,10 @@ class InputMaker:
     blob_root: Path
     """Root of the trace set that holds the workload."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """Gets "broken_constraints" if the axes break some, and "unchecked_constraints" if some cannot be checked."""
+    """Gets "broken_constraints" if the axes break constraints, and "unchecked_constraints" if constraints cannot be
+    checked."""
     _stored: dict[str, Any] = field(default_factory=dict)
-    """Content of files, by the input's name: each file is read once."""
+    """Stored values, by the input's name, so that each is read once."""
 
     def make(self, seed: int) -> list[Any]:
         """Make a set of inputs, in the order of the definition; an omitted optional input is None.
@@ -136,7 +137,7 @@ def read_stored(file: Path, key: str, spec: TensorSpec, shape: tuple[int, ...] |
         fd = open_to_read(file)
     except OSError as error:
         raise WorkloadFault(f"{where}: cannot be read: {error.strerror}") from error
-    try:  # the checked file is read, even if its name is now another file's
+    try:  # reads the file that was checked, even if another file has its name now
         with safe_open(f"/dev/fd/{fd}", framework="pt", device="cpu") as blob:
             keys = list(blob.keys())
             if key not in keys:

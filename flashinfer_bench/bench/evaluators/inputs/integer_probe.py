@@ -1,12 +1,12 @@
-"""Finds by trial runs of the reference the valid values of an integer input, and the reference's use of them.
+"""Finds the valid values of an integer input, and how the reference uses them, by trial runs of the reference.
 
-A run uses stand-ins (`stand_ins.py`) with the same value in all elements of an input. The value is valid if all
-reported indices lie inside their tensors, the run ends as usual, and the constraints hold. Bisection finds the range of
-valid values, first among the sizes of the indexed tensors. Python numbers that come from an input are followed like
-tensors.
+A run calls the reference on traced tensors (`stand_ins.py`), with the same value in all elements of one input. The
+value is valid if all recorded indices lie inside their tensors, the run ends like the first run, and the constraints
+hold. Bisection finds the range of valid values. It begins with the sizes of the indexed tensors. Python numbers that
+come from an input are followed like tensors.
 
-If the reference fails on stand-ins, or has too many operations, an input keeps the range of its name's rule. An
-exception is a run that shows indices outside of a tensor.
+If the reference fails on traced tensors, or has too many operations, an input keeps the range of its name's rule. The
+range gets smaller if a run shows indices outside of a tensor.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.data import Definition
 
 BEYOND: Final = (2, 8, 32)
-"""Multiples of the largest indexed size at which a bound of the values is searched."""
+"""Multiples of the largest indexed size that are tried as bounds of the values."""
 FEW: Final = 8
-"""If fewer values are valid, negative indices count as valid, too."""
+"""If fewer values are valid, negative indices are allowed in a second search."""
 WRAPPED: Final = 2
-"""Multiple of a table's size that values reach if the reference wraps or clamps them itself."""
+"""Values reach this multiple of a table's size if the reference wraps or clamps them itself."""
 MOST_PADDINGS: Final = 4
-"""Negative numbers of the reference's text that are tried as padding."""
+"""Maximum negative numbers in the reference's source that are tried as padding."""
 TESTS: Final = re.compile(r"[<>=!]=?\s*-?\d|\d\s*[<>=!]|\.[lgen][et]\(|ignore_index")
-"""Source text that tests for padding."""
+"""Matches source text that may test for padding."""
 
 
 class IntegerProbe:
-    """Runs of one definition's reference on the sizes of one workload.
+    """Trial runs of one definition's reference on the sizes of one workload.
 
     Args:
         definition: has the reference and the constraints.
         axes: the size of every axis.
         values: all inputs by name: numbers, tensors with values on the CPU, or tensors on "meta".
-        device: the device that the reference assumes for its tensors.
+        device: the device that tensors report to the reference.
 
     Raises:
         DefinitionFault: the reference cannot be called.
@@ -66,7 +66,7 @@ class IntegerProbe:
 
         Args:
             name: the input.
-            usual: the range's end if the reference indexes nothing by it.
+            usual: end of the range if the reference indexes nothing with the input.
             info: the numbers that its dtype holds.
         """
         if name not in self._found:
@@ -83,7 +83,7 @@ class IntegerProbe:
         return self._found[name]
 
     def _search(self, name: str, usual: int, largest: int, least: int) -> range:
-        """Return the valid values; `least` bounds indices that are counted from the end."""
+        """Return the range of valid values. Indices that count from the end are valid down to `least`."""
 
         def is_valid(value: int) -> bool:
             return self._fits(self._run(name, value, value), least) and self._holds(name, value, value)
@@ -108,7 +108,7 @@ class IntegerProbe:
         else:
             moved = [seen.size for seen in self._run(name, low, low).seen if seen not in known]
             return range(start, max(min(WRAPPED * min(moved, default=0), low + 1), usual, start + 1))
-        step = 1  # it doubles, so that an integer overflow is observed
+        step = 1  # it doubles, so that small steps are tried before values that overflow an integer
         while low + step < end and is_valid(low + step):
             low, step = low + step, 2 * step
         beyond = range(low + 1, min(low + step, end))
@@ -125,13 +125,13 @@ class IntegerProbe:
             padded = self._run(name, None, number)
             is_tested = (name, number) in padded.tests
             is_other = [seen.operation for seen in usual.seen] != [seen.operation for seen in padded.seen]
-            least = -1 if is_tested and number == -1 else 0  # its result for -1 may be masked later
+            least = -1 if is_tested and number == -1 else 0  # the reference may index with -1 and mask the result later
             if (is_tested or is_other) and self._fits(padded, least) and self._holds(name, None, number):
                 return number
         return None
 
     def is_opened(self, name: str, *, is_masked: bool) -> bool:
-        """Return whether the reference takes the bits of an input apart, and any bits are valid.
+        """Return whether the reference unpacks the bits of an input, so that any bits are valid.
 
         Args:
             name: the input.
@@ -143,17 +143,19 @@ class IntegerProbe:
         return is_used and name not in did["choose"] and self._run().end in (DONE, STOPPED)
 
     def _fits(self, run: Watch, least: int) -> bool:
-        """Return whether a run had valid indices, except those of the first run, and ended like it."""
+        """Return whether a run ended like the first run, and all indices that the first run did not use are valid."""
         base = self._run()
         return run.end in (base.end, STOPPED) and all(one in base.seen or one.lies_within(least) for one in run.seen)
 
     def _holds(self, name: str, value: int | None, other: int) -> bool:
-        """Return whether the constraints that bound an input's values hold for these; equations are not bounds."""
+        """Return whether the constraints on an input's values hold. Equations are skipped, because they are not
+        bounds."""
         texts = [one for one in asking_for(self._reference.definition.constraints, name) if not re.search("[=!]=", one)]
         return not texts or not find_broken(texts, {**self._axes, name: self._fill(name, value, other).long()})[0]
 
     def _fill(self, name: str, value: int | None, other: int) -> torch.Tensor:
-        """Return an input filled with one value, or with its values so far and `other` in every second element."""
+        """Return a copy of an input with `other` in every second element. The rest is filled with `value`; None keeps
+        its values."""
         filled: torch.Tensor = self._values[name].clone()
         if value is not None:
             filled.fill_(value)

@@ -1,7 +1,9 @@
-"""Random integers with a meaning: offsets, lengths, pages, positions, slots, words. All fit the axes around them.
+"""Random integers with a meaning: offsets, lengths, pages, positions, slots, words. All values fit the definition's
+axes.
 
-A table maps an input's name to its values. `integer_probe` finds what the reference indexes with them, and so the valid
-values; it also finds padding and packed words. It runs once for the sizes of a workload.
+A table maps an input's name to the function that makes its values. `integer_probe` finds what the reference indexes
+with an input, and so the valid values. The probe also finds padding and packed words. It runs once for the sizes of a
+workload.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _TOTAL_AXES: Final = {
     "kv": ("num_kv_indices", "total_kv", "total_num_pages", "total_k"),
     "": ("total_seq_len", "total_tokens", "num_tokens", "total_q", "total_kv"),
 }
-"""Axes that may be the total of offsets if no constraint names it: for queries, for keys and values, for others."""
+"""Axes that may be the last offset if no constraint gives it: for offsets of queries, of keys and values, of others."""
 _TABLE_AXES: Final = ("max_num_pages", "max_num_blocks", "max_pages_per_seq", "max_blocks_per_seq")
 _LENGTH_AXES: Final = ("max_seq_len", "max_kv_len", "max_seqlen", "max_context_len", "seq_len", "kv_len")
 _POSITION_AXES: Final = ("max_seq_len", "max_position_embeddings", "max_position", "max_positions")
@@ -44,20 +46,21 @@ _CLASS_AXES: Final = (
 SMALL: Final = 8
 """Exclusive bound of integers without a rule."""
 PADDED_SHARE: Final = 1 / 8
-"""Share of the indices that are -1 if the reference tests for that."""
+"""Share of the indices that are -1 if the reference tests for -1."""
 IGNORED_SHARE: Final = 1 / 4
-"""Share of the values that are another negative number, as -100 for labels, if the reference tests for that."""
+"""Share of the values that are another negative number, such as -100 for labels, if the reference tests for this
+number."""
 SURELY_PADDED: Final = 8
-"""From this many indices on, at least one is padding."""
+"""Minimum number of indices in an input of which at least one is made padding."""
 FREE_LENGTH: Final = 4
 """Mean length of a sequence if the total is not given."""
 MOST_PROBES: Final = 64
 _probes: dict[tuple[Any, ...], IntegerProbe | None] = {}
-"""Reference, inputs, sizes and numbers → the runs on them; None if the reference cannot be called."""
+"""Definition, device type, sizes and numbers → the trial runs; None if the reference cannot be called."""
 
 
 def row_offsets(value_spec: ValueSpec) -> torch.Tensor:
-    """Make offsets that begin at 0, never fall, and end at the total of a constraint or an axis.
+    """Make offsets that begin at 0, never decrease, and end at the total that a constraint or an axis gives.
 
     Each sequence gets enough keys for causal attention to have an answer for every query.
     """
@@ -134,8 +137,9 @@ def below(
 
     Args:
         find_size: returns the size; None if it is unknown.
-        usual: the end if nothing is known of the values either; None for the smallest leading size.
-        least: the least value; the size itself is a value then.
+        usual: the size if `find_size` returns None and the reference indexes nothing with the values; None for the
+            smallest first dimension of the other inputs.
+        least: the smallest value. It is also added to the size, so with 1 the size itself is valid.
         is_distinct: whether values are distinct, if there are enough. If two sequences write to one slot, there is no
             right answer.
     """
@@ -185,7 +189,7 @@ def experts(value_spec: ValueSpec) -> torch.Tensor:
 
 
 def small_or_bytes(value_spec: ValueSpec) -> torch.Tensor:
-    """Make integers without a rule: valid indices if the reference indexes by them, else small; bytes of any value."""
+    """Make integers that no other rule fits: valid indices or else small numbers; in 8 bits any bytes."""
     made: torch.Tensor = within()(value_spec) if _is_wide(value_spec) else words(value_spec)
     return made
 
@@ -208,11 +212,11 @@ def packed_keys(value_spec: ValueSpec) -> torch.Tensor:
 
 
 def _find(value_spec: ValueSpec, usual: int) -> tuple[range, int | None]:
-    """Return which values are valid, and which number is padding, as trial runs of the reference show.
+    """Return the valid values and the padding value (None if there is none), as trial runs of the reference show.
 
     Args:
         value_spec: the input.
-        usual: the range's end if the reference indexes nothing by it.
+        usual: end of the range if the reference indexes nothing with the input.
     """
     info = torch.iinfo(torch_dtype(value_spec.dtype_name))
     probe = _probe(value_spec)
@@ -222,7 +226,7 @@ def _find(value_spec: ValueSpec, usual: int) -> tuple[range, int | None]:
 
 
 def _pad(value_spec: ValueSpec, values: torch.Tensor, padding: int) -> torch.Tensor:
-    """Write padding over some indices; some of each row stay."""
+    """Write padding over some indices. At least one index of each row stays."""
     count = values.numel()
     columns = values.shape[-1] if values.ndim and values.shape[-1] > 1 else count
     generator = value_spec.generator(torch.device("cpu"), "padding")
@@ -246,7 +250,7 @@ def _is_wide(value_spec: ValueSpec) -> bool:
 
 
 def _has_words(value_spec: ValueSpec, *, is_masked: bool) -> bool:
-    """Return whether any bits are valid in an input of more than 8 bits that the reference takes apart."""
+    """Return whether an input has more than 8 bits, and the reference unpacks them, so that any bits are valid."""
     may_be = not is_masked or re.search(r">>|shift", value_spec.definition.reference) is not None
     if not may_be or not _is_wide(value_spec) or asking_for(value_spec.definition.constraints, value_spec.name):
         return False
@@ -255,7 +259,8 @@ def _has_words(value_spec: ValueSpec, *, is_masked: bool) -> bool:
 
 
 def _probe(value_spec: ValueSpec) -> IntegerProbe | None:
-    """Return the runs of a reference on the sizes of a workload; None for inputs of the runs themselves."""
+    """Return the trial runs of a reference on the sizes of a workload. None for inputs of the trial runs themselves, or
+    if the reference cannot be called."""
     if value_spec.is_plain:
         return None
     definition, given = value_spec.definition, value_spec.given
@@ -280,13 +285,14 @@ def _is_integer(value: Any) -> TypeGuard[torch.Tensor]:
 def find_plain_values(
     definition: Definition, axes: Mapping[str, int], given: Mapping[str, Any], *, has_integers: bool = True
 ) -> dict[str, Any]:
-    """Return all inputs in the initial form of runs on stand-ins: numbers, values on the CPU, or shapes on "meta".
+    """Return all inputs as trial runs get them: numbers, tensors with values on the CPU, or tensors without values on
+    "meta".
 
     Args:
         definition: names the inputs.
         axes: the size of every axis.
-        given: inputs that each seed has, by name. Others have usual values.
-        has_integers: whether integers have values.
+        given: inputs that are the same for each seed, by name. Other inputs get usual values.
+        has_integers: whether tensors of integers get values.
     """
     values = dict[str, Any]()
     for (name, spec), shape in zip(definition.inputs.items(), definition.get_input_shapes(axes), strict=True):
@@ -306,7 +312,7 @@ def find_plain_values(
 
 
 PACKED: Final = r"(.*_)?(q_?(weights?|zeros?)|packed_?(weights?|w|zeros?)|(weights?|w|zeros?|zero_points?)_packed)"
-"""Names of whole numbers that hold several quantised numbers each."""
+"""Names of integer inputs whose elements hold several quantised numbers each."""
 LABELS: Final = r"(.*_)?(labels?|targets?|class(es)?)"
 INDEX_TEXT: Final = "below the sizes of what the reference indexes; where that is unclear, below all leading sizes"
 LABELS_TEXT: Final = "more than 8 bits: below what the reference indexes, else below `num_classes`, else 0 to 7"

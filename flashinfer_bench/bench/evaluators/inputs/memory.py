@@ -14,14 +14,14 @@ from flashinfer_bench.base.host import usable_memory
 
 RECENT_S: Final = 0.2
 ROOMY_S: Final = 2.0
-"""Seconds for which a query of a GPU's free memory is reused; ROOMY_S holds if more than half was free. While the
-driver ends another process's context, a query waits for it, and a job needs a dozen."""
+"""Seconds for which a query's result for a GPU's free memory is reused; ROOMY_S if more than half was free. A query
+waits while the driver ends another process's context, and a job needs a dozen results."""
 SMALL_SHARE: Final = 1024
 """An allocation of at most a device's memory divided by this is made without a query of the free memory."""
 _queries: dict[torch.device, tuple[float, int]] = {}
-"""GPU → until when the latest reading counts, and the free bytes."""
+"""GPU → time until which the latest result is reused, and the free bytes."""
 _most_free: dict[torch.device, int] = {}
-"""GPU → the largest free memory that was read."""
+"""GPU → the largest free memory that a query returned, in bytes."""
 
 
 @cache
@@ -57,7 +57,7 @@ def most_free_bytes(device: torch.device) -> int:
 
 
 def cached_bytes(device: torch.device) -> int:
-    """Return the memory of a GPU that torch holds in this process for no tensor.
+    """Return the memory of a GPU that torch holds in this process, but that no tensor uses.
 
     `torch.cuda.memory_reserved` sorts 160 figures to return one of them, which takes a third of a millisecond.
     """

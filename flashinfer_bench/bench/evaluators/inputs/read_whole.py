@@ -1,8 +1,8 @@
-"""Finds inputs that a reference provably reads whole: each of their elements changes its result.
+"""Finds inputs that a reference provably reads whole: each element of such an input changes the reference's result.
 
-The reference runs once on stand-ins, and its operations are followed. Operations that are not listed here prove
-nothing: indices, slices, masks, branches on values, loops, writes in place. Nor do functions that may vanish or
-saturate, since their factors may stay unread.
+The reference runs once on traced tensors (`stand_ins.py`), and its operations are followed. Operations that are not
+listed here prove nothing, such as indexing, masks, branches on values, and writes in place. Functions whose result may
+be zero or saturate prove nothing either: a solution need not read the factors of a zero.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ LAYOUT: Final = frozenset(
     {"view", "_unsafe_view", "t", "transpose", "permute", "unsqueeze", "squeeze", "expand"}
     | {"alias", "detach", "slice", "clone", "_to_copy"}
 )
-"""They keep all elements, if there are no fewer afterwards."""
+"""Operations that keep all elements, if the result has at least as many elements as the input."""
 SUMS: Final = frozenset(("add", "sub", "div"))
-"""Terms that depend on one input may cancel out."""
+"""Operations on terms. They prove nothing if several terms depend on the same input, since these may cancel out."""
 PRODUCTS: Final = frozenset(("mul", "mm", "bmm", "mv", "dot", "sum", "mean", "neg", "sqrt", "rsqrt"))
 
 
 class _Whole(NamedTuple):
-    """The note of a tensor: each element of these inputs changes it."""
+    """The note of a tensor: each element of `inputs` changes the tensor."""
 
     inputs: frozenset[str]
     is_computed: bool = False
-    """Whether it is computed: a copy of an input may be the input's own memory, which proves no read."""
+    """Whether the tensor is computed. A tensor that is not computed may be the input's own memory, which proves no
+    read."""
 
 
 class _Follower(Watch):  # type: ignore[no-untyped-call] # torch has no types for it
@@ -70,8 +71,8 @@ class _Follower(Watch):  # type: ignore[no-untyped-call] # torch has no types fo
 def find_read_whole(definition: Definition, workload: Workload) -> dict[str, float]:
     """Return the bytes of each input that the reference provably reads whole, by name; empty without a proof.
 
-    Only inputs with normal random values count, since they cannot be masks. The reference is compiled anew, since a
-    reference that keeps tensors would keep some without values.
+    Only inputs with normal random values count, since such inputs cannot be masks. The reference is compiled again, so
+    that a reference that caches tensors does not cache tensors without values.
     """
     with suppress(WorkloadFault):
         axes, shapes = bind_axes(definition, workload)

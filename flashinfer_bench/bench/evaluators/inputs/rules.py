@@ -1,9 +1,9 @@
-"""Which random values an input gets: two tables of rules. The first rule that fits decides.
+"""Decides which random values an input gets, by two tables of rules. The first rule that fits an input is used.
 
-A rule fits if the op type, the kind of dtype and the input's whole name in lower case match. Definitions express the
-meaning of an integer only by its name. The rules at the end of each table fit all names. The last column describes the
-values in words. `find_varied_input` finds inputs whose values have no meaning by a rule, so calls and stress cases may
-change them.
+A rule fits if the op type, the kind of dtype and the input's whole name in lower case match. A definition expresses the
+meaning of an integer only by the input's name. The rules at the end of each table fit all names. The last column
+describes the values in words. `find_varied_input` returns how an input may differ from call to call, and whether stress
+cases may change it.
 """
 
 from __future__ import annotations
@@ -33,28 +33,29 @@ from flashinfer_bench.bench.evaluators.inputs.distributions import (
 from flashinfer_bench.data.dtypes import POWERS_OF_TWO
 
 SCALE_RANGE: Final = (0.5, 1.5)
-"""Range of quantisation scales. They are near 1, so a product of normal values keeps their magnitude."""
+"""Range of quantisation scales. The scales are near 1, so that scaled values keep their magnitude."""
 STEP_RANGE: Final = (0.001, 0.1)
-"""Range of the steps of a state. A bias is added before the softplus that makes the steps. A step times the rate of a
-channel is how much the channel forgets in it. Models begin with such biases: with steps near one, all channels would
-forget within 20 steps."""
+"""Range of the steps of a state-space model. A step is the softplus of a value plus a bias. A step times a channel's
+rate says how much the channel forgets in this step. Models are initialised with such biases. With steps near one, all
+channels would forget within 20 steps."""
 DELTA_STEP_RANGE: Final = (0.01, 1.0)
-"""Range of the steps of a gated delta net. With smaller steps its outputs grow with its memory, and code that rounds to
-bfloat16 would be refused. It also forgets by itself, since new keys overwrite old keys."""
+"""Range of the steps of a gated delta net. With smaller steps, its outputs would grow with its memory, and code that
+rounds to bfloat16 would be rejected. The state also forgets without decay, since new keys overwrite old keys."""
 RATE_RANGE: Final = (1.0, 16.0)
-"""Range of these rates if steps have a bias: channels forget within a step, within hundreds, or in between."""
+"""Range of the channels' rates if steps have a bias. A channel then forgets within one step to hundreds of steps."""
 LONE_RATE_RANGE: Final = (0.001, 16.0)
-"""Range of these rates if steps have no bias: steps are near one, and the rates alone decide how long a channel
-remembers."""
+"""Range of the channels' rates if steps have no bias. Then steps are near one, and the rates alone decide how long a
+channel remembers."""
 LOGIT_DEVIATION: Final = 3.0
 ABSORBED_HEAD_DIM: Final = 128
-"""Elements of a DeepSeek query without its rotary part, before the projection is absorbed; no axis of mla gives it."""
+"""Elements of a DeepSeek query without its rotary part, before the projection is absorbed. No axis of an mla definition
+has this size."""
 FEW_BOOLS: Final = 64
-"""Elements of a bool input, at least, whose bits are flipped. In a shorter input all could become false, and a mask
-could select nothing; it is only moved along."""
+"""Minimum elements of a bool input whose bits are flipped. In a shorter input all elements could become false, and a
+mask could select nothing. So a shorter input is only rotated."""
 STEP_BIAS: Final = "dt_bias"
 NO_NUMBERS: Final = r"scale|zero|mask|flag|sign|type|code|bits"
-"""Parts of a name of stored int8 whose values are no quantised numbers."""
+"""Parts of the names of stored int8 inputs that hold no quantised numbers."""
 PROBABILITIES: Final = r"((draft|target)_)?prob(s|abilities)"
 
 Kind = Literal["float", "float8", "bytes", "bools"]
@@ -62,7 +63,7 @@ Kind = Literal["float", "float8", "bytes", "bools"]
 
 @dataclass(frozen=True)
 class VariedInput:
-    """How an input differs from call to call, if no rule gives its values a meaning."""
+    """How an input differs from call to call."""
 
     name: str
     mode: Mode
@@ -73,11 +74,11 @@ class VariedInput:
     deviation: float | None = None
     """Standard deviation of a random "scaled" input that is normal around zero."""
     flips: int = 0
-    """Bits of each byte of a random "rolled" input that may be flipped, and leave it as likely as it was."""
+    """Bits of each byte of a random "rolled" input that may be flipped without making a value less likely."""
     is_perturbed: bool = False
     """Whether a "rolled" input that is not random holds quantised numbers, which may change a little."""
     kind: Kind | None = None
-    """Its kind for stress cases if it is random; None if a rule fixes its range."""
+    """Its kind for stress cases; None if it is not random, or if a rule fixes its range."""
 
 
 def find_varied_input(value_spec: ValueSpec, *, is_random: bool = True) -> VariedInput:
@@ -178,7 +179,7 @@ def _step_bias(low: float, high: float) -> Make:
 
 
 def _weights_scale(value_spec: ValueSpec) -> torch.Tensor:
-    """Make scales of quantised weights with which a product with normal inputs has a size near 1."""
+    """Make scales of quantised weights, so that products of the weights with normal inputs have a magnitude near 1."""
     stem = re.sub(r"_scales?$", "", value_spec.name)
     weights = {"output1": "gemm1_weights", "output2": "gemm2_weights"}.get(value_spec.name[:7], stem)
     shapes = dict(
@@ -246,7 +247,7 @@ TENSOR_RULES: Final[tuple[Rule, ...]] = (
 )
 
 NUMBER_RULES: Final[tuple[Rule, ...]] = (
-    # Before these rules: an input with the name of an axis is the size of that axis.
+    # `make_number` uses these rules only if no axis has the input's name; else the number is the size of that axis.
     Rule(ANY, "float", r"(sm_|softmax_|attn_|attention_)?scal(e|ing)", _softmax_scale, "1 / sqrt(head dimension)"),
     Rule(ANY, "float", r".*(eps|epsilon)", lambda _: 1e-6, "1e-6"),
     Rule(ANY, "float", r"top_?p", _number(0.1, 1.0), "0.1 to 1"),

@@ -1,4 +1,5 @@
-"""One seed gives a seed for each name. So a random value does not depend on the number of earlier values."""
+"""Derives a seed for each name from one seed, so that a random value does not depend on the number of earlier
+values."""
 
 from __future__ import annotations
 

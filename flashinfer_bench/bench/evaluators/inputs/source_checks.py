@@ -1,6 +1,7 @@
 """Finds the values that a reference tests for, by patterns in its source without strings and comments.
 
-Stress cases (`stress.py`) depend on it: a guard against infinite numbers, for example, shows only if an input has one.
+Stress cases (`stress.py`) use the result. For example, a guard against infinite numbers matters only if an input has an
+infinite number.
 """
 
 from __future__ import annotations
@@ -16,38 +17,40 @@ VALUE: Final = (
     r"-?(?<![\w.\])])([A-Za-z_]\w*)"
     r"(?:\[[^\[\]]*\]|\.(?:float|double|to|unsqueeze|view|reshape|transpose|squeeze|flip)\([^()]*\))*"
 )
-"""A name, or a part or another layout of its values; the name is the pattern's group."""
+"""Matches a name, also with an index or a change of dtype or layout. The pattern's group is the name."""
 NANS: Final = "isfinite|isnan|nan_to_num_?|nansum|nanmean"
-"""Functions that test for NaN. `nan_to_num` makes infinite numbers so large that they dominate a norm."""
+"""Functions that test for NaN. `nan_to_num` is not in INFINITE, because it makes infinite numbers so large that they
+dominate a norm."""
 INFINITE: Final = "isfinite|isinf|isposinf|isneginf"
 SIGMOIDS: Final = "sigmoid_?|logsigmoid|softplus|hardsigmoid|expit"
-"""Functions of a gate, which scales a kept value; exp(-exp(x)) is a gate too."""
+"""Functions that make a gate, which scales a carried value. exp(-exp(x)) makes a gate, too: DECAYS."""
 DECAYS: Final = rf"\bexp\(-(?:\w+\.)*exp\({VALUE}|\(-{VALUE}\.exp\(\)"
 ZEROS: Final = rf"\b(?:count_nonzero|nonzero|heaviside)\b|{VALUE} [!=]= 0(?:\.0)?(?![\w.])|\.(?:eq|ne)\(0(?:\.0)?\)"
-"""Functions and comparisons that separate a zero from a small number; shapes and sizes are no values."""
+"""Functions and comparisons that separate a zero from a small number. Comparisons of shapes and sizes do not match."""
 EMPTY: Final = r"\b(?:any|all|isnan|nan_to_num)\b"
 """Functions by which a reference defines the result of rows without a true element."""
 SCANS: Final = r"\b(?:cumsum|cumprod|logcumsumexp|associative_scan)_?\b"
-"""Functions in which the first elements count for all that follow."""
+"""Functions in which an element changes all later results."""
 LOOP: Final = re.compile(r"^( *)(?:for|while) .*:\n((?:\1 +.*\n)+)", re.MULTILINE)
 MIXES: Final = r"(?:lerp|mul|addcmul|where)\("
 CARRIED: Final = re.compile(
     rf"^ *(\w+) (?:\*= |= (?:.*\W)?(?:\1\b\S* \* |\1\b\S*\.{MIXES}|{MIXES}.*\b\1\b)|= .* \* \1\b)", re.MULTILINE
 )
-"""A statement that multiplies or mixes a value and keeps it under its name. A sum over heads does not."""
+"""Matches a statement that multiplies or mixes a variable, and assigns the result to the same variable. A sum over
+heads does not match."""
 
 
 class SourceChecks(NamedTuple):
     """The values that a source tests for."""
 
     not_finite: tuple[float, ...] = ()
-    """Values that are no finite numbers."""
+    """NaN and infinities, if the source tests for them."""
     guarded: frozenset[str] = frozenset()
-    """Names whose values are checked for them."""
+    """Names whose values the source checks for NaN or infinities."""
     zeros: bool = False
-    """Whether it separates zeros from other numbers."""
+    """Whether the source separates zeros from other numbers."""
     empty_rows: bool = False
-    """Whether it defines the result of rows without a true element."""
+    """Whether the source defines the result of rows without a true element."""
     gates: frozenset[str] = frozenset()
     """Names that a sigmoid or softplus is applied to, if a state is carried from step to step."""
 

@@ -1,11 +1,12 @@
-"""Runs a definition's reference on stand-ins for its tensors, and notes its operations on integers.
+"""Runs a definition's reference on traced tensors (stand-ins, `Traced`), and records its operations on integers.
 
-Integers have values, on the CPU; floats have only shapes, on "meta". So an operation costs some microseconds at any
-size. Operations that index or slice by integers report the indices with their exclusive bound, and continue with valid
-ones. Values that depend on floats are chosen: an element is 1, and a mask selects all.
+Tensors of integers have values, on the CPU. Tensors of floats have only shapes, on the "meta" device. So an operation
+takes some microseconds at any size. For operations that index or slice by integers, the indices are recorded with their
+exclusive bound, and the run continues with valid indices. Values that depend on floats are unknown. If Python reads an
+unknown float, it gets 1. An unknown mask selects all elements.
 
-A run changes no input, and executes no code of a solution. It ends early if stand-ins cannot follow the reference.
-Examples are a request for a tensor's address, a change of shape in place, and too many operations.
+A run changes no input, and executes no code of a solution. It ends early if the reference cannot be followed. Examples
+are a request for a tensor's address, a change of shape in place, and too many operations.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flashinfer_bench.bench.evaluators.reference import Reference
 
 MOST_OPERATIONS: Final = 300
-"""Operations of torch in one run."""
+"""Maximum operations of torch in one run."""
 MOST_ELEMENTS: Final = 1 << 20
-"""Elements of integers with values; a larger tensor has only a shape."""
+"""Maximum elements of a tensor of integers with values. A larger tensor has only a shape."""
 MOST_FLOATS: Final = 1 << 12
-"""Elements of floats computed from integers; a larger tensor has only a shape."""
+"""Maximum elements of a tensor of floats that is computed from integers. A larger tensor has only a shape."""
 BY_DIMENSION: Final = re.compile(
     r"(select|embedding|index_(select|add|copy|fill|reduce)|gather|scatter(_add|_reduce)?)_?"
 )
@@ -42,23 +43,23 @@ DID: Final = {
     **dict.fromkeys(("pow", "ldexp", "exp", "exp2", "expm1", "cosh", "sinh", "bitwise_left_shift", "lshift"), "choose"),
     **dict.fromkeys(("nonzero", "bincount", "unique2", "repeat_interleave"), "choose"),
 }
-"""Operation, without underscores around it → its effect on the bits of a word.
+"""Operation, without underscores around it → its use of the bits of an integer.
 
-Words of any bits must not "choose" elements or sizes, nor be exponents."""
+If an operation uses an input to "choose" elements, sizes or exponents, not all bits are valid."""
 TESTS: Final = frozenset({("lt", 0), ("ge", 0), ("gt", -1), ("le", -1)})
 """Comparisons that separate -1 from all larger numbers."""
 BOOLS: Final = re.compile(r"eq|ne|l[te]|g[te]|any|all|is(nan|inf|finite)|signbit|logical.*")
-"""Operations that give bools."""
+"""Operations that return bools."""
 INDICES: Final = re.compile(r"arg(max|min|sort)|searchsorted|bucketize|(count_)?nonzero")
-"""Operations that give indices alone."""
+"""Operations that return only indices."""
 WHOLE: Final = frozenset(("sum", "mean", "max", "min", "prod", "all", "any", "norm", "dot", "nll_loss_forward"))
-"""Operations that give a single number if they have no dimension."""
+"""Operations that return a single number if they get no dimension."""
 DONE: Final = "done"
 STOPPED: Final = "stopped"
 
 
 class UsedIndices(NamedTuple):
-    """The indices of one operation; `low` is above `high` if there are none."""
+    """The lowest and the highest index of one operation; `low` is above `high` if there are no indices."""
 
     operation: str
     size: int
@@ -75,11 +76,11 @@ class UsedIndices(NamedTuple):
 
 
 class _Stop(BaseException):
-    """Ends a run that is too long, or that stand-ins cannot follow."""
+    """Ends a run that is too long, or that cannot be followed."""
 
 
 class Traced(torch.Tensor):
-    """Stands for a tensor on the reference's device."""
+    """A stand-in for a tensor on the reference's device."""
 
     content: torch.Tensor
     """The values, on the CPU; on "meta" if none are known."""
@@ -87,7 +88,7 @@ class Traced(torch.Tensor):
     """Inputs on which the values depend; a view shares the set with its base."""
     watch: Watch
     note: Any = None
-    """A watch's result for this tensor."""
+    """The result of `Watch.conclude` for this tensor."""
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment] # as torch has it
 
     @classmethod
@@ -105,7 +106,7 @@ class Traced(torch.Tensor):
         return made
 
     def read(self) -> torch.Tensor:
-        """Return values for Python: values that depend on floats are all the same."""
+        """Return the values for Python. Unknown values are all replaced by the same number."""
         self.watch.did["choose"] |= self.sources
         self.watch.is_open = False
         if not self.content.is_meta:
@@ -135,7 +136,7 @@ class Operation(NamedTuple):
     arguments: list[str]
     returns: int
     written: str
-    """The argument that it writes to; "" if it writes to none."""
+    """The argument that the operation writes to; "" if it writes to no argument."""
     is_view: bool
     tags: frozenset[str]
 
@@ -155,10 +156,10 @@ def read_operation(func: Any) -> Operation:
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no types for it
-    """Executes operations on stand-ins, and notes their effect on integers.
+    """Executes operations on stand-ins, and records how they use integers.
 
     Args:
-        device: of the reference's tensors.
+        device: device that the reference's tensors report.
         truth: the value of bools that depend on floats.
     """
 
@@ -167,9 +168,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
         self.device, self.truth = device, truth
         self.seen: list[UsedIndices] = []
         self.tests: set[tuple[str, int]] = set()
-        """Inputs that were compared with a negative number that was their least value."""
+        """Inputs that were compared with a negative number, and this number. It was the input's least value."""
         self.did: dict[str, set[str]] = {what: set() for what in ("shift", "mask", "divide", "choose", "lost")}
-        """Kind of use → the inputs on which the used values depend; "lost" are indices without known values."""
+        """Kind of use → the inputs on which the used values depend. "lost" means indices whose values are unknown."""
         self.count = 0
         self.is_open = True
         """Whether Python read no values, and no operation wrote in place."""
@@ -204,7 +205,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
             written: Traced = given[operation.written]
             written.sources |= sources
             self.is_open = False
-            if is_known:  # else its old values would stand for the new values
+            if is_known:  # otherwise its old values would remain
                 _execute(func, given)
             return written
         results = None if operation.is_view else _find_shapes(operation, given, tensors)
@@ -220,10 +221,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
         return made
 
     def conclude(self, func: Any, given: Mapping[str, Any], result: Any) -> None:
-        """Note further results of an operation that writes nothing in place."""
+        """Do nothing; a subclass can record more about an operation that writes nothing in place."""
 
     def _note(self, name: str, given: Mapping[str, Any], sources: set[str]) -> None:
-        """Note an operation's effect on the bits of words, and tests for padding."""
+        """Record an operation's use of the bits of integers, and its tests for padding."""
         what, other = DID.get(name.strip("_")), given.get("other")
         if name == "view" and "dtype" in given:
             what = "choose" if given["dtype"].is_floating_point else "divide"
@@ -235,7 +236,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
                 self.tests |= {(one, number) for one in sources}
 
     def _check_indices(self, name: str, given: dict[str, Any], tensors: list[Traced]) -> None:
-        """Note the indices among arguments, and replace them by valid ones."""
+        """Record the indices among the arguments, and replace invalid indices by valid indices."""
         shape: Sequence[int] = tensors[0].shape if tensors else ()
         dim, key = given.get("dim", 0), "indices" if "indices" in given else "index"
         if name.strip("_") in ("index", "index_put", "unsafe_index"):
@@ -263,7 +264,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
         ]
 
     def _check(self, operation: str, index: Any, size: int, *, wraps: bool = False, ignored: Any = None) -> Any:
-        """Note indices along one axis, and return valid ones."""
+        """Record indices along one axis, and return valid indices."""
         if index is None:
             return None
         low = high = index
@@ -288,7 +289,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
 
 
 def _map(change: Callable[[Any], Any], value: Any) -> Any:
-    """Change a tensor, or each in a list."""
+    """Apply `change` to a tensor, or to each tensor in a list."""
     if isinstance(value, (list, tuple)):
         return [_map(change, one) for one in value]
     return change(value) if isinstance(value, torch.Tensor) else value
@@ -307,9 +308,9 @@ def _is_small(result: tuple[Sequence[int], torch.dtype]) -> bool:
 def _find_shapes(
     operation: Operation, given: Mapping[str, Any], tensors: list[Traced]
 ) -> list[tuple[Sequence[int], torch.dtype]]:
-    """Return shapes and dtypes of an operation's result; those of its first tensor if they are unknown.
+    """Return shapes and dtypes of an operation's results. For an unknown operation, they are those of its first tensor.
 
-    Torch itself would import its compiler for that, which takes seconds.
+    To find the shapes, torch itself would import its compiler, which takes seconds.
     """
     name, count, dim = operation.name, operation.returns, given.get("dim", -1)
     if not tensors:
@@ -369,12 +370,13 @@ def _find_shapes(
 
 
 def take_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's values on the CPU, in memory of their own, or its shape if they are too many."""
+    """Return a copy of a tensor on the CPU, or only its shape, on "meta", if it has more than MOST_ELEMENTS
+    elements."""
     return tensor.to("meta") if tensor.numel() > MOST_ELEMENTS else tensor.detach().cpu().clone()
 
 
 def _counts(values: Traced) -> bool:
-    """Return whether a tensor counts from 0: a value equal to one of its numbers is a class."""
+    """Return whether a tensor is 0, 1, 2 and so on. A comparison of values with it makes a one-hot encoding."""
     inner = values.content
     return inner.ndim == 1 and not inner.is_meta and torch.equal(inner, torch.arange(len(inner)))
 
@@ -384,8 +386,8 @@ def run(reference: Reference, values: Mapping[str, Any], watch: Watch) -> Any:
 
     Args:
         reference: the reference.
-        values: its inputs by name; tensors are on the CPU or on "meta", or stand-ins already.
-        watch: notes its operations.
+        values: the reference's inputs by name. Tensors are on the CPU or on "meta", or are stand-ins already.
+        watch: records the reference's operations.
     """
     given = [
         Traced.make(one.clone(), {name}, watch) if type(one) is torch.Tensor else one for name, one in values.items()

@@ -1,13 +1,14 @@
-"""Stress cases: inputs that differ from usual inputs in scale, side or shape, for some calls of a job.
+"""Stress cases: inputs of unusual scale, sign or distribution, for some calls of a job.
 
-Usual inputs are normal values around zero, near one. With them x passes for 30 tanh(x / 30), rows need no
-normalisation, a part of a row predicts its size, and a mean is zero. Each case breaks one of these. `STRESS_CASES` is
-the table of them: steps of a support (which elements) and a transform (their new values), and the calls of a job. Any
-transform keeps bytes in a part of their range and changes the rate of bools instead.
+Usual inputs are normal values around zero, with a deviation near one. For these, shortcuts look right: 30 tanh(x / 30)
+is about x, rows need no normalisation, a part of a row predicts the row's norm, and a mean is zero. Each case breaks
+such a shortcut. `STRESS_CASES` is the table of cases. A case has steps, and the number of its calls in a job. A step
+has a support (which elements) and a transform (their new values). Bytes and bools are changed by `redraw` instead of
+the transform, except in ZEROS.
 
-The definition and the workload decide the list, so each run tries the same cases. The positions and values of each are
-secret, and so is the time of its calls. Only random inputs without a meaning by a rule are changed. No function here
-waits for a GPU.
+The definition and the workload decide the list of cases, so each run tries the same cases. The changed positions and
+values are secret, and so is the time of the calls. Only random inputs are changed, and only if no rule gives their
+values a meaning. No function here waits for a GPU.
 """
 
 from __future__ import annotations
@@ -32,47 +33,52 @@ from flashinfer_bench.data import Definition, RandomInput, Workload
 from flashinfer_bench.data.dtypes import DTYPES
 
 FEW: Final = 8
-"""Large values of a row. With fewer, the rounding of one of them would move the whole row."""
+"""Number of large values in a row. If there were fewer, the rounding of a single value would change the whole row."""
 LOUD: Final = 15
-"""Columns, and rows, that keep their scale if all others are smaller still. A sample of the elements hits some of them.
-"""
+"""Number of columns, and of rows, that keep their scale while all others get smaller still. A sample of the elements
+includes some of these."""
 QUIET_SHARE: Final = 1 / 400
-"""Share of a square sum from the remaining elements. A format that rounds them to zero is off by half of the limit."""
+"""Share that the elements made smaller have in a sum of squares. A format that rounds these elements to zero has an
+error of half of the limit."""
 ROWS_PER_CHOSEN: Final = 64
-"""Rows, or groups of rows, for each chosen one: a sample of them rarely hits it."""
+"""One of this many rows, or groups of rows, is chosen. A sample of the rows rarely includes it."""
 OUTWEIGHS: Final = 32
-"""A dominant row is this many times as large as all others together; half of it is still dominant."""
+"""A dominant row is this many times as large as all other rows together. Half of such a row still dominates."""
 USUAL_REACH: Final = 10.0
-"""Usual values reach no further."""
+"""Largest magnitude of usual values."""
 NEAR: Final = (0.9, 1.2)
-"""A shift that remains after formats of eight bits have subtracted a mean."""
+"""Range of a small shift. Formats of eight bits are precise enough to subtract a mean of this size."""
 FAR: Final = (2.5, 4.5)
-"""A shift after which a mean of sigmoids is at least 0.9, or at most 0.1."""
+"""Range of a large shift. After it a mean of sigmoids is at least 0.9, or at most 0.1."""
 GATE: Final = (3.5, 5.0)
-"""A shift of a gate: a sigmoid then keeps nearly all, or lets nearly all in."""
+"""Range of a shift of a gate's input, after which the gate's sigmoid is nearly 1 or nearly 0."""
 OPEN_STEPS: Final = 80
-"""Last steps in which some gates are shifted. Before them a state lets something in."""
+"""Number of last steps in which some gates are shifted. In earlier steps the gates are as usual, so the state takes in
+values."""
 LEAST_LENGTH: Final = 4
-"""A shorter axis has no part."""
+"""Minimum length of an axis of which only a part is changed."""
 DENSITIES: Final = (0.02, 0.1, 0.9, 0.98)
-"""Shares of the changed bools that are true."""
+"""Shares of true elements among changed bools; a call uses one of these."""
 LEAST_BOOLS: Final = 8
-"""Expected true and false elements of a row: a row without either may have no right answer."""
+"""Minimum expected true elements, and false elements, of a row. A row that is all true or all false may have no right
+answer."""
 FEW_NUMBERS: Final = 16
-"""Elements of an output, below which more calls check it, since it may be right by chance."""
+"""An output with fewer elements is checked by more calls, since it may be right by chance."""
 MOST_BYTES: Final = 1 << 30
-"""Bytes of the inputs of all these calls, which are kept until they are judged; a single call may exceed it."""
+"""Maximum bytes of the inputs of all stress calls of a job, which are kept until they are judged. A single call may
+exceed it."""
 MANY_ELEMENTS: Final = 1 << 28
-"""Elements of inputs of 8 bits that are changed, at most: a change needs several times their memory."""
+"""Maximum elements of an 8-bit input that is changed. A change needs several times the input's memory."""
 QUICK_MS: Final = 5.0
 SLOW_CALLS: Final = 2
-"""Cases for which a reference on a GPU is called that takes longer than QUICK_MS."""
+"""Number of cases that are tried if a call of the reference takes more than QUICK_MS on a GPU."""
 TIME_LIMIT_MS: Final = 1e3
 """Milliseconds that a reference on a CPU may take for all cases; it is called at least once."""
 HAVE_RULES: Final = re.compile(r"gdn|mamba.*")
-"""Op types whose gates have rules of their own."""
+"""Op types for whose gates `rules.py` has rules."""
 RATES: Final = re.compile(r"a_?log|log_?a|dt_bias|(log_?)?decays?(_rates?)?")
-"""Names of inputs that set how fast a state forgets: they have no other scale."""
+"""Names of inputs that set how fast a state forgets. They are not changed, because they have meaning at one scale
+only."""
 
 
 class Chance:
@@ -120,9 +126,9 @@ class Field(NamedTuple):
     groups: int
     """As in `Free`."""
     part: int
-    """Number of the part that differs."""
+    """Number of the part that `part_of` chooses."""
     not_finite: tuple[float, ...]
-    """Values that the reference tests for."""
+    """NaN and infinities that the reference tests for."""
 
     @property
     def side(self) -> int:
@@ -131,8 +137,8 @@ class Field(NamedTuple):
 
 
 Support = Callable[[Field], Any]
-"""Gives bools that are broadcast to a field's rows, or an index of the rows. An index that begins with an ellipsis is
-of the values. None if there are no such elements."""
+"""Returns bools that are broadcast to a field's `rows`, or an index into `rows`. An index that begins with an ellipsis
+is an index into `values`. None if there are no such elements."""
 Transform = Callable[[torch.Tensor, Field], torch.Tensor]
 """Changes some elements of a field in place, and returns them."""
 
@@ -143,15 +149,15 @@ def everything(_field: Field) -> Any:
 
 
 def part_of(axis: int, *, offset: int = 0, late: bool = False) -> Support:
-    """Choose every second place in one half of an axis.
+    """Choose every second position in one half of an axis.
 
-    Reading one half, or every second place, misses it in one of two calls. Parts 0 and 1 cover each half and each
-    second place, and so do parts 2 and 3.
+    A solution that reads only one half, or every second position, misses the chosen part in one of two calls. Parts 0
+    and 1 together cover both halves, and even and odd positions. So do parts 2 and 3.
 
     Args:
         axis: -1 or -2.
         offset: added to the number of the field's part.
-        late: whether only the last steps are chosen; steps are the axis before the last.
+        late: whether only the last OPEN_STEPS steps are chosen; steps are the axis before the last.
     """
 
     def choose(field: Field) -> Any:
@@ -168,7 +174,8 @@ def part_of(axis: int, *, offset: int = 0, late: bool = False) -> Support:
 
 
 def sixth_of_rows(number: int) -> Support:
-    """Choose a sixth of the rows, in an order that both sixths of a call share; a single row is in the first sixth."""
+    """Choose a sixth of the rows, in a random order that is the same for both sixths of a call. A single row is in the
+    first sixth."""
 
     def choose(field: Field) -> Any:
         sixth = math.ceil(len(field.rows) / 6)
@@ -191,7 +198,8 @@ def few_columns(rows_per_chosen: int | None = None) -> Support:
 
 
 def stretch(field: Field) -> Any:
-    """Choose columns of one row: enough to dominate its square sum, a sum of all rows, or a number between these."""
+    """Choose columns of one row: enough to dominate the row's sum of squares, enough to dominate a sum over all rows,
+    or a number between the two."""
     rows, columns = field.rows.shape
     fewest = max(1.0, columns / 1e5)
     most = max(fewest, min(columns / 4, columns * math.sqrt(rows) / 1e3))
@@ -200,14 +208,16 @@ def stretch(field: Field) -> Any:
 
 
 def _spaced(count: int, columns: int, chance: Chance) -> torch.Tensor:
-    """Return columns, neighbours or 32 apart. Reading every second or eighth column hits all of them, or none."""
+    """Return columns that are neighbours or 32 apart. Of columns 32 apart, a solution that reads every second or eighth
+    column reads all or none."""
     step = min(chance.host.choice((1, 32, 32)), columns // count)
     first = chance.host.randrange(columns)
     return torch.arange(first, first + count * step, step, device=chance.device) % columns
 
 
 def loud_row(field: Field) -> Any:
-    """Choose columns of one row of one group of ROWS_PER_CHOSEN: FEW, or all if the dtype has no larger numbers."""
+    """Choose columns of one row in one of ROWS_PER_CHOSEN groups: FEW columns, or all if the dtype lacks large enough
+    numbers."""
     rows, columns = field.rows.shape
     per_group, size = rows // field.groups, loud_size(field)
     if per_group < 2 or size < OUTWEIGHS / 2 * per_group:
@@ -219,14 +229,15 @@ def loud_row(field: Field) -> Any:
 
 
 def loud_size(field: Field) -> float:
-    """Return the size of elements of a row that outweighs all others in a sum."""
+    """Return the magnitude that the chosen elements of a row need, so that the row outweighs all others in a sum."""
     rows, columns = field.rows.shape
     wanted = OUTWEIGHS * (rows // field.groups) * max(1.0, columns / FEW)
     return min(wanted, torch.finfo(field.values.dtype).max / USUAL_REACH)
 
 
 def most_of(axis: int) -> Support:
-    """Choose all rows (0) or columns (1) except LOUD, the same for inputs that share them; none if LOUD covers all."""
+    """Choose all rows (0) or columns (1) except LOUD of them. Inputs that share the axes get the same choice. None if
+    there are no more than LOUD."""
 
     def choose(field: Field) -> Any:
         count, chance = field.rows.shape[axis], (field.of_rows, field.of_columns)[axis]
@@ -236,7 +247,7 @@ def most_of(axis: int) -> Support:
 
 
 def half_of_some_rows(field: Field) -> Any:
-    """Choose half of the elements of one row in eight, and of at least one row."""
+    """Choose half of the elements in about one of eight rows, and in at least one row."""
     is_chosen = field.chance.uniform(field.rows[:, :1]) < 1 / 8
     is_chosen[field.chance.host.randrange(len(field.rows))] = True
     return is_chosen & (field.chance.uniform(field.rows) < 0.5)
@@ -248,9 +259,10 @@ def one_element(field: Field) -> Any:
 
 
 def redraw(values: torch.Tensor, field: Field) -> torch.Tensor:
-    """Draw bools at another rate, or keep bytes in a small part of their range: low numbers, or one end of it.
+    """Draw bools with another share of true elements, or move bytes to a small part of their range: low numbers, or one
+    end.
 
-    No row of bools is expected to be empty or full.
+    Each row of bools is expected to have true and false elements.
     """
     host = field.chance.host
     if values.dtype is torch.bool:
@@ -265,22 +277,24 @@ def redraw(values: torch.Tensor, field: Field) -> torch.Tensor:
 
 
 def scale(low: float, high: float) -> Transform:
-    """Multiply by one factor."""
+    """Multiply all elements by one random factor."""
     return lambda values, field: values.mul_(field.chance.host.uniform(low, high))
 
 
 def shift(low: float, high: float, side: int = 0) -> Transform:
-    """Add one number, of either sign if no side is given."""
+    """Add one random number to all elements, of either sign if no side is given."""
     return lambda values, field: values.add_((side or field.side) * field.chance.host.uniform(low, high))
 
 
 def quieten(axis: int, least: float = 0.0) -> Transform:
-    """Scale rows (0) or columns (1) so that QUIET_SHARE of a square sum is theirs, by at least a factor."""
+    """Scale rows (0) or columns (1) down, so that they have QUIET_SHARE of a sum of squares. The factor is at least
+    `least`."""
     return lambda values, field: values.mul_(max(least, math.sqrt(QUIET_SHARE * LOUD / field.rows.shape[axis])))
 
 
 def large(size: Callable[[Field], float]) -> Transform:
-    """Replace by values of 0.7 to 1 times a size, of either sign, as precisely as the dtype allows."""
+    """Replace elements by random values of 0.7 to 1 times a size, of either sign, with the full precision of the
+    dtype."""
 
     def change(values: torch.Tensor, field: Field) -> torch.Tensor:
         top = size(field)
@@ -291,13 +305,13 @@ def large(size: Callable[[Field], float]) -> Transform:
 
 
 def one_sided(values: torch.Tensor, field: Field) -> torch.Tensor:
-    """Replace by values near 200 of one sign: positive in three calls of four."""
+    """Replace elements by values near 200 of one sign, which is positive in three of four calls."""
     low, high = field.chance.host.choice(((168, 240), (168, 240), (168, 240), (-240, -168)))
     return values.uniform_(low, high, generator=field.chance.many)
 
 
 def same(choose: Callable[[Field], float]) -> Transform:
-    """Replace by one number."""
+    """Replace all elements by one number."""
     return lambda values, field: values.fill_(choose(field))
 
 
@@ -313,18 +327,20 @@ class StressCase(NamedTuple):
 
     steps: Sequence[tuple[Support, Transform]]
     calls: Mapping[str, int]
-    """Trait of a job → calls if it has the trait; the largest number counts. See `StressPlan`."""
+    """Trait of a job → number of calls if the job has the trait; the largest number counts. See `StressPlan`."""
     strength: float = 2.0
-    """How early it is tried if not all cases are: a case of twice the strength is first twice as often."""
+    """Weight in the random order of the cases, for jobs that cannot try all. A case of twice the weight is first twice
+    as often."""
     is_of_floats: bool = True
-    """Whether it leaves bytes and bools as they are."""
+    """Whether the case leaves bytes and bools unchanged."""
 
 
 TO_80: Final = large(lambda _: 80.0)
-"""float16 holds the squares of such values, and a sum of FEW of them. It also holds the square of 240, but one such
-value among 100,000 usual ones dominates a square sum."""
+"""Replaces elements by values of up to 80. float16 can hold the square of such a value, and a sum of FEW such squares.
+The case near 200 has values of up to 240, whose squares float16 can also hold. A single one of these has a large share
+of the sum of squares of 100,000 usual values."""
 TO_SMALL: Final = ((everything, scale(1 / 32, 1 / 16)), (most_of(1), quieten(1)), (most_of(0), quieten(0, 1 / 256)))
-"""Squares of the smallest rows stay numbers."""
+"""Makes values small. Even the squares of the smallest rows are not rounded to zero."""
 TWO_SIXTHS: Final = ((sixth_of_rows(0), shift(*NEAR)), (sixth_of_rows(1), shift(*FAR)))
 SOME_OF_GATES: Final = tuple(
     (part_of(-1, offset=offset, late=offset > 1), shift(GATE[1], GATE[1], (-1) ** offset)) for offset in range(4)
@@ -357,8 +373,8 @@ STRESS_CASES: Final = {
     "one huge value": StressCase([(one_element, same(spike))], {"constants": 12}),
     "all values 100 to 1,000 times as large": StressCase([(everything, scale(1e2, 1e3))], {"constants": 3}, 1.0),
 }
-"""All cases: name, in words → the case. Traces and messages have these names. A case that differs in a small part has
-more calls, since a partial read misses it in some."""
+"""Name of a case → the case. Traces and messages have these names. A case that changes only a small part of an input
+has more calls, because a solution that reads only a part misses the change in some calls."""
 GATES: Final = frozenset(name for name, case in STRESS_CASES.items() if "gates" in case.calls)
 """Cases that change the inputs of a sigmoid or softplus, if a state is carried from step to step."""
 FOR_CONSTANTS_ALONE: Final = frozenset(name for name, case in STRESS_CASES.items() if {*case.calls} == {"constants"})
@@ -372,11 +388,12 @@ class Free(NamedTuple):
     kind: Kind
     axes: tuple[str, ...]
     groups: int
-    """Groups of consecutive rows; the numbers of an output are made of each group."""
+    """Number of groups of consecutive rows. Each group of rows makes its own numbers of an output."""
 
 
 def why_no_stress(definition: Definition) -> str | None:
-    """Return why a definition is judged on usual inputs only; None if it is not. Indices and counts have no norm."""
+    """Return why a definition is judged only on usual inputs; None if it has stress cases. Indices and counts have no
+    norm."""
     return None if _float_outputs(definition) else "none of its outputs is a float"
 
 
@@ -387,7 +404,8 @@ def _float_outputs(definition: Definition) -> dict[str, tuple[str, ...]]:
 
 
 def _find_free(value_spec: ValueSpec) -> Free | None:
-    """Return how a random input is changed; None if it stays, since a rule or its name fixes its range."""
+    """Return how a random input is changed. None: it is not changed, because a rule or its name fixes its range, or it
+    is too large."""
     name, definition, shape = value_spec.name, value_spec.definition, value_spec.shape
     count = math.prod(shape)
     kind = find_varied_input(value_spec).kind
@@ -404,10 +422,10 @@ def _find_free(value_spec: ValueSpec) -> Free | None:
 
 
 def count_affordable(latency_ms: float | None, device_type: str) -> int | None:
-    """Return the number of cases for which a reference is called; None if it is quick enough for all.
+    """Return the number of cases for which a reference is called; None if it is fast enough for all cases.
 
     Args:
-        latency_ms: of one call; None if it was not timed.
+        latency_ms: latency of one call; None if it was not timed.
         device_type: "cuda" or "cpu".
     """
     if latency_ms is None:
@@ -423,9 +441,9 @@ class StressPlan:
     Args:
         definition: the definition.
         workload: has the random inputs.
-        seed: of the job; secret while the job is judged.
-        has_constants: whether outputs that are the same on all usual inputs are tried on other inputs, too.
-        most: calls at most; None for all.
+        seed: seed of the job; secret while the job is judged.
+        has_constants: whether cases are also tried for outputs that are the same on all usual inputs.
+        most: maximum number of calls; None for all.
 
     Raises:
         WorkloadFault: an axis of the workload has no size.
@@ -443,7 +461,7 @@ class StressPlan:
         self._seed = derive_seed(seed, "stress")
         self._source_checks = find_source_checks(definition.reference or "")
         self._changed: Counter[str] = Counter()
-        """Calls of each case that were changed."""
+        """Case → number of calls whose inputs were changed so far."""
         axes, shapes = bind_axes(definition, workload)
         self.free = [
             _find_free(ValueSpec(name, definition, shape, axes))
@@ -451,7 +469,7 @@ class StressPlan:
             else None
             for name, shape in shapes.items()
         ]
-        """Which inputs are changed, in the order of the definition."""
+        """How each input is changed, in the order of the definition; None if it is not changed."""
         result = [one for one in self.free if one is not None]
         self._guarded = self._source_checks.guarded & {one.name for one in result}
         self._gates = self._source_checks.gates & {one.name for one in result if one.kind == "float"}
@@ -468,7 +486,8 @@ class StressPlan:
         keys = {name: fixed.expovariate(STRESS_CASES[name].strength) for name in self.names}
         calls = sorted((again, keys[name], name) for name in self.names for again in range(counts[name]))
         self.calls = [name for _, _, name in calls[: min(affordable, affordable if most is None else most)]]
-        """The case of each call of the job, in order: each case once first, strong cases earlier."""
+        """The case of each stress call of the job, in order. All cases come once before a case is repeated. Strong
+        cases tend to come early."""
 
     def _find_traits(self, definition: Definition, workload: Workload, free: Sequence[Free]) -> dict[str, Any]:
         """Return the traits of the job. They decide which cases make sense, and the number of calls that find a
@@ -478,7 +497,8 @@ class StressPlan:
         has_rules = HAVE_RULES.fullmatch(definition.op_type.replace("-", "_"))
         return {
             "floats": any(one.kind == "float" for one in free),
-            # Rows are combined in one number if an output lacks their axis. Statistics of bytes are of whole images.
+            # Rows are combined into one number if an output lacks their axis. Bytes may be images, whose statistics
+            # combine all rows.
             "joined rows": any(
                 one.kind in ("bytes", "bools") or any(one.axes[-2] not in axes for axes in outputs.values())
                 for one in free
@@ -495,9 +515,9 @@ class StressPlan:
         """Turn usual inputs of a call into the inputs of a case, in place.
 
         Args:
-            name: of the case.
-            number: of the call.
-            values: its inputs, in the order of the definition; None for an input that is no tensor.
+            name: name of the case.
+            number: number of the call.
+            values: inputs of the call, in the order of the definition; None for an input that is no tensor.
         """
         self._changed[name] += 1
         for index, (free, value) in enumerate(zip(self.free, values, strict=True)):
@@ -544,7 +564,7 @@ class StressPlan:
 
 
 def _keep_some(values: torch.Tensor, usual: torch.Tensor) -> None:
-    """Undo changes of rows and columns whose bools are all true, or all false: they may have no right answer."""
+    """Undo changes of rows and columns that are now all true or all false, because they may have no right answer."""
     for dim in (-1, -2)[: values.ndim]:
         is_odd = values.all(dim, keepdim=True) | ~values.any(dim, keepdim=True)
         torch.where(is_odd, usual, values, out=values)

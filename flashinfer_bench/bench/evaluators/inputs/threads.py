@@ -1,4 +1,5 @@
-"""The CPU threads of torch alongside a GPU: one for our small work, all for the code of definitions."""
+"""The CPU threads of torch alongside a GPU: one thread for the judge's small operations, all for the code of
+definitions."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def keep_to_one_thread() -> None:
 
 @contextmanager
 def usual_threads() -> Iterator[None]:
-    """Let torch have its number of threads from before this process was limited to one."""
+    """Restore the number of torch's threads from before this process was limited to one thread."""
     if not _usual:
         yield
         return

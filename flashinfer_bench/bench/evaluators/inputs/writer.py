@@ -1,11 +1,12 @@
-"""Writes the inputs of timed calls: copies, moved or shuffled values, normal values, random bits. Fills outputs, too.
+"""Writes the inputs of timed calls: copies, rotated or shuffled values, normal values, random bits. Fills outputs, too.
 
 On a GPU all writes are collected, and one launch of `content_kernel.cu` does them. With torch each write would take
-several launches, which cost more than the writing. On a CPU numpy and torch write at once. Both draw their own numbers:
-the same key gives the same values on the same kind of device. `contents.py` decides the content.
+several launches, which cost more than the writing. On a CPU numpy and torch write immediately. GPU and CPU draw
+different numbers, so the same key gives the same values only on the same kind of device. `contents.py` decides the
+content.
 
-Elements are shuffled within rows. Each comes from a secret place, and is multiplied by a factor of its row and its own
-factor. Neither follows from the base without the key.
+Elements are shuffled within rows. Each element comes from a secret position. It is multiplied by a factor of its row
+and by its own factor. Positions and factors cannot be computed without the key.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ from flashinfer_bench.timing import driver
 Unsigned = NDArray[np.uint64]
 """Unsigned 64-bit numbers: addresses, moves, keys."""
 MULTIPLIED: Final = {torch.bfloat16: 2, torch.float16: 3, torch.float32: 4, torch.float64: 5}
-"""Dtypes that can be shuffled and multiplied → the kernel's number for it."""
+"""Dtype that can be shuffled and multiplied → the kernel's number for it."""
 DRAWN: Final = {torch.bfloat16: 6, torch.float16: 7, torch.float32: 8}
-"""Dtypes that can be drawn → the kernel's number for it. Its numbers have 24 bits, too few for float64."""
+"""Dtype of random normal values → the kernel's number for it. The kernel's random numbers have 24 bits, too few for
+float64."""
 FILL: Final = 0
 MOVE: Final = 1
 LARGEST_FACTOR: Final = 1.25
-"""Factors lie between this and its inverse, so that outputs keep the size that tolerances are made for."""
+"""Factors lie between this and its inverse, so that outputs keep the magnitude for which tolerances are chosen."""
 ROOT: Final = math.sqrt(LARGEST_FACTOR)
-"""Bound of a row's factor and of an element's own. The kernel has the same bound."""
+"""Upper bound of a row's factor and of an element's own factor. The kernel has the same bound."""
 NEGATED: Final = 1 << 63
 """Bit of a key that negates all elements; other keys are below it."""
 WORDS: Final = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -45,12 +47,13 @@ TILE: Final = 16_384
 BLOCKS_PER_PROCESSOR: Final = 8
 THREADS: Final = 256
 PIECE_FIELDS: Final = 8
-"""Fields of a piece of the kernel's work; the first field counts the tiles before it."""
+"""Number of fields that describe a piece of the kernel's work. The first field is the number of tiles before the
+piece."""
 COUNT: Final = 4
-"""Place of the count of elements among them."""
+"""Index of the field with the number of elements."""
 FLIPPED_TOGETHER: Final = 1 << 26
-"""Bytes whose bits are flipped together; the random bits need the same memory, and places in a table four times that.
-"""
+"""Maximum bytes whose bits are flipped together. The random bits need the same memory, and indices into a table need
+four times as much."""
 
 
 Flips = int | torch.Tensor
@@ -58,11 +61,11 @@ Flips = int | torch.Tensor
 
 
 class Writer:
-    """Writes tensors: on a CPU at once, on a GPU in one launch at `finish`. Until then the caller keeps all of them
+    """Writes tensors: on a CPU at once, on a GPU in one launch at `finish`. Until then the caller must keep all tensors
     alive.
 
     Args:
-        device: of all tensors.
+        device: device of all tensors.
         launch: launches the kernel on a stream; None on a CPU.
     """
 
@@ -73,9 +76,9 @@ class Writer:
         self._flips: list[tuple[torch.Tensor, int, Flips]] = []
 
     def fill_rows(self, held: torch.Tensor, rows: Sequence[int], word: int) -> None:
-        """Fill some rows of bytes [rows, bytes] with a word of 64 bits, repeated along each.
+        """Fill some rows of bytes [rows, bytes] with a word of 64 bits, repeated along each row.
 
-        On a GPU rows begin at multiples of eight.
+        On a GPU, rows must begin at addresses that are multiples of eight.
         """
         if self._launch is None:
             for row in rows:
@@ -84,13 +87,13 @@ class Writer:
         self._add(FILL, word, addresses_of(held, rows), held.shape[1])
 
     def move_rows(self, value: torch.Tensor, into: torch.Tensor, rows: Sequence[int], by: Unsigned) -> None:
-        """Write a tensor to some rows, moved along by a number of elements; the first elements come last.
+        """Write a tensor to some rows, rotated by a number of elements: the first elements come last.
 
         Args:
             value: contiguous.
             into: [all rows, *shape] of its dtype; each row is contiguous.
             rows: the rows to write.
-            by: [rows].
+            by: [rows]: elements by which the tensor is rotated.
         """
         size = value.dtype.itemsize
         if self._launch is not None:
@@ -104,14 +107,14 @@ class Writer:
     def vary_rows(
         self, value: torch.Tensor, into: torch.Tensor, rows: Sequence[int], by: Unsigned, keys: Unsigned, columns: int
     ) -> None:
-        """Write a tensor to some rows, moved along, then shuffled in lines and multiplied by factors.
+        """Write a tensor to some rows, rotated, then shuffled in lines and multiplied by factors.
 
         Args:
             value: contiguous, of a dtype in MULTIPLIED, not empty.
             into: [all rows, *shape] of its dtype; each row is contiguous.
             rows: the rows to write.
-            by: [rows]: elements by which it is moved.
-            keys: [rows]: secrets below 2**63, and NEGATED.
+            by: [rows]: elements by which the tensor is rotated.
+            keys: [rows]: secrets below 2**63, plus NEGATED if elements are negated.
             columns: elements of a line, below 2**23; the last line may have fewer.
         """
         if self._launch is not None:
@@ -153,7 +156,7 @@ class Writer:
             into: [all rows, *shape]; each row is contiguous.
             rows: the rows to change.
             keys: [rows]: secrets below 2**63.
-            flips: the bits.
+            flips: the bits that may be flipped.
         """
         self._flips += [(into[row], key, flips) for row, key in zip(rows, keys.tolist(), strict=True)]
 
@@ -165,7 +168,7 @@ class Writer:
         self._pieces.append(pieces)
 
     def finish(self) -> None:
-        """Launch the kernel, and flip bits behind it on the same stream. Does not wait for either."""
+        """Launch the kernel, and then flip bits on the same stream. This does not wait for the GPU."""
         if self._launch is not None and self._pieces:
             pieces = np.concatenate(self._pieces)
             ends = np.cumsum(-(-pieces[:, COUNT].astype(np.int64) // TILE))
@@ -180,7 +183,8 @@ class Writer:
 
 
 def addresses_of(held: torch.Tensor, rows: Sequence[int]) -> Unsigned:
-    """Return the addresses of some rows of a tensor. A view of each would take longer than all other work on it."""
+    """Return the addresses of some rows of a tensor. Making a view of each row would take longer than all other work on
+    it."""
     step = np.uint64(held.stride(0) * held.dtype.itemsize)
     addresses: Unsigned = np.asarray(rows, np.uint64) * step + np.uint64(held.data_ptr())
     return addresses

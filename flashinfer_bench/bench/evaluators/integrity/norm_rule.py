@@ -53,7 +53,7 @@ SURE: Final = 0.99
 """Share of the limit up to which `surely_pass` accepts norms."""
 TOGETHER: Final = {"cpu": 1 << 15, "cuda": 1 << 24}
 """Maximum elements of the calls that are checked together, by device type. On a GPU the check takes about 400 MB of
-memory. On a CPU it takes one thread."""
+memory. On a CPU the check uses one thread."""
 MOST_ELEMENTS: Final = {"cpu": 1 << 22, "cuda": 1 << 25}
 """Maximum elements of an output that `surely_pass` checks, by device type. A check needs several times the output's
 memory."""
@@ -69,7 +69,7 @@ class NormRule:
     limit: float
     judges_output: bool
     row_rule: str | None
-    """Name of the rule that judges rows; None without such a rule."""
+    """Name of the rule that judges rows; None if rows are not judged."""
 
     @property
     def is_on(self) -> bool:
@@ -83,9 +83,9 @@ class NormRule:
         is ill-conditioned.
 
         Args:
-            norms: of the output.
+            norms: norms of the output.
             output: index of the output.
-            name: of the output.
+            name: name of the output.
             stability: finds the rows to skip.
         """
         share, worst = norms.share(), norms.figures[2]
@@ -167,8 +167,8 @@ def surely_pass(calls: Sequence[JudgedCall], rule: NormRule, tolerance: Toleranc
 
     Args:
         calls: the calls to judge.
-        rule: of norms.
-        tolerance: of elements. If None, only norms are judged, also those of outputs too small for rows.
+        rule: the rule for norms.
+        tolerance: tolerance for elements. If None, only norms are judged, also those of outputs too small for rows.
 
     Returns:
         None if nothing is decided. A list means that all calls pass. It has for each call whether norms apply to its

@@ -30,7 +30,7 @@ TIME_LIMIT_S: Final = 30.0
 """Seconds after which no more draws are made. If the reference is so slow that there are fewer than FEWEST_DRAWS draws,
 no row is rejected."""
 MOST_OF_SIGMOID: Final = 0.1
-"""Upper bound of the standard deviation that `of_sigmoid` gives a number's error, as a share of the number."""
+"""Upper bound of the standard deviation of the errors that `of_sigmoid` adds, as a share of each number."""
 FLOAT8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 REORDERED_SHARE: Final = 0.25
 """A row depends on the order of equal values if another order changes it by more than this share of its limit."""
@@ -100,9 +100,9 @@ class Stability:
 
     Args:
         reference: takes inputs and returns outputs.
-        inputs: of the call, in the order of the definition.
+        inputs: inputs of the call, in the order of the definition.
         expected: the reference's outputs for the inputs.
-        seed: of the rounding errors.
+        seed: seed of the rounding errors.
         rounding: size of the errors, and the limits for rows.
     """
 
@@ -112,9 +112,9 @@ class Stability:
     seed: int
     rounding: Rounding = USUAL_ROUNDING
     _moved: list[list[Norms | None]] = field(default_factory=list)
-    """For each draw, the changes of the rows of each output."""
+    """For each draw and each output, the norms of the rows' changes."""
     _reordered: list[list[Norms | None]] = field(default_factory=list)
-    """As `_moved`, if only the order of equal values is changed; empty if the reference makes no choices."""
+    """Like `_moved`, for draws that change only the order of equal values; empty if the reference makes no choices."""
 
     def __post_init__(self) -> None:
         """Prepare the draws."""
@@ -133,7 +133,7 @@ class Stability:
         Draws are made until all suspects are ill-conditioned, or no draw is left.
 
         Args:
-            output: number of the output.
+            output: index of the output.
             limit: the allowed error of a row.
             suspects: bool [rows]: rows that are about to be rejected.
             shares: errors of the rows, as shares of their norms. A suspect whose error is more than `slack` times its
@@ -193,7 +193,7 @@ class OtherTies(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has
     tie.
 
     Args:
-        seed: of the order of equal values. A stable sort keeps its guaranteed order.
+        seed: seed of the order of equal values. A stable sort keeps its guaranteed order.
     """
 
     def __init__(self, seed: int) -> None:

@@ -352,9 +352,9 @@ def make_flattened(
 
     Args:
         definition: names the input with probabilities or logits.
-        inputs: in the order of the definition.
+        inputs: the inputs, in the order of the definition.
         calls: number of calls on all flattened inputs together.
-        generator: on the CPU.
+        generator: a generator on the CPU.
     """
     name = find_weights(definition) or ""
     at = list(definition.inputs).index(name)

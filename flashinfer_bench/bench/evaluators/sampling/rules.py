@@ -36,7 +36,7 @@ ROUNDING: Final = 1e-4
 MATERIAL: Final = 1e-3
 """Mass of the boundary group, as a share of the kept mass, above which a row is not tested in the orders by id."""
 CHUNK_ELEMENTS: Final = 1 << 23
-"""Probabilities sorted at once; this takes a few hundred megabytes."""
+"""Maximum number of probabilities that are sorted at once. Sorting this many takes a few hundred megabytes."""
 ORDERS: Final = ("probability", "token id", "token id, even ids first")
 """Orders of the tokens in which quantiles are computed. The last order sorts by the reversed bits of the ids."""
 

@@ -98,9 +98,9 @@ def judge_calls(
 
     Args:
         definition: names the outputs.
-        calls: with different inputs, or several with the same.
+        calls: the calls to judge; several of them may have the same inputs.
         limits: the parameters that decide.
-        context: of the job.
+        context: the job's context.
         alarm_share: factor on the false alarm rate of the limits.
     """
     generator = make_generator(context.seed, "places of chains", device=CPU)

@@ -48,7 +48,7 @@ def judge_choice(offer: Offer, chosen: torch.Tensor, *, name: str) -> Verdict:
 
     Args:
         offer: the candidates of the rows.
-        chosen: of any integer dtype, on the device of the offer.
+        chosen: the indices, of any integer dtype, on the device of the offer.
         name: the output's name, for messages.
     """
     scores, lengths, device = offer.scores, offer.lengths[:, None], chosen.device

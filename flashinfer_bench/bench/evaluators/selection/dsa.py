@@ -151,7 +151,7 @@ def judge_indices(problem: IndexerProblem, indices: torch.Tensor, tolerance: flo
         problem: the indexer's inputs.
         indices: [sequences, topk].
         tolerance: largest error of a score, as a share of its magnitude.
-        name: of the output.
+        name: name of the output.
     """
     lengths, pages, size, device = problem.lengths.long(), *problem.keys.shape[:2], problem.table.device
     shape = (len(lengths), max(1, *lengths.tolist()))

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from flashinfer_bench.bench.runner.workers.worker_handle import WorkerProcess
 from flashinfer_bench.sandbox.process_tree import cpu_ticks, descendants
+from flashinfer_bench.worker.errors import describe_frame
 from flashinfer_bench.worker.protocol import STACK_FILE
 
 CHECK_S: Final = 0.5
@@ -39,7 +40,7 @@ class StackFrame(NamedTuple):
     function: str
 
     def __str__(self) -> str:
-        return f"at {self.file}:{self.line}" + ("" if self.function == "<module>" else f", in {self.function}")
+        return describe_frame(self.file, self.line, self.function)
 
 
 @dataclass
