@@ -42,7 +42,7 @@ def convert(side, dtype):
     st.sampled_from(DTYPES),
     st.integers(1, 6),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_rule_is_the_one_that_is_written_down_in_any_chunks(elements, tolerance, dtype, chunks):
     expected, got = (convert(vector(*side), dtype) for side in zip(*elements, strict=True))
     found = compare(expected, got, tolerance)
