@@ -144,9 +144,10 @@ def render_comparison(comparison: Comparison, sides: tuple[str, str]) -> str:
     """Render the comparison as a table with notes."""
     from flashinfer_bench.cli import tables
 
+    names = tables.name_workloads((row.definition, row.workload, row.axes) for row in comparison.rows)
     rows = [
         [
-            f"{row.solutions or ''} {tables.shorten_uuid(row.workload)}".strip(),
+            f"{row.solutions or ''} {names.get((row.definition, row.workload), row.workload)}".strip(),
             *("" if time is None else tables.format_latency(time) for time in (row.a_ms, row.b_ms)),
             *comparison.describe(row),
         ]

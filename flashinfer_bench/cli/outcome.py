@@ -6,6 +6,7 @@ Documents have a version. `verdicts.py` has the tables of verdicts.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -17,14 +18,30 @@ from flashinfer_bench.bench.planning.plan import Job, Plan, Skip
 from flashinfer_bench.bench.planning.resume import names_of
 from flashinfer_bench.cli.output import FAILED, INTERRUPTED, RAN
 from flashinfer_bench.cli.saves import SaveChange
-from flashinfer_bench.cli.tables import count, format_duration, indent_text, join_sections, lay_out, list_counts, some
-from flashinfer_bench.cli.verdicts import describe_job, render_summary
+from flashinfer_bench.cli.tables import (
+    Names,
+    count,
+    format_duration,
+    indent_text,
+    join_sections,
+    lay_out,
+    list_counts,
+    some,
+)
+from flashinfer_bench.cli.verdicts import describe_job, make_grid, name_jobs, render_grid, render_summary
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.measurement import CONFIRMED, NOT_CONFIRMED, read_measurement, read_reported
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.report.blind import find_blind
 from flashinfer_bench.report.intervals import read_interval
-from flashinfer_bench.report.summary import PairKey, best_by_workload, count_statuses, measured_speedup, summarise
+from flashinfer_bench.report.summary import (
+    PairKey,
+    best_by_workload,
+    by_workload,
+    count_statuses,
+    measured_speedup,
+    summarise,
+)
 from flashinfer_bench.report.timing import read_timing
 from flashinfer_bench.report.verdict import caveat_of, reason_of
 
@@ -37,6 +54,8 @@ LOST: Final = {
 }
 """Kind of jobs without a verdict, a key of the document → its title in the text."""
 STOPPED: Final = "an earlier job did not pass (--fail-fast)"
+FEW_SOLUTIONS, FEW_WORKLOADS = 8, 12
+"""A run with more of them does not end with a table of times by workload."""
 BROKEN: Final = "Broken in what was asked for (exit code 1; --allow-broken lets it pass)"
 PLAN_TABLE: Final = {
     "Definition": "{definition}",
@@ -142,6 +161,10 @@ class RunOutcome:
             uuids[definition, solution or ""].append(uuid)
         return uuids
 
+    def names(self) -> Names:
+        """Return the names of the workloads of its jobs and traces."""
+        return name_jobs([*self.plan.jobs, *self.traces])
+
     def files(self, trace_set: TraceSet) -> list[str]:
         """Return the files of a set to which the traces of this run were written."""
         files = []
@@ -210,14 +233,24 @@ def render_outcome(outcome: RunOutcome) -> str:
     kept = f" and {outcome.plan.resumed} recorded before" if outcome.plan.resumed else ""
     total = f"{count(len(outcome.plan.jobs), 'job')}{kept} in {format_duration(outcome.seconds)}: "
     total += list_counts(count_statuses(traces) | ended) or "nothing to do"
-    rows = summarise(traces, outcome.expected())
+    rows, names = summarise(traces, outcome.expected()), outcome.names()
     return join_sections(
-        render_summary(rows) if rows else "",
-        *([LOST[kind], *_list_reasons(faults)] for kind, faults in lost.items() if faults),
+        render_summary(rows, names) if rows else "",
+        _render_times(outcome, names),
+        *([LOST[kind], *_list_reasons(faults, names)] for kind, faults in lost.items() if faults),
         notes,
         [BROKEN, *indent_text("\n".join(outcome.errors), 2)] if outcome.errors else [],
         [total, *([str(outcome.change)] if outcome.change is not None else [])],
     )
+
+
+def _render_times(outcome: RunOutcome, names: Names) -> str:
+    """Render the times by workload for a terminal, if one definition was run and the table is small."""
+    counts = [len(set(column)) for column in zip(*map(names_of, outcome.traces), strict=True)]
+    if not sys.stdout.isatty() or not counts or counts[0] > 1 or counts[1] > FEW_SOLUTIONS:
+        return ""
+    rows = by_workload(outcome.traces)
+    return render_grid(rows, *make_grid(rows, names)) if 1 < counts[2] <= FEW_WORKLOADS else ""
 
 
 def outcome_document(outcome: RunOutcome, trace_set: TraceSet | None) -> dict[str, Any]:
@@ -264,11 +297,11 @@ def _skips(skips: Iterable[Skip]) -> list[dict[str, Any]]:
     return [{name.removeprefix("is_"): value for name, value in asdict(skip).items()} for skip in skips]
 
 
-def _list_reasons(faults: Iterable[JobFaulted]) -> list[str]:
+def _list_reasons(faults: Iterable[JobFaulted], names: Names) -> list[str]:
     """Return each message once, below the names of its jobs."""
     groups, lines = defaultdict(list), []
     for fault in faults:
-        groups[fault.message].append(describe_job(fault.job))
+        groups[fault.message].append(describe_job(fault.job, names))
     for message, jobs in groups.items():
         lines += [f"  {some(jobs)}", *indent_text(message, 4)]
     return lines

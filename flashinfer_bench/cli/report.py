@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,9 +27,10 @@ from flashinfer_bench.cli.args import (
     open_trace_set,
 )
 from flashinfer_bench.cli.output import FAILED, RAN, write_err, write_out
-from flashinfer_bench.cli.parser import THRESHOLD_HELP, Parser, add_filters, add_flags, add_local, add_table
+from flashinfer_bench.cli.parser import THRESHOLD_HELP, Parser, add_filters, add_flags, add_local, add_names, add_table
 from flashinfer_bench.cli.tables import (
     Cells,
+    Names,
     choose_columns,
     choose_rows,
     count,
@@ -40,14 +42,17 @@ from flashinfer_bench.cli.tables import (
 from flashinfer_bench.cli.verdicts import (
     best_cells,
     head_of,
+    make_grid,
+    name_jobs,
     render_best,
     render_summary,
+    render_times,
     standing_mark,
     standing_notes,
     summary_cells,
 )
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.sets.results import list_results, parse_time
+from flashinfer_bench.data.sets.results import Result, list_results, parse_time
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
 from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
 from flashinfer_bench.errors import ConfigError, DataSetError, Fault, UsageError
@@ -57,8 +62,10 @@ from flashinfer_bench.report.export import EXPORT_FORMATS, make_export
 from flashinfer_bench.report.ranking import FAST_P, GROUP_KEYS, count_winners, group_by, rank_by_author
 from flashinfer_bench.report.summary import (
     SummaryRow,
+    WorkloadRow,
     best_by_definition,
     best_by_workload,
+    by_workload,
     count_statuses,
     summarise,
 )
@@ -126,7 +133,7 @@ HISTORY: Final[Cells] = {
 DIFF: Final[Cells] = {
     "Definition": "{definition}",
     "Solution": "{solution}",
-    "Workload": "{workload:uuid}",
+    "Workload": "{workload}",
     "Decision": "{decision}",
     "#Old": "{old_ms:ms}",
     "#New": "{new_ms:ms}",
@@ -167,6 +174,21 @@ def declare_report(parser: Parser) -> None:
         example="report visualize --local flashinfer-trace",
         execute=execute_visualize,
     )
+    table = parser.add_command(
+        "table",
+        "times of a definition by workload",
+        description="The times of a definition's solutions on each workload: a row for each solution, or for each "
+        "workload if\nthere are more workloads than solutions.",
+        example="report table rmsnorm_h4096 --local flashinfer-trace",
+        execute=execute_table,
+    )
+    add_flags(table, {"DEFINITION": "its name in the set"})
+    add_local(table)
+    for kind in ("--solutions", "--authors", "--workloads"):
+        add_names(table, kind)
+    add_table(table)
+    for command in (summary, best, visualize, table):
+        add_flags(command, {"--uuids": "name workloads by their axes and their uuids"})
     for command in (summary, best, visualize):
         add_local(command)
         add_filters(command, "workloads")
@@ -261,9 +283,12 @@ def execute_summary(args: Namespace) -> int:
         raise UsageError("--baseline-author needs --by author")
     trace_set = open_trace_set(args)
     traces = choose_traces(trace_set, args)
+    names = _name_workloads(args, trace_set, traces)
     if args.by == "solution":
         rows = _summarise(trace_set, traces)
-        return _show(args, choose_rows(args, summary_cells(rows), rows), render_summary, NO_TRACES)
+        return _show(
+            args, choose_rows(args, summary_cells(rows), rows), partial(render_summary, names=names), NO_TRACES
+        )
     results = list_results(trace_set, traces)
     if args.by != "author":
         return _show_table(args, {**_of_group(args.by), **GROUPS}, group_by(results, args.by), [GROUP_NOTE])
@@ -284,12 +309,13 @@ def execute_best(args: Namespace) -> int:
     if groups:
         winners = count_winners(best_by_workload(traces, trace_set=trace_set), groups[0])
         return _show_table(args, {**_of_group(groups[0]), **WINNERS}, winners, [])
-    nothing = NONE_PASSED if traces else NO_TRACES
+    nothing, names = NONE_PASSED if traces else NO_TRACES, _name_workloads(args, trace_set, traces)
     if "definition" in args.by:
         solutions = best_by_definition(traces, "latency" if "latency" in args.by else "speedup")
-        return _show(args, choose_rows(args, summary_cells(solutions), solutions), render_summary, nothing)
+        chosen = choose_rows(args, summary_cells(solutions), solutions)
+        return _show(args, chosen, partial(render_summary, names=names), nothing)
     rows = best_by_workload(traces, "speedup" if "speedup" in args.by else "latency", trace_set)
-    return _show(args, choose_rows(args, best_cells(rows), rows), render_best, nothing)
+    return _show(args, choose_rows(args, best_cells(rows, names), rows), partial(render_best, names=names), nothing)
 
 
 def execute_visualize(args: Namespace) -> int:
@@ -297,14 +323,31 @@ def execute_visualize(args: Namespace) -> int:
     trace_set = open_trace_set(args)
     traces = choose_traces(trace_set, args)
     rows, statuses = _summarise(trace_set, traces), count_statuses(traces)
+    names = _name_workloads(args, trace_set, traces)
     best = best_by_workload(traces, trace_set=trace_set)
-    rows, best = choose_rows(args, summary_cells(rows), rows), choose_rows(args, best_cells(best), best)
+    rows, best = choose_rows(args, summary_cells(rows), rows), choose_rows(args, best_cells(best, names), best)
 
     def render(rows: Sequence[SummaryRow], pick: Callable[[Cells], Cells]) -> str:
-        return join_sections(render_summary(rows, pick), render_best(best, pick) if best else "")
+        return join_sections(render_summary(rows, names, pick), render_best(best, names, pick) if best else "")
 
     head = f"{count(sum(statuses.values()), 'verdict')}: {list_counts(statuses)}\n\n"
     return _show(args, rows, render, NO_TRACES, head, counts=statuses, best=list(map(asdict, best)))
+
+
+def execute_table(args: Namespace) -> int:
+    """Print the times of a definition's solutions by workload."""
+    trace_set = open_trace_set(args)
+    args.definitions = [args.definition]
+    traces = choose_traces(trace_set, args)
+    rows = by_workload(traces, trace_set)
+    cells, lines = make_grid(rows, _name_workloads(args, trace_set, traces))
+    lines = choose_rows(args, cells, lines)
+    rows = [row for line in lines for row in line.rows.values()]
+
+    def render(rows: Sequence[WorkloadRow], pick: Callable[[Cells], Cells]) -> str:
+        return render_times(rows, pick(cells), lines)
+
+    return _show(args, rows, render, NO_TRACES)
 
 
 def execute_history(args: Namespace) -> int:
@@ -321,21 +364,23 @@ def execute_history(args: Namespace) -> int:
 
 def execute_diff(args: Namespace) -> int:
     """Print the number of jobs of each decision, then a row for each changed job."""
-    found = []
+    found = list[list[Result]]()
     for folder in map(Path, (args.old, args.new)):
         trace_set = TraceSet.from_path(folder)
         found.append(list_results(trace_set, [trace for part in trace_set.traces.values() for trace in kept_of(part)]))
     changes = find_changes(found[0], found[1], args.threshold)
+    names = name_jobs([item.trace for part in found for item in part])
+    cells = {**DIFF, "Workload": lambda row: names[row.definition, row.workload]}
     counts = Counter(change.decision for change in changes)
     shown = [change for change in changes if args.all or change.decision not in (SAME, UNKNOWN)]
     shown.sort(key=lambda change: ORDER.index(change.decision))
-    shown, rows = choose_rows(args, DIFF, shown), choose_rows(args, DIFF, changes)
+    shown, rows = choose_rows(args, cells, shown), choose_rows(args, cells, changes)
 
     def render() -> str:
         listed = list_counts({decision: counts[decision] for decision in ORDER})
         return join_sections(
             [f"{count(len(changes), 'job')}: {listed}"],
-            lay_out(choose_columns(args, DIFF), shown, spared=(), notes=[CHANGE_NOTE] if shown else []),
+            lay_out(choose_columns(args, cells), shown, spared=(), notes=[CHANGE_NOTE] if shown else []),
         )
 
     return show_rows(args, rows, render, "note: neither set has a verdict", counts=counts)
@@ -345,6 +390,11 @@ def _summarise(trace_set: TraceSet, traces: Sequence[AnyTrace]) -> list[SummaryR
     pairs = {(trace.definition, trace.solution or "") for trace in traces if trace.evaluation is not None}
     uuids = {name: [trace.workload.uuid for trace in trace_set.workloads.get(name, [])] for name, _ in pairs}
     return summarise(traces, {pair: uuids[pair[0]] for pair in pairs})
+
+
+def _name_workloads(args: Namespace, trace_set: TraceSet, traces: Iterable[AnyTrace]) -> Names:
+    """Return the names of the workloads of a set and of traces."""
+    return name_jobs([*chain.from_iterable(trace_set.workloads.values()), *traces], uuids=args.uuids)
 
 
 def _of_group(key: str) -> dict[str, str]:
@@ -370,14 +420,14 @@ def _show_table(args: Namespace, cells: Cells, rows: Sequence[Any], notes: Seque
 def _show(
     args: Namespace,
     rows: Sequence[Any],
-    render: Callable[[Sequence[Any], Callable[[Cells], Cells]], str],
+    render: Callable[..., str],
     nothing: str,
     head: str = "",
     **document: Any,
 ) -> int:
     """Print a table of verdicts. If only CPUs judged, a line above it says so."""
     head += head_of(getattr(row, "standing", "") for row in rows)
-    return show_rows(args, rows, lambda: head + render(rows, partial(choose_columns, args)), nothing, **document)
+    return show_rows(args, rows, lambda: head + render(rows, pick=partial(choose_columns, args)), nothing, **document)
 
 
 def execute_html(args: Namespace) -> int:

@@ -49,7 +49,7 @@ from flashinfer_bench.cli.output import (
 from flashinfer_bench.cli.parser import typed_program
 from flashinfer_bench.cli.saves import SaveHistory
 from flashinfer_bench.cli.settings import describe_tolerances, naming_flags, read_config
-from flashinfer_bench.cli.tables import count, shorten_uuid, some, write_result
+from flashinfer_bench.cli.tables import Names, count, shorten_uuid, some, write_result
 from flashinfer_bench.cli.verdicts import cut_reason, describe_job, describe_verdict
 from flashinfer_bench.data import LoadIssue, Trace, TraceSet
 from flashinfer_bench.data.check import Asked, find_input_issues, find_reference_issues
@@ -82,10 +82,12 @@ class RunProgress:
 
     Args:
         quiet: show no progress. The result has the faults.
+        names: the names of the workloads; a workload without a name is called by its uuid.
     """
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, *, quiet: bool = False, names: Names | None = None) -> None:
         self.quiet = quiet
+        self.names = names or {}
         self._write: Callable[[str], None] = write_err
         self.statuses: Counter[str] = Counter()
         """Verdicts by status; jobs without one count as `no verdict`."""
@@ -123,13 +125,14 @@ class RunProgress:
             case JobFinished():
                 evaluation: Any = event.trace.evaluation
                 level = "at full assurance " if event.job.assurance is not None else ""
-                text = f"{describe_job(event.job)} on {event.device.label}: {level}{describe_verdict(evaluation)}"
+                text = f"{describe_job(event.job, self.names)} on {event.device.label}: "
+                text += f"{level}{describe_verdict(evaluation)}"
                 line = self._end(event.job, evaluation.status.value) + text
                 if not event.trace.is_successful():
                     kind = f"{event.job.definition.name} {event.job.solution.name} {evaluation.status}"
             case JobFaulted():
                 kind, mark = event.message, "" if event.is_left_out else "NO VERDICT: "
-                text = f"{describe_job(event.job)}: {mark}{cut_reason(first_reason(event.message))}"
+                text = f"{describe_job(event.job, self.names)}: {mark}{cut_reason(first_reason(event.message))}"
                 line = self._end(event.job, NO_VERDICT) + text
             case Notice():
                 line = kind = f"note: {first_reason(event.message)}"
@@ -138,7 +141,10 @@ class RunProgress:
         if self._live is not None:
             counts = "  ".join(f"{number} {status}" for status, number in sorted(self.statuses.items()))
             done = self.statuses.total()
-            jobs = [f"{label}  {describe_job(job)}" for label, job in sorted(self.running.items())[:SHOWN_DEVICES]]
+            jobs = [
+                f"{label}  {describe_job(job, self.names)}"
+                for label, job in sorted(self.running.items())[:SHOWN_DEVICES]
+            ]
             head = "\n".join([f"{done}/{count(self.jobs, 'job')}  {counts}", *jobs])
             self._live.update(self._live.task_ids[0], description=head, completed=done, total=self.jobs or None)
             if kind in ("", *self._shown):
@@ -253,7 +259,7 @@ def _judge(args: Namespace, trace_set: TraceSet, kept: Kept, history: SaveHistor
     _run(
         engine,
         outcome,
-        RunProgress(quiet=args.quiet),
+        RunProgress(quiet=args.quiet, names=outcome.names()),
         save_results=saves,
         closes=kept is None,
         fail_fast=args.fail_fast,

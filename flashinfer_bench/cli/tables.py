@@ -1,7 +1,8 @@
 """Tables and numbers as text. A command decides what its table shows.
 
 A table is a mapping: heading of a column → format string over the fields of a row, such as `{latency_ms:ms}`, or a
-function of the row. The column of a heading that begins with `#` has numbers: it is right-aligned, and never folded.
+function of the row. The column of a heading that begins with `#` has numbers: it is right-aligned, and only its heading
+is folded.
 rich is too slow for tables of thousands of rows, so this module renders them.
 """
 
@@ -13,10 +14,11 @@ import shutil
 import sys
 import textwrap
 from argparse import Namespace
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from string import Formatter
 from typing import Any, Final, TextIO
 
@@ -33,6 +35,8 @@ UNLIMITED: Final = 100_000
 """Width of a file or a pipe, in characters, so that lines there are not folded."""
 NARROWEST: Final = 40
 NARROWEST_COLUMN: Final = 8
+LONGEST_NAME: Final = 24
+"""Characters of a name for which a table of several blocks keeps room; a longer name is folded."""
 GAP: Final = "  "
 UUID_SHOWN: Final = 8
 UUID: Final = re.compile("[0-9a-f]{8}([0-9a-f]{24}|-[0-9a-f-]+)", re.IGNORECASE)
@@ -42,6 +46,8 @@ LARGEST_HALF: Final = 0.995
 """Least relative half interval that rounds to 100 %. Such a time is hardly known."""
 SHOWN_NAMES: Final = 3
 SHOWN_LINES: Final = 20
+Names = Mapping[tuple[str, str], str]
+"""Definition and uuid of a workload → its name."""
 Cells = Mapping[str, str | Callable[[Any], str]]
 """Heading of a column → its cells."""
 
@@ -74,12 +80,15 @@ def render_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Render cells for stdout. Names are folded if the width is too small."""
     width, lines = available_width(sys.stdout), [list(map(to_printable, row)) for row in rows]
     widths = [_width_of(heading, [line[at] for line in lines]) for at, heading in enumerate(headings)]
-    names = [index for index, heading in enumerate(headings) if not heading.startswith(NUMBER_MARK)]
-    while names and _total(widths) > width:
-        widest = max(names, key=lambda index: widths[index])
-        if widths[widest] <= NARROWEST_COLUMN:
+    least = [NARROWEST_COLUMN] * len(widths)
+    for at, heading in enumerate(headings):
+        if heading.startswith(NUMBER_MARK):
+            least[at] = max([NARROWEST_COLUMN, *(len(line[at]) for line in lines)])
+    while _total(widths) > width:
+        foldable = [at for at, size in enumerate(widths) if size > least[at]]
+        if not foldable:
             break
-        widths[widest] -= 1
+        widths[max(foldable, key=widths.__getitem__)] -= 1
 
     def pad(heading: str, text: str, size: int) -> str:
         return text.rjust(size) if heading.startswith(NUMBER_MARK) else text.ljust(size)
@@ -92,6 +101,26 @@ def render_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         shown += rule
         rule = []
     return "".join(f"{line}\n" for line in shown)
+
+
+def render_blocks(cells: Cells, rows: Sequence[Any]) -> str:
+    """Render rows as tables below each other, each with the first column and as many others as fit the width."""
+    width, columns = (
+        available_width(sys.stdout),
+        {name: [fill_cell(cell, row) for row in rows] for name, cell in cells.items()},
+    )
+    (first, names), *others = columns.items()
+    start = min(_width_of(first, names), LONGEST_NAME)
+    blocks, used = [[first]], start
+    for heading, column in others:
+        size = _width_of(heading[:LONGEST_NAME], column)
+        if used + len(GAP) + size > width and len(blocks[-1]) > 1:
+            blocks, used = [*blocks, [first]], start
+        blocks[-1].append(heading)
+        used += len(GAP) + size
+    return join_sections(
+        *(render_table(block, list(zip(*(columns[name] for name in block), strict=True))) for block in blocks)
+    )
 
 
 def available_width(stream: TextIO) -> int:
@@ -222,6 +251,37 @@ def indent_text(text: str, depth: int, shown: int = SHOWN_LINES) -> list[str]:
 def shorten_uuid(uuid: str) -> str:
     """Return the beginning of a uuid; return any other name whole."""
     return uuid[:UUID_SHOWN] if UUID.fullmatch(uuid) else uuid
+
+
+def name_workloads(workloads: Iterable[tuple[str, str, Mapping[str, int]]], *, uuids: bool = False) -> Names:
+    """Return the names of workloads: the axes that tell those of one definition apart, such as "batch_size=7".
+
+    The beginning of the uuid follows if axes are equal, or if `uuids` is true. It is the only name if no axis differs.
+    A workload whose author wrote a word instead of a uuid is called by this word.
+
+    Args:
+        workloads: definition, uuid and axes of each.
+        uuids: always add the uuid.
+    """
+    groups, names = defaultdict[str, dict[str, Mapping[str, int]]](dict), dict[tuple[str, str], str]()
+    for definition, uuid, axes in workloads:
+        if UUID.fullmatch(uuid):
+            groups[definition][uuid] = axes
+        else:
+            names[definition, uuid] = uuid
+    for definition, group in groups.items():
+        called = dict.fromkeys(group, "")
+        for axis in dict.fromkeys(chain.from_iterable(group.values())):
+            if len(set(called.values())) == len(group):  # as few axes as tell the workloads apart
+                break
+            sizes = {uuid: axes.get(axis) for uuid, axes in group.items()}
+            if len(set(sizes.values())) > 1:
+                called = {uuid: f"{name} {axis}={sizes[uuid]}".strip() for uuid, name in called.items()}
+        counts = Counter(called.values())
+        for uuid, name in called.items():
+            alone = name and counts[name] == 1 and not uuids
+            names[definition, uuid] = name if alone else f"{name} {shorten_uuid(uuid)}".strip()
+    return names
 
 
 def _as_text(value: Any) -> str:

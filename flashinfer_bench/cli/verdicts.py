@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from operator import attrgetter
 from string import ascii_lowercase
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flashinfer_bench.cli.tables import (
     ABSENT,
     DAGGER,
     Cells,
+    Names,
     available_width,
     count,
     fill_cell,
     format_latency,
     format_speedup,
     join_sections,
+    name_workloads,
+    render_blocks,
     render_table,
     shorten_uuid,
     wrap_line,
 )
 from flashinfer_bench.data import Evaluation
 from flashinfer_bench.data.measurement import INDICATIVE, NOT_CONFIRMED
+from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.report.intervals import read_interval
-from flashinfer_bench.report.summary import SummaryRow, measured_speedup
+from flashinfer_bench.report.summary import BestRow, SummaryRow, WorkloadRow, measured_speedup
 from flashinfer_bench.report.timing import describe_bounds, describe_flag, describe_ways, flags_of
 from flashinfer_bench.report.verdict import caveat_of, reason_of, to_one_line
 
@@ -37,8 +43,13 @@ TIE_MARK: Final = "="
 MOST_TIES: Final = 4
 """Most lines below a row for solutions that tie with it. JSON has all of them."""
 TIE_NOTE: Final = f"{TIE_MARK} a tie: its interval meets that of the row above, so which is faster cannot be told"
+BEST_MARK: Final = "<"
+GRID_NOTES: Final = {
+    BEST_MARK: "the fastest on its workload",
+    TIE_MARK: "a tie: its interval meets that of the fastest, so which is faster cannot be told",
+}
 STANDING_NOTE: Final = f"{DAGGER} {NOT_CONFIRMED}: not judged at full assurance; a confirmed result comes before it"
-SHOWN_UUIDS: Final = 3
+SHOWN_WORKLOADS: Final = 3
 REASON_SHOWN: Final = 120
 LOCATION: Final = ", at "
 """Stands in a reason before the file, the line and the function."""
@@ -46,9 +57,26 @@ PRINTED: Final = "printed_bytes"
 """The note of a verdict whose solution printed in its calls."""
 
 
-def describe_job(job: Job) -> str:
-    """Return the three names of a job."""
-    return to_one_line(f"{job.definition.name} / {job.solution.name} / {shorten_uuid(job.workload.uuid)}")
+class Line(NamedTuple):
+    """A line of a table of times by workload."""
+
+    name: str
+    hardware: str
+    rows: dict[str, WorkloadRow]
+    """Name of a column → its time."""
+
+
+def describe_job(job: Job, names: Names) -> str:
+    """Return the names of definition, solution and workload of a job."""
+    uuid = job.workload.uuid
+    called = names.get((job.definition.name, uuid)) or shorten_uuid(uuid)
+    return to_one_line(f"{job.definition.name} / {job.solution.name} / {called}")
+
+
+def name_jobs(jobs: Iterable[Job | AnyTrace], *, uuids: bool = False) -> Names:
+    """Return the names of the workloads of jobs and traces; see `name_workloads`."""
+    called = ((one, str(getattr(one.definition, "name", one.definition))) for one in jobs)
+    return name_workloads(((name, one.workload.uuid, one.workload.axes) for one, name in called), uuids=uuids)
 
 
 def describe_verdict(evaluation: Evaluation) -> str:
@@ -89,32 +117,31 @@ def summary_cells(rows: Sequence[SummaryRow]) -> Cells:
     return _add_figures(rows, own)
 
 
-def best_cells(rows: Sequence[SummaryRow]) -> Cells:
+def best_cells(rows: Sequence[BestRow], names: Names) -> Cells:
     """Return the columns of a table with the best passing trace of each workload."""
-    own: dict[str, Callable[[Any], str]] = {
-        "Workload": lambda row: shorten_uuid(row.workload),
-        "Axes": lambda row: " ".join(f"{name}={size}" for name, size in row.axes.items()) or ABSENT,
-        "Solution": lambda row: row.solution,
-    }
-    return _add_figures(rows, own)
+    own: dict[str, Callable[[Any], str]] = {"Workload": lambda row: names[row.definition, row.workload]}
+    if not all("=" in names[row.definition, row.workload] for row in rows):
+        own["Axes"] = lambda row: " ".join(f"{name}={size}" for name, size in row.axes.items()) or ABSENT
+    return _add_figures(rows, own | {"Solution": lambda row: row.solution})
 
 
-def render_summary(rows: Sequence[SummaryRow], pick: Callable[[Cells], Cells] = dict) -> str:
+def render_summary(rows: Sequence[SummaryRow], names: Names, pick: Callable[[Cells], Cells] = dict) -> str:
     """Render a row for each solution, then the reasons of all failures, then notes on the numbers.
 
     Args:
         rows: the rows.
+        names: the names of their workloads.
         pick: chooses among the columns.
     """
     failures = ["Failures"]
     for row in (row for row in rows if row.failures):
         failures.append(f"  {row.definition} / {row.solution}")
         for group in row.failures:
-            uuids = ", ".join(map(shorten_uuid, group.workloads[:SHOWN_UUIDS]))
-            uuids += ", …" if len(group.workloads) > SHOWN_UUIDS else ""
-            where = f"{len(group.workloads)} of {count(row.judged, 'workload')} ({uuids})"
+            shown = ", ".join(names[row.definition, uuid] for uuid in group.workloads[:SHOWN_WORKLOADS])
+            shown += ", …" if len(group.workloads) > SHOWN_WORKLOADS else ""
+            where = f"{len(group.workloads)} of {count(row.judged, 'workload')} ({shown})"
             if len(group.workloads) == row.judged:
-                where = f"all {row.judged} workloads" if row.judged > 1 else f"its workload {uuids}"
+                where = f"all {row.judged} workloads" if row.judged > 1 else f"its workload {shown}"
             reason = group.reason or "no reason recorded"
             failures.append(f"    {group.status} on {where}: {'' if group.is_exact else 'for example, '}{reason}")
     note = [SUMMARY_NOTE] if any(row.latency_ms is not None for row in rows) else []
@@ -122,9 +149,48 @@ def render_summary(rows: Sequence[SummaryRow], pick: Callable[[Cells], Cells] = 
     return join_sections(_head(rows), table, failures[1:] and failures, [*note, *_notes(rows)])
 
 
-def render_best(rows: Sequence[SummaryRow], pick: Callable[[Cells], Cells] = dict) -> str:
-    """Render the best passing trace of each workload; `pick` chooses among the columns."""
-    return join_sections(_head(rows), _render(rows, pick(best_cells(rows))), _notes(rows))
+def render_best(rows: Sequence[BestRow], names: Names, pick: Callable[[Cells], Cells] = dict) -> str:
+    """Render the best passing trace of each workload; see `render_summary`."""
+    return join_sections(_head(rows), _render(rows, pick(best_cells(rows, names))), _notes(rows))
+
+
+def make_grid(rows: Sequence[WorkloadRow], names: Names) -> tuple[Cells, list[Line]]:
+    """Return the columns and lines of a table of one definition's times, from `by_workload`.
+
+    A line is a solution and a column a workload. If there are more workloads than solutions, they change places.
+    """
+    solutions = list(dict.fromkeys(row.solution for row in rows))
+    ordered = sorted(rows, key=lambda row: ([*row.axes.items()], row.workload))
+    workloads = list(dict.fromkeys(names[row.definition, row.workload] for row in ordered))
+    is_turned = len(workloads) > len(solutions)
+    downs, columns = (workloads, solutions) if is_turned else (solutions, workloads)
+    found: dict[tuple[str, str], dict[str, WorkloadRow]] = {}
+    for row in rows:
+        pair = row.solution, names[row.definition, row.workload]
+        down, column = reversed(pair) if is_turned else pair
+        found.setdefault((down, row.hardware), {})[column] = row
+    lines = [Line(*key, found[key]) for key in sorted(found, key=lambda key: (key[1], downs.index(key[0])))]
+    cells: dict[str, Callable[[Any], str]] = {"Workload" if is_turned else "Solution": attrgetter("name")}
+    for column in columns:
+        cells[f"#{column}"] = partial(_time_in, column)
+    if len({line.hardware for line in lines}) > 1:
+        cells["Hardware"] = attrgetter("hardware")
+    if letters := _letters(rows):
+        cells["Flags"] = lambda line: ", ".join(
+            flag for flag in flags_of(row.timing for row in line.rows.values()) if flag in letters
+        )
+    return cells, lines
+
+
+def render_grid(rows: Sequence[WorkloadRow], cells: Cells, lines: Sequence[Line]) -> str:
+    """Render the table of `make_grid`, and the meaning of its marks."""
+    marks = {BEST_MARK: any(row.is_best for row in rows), TIE_MARK: any(row.is_tie for row in rows)}
+    return join_sections(render_blocks(cells, lines), [f"{mark} {GRID_NOTES[mark]}" for mark in marks if marks[mark]])
+
+
+def render_times(rows: Sequence[WorkloadRow], cells: Cells, lines: Sequence[Line]) -> str:
+    """Render the table of `make_grid` with all notes."""
+    return join_sections(_head(rows), render_grid(rows, cells, lines), _notes(rows, in_words=True))
 
 
 def head_of(standings: Iterable[str]) -> str:
@@ -173,6 +239,16 @@ def _render(rows: Sequence[SummaryRow], cells: Cells) -> str:
     return render_table(list(cells), lines)
 
 
+def _time_in(column: str, line: Line) -> str:
+    row = line.rows.get(column)
+    if row is None:
+        return f"{ABSENT} "
+    if row.latency_ms is None:
+        return f"{row.status} "
+    mark = BEST_MARK if row.is_best else TIE_MARK if row.is_tie else " "
+    return format_latency(row.latency_ms) + standing_mark(row.standing) + _caveat_mark(row, row.latency_ms) + mark
+
+
 def _latency(row: SummaryRow) -> str:
     return format_latency(row.latency_ms, row.interval_share) + standing_mark(row.standing)
 
@@ -187,14 +263,16 @@ def _head(rows: Sequence[SummaryRow]) -> list[str]:
     return _wrap(f"all rows: {describe_flag(flag, timings)}" for flag in _common_flags(rows))
 
 
-def _notes(rows: Sequence[SummaryRow]) -> list[str]:
-    """Return notes on the marks, the clocks of the times, and their flags."""
+def _notes(rows: Sequence[SummaryRow], *, in_words: bool = False) -> list[str]:
+    """Return notes on the marks, the clocks of the times, and their flags, which have letters or are words."""
     timings = [row.timing for row in rows]
     return [
         *([TIE_NOTE] if any(row.ties for row in rows) else []),
         *standing_notes(rows),
         *(line for line in (describe_ways(timings), describe_bounds(timings)) if line is not None),
-        *_wrap(f"{letter} {describe_flag(flag, timings)}" for flag, letter in _letters(rows).items()),
+        *_wrap(
+            ("" if in_words else f"{letter} ") + describe_flag(flag, timings) for flag, letter in _letters(rows).items()
+        ),
         *dict.fromkeys(f"{TIMING_MARK} {row.timing_caveat}" for row in rows if row.timing_caveat is not None),
     ]
 

@@ -93,6 +93,19 @@ class BestRow(SummaryRow):
     """95 % interval of the latency of a re-run in a new worker."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkloadRow(SummaryRow):
+    """One solution on one workload and one kind of hardware."""
+
+    workload: str
+    axes: Mapping[str, int]
+    status: str
+    is_best: bool
+    """Whether it is the best passing solution of the workload."""
+    is_tie: bool
+    """Whether its time does not differ significantly from the best time."""
+
+
 def summarise(
     traces: Iterable[AnyTrace], expected: Mapping[PairKey, Collection[str]] | None = None
 ) -> list[SummaryRow]:
@@ -133,6 +146,30 @@ def best_by_workload(
     contests = group(timed, attrgetter("definition", "hardware", "workload"))
     ordered = sorted(contests.items(), key=lambda contest: contest[0][:2])
     return [_best(sorted(items, key=order)) for _, items in ordered]
+
+
+def by_workload(traces: Iterable[AnyTrace], trace_set: TraceSet | None = None) -> list[WorkloadRow]:
+    """Return a row for each solution and workload: the solutions as in `summarise`, the workloads by their axes."""
+    given = list(traces)
+    results = list_results(trace_set, given)
+    best = {(row.definition, row.hardware, row.workload): row for row in best_by_workload(given, trace_set=trace_set)}
+    order = {_key(row): index for index, row in enumerate(summarise_results(results))}
+    rows = []
+    for item in sorted(
+        results, key=lambda item: (order[_key(item)], [*item.trace.workload.axes.items()], item.workload)
+    ):
+        first = best.get((item.definition, item.hardware, item.workload))
+        rows.append(
+            WorkloadRow(
+                **vars(_row([item])),
+                workload=item.workload,
+                axes=dict(item.trace.workload.axes),
+                status=item.status,
+                is_best=first is not None and first.solution == item.solution,
+                is_tie=first is not None and item.solution in {tie.solution for tie in first.ties},
+            )
+        )
+    return rows
 
 
 def best_by_definition(traces: Iterable[AnyTrace], by: Merit = "speedup") -> list[SummaryRow]:

@@ -67,7 +67,35 @@ def test_a_table_is_sorted_and_cut_and_its_json_too(report, line, shown):
     assert table.split() == shown
 
 
-@pytest.mark.parametrize("line", ["summary --by author", "summary --by hardware", "best --by op_type", "visualize"])
+ENDING = "-cc60-59c5-a763-d17742b2b07a"
+SIZES = {f"0000000{index}{ENDING}": {"n": n, "m": m} for index, (n, m) in enumerate([(1, 2), (2, 2), (2, 3)])}
+GRID = [
+    make_trace(workload=make_workload(uuid, axes=axes), solution=name, latency_ms=time, **parts)
+    for uuid, axes in SIZES.items()
+    for name, time, parts in (("other", 2.0, {}), ("slow", 4.0, {"status": "TIMEOUT"} if uuid[7] == "1" else {}))
+]
+
+
+def test_a_table_has_the_times_by_workload_named_by_the_axes_that_differ(report, monkeypatch):
+    code, out, _ = report("table double", GRID)
+    head, _, *lines = [line.split() for line in out.split("\n\n")[0].splitlines()]
+    assert (code, head) == (0, ["Workload", "other", "slow"])
+    assert lines[:2] == [["n=1", "m=2", "2.00", "ms†<", "4.00", "ms†"], ["n=2", "m=2", "2.00", "ms†<", "TIMEOUT"]]
+    rows = json.loads(report("table double --json", GRID)[1])["rows"]
+    keys = ("solution", "workload", "axes", "status", "is_best")
+    assert [rows[0][key] for key in keys] == ["other", f"00000000{ENDING}", {"n": 1, "m": 2}, "PASSED", True]
+    assert "\nn=2 m=3 00000002 " in report("table double --uuids", GRID)[1]
+    assert "TIMEOUT on 1 of 3 workloads (n=2 m=2): " in report("summary", GRID)[1]
+    assert report("table double --solutions other", GRID)[1].startswith("Workload")
+    monkeypatch.setenv("COLUMNS", "40")
+    narrow = report("table double", [*GRID, on("w0", "a" * 40)])[1].split("\n\n< ")[0]
+    assert ("\n\nWorkload" in narrow, max(map(len, narrow.splitlines())) <= 40) == (True, True), narrow
+    assert report("table duoble", GRID)[0] == 2
+
+
+@pytest.mark.parametrize(
+    "line", ["table double", "summary --by author", "summary --by hardware", "best --by op_type", "visualize"]
+)
 def test_every_table_names_its_columns_for_a_wrong_one(report, line):
     for flag in ("--sort", "--columns"):
         code, out, err = report(f"{line} {flag} tyme")

@@ -1,6 +1,8 @@
 """What is shown: tables, numbers, the progress of a run; and no text of strangers steers a terminal."""
 
 import io
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,10 +18,10 @@ from flashinfer_bench.cli.tables import (
     render_table,
     shorten_uuid,
 )
-from flashinfer_bench.cli.verdicts import render_best, render_summary
+from flashinfer_bench.cli.verdicts import name_jobs, render_best, render_summary
 from flashinfer_bench.data.issue import LoadIssue
 from flashinfer_bench.report.summary import best_by_workload, summarise
-from tests.cli.fake_engine import CPU, finished, make_jobs
+from tests.cli.fake_engine import CPU, finished, make_jobs, play_run, write_small_set
 from tests.kit import make_trace, make_workload
 
 UNREAL = {"measurement": {"meaningful": False, "reason": "an interpreter ran it"}}
@@ -85,22 +87,26 @@ b noisy, 1 of 3: the sample noise exceeds the run-to-run variation
 """
 
 
+def shown(traces):
+    return render_summary(summarise(traces), name_jobs(traces))
+
+
 def test_the_summary_and_the_best_read_like_this():
-    assert render_summary(summarise(TRACES)) == SUMMARY
-    assert render_best(best_by_workload(TRACES)) == BEST
+    assert shown(TRACES) == SUMMARY
+    assert render_best(best_by_workload(TRACES), name_jobs(TRACES)) == BEST
 
 
 def test_tables_say_how_times_came_about_and_what_is_flagged():
-    assert render_summary(summarise(TIMED)) == TIMED_SUMMARY
-    assert "timed 1 of 2 by CUPTI" in render_best(best_by_workload(TIMED))
+    assert shown(TIMED) == TIMED_SUMMARY
+    assert "timed 1 of 2 by CUPTI" in render_best(best_by_workload(TIMED), name_jobs(TIMED))
     everywhere = [timed("w0", name, "noisy", *more) for name, more in (("x", ["throttled"]), ("y", []))]
     everywhere.append(on("w0", "interpreted", extra=UNREAL))
-    head, _, table = render_summary(summarise(everywhere)).partition("\n\n")
+    head, _, table = shown(everywhere).partition("\n\n")
     assert head == "all rows: noisy, 2 of 3: the sample noise exceeds the run-to-run variation"
     flags = [line.split()[-1] for line in table.splitlines()[2:5]]
     assert flags == ["a", "2.00x*", "2.00x"]
     many = timed("w0", "double_python", *(f"flag_{number}" for number in range(40)))
-    assert "z flag_" in render_summary(summarise([many]))
+    assert "z flag_" in shown([many])
 
 
 def test_names_fold_to_the_width_and_numbers_do_not_and_columns_may_be_spared(monkeypatch):
@@ -136,6 +142,14 @@ def test_numbers_and_uuids_read_like_this(shown, text):
 class Terminal(io.StringIO):
     def isatty(self):
         return True
+
+
+def test_a_small_run_of_one_definition_ends_with_its_times_by_workload_on_a_terminal(tmp_path, monkeypatch, capsys):
+    words = [str(write_small_set(tmp_path, workloads=3)), "--no-save-results", "--allow-broken"]
+    assert "w0" not in (play_run(words), capsys.readouterr().out)[1]
+    monkeypatch.setattr("sys.stdout", Terminal())
+    play_run(words)
+    assert re.search(r"\nWorkload +double_python +other\n", sys.stdout.getvalue())
 
 
 def test_what_is_written_to_a_terminal_has_lines_and_no_other_control_characters(monkeypatch):

@@ -14,7 +14,7 @@ from flashinfer_bench.data import TraceSet
 from tests.kit.documents import CHECKOUT, DOCS, PROGRAM, README, SHELLS, read_blocks, read_commands
 
 pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(240)]
-QUICKLY = ["--devices", "cpu", "--iterations", "8", "--warmup-runs", "0", "--num-trials", "3"]
+QUICKLY = ["--devices", "cpu", "--iterations", "4", "--warmup-runs", "0", "--num-trials", "1"]
 LOWERED = {"run": QUICKLY, "repro": QUICKLY, "compare": ["--recorded"]}
 """Command → what is added to it. A comparison that measures takes longer than a test may (`tests/compare`)."""
 

@@ -25,7 +25,8 @@ class FakeEngine:
         self.noise = list(noise)
         self.orders = []
 
-    def __call__(self, order):
+    def __call__(self, order, package=None):
+        assert package is None or package.is_dir()
         names = [attack.name for attack in order.attacks]
         self.orders.append("calm" if order.is_calm else names)
         done = Done(harm=list(self.noise))

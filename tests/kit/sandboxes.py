@@ -4,7 +4,7 @@ import os
 import shutil
 import socket
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,11 +73,12 @@ class Cell:
 
 
 @contextmanager
-def running_cell(*, user: int = 0, own: int | None = None):
+def running_cell(template: socket.socket | None = None, *, user: int = 0, own: int | None = None):
     """Yield a cell; when the block ends no process of it is left.
 
     Args:
-        user: who the session would be; 0 for whoever runs the tests.
+        template: the socket of a template that runs already; None starts one.
+        user: the user of a template that is started; 0 is the user that runs the tests.
         own: the user that a worker becomes.
     """
     root = Path(tempfile.mkdtemp(prefix="fib-cell-"))
@@ -88,7 +89,7 @@ def running_cell(*, user: int = 0, own: int | None = None):
     if user:
         os.chown(run, user, user)
     try:
-        with running_template(run, user) as template:
-            yield Cell(root, template, user, own)
+        with nullcontext(template) if template else running_template(run, user) as running:
+            yield Cell(root, running, user, own)
     finally:
         shutil.rmtree(root, ignore_errors=True)

@@ -17,6 +17,7 @@ from flashinfer_bench.sandbox import landlock
 from flashinfer_bench.sandbox.namespaces import has_own_network
 from flashinfer_bench.sandbox.seccomp import can_filter, read_calls
 from tests.kit.sandboxes import ORDINARY, OWN, running_cell
+from tests.kit.workers import running_template
 
 IS_ROOT = sys.platform == "linux" and os.geteuid() == 0
 HAS_SANDBOX = sys.platform == "linux" and landlock.version() >= 3 and can_filter()
@@ -157,9 +158,16 @@ def calls_that_lead_out():
     return acts | {"personality": f"call({calls['personality'][0]}, 0x400000)", "clone3": f"call({calls['clone3'][0]})"}
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    """The template of the tests' user."""
+    with running_template(tmp_path_factory.mktemp("session") / "run") as running:
+        yield running
+
+
 @pytest.fixture(scope="module", params=[TESTS_USER, ORDINARY_USER, OWN_USER])
-def cell(request):
-    with running_cell(**request.param) as found:
+def cell(request, template):
+    with running_cell(None if "user" in request.param else template, **request.param) as found:
         yield found
 
 
@@ -282,9 +290,10 @@ TOOL = {
 
 @pytest.mark.skipif(not (HAS_SANDBOX and has_own_network()), reason="no process can have a network of its own")
 @pytest.mark.parametrize("users", [TESTS_USER, OWN_USER])
-def test_programs_of_a_tool_speak_with_each_other_and_with_nothing_else(users):
+def test_programs_of_a_tool_speak_with_each_other_and_with_nothing_else(template, users):
     outside = f"\0outside-{os.getpid()}"
-    with running_cell(**users) as cell, socket.socket(socket.AF_UNIX) as local, socket.socket(socket.AF_UNIX) as other:
+    sockets = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    with running_cell(template, **users) as cell, sockets[0] as local, sockets[1] as other:
         path = cell.root / "service"
         local.bind(str(path))
         path.chmod(0o777)

@@ -309,9 +309,9 @@ def is_locked(path):
 
 @pytest.mark.skipif(not (can_filter() and landlock.version() >= 6), reason="this kernel keeps no signals apart")
 @pytest.mark.parametrize("users", [{}, pytest.param({"own": OWN}, marks=as_root)])
-def test_a_supervisor_ends_processes_that_fork_and_end_in_groups_of_their_own(chain, users, monkeypatch):
+def test_a_supervisor_ends_processes_that_fork_and_end_in_groups_of_their_own(server, chain, users, monkeypatch):
     monkeypatch.setattr(worker_process, "end_tree", lambda *_: False)  # nobody else ends them
-    with running_cell(**users) as cell:
+    with running_cell(server, **users) as cell:
         program = cell.artifact / "chain"
         program.write_bytes(chain)
         program.chmod(0o755)

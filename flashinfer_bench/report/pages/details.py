@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from msgspec import to_builtins
 
 from flashinfer_bench.data import Solution, TraceSet
 from flashinfer_bench.data.measurement import BOUNDS
-from flashinfer_bench.data.sets.results import Result, group
+from flashinfer_bench.data.sets.results import Result, group, parse_time
 from flashinfer_bench.report.intervals import interval_of
 from flashinfer_bench.report.pages.texts import colour, id_of
 from flashinfer_bench.report.ranking import FAST_P, rank_by_author, roofline_share_of, speedup_of
@@ -24,6 +24,8 @@ from flashinfer_bench.roofline.workloads import cost_of_workload
 
 MOST_CHIPS: Final = 40
 """Flags and libraries of one verdict on a page."""
+MOST_POINTS: Final = 200
+"""Times of one job in a history."""
 
 
 def describe_overview(trace_set: TraceSet, results: Sequence[Result], baseline_author: str | None) -> dict[str, Any]:
@@ -63,9 +65,16 @@ def _describe_row(row: SummaryRow, items: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def describe_definition(trace_set: TraceSet, name: str, results: Sequence[Result]) -> dict[str, Any]:
+def describe_definition(trace_set: TraceSet, name: str, everything: Sequence[Result]) -> dict[str, Any]:
     """Return the data of a definition's page. The definition may be missing in the set; then only its traces are
-    shown."""
+    shown.
+
+    Args:
+        trace_set: the set.
+        name: the definition's name.
+        everything: the definition's results, including repeated ones. Only the history shows results that are repeated.
+    """
+    results = [item for item in everything if item.is_latest]
     definition = trace_set.definitions.get(name)
     workloads = {trace.workload.uuid: trace.workload for trace in trace_set.workloads.get(name, [])}
     for result in results:
@@ -99,7 +108,22 @@ def describe_definition(trace_set: TraceSet, name: str, results: Sequence[Result
             }
             for (solution, device), items in group(results, attrgetter("solution", "hardware")).items()
         ],
+        "history": [
+            [id_of(name, solution), hardware.index(device), order[workload], points]
+            for (solution, device, workload), points in _list_points(everything).items()
+        ],
     }
+
+
+def _list_points(results: Sequence[Result]) -> dict[tuple[str, str, str], list[list[Any]]]:
+    """Return, for each job that was timed repeatedly, the latest times: second since 1970, latency and its interval."""
+    whole = [item for item in results if item.measurement.meaningful and not item.reported.run.quick]
+    timed = [(moment, item) for item in whole if item.latency_ms and (moment := parse_time(item.evaluation.timestamp))]
+    found: dict[tuple[str, str, str], list[list[Any]]] = {}
+    for moment, item in sorted(timed, key=itemgetter(0)):
+        job = (item.solution, item.hardware, item.workload)
+        found.setdefault(job, []).append([int(moment.timestamp()), *_numbers(item)[:3]])
+    return {job: points[-MOST_POINTS:] for job, points in found.items() if len(points) > 1}
 
 
 def describe_solution(solution: Solution | None, results: Sequence[Result]) -> dict[str, Any]:

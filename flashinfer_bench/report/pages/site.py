@@ -58,7 +58,8 @@ def write_site(
     """
     if folder.exists() and not (folder.is_dir() and (_is_ours(folder / "index.html") or not any(folder.iterdir()))):
         raise DataSetError(f"{folder}: holds something else than a report; name a new or an empty folder")
-    results = list_results(trace_set, traces)
+    everything = list_results(trace_set, traces, latest_only=False)
+    results = [item for item in everything if item.is_latest]
     made = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     overview = {"made": made, "version": __version__, **describe_overview(trace_set, results, baseline_author)}
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +70,7 @@ def write_site(
     def write(key: str, content: Any) -> None:
         write_whole(folder / "data" / f"{key}.js", to_script(key, content), root=folder)
 
-    by_definition = group(results, attrgetter("definition"))
+    by_definition = group(everything, attrgetter("definition"))
     names = dict.fromkeys([*trace_set.definitions, *by_definition])
     for name in names:
         write(f"d_{id_of(name)}", describe_definition(trace_set, name, by_definition.get(name, [])))

@@ -32,7 +32,7 @@ fibReport.table = (() => {
       return [...rows].sort((first, second) => {
         const [one, two] = [value(first), value(second)];
         if (absent(one) || absent(two)) return absent(one) - absent(two);
-        return sign * (typeof one === "string" ? one.localeCompare(two) : one - two);
+        return sign * (typeof one === "string" ? one.localeCompare(two, "en", { numeric: true }) : one - two);
       });
     }
     function draw() {
@@ -51,3 +51,9 @@ fibReport.table = (() => {
   }
   return table;
 })();
+// A table of the rows with a time that counts, then a table of all others.
+fibReport.apart = (rows, isTimed, what, caption, options) => {
+  const [timed, others] = [rows.filter(isTimed), rows.filter((row) => !isTimed(row))];
+  return [timed.length || !others.length ? fibReport.table({ ...options, caption, rows: timed }) : null,
+    others.length ? fibReport.table({ ...options, caption: `${what} without a time that counts`, rows: others }) : null];
+};

@@ -7,16 +7,16 @@ fibReport.charts = (() => {
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const colour = (index) => style(`--series-${index % COLOURS}`);
 
-  // A logarithmic axis over few decades has labels at 1, 2 and 5, an axis over many decades at powers of ten.
+  // A logarithmic axis within a decade has a label at each tick, over few decades at 1, 2 and 5, else at powers of ten.
   function tell(plot, splits, index) {
     const { min, max } = plot.scales[index ? "y" : "x"];
-    const digitsTold = max / min < 200 ? [1, 2, 5] : [1];
+    const digitsTold = max / min < 12 ? [1, 2, 3, 4, 5, 6, 7, 8, 9] : max / min < 200 ? [1, 2, 5] : [1];
     return splits.map((split) => (digitsTold.some((digit) => Math.abs(split / 10 ** Math.floor(Math.log10(split) + 1e-9) - digit) < 1e-6) ? split : null));
   }
-  function axis(label, show, size, isLog) {
+  function axis(label, show, size, isLog, space = 42) {
     return {
       label, stroke: () => style("--ink"), grid: { stroke: () => style("--grid"), width: 1 }, ticks: { stroke: () => style("--line") },
-      font: "12px system-ui", labelFont: "12px system-ui", labelSize: 22, size, space: 42, filter: isLog ? tell : undefined,
+      font: "12px system-ui", labelFont: "12px system-ui", labelSize: 22, size, space, filter: isLog ? tell : undefined,
       values: (_, splits) => splits.map((split) => (split === null ? "" : show(split))),
     };
   }
@@ -29,7 +29,7 @@ fibReport.charts = (() => {
 
   // lines: {name, y: values at x, low, high, dots: no line between}. x ascends, and may repeat a value.
   // tickY formats a value at the axis, showY a measured value.
-  function draw({ label, x, lines, xLabel, yLabel, showX, showY, tickY = showY, logX, logY, describe }) {
+  function draw({ label, x, lines, xLabel, yLabel, showX, showY, tickY = showY, logX, logY, describe, margin = 0, space, isTime = false }) {
     const readout = el("p", { class: "readout" }, "Point at the chart to read its values.");
     const host = el("div", { class: "chart", role: "img", "aria-label": label });
     const legend = el("ul", { class: "legend" }, lines.map((line, index) =>
@@ -41,7 +41,7 @@ fibReport.charts = (() => {
     }));
     const ys = lines.flatMap((line) => [...line.y, ...(line.low || []), ...(line.high || [])]).filter((value) => value > 0);
     const [lowY, highY] = bounds(ys);
-    const [lowX, highX] = logX ? bounds(x) : [Math.min(...x), Math.max(...x)];
+    const [lowX, highX] = logX ? bounds(x) : [Math.min(...x) - margin, Math.max(...x) + margin];
 
     function drawIntervals(plot) {
       plot.ctx.save();
@@ -71,12 +71,12 @@ fibReport.charts = (() => {
     requestAnimationFrame(() => {
       const width = () => Math.max(260, Math.floor(host.clientWidth));
       const plot = new uPlot({
-        width: width(), height: 320, legend: { show: false }, cursor: { drag: { x: false, y: false } },
+        width: width(), height: 320, tzDate: (second) => uPlot.tzDate(new Date(second * 1000), "Etc/UTC"), legend: { show: false }, cursor: { drag: { x: false, y: false } },
         scales: {
-          x: { time: false, distr: logX ? 3 : 1, range: [lowX, highX] },
+          x: { time: isTime, distr: logX ? 3 : 1, range: [lowX, highX] },
           y: { distr: logY ? 3 : 1, range: logY ? [lowY, highY] : [0, 1.02] },
         },
-        axes: [axis(xLabel, showX, 34, logX), axis(yLabel, tickY, 64, logY)], series: [{}, ...series],
+        axes: [axis(xLabel, showX, 34, logX, space), axis(yLabel, tickY, 64, logY)], series: [{}, ...series],
         hooks: { draw: [drawIntervals], setCursor: [read] },
       }, [x, ...lines.map((line) => line.y)], host);
       plots.add(plot);
@@ -107,22 +107,44 @@ fibReport.charts = (() => {
     const order = data.workloads.map((_, index) => index).filter((index) => data.workloads[index][2] > 0 && data.workloads[index][3] > 0)
       .sort((one, two) => data.workloads[one][2] / data.workloads[one][3] - data.workloads[two][2] / data.workloads[two][3]);
     if (!order.length || !series.length) return null;
-    const intensity = (index) => data.workloads[index][2] / data.workloads[index][3];
+    const points = order.map((index) => ({ index, x: data.workloads[index][2] / data.workloads[index][3] }));
+    const peak = data.peaks[hardware];
+    const units = ["fp64", "fp32", "tf32", "fp16", "fp8", "fp4"];
+    const rate = (unit) => { for (let place = units.indexOf(unit); place >= 0; place--) if (peak.tflops[units[place]]) return peak.tflops[units[place]]; return Math.max(...Object.values(peak.tflops)); };
+    const most = peak && rate(data.workloads[order[0]][4]);
+    if (peak) { // the limit bends at its ridge, and ends beyond all workloads
+      const ridge = most / peak.tb;
+      const ends = [ridge, ...points.map(({ x }) => x)];
+      points.push({ x: Math.min(...ends) / 2 }, { x: ridge }, { x: Math.max(...ends) * 2 });
+      points.sort((one, two) => one.x - two.x);
+    }
     const lines = series.map((item) => {
       const at = new Map(item.rows.map((row) => [row[0], row]));
-      return { name: item.name, dots: true, y: order.map((index) => { const row = at.get(index); return row && row[2] > 0 ? data.workloads[index][2] / row[2] / 1e9 : null; }) };
+      return { name: item.name, dots: true, y: points.map(({ index }) => { const row = at.get(index); return row && row[2] > 0 ? data.workloads[index][2] / row[2] / 1e9 : null; }) };
     });
-    const peak = data.peaks[hardware];
     const unit = peak ? [1, "TFLOP/s"] : [1000, "GFLOP/s"];
     for (const line of lines) line.y = line.y.map((value) => (value === null ? null : value * unit[0]));
     if (peak) {
-      const units = ["fp64", "fp32", "tf32", "fp16", "fp8", "fp4"];
-      const rate = (unit) => { for (let place = units.indexOf(unit); place >= 0; place--) if (peak.tflops[units[place]]) return peak.tflops[units[place]]; return Math.max(...Object.values(peak.tflops)); };
-      lines.push({ name: `limit of ${peak.name}`, plain: true, y: order.map((index) => Math.min(rate(data.workloads[index][4]), intensity(index) * peak.tb)) });
+      lines.push({ name: `limit of ${peak.name}: ${digits(peak.tb)} TB/s, ${digits(most)} TFLOP/s`, plain: true, y: points.map(({ x }) => Math.min(most, x * peak.tb)) });
     }
     return draw({
       label: peak ? "Roofline: operations a second over operations a byte, higher is better" : "Operations a second over operations a byte, higher is better; the limits of this hardware are not listed",
-      lines, x: order.map(intensity), xLabel: "FLOP a byte", yLabel: unit[1], showX: digits, showY: digits, logX: true, logY: true,
+      lines, x: points.map(({ x }) => x), xLabel: "FLOP a byte", yLabel: unit[1], showX: digits, showY: digits, logX: true, logY: true,
+    });
+  }
+
+  // Items: {name, rows: [second, latency, low, high] of each verdict}.
+  function history(items, workload) {
+    const x = [...new Set(items.flatMap(({ rows }) => rows.map(([second]) => second)))].sort((one, two) => one - two);
+    const lines = items.map(({ name, rows }) => {
+      const at = new Map(rows.map((row) => [row[0], row]));
+      const pick = (place) => x.map((second) => at.get(second)?.[place] ?? null);
+      return { name, y: pick(1), low: pick(2), high: pick(3) };
+    });
+    const day = (second) => new Date(second * 1000).toISOString().slice(0, 16).replace("T", " ");
+    return draw({
+      label: `Latency of ${workload} from run to run, lower is better; bars are 95 % intervals`, lines, x, xLabel: "time of the verdict, UTC", yLabel: "latency",
+      showX: day, showY: time, tickY: tick, logY: true, margin: (x[x.length - 1] - x[0]) * 0.04 + 60, space: 130, isTime: true, describe: (place) => day(x[place]),
     });
   }
 
@@ -135,5 +157,5 @@ fibReport.charts = (() => {
     const lines = rows.slice(0, COLOURS).map((row) => ({ name: row.author, y: row.fast_p }));
     return draw({ label: "Share of an author's workloads that passed and took less than 1 / p of the baseline's time", lines, x: p, xLabel: "p: times the speed of the baseline", yLabel: "share of workloads", showX: digits, showY: (value) => digits(value) });
   }
-  return { latency, roofline, fastP, redraw, COLOURS };
+  return { latency, roofline, history, fastP, redraw, COLOURS };
 })();

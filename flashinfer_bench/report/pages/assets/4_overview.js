@@ -1,7 +1,8 @@
 // The overview, the leaderboard, and the search over both.
 "use strict";
 fibReport.overview = (() => {
-  const { el, link, name, time, times, percent, withRange, remark, table, digits, captionOf, unconfirmed } = fibReport;
+  const { el, link, name, time, times, percent, withRange, remark, table, digits, captionOf, unconfirmed, CONFIRMED } = fibReport;
+  const MOST_ROWS = 30;
   const distinct = (rows, place) => [...new Set(rows.map((row) => row[place]))].sort();
 
   function select(label, options, chosen, onchange) {
@@ -9,8 +10,54 @@ fibReport.overview = (() => {
     return el("label", null, `${label} `, field);
   }
 
+  // Definition → its ranked rows, the fastest first. A confirmed result precedes all others.
+  function ranked(rows) {
+    const found = new Map();
+    for (const row of rows) if (row.speedup && row.passed === row.judged && !row.quick) found.set(row.did, [...(found.get(row.did) || []), row]);
+    for (const list of found.values()) list.sort((one, two) => (two.standing === CONFIRMED) - (one.standing === CONFIRMED) || two.speedup.value - one.speedup.value);
+    return found;
+  }
+
+  function sentence(found, hardware) {
+    const wins = new Map();
+    for (const [first] of found.values()) wins.set(first.author, (wins.get(first.author) || 0) + 1);
+    const [best, ...others] = [...wins].sort((one, two) => two[1] - one[1]);
+    if (!best) return el("p", { class: "lead" }, "No solution has passed with a time that counts.");
+    return el("p", { class: "lead" }, el("strong", null, name(best[0])), ` is fastest on ${best[1]} of ${found.size} definitions on `, name(hardware),
+      others.slice(0, 3).map(([author, count], at) => [at ? ", " : "; ", name(author), ` on ${count}`]).flat(), ".");
+  }
+
+  // Marks on a logarithmic scale, a line for each author. The table below has the same numbers.
+  function speedups(data, found, hardware) {
+    const known = data.definitions.filter(([id]) => found.has(id));
+    const shown = known.slice(0, MOST_ROWS);
+    const rows = shown.flatMap(([id]) => found.get(id));
+    if (!rows.length) return null;
+    const authors = distinct(rows, "author");
+    const ends = rows.flatMap(({ speedup }) => [speedup.value, speedup.low, speedup.high]).filter((value) => value > 0);
+    const [low, high] = [Math.min(...ends, 1) / 1.15, Math.max(...ends, 1) * 1.15];
+    const across = (value) => (100 * Math.log(Math.max(value, low) / low)) / Math.log(high / low);
+    const put = (element, parts) => { for (const [key, value] of Object.entries(parts)) element.style[key] = `${value}%`; return element; };
+    const ticks = [-3, -2, -1, 0, 1, 2, 3].flatMap((power) => (high / low < 60 ? [1, 2, 5] : [1]).map((digit) => digit * 10 ** power)).filter((value) => value > low && value < high);
+    const lines = () => ticks.map((value) => put(el("span", { class: value === 1 ? "tick one" : "tick" }), { left: across(value) }));
+    const marks = (row) => {
+      const { value, low: from, high: to } = row.speedup;
+      const index = authors.indexOf(row.author);
+      const top = (100 * (index + 1)) / (authors.length + 1);
+      const title = `${row.solution}: ${times(value)} (${fibReport.range(from, to, times) || "no interval"})`;
+      return [from > 0 ? put(el("span", { class: `reach series-${index % 8}` }), { left: across(from), width: across(to) - across(from), top }) : null,
+        put(el("span", { class: `mark series-${index % 8}`, title }), { left: across(value), top })];
+    };
+    return el("figure", null,
+      el("figcaption", null, captionOf(rows.map((row) => row.standing), `Speed-up over the reference by definition on ${hardware}, higher is better; bars are 95 % intervals`)),
+      el("ul", { class: "legend" }, authors.map((author, index) => el("li", null, el("span", { class: `swatch series-${index % 8}` }), name(author)))),
+      el("div", { class: "marks" }, shown.map(([id, text]) => [el("div", null, link(`#/definition/${id}`, text)), el("div", { class: "track" }, lines(), found.get(id).map(marks).flat())]).flat(),
+        el("div", { class: "wide" }), el("div", { class: "ticks" }, ticks.map((value) => put(el("span", null, `${digits(value)}×`), { left: across(value) })))),
+      known.length > shown.length ? el("p", { class: "quiet" }, `The table has the other ${known.length - shown.length} definitions.`) : null);
+  }
+
   // For one kind of hardware. Numbers of two kinds are not compared, so they have no common best.
-  function matrix(data, all, hardware) {
+  function matrix(data, all, found, hardware) {
     const rows = all.filter((row) => row.hardware === hardware);
     const authors = distinct(rows, "author");
     const best = new Map();
@@ -30,19 +77,21 @@ fibReport.overview = (() => {
             const row = find(item);
             if (!row) return el("span", { class: "quiet" }, "–");
             const whole = row.passed === row.judged;
-            return el("a", { href: `#/solution/${row.id}`, class: whole ? "cell good" : "cell bad" },
-              `${row.passed}/${row.judged} `, withRange(times(row.speedup?.value), row.speedup?.low, row.speedup?.high, times));
+            const isBest = found.get(item[0])?.[0].author === author;
+            const kind = !whole ? "bad" : row.speedup?.value < 1 ? "" : "good";
+            return el("a", { href: `#/solution/${row.id}`, class: `cell ${kind} ${isBest ? "best" : ""}`, title: isBest ? "the fastest of this definition" : null },
+              `${isBest ? "★ " : ""}${row.passed}/${row.judged} `, withRange(times(row.speedup?.value), row.speedup?.low, row.speedup?.high, times));
           },
         };
       })];
     const judged = new Set(rows.map((row) => row.did));
-    return table({ caption: captionOf(rows.map((row) => row.standing), `Passed workloads, and speed-up over the reference, of each author's best solution on ${hardware}`), columns, rows: data.definitions.filter((item) => judged.has(item[0])), empty: "No verdict fits the filters." });
+    return table({ caption: captionOf(rows.map((row) => row.standing), `Passed workloads, and speed-up over the reference, of each author's best solution on ${hardware}; ★ marks the fastest`), columns, rows: data.definitions.filter((item) => judged.has(item[0])), empty: "No verdict fits the filters." });
   }
 
   function solutions(rows) {
     const several = distinct(rows, "hardware").length > 1;
-    return table({
-      caption: "Latency: median over the passed workloads; speed-up over the reference: geometric mean", rows, empty: "No solution fits the filters.", sort: { column: 1, down: false },
+    return fibReport.apart(rows, (row) => row.latency !== null, "Solutions", "Latency: median over the passed workloads; speed-up over the reference: geometric mean", {
+      empty: "No solution fits the filters.", sort: { column: 1, down: false },
       columns: [
         { label: "Pick", hint: "pick two to compare them", kind: "control", cell: (row) => fibReport.compare.box(row.id, row.solution) },
         { label: "Definition", kind: "wide tight", value: (row) => row.definition, cell: (row) => link(`#/definition/${row.did}`, row.definition) },
@@ -70,17 +119,20 @@ fibReport.overview = (() => {
     const held = distinct(rows, "hardware");
     const count = (place) => rows.filter((row) => row.hardware === place).reduce((sum, row) => sum + row.judged, 0);
     const most = held.reduce((one, two) => (one === null || count(two) > count(one) ? two : one), null);
+    const found = ranked(rows.filter((row) => row.hardware === most));
     const passed = rows.reduce((sum, row) => sum + row.passed, 0);
     const judged = rows.reduce((sum, row) => sum + row.judged, 0);
     return [
       el("h1", null, "Overview"),
+      rows.length ? sentence(found, most) : null,
+      speedups(data, found, most),
       el("p", { class: "figures" }, `${data.definitions.length} definitions, ${new Set(rows.map((row) => row.id)).size} solutions, ${judged} verdicts, ${percent(judged ? passed / judged : null)} passed`, held.length === 1 ? [", on ", name(held[0])] : null),
       el("form", { class: "filters", onsubmit: (event) => { event.preventDefault(); set("q")(filter.value); } },
         el("label", null, "Filter ", filter), select("Hardware", hardware, chosen.hw, set("hw")), select("Op type", opTypes, chosen.op, set("op")),
         select("Author", distinct(data.solutions, "author"), chosen.author, set("author")), select("Verdict", ["passed", "failed"], chosen.state, set("state"))),
       hardware.length > 1 && !chosen.hw ? el("p", { class: "note" }, "There are several kinds of hardware, whose numbers must not be compared. Choose one kind above.") : null,
-      el("h2", null, "Definitions and authors"), matrix(data, rows, most),
-      el("h2", null, "Solutions"), solutions(rows),
+      el("h2", null, "Definitions and authors"), matrix(data, rows, found, most),
+      el("h2", null, "Solutions"), ...solutions(rows),
       el("p", { class: "quiet" }, "Small figures below a number are its 95 % interval. It holds for a re-run in a new worker on the same machine."),
     ];
   }
@@ -108,9 +160,7 @@ fibReport.overview = (() => {
       el("h1", null, "Leaderboard"),
       el("p", null, "Authors are ranked by their share of the fastest: for each workload, the lowest latency of any author over the author's, or 0 if the author did not pass. First place needs a confirmed result if there is one. No baseline can inflate this share. Score, speed-up, win rate and fast_p are against ", name(against), ". If the baseline is slow, they are high."),
       hardware.length ? el("form", { class: "filters" }, el("label", null, "Hardware ", pick)) : null,
-      table({
-        caption: captionOf(rows.map((row) => row.standing), `Authors on ${chosen}`), rows, empty: "There is no whole verdict; quick looks are not ranked.", columns,
-      }),
+      ...fibReport.apart(rows, (row) => row.compared > 0, "Authors", captionOf(rows.map((row) => row.standing), `Authors on ${chosen}`), { empty: "There is no whole verdict; quick looks are not ranked.", columns }),
       rows.length ? fibReport.more(false, "What the columns mean", el("dl", null, columns.filter((column) => column.hint).flatMap((column) => [el("dt", null, column.label), el("dd", null, column.hint)]))) : null,
       untimed.length ? el("p", { class: "quiet" }, "Nothing to compare: ", untimed.map((author, index) => [index ? ", " : "", name(author)]).flat(), ". No time counts, as under Triton's interpreter, or the baseline has none.") : null,
       timed.length ? el("h2", null, "fast_p") : null,

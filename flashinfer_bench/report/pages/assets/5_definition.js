@@ -61,7 +61,12 @@ fibReport.definition = (() => {
     const set = (key, value) => { const next = new URLSearchParams(query); if (value) next.set(key, value); else next.delete(key); go(`#/definition/${data.id}?${next}`); };
     const pick = (label, key, options, current) => { const field = el("select", { onchange: () => set(key, field.value) }, options.map((item) => el("option", { value: item, selected: item === current }, item))); return el("label", null, `${label} `, field); };
     const text = data.text;
-    const workload = (index) => { const [uuid, sizes] = data.workloads[index]; return el("span", { title: uuid }, name(data.axes.map((axis, at) => `${axis}=${sizes[at]}`).join(" ") || uuid)); };
+    const axesOf = (index) => { const [uuid, sizes] = data.workloads[index]; return data.axes.map((axis, at) => `${axis}=${sizes[at]}`).join(" ") || uuid; };
+    const workload = (index) => el("span", { title: data.workloads[index][0] }, name(axesOf(index)));
+    const past = data.history.filter(([id, h]) => h === place && drawn.some((item) => item.id === id));
+    const repeated = [...new Set(past.map(([, , index]) => index))];
+    const remembered = repeated.find((index) => axesOf(index) === query.get("workload")) ?? repeated[0];
+    const ofPast = past.filter(([, , index]) => index === remembered).map(([id, , , rows]) => ({ name: drawn.find((item) => item.id === id).name, rows }));
     const toggle = (item) => { const now = new Set(drawn.map((one) => one.id)); if (!now.delete(item.id)) now.add(item.id); set("show", [...now].join(",")); };
     return [
       el("h1", null, name(data.name)),
@@ -69,8 +74,8 @@ fibReport.definition = (() => {
       text?.description ? el("p", { class: "text" }, text.description) : null,
       all.length ? el("form", { class: "filters" }, data.hardware.length > 1 ? pick("Hardware", "hw", data.hardware, chosen) : null, data.axes.length > 1 ? pick("Axis", "axis", data.axes, data.axes[axisIndex]) : null) : null,
       el("h2", null, "Solutions"),
-      table({
-        caption: captionOf(all.flatMap((item) => item.rows.map((row) => row[POINT.standing])), `Solutions on ${chosen || "no hardware"}`), rows: ordered, empty: "There is no verdict on this definition yet.",
+      ...fibReport.apart(ordered, (item) => latency(item) !== null, "Solutions", captionOf(all.flatMap((item) => item.rows.map((row) => row[POINT.standing])), `Solutions on ${chosen || "no hardware"}`), {
+        empty: "There is no verdict on this definition yet.",
         columns: [
           { label: "Pick", hint: "pick two to compare them", kind: "control", cell: (item) => fibReport.compare.box(item.id, item.name) },
           { label: "Chart", kind: "control wide", cell: (item) => el("input", { type: "checkbox", "aria-label": `Draw ${item.name}`, checked: drawn.includes(item), onchange: () => toggle(item) }) },
@@ -84,11 +89,14 @@ fibReport.definition = (() => {
       drawn.length && data.axes.length ? el("h2", null, "Latency by workload") : null,
       drawn.length && data.axes.length ? fibReport.charts.latency(data, drawn, axisIndex) : null,
       drawn.length ? fibReport.charts.roofline(data, drawn, place) : null,
+      ofPast.length ? el("h2", null, "History of a workload") : null,
+      repeated.length > 1 ? el("form", { class: "filters" }, pick("Workload", "workload", repeated.map(axesOf), axesOf(remembered))) : null,
+      ofPast.length ? fibReport.charts.history(ofPast, axesOf(remembered)) : null,
       el("h2", null, "Best by workload"),
       table({
-        caption: "The fastest passing solution of each workload", rows: bestOf(data, all), empty: "No whole verdict passed; quick looks are not ranked.",
+        caption: "The fastest passing solution of each workload", rows: bestOf(data, all), empty: "No whole verdict passed; quick looks are not ranked.", sort: { column: 0, down: false },
         columns: [
-          { label: "Workload", value: (row) => data.workloads[row.workload][1][0], cell: (row) => workload(row.workload) },
+          { label: "Workload", value: (row) => axesOf(row.workload), cell: (row) => workload(row.workload) },
           { label: "Fastest", value: (row) => row.first.item.name, cell: (row) => [link(`#/solution/${row.first.item.id}`, row.first.item.name), unconfirmed(row.first.row[POINT.standing])] },
           { label: "Latency", number: true, value: (row) => row.first.row[2], cell: (row) => withRange(time(row.first.row[2]), row.first.row[3], row.first.row[4], time) },
           { label: "Speed-up", number: true, down: true, value: (row) => row.first.row[5], cell: (row) => times(row.first.row[5]) },

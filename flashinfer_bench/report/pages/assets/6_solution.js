@@ -34,7 +34,7 @@ fibReport.solution = (() => {
       data.text ? el("dl", null, facts(data.text).map(([key, value]) => [el("dt", null, key), el("dd", null, name(value))]).flat()) : null,
       el("h2", null, "Verdicts"),
       table({
-        caption: "Verdicts by workload", rows: data.verdicts, columns: [
+        caption: "Verdicts by workload", rows: data.verdicts, sort: { column: 0, down: false }, columns: [
           { label: "Workload", value: (row) => row.axes, cell: (row) => place(row, several) },
           ...(several ? [{ label: "Hardware", kind: "wide", value: (row) => row.hardware, cell: (row) => name(row.hardware) }] : []),
           { label: "Verdict", value: (row) => row.status, cell: (row) => el("span", null, status(row.status), row.reason ? el("small", { class: "range" }, name(row.reason)) : null) },
@@ -122,7 +122,7 @@ fibReport.compare = (() => {
       first.d !== second.d ? el("p", { class: "note" }, "These are solutions of different definitions. They cannot be compared.") : null,
       wholes.map(decided),
       table({
-        caption: "Workloads that both were judged on", rows, empty: "No workload was judged for both on the same hardware.", columns: [
+        caption: "Workloads that both were judged on", rows, empty: "No workload was judged for both on the same hardware.", sort: { column: 0, down: false }, columns: [
           { label: "Workload", value: (row) => row.one.axes, cell: (row) => place(row.one, several) },
           ...(several ? [{ label: "Hardware", kind: "wide", value: (row) => row.one.hardware, cell: (row) => name(row.one.hardware) }] : []),
           { label: "B is", value: verdict, cell: (row) => verdict(row) },
