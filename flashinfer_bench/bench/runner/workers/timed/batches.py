@@ -237,7 +237,7 @@ class BatchTimer:
 
         Raises:
             ClaimContradicted: RUNTIME_ERROR; all batches take longer than the report allows.
-            SolutionFailure: they take so much longer that a change of the machine's speed cannot explain it.
+            SolutionFailure: the same, and a change of the machine's speed cannot explain it.
         """
         resolution_ns = RESOLVED_NS / len(self._buffers)
         if len(self._buffers) > 1:

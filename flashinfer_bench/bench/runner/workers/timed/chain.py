@@ -300,8 +300,8 @@ class ChainTimer:
 
         Raises:
             ClaimContradicted: RUNTIME_ERROR; all chains take longer than the report allows.
-            SolutionFailure: they take so much longer that a change of the machine's speed cannot explain it; or outputs
-                differ from the committed digests.
+            SolutionFailure: the same, and a change of the machine's speed cannot explain it; or outputs differ from the
+                committed digests.
         """
         chains, image = 0, chain_image()
         size = BLOCK_BYTES + -(-len(image) // BLOCK_BYTES) * BLOCK_BYTES
