@@ -42,7 +42,7 @@ from flashinfer_bench.errors import ConfigError
 from flashinfer_bench.timing.between_workers import NOISY, report_of_workers
 
 MOST_WORKERS: Final = 1000
-"""Workers of one job, at most: a higher number is a slip."""
+"""Most workers of one job. A higher number is probably a typing error."""
 IDLE_S: Final = 600.0
 """Seconds without a run after which kept sessions end."""
 RETRY_S: Final = 60.0
@@ -58,7 +58,7 @@ class Benchmark:
             (`tolerances.yaml`) rank below the user's.
         cache: folder of built files; the user's cache if omitted.
         keeps_sessions: whether sessions stay alive between runs, until `close` or for ten minutes, so that the next run
-            has imports and the times of references.
+            repeats neither imports nor the timing of references.
 
     Raises:
         ConfigError: the configuration requests missing devices, evaluators that no session can import, or a sandbox
@@ -90,7 +90,7 @@ class Benchmark:
         self._reserved: Reservation | None = None
         self._keeps_sessions = keeps_sessions
         self._kept: Harness | None = None
-        """The harness of the run before, if its sessions stay."""
+        """The harness of the previous run, if its sessions are kept."""
         self._keeping = threading.Lock()
         self._idle: threading.Timer | None = None
 
@@ -110,8 +110,8 @@ class Benchmark:
         self._seeds = JobSeeds(self.config.seed if run_seed is None else run_seed, recorded)
 
     def repeat(self, times: int) -> None:
-        """Time each solution in this many workers, each with one workload. A trace then has their mean and its
-        interval.
+        """Time each solution in this many workers, each with one workload. A trace then has the mean of their
+        latencies, and the interval of that mean.
 
         Raises:
             ConfigError: the number of workers is invalid.
@@ -121,7 +121,7 @@ class Benchmark:
         self._repeat = times
 
     def close(self) -> None:
-        """End kept sessions, and leave the cluster; other runs have ended their own processes."""
+        """End kept sessions, and leave the cluster. Runs that keep no sessions have ended their own processes."""
         self._give_up_reserved()
         self._end_kept()
         self.context.close()
@@ -131,13 +131,14 @@ class Benchmark:
         """Return the jobs of a run and the skipped parts, without starting a process.
 
         Args:
-            resume: skip jobs that a trace of the set records unchanged, except traces that were not to be saved.
+            resume: skip jobs that a trace of the set records unchanged. Traces of runs with `save_results=False` do not
+                count.
             retry_timeouts: with `resume`, repeat jobs that timed out.
             drafts: take the drafts of the set, too.
 
         Raises:
-            ConfigError: names that the set does not have, or filters that select nothing, all of them at once; or
-                unusable foreign evaluators.
+            ConfigError: the set lacks names (all are listed), the filters select nothing, or a plug-in evaluator cannot
+                be used.
         """
         recorded = None
         if resume:
@@ -150,13 +151,13 @@ class Benchmark:
         return replace(plan, plug_in_keys=self.context.plug_in_keys)
 
     def find_resumed(self, plan: Plan) -> list[Trace]:
-        """Return the recorded trace of each job that a plan with `resume` leaves out."""
+        """Return the recorded trace of each job that a plan with `resume` skips."""
         return list(map(to_trace, plan.recorded))
 
     def reserve(self, plan: Plan) -> Plan:
-        """Return the plan of a resumed run without the jobs and confirmations of other current runs.
+        """Return the plan of a resumed run without the jobs and confirmations that other current runs have reserved.
 
-        The rest is reserved for the next `run`, until it ends or `close` is called.
+        The remaining jobs are reserved for the next `run`, until that run ends or `close` is called.
         """
         self._give_up_reserved()
         done = plan.done if self._may_confirm() else ()
@@ -231,7 +232,7 @@ class Benchmark:
         return may_confirm(self.config, self.context.machine) and self._repeat == 1 and not self._keeps_sessions
 
     def _open_winners(self, plan: Plan) -> Winners | None:
-        """Return the rules that confirm the best of each workload; None if nothing is confirmed."""
+        """Return the object that chooses confirmations; None if nothing is confirmed."""
         if not self._may_confirm():
             return None
         names = {job.definition.name for job in (*plan.jobs, *plan.done)}
@@ -241,8 +242,7 @@ class Benchmark:
         return Winners(plan.jobs, plan.done, recorded, hardware=hardware, elsewhere=plan.elsewhere)
 
     def _keep(self, harness: Harness | None) -> Harness | None:
-        """Keep a harness's sessions for the next run, or until none has begun for long; return the sessions kept
-        before."""
+        """Keep a harness for the next run, for at most IDLE_S seconds; return the harness kept before."""
         with self._keeping:
             kept, self._kept = self._kept, harness
             if self._idle is not None:
@@ -270,14 +270,14 @@ class Benchmark:
 
         It has the input's definitions, solutions and workloads, and only this run's traces. With `resume` it also has
         the traces on disk that record the skipped jobs. Each job has one trace: if its solution was confirmed, the
-        confirmation's. The input set gets the new traces, too. If all jobs were skipped, a warning gives the reason;
-        another warning reports errors in the set's files.
+        trace of the confirmation. The input set gets the new traces, too. If all jobs were skipped, a warning gives the
+        reason; another warning reports errors in the set's files.
 
         Args:
             save_results: append each trace to the set on disk when its job ends. A set without a folder keeps them only
                 in memory, and a warning says so.
             resume: skip jobs that are already recorded, unchanged.
-            dump_traces: another name of `save_results`; if given, it counts.
+            dump_traces: another name of `save_results`; if given, it replaces `save_results`.
             on_event: gets each event as it happens: `JobStarted`, `JobFinished`, `JobFaulted`, `Notice` and others of
                 `flashinfer_bench.bench.events`.
             progress: show a bar; None shows it only in notebooks.
@@ -349,9 +349,9 @@ class PlanRun(Submission):
     worker that does not pass decides the verdict, since a solution must be right each time.
 
     Args:
-        harness: judges them.
-        jobs: by their index.
-        times: workers of each job.
+        harness: judges the jobs.
+        jobs: the jobs, in the order of their index.
+        times: number of workers of each job.
         is_saved: whether each trace is appended to the set on disk before it is reported.
         winners: confirms the best of each workload; None if nothing is confirmed.
     """
@@ -365,9 +365,9 @@ class PlanRun(Submission):
         self.queue_class = QueueClass(in_order=times > 1)
         self.is_saved = is_saved
         self.open = len(jobs)
-        """Jobs without a result."""
+        """Number of jobs without a result."""
         self.added = 0
-        """Jobs that joined the run and were not reported yet."""
+        """Number of jobs that joined the run and were not reported yet."""
         self._winners = winners
         self._begun: set[int] = set()
         self._found: defaultdict[int, list[Evaluation]] = defaultdict(list)
@@ -384,7 +384,7 @@ class PlanRun(Submission):
         return is_first
 
     def join(self, job: Job, result: Result) -> Result | None:
-        """Return the result of a job with its last worker, or with the first that does not pass."""
+        """Return a job's result after its last worker, or after the first worker that does not pass; None otherwise."""
         if job.index in self._ended:
             return None
         if isinstance(result, Evaluation) and self._times > 1:
@@ -407,7 +407,7 @@ class PlanRun(Submission):
             self._harness.submit(self, jobs)
 
     def tell_changes(self, reported: Mapping[tuple[str, str | None, str], JobFinished]) -> Iterator[Event]:
-        """Yield which jobs were added, and verdicts that are taken back, which are saved before.
+        """Yield the number of added jobs, and each revoked verdict. A revoked verdict is saved first.
 
         Args:
             reported: the latest verdict of each job.
@@ -437,7 +437,7 @@ def join_workers(evaluations: Sequence[Evaluation]) -> Evaluation:
     records = [dict((one.extra or {}).get("measurement", {})) for one in evaluations]
     record = report_of_workers(records[-1], latencies)
     raised = dict.fromkeys(flag for one in records for flag in one.get("flags", []))
-    flags = [flag for flag in raised if flag != NOISY]  # the interval has the spread between workers
+    flags = [flag for flag in raised if flag != NOISY]  # the interval already includes the spread between workers
     record = {key: value for key, value in record.items() if key != "flags"} | ({"flags": flags} if flags else {})
     performance = Performance(
         latency_ms=latency,

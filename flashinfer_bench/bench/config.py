@@ -225,8 +225,8 @@ class BenchmarkConfig(EvalSettings):
         return self._merge((Level(origin, EvalConfig(**values).flat(), "bundled"), *self._levels))
 
     def for_set(self, trace_set: TraceSet) -> BenchmarkConfig:
-        """Return this configuration with a trace set's settings of its definitions (`tolerances.py`), and of no other
-        set.
+        """Return this configuration with the settings that a trace set has for its definitions (`tolerances.py`).
+        Settings of other sets are dropped.
 
         Raises:
             ConfigError: a tolerances file cannot be used.
@@ -239,7 +239,7 @@ class BenchmarkConfig(EvalSettings):
         return self._merge((*(level for level in self._levels if level.owner != "set"), *result))
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> BenchmarkConfig:
-        """Return a copy. `update` is checked and counts as overrides; pydantic's own would miss the cascade."""
+        """Return a copy. `update` is checked and counts as overrides; pydantic's method would bypass the cascade."""
         copy = super().model_copy(deep=deep)
         return copy.with_overrides(**update) if update else copy
 
@@ -282,7 +282,7 @@ class BenchmarkConfig(EvalSettings):
                 yield level.location, level.name
 
     def timing_key(self) -> str | None:
-        """Return the difference of this run's timing from the usual, for a job's fingerprint; None without one."""
+        """Return the timing settings that differ from the usual, for a job's fingerprint; None if none differ."""
         parts = [
             "quick" if self.quick else "",
             "warm L2" if self.l2_cache == "warm" else "",

@@ -80,11 +80,11 @@ def list_problems(
     source: str | None = None,
     lines: Mapping[tuple[str, ...], int] | None = None,
 ) -> list[InitErrorDetails]:
-    """Return the problems of a validation error, for a new error by `raise_problems`.
+    """Return the problems of a validation error, for a new error by `as_validation_error`.
 
     Args:
         error: the validation error.
-        known: keys of the model, for unknown keys.
+        known: keys of the model, to suggest one for an unknown key.
         source: origin of the values. With it, each problem gets its location.
         lines: line of each key in the source.
     """

@@ -43,13 +43,13 @@ SECTIONS: Final = (OP_TYPES, DEFINITIONS)
 OWNERS: Final = ("bundled", "set", "user")
 """The author of a source: this package, a trace set about itself, or the user. A later owner beats an earlier one."""
 AUTO: Final = "auto"
-"""Number of iterations that follows from `precision`, at most the default number."""
+"""Value of `iterations` with which `precision` decides the number of samples, up to the default number."""
 MOST_CALLS: Final = 10_000_000
 LEAST_GB: Final = 0.25
-"""GiB that a worker needs before it has loaded anything."""
+"""Smallest limit on a worker's memory in GiB. A worker needs that before it loads a solution."""
 MOST_GB: Final = 1_000_000
 LONGEST_S: Final = 1_000_000
-"""Seconds of a limit or budget. The system's waits take at most 2**31 ms."""
+"""Longest limit or budget in seconds. The system's waits take at most 2**31 ms."""
 
 
 def _read_number(value: Any) -> Any:
@@ -91,7 +91,7 @@ Seconds = Annotated[float, NotBool, Field(gt=0, le=LONGEST_S, allow_inf_nan=Fals
 Precision = Annotated[float, NotBool, Field(gt=0, le=0.5, allow_inf_nan=False)]
 Ratio = Annotated[float, NotBool, Field(gt=0, le=1)]
 Extra = Annotated[dict[str, JsonValue], BeforeValidator(_read_extra), EmptyIfNone]
-"""Parameters of one evaluator. Values are JSON's, since they are sent to the judge's process."""
+"""Parameters of one evaluator. Values are JSON values, since they are sent to the judge's process."""
 
 
 class StrictModel(BaseModel):
@@ -195,7 +195,7 @@ class ResolvedEvalConfig(EvalSettings):
         return {**self.values(), "profile_baseline": self.profile_baseline}
 
     def beyond(self, other: ResolvedEvalConfig) -> dict[str, Any]:
-        """Return the values in which these settings differ from others."""
+        """Return the values of these settings that differ from the other settings."""
         if self is other:
             return {}
         theirs = other.values()
@@ -213,7 +213,8 @@ class ResolvedEvalConfig(EvalSettings):
 
 
 def drop_unsaid(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values without those that are None. A matched ratio of None requests the evaluator's own rule."""
+    """Return the values that are not None. A matched ratio of None is kept, since it requests the evaluator's own
+    rule."""
     return {name: it for name, it in values.items() if it is not None or name == "required_matched_ratio"}
 
 
@@ -262,7 +263,7 @@ Levels = tuple[Level, ...]
 Given = tuple[Any, str]
 """A value and its origin."""
 QUICK: Final = Level("quick", {"warmup_runs": 3, "iterations": 10, "num_trials": 1, "precision": 0.05})
-"""Values of a quick run. They lie just below the source that asks for it."""
+"""Values of a quick run. In the cascade they lie just below the source that requests the quick run."""
 
 
 def by_owner(levels: Iterable[Level]) -> Levels:
@@ -283,7 +284,7 @@ def cascade(levels: Levels, definition: str = "", op_type: str = "") -> dict[str
 
 
 def merge_sections(levels: Levels, section: str) -> dict[str, EvalConfig]:
-    """Return the sections of all sources in the form of one source.
+    """Return the sections of all sources, merged as if one source had them.
 
     A value is omitted if the top level of a higher source beats it. Two spellings of an op type are one section.
     """

@@ -1,13 +1,13 @@
-"""Confirms winners: the best of each workload is judged again at full assurance, and only then is it the best.
+"""Confirms winners: the best solution of each workload counts as best only after it was judged again at full assurance.
 
 A run at standard assurance is cheap while many solutions are tried; winners are judged by all checks. This module
-decides what is judged again, and starts nothing: `next_to_confirm` by the standings of one workload, `Winners` by the
-results of a run, `BestKnown` by the single verdicts of an engine. The harness judges a confirmation like any other job,
-in a new worker and on other inputs; its trace is another line of the file.
+decides what is judged again, and starts no process. `next_to_confirm` decides for one workload, `Winners` for a run,
+and `BestKnown` for the single verdicts of an engine. The harness judges a confirmation like any other job, in a new
+worker and on other inputs; its trace is another line of the file.
 
-A confirmation may show that a solution passed wrongly. Suppose it breaks a rule that chance does not break, and so does
-another job of the solution in this run. Then each workload that the solution passed in this run gets another line: the
-verdict by that rule (`void`).
+A confirmation may show that a solution passed wrongly. Suppose the confirmation breaks a rule that chance does not
+break, and another job of the solution in this run does so, too. Then each workload that the solution passed in this run
+gets another trace, which revokes the verdict (`void`).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from flashinfer_bench.data.measurement import read_measurement, read_reported
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 
 MOST_CONFIRMED: Final = 3
-"""Confirmations of a workload in a run, at most; further solutions of the same speed are a tie. A confirmation that
-found a solution wrong, or raised its time, does not count."""
+"""Most confirmations of a workload in a run. Further solutions of the same speed count as a tie. A confirmation is not
+counted if it found the solution wrong, or far slower than its worker reported."""
 
 VOIDING: Final = {"unwritten": 0.0, "norm": 2.0, "lost_rows": 2.0, "regimes": 2.0}
-"""Rule → error, in multiples of its limit, from which chance does not explain that it is broken. The draws of a sampler
-(`power`) are left to chance."""
+"""Rule → error, in multiples of the rule's limit, from which chance cannot explain that the rule is broken. `power`,
+the rule on a sampler's draws, is missing, since chance can break it."""
 MOST_KNOWN: Final = 16
-"""Solutions of a workload that an engine keeps for each kind of hardware: the fastest."""
+"""Number of fastest solutions that an engine remembers for each workload and kind of hardware."""
 Confirm = Literal["if_best", "always", "never"]
 """Whether a submission is judged at full assurance: if it would be the best, at once, or not at all."""
 Scope = tuple[str, str]
@@ -44,7 +44,7 @@ Scope = tuple[str, str]
 
 
 class Standing(NamedTuple):
-    """The standing of a solution on one workload: the time of its latest verdict, which is PASSED."""
+    """The time of a solution on one workload, from its latest verdict, which is PASSED."""
 
     solution: str
     """`Job.solution_key`, or the name of a solution that this run does not judge."""
@@ -56,12 +56,13 @@ class Standing(NamedTuple):
 
 
 def next_to_confirm(standings: Iterable[Standing], tried: Collection[str]) -> str | None:
-    """Return the solution to judge again on a workload; None if the best stands, or no solution can be tried.
+    """Return the solution to confirm next on a workload; None if the best is confirmed, or no solution is left to try.
 
-    That is the fastest solution without a confirmation, if it beats each confirmed time by more than both intervals.
+    That solution is the fastest without a confirmation. Its interval must lie below the intervals of all confirmed
+    solutions.
 
     Args:
-        standings: of all solutions that pass on one kind of hardware, recorded ones included.
+        standings: the times of all solutions that pass on one kind of hardware, including recorded verdicts.
         tried: solutions that this run has judged again, with any result.
     """
     found = list(standings)
@@ -76,7 +77,7 @@ def next_to_confirm(standings: Iterable[Standing], tried: Collection[str]) -> st
 
 
 def stand(solution: str, evaluation: AnyEvaluation) -> Standing | None:
-    """Return the standing of a solution after a verdict; None if it can never be the best."""
+    """Return a solution's standing by a verdict; None if this verdict cannot make it the best."""
     performance, reported = evaluation.performance, read_reported(evaluation)
     record = reported.measurement
     if evaluation.status is not EvaluationStatus.PASSED or performance is None or not record.meaningful:
@@ -88,7 +89,7 @@ def stand(solution: str, evaluation: AnyEvaluation) -> Standing | None:
 
 
 def note_standing(standings: dict[str, Standing], solution: str, evaluation: AnyEvaluation) -> None:
-    """Note the latest verdict of a solution among those of one workload and hardware."""
+    """Update the standings on one workload and hardware by a solution's latest verdict."""
     found = stand(solution, evaluation)
     standings.pop(solution, None)
     if found is not None:
@@ -101,7 +102,7 @@ def may_confirm(config: BenchmarkConfig, machine: Machine) -> bool:
 
 
 class BestKnown:
-    """The fastest known solutions of each workload of an engine: recorded solutions, and those that it has judged."""
+    """The fastest known solutions of each workload of an engine, from recorded verdicts and from its own verdicts."""
 
     def __init__(self) -> None:
         self._fastest: defaultdict[tuple[str, str, str], dict[str, Standing]] = defaultdict(dict)
@@ -130,7 +131,7 @@ class Contest:
     """One workload of a run."""
 
     open: int = 0
-    """Its jobs without a result."""
+    """Number of its jobs without a result."""
     jobs: dict[str, Job] = field(default_factory=dict)
     """Solution → its job, if it can be confirmed."""
     standings: dict[str, dict[str, Standing]] = field(default_factory=lambda: defaultdict(dict))
@@ -148,18 +149,18 @@ class Record:
     broken: list[Trace] = field(default_factory=list)
     """Verdicts by rules that chance does not break."""
     is_confirmation_broken: bool = False
-    """One of them is of a confirmation."""
+    """One of the verdicts in `broken` comes from a confirmation."""
 
 
 class Winners:
-    """The workloads of a run, and the confirmations of their best.
+    """The workloads of a run, and the confirmations of their best solutions.
 
     Args:
-        jobs: of the run, at standard assurance.
+        jobs: the jobs of the run, at standard assurance.
         done: jobs that a resumed run skips, since a trace records them.
         recorded: all verdicts so far, the latest of a solution last.
         hardware: names of the devices of the run; devices that join later are known by their verdicts.
-        elsewhere: workloads whose best another run confirms.
+        elsewhere: workloads whose best solution another run confirms.
     """
 
     def __init__(
@@ -191,7 +192,7 @@ class Winners:
     def begin(self) -> list[Job]:
         """Return the first jobs: those of the run, and the open confirmations of an earlier run.
 
-        A solution without any other to compare is judged at full assurance at once.
+        The only solution of a workload is judged at full assurance at once.
         """
         found = []
         for job in self._jobs:
@@ -201,7 +202,7 @@ class Winners:
         return [*found, *(job for contest in self._contests.values() for job in self._next(contest))]
 
     def note(self, job: Job, result: Trace | JobFaulted) -> list[Job]:
-        """Note the result of a job; return jobs that confirm the best of workloads with all their verdicts."""
+        """Note the result of a job; return the confirmations of workloads that have all their verdicts now."""
         contest, name = self._contests[scope_of(job)], job.solution.name
         contest.open -= 1
         changed = [contest]
@@ -224,7 +225,7 @@ class Winners:
     def _void(self, record: Record, name: str) -> list[Contest]:
         """Revoke the passed verdicts of a solution if its verdicts require it; return the workloads.
 
-        Two verdicts at standard assurance are not enough: an honest solution may be wrong on some workloads.
+        One verdict must come from a confirmation: an honest solution may be wrong on two workloads.
         """
         if not record.is_confirmation_broken or len(record.broken) < 2:
             return []
@@ -256,12 +257,12 @@ def confirming(job: Job, index: int, hardware: str | None = None) -> Job:
 
 
 def scope_of(job: Job) -> Scope:
-    """Return which workload a job is of."""
+    """Return a job's definition and workload."""
     return job.definition.name, job.workload.uuid
 
 
 def is_beyond_chance(evaluation: Evaluation) -> bool:
-    """Return whether a verdict is by a rule that chance does not break, and not a close case."""
+    """Return whether a verdict rejects by a rule that chance does not break, and by a clear margin."""
     found = (evaluation.extra or {}).get("integrity")
     evidence = found.get("evidence") if isinstance(found, dict) else None
     if not isinstance(found, dict) or not isinstance(evidence, dict) or found.get("rule") not in VOIDING:
@@ -270,7 +271,7 @@ def is_beyond_chance(evaluation: Evaluation) -> bool:
 
 
 def void(trace: Trace, broken: Sequence[Trace]) -> Trace:
-    """Return the line that revokes a verdict: the latest of the verdicts by a broken rule, for this workload."""
+    """Return the trace that revokes a verdict. It has the status and the rule of the latest trace in `broken`."""
     before, latest = trace.evaluation, broken[-1].evaluation
     assert before is not None
     assert latest is not None

@@ -53,7 +53,7 @@ from flashinfer_bench.timing.settings import TimingSettings
 
 GIB: Final = 1 << 30
 QUICK_SHARE: Final = 1 / 3
-"""Share of the time budgets for a quick run: one of the usual three trials."""
+"""Share of the time budgets for a quick run, which has one of the usual three trials."""
 CACHE_FOLDERS: Final = (
     "serve",
     "artifacts",
@@ -141,12 +141,12 @@ class HarnessContext:
             self._cluster.survey(solutions)
 
     def close(self) -> None:
-        """Leave the cluster, and end the actors there; sessions have ended with their fleet."""
+        """Leave the cluster, and end the actors there. Call it after all sessions have ended."""
         if self._cluster is not None:
             self._cluster.close()
 
     def may_compile_ahead(self) -> bool:
-        """Return whether a session can compile ahead: on this machine's one GPU, with a sandbox and cores for it."""
+        """Return whether a session can compile ahead: on this machine's only GPU, with a sandbox and spare cores."""
         is_alone = self._cluster is None and self.machine.kind == "cuda" and len(self.machine.devices) == 1
         return is_alone and self.sandbox.is_sandboxed and bool(spare_cores())
 
@@ -233,10 +233,10 @@ class HarnessContext:
             SpreadFile(self.cache, self.machine.devices[0]).add(groups)
 
     def _choose_baselines(self, device: Device) -> Literal["use", "refresh", "off"]:
-        """Return whether times of references are stored between runs.
+        """Return how times of references are cached between runs.
 
         They are not stored on a CPU, whose speed changes every minute. Without a sandbox workers could write the stored
-        times. With `keep_samples` every sample is wanted, and samples are not stored.
+        times. With `keep_samples` every sample is wanted, and the cache has no samples.
         """
         is_wanted = self.config.profile_baseline and not self.config.keep_samples
         if device.kind == "cpu" or not self.sandbox.is_sandboxed or not is_wanted:
@@ -249,7 +249,7 @@ def list_hidden_folders(trace_set: TraceSet, cache: Path) -> list[str]:
     parts = (DEFINITIONS, SOLUTIONS, WORKLOADS, TRACES, BLOB, SERVED)
     files = [*trace_set.definition_files.values(), *trace_set.solution_files.values()]
     foreign = find_foreign_folders(files, trace_set.roots)
-    # Files that a worker needs may lie beside: then only the definitions are hidden.
+    # A folder that also has files that workers need stays readable, except for its definitions.
     needed = [Path(sys.prefix), Path(__file__)]
     shut = {folder for folder in foreign if not any(path.is_relative_to(folder.absolute()) for path in needed)}
     shown = [file for file in trace_set.definition_files.values() if file.parent in foreign - shut]

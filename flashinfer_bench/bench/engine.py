@@ -1,4 +1,4 @@
-"""The resident engine: it judges submissions while it runs, from any thread, and stays warm in between.
+"""The resident engine: it takes submissions from any thread, judges them, and keeps its sessions between them.
 
     with Engine(trace_set, config) as engine:
         task = engine.submit(solution)          # returns at once
@@ -9,9 +9,10 @@ confirm="if_best")`, `state()`, `subscribe(callback)`, `close(drain=False)`.
 `Task`: `id`, `state`, `traces`, `faults`, `result(timeout_s=None)`, `cancel()`, `add_done_callback(fn)`,
 `async for trace in task`, `await task`; `solution`, `definition`, `workloads`, `is_done`.
 Errors: `QueueFull`, `EngineClosed`, `TaskFailed`, `TaskCancelled` in `flashinfer_bench.errors`; a solution, definition
-or workload that is not there, or cannot run here, is a `ConfigError`.
+or workload that is missing, or cannot run here, is a `ConfigError`.
 
-One thread drives the `Harness`; it makes the traces, saves them, and calls the callbacks. Others wake it by a socket.
+One thread drives the `Harness`. It makes the traces, saves them, and calls the callbacks. Other threads wake it by a
+socket.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ from flashinfer_bench.errors import ConfigError, EngineClosed, FlashInferBenchEr
 
 LOG: Final = logging.getLogger(__name__)
 RESTART_S: Final = 1.0
-"""Seconds after which the loop over the devices is started anew if it failed."""
+"""Seconds after which the loop over the devices is started again if it failed."""
 RATE_S: Final = 60.0
 """Seconds before now over which verdicts are counted for the rate."""
 MOST_CACHED: Final = 10_000
-"""Jobs whose latest recorded trace the engine keeps for answers. A line has some 6 KB."""
+"""Number of jobs whose latest trace the engine keeps for `use_recorded`. A trace has about 6 KB."""
 Recorded = dict[tuple[str, str], list[AnyTrace]]
 """Uuid of a workload and digest of a solution → traces, the latest last."""
 
@@ -136,9 +137,10 @@ class Engine:
             submitter: name of the caller. Submitters of one priority get equal shares of the devices.
             save_results: append each trace to the set on disk before the task gets it.
             use_recorded: return the set's traces of equal jobs, instead of judging again.
-            confirm: on a GPU, when to judge the solution at full assurance. "if_best": again on each workload of which
-                it would be the best known. "always": at once. "never": not at all. The settings of the engine may
-                disable all confirmations (`confirm`, `quick`), or judge everything so (`assurance`).
+            confirm: on a GPU, when to judge the solution at full assurance. "if_best": again on each workload on which
+                it would be the fastest known solution. "always": at once. "never": not at all. The settings of the
+                engine may disable all confirmations (`confirm`, `quick`), or request full assurance for all jobs
+                (`assurance`).
 
         Raises:
             ConfigError: there is no such solution, definition or workload, it cannot run on this machine, the priority
@@ -199,7 +201,7 @@ class Engine:
             )
 
     def subscribe(self, callback: Callable[[Event], object]) -> Callable[[], None]:
-        """Have a function called with every event; return a function that ends this.
+        """Have a function called with every event; return a function that ends the subscription.
 
         It is called in the engine's thread, so it must be quick. Its exceptions are logged.
         """
@@ -223,7 +225,7 @@ class Engine:
         is_other = threading.current_thread() is not self._thread
         if drain and is_other:
             for task in open_tasks:
-                with contextlib.suppress(FlashInferBenchError):  # the holder of the handle reads how it ended
+                with contextlib.suppress(FlashInferBenchError):  # the holder of the task reads how it ended
                     task.result()
         self._is_stopping.set()
         self._wake_up()
@@ -260,7 +262,7 @@ class Engine:
     # From here on: in the engine's thread.
 
     def _note(self, task: Task, job: Job, trace: Trace) -> bool:
-        """Note a verdict; return whether its solution is judged again, since it would be the best."""
+        """Note a verdict; return whether its solution is judged again, because it would be the best."""
         is_best = self._jobs.note(job, trace, is_saved=task.is_saved)
         if not is_best or not task.confirms_best or job.assurance is not None:
             return False
@@ -338,9 +340,9 @@ class SolutionJobs:
         self._context = context
         self._makers: dict[str, JobMaker] = {}
         self._recorded: dict[str, Recorded] = {}
-        """Recorded verdicts by definition, as the set has them."""
+        """Definition → the set's recorded verdicts."""
         self._own: dict[tuple[str, str], str] = {}
-        """The latest lines that the engine has recorded, the oldest first."""
+        """Uuid of a workload and digest of a solution → the engine's latest saved trace as text, the oldest first."""
         self._best = BestKnown()
         self._lock = threading.RLock()
 
@@ -402,7 +404,7 @@ class SolutionJobs:
         return result
 
     def note(self, job: Job, trace: Trace, *, is_saved: bool) -> bool:
-        """Note a verdict of the engine; return whether its solution becomes the best, unless that is confirmed."""
+        """Note a verdict of the engine; return whether its solution becomes the best and must be confirmed."""
         key = (job.workload.uuid, job.fingerprint["solution"])
         with self._lock:
             if is_saved:

@@ -16,12 +16,12 @@ DeviceCondition = Literal["resting", "waiting", "starting", "ready", "working", 
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """The capacity of the engine, and how long it keeps things."""
+    """The capacity of the engine, and how long it keeps its devices."""
 
     queue: int = 10_000
-    """Most jobs that may be open. A task that would make more is refused with QueueFull."""
+    """Most jobs that may be open. A task that would exceed this is refused with QueueFull."""
     tasks_per_submitter: int = 1_000
-    """Open tasks of one submitter, at most. A further task is refused with QueueFull."""
+    """Most open tasks of one submitter. A further task is refused with QueueFull."""
     idle_s: float = 600.0
     """After this many seconds without a job the engine ends its sessions and gives the devices back. The next job
     starts them again, which takes seconds."""
@@ -56,11 +56,11 @@ class DeviceState(Shown):
     """resting: it has no session, and gets one with the next job. waiting: another run has its lock. lost: given up for
     some time."""
     since: str
-    """When that began, as ISO 8601 in UTC."""
+    """When the condition began, as ISO 8601 in UTC."""
     job: JobLabel | None = None
     """The job that runs."""
     jobs_done: int = 0
-    """Jobs that got their verdict on it."""
+    """Number of jobs that got their verdict on this device."""
 
 
 class EngineState(Shown):
@@ -68,11 +68,11 @@ class EngineState(Shown):
 
     devices: tuple[DeviceState, ...]
     queue_size: int
-    """Open jobs that no device has begun."""
+    """Number of open jobs that no device has begun."""
     open_tasks: dict[str, int]
-    """Submitter → tasks that have not ended."""
+    """Submitter → number of tasks that have not ended."""
     jobs: dict[str, int]
-    """Status (PASSED, TIMEOUT, …, FAULT, CANCELLED) → jobs that ended so, since the engine began."""
+    """Status (PASSED, TIMEOUT, …, FAULT, CANCELLED) → number of jobs with that result since the engine began."""
     rate_per_s: float
     """Verdicts a second, in the last minute."""
     uptime_s: float
@@ -85,7 +85,7 @@ def describe_device(device: Device, slot: DeviceSlot | None, done: int, before: 
     Args:
         device: the device.
         slot: its slot in the loop; None if no loop runs.
-        done: its number of verdicts.
+        done: the device's number of verdicts.
         before: its previous state, if it had one.
     """
     condition: DeviceCondition = "working"

@@ -29,13 +29,13 @@ from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
 
 FOLDER: Final = Path(__file__).with_name("evaluators")
 MAX_ABSOLUTE_ERROR: Final = "max_absolute_error"
-"""Key of `extra`: largest error of any element, with any other tolerances."""
+"""Key of `extra`: limit on the absolute error of each element, whatever the other tolerances are."""
 MAX_ERROR_CAP: Final = "max_error_cap"
-"""Key of `extra`: largest error, in multiples of the largest expected value."""
+"""Key of `extra`: limit on the absolute error of each element, in multiples of the largest expected value."""
 MAX_ERROR_NORM: Final = "max_error_norm"
 """Key of `extra`: limit of the rules `norm`, `lost_rows` and `regimes`, as a share of the reference's norm."""
 SUMMED_TOLERANCE: Final = "summed_tolerance"
-"""Key of `extra`: allow an error up to atol and rtol times the expected value together, as torch.allclose does."""
+"""Key of `extra`: allow an error up to atol + rtol * |expected|, as torch.allclose does."""
 MEASURE_REJECTED: Final = "measure_rejected"
 """Key of `extra`: also time a solution with wrong values. Its trace keeps its status and has no performance."""
 EXPONENT: Final = re.compile(r"[-+]?\d+[eE][-+]?\d+$")
@@ -71,17 +71,18 @@ class EvaluatorRecord:
     """The declaration of one evaluator."""
 
     revision: int
-    """Increase it when inputs, rules or numbers change for the definitions that it takes, also by shared code."""
+    """Increase it when inputs, rules or numbers change for the definitions that it takes, even if shared code was
+    changed."""
     op_types: tuple[str, ...] = ()
     """Op types that it may take; empty: it takes the definitions that no other evaluator takes."""
     takes: Callable[[Definition], bool] = lambda _definition: True
     """Further condition on a definition of these op types."""
     extra_keys: Mapping[str, ExtraKey] = field(default_factory=dict)
-    """Keys of `extra` that it reads, besides those that others declare."""
+    """Keys of `extra` that it reads, except keys that other evaluators declare."""
     module: str = ""
     """Module below `bench.evaluators`; `find_records` fills it in."""
     name: str = ""
-    """Name of the class; filled in, too."""
+    """Name of the class; `find_records` fills it in, too."""
 
     def covers(self, definition: Definition) -> bool:
         """Return whether the evaluator takes a definition."""
@@ -96,7 +97,7 @@ def find_records() -> tuple[EvaluatorRecord, ...]:
 
 
 class _LightNames(dict[str, Any]):
-    """The names of a file, each defined at its first use; names without a use may need torch."""
+    """The names of a file, each defined at its first use. Unused names are never defined, since they may need torch."""
 
     def __init__(self, file: Path, top: Iterable[ast.stmt]) -> None:
         self._file = str(file)

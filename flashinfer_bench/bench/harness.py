@@ -6,8 +6,9 @@
                              └── trace (saved), fault ◀──────┘
 
 Its driver calls `step` again and again: `Benchmark.run` in the caller's thread, `Engine` in its own thread. Equal jobs
-of submissions that share are one job. Equal means the definition, the workload, the sources and the settings
-(`Job.fingerprint`), never the name of a solution. Each submission gets a trace with its own solution's name.
+of submissions with `is_shared` are judged once. Jobs are equal if the definition, the workload, the sources and the
+settings are equal (`Job.fingerprint`). The name of the solution does not count. Each submission gets a trace with its
+own solution's name.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from flashinfer_bench.timing.between_workers import WORKERS, report_with_spread
 
 CANCELLED: Final = "CANCELLED"
 MOST_TIMES: Final = 100_000
-"""Verdicts whose time is kept."""
+"""Number of latest verdicts whose time is kept."""
 Result = Evaluation | JobFaulted
 
 
@@ -50,8 +51,8 @@ class Submission:
 
     queue_class: QueueClass = QueueClass()
     is_shared = False
-    """Whether its jobs may be those of other submissions, too. Then a trace that cannot be saved is a fault of its job,
-    otherwise an error."""
+    """Whether its jobs may be judged together with equal jobs of other submissions. Then a job whose trace cannot be
+    saved is a fault; otherwise the error is raised."""
     is_saved = False
     """Whether each trace is appended to the set on disk before it is reported."""
 
@@ -74,10 +75,10 @@ class OpenJob:
     """A job without a verdict."""
 
     job: Job
-    """With its number from the harness, which no other job ever has."""
+    """The job, with its number from the harness, which is unique."""
     queue_class: QueueClass
     waiting: list[tuple[Submission, Job]] = field(default_factory=list)
-    """Submissions, each with its own job: with its own solution."""
+    """Submissions that wait for the result, each with its own job, whose solution may have another name."""
 
 
 class Harness:
@@ -86,7 +87,7 @@ class Harness:
     Args:
         context: the set, the settings and the machine.
         seeds: source of the seeds of jobs' inputs.
-        rules: of the loop over the devices.
+        rules: rules of the loop over the devices.
         needs_triton: whether a solution is written in Triton.
     """
 
@@ -102,14 +103,14 @@ class Harness:
         self._of_solution: Counter[str] = Counter()
         """Key of a solution → number of its open jobs, under all names."""
         self._notes: deque[Callable[[Scheduler], object]] = deque()
-        """Work between two steps of the loop."""
+        """Functions to call between two steps of the loop."""
         self._scheduler: Scheduler | None = None
         self.ended: Counter[str] = Counter()
-        """Status, FAULT, LEFT_OUT or CANCELLED → jobs that ended so."""
+        """Status, FAULT, LEFT_OUT or CANCELLED → number of jobs with that result."""
         self.verdicts: deque[float] = deque(maxlen=MOST_TIMES)
         """Monotonic seconds of the latest verdicts."""
         self.judged: Counter[str] = Counter()
-        """Device → its verdicts."""
+        """Device → number of its verdicts."""
 
     @property
     def open_jobs(self) -> int:
@@ -254,13 +255,13 @@ class Harness:
         return entry
 
     def _unshare(self, entry: OpenJob) -> None:
-        """Share an open job with no later job: an equal job begins anew."""
+        """Share an open job with no later job: a later equal job is judged by itself."""
         if self._equal.get(_identity(entry.job)) is entry:
             del self._equal[_identity(entry.job)]
 
 
 def _deal(scheduler: Scheduler, queue_class: QueueClass, new: list[Job], raised: list[int]) -> None:
-    """Give jobs to the loop, before the jobs that it would have begun next."""
+    """Take back all batches that were not begun, since the order of jobs may change, and give the jobs to the loop."""
     scheduler.recall()
     scheduler.add([*new, *scheduler.remove(raised)], queue_class)
 
@@ -295,7 +296,7 @@ class TraceRecorder:
             seed: the seed of its inputs, in the form of a trace.
         """
         config = self._context.config
-        variables = recorded_variables(os.environ) if device.node is None else {}  # a node has others
+        variables = recorded_variables(os.environ) if device.node is None else {}  # a node has variables of its own
         on_node = {"node": device.node} if device.node is not None else {}
         run: dict[str, Any] = {
             "fingerprint": dict(job.fingerprint),
@@ -349,7 +350,8 @@ class TraceRecorder:
         return self._writers.setdefault(root, TraceWriter(root))
 
     def _measured(self, job: Job, device: Device, evaluation: Evaluation) -> dict[str, Any]:
-        """Return the records of times, with intervals that hold for the next worker, and the share of the roofline."""
+        """Return the records of times, with intervals that include the spread between workers, and the share of the
+        roofline."""
         performance, found = evaluation.performance, dict[str, Any]()
         if performance is None:
             return found

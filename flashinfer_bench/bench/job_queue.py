@@ -8,7 +8,7 @@ class and one definition, from the front:
 
 * A run serves one plan (`quantum_s` is infinite). A batch has whole solutions, up to a share of the remaining jobs, so
   batches shrink as the work runs out. A device stays with its definition, whose baselines it has. A solution is split
-  only if fewer are left than devices.
+  only if fewer solutions than devices are left.
 * A resident engine's batch has jobs for about `quantum_s`, so an urgent job waits for one batch at most.
 * A class with `in_order` keeps the exact order of its jobs, for measurements that are interleaved.
 """
@@ -27,15 +27,16 @@ from flashinfer_bench.bench.planning.plan import Job
 QUANTUM_S: Final = 1.0
 """Seconds of work in a batch of a resident engine, by estimate."""
 BATCHES_PER_DEVICE: Final = 2
-"""A batch of several solutions has at most the remaining jobs, divided by the devices and by this."""
+"""Divisor: a batch of several solutions has at most the number of remaining jobs, divided by the number of devices and
+by this."""
 MOST_PACKED: Final = 4096
-"""Jobs in a batch of several solutions, at most, since its order is one message."""
+"""Most jobs in a batch of several solutions. A batch is sent as one message."""
 MOST_IN_ORDER: Final = 16
-"""Jobs in a batch of a class with `in_order`, at most. A device prepares workers for two batches."""
+"""Most jobs in a batch of a class with `in_order`. A device prepares workers for two batches."""
 UNKNOWN_S: Final = 1.0
 """Estimated seconds of a job while no job of its definition has ended."""
 LEAST_S: Final = 0.001
-"""Least estimate of a job."""
+"""Least estimate of a job's duration, in seconds."""
 
 
 class QueueClass(NamedTuple):
@@ -53,11 +54,12 @@ class Waiting:
     """The waiting jobs of one queue class."""
 
     used_s: float
-    """Device seconds of this class, from a start that all classes of its priority share."""
+    """Device seconds charged to this class. A new class does not begin at 0, but level with the other classes of its
+    priority."""
     groups: dict[object, list[Job]] = field(default_factory=dict)
     """The next group first; every group has jobs."""
     out: int = 0
-    """Jobs that devices have."""
+    """Number of jobs that devices have."""
 
 
 class JobQueue:
@@ -71,7 +73,7 @@ class JobQueue:
         self._quantum_s = quantum_s
         self._queue_classes: dict[QueueClass, Waiting] = {}
         self.remaining = 0
-        """Jobs that no device has."""
+        """Number of jobs that no device has."""
         self._taken: dict[int, tuple[QueueClass, float]] = {}
         """Index of each job on a device → its queue class, and the seconds charged to that class."""
         self._at: dict[str, str] = {}
@@ -89,7 +91,7 @@ class JobQueue:
         self._put(queue_class, jobs)
 
     def remove(self, indices: Iterable[int]) -> list[Job]:
-        """Remove the jobs of these that no device has, and return them."""
+        """Of the jobs with these indices, remove and return those that no device has."""
         wanted = set(indices)
         return [
             job
@@ -111,8 +113,10 @@ class JobQueue:
         Args:
             device: the device's name.
             devices: devices that share the work.
-            is_ready: whether a job may be taken: its solution is built, and the device is of its hardware.
-            idle: idle devices, including this one; 0 if it asks ahead. Then it splits no solution.
+            is_ready: returns whether a job may be taken: its solution is built, and the device is of the job's
+                hardware.
+            idle: idle devices, including this one; 0 if the device asks ahead for its next batch. Then no solution is
+                split.
         """
         queue_classes = [queue_class for queue_class, one in self._queue_classes.items() if one.groups]
         for queue_class in sorted(
@@ -137,7 +141,8 @@ class JobQueue:
         return []
 
     def give_back(self, jobs: Iterable[Job]) -> None:
-        """Put jobs that were taken back in front of their queue classes. The classes get their seconds back."""
+        """Requeue jobs that a device had taken, in front of their queue classes. The classes are not charged for these
+        jobs."""
         returned: defaultdict[QueueClass, list[Job]] = defaultdict(list)
         for job in jobs:
             queue_class, cost_s = self._taken.pop(job.index)
@@ -159,7 +164,7 @@ class JobQueue:
 
         Args:
             job: the job.
-            seconds: its duration, for estimates of others; None if it was not judged.
+            seconds: its duration, for estimates of other jobs; None if the job was not judged.
         """
         if seconds is not None:
             mean_s, count = self._means.get(job.definition.name, (0.0, 0))

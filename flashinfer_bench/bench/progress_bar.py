@@ -18,8 +18,8 @@ def progress_bar(*, wanted: bool | None = None, console: Console | None = None) 
     """Show a bar while the block runs; yield the function that takes each event.
 
     Args:
-        wanted: whether to show a bar; None for: in notebooks.
-        console: its console; None for the usual one.
+        wanted: whether to show a bar; None to show it only in notebooks.
+        console: the bar's console; None for rich's default.
     """
     if not (is_notebook() if wanted is None else wanted):
         yield lambda _event: None

@@ -4,7 +4,7 @@ A run writes the digests of its jobs to a file in `.runs/` below the set's root,
 ends. The kernel frees the lock of a killed run; the next run removes its file. A set that cannot be written has no
 reservations. Workloads are reserved, too, so that only one run confirms the best of a workload.
 
-Format of a file: the run's process id, then the digest of a job or a workload a line.
+Format of a file: the run's process id, then one line for each job or workload, with its digest.
 """
 
 from __future__ import annotations

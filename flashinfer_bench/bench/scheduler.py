@@ -2,9 +2,9 @@
 
     queue → batch (its solutions are built) → session of a device slot → verdict, fault or notice
 
-A session is sent its next batch early, so that it prepares workers, and begins it at the next message. A batch that was
-not begun is taken back if another device would idle, or if the order of the queue has changed. A job with a lost
-session runs once more on a fresh session; the second loss is a fault. Compilers run at the same time
+A session is sent its next batch early, so that it prepares workers, and begins the batch at the message `begin`. A
+batch that was not begun is taken back if another device would idle, or if the order of the queue has changed. A job
+with a lost session runs once more on a fresh session; the second loss is a fault. Compilers run at the same time
 (`compile/build_pool.py`); in a run on a CPU they end before the first job begins.
 
 One thread drives the loop with one select. It judges nothing, makes no traces, and knows no submissions: see
@@ -65,12 +65,12 @@ class Rules:
     """The differences between loops. The defaults are those of a run of one plan."""
 
     retry_device_s: float | None = None
-    """Seconds after which a lost device is tried again, in a loop with a stream of solutions. None: never. Then a lock
-    that another run holds for too long is an error if no other device is left."""
+    """Seconds after which a lost device is tried again, in a loop with a stream of solutions. None: a lost device is
+    not tried again. Then a lock that another run holds for too long is an error if no other device is left."""
     compiles_ahead: bool = False
     """Whether the session of the only device compiles ahead, if a first call would take minutes."""
     one_worker_a_job: bool = False
-    """Each job gets its own worker, with any configuration."""
+    """Each job gets its own worker, whatever the configuration says."""
 
     @property
     def is_resident(self) -> bool:
@@ -101,7 +101,7 @@ class DeviceSlot:
     held: ExitStack = field(default_factory=ExitStack)
     """Gives the lock back."""
     given_up_at: float | None = None
-    """Monotonic seconds; None while it is in use."""
+    """Time at which the device was given up, in monotonic seconds; None while it is in use."""
 
     @property
     def jobs(self) -> list[Job]:
@@ -168,7 +168,7 @@ class Scheduler:
 
     def add(self, jobs: list[Job], queue_class: QueueClass = QueueClass()) -> None:  # noqa: B008 - a constant
         """Take further jobs. In a loop with a stream of solutions, solutions that ran out of time are tried again. If
-        no device is left, each is tried again too.
+        no device is left, all lost devices are tried again, too.
         """
         solutions = {job.solution_key: job.solution for job in jobs}
         before = self._build_pool.open_builds

@@ -23,7 +23,7 @@ from flashinfer_bench.timing.between_workers import MOST_FREEDOM, WorkerSpread, 
 
 SPREAD_FOLDER: Final = "spread"
 MOST_BYTES: Final = 4096
-"""Bytes of one file, at most. A larger file is not read."""
+"""Largest size of a file in bytes. A larger file is not read."""
 
 
 class SpreadFile:
@@ -51,7 +51,7 @@ class SpreadFile:
         result, before = sum_squares(groups), self._numbers()
         squares, freedom = result[0] + before[0], result[1] + before[1]
         if result[1] > 0:
-            kept = min(1.0, MOST_FREEDOM / freedom)  # the oldest counts for less and less
+            kept = min(1.0, MOST_FREEDOM / freedom)  # old latencies count for less and less
             document = {"device": self._device.name, "squares": squares * kept, "freedom": freedom * kept}
             with contextlib.suppress(OSError, Fault):  # a cache that cannot be written to is no reason to fail
                 write_whole(self.path, json.dumps(document) + "\n")

@@ -20,7 +20,7 @@ from flashinfer_bench.errors import EngineRefusal, TaskCancelled, TaskFailed
 
 TaskState = Literal["pending", "running", "completed", "failed", "cancelled"]
 MOST_REPORTED: Final = 5
-"""Faults in the message of a failed task, at most."""
+"""Most faults in the message of a failed task."""
 
 
 class Task(Submission):
@@ -35,7 +35,8 @@ class Task(Submission):
         on_trace: called with each trace; returns whether a confirmation's trace will replace it.
         queue_class: the submitter and its priority.
         is_saved: whether traces are saved before the task gets them.
-        confirms_best: whether the solution is judged again on each workload of which it would be the best.
+        confirms_best: whether the solution is judged again on each workload on which it would be the fastest known
+            solution.
     """
 
     is_shared = True
@@ -101,15 +102,15 @@ class Task(Submission):
     def result(self, timeout_s: float | None = None) -> list[Trace]:
         """Wait for the task, and return its traces in the order of the workloads.
 
-        A workload that was skipped after a call on another one ran out of time has no trace; the other one is a
-        TIMEOUT.
+        If a call on one workload ran out of time, that workload is a TIMEOUT. Workloads that were skipped because of
+        this have no trace.
 
         Args:
             timeout_s: seconds to wait, at most; None waits without a limit.
 
         Raises:
             TimeoutError: it has not ended by then. It continues.
-            TaskFailed: a job has no verdict. `traces` has those of the others.
+            TaskFailed: a job has no verdict. `traces` has the traces of the other jobs.
             TaskCancelled: it was cancelled.
             EngineClosed: the engine was closed before.
         """
@@ -160,7 +161,7 @@ class Task(Submission):
         self._end.result()
 
     def note_start(self, job: Job) -> bool:
-        """Note that a device took a job of it up. The engine calls this."""
+        """Note that a device has begun one of its jobs. The engine calls this."""
         self._is_running = True
         return super().note_start(job)
 

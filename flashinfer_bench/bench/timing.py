@@ -26,7 +26,7 @@ def time_runnable(
     Args:
         fn: the callable, for example a Runnable.
         args: its arguments.
-        warmup: calls before the timed ones.
+        warmup: untimed calls before the timed calls.
         iters: timed calls.
         device: the current GPU during the calls; None for that of the arguments.
     """

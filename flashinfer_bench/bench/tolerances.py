@@ -58,11 +58,11 @@ class SetTolerances:
     sections: Sections
     """Sections of the definitions that the root has."""
     unknown: tuple[str, ...] = ()
-    """Names that the root has no definition of."""
+    """Names in the file for which the root has no definition."""
 
 
 def find_tolerances(trace_set: TraceSet) -> list[SetTolerances]:
-    """Return the settings of each root of a trace set for its own definitions, without empty ones.
+    """Return the settings of each root of a trace set for its own definitions. Roots without a file are omitted.
 
     Raises:
         ConfigError: a file cannot be read or used; all problems of a file at once, each with its location.
@@ -109,7 +109,7 @@ def own_tolerance(trace_set: TraceSet, definition: str, workload: Workload) -> M
     given = workload.tolerance
     if given is None or not trace_set.is_of_one_root(definition, workload.uuid):
         return None
-    is_summed = given.max_atol is not None or given.max_rtol is not None  # the format defines these two so
+    is_summed = given.max_atol is not None or given.max_rtol is not None  # the format adds these two together
     values = {
         "rtol": given.max_rtol,
         "atol": given.max_atol,

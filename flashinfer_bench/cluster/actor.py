@@ -76,7 +76,7 @@ class SlotActor:
     """One slot of a cluster.
 
     Args:
-        node: its name.
+        node: the node's name.
         kind: "cpu" or "cuda"; Ray has given this process one GPU.
         version: the package version of the host.
         settings: the host's settings for the cluster.
@@ -130,7 +130,7 @@ class SlotActor:
         if len(found) != 1:
             raise DeviceFault(f"an actor must see one GPU, and sees {len(found)}; is torch a CUDA build there?")
         numbers = [int(gpu) for gpu in ray.get_gpu_ids() if str(gpu).isdigit()] or [found[0].index]
-        return replace(found[0], index=numbers[0], node=self._node)  # slots of one node differ in it
+        return replace(found[0], index=numbers[0], node=self._node)  # slots of one node differ in the index
 
     def why_not_built(self, solutions: Iterable[Solution]) -> list[str | None]:
         """Return why this node cannot build each solution; None if it can."""
@@ -156,7 +156,7 @@ class SlotActor:
         sweep_folders()
 
     def judge(self, number: int, session_config: SessionConfig, batch: Batch) -> Iterator[dict[str, Any]]:
-        """Judge a batch; yield the frames that the host's loop receives of a session.
+        """Judge a batch; yield the frames that the host's loop receives from a session.
 
         Args:
             number: the number of the host's session; the next batches of that session have the same number.

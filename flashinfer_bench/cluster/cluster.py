@@ -244,7 +244,8 @@ class Cluster:
             ray.shutdown()
 
     def lose(self, slot: ActorSlot, error: RayError) -> str:
-        """Stop using a slot, until Ray has restarted its actor, or for good if it cannot be used. Return why."""
+        """Stop using a slot; return why. If its actor was lost, the slot is used again once Ray has restarted the
+        actor."""
         slot.metadata = None
         if not isinstance(error, RayActorError):
             return _reason(error)
@@ -382,7 +383,7 @@ class RemoteSession:
         self._sent = None
 
     def begin(self) -> None:
-        """Have the batch judged that was sent. All verdicts of the batch before have arrived."""
+        """Have the batch that was sent judged. Call it only when all verdicts of the previous batch have arrived."""
         assert self._sent is not None
         batch, self._sent = self._sent, None
         self._thread.submit(self._judge, batch)
@@ -411,7 +412,7 @@ class RemoteSession:
         """Do nothing."""
 
     def end(self) -> None:
-        """End the session and every process below it; kill the actor if it does not."""
+        """End the session and every process below it; kill the actor if it does not end them."""
         try:
             if self._slot.metadata is not None:
                 ray.get(self._slot.actor.end.remote(self._number), timeout=END_LIMIT_S)

@@ -1,4 +1,4 @@
-"""Which cluster a run uses, and the way there: without the extra, one line says what to install."""
+"""The settings of a run's cluster, and `join_cluster`. If ray is not installed, the error says how to install it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """What a cluster is asked for."""
+    """The settings of a run's cluster."""
 
     address: str | None = None
     """Address of the cluster's head, in Ray's format; None for the cluster of this machine."""

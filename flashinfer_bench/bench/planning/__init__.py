@@ -1,1 +1,1 @@
-"""Makes the plan of a run: names, machine and records become jobs. It starts nothing."""
+"""Makes the plan of a run: the jobs, from the selected names, the machine and recorded traces. It starts no process."""

@@ -21,11 +21,12 @@ class FirstCall(Enum):
 
     NOTHING = "nothing"
     TRITON = "Triton's kernels"
-    """In 0.3 to some ten seconds."""
+    """Triton kernels compile in 0.3 to about ten seconds."""
     MODULES = "FlashInfer's modules, or extensions of torch's"
-    """Tens of seconds, or minutes, by ninja, which continues after an interruption; Triton's kernels, too, if any."""
+    """Ninja builds a module in tens of seconds or in minutes, and continues after an interruption. The solution may
+    also compile Triton kernels."""
     OTHERS = "what other compilers make"
-    """For tens of seconds, or minutes, and not without a GPU."""
+    """Other compilers take tens of seconds or minutes, and need a GPU."""
 
     @property
     def is_long(self) -> bool:

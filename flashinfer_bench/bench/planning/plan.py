@@ -1,5 +1,5 @@
-"""The jobs of a run: definition by solution by workload; and the skipped parts with their reasons. It builds and starts
-nothing.
+"""The jobs of a run: definition by solution by workload; and the skipped parts with their reasons. It builds no
+solution and starts no process.
 
 Names are checked first (selection.py). `prepare` selects the workloads that can be judged: their stored inputs exist,
 and no foreign code makes their inputs. Solutions that cannot run here are skipped, by their language and the free text
@@ -65,11 +65,12 @@ class Job:
     solution: Solution
     config: ResolvedEvalConfig
     fingerprint: Mapping[str, str]
-    """The inputs of the verdict, as digests; it is recorded with the verdict."""
+    """Names and digests of all that decides the verdict. The verdict's trace records them."""
     assurance: Literal["standard", "full"] | None = None
-    """The assurance at which a winner is confirmed; None for the run's."""
+    """The assurance at which a winner is confirmed; None for the run's assurance."""
     hardware: str | None = None
-    """Name of the devices that may judge it: a winner is confirmed on the hardware of its win. None for any."""
+    """Name of the hardware that may judge the job: a winner is confirmed on the hardware on which it won. None for any
+    hardware."""
 
     @cached_property
     def solution_key(self) -> str:
@@ -84,16 +85,16 @@ class Job:
 
 @dataclass(frozen=True)
 class Skip:
-    """Something selected that is not run."""
+    """A selected definition, solution or workload that is not run, and why."""
 
     definition: str
     solution: str | None
     """None if the whole definition is skipped."""
     workload: str | None
-    """The uuid; None if all workloads are skipped, or the workloads in the reason."""
+    """The uuid; None if all workloads are skipped, or if the reason describes them."""
     reason: str
     is_fault: bool = False
-    """Whether the data set lacks a required part: then the run has failed, with any other verdicts."""
+    """Whether the data set lacks a required part: then the run has failed, whatever its verdicts are."""
 
 
 @dataclass(frozen=True)
@@ -115,28 +116,28 @@ class Plan:
     jobs: tuple[Job, ...]
     skips: tuple[Skip, ...] = ()
     recorded: tuple[AnyTrace, ...] = ()
-    """The traces of the jobs that are skipped because of them."""
+    """Recorded traces, because of which jobs are skipped."""
     done: tuple[Job, ...] = ()
-    """The skipped jobs: a resumed run may confirm the best of them."""
+    """The jobs that are skipped because a trace records them. A resumed run may confirm the best of them."""
     redone_reasons: Mapping[str, int] = field(default_factory=dict)
-    """Reason → recorded jobs that are in the plan for it: "solution changed", "timed out"."""
+    """Reason, such as "solution changed" or "timed out" → number of recorded jobs that are judged again for it."""
     plug_in_keys: frozenset[str] = frozenset()
-    """Keys of `extra` that foreign evaluators declare; they are not misspelt."""
+    """Keys of `extra` that plug-in evaluators declare. These keys are not reported as misspelt."""
     elsewhere: frozenset[tuple[str, str]] = frozenset()
-    """Workloads (definition, uuid) whose best another run confirms."""
+    """Workloads (definition, uuid) whose best solution another run confirms."""
 
     @property
     def resumed(self) -> int:
-        """Jobs that are skipped because an equal job is recorded."""
+        """Number of jobs that are skipped because an equal job is recorded."""
         return len(self.recorded)
 
     @property
     def redone(self) -> int:
-        """Recorded jobs that are in the plan, since something changed."""
+        """Number of recorded jobs that are judged again, since something changed."""
         return sum(self.redone_reasons.values())
 
     def with_jobs(self, jobs: Iterable[Job]) -> Plan:
-        """Return the plan with some of its jobs, numbered anew."""
+        """Return the plan with only these of its jobs, numbered from 0."""
         return replace(self, jobs=tuple(replace(job, index=index) for index, job in enumerate(jobs)))
 
     def rows(self) -> list[PlanRow]:
@@ -214,7 +215,7 @@ def check_extras(definitions: Iterable[Definition], config: BenchmarkConfig) -> 
     """Check the values of `extra` for built-in evaluators of definitions.
 
     Raises:
-        ConfigError: a known key has a wrong value; all of them are listed.
+        ConfigError: a known key has a wrong value; all wrong values are listed.
     """
     if wrong := find_wrong_extras(map(config.resolve_eval_config, definitions)):
         raise ConfigError("\n".join(wrong))
@@ -275,7 +276,7 @@ class JobMaker:
         resolved = config.resolve_eval_config(definition)
         digest = resolved.digest()
         self._workloads: list[tuple[Workload, ResolvedEvalConfig, Mapping[str, str]]] = []
-        """Each with its settings, and the fingerprint fields of both."""
+        """Each workload with its settings, and the fingerprint fields of workload and settings."""
         for workload in selected.workloads:
             tolerance = own_tolerance(trace_set, definition.name, workload)
             own = resolved if tolerance is None else config.resolve_eval_config(definition, tolerance)

@@ -1,10 +1,10 @@
-"""The jobs that a resumed run can skip: a job's fingerprint, and its search among the recorded jobs.
+"""The jobs that a resumed run can skip: their fingerprints equal fingerprints of recorded traces.
 
 The fingerprint of a trace is in `evaluation.extra["run"]["fingerprint"]`. It has digests of the definition, the
 solution, the workload and the eval config. It has the hardware's name, the evaluator's class with its revision, and for
-a plug-in the digest of its source. It has unusual timing (quick, warm L2, CUDA events, no graphs), whether workers had
-a sandbox, a given seed, and full assurance. A trace without a fingerprint (another engine's) proves nothing, nor does a
-trace from before evaluators had revisions.
+a plug-in the digest of its source. It also has unusual timing settings (quick, warm L2, CUDA events, no graphs),
+whether workers had a sandbox, the user's seed, and full assurance. A trace without a fingerprint, such as another
+engine's, does not count as recorded. Nor does a trace from the time before evaluators had revisions.
 
 A quick run is never resumed from. If it failed, its job is done again even if a whole verdict is recorded.
 
@@ -38,27 +38,28 @@ PROTOCOL: Final = 15
 """Version of calling and timing solutions. It is raised when a verdict or its time may change: traces of an older
 protocol are judged again. 2: each call has its own content, and batches confirm times. 3: calls that draw random
 numbers are timed as replays of graphs, too. 4: stored probabilities change their order from call to call; more of the
-timed calls are judged. 5: calls of more than a millisecond are timed while no context is made; normal inputs are drawn
-anew on a CPU, too. 6: calls that wait for the GPU inside are interleaved with their references. 7: a GPU cools down
-longer before calls of more than 10 ms; bits of random bytes are flipped; more draws of timed samplers are judged. 8: it
-cools down twice as long before such calls; bits of stored narrow numbers are flipped; states of mamba and gdn forget at
-all speeds; draws of flat rows are tested separately. 9: batches of short calls on a GPU are longer, and less is
-subtracted for values that wait in the cache; one thread copies results on a CPU, where batches after chains refuse
-less. 10: calls on a GPU are compared with gated chains. 11: random integers fit the reference's use of them; bytes,
-bools and 8-bit floats have stress cases, too, and the reference's tests add some. 12: stress cases are judged in the
-rows in which the reference is finite, and in a secret order. 13: secret parts of inputs differ in some calls; calls
-that wait for the GPU inside are interleaved with their references by eights. 14: the process that makes calls on a GPU
-leaves slow cores. 15: a gated chain bounds every latency on a GPU, batches only at full assurance, and no latency is
-below the physical floor; a CPU's latency has no bound; the definition and the workload decide a job's stress cases; all
-trials are timed as one; no core is chosen any more."""
+timed calls are judged. 5: calls of more than a millisecond are timed while no context is made; normally distributed
+inputs are redrawn for each call on a CPU, too. 6: calls that wait for the GPU inside are interleaved with their
+references. 7: a GPU cools down longer before calls of more than 10 ms; bits of random bytes are flipped; more draws of
+timed samplers are judged. 8: a GPU cools down twice as long before such calls; bits of stored narrow numbers are
+flipped; states of mamba and gdn decay at all rates; draws of flat rows are tested separately. 9: batches of short calls
+on a GPU are longer, and less is subtracted for values that wait in the cache; one thread copies results on a CPU, where
+batches after chains refuse less. 10: calls on a GPU are compared with gated chains. 11: random integers fit the
+reference's use of them; bytes, bools and 8-bit floats have stress cases, too, and the reference's tests add some. 12:
+stress cases are judged in the rows in which the reference is finite, and in a secret order. 13: secret parts of inputs
+differ in some calls; calls that wait for the GPU inside are interleaved with their references by eights. 14: the
+process that makes calls on a GPU moves away from slow cores. 15: a gated chain bounds every latency on a GPU, batches
+only at full assurance, and no latency is below the physical floor; a CPU's latency has no bound; the definition and the
+workload decide a job's stress cases; all trials are timed as one; that process chooses no core any more."""
 FULL: Final = "full"
-"""Key of this assurance. Its verdicts also count if standard assurance, which has no key, is requested."""
+"""Fingerprint value of full assurance. Its verdicts also count if standard assurance, which has no key, is
+requested."""
 HARDWARE_JOINT: Final = " + "
 """Joins the names of the devices of one run."""
 QUICK_ONLY: Final = "it was a quick look"
-"""Why a job is done again whose latest verdict is not whole."""
+"""Why a job is done again if its latest verdict is a quick look."""
 OVER_MEMORY: Final = "more host memory than a worker may"
-"""Stands in the log of a worker that was ended because of its memory."""
+"""Words in the log of a worker that was ended because of its memory."""
 JobKey = tuple[str, str, str]
 """Names of definition and solution, and the workload's uuid."""
 
@@ -69,12 +70,12 @@ def names_of(trace: AnyTrace) -> tuple[str, str | None, str]:
 
 
 def fingerprint(**keys: str | int | None) -> dict[str, str]:
-    """Return the inputs of a verdict, by FINGERPRINT_KEYS; a key that is None is omitted."""
+    """Return the values of FINGERPRINT_KEYS as text; a key whose value is None is omitted."""
     return {key: str(keys[key]) for key in FINGERPRINT_KEYS if keys.get(key) is not None}
 
 
 def is_same(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> bool:
-    """Return whether a recorded fingerprint is the wanted one, or of a higher assurance.
+    """Return whether a recorded fingerprint equals the wanted fingerprint, or differs only by a higher assurance.
 
     If no seed is requested, any seed matches.
     """
@@ -90,7 +91,7 @@ class Decision(NamedTuple):
     reason: str = ""
     """Reason why a recorded job is done again: "solution changed", "timed out"."""
     trace: AnyTrace | None = None
-    """The record of a skipped job: its latest trace, with a baseline if any has one."""
+    """The recorded trace of a skipped job: its latest trace, or its latest trace with a baseline if there is one."""
 
 
 class RecordedRun(msgspec.Struct, frozen=True, gc=False):
@@ -121,7 +122,7 @@ Record = tuple[AnyTrace, AnyEvaluation, RecordedRun]
 
 
 class RecordedJobs:
-    """The jobs that a trace set has verdicts of.
+    """The jobs for which a trace set has verdicts.
 
     Args:
         traces: recorded traces; lines without an evaluation are skipped.
@@ -169,8 +170,8 @@ def decide(job: Job, config: BenchmarkConfig, traces: Sequence[AnyTrace], *, ret
 
 
 def _which_limit(evaluation: AnyEvaluation, run: RecordedRun, config: BenchmarkConfig, *, retry_timeouts: bool) -> str:
-    """Return the limit that ended a job and is larger now; empty if there is none. Without a memory limit, the machine
-    is the limit."""
+    """Return why a job is done again: a limit that ended it is larger now. Empty if there is no such limit. No memory
+    limit counts as a limit larger than any other."""
     if evaluation.status is EvaluationStatus.TIMEOUT:
         if retry_timeouts:
             return "timed out"
@@ -183,7 +184,7 @@ def _which_limit(evaluation: AnyEvaluation, run: RecordedRun, config: BenchmarkC
 
 
 def _newest_alike(records: list[Record], wanted: Mapping[str, str]) -> list[Record]:
-    """Return the records since the last one of another solution, definition, workload or evaluator."""
+    """Return the records after the latest record of another solution, definition, workload or evaluator."""
     judged = list(map(wanted.get, JUDGED_KEYS))
     for index in range(len(records), 0, -1):
         keys = records[index - 1][2].fingerprint
@@ -198,7 +199,8 @@ def read_fingerprint(evaluation: AnyEvaluation) -> Mapping[str, str] | None:
 
 
 def find_fingerprint(extra: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-    """Return the record of the run in the `extra` of a verdict, and its unchanged fingerprint."""
+    """Return the record of the run in the `extra` of a verdict, and the fingerprint in that record, as it is
+    written."""
     run = (extra or {}).get("run")
     if not isinstance(run, Mapping):
         return {}, None

@@ -1,4 +1,5 @@
-"""Which definitions, solutions and workloads the filters of a configuration leave, and whether all their names exist.
+"""Selects the definitions, solutions and workloads that pass a configuration's filters, and checks that all names
+exist.
 
 All wrong names are reported at once, each with its source and the nearest known name.
 """
@@ -24,7 +25,7 @@ FILTERS: Final = ("definitions", "op_types", "solutions", "authors", "workloads"
 
 @dataclass(frozen=True)
 class Selected:
-    """The selected part of one definition's matrix."""
+    """One definition with its selected solutions and workloads."""
 
     definition: Definition
     solutions: tuple[Solution, ...]
