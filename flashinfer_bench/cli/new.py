@@ -1,23 +1,34 @@
-"""`new solution` and `new definition`: write a commented skeleton that runs."""
+"""`new solution`, `new definition` and `new workload`: write a start that runs: a skeleton, or from a reference."""
 
 from __future__ import annotations
 
 import json
 import os
 import shlex
+import sys
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.cli.args import Output, find_output, open_trace_set, refuse_unknown
+from flashinfer_bench.cli.axes import AXIS_HELP
+from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.cli.parser import EXIT_CODES, PROGRAM, Parser, add_flags, add_format, add_local
 from flashinfer_bench.cli.tables import write_result
-from flashinfer_bench.data import Definition, TraceSet
+from flashinfer_bench.data import Definition, LoadIssue, TraceSet
+from flashinfer_bench.data.annotations import describe_missing, make_parts, read_annotations
+from flashinfer_bench.data.issue import Location
 from flashinfer_bench.data.solution import SupportedLanguages
+from flashinfer_bench.data.store.dialects import MOST_SOURCE_BYTES
 from flashinfer_bench.data.store.layout import definition_path, path_part, workloads_path
+from flashinfer_bench.data.store.parse import parse_raw
 from flashinfer_bench.data.store.skeletons import SUFFIXES, make_definition_parts, make_solution_text
-from flashinfer_bench.errors import DataSetError
+from flashinfer_bench.errors import DataSetError, UsageError
 
+ANNOTATED: Final = '  def run(x: "bfloat16[rows, columns=4096]", eps: float) -> "y: bfloat16[rows, columns]":'
 LANGUAGES: Final = tuple(language.value for language in SUFFIXES)
 
 
@@ -47,15 +58,35 @@ def declare_new(parser: Parser) -> None:
         "definition",
         "a definition with a reference and two workloads",
         description="Write a definition with a reference, and two workloads, into a trace set. The set's folder is "
-        f"made if it\nis missing. {EXIT_CODES}",
-        usage="%(prog)s NAME --local SET [--op-type T]",
-        example="new definition my_scale --local my-set",
+        "made if it\nis missing. With --reference, shapes and dtypes come from the annotations of the file's run:\n"
+        f"{ANNOTATED}\nA missing annotation is asked for on a terminal. {EXIT_CODES}",
+        usage="%(prog)s NAME --local SET [--reference FILE] [--op-type T]",
+        example="new definition my_scale --local my-set --reference my_scale.py",
         execute=execute_definition,
     )
     add_flags(definition, {"NAME": "of the definition"})
     definition.add_argument("--local", metavar="SET", required=True, help="the trace set's folder; made if missing")
+    text = "a Python file with an annotated run(...), which becomes the reference (default: a skeleton)"
+    add_flags(definition, {"--reference FILE": text})
     add_flags(definition, {"--op-type --op-types T": "default: %(default)s"}, op_type="custom")
     add_format(definition)
+    workload = parser.add_command(
+        "workload",
+        "a workload of a definition",
+        description="Append a workload to the set: a size for each var axis, and a source for inputs that are not "
+        "random. Files\nare copied into the set. An axis of a stored input needs no size. Several sizes make several "
+        f"workloads.\n{EXIT_CODES}",
+        usage="%(prog)s DEFINITION --local SET [--axis NAME=SIZES] [--input NAME=SOURCE]",
+        example="new workload rmsnorm_h4096 --local flashinfer-trace --axis batch_size=64",
+        execute=execute_workload,
+    )
+    workload.add_argument("name", metavar="DEFINITION", help="its name in the set")
+    workload.add_argument("--local", metavar="SET", required=True, help="the trace set's folder")
+    repeated: dict[str, Any] = {"action": "append", "default": []}
+    workload.add_argument("--axis", metavar="NAME=SIZES", help=AXIS_HELP, **repeated)
+    text = "source of an input: FILE.safetensors[:KEY], a number, random or custom; may be repeated"
+    workload.add_argument("--input", metavar="NAME=SOURCE", help=text, **repeated)
+    add_format(workload)
 
 
 def execute_solution(args: Namespace) -> int:
@@ -78,18 +109,83 @@ def execute_definition(args: Namespace) -> int:
     """Write the definition and its workloads."""
     root = Path(args.local)
     plain, lines = make_definition_parts(args.name, args.op_type)
-    definition = Definition.model_validate(plain)
+    if args.reference is not None:
+        plain, lines = _read_reference(args), []
+    definition = _check(plain, Path(args.reference or root))
     # A name of two definitions is an error, wherever their files lie.
     known = TraceSet.from_path(root).definition_files.get(definition.name) if root.is_dir() else None
     if known is not None:
         raise DataSetError(f"{root} has a definition {definition.name!r} already, in {known}; nothing was written")
     names = {"op_type": definition.op_type, "definition": definition.name}
-    texts = {
-        Output(definition_path(root, **names), root): json.dumps(plain, indent=2) + "\n",
-        Output(workloads_path(root, **names), root): "".join(f"{json.dumps(line)}\n" for line in lines),
-    }
-    _write(args, texts, ["new", "solution", str(root), "--definition", definition.name])
+    texts = {Output(definition_path(root, **names), root): json.dumps(plain, indent=2) + "\n"}
+    following = ["new", "solution", str(root), "--definition", definition.name]
+    if lines:
+        text = "".join(f"{json.dumps(line)}\n" for line in lines)
+        texts[Output(workloads_path(root, **names), root)] = text
+    else:
+        sizes = [word for axis in definition.var_axes for word in ("--axis", f"{axis}=64")]
+        following = ["new", "workload", definition.name, "--local", str(root), *sizes]
+    _write(args, texts, following)
     return 0
+
+
+def execute_workload(args: Namespace) -> int:
+    """Append the workloads."""
+    from flashinfer_bench.cli.new_workload import add_workloads  # safetensors needs numpy
+
+    files, uuids = add_workloads(args)
+    command = shlex.join([PROGRAM, "new", "solution", args.local, "--definition", args.name])
+    document = {"files": files, "workloads": uuids, "next": command}
+    write_result(args, document, [*files, *(f"workload: {uuid}" for uuid in uuids), f"next: {command}"])
+    return 0
+
+
+def _read_reference(args: Namespace) -> dict[str, Any]:
+    """Return the JSON of a definition with the reference of a file. Missing annotations are asked for on a terminal.
+
+    Raises:
+        UsageError: the file cannot be read, or annotations are missing or wrong.
+    """
+    path = Path(args.reference)
+    with _naming(path):
+        source = read_whole(path, MOST_SOURCE_BYTES).decode("utf-8")
+        found = read_annotations(source)
+    slots = [*found.inputs.items(), *(("return", text) for text in found.outputs)]
+    missing = [name for name, text in slots if text is None]
+    if missing and not sys.stdin.isatty():
+        raise UsageError("\n".join(f"{path}: {line}" for line in describe_missing(missing)))
+    texts = [_ask(name) if text is None else text for name, text in slots]
+    count = len(found.inputs)
+    with _naming(path):
+        parts = make_parts(dict(zip(found.inputs, texts[:count], strict=True)), texts[count:])
+    described = {"description": found.description} if found.description else {}
+    return {"name": args.name, "op_type": args.op_type, **described, **parts, "reference": source}
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Turn an error about a file into a UsageError that names the file."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # UnicodeDecodeError is a ValueError
+        lines = str(getattr(error, "strerror", None) or error).splitlines()
+        raise UsageError("\n".join(f"{path}: {line}" for line in lines)) from error
+
+
+def _ask(name: str) -> str:
+    """Ask for the shape and dtype of a parameter, or of what run returns."""
+    (line,) = describe_missing([name])
+    write_err(line.replace("write", "such as"))
+    return sys.stdin.readline().strip().strip("\"'")
+
+
+def _check(plain: dict[str, Any], file: Path) -> Definition:
+    """Return the definition; raise DataSetError with each reason if it is wrong."""
+    issues: list[LoadIssue] = []
+    definition = parse_raw(Definition, plain, Location(file), issues)
+    if definition is None:
+        raise DataSetError("\n".join(f"{file}: {issue.field}: {issue.reason}" for issue in issues))
+    return definition
 
 
 def _write(args: Namespace, texts: dict[Output, str], following: list[str]) -> None:

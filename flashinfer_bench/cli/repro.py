@@ -47,6 +47,7 @@ def execute(args: Namespace) -> int:
     from flashinfer_bench.cli.run_jobs import EDITED_CALL_S, plan_recorded
     from flashinfer_bench.cli.settings import read_config
     from flashinfer_bench.cli.tables import write_result
+    from flashinfer_bench.data.generated import add_generated
     from flashinfer_bench.data.measurement import read_reported
     from flashinfer_bench.data.store.layout import path_part
     from flashinfer_bench.examine.repro.start import QUICK, reproduce
@@ -56,6 +57,8 @@ def execute(args: Namespace) -> int:
     if not recorded:
         args.solutions, args.workloads = args.what[:1], args.what[1:]
         take_drafts(args, trace_set)
+        named = (trace for trace in trace_set.all_traces() if trace.workload.uuid.startswith(args.what[1]))
+        add_generated(trace_set, named)
     config = read_config(args)
     config = config.with_overrides(**QUICK, call_timeout_seconds=config.call_timeout_seconds or EDITED_CALL_S)
     engine, plan = plan_recorded(args, trace_set, config, recorded)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Final
 
+from flashinfer_bench.cli.axes import AXIS_HELP
 from flashinfer_bench.cli.parser import QUIET_FLAG, SOURCE_FLAGS, Parser, add_flags, add_format, add_local
 from flashinfer_bench.cli.settings import add_selection, add_settings
 
@@ -21,6 +22,7 @@ def declare_run(parser: Parser) -> None:
     )
     add_local(parser)
     add_selection(parser)
+    parser.add_argument("--axis", action="append", default=[], metavar="NAME=SIZES", help=AXIS_HELP)
     drafts = parser.add_argument_group("a solution that you edit", SOURCES)
     add_flags(drafts, SOURCE_FLAGS | {"--watch": "judge again after each save, until Ctrl-C"})
     add_flags(drafts, {"--drafts": "judge the drafts of earlier runs, too"})

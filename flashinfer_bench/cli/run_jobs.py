@@ -24,7 +24,9 @@ from flashinfer_bench.bench.evaluator_record import find_misspelt_extras
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobsAdded, JobStarted, Notice, RunStarted
 from flashinfer_bench.bench.planning.plan import Job, Plan
 from flashinfer_bench.bench.planning.resume import names_of
+from flashinfer_bench.bench.planning.selection import select
 from flashinfer_bench.cli.args import named_folders, open_trace_set, read_recorded
+from flashinfer_bench.cli.axes import read_sizes
 from flashinfer_bench.cli.drafts import list_draft_paths, save_draft, take_drafts
 from flashinfer_bench.cli.outcome import (
     RunOutcome,
@@ -54,6 +56,7 @@ from flashinfer_bench.cli.verdicts import cut_reason, describe_job, describe_ver
 from flashinfer_bench.data import LoadIssue, Trace, TraceSet
 from flashinfer_bench.data.check import Asked, find_input_issues, find_reference_issues
 from flashinfer_bench.data.evaluation import EvaluationStatus
+from flashinfer_bench.data.generated import add_generated, sweep
 from flashinfer_bench.data.sets.results import find_latest
 from flashinfer_bench.data.store.drafts import Draft
 from flashinfer_bench.data.store.layout import DEFINITIONS, TOLERANCES_FILE, TRACES, WORKLOADS, path_part
@@ -166,6 +169,8 @@ def run_jobs(args: Namespace) -> int:
     again = "--replay" if args.replay else "--last-failed"
     if (args.replay or args.last_failed) and args.resume:
         raise UsageError(f"{again} judges what is recorded, which --resume leaves out: give one of them")
+    if args.axis and (args.replay or getattr(args, "workloads", None)):
+        raise UsageError("--axis makes the workloads, which --workloads and --replay name: give one of them")
     if args.retry_timeouts and not args.resume:
         raise UsageError("--retry-timeouts changes what --resume leaves out: give --resume too")
     if args.watch and (args.replay or args.resume or args.dry_run or not list_draft_paths(args)):
@@ -193,6 +198,7 @@ def plan_recorded(
 ) -> tuple[benchmark.Benchmark, Plan]:
     """Return an engine, and the plan of the recorded jobs; without recorded jobs, of the jobs that the flags choose."""
     wanted = {names_of(trace) for trace in recorded}
+    add_generated(trace_set, recorded)
     if wanted:
         names = ({name or "" for name in column} for column in zip(*wanted, strict=True))
         chosen = zip(("definitions", "solutions", "workloads"), map(sorted, names), strict=True)
@@ -220,6 +226,12 @@ def _judge(args: Namespace, trace_set: TraceSet, kept: Kept, history: SaveHistor
     drafts = take_drafts(args, trace_set)
     asked = _leave_out_unread(args, trace_set)
     config = read_config(args).for_set(trace_set)
+    if args.axis:
+        sizes = read_sizes(args.axis)
+        with naming_flags(args):
+            chosen = select(trace_set, config)
+        for definition in (one.definition for one in chosen if one.solutions):
+            sweep(trace_set, definition, sizes)
     recorded = read_recorded(args.replay) if args.replay else []
     resumes = {"resume": args.resume, "retry_timeouts": args.retry_timeouts, "drafts": args.drafts}
     engine, plan = plan_recorded(args, trace_set, config, recorded, kept, **resumes)
@@ -267,7 +279,8 @@ def _judge(args: Namespace, trace_set: TraceSet, kept: Kept, history: SaveHistor
     if history is not None and outcome.have_all_passed and not outcome.left:
         outcome.change = history.add(outcome.traces, outcome.seconds)
     _write_outcome(args, outcome, trace_set if saves else None)
-    if not args.quiet and (hint := _hint_at_repro(args, outcome, drafts if not saves else ())):
+    is_kept = saves or not args.axis  # a generated workload is found by its traces
+    if not args.quiet and is_kept and (hint := _hint_at_repro(args, outcome, drafts if not saves else ())):
         write_err(f"why: {hint}")
     return outcome.exit_code(require_passed=args.require_passed, allow_broken=args.allow_broken)
 

@@ -25,6 +25,7 @@ from flashinfer_bench.cli.tables import count, list_counts, some
 from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.data.check import Asked, find_entry_issues, find_input_issues, find_reference_issues, parts_below
 from flashinfer_bench.data.evaluation import as_time
+from flashinfer_bench.data.generated import is_generated
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.sets.removal import find_orphans, is_served, remove_traces
 from flashinfer_bench.data.sets.results import find_latest
@@ -276,9 +277,11 @@ def _find_trace_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
         why = "PASSED with a latency that no call has, such as 0 or infinity"
         solutions = {item.name for item in trace_set.solutions.get(name, [])}
         unserved = (trace for trace in traces if trace.solution not in solutions and not is_served(trace))
+        unknown = (trace for trace in traces if trace.workload.uuid not in workloads)
+        foreign = Counter(trace.workload.uuid for trace in unknown if not is_generated(trace))
         reasons = [
             _of_unknown("solution", Counter(trace.solution or "" for trace in unserved), solutions),
-            _of_unknown("workload", Counter(trace.workload.uuid for trace in traces), workloads),
+            _of_unknown("workload", foreign, workloads),
             changed and f"{_have(changed)} other sizes than the workload of the same uuid has now",
             timeless and f"{_have(len(timeless))} {why}: {some(sorted(set(timeless)))}",
         ]

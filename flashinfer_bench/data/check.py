@@ -146,7 +146,7 @@ def find_input_issues(trace_set: TraceSet, jobs: Iterable[tuple[str, Workload]])
             if root is not None and where not in blobs:
                 blobs[where] = {}
                 try:
-                    blobs[where] = _read_tensors(BlobStore(root).locate(source.path))
+                    blobs[where] = read_tensors(BlobStore(root).locate(source.path))
                 except WorkloadFault as fault:
                     severity: Severity = "warning" if isinstance(fault, BlobPointer) else "error"
                     yield LoadIssue(severity, root, None, None, f"{whose}{fault}")
@@ -154,7 +154,7 @@ def find_input_issues(trace_set: TraceSet, jobs: Iterable[tuple[str, Workload]])
                     yield LoadIssue("error", root, None, None, f"{whose}input {key!r}, blob {source.path}: {error}")
             if root is None or definition is None or not blobs[where] or key not in shapes:
                 continue
-            why = _why_unfit(blobs[where], source.tensor_key, definition.inputs[key], shapes[key])
+            why = why_unfit(blobs[where], source.tensor_key, definition.inputs[key], shapes[key])
             if why is not None:
                 text = f"{whose}input {key!r}, blob {source.path}, key {source.tensor_key!r}: {why}"
                 yield LoadIssue("error", root, None, None, text)
@@ -169,7 +169,7 @@ def _shapes_of(definition: Definition, workload: Workload) -> dict[str, tuple[in
         return {}
 
 
-def _read_tensors(file: Path) -> Tensors:
+def read_tensors(file: Path) -> Tensors:
     """Return the tensors of a blob; raise ValueError if it cannot be read."""
     from safetensors import SafetensorError, safe_open  # needs numpy, which sets without blobs do not need
 
@@ -181,7 +181,7 @@ def _read_tensors(file: Path) -> Tensors:
         raise ValueError(f"cannot be read: {error}") from error
 
 
-def _why_unfit(tensors: Tensors, key: str, spec: TensorSpec, shape: tuple[int, ...] | None) -> str | None:
+def why_unfit(tensors: Tensors, key: str, spec: TensorSpec, shape: tuple[int, ...] | None) -> str | None:
     """Return why a stored tensor does not match its definition; None if it does."""
     if key not in tensors:
         return f"there is no such key; the file has {', '.join(list(tensors)[:SHOWN_KEYS])}"

@@ -39,7 +39,7 @@ class ModuleMetadata(NamedTuple):
 @lru_cache(maxsize=1024)
 def read_module(source: str) -> ModuleMetadata:
     """Parse a module; raise ValueError with the reason if it does not parse."""
-    tree = _parse(source)
+    tree = parse_source(source)
     bound = dict(_find_bindings(tree.body))
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     packages: set[str] = set()
@@ -60,7 +60,8 @@ def read_module(source: str) -> ModuleMetadata:
     )
 
 
-def _parse(source: str) -> ast.Module:
+def parse_source(source: str) -> ast.Module:
+    """Return the syntax tree of a module; raise ValueError with the reason if it does not parse."""
     if len(source) > MOST_CHARACTERS:
         raise ValueError(f"it has more than {MOST_CHARACTERS:,} characters")
     try:

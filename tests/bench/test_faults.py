@@ -193,7 +193,7 @@ def run(x):
 
 
 def test_memory_that_no_process_shows_is_a_fault_of_the_solution_that_runs(tmp_path):
-    run = judge(write_set(tmp_path, {"hides": HIDES}), sandbox="off", worker_memory_gb=1.0)
+    run = judge(write_set(tmp_path, {"hides": HIDES}), sandbox="off", worker_memory_gb=0.4)
     assert "no process shows" in run.faults[0].message
     assert "worker_memory_gb" in run.faults[0].message
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.tolerances import merge_tolerances
 from flashinfer_bench.errors import ConfigError
 
 pytestmark = pytest.mark.cpu
@@ -38,12 +39,24 @@ def test_another_set_replaces_the_first_and_judges_no_definitions_of_other_sets(
     assert resolve(BenchmarkConfig.default().for_set(first))[0] == 0.5
 
 
+def test_sets_are_merged_unless_their_tolerances_differ(tmp_path):
+    same = "moe_e8:\n  rtol: 0.5\n"
+    sets = [a_set(tmp_path / str(at), text) for at, text in enumerate((same, same, "moe_e8:\n  rtol: 0.1\n"))]
+    assert merge_tolerances(sets[:2]) == same
+    assert merge_tolerances([]) == ""
+    with pytest.raises(ConfigError, match=f"{tmp_path / '2' / FILE}: moe_e8: {tmp_path / '0' / FILE} says something"):
+        merge_tolerances(sets)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("moe_e8:\n  rtoll: 1\n", "moe_e8.rtoll.*line 2.*did you mean 'rtol'"),
         ("moe_e8:\n  atol: -1\n", "moe_e8.atol.*line 2"),
         ("- moe_e8\n", "a mapping"),
+        ("moe_e8: {}\nmoe_e8: {}\n", "this key stands on line 1 already"),
+        ("moe_e8: [\n", "this is not YAML"),
+        (lambda path: path.write_bytes(b"\xff"), "not UTF-8 text"),
         (os.mkfifo, "this is a pipe"),
         (lambda path: path.symlink_to(path.with_name("nowhere")), "no such file"),
     ],

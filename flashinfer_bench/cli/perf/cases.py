@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.host import usable_memory
+from flashinfer_bench.cli.axes import MOST_CASES, read_range
 from flashinfer_bench.cli.parser import typed_program
 from flashinfer_bench.cli.perf.flags import CASE_FLAGS, check_outer, make_parser, parse_case, read_names, split_session
 from flashinfer_bench.data.names import did_you_mean
@@ -39,9 +40,6 @@ MOST_BYTES: Final = 16 << 20
 
 SWEEP: Final = "--sweep"
 LIST: Final = re.compile(r"[-+.\w]+(?:,[-+.\w]+)+")
-RANGE: Final = re.compile(r"(\d+):(\d+)(?::(x?)(\d+))?")
-MOST_CASES: Final = 10_000
-"""Most cases of a call. More cases come from a mistyped number."""
 
 
 @dataclass
@@ -140,7 +138,7 @@ def expand_sweeps(words: Sequence[str]) -> list[tuple[list[str], str]]:
                 near = did_you_mean(name, [one[2:] for one in numbers - {flag}]) if text else ""
                 usual = "; write FLAG=1,16,256 or FLAG=1:4096:x2 of a flag that takes a number"
                 raise UsageError(f"--sweep {value}{near or usual}")
-            values = _read_values(text)
+            values = read_range(SWEEP, text) or text.split(",")
         elif flag in numbers and LIST.fullmatch(value):
             values = value.split(",")
         cases *= len(values) or 1
@@ -154,21 +152,6 @@ def expand_sweeps(words: Sequence[str]) -> list[tuple[list[str], str]]:
         )
         for chosen in product(*parts)
     ]
-
-
-def _read_values(text: str) -> Sequence[Any]:
-    found = RANGE.fullmatch(text)
-    if found is None:
-        return text.split(",")
-    first, last, step = int(found[1]), int(found[2]), int(found[4] or 1)
-    if last < first or step < 1 or (found[3] and (step < 2 or not first)):
-        raise UsageError(f"--sweep {text}: write FIRST:LAST:STEP or FIRST:LAST:xFACTOR, upward")
-    values = range(first, last + 1, step)
-    return (
-        [first * step**power for power in range(last.bit_length()) if first * step**power <= last]
-        if found[3]
-        else values
-    )
 
 
 def _read_line(request: Request, rest: Sequence[str], platform: Platform) -> None:

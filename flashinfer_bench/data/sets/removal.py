@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flashinfer_bench.base.files.writing import open_folder
+from flashinfer_bench.data.generated import is_generated
 from flashinfer_bench.data.issue import Location
 from flashinfer_bench.data.measurement import read_reported
 from flashinfer_bench.data.store.jsonl import remove_lines
@@ -60,14 +61,15 @@ def remove_solution(trace_set: TraceSet, name: str) -> Path | None:
 def find_orphans(trace_set: TraceSet) -> Callable[[AnyTrace], bool]:
     """Return a function that returns whether the set lacks a trace's definition, workload or solution.
 
-    The set need not have a solution that was submitted to a server.
+    The set need not have a solution that was submitted to a server, nor a workload that was made of sizes.
     """
     solutions = {(item.definition, item.name) for item in trace_set.all_solutions()}
     workloads = {(name, line.workload.uuid) for name, lines in trace_set.workloads.items() for line in lines}
 
     def is_orphan(trace: AnyTrace) -> bool:
         name = trace.definition
-        is_placed = name in trace_set.definitions and (name, trace.workload.uuid) in workloads
+        has_workload = (name, trace.workload.uuid) in workloads or is_generated(trace)
+        is_placed = name in trace_set.definitions and has_workload
         return not (is_placed and ((name, trace.solution) in solutions or is_served(trace)))
 
     return is_orphan

@@ -1,22 +1,18 @@
 """Declarations of evaluators: the host reads them without torch, and a new evaluator is its file alone. Keys of
 `extra`."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from flashinfer_bench.bench import Benchmark, BenchmarkConfig
-from flashinfer_bench.bench import evaluator_record as record_module
+from flashinfer_bench.bench import BenchmarkConfig
 from flashinfer_bench.bench.config_sources import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluator_record import built_in_key, find_records, known_keys, known_op_types, why_wrong
+from flashinfer_bench.bench.evaluator_record import built_in_key, known_keys, known_op_types, why_wrong
 from flashinfer_bench.bench.evaluators.registry import choose_evaluator
 from flashinfer_bench.bench.evaluators.verdict import read_parameter
-from flashinfer_bench.bench.events import JobFinished
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import WorkloadFault
-from tests.cli.fake_engine import finished, write_small_set
 from tests.kit import make_definition, make_solution, make_trace, write_trace_set
 from tests.kit.scratch import copy_package, run_with
 
@@ -70,18 +66,6 @@ def test_an_evaluator_is_added_by_its_file_alone(tmp_path):
     by_host = ["ParityEvaluator 7", True, "extra.parity_share is 2; it should be a number from 0 to 1", False]
     by_judge = ["ParityEvaluator 7", "Takes what has parity.", "flashinfer_bench.bench.evaluators.parity"]
     assert run_with(copy, USE) == by_host + by_judge
-
-
-def test_a_raised_revision_is_judged_again(tmp_path, monkeypatch):
-    config = BenchmarkConfig.default(devices=["cpu"])
-    trace_set = TraceSet.from_path(write_small_set(tmp_path))
-    jobs = Benchmark(trace_set, config).plan().jobs
-    events = [finished(job, environment={"hardware": job.fingerprint["hardware"], "libs": {}}) for job in jobs]
-    trace_set.keep_traces([event.trace for event in events if isinstance(event, JobFinished)])
-    assert Benchmark(trace_set, config).plan(resume=True).resumed == len(jobs) > 0
-    raised = replace(find_records()[-1], revision=100)
-    monkeypatch.setattr(record_module, "find_records", lambda: (raised,))
-    assert Benchmark(trace_set, config).plan(resume=True).redone_reasons == {"evaluator changed": len(jobs)}
 
 
 VALUES = {

@@ -129,38 +129,39 @@ def session(tmp_path, monkeypatch):
 
 
 SLOWED = {"flags": ["throttled"], "gpu": {"slowed_by": ["power_cap"]}}
+# What belongs to the user alone does not count.
+SAME = [{}, {"environment": {"PATH": "/bin"}.items()}, {"state": replace(STATE, sm_mhz=1965)}]
+OTHERS = [
+    {"reference": "def run(x):\n    return x + x\n"},
+    {"n": 5},
+    {"timing": TimingSettings("warm")},
+    {"num_trials": 1},
+    {"evaluator": OtherEvaluator},
+    {"gpu_uuid": "GPU-2"},
+    {"settings": replace(SETTINGS, power_limit_w=300.0)},
+    {"state": replace(STATE, sm_mhz=1200)},
+    {"libraries": "2.12"},
+    {"environment": {"CUDA_LAUNCH_BLOCKING": "1"}.items()},
+    {"baselines": "refresh"},
+]
+UNSURE = [  # A record that was disturbed, or is not known well, is not kept, and leaves no older one.
+    {"flags": ["throttled"]},
+    {**SLOWED, "gpu": {"slowed_by": ["power_cap", "sw_thermal"]}},
+    {**SLOWED, "flags": ["throttled", "other_processes"]},
+    {"interval95_ms": [1.95, 2.05]},
+    {"interval95_ms": None},
+]
+# Nothing is kept if its conditions are not known, or nobody wants it.
+UNKNOWN = [{"settings": None}, {"state": None}, {"baselines": "off"}, {"gpu_uuid": None}]
 
 
 @pytest.mark.parametrize(
     ("earlier", "record", "later", "is_found"),
     [
-        # The same conditions; what belongs to the user alone does not count.
-        *(({}, {}, same, True) for same in ({}, {"environment": {"PATH": "/bin"}.items()})),
-        ({}, {}, {"state": replace(STATE, sm_mhz=1965)}, True),
-        # Something differs.
-        ({}, {}, {"reference": "def run(x):\n    return x + x\n"}, False),
-        ({}, {}, {"n": 5}, False),
-        ({}, {}, {"timing": TimingSettings("warm")}, False),
-        ({}, {}, {"num_trials": 1}, False),
-        ({}, {}, {"evaluator": OtherEvaluator}, False),
-        ({}, {}, {"gpu_uuid": "GPU-2"}, False),
-        ({}, {}, {"settings": replace(SETTINGS, power_limit_w=300.0)}, False),
-        ({}, {}, {"state": replace(STATE, sm_mhz=1200)}, False),
-        ({}, {}, {"libraries": "2.12"}, False),
-        ({}, {}, {"environment": {"CUDA_LAUNCH_BLOCKING": "1"}.items()}, False),
-        ({}, {}, {"baselines": "refresh"}, False),
-        # What was disturbed or is not known well is not kept, and leaves no older one.
-        ({}, {"flags": ["throttled"]}, {}, False),
-        ({}, {**SLOWED, "gpu": {"slowed_by": ["power_cap", "sw_thermal"]}}, {}, False),
-        ({}, {**SLOWED, "flags": ["throttled", "other_processes"]}, {}, False),
-        ({}, {"interval95_ms": [1.95, 2.05]}, {}, False),
-        ({}, {"interval95_ms": None}, {}, False),
-        ({}, SLOWED, {}, True),
-        # Nothing is kept if its conditions are not known, or nobody wants it.
-        *(
-            (how, {}, {}, False)
-            for how in ({"settings": None}, {"state": None}, {"baselines": "off"}, {"gpu_uuid": None})
-        ),
+        *(({}, {}, later, True) for later in SAME),
+        *(({}, {}, later, False) for later in OTHERS),
+        *(({}, record, {}, record is SLOWED) for record in (*UNSURE, SLOWED)),
+        *((earlier, {}, {}, False) for earlier in UNKNOWN),
         ({"evaluator": Outside}, {}, {"evaluator": Outside}, False),
     ],
 )

@@ -1,0 +1,162 @@
+"""`new workload`: appends workloads to a set, with the sizes, numbers and files that the flags give."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from flashinfer_bench.cli.args import find_output, open_trace_set, refuse_unknown
+from flashinfer_bench.cli.axes import read_sizes
+from flashinfer_bench.data import Definition, Trace, Workload
+from flashinfer_bench.data.check import SHOWN_KEYS, Tensors, read_tensors, why_unfit
+from flashinfer_bench.data.generated import make_workloads
+from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.data.store.jsonl import append_lines, check_append, write_whole
+from flashinfer_bench.data.store.layout import WORKLOADS, blob_path, workloads_path
+from flashinfer_bench.data.store.read import find_foreign
+from flashinfer_bench.errors import DataSetError, Fault, UsageError
+
+FORMS: Final = "write NAME=FILE.safetensors[:KEY], NAME=NUMBER, NAME=random or NAME=custom"
+
+
+class StoredInput(NamedTuple):
+    """An input that the user gives as a file."""
+
+    file: Path
+    key: str
+    tensors: Tensors
+    """The tensors of the file."""
+
+
+def add_workloads(args: Namespace) -> tuple[list[str], list[str]]:
+    """Append the workloads of the arguments to the set; return the written files, and the uuids.
+
+    Raises:
+        UsageError: a flag does not fit the definition or a file.
+        DataSetError: the set has the workloads already, or a file of the set is in the way.
+    """
+    root = Path(args.local)
+    trace_set = open_trace_set(Namespace(local=[args.local], quiet=True))
+    refuse_unknown(("definition", [args.name], trace_set.definitions))
+    definition = trace_set.definitions[args.name]
+    plain, stored = _read_inputs(definition, args.input)
+    blobs = {one.file: _path_in_set(root, definition, one.file) for one in stored.values()}
+    files = {
+        name: {"type": "safetensors", "path": str(blobs[one.file]), "tensor_key": one.key}
+        for name, one in stored.items()
+    }
+    sizes = _sizes_of_files(definition, stored) | read_sizes(args.axis)
+    made = make_workloads(definition, sizes, plain | files)
+    for workload in made:
+        shapes = dict(zip(definition.inputs, definition.get_input_shapes(workload.axes), strict=True))
+        for name, one in stored.items():
+            if why := why_unfit(one.tensors, one.key, definition.inputs[name], shapes[name]):
+                raise UsageError(f"--input {name}: {one.file}, key {one.key!r}: {why}")
+    there = [line.workload for line in trace_set.workloads.get(definition.name, [])]
+    known, names = {one.digest() for one in there}, {one.uuid for one in there}
+    fresh = [_named(one, names) for one in made if one.digest() not in known]
+    if not fresh:
+        raise DataSetError(f"{root} has such workloads of {definition.name} already; nothing was written")
+    target = _workloads_file(root, definition)
+    find_output(target, args)
+    check_append(target, root)
+    written = [root / path for file, path in blobs.items() if _store(root, file, root / path)]
+    lines = [Trace(definition=definition.name, workload=one).to_json() for one in fresh]
+    append_lines(target, lines, root=root)
+    return [str(file) for file in (*written, target)], [one.uuid for one in fresh]
+
+
+def _named(workload: Workload, taken: set[str]) -> Workload:
+    """Return a workload with its sizes as its uuid, such as rows64, unless another workload has it."""
+    label = "_".join(f"{axis}{size}" for axis, size in workload.axes.items())
+    return workload if label in ("", *taken) else workload.model_copy(update={"uuid": label})
+
+
+def _read_inputs(definition: Definition, given: Iterable[str]) -> tuple[dict[str, Any], dict[str, StoredInput]]:
+    """Return the sources that are no files, and the files, by input."""
+    plain: dict[str, Any] = {}
+    stored: dict[str, StoredInput] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        if name not in definition.inputs or not value or name in plain or name in stored:
+            near = did_you_mean(name, definition.inputs)
+            known = f"the inputs of {definition.name} are {', '.join(definition.inputs)}"
+            raise UsageError(f"--input {text}: {FORMS}, each input once; {known}{near}")
+        if value in ("random", "custom"):
+            plain[name] = {"type": value}
+        elif (number := _number(value)) is not None:
+            plain[name] = {"type": "scalar", "value": number}
+        else:
+            stored[name] = _find_stored(name, value)
+    return plain, stored
+
+
+def _number(text: str) -> float | bool | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, (int, float)) else None
+
+
+def _find_stored(name: str, text: str) -> StoredInput:
+    """Return the tensor that FILE or FILE:KEY names. Without a key, it is the input's name, or the only tensor."""
+    path, _, key = text.rpartition(":")
+    if not path or Path(text).exists():
+        path, key = text, ""
+    try:
+        tensors = read_tensors(Path(path))
+    except ValueError as error:
+        raise UsageError(f"--input {name}={text}: {FORMS}; {path} {error}") from error
+    usual = next(iter(tensors)) if len(tensors) == 1 and name not in tensors else name
+    if (key := key or usual) not in tensors:
+        known = ", ".join(list(tensors)[:SHOWN_KEYS])
+        raise UsageError(f"--input {name}={text}: no tensor {key!r}; name one as {path}:KEY; it has {known}")
+    return StoredInput(Path(path), key, tensors)
+
+
+def _sizes_of_files(definition: Definition, stored: dict[str, StoredInput]) -> dict[str, Sequence[int]]:
+    """Return the var axes of stored inputs, with the sizes of the files."""
+    sizes: dict[str, Sequence[int]] = {}
+    for name, one in stored.items():
+        shape = one.tensors[one.key][0]
+        pairs = zip(definition.inputs[name].shape or (), shape, strict=False)
+        sizes |= {axis: [size] for axis, size in pairs if axis in definition.var_axes}
+    return sizes
+
+
+def _path_in_set(root: Path, definition: Definition, file: Path) -> Path:
+    """Return the path of a blob below the root: its own, or that of its copy."""
+    whole, folder = file.resolve(), root.resolve()
+    if whole.is_relative_to(folder):
+        return whole.relative_to(folder)
+    return blob_path(Path(), op_type=definition.op_type, definition=definition.name, uuid=file.stem)
+
+
+def _store(root: Path, file: Path, target: Path) -> bool:
+    """Copy a file into the set; return whether it was not there.
+
+    Raises:
+        DataSetError: another file is in the way.
+        Fault: the file cannot be copied.
+    """
+    try:
+        content = file.read_bytes()
+        if target.exists():
+            if target.read_bytes() != content:
+                raise DataSetError(f"{target} is there already, with other content; rename {file}")
+            return False
+        write_whole(target, content, root=root)
+    except OSError as error:
+        raise Fault(f"{target} cannot be written: {error.strerror or error}") from error
+    return True
+
+
+def _workloads_file(root: Path, definition: Definition) -> Path:
+    """Return the file of a definition's workloads, which in a foreign layout is next to the definition."""
+    beside = (one.file for one in find_foreign(root)[WORKLOADS] if one.definition == definition.name)
+    own = workloads_path(root, op_type=definition.op_type, definition=definition.name)
+    return next((file for file in beside if file.suffix == ".jsonl"), own)
