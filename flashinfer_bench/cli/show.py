@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Final, NamedTuple
@@ -17,18 +17,27 @@ from flashinfer_bench.cli.args import choose_definitions, open_trace_set
 from flashinfer_bench.cli.output import RAN, write_json, write_out, write_styled
 from flashinfer_bench.cli.parser import PROGRAM, Parser, add_flags, add_format, add_local, add_names
 from flashinfer_bench.cli.settings import Settings, resolve_settings, value_as_text
-from flashinfer_bench.cli.tables import Names, join_sections, lay_out, render_table, shorten_uuid, some
-from flashinfer_bench.cli.verdicts import name_jobs, render_summary, render_verdicts
-from flashinfer_bench.data import Definition, Solution, TraceSet, Workload
+from flashinfer_bench.cli.tables import (
+    available_width,
+    join_sections,
+    lay_out,
+    render_table,
+    shorten_uuid,
+    some,
+    wrap_line,
+)
+from flashinfer_bench.cli.verdicts import make_grid, name_jobs, render_grid, render_summary, render_verdicts
+from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload
+from flashinfer_bench.data.definition import AxisSpec
 from flashinfer_bench.data.names import did_you_mean
-from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
+from flashinfer_bench.data.store.trace_lines import kept_of
 from flashinfer_bench.data.workload import MIN_PREFIX, InputSpec, SafetensorsInput, ScalarInput
 from flashinfer_bench.errors import DataSetError, UsageError
-from flashinfer_bench.report.summary import WorkloadRow, best_by_workload, by_workload, summarise
+from flashinfer_bench.report.summary import by_workload, summarise
 
 TOLERANCE: Final = ("rtol", "atol", "required_matched_ratio")
 """The settings of a tolerance, besides the parameters of the evaluator."""
-SHOWN_SIZES: Final = 8
+SHOWN_NAMES: Final = 12
 MOST_COLOURED: Final = 40_000
 """Longest coloured source, in characters. Lexers are slow on unusual texts."""
 AXES: Final = {"Axis": "{name}", "Kind": "{kind}", "Size": "{size}", "Description": "{description}"}
@@ -40,14 +49,6 @@ TENSORS: Final = {
     "Source": "{source}",
     "Description": "{description}",
 }
-WORKLOADS: Final = {
-    "Workload": "{name}",
-    "Uuid": "{uuid:uuid}",
-    "Fastest": "{solution}",
-    "#Latency": "{latency_ms:ms}",
-    "#Speed-up": "{speedup:x}",
-    "Hardware": "{hardware}",
-}
 
 
 class View(NamedTuple):
@@ -57,7 +58,7 @@ class View(NamedTuple):
     head: str
     sources: Mapping[str, str]
     """Path → source code."""
-    tail: str
+    verdicts: str
     following: Sequence[Sequence[str]]
     """Words of the next commands, without the set."""
 
@@ -89,7 +90,7 @@ def execute(args: Namespace) -> int:
     for path, source in view.sources.items():
         write_out(f"\n{path}\n{'─' * len(path)}\n")
         _write_source(source.rstrip() + "\n", path)
-    write_out("\n" + join_sections(view.tail, [f"next: {command}" for command in following]))
+    write_out("\n" + join_sections(view.verdicts, [f"next: {command}" for command in following]))
     return RAN
 
 
@@ -145,56 +146,39 @@ def _is_called(workload: Workload, name: str) -> bool:
 
 
 def _view_definition(trace_set: TraceSet, definition: Definition) -> View:
-    name = definition.name
-    lines = sorted(trace_set.workloads.get(name, []), key=lambda line: [*line.workload.axes.items()])
+    name, lines = definition.name, trace_set.workloads.get(definition.name, [])
     traces = list(kept_of(trace_set.traces.get(name, [])))
-    names, uuids = _name_workloads(trace_set, name, traces), [line.workload.uuid for line in lines]
-    best = best_by_workload(traces, trace_set=trace_set)
-    workloads = list[dict[str, Any]]()
-    for line in lines:
-        row = {"name": names[name, line.workload.uuid], "uuid": line.workload.uuid, "axes": dict(line.workload.axes)}
-        fastest = [one for one in best if one.workload == line.workload.uuid]
-        keys = ("solution", "latency_ms", "speedup", "hardware")
-        workloads += [row | {key: getattr(one, key) for key in keys} for one in fastest] or [row | dict.fromkeys(keys)]
-    seen = {axis: _list_sizes(line.workload.axes.get(axis) for line in lines) for axis in definition.axes}
-    axes = [
-        {
-            "name": axis,
-            "kind": spec.type,
-            "size": str(getattr(spec, "value", "") or getattr(spec, "expression", "") or seen[axis]),
-            "description": spec.description or "",
-        }
-        for axis, spec in definition.axes.items()
-    ]
+    rows, names = by_workload(traces, trace_set), name_jobs([*lines, *traces])
+    expected = [line.workload.uuid for line in lines]
+    solutions = summarise(traces, {(name, one.name): expected for one in trace_set.solutions.get(name, [])})
     settings = _find_tolerance(trace_set, definition)
-    rows = summarise(traces, {(name, one.name): uuids for one in trace_set.solutions.get(name, [])})
-    head = [f"{name}: definition of op type {definition.op_type}", definition.description or ""]
+    called = some(list(name_jobs(lines, uuids=True).values()), SHOWN_NAMES)
+    next_words = ["report", "table", name] if rows else ["run", "--definitions", name]
     problem = definition.not_runnable_reason
     return View(
         {
             "kind": "definition",
             "definition": definition.to_dict(),
             "tolerance": settings,
-            "workloads": workloads,
-            "solutions": list(map(asdict, rows)),
+            "workloads": [line.workload.to_dict() for line in lines],
+            "solutions": list(map(asdict, solutions)),
+            "verdicts": list(map(asdict, rows)),
         },
         join_sections(
-            [*filter(None, head), *([f"it cannot be run: {problem}"] if problem else [])],
-            lay_out(AXES, axes, spared=()),
+            [f"{name}: definition of op type {definition.op_type}", *_if_any("{}", definition.description)],
+            _if_any("it cannot be run: {}", problem),
+            lay_out(AXES, [_describe_axis(name, axis, lines) for name, axis in definition.axes.items()], spared=()),
             lay_out(TENSORS, _list_tensors(definition), spared=()),
             [f"constraint: {one}" for one in definition.constraints],
             _render_settings(settings),
+            [wrap_line(line, available_width(sys.stdout)) for line in _if_any("workloads: {}", called)],
         ),
         {"reference.py": definition.reference},
         join_sections(
-            lay_out(WORKLOADS, workloads, spared=()),
-            render_summary(rows, names) if rows else "",
+            render_grid(rows, *make_grid(rows, names)) if rows else "",
+            render_summary(solutions, names) if solutions else "",
         ),
-        [
-            ["report", "table", name] if traces else ["run", "--definitions", name],
-            ["new", "solution", "--definition", name],
-            *([["show", rows[0].solution]] if rows else []),
-        ],
+        [next_words, ["new", "solution", "--definition", name], *(["show", one.solution] for one in solutions[:1])],
     )
 
 
@@ -208,42 +192,39 @@ def _view_solution(trace_set: TraceSet, solution: Solution) -> View:
         "entry point": spec.entry_point,
         "hardware": ", ".join(spec.target_hardware),
         "dependencies": ", ".join(spec.dependencies),
-        "binding": spec.binding.value if spec.binding is not None else "",
+        "binding": spec.binding and spec.binding.value,
         "file": str(trace_set.solution_files.get(name, "")),
     }
-    names = _name_workloads(trace_set, solution.definition, traces)
-    failed = next((row.workload for row in rows if row.status != "PASSED"), None)
-    following = [["run", "--solutions", name], ["show", solution.definition]]
+    failed = [row.workload for row in rows if row.failures][:1]
     return View(
-        {"kind": "solution", "solution": solution.to_dict(), "verdicts": _list_verdicts(rows)},
+        {"kind": "solution", "solution": solution.to_dict(), "verdicts": list(map(asdict, rows))},
         join_sections(
-            [f"{name}: solution of {solution.definition}", *([solution.description] if solution.description else [])],
-            render_table(["Field", "Value"], [item for item in fields.items() if item[1]]),
+            [f"{name}: solution of {solution.definition}", *_if_any("{}", solution.description)],
+            render_table(["Field", "Value"], [[field, value] for field, value in fields.items() if value]),
         ),
         {source.path: source.content for source in solution.sources},
-        render_verdicts(rows, names, "Workload"),
-        [*([["repro", name, failed, "--dump", "why"]] if failed else []), *following],
+        render_verdicts(rows, name_jobs([*trace_set.workloads.get(solution.definition, []), *traces]), "Workload"),
+        [
+            *(["repro", name, uuid, "--dump", "why"] for uuid in failed),
+            ["run", "--solutions", name],
+            ["show", solution.definition],
+        ],
     )
 
 
 def _view_workload(trace_set: TraceSet, definition: Definition, workload: Workload) -> View:
-    name, uuid = definition.name, workload.uuid
+    name, uuid, lines = definition.name, workload.uuid, trace_set.workloads[definition.name]
     traces = [one for one in kept_of(trace_set.traces.get(name, [])) if one.workload.uuid == uuid]
-    rows = by_workload(traces, trace_set)
-    names = _name_workloads(trace_set, name, traces)
+    rows, names = by_workload(traces, trace_set), name_jobs(lines)
     settings = _find_tolerance(trace_set, definition, workload)
-    axes = {axis: workload.axes[axis] for axis in definition.var_axes if axis in workload.axes}
+    own = [line for line in lines if line.workload.uuid == uuid]
+    axes = [_describe_axis(axis, definition.axes[axis], own) for axis in definition.var_axes]
+    document = {"kind": "workload", "definition": name, "workload": workload.to_dict(), "tolerance": settings}
     return View(
-        {
-            "kind": "workload",
-            "definition": name,
-            "workload": workload.to_dict(),
-            "tolerance": settings,
-            "verdicts": _list_verdicts(rows),
-        },
+        document | {"verdicts": list(map(asdict, rows))},
         join_sections(
             [f"{names[name, uuid]}: workload {uuid} of {name}"],
-            lay_out({"Axis": "{name}", "#Size": "{size}"}, [{"name": axis, "size": axes[axis]} for axis in axes]),
+            lay_out(AXES, axes, spared=()),
             lay_out(TENSORS, _list_tensors(definition, workload), spared=()),
             _render_settings(settings),
         ),
@@ -253,12 +234,15 @@ def _view_workload(trace_set: TraceSet, definition: Definition, workload: Worklo
     )
 
 
-def _list_sizes(sizes: Iterable[int | None]) -> str:
-    return some([str(size) for size in sorted({size for size in sizes if size is not None})], SHOWN_SIZES)
+def _if_any(form: str, value: str | None) -> list[str]:
+    return [form.format(value)] if value else []
 
 
-def _name_workloads(trace_set: TraceSet, definition: str, traces: Sequence[AnyTrace]) -> Names:
-    return name_jobs([*trace_set.workloads.get(definition, []), *traces])
+def _describe_axis(name: str, axis: AxisSpec, lines: Sequence[Trace]) -> dict[str, str]:
+    """Return the cells of an axis; the sizes of a var axis are from workloads."""
+    sizes = sorted({line.workload.axes[name] for line in lines if name in line.workload.axes})
+    size = getattr(axis, "value", None) or getattr(axis, "expression", None) or some(list(map(str, sizes)), SHOWN_NAMES)
+    return {"name": name, "kind": axis.type, "size": str(size), "description": axis.description or ""}
 
 
 def _find_tolerance(trace_set: TraceSet, definition: Definition, workload: Workload | None = None) -> Settings:
@@ -281,15 +265,16 @@ def _list_tensors(definition: Definition, workload: Workload | None = None) -> l
     rows = []
     for kind, specs in (("input", definition.inputs), ("output", definition.outputs)):
         for name, spec in specs.items():
-            source = workload.inputs.get(name) if workload is not None and kind == "input" else None
-            shape = None if spec.shape is None else ", ".join(str(sizes.get(axis, axis)) for axis in spec.shape)
+            shape = (
+                f"[{', '.join(str(sizes.get(axis, axis)) for axis in spec.shape)}]" if spec.shape is not None else ""
+            )
             rows.append(
                 {
                     "name": name,
                     "kind": f"optional {kind}" if spec.optional else kind,
-                    "shape": "scalar" if shape is None else f"[{shape}]",
+                    "shape": shape or "scalar",
                     "dtype": spec.dtype,
-                    "source": _describe_source(source) if workload is not None and kind == "input" else "",
+                    "source": _describe_source(workload.inputs.get(name)) if workload and kind == "input" else "",
                     "description": spec.description or "",
                 }
             )
@@ -306,11 +291,3 @@ def _describe_source(source: InputSpec | None) -> str:
             return "random"
         case _:
             return source.type
-
-
-def _list_verdicts(rows: Sequence[WorkloadRow]) -> list[dict[str, Any]]:
-    keys = ("solution", "workload", "axes", "hardware", "status", "latency_ms", "speedup", "is_best", "is_tie")
-    return [
-        {key: getattr(row, key) for key in keys} | {"reason": row.failures[0].reason if row.failures else None}
-        for row in rows
-    ]
