@@ -232,12 +232,15 @@ def _judge(args: Namespace, trace_set: TraceSet, kept: Kept, history: SaveHistor
             chosen = select(trace_set, config)
         for definition in (one.definition for one in chosen if one.solutions):
             sweep(trace_set, definition, sizes)
+    failed = [one for one in find_latest(trace_set.all_traces()) if not one.is_successful()] if args.last_failed else []
+    if not args.axis:
+        add_generated(trace_set, failed)
     recorded = read_recorded(args.replay) if args.replay else []
     resumes = {"resume": args.resume, "retry_timeouts": args.retry_timeouts, "drafts": args.drafts}
     engine, plan = plan_recorded(args, trace_set, config, recorded, kept, **resumes)
     if args.last_failed:
-        failed = {names_of(trace) for trace in find_latest(trace_set.all_traces()) if not trace.is_successful()}
-        plan = plan.with_jobs(job for job in plan.jobs if names_of_job(job) in failed)
+        names = set(map(names_of, failed))
+        plan = plan.with_jobs(job for job in plan.jobs if names_of_job(job) in names)
     if args.resume and not (args.dry_run or args.no_save_results):
         plan = engine.reserve(plan)
     if args.repeat != 1:
@@ -307,9 +310,10 @@ def _hint_at_repro(args: Namespace, outcome: RunOutcome, unsaved: Sequence[Draft
     named = {draft.solution.name: str(draft.path) for draft in unsaved}
     words = ["repro", named.get(failed.solution or "", failed.solution or ""), shorten_uuid(failed.workload.uuid)]
     words += [word for folder in named_folders(args) for word in ("--local", str(folder))]
+    given = {"config": args.config}
     if failed.solution in named:
-        given = {"definition": failed.definition, "entry": args.entry, "language": args.language}
-        words += [word for name, value in given.items() if value for word in (f"--{name}", value)]
+        given |= {"definition": failed.definition, "entry": args.entry, "language": args.language}
+    words += [word for name, value in given.items() if value for word in (f"--{name}", value)]
     return shlex.join([*typed_program(), *words, "--dump", "why"])
 
 

@@ -48,7 +48,11 @@ def test_a_recorded_job_of_a_sweep_is_judged_again_and_is_no_foreign_trace(root,
     capsys.readouterr()
     main(["validate", str(root), "--checks", "trace", "--format", "json"])
     assert json.loads(capsys.readouterr().out)["issues"] == []
-    assert (main(["validate", str(root), "--prune"]), len(file.read_text().splitlines())) == (0, 1)
+    assert sweep(root, "--last-failed")[1] == []
+    with file.open("a") as lines:
+        lines.write(make_trace(workload=job.workload, status="RUNTIME_ERROR").to_json() + "\n")
+    assert [one.workload for one in sweep(root, "--last-failed")[1]] == [job.workload]
+    assert (main(["validate", str(root), "--prune"]), len(file.read_text().splitlines())) == (0, 2)
 
 
 @pytest.mark.parametrize(

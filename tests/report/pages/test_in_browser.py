@@ -177,6 +177,8 @@ def test_the_overview_begins_with_the_fastest_and_repeated_verdicts_have_a_histo
     assert [text.split("\n")[0] for text in texts(page, "a.best.good")] == ["\u2605 1/1 2.00\u00d7"]
     assert [text.split("\n")[0] for text in texts(page, "a.cell:not(.good, .bad)")] == ["1/1 0.500\u00d7"]
     assert column(page, 3) == ["broken"]  # apart, since it has no time
+    lead = texts(page, ".lead")
+    assert texts(seen.open("#/?author=author%20of%20slow"), ".lead") == lead  # a filter changes no ranking
     page = seen.open(f"#/definition/{DOUBLE}")
     assert "Latency of n=64 from run to run, lower is better; bars are 95 % intervals" in texts(page, "figcaption")
 

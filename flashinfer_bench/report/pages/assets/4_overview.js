@@ -111,15 +111,15 @@ fibReport.overview = (() => {
     const opType = new Map(data.definitions.map((item) => [item[0], item[2]]));
     const words = (query.get("q") || "").toLowerCase();
     const chosen = { hw: query.get("hw") || "", op: query.get("op") || "", author: query.get("author") || "", state: query.get("state") || "" };
-    const rows = data.solutions.filter((row) => (!chosen.hw || row.hardware === chosen.hw) && (!chosen.op || opType.get(row.did) === chosen.op) &&
-      (!chosen.author || row.author === chosen.author) && (!chosen.state || (chosen.state === "passed") === (row.passed === row.judged)) &&
+    const field = data.solutions.filter((row) => (!chosen.hw || row.hardware === chosen.hw) && (!chosen.op || opType.get(row.did) === chosen.op));
+    const rows = field.filter((row) => (!chosen.author || row.author === chosen.author) && (!chosen.state || (chosen.state === "passed") === (row.passed === row.judged)) &&
       (!words || `${row.solution} ${row.definition} ${row.author}`.toLowerCase().includes(words)));
     const set = (key) => (value) => { const next = new URLSearchParams(query); if (value) next.set(key, value); else next.delete(key); go(`#/?${next}`); };
     const filter = el("input", { type: "search", value: query.get("q") || "", id: "filter", onchange: () => set("q")(filter.value) });
     const held = distinct(rows, "hardware");
     const count = (place) => rows.filter((row) => row.hardware === place).reduce((sum, row) => sum + row.judged, 0);
     const most = held.reduce((one, two) => (one === null || count(two) > count(one) ? two : one), null);
-    const found = ranked(rows.filter((row) => row.hardware === most));
+    const found = ranked(field.filter((row) => row.hardware === most)); // of all authors, whatever rows are shown;
     const passed = rows.reduce((sum, row) => sum + row.passed, 0);
     const judged = rows.reduce((sum, row) => sum + row.judged, 0);
     return [
