@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.kit.script import Figure, add_saving, save, show
+from benchmarks.kit.script import Bench, Figure, Row, make_parser, run_rows
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.evaluators.lowbit import LowBitEvaluator
 from flashinfer_bench.bench.events import JobFaulted, JobFinished
@@ -35,7 +35,7 @@ RATIO_FORGIVES: Final = ("wrong_element",)
 
 
 @dataclass
-class Row:
+class Line:
     """One solution's line of the table."""
 
     definition: Definition
@@ -63,11 +63,11 @@ class Row:
         return f"{self.verdict:20} {self.seconds:6.1f} s  {place}{odd}"
 
 
-def main() -> int:
-    """Run the sweep."""
-    asked = parse_arguments()
+def take_published(bench: Bench) -> Iterator[Figure]:
+    """Published references as solutions: how many get another verdict than they deserve."""
+    asked = bench.asked
     config = BenchmarkConfig.default(
-        devices=asked.devices,
+        devices=list(bench.names),
         warmup_runs=0,
         iterations=1,
         num_trials=1,
@@ -77,47 +77,29 @@ def main() -> int:
         profile_baseline=False,
     )
     published = TraceSet.from_path(asked.root)
-    trace_set, rows = prepare(published, asked, config)
-    if not rows:
+    trace_set, lines = prepare(published, asked, config)
+    if not lines:
         sys.exit("the set has nothing of what was asked for: widen --op-types and --definitions")
     with Benchmark(trace_set, config) as benchmark:
-        if benchmark.machine.kind == "cpu":
+        if bench.kind == "cpu":
             limit = int(asked.memory_gb * GIB)
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))  # sessions and workers inherit it
-            for row in rows.values():
-                row.forgiven = "TOO LARGE"
-        run(benchmark, rows)
-        devices = benchmark.machine.devices
-    print_summary(rows.values(), published)
-    wrong = sum(row.is_surprise for row in rows.values())
-    figure = Figure("published-failed", wrong, "", f"of {len(rows)}: {', '.join(asked.op_types or ['all'])}")
-    save(figure, asked, "sweep_published", devices)
-    return int(not show(figure))
+            for line in lines.values():
+                line.forgiven = "TOO LARGE"
+        run(benchmark, lines)
+    print_summary(lines.values(), published)
+    wrong = sum(line.is_surprise for line in lines.values())
+    yield Figure("published-failed", wrong, "", f"of {len(lines)}: {', '.join(asked.op_types or ['all'])}")
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("root", type=Path)
-    parser.add_argument("--devices", nargs="*")
-    parser.add_argument("--definitions", nargs="*")
-    parser.add_argument("--op-types", nargs="*", help="only these, in this order")
-    parser.add_argument("--workloads", type=int, default=1, help="most of a definition, from small to large; 0: all")
-    parser.add_argument("--published-only", action="store_true", help="make up no workloads")
-    text = "the reference as it stands; that and a solution that fills its outputs; those and the faulty ones"
-    parser.add_argument("--solutions", choices=["value", "honest", "all"], default="honest", help=text)
-    parser.add_argument("--memory-gb", type=float, default=16.0)
-    parser.add_argument("--timeout", type=float, default=300.0)
-    add_saving(parser)
-    return parser.parse_args()
-
-
-def prepare(published: TraceSet, asked: argparse.Namespace, config: BenchmarkConfig) -> tuple[TraceSet, dict[str, Row]]:
+def prepare(
+    published: TraceSet, asked: argparse.Namespace, config: BenchmarkConfig
+) -> tuple[TraceSet, dict[str, Line]]:
     """Choose definitions and workloads, and pack references; return the set, and the rows by solution and workload."""
     chosen = [published.definitions[name] for name in asked.definitions or published.definitions]
     if asked.op_types is not None:
         chosen = [one for op_type in asked.op_types for one in chosen if one.op_type == op_type]
-    named = {definition.name: definition for definition in chosen}
+    named = {definition.name: definition for definition in chosen[: 2 if asked.small else None]}
     trace_set, rows = TraceSet(root=asked.root, definitions=named), {}
     for name, definition in named.items():
         solutions = list(solutions_of(definition, asked.solutions))
@@ -128,7 +110,7 @@ def prepare(published: TraceSet, asked: argparse.Namespace, config: BenchmarkCon
                 expected = (
                     "MISSING BLOB" if kind == "missing" else deserved_verdict(definition, config, solution, fault)
                 )
-                row = Row(definition, solution.name.split("__", 1)[1], kind, workload.uuid, megabytes, expected)
+                row = Line(definition, solution.name.split("__", 1)[1], kind, workload.uuid, megabytes, expected)
                 row.verdict = "TOO LARGE" if too_large else row.verdict
                 rows[f"{solution.name} {workload.uuid}"] = row
             if not too_large:
@@ -173,7 +155,7 @@ def deserved_verdict(definition: Definition, config: BenchmarkConfig, solution: 
     return expected_status(style, None if by_ratio and fault in RATIO_FORGIVES else fault)
 
 
-def run(benchmark: Benchmark, rows: dict[str, Row]) -> None:
+def run(benchmark: Benchmark, rows: dict[str, Line]) -> None:
     """Judge the jobs, and note what the plan leaves out; an interrupted sweep keeps what it has."""
     plan = benchmark.plan()
     planned = {f"{job.solution.name} {job.workload.uuid}" for job in plan.jobs}
@@ -203,10 +185,10 @@ def classify(message: str) -> str:
     return "MISSING BLOB" if "blob" in message and "is not there" in message else "FAULT"
 
 
-def print_summary(rows: Iterable[Row], published: TraceSet) -> None:
+def print_summary(rows: Iterable[Line], published: TraceSet) -> None:
     """Print the number of verdicts of each op type."""
     print(f"\n{'op type':14} {'jobs':>6} {'unexpected':>11}  verdicts")
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[Line]] = {}
     for row in rows:
         groups.setdefault(row.definition.op_type, []).append(row)
     for op_type, found in groups.items():
@@ -214,6 +196,24 @@ def print_summary(rows: Iterable[Row], published: TraceSet) -> None:
         print(f"{op_type:14} {len(found):6} {sum(one.is_surprise for one in found):11}  {counts}")
     for name in published.workloads.keys() - published.definitions.keys():
         print(f"not run: workloads of {name}, a definition that the set does not have")
+
+
+ROWS: Final = {"published": Row(take_published)}
+
+
+def main() -> int:
+    """Take the row."""
+    parser = make_parser(__doc__ or "", ROWS)
+    parser.add_argument("root", type=Path)
+    parser.add_argument("--definitions", nargs="*")
+    parser.add_argument("--op-types", nargs="*", help="only these, in this order")
+    parser.add_argument("--workloads", type=int, default=1, help="most of a definition, from small to large; 0: all")
+    parser.add_argument("--published-only", action="store_true", help="make up no workloads")
+    text = "the reference as it stands; that and a solution that fills its outputs; those and the faulty ones"
+    parser.add_argument("--solutions", choices=["value", "honest", "all"], default="honest", help=text)
+    parser.add_argument("--memory-gb", type=float, default=16.0)
+    parser.add_argument("--timeout", type=float, default=300.0)
+    return run_rows(ROWS, parser.parse_args(), "sweep_published")
 
 
 if __name__ == "__main__":

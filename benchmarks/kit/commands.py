@@ -76,16 +76,15 @@ class Command:
         return ([self.error] if self.error else []) + ([] if seen else ["no verdicts"]) + odd
 
 
-def run_set(root: Path, *flags: str, cache: Path | None = None, checkout: Path = CHECKOUT) -> Command:
+def run_set(root: Path, *flags: str, cache: Path | None = None) -> Command:
     """Run a set with the command line; nothing is saved.
 
     Args:
         root: the set.
         flags: further flags of `run`.
         cache: folder for builds and baselines (default: the one of this user).
-        checkout: the checkout whose command line is run.
     """
-    environment = dict(os.environ) | {"PYTHONPATH": str(checkout)}
+    environment = dict(os.environ) | {"PYTHONPATH": str(CHECKOUT)}
     environment |= {"FIB_CACHE_PATH": str(cache)} if cache is not None else {}
     command = [sys.executable, "-m", "flashinfer_bench", "run", "--local", str(root), "--no-save-results"]
     first_s, tail = None, ""
@@ -93,7 +92,7 @@ def run_set(root: Path, *flags: str, cache: Path | None = None, checkout: Path =
         begin_s = time.monotonic()
         process = subprocess.Popen(
             [*command, "--format", "json", *flags],
-            cwd=checkout,
+            cwd=CHECKOUT,
             env=environment,
             stdout=stdout,
             stderr=subprocess.PIPE,

@@ -125,14 +125,9 @@ def make_parser(doc: str, rows: dict[str, Row]) -> argparse.ArgumentParser:
     parser.add_argument("--devices", "--device", nargs="+", metavar="N", help="GPUs by number, or cpu (default: all)")
     parser.add_argument("--small", action="store_true", help="tiny sizes; verdicts are held, figures are not kept")
     parser.add_argument("--no-goals", action="store_true", help="exit with 0 even if a goal is missed")
-    add_saving(parser)
-    return parser
-
-
-def add_saving(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say where figures go."""
     parser.add_argument("--no-save", action="store_true", help="append no lines to benchmarks/results/")
     parser.add_argument("--output", type=Path, metavar="FILE", help="append the lines to this file instead")
+    return parser
 
 
 def run_rows(rows: dict[str, Row], asked: argparse.Namespace, script: str) -> int:

@@ -167,7 +167,7 @@ class Output(NamedTuple):
     root: Path | None
     """The folder of the trace set around it; None outside of sets. Links are followed only outside of sets."""
 
-    def write(self, text: str, hint: str = "") -> None:
+    def write(self, text: str | bytes, hint: str = "") -> None:
         """Write the file completely or not at all.
 
         Raises:

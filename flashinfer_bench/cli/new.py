@@ -7,8 +7,6 @@ import os
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +17,7 @@ from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.cli.parser import EXIT_CODES, PROGRAM, Parser, add_flags, add_format, add_local
 from flashinfer_bench.cli.tables import write_result
 from flashinfer_bench.data import Definition, LoadIssue, TraceSet
-from flashinfer_bench.data.annotations import describe_missing, make_parts, read_annotations
+from flashinfer_bench.data.annotations import make_parts
 from flashinfer_bench.data.issue import Location
 from flashinfer_bench.data.solution import SupportedLanguages
 from flashinfer_bench.data.store.dialects import MOST_SOURCE_BYTES
@@ -146,36 +144,17 @@ def _read_reference(args: Namespace) -> dict[str, Any]:
     Raises:
         UsageError: the file cannot be read, or annotations are missing or wrong.
     """
-    path = Path(args.reference)
-    with _naming(path):
-        source = read_whole(path, MOST_SOURCE_BYTES).decode("utf-8")
-        found = read_annotations(source)
-    slots = [*found.inputs.items(), *(("return", text) for text in found.outputs)]
-    missing = [name for name, text in slots if text is None]
-    if missing and not sys.stdin.isatty():
-        raise UsageError("\n".join(f"{path}: {line}" for line in describe_missing(missing)))
-    texts = [_ask(name) if text is None else text for name, text in slots]
-    count = len(found.inputs)
-    with _naming(path):
-        parts = make_parts(dict(zip(found.inputs, texts[:count], strict=True)), texts[count:])
-    described = {"description": found.description} if found.description else {}
-    return {"name": args.name, "op_type": args.op_type, **described, **parts, "reference": source}
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Turn an error about a file into a UsageError that names the file."""
     try:
-        yield
+        source = read_whole(Path(args.reference), MOST_SOURCE_BYTES).decode("utf-8")
+        parts = make_parts(source, _ask if sys.stdin.isatty() else None)
     except (OSError, ValueError) as error:  # UnicodeDecodeError is a ValueError
         lines = str(getattr(error, "strerror", None) or error).splitlines()
-        raise UsageError("\n".join(f"{path}: {line}" for line in lines)) from error
+        raise UsageError("\n".join(f"{args.reference}: {line}" for line in lines)) from error
+    return {"name": args.name, "op_type": args.op_type, **parts, "reference": source}
 
 
-def _ask(name: str) -> str:
-    """Ask for the shape and dtype of a parameter, or of what run returns."""
-    (line,) = describe_missing([name])
-    write_err(line.replace("write", "such as"))
+def _ask(missing: str) -> str:
+    write_err(missing.replace("write", "such as"))
     return sys.stdin.readline().strip().strip("\"'")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -14,10 +15,9 @@ from flashinfer_bench.data import Definition, Trace, Workload
 from flashinfer_bench.data.check import SHOWN_KEYS, Tensors, read_tensors, why_unfit
 from flashinfer_bench.data.generated import make_workloads
 from flashinfer_bench.data.names import did_you_mean
-from flashinfer_bench.data.store.jsonl import append_lines, check_append, write_whole
-from flashinfer_bench.data.store.layout import WORKLOADS, blob_path, workloads_path
-from flashinfer_bench.data.store.read import find_foreign
-from flashinfer_bench.errors import DataSetError, Fault, UsageError
+from flashinfer_bench.data.store.jsonl import append_lines
+from flashinfer_bench.data.store.layout import blob_path, workloads_path
+from flashinfer_bench.errors import DataSetError, UsageError
 
 FORMS: Final = "write NAME=FILE.safetensors[:KEY], NAME=NUMBER, NAME=random or NAME=custom"
 
@@ -36,16 +36,16 @@ def add_workloads(args: Namespace) -> tuple[list[str], list[str]]:
 
     Raises:
         UsageError: a flag does not fit the definition or a file.
-        DataSetError: the set has the workloads already, or a file of the set is in the way.
+        DataSetError: the set has the workloads already, or a file cannot be written.
     """
     root = Path(args.local)
     trace_set = open_trace_set(Namespace(local=[args.local], quiet=True))
     refuse_unknown(("definition", [args.name], trace_set.definitions))
     definition = trace_set.definitions[args.name]
     plain, stored = _read_inputs(definition, args.input)
-    blobs = {one.file: _path_in_set(root, definition, one.file) for one in stored.values()}
+    blobs = {one.file: _find_blob(root, definition, one.file) for one in stored.values()}
     files = {
-        name: {"type": "safetensors", "path": str(blobs[one.file]), "tensor_key": one.key}
+        name: {"type": "safetensors", "path": str(blobs[one.file][0]), "tensor_key": one.key}
         for name, one in stored.items()
     }
     sizes = _sizes_of_files(definition, stored) | read_sizes(args.axis)
@@ -60,13 +60,12 @@ def add_workloads(args: Namespace) -> tuple[list[str], list[str]]:
     fresh = [_named(one, names) for one in made if one.digest() not in known]
     if not fresh:
         raise DataSetError(f"{root} has such workloads of {definition.name} already; nothing was written")
-    target = _workloads_file(root, definition)
-    find_output(target, args)
-    check_append(target, root)
-    written = [root / path for file, path in blobs.items() if _store(root, file, root / path)]
-    lines = [Trace(definition=definition.name, workload=one).to_json() for one in fresh]
-    append_lines(target, lines, root=root)
-    return [str(file) for file in (*written, target)], [one.uuid for one in fresh]
+    target = workloads_path(root, op_type=definition.op_type, definition=definition.name)
+    written = {root / path: content for path, content in blobs.values() if not (root / path).exists()}
+    for file, content in written.items():
+        find_output(file, args).write(content)
+    append_lines(target, [Trace(definition=definition.name, workload=one).to_json() for one in fresh], root=root)
+    return [*map(str, written), str(target)], [one.uuid for one in fresh]
 
 
 def _named(workload: Workload, taken: set[str]) -> Workload:
@@ -128,35 +127,10 @@ def _sizes_of_files(definition: Definition, stored: dict[str, StoredInput]) -> d
     return sizes
 
 
-def _path_in_set(root: Path, definition: Definition, file: Path) -> Path:
-    """Return the path of a blob below the root: its own, or that of its copy."""
-    whole, folder = file.resolve(), root.resolve()
+def _find_blob(root: Path, definition: Definition, file: Path) -> tuple[Path, bytes]:
+    """Return the path of a file below the root, its own or that of a copy, and its content."""
+    content, whole, folder = file.read_bytes(), file.resolve(), root.resolve()
     if whole.is_relative_to(folder):
-        return whole.relative_to(folder)
-    return blob_path(Path(), op_type=definition.op_type, definition=definition.name, uuid=file.stem)
-
-
-def _store(root: Path, file: Path, target: Path) -> bool:
-    """Copy a file into the set; return whether it was not there.
-
-    Raises:
-        DataSetError: another file is in the way.
-        Fault: the file cannot be copied.
-    """
-    try:
-        content = file.read_bytes()
-        if target.exists():
-            if target.read_bytes() != content:
-                raise DataSetError(f"{target} is there already, with other content; rename {file}")
-            return False
-        write_whole(target, content, root=root)
-    except OSError as error:
-        raise Fault(f"{target} cannot be written: {error.strerror or error}") from error
-    return True
-
-
-def _workloads_file(root: Path, definition: Definition) -> Path:
-    """Return the file of a definition's workloads, which in a foreign layout is next to the definition."""
-    beside = (one.file for one in find_foreign(root)[WORKLOADS] if one.definition == definition.name)
-    own = workloads_path(root, op_type=definition.op_type, definition=definition.name)
-    return next((file for file in beside if file.suffix == ".jsonl"), own)
+        return whole.relative_to(folder), content
+    name = f"{file.stem}_{sha256(content).hexdigest()[:8]}"  # another file of this name may be there
+    return blob_path(Path(), op_type=definition.op_type, definition=definition.name, uuid=name), content

@@ -71,7 +71,7 @@ SHOWN_DEVICES: Final = 8
 NO_VERDICT: Final = "no verdict"
 NO_FAILED_CALL: Final = frozenset({EvaluationStatus.PASSED, EvaluationStatus.COMPILE_ERROR})
 EDITED_CALL_S, WATCHED_CALL_S = 20.0, 5.0
-"""`call_timeout_seconds` of `run --solution`, --watch and --quick, so that a hanging call costs only seconds."""
+"""`call_timeout_seconds` of `run --solution` and `repro`, and of --watch and --quick, so that a hang costs seconds."""
 POLL_EVERY_S: Final = 0.05
 """Seconds between two checks of the files. It delays the verdict after a save."""
 Stamp = dict[str, tuple[int, int]]

@@ -5,6 +5,7 @@ If a solution fails and such a program fails in the same way, the machine is at 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -26,8 +27,8 @@ class KnownGood:
     """Name of its one source file."""
     source: str
     binding: str | None = None
-    words: tuple[str, ...] = ()
-    """A solution in Python is compiled in this way if its sources have one of these words; without words, always."""
+    words: str = ""
+    """A pattern. A solution in Python is compiled in this way if its sources match; the empty pattern always does."""
 
     @property
     def needs_gpu(self) -> bool:
@@ -163,9 +164,9 @@ PROGRAMS: Final = (
     KnownGood("CUDA with the binding tvm-ffi", "cuda", "main.cu", TVM_FFI_CUDA, "tvm-ffi"),
     KnownGood("CUDA with the binding torch", "cuda", "main.cu", TORCH_CUDA, "torch"),
     KnownGood("Python that loads a library", "python", "loaded.py", LOADED),
-    KnownGood("torch.compile", "python", "inductor.py", INDUCTOR, words=("torch.compile", "inductor")),
-    KnownGood("torch.utils.cpp_extension", "python", "inline.py", INLINE, words=("cpp_extension", "flashinfer")),
-    KnownGood("Triton", "triton", "kernel.py", TRITON, words=("triton",)),
+    KnownGood("torch.compile", "python", "inductor.py", INDUCTOR, words=r"torch\.compile|inductor"),
+    KnownGood("torch.utils.cpp_extension", "python", "inline.py", INLINE, words="cpp_extension|flashinfer(?!_bench)"),
+    KnownGood("Triton", "triton", "kernel.py", TRITON, words="triton"),
 )
 """Faster Python programs come first."""
 
@@ -195,6 +196,4 @@ def programs_like(language: str, binding: str, sources: Iterable[str]) -> list[K
     """
     text = "\n".join(sources)
     ahead = [one for one in PROGRAMS if one.binding is not None and (one.language, one.binding) == (language, binding)]
-    return ahead or [
-        one for one in PROGRAMS if one.binding is None and (not one.words or any(word in text for word in one.words))
-    ]
+    return ahead or [one for one in PROGRAMS if one.binding is None and re.search(one.words, text)]

@@ -32,6 +32,8 @@ def test_layers_are_kept_by_copies_and_defaults_of_a_command_lie_below_the_users
         assert (found.iterations, found.warmup_runs, found.rtol, found.extra) == (5, 3, 0.1, {"a": 1, "b": 2})
         origins = {"warmup_runs": "compare", "atol": "default", "rtol": "override: op_type_config.some-op"}
         assert origins.items() <= found.origins.items()
+    above = lower.with_overrides(rtol=0.7)  # a later source beats each section before it
+    assert (above.resolve_eval_config(wanted).rtol, above.definition_config["d"].rtol) == (0.7, None)
     plain = lower.resolve_eval_config(wanted)
     for more, is_equal in (({}, True), ({"iterations": 6}, False)):
         top = lower.with_overrides(**more)

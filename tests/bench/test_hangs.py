@@ -33,7 +33,7 @@ COMPILES = {
     for name, code in {"child": CHILD, "writes": WRITES, "library": LIBRARY}.items()
     for indented in ["\n".join(f"        {line}" for line in code.splitlines())]
 }
-SLEEPS = "import time\nn = []\ndef run(x):\n    n.append(x)\n    time.sleep(0.7 * (len(n) < 5))\n    return x * 2\n"
+SLEEPS = "import time\nn = []\ndef run(x):\n    n.append(x)\n    time.sleep(0.7 * (len(n) < 4))\n    return x * 2\n"
 SLOW = {"slow_after_import": f"{CHILD}\n{SLEEPS}", "slow": SLEEPS, "right": HONEST}
 
 

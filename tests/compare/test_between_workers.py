@@ -1,10 +1,8 @@
 """Intervals that hold for the next worker, and what is learned of the spread between workers."""
 
 import json
-from itertools import combinations
 from math import exp, log
 from random import Random
-from statistics import median
 
 import pytest
 
@@ -12,13 +10,11 @@ from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.spread_file import SpreadFile
 from flashinfer_bench.timing.between_workers import (
     default_spread,
-    interval_of_workers,
     is_noisy,
     learned_spread,
     report_of_workers,
     report_with_spread,
     sum_squares,
-    widened_interval,
 )
 
 CPU, GPU = default_spread("cpu"), default_spread("cuda")
@@ -55,19 +51,6 @@ def test_several_workers_have_students_interval():
     )
 
 
-@pytest.mark.parametrize("spread", [0.003, 0.1])
-def test_drawn_latencies_of_equal_code_have_intervals_that_meet(spread):
-    random = Random(1)
-    drawn = [[[exp(random.gauss(0, spread)) for _ in range(3)] for _ in range(12)] for _ in range(16)]
-    known = learned_spread("cpu", *sum_squares([group for groups in drawn[:4] for group in groups]))
-    for interval in (interval_of_workers, lambda group: widened_interval(group[0], None, known)):
-        spans = [[interval(group) for group in groups] for groups in drawn]
-        apart = [a[1] < b[0] or b[1] < a[0] for groups in spans for a, b in combinations(groups, 2)]
-        assert sum(apart) / len(apart) <= 0.05
-        halves = [(high - low) / (high + low) for groups in spans for low, high in groups]
-        assert median(halves) < 4.5 * spread  # not by being as wide as one likes
-
-
 def test_blocks_of_one_trial_teach_intervals_that_hold_jobs_of_three():
     random = Random(5)
 
@@ -76,7 +59,9 @@ def test_blocks_of_one_trial_teach_intervals_that_hold_jobs_of_three():
         return exp(between + sum(random.gauss(0, 0.02) for _ in range(trials)) / trials)
 
     spread = learned_spread("cpu", *sum_squares([[time_of_worker(1) for _ in range(8)] for _ in range(20)]))
-    assert sum(abs(log(time_of_worker(3))) <= spread.half for _ in range(1000)) >= 950
+    held = {trials: sum(abs(log(time_of_worker(trials))) <= spread.half for _ in range(1000)) for trials in (3, 1)}
+    assert held[3] >= 950
+    assert held[1] <= 980  # it is no wider than it has to be
     assert CPU.share / 2 < learned_spread("cpu", 0.0, 1.0).share < CPU.share  # few workers were lucky
 
 

@@ -35,13 +35,11 @@ def name_of(pid):
         return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
-@pytest.mark.parametrize("jobs", [3])
-def test_no_more_compilers_run_than_are_allowed_and_a_lone_solution_uses_all(tmp_path, jobs):
+def test_no_more_compilers_run_than_are_allowed_and_a_lone_solution_uses_all(tmp_path):
     lone, counts = make_native(headers={f"unit{number}.cpp": "" for number in range(5)}), []
+    toolchain = pretend_compiler(tmp_path, action="sleep 0.2")
     for solutions in ([make_sized(number) for number in range(5)], [lone]):
-        with BuildPool(
-            tmp_path / "cache", jobs=jobs, toolchain=pretend_compiler(tmp_path, action="sleep 0.2")
-        ) as build_pool:
+        with BuildPool(tmp_path / "cache", jobs=3, toolchain=toolchain) as build_pool:
             build_pool.add(solutions)
             most = 0
             while build_pool.open_builds:
@@ -50,21 +48,20 @@ def test_no_more_compilers_run_than_are_allowed_and_a_lone_solution_uses_all(tmp
                 time.sleep(0.01)
                 build_pool.poll()
         counts.append(most)
-    assert counts == [jobs, jobs]
+    assert counts == [3, 3]
 
 
 NAMES = [make_native("one"), make_native("two", author="bob"), make_native("three", definition="other")]
 
 
-@pytest.mark.parametrize("jobs", [3])
-def test_the_same_sources_under_several_names_are_compiled_once_in_this_run_and_the_next(tmp_path, runs, jobs):
-    built = build_all(tmp_path / "good", NAMES, jobs)
+def test_the_same_sources_under_several_names_are_compiled_once_in_this_run_and_the_next(tmp_path, runs):
+    built = build_all(tmp_path / "good", NAMES, jobs=3)
     assert {one.solution.name for one in built} == {"one", "two", "three"}
     assert len({one.artifact for one in built}) == len(runs.sources) == 1
     action = 'case "$*" in *main.cpp*) echo "main.cpp:1: error: no" >&2; exit 1;; esac'
     toolchain = pretend_compiler(tmp_path, action=action)
     for _ in range(2):
-        with BuildPool(tmp_path / "cache", jobs=jobs, toolchain=toolchain) as build_pool:
+        with BuildPool(tmp_path / "cache", jobs=3, toolchain=toolchain) as build_pool:
             built = list(build_pool.build_all(NAMES))
             build_pool.add(NAMES)
             assert build_pool.open_builds == 0

@@ -2,10 +2,10 @@
 
     <cache>/baselines/<digest of the keys>.json        one reference on one workload
 
-A file holds the reference's latency with its record, and the keys under which it was measured
-(`session/reference_timing.py` makes them). It never holds inputs or expected outputs, which depend on secrets. Sessions
-write the files. Workers in a sandbox cannot reach the folder. Without a sandbox the cache is off. A foreign, damaged,
-large or mismatched file counts as missing, and the reference is timed again.
+A file holds the reference's latency with its record, and the keys under which the latency was measured.
+`session/reference_timing.py` makes the keys. A file never holds inputs or expected outputs, which depend on secrets.
+Sessions write the files. Workers in a sandbox cannot reach the folder. Without a sandbox the cache is off. If a file is
+damaged, too large, or does not fit its name, it counts as missing, and the reference is timed again.
 """
 
 from __future__ import annotations
@@ -26,33 +26,34 @@ from flashinfer_bench.timing.measurement import Count, Words
 
 FOLDER: Final = "baselines"
 MOST_BYTES: Final = 64 << 10
-"""Most bytes of a file. Usual files have about 2 kB."""
+"""Largest size of a file in bytes. Usual files have about 2 kB."""
 TIMES_MS: Final = ("mean_ms", "min_ms", "q25_ms", "median_ms", "q75_ms", "max_ms")
 """Fields of a record that include the launch gap."""
 KEPT_FIELDS: Final = """
 method cache_state stop calls trials samples std_ms interval95_ms launch launch_reason fallback busy_ms operations
 launch_gap_ns precision precision_reached flags
 """
-"""Further fields of a record that are stored. Other fields describe the moment, such as the GPU's power."""
+"""Further fields of a record that are stored. All other fields are dropped. They describe the moment of the
+measurement, such as the GPU's power."""
 
 Latency = Annotated[float, Field(gt=0, le=1e9)]
 
 
 class KeptBaseline(BaseModel):
-    """One file."""
+    """Content of one file."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     format: Literal[1] = 1
     """Version of the file's form: 1 is the first."""
     marks: dict[str, str]
-    """The keys."""
+    """The keys under which the latency was measured."""
     sm_mhz: Count | None = None
-    """SM clock in MHz under a short load, before the run's first job. It shows locked clocks."""
+    """SM clock in MHz under a short load, before the run's first job. A locked clock shows only here."""
     definition: Words
-    """Its name, for people. The keys have its digest."""
+    """The definition's name, for people. The keys contain the definition's digest."""
     workload: Words
-    """Its uuid, for people."""
+    """The workload's uuid, for people."""
     hardware: Words
     taken: Words
     """Time of the measurement: ISO 8601 in UTC."""
@@ -70,7 +71,7 @@ class KeptBaseline(BaseModel):
 
 
 class KeptFile(NamedTuple):
-    """One entry of the folder."""
+    """One file of the folder, usable or not."""
 
     path: Path
     size_bytes: int
@@ -95,7 +96,7 @@ class BaselineCache:
         return self.folder / f"{digest_of(dict(keys))}.json"
 
     def read(self, keys: Mapping[str, str]) -> KeptBaseline | None:
-        """Return the baseline with these keys; None if there is no usable file. This counts as a use."""
+        """Return the baseline with these keys; None if there is no usable file. Update the file's time of last use."""
         kept = self._read_file(self.path_of(keys))
         if kept is not None:
             with suppress(OSError):  # a read-only cache still works for reading
@@ -105,7 +106,7 @@ class BaselineCache:
     def write(self, kept: KeptBaseline) -> None:
         """Store a baseline, replacing an older one, if the folder is writable."""
         path = self.path_of(kept.marks)
-        staged = path.with_suffix(".new")  # if two processes write at once, the result is at worst unusable
+        staged = path.with_suffix(".new")  # if two processes write at once, the result is at worst a damaged file
         with suppress(OSError):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with os.fdopen(open_new(staged, 0o600), "w", encoding="utf-8") as handle:
@@ -120,7 +121,7 @@ class BaselineCache:
         """Return the entries of the folder, latest use first."""
         found = []
         for path in self._paths():
-            with suppress(OSError):  # it is being removed
+            with suppress(OSError):  # another process has removed it
                 stat = path.lstat()
                 found.append(KeptFile(path, stat.st_size, stat.st_mtime, self._read_file(path)))
         return sorted(found, key=lambda one: -one.last_used_s)

@@ -3,16 +3,16 @@
 The session and all processes below it hold the write end of a pipe, the lifeline, and never write to it. When its read
 end reports the end of the stream, all processes of the session have ended.
 
-The loop over the devices gives batches to slots and reads frames. A slot can run a device session. It is a device of
-this machine (`LocalSlots`) or a device of a cluster's node (`cluster.Cluster`). A table of slots has
+The scheduler's loop gives batches to slots and reads frames. A slot can run one device session, on a device of this
+machine (`LocalSlots`) or of a cluster's node (`cluster.Cluster`). A table of slots has these members:
 
     devices         the devices of all usable slots
     least_shares    least number of shares of the work, so that a slot that joins later gets a part
-    expects_more    whether a slot may join soon; a loop that has lost all slots waits for it
+    expects_more    whether a slot may join soon; if so, a loop that has lost all slots waits
     poll()          the slots that have joined since the last call; called often, never waits
     has(device)     whether a slot still exists
     lock(device, held)     keeps other runs off a device until `held` is closed; see `device_lock.ask_for_device`
-    open(device, session_config)     starts a session: a `SessionClient` or a `RemoteSession`. Only its `end` waits
+    open(device, session_config)     starts a session: a `SessionClient` or a `RemoteSession`. Only its `end` blocks
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ START_LIMIT_S: Final = 180.0
 CLOSE_LIMIT_S: Final = 3.0
 FORCE_LIMIT_S: Final = 30.0
 PHASE_GRACE_S = 120.0
-"""Seconds to wait beyond a phase's own limit, for comparing and reading blobs, before the session is lost."""
+"""Seconds beyond a phase's own limit after which the session counts as lost. Comparisons and reading blobs need time,
+too."""
 
 
 class SessionLost(Exception):
@@ -52,7 +53,7 @@ class SessionTimedOut(SessionLost):
 
 
 class SessionClient:
-    """One device session, from its start to its end. A start makes this process's memory unreadable for good.
+    """One device session, from its start to its end. The start hides this process's memory from other processes.
 
     Args:
         device: the session's device, and the only device that it sees.
@@ -67,7 +68,7 @@ class SessionClient:
         self._limit_s = START_LIMIT_S
         self._deadline = time.monotonic() + self._limit_s
         self.phase = "starting"
-        """The latest phase that it reported."""
+        """The phase that the session reported last."""
         self._sock, theirs = socket.socketpair()
         self._lifeline, lifeline_write = os.pipe()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
@@ -100,7 +101,7 @@ class SessionClient:
         self._send({"drop": True})
 
     def begin(self) -> None:
-        """Start the request that was sent. The previous request has all its answers."""
+        """Start the request that was sent. Call it only when the previous request has all its answers."""
         self._limit_s = START_LIMIT_S
         self._deadline = time.monotonic() + self._limit_s
         self.phase = "beginning a request"
@@ -114,7 +115,7 @@ class SessionClient:
         """Read once and yield each complete message. Call it when the descriptor is readable.
 
         Raises:
-            SessionLost: the session ended. The message has its last output.
+            SessionLost: the session ended. The error's message contains the session's last output.
         """
         try:
             self._reader.pump()
@@ -148,10 +149,10 @@ class SessionClient:
         if not self._process.wait(0.5 if self.is_ready else 0):
             self._process.kill()
         session = self._process.pid
-        # A session that was never forked holds nothing, and the fork server will close the lifeline.
+        # If the session was never forked, only the fork server has the lifeline, and closes it.
         is_over = wait([self._lifeline], CLOSE_LIMIT_S if session is not None else 0)
         if not is_over and session is not None:
-            for left in session_members([session])[session]:  # the fork server of workers, which adopts the rest
+            for left in session_members([session])[session]:  # the workers' fork server, parent of the rest
                 end_tree(left, FORCE_LIMIT_S)
         self._process.close()
         os.close(self._lifeline)
@@ -163,7 +164,7 @@ class SessionClient:
         return bool(self._unsent)
 
     def flush(self) -> None:
-        """Send all data that the session accepts, without waiting. Reading shows whether it has ended."""
+        """Send all data that the session accepts, without waiting. If the session has ended, `messages` reports it."""
         try:
             while self._unsent:
                 del self._unsent[: self._sock.send(self._unsent, socket.MSG_DONTWAIT)]
@@ -187,7 +188,7 @@ class SessionClient:
 
 @dataclass(frozen=True)
 class News:
-    """Changes since the last check."""
+    """Changes of the slots since the last `poll`."""
 
     joined: tuple[Device, ...] = ()
     """Devices of new slots."""

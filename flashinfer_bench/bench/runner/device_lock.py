@@ -52,14 +52,14 @@ def lock_device(device: Device, held: ExitStack, *, limit_s: float = WAIT_LIMIT_
 
 
 def ask_for_device(device: Device, held: ExitStack, *, limit_s: float = WAIT_LIMIT_S) -> Iterator[str | None]:
-    """Take a GPU's lock without waiting: yield None each time that another run holds it; end when this run holds it.
+    """Try to take a GPU's lock, without waiting. Yield None while another run holds it; end when this run holds it.
 
     A CPU has no lock. A message for the user is yielded once, before the first None.
 
     Args:
         device: the device.
         held: releases the lock when it is closed.
-        limit_s: seconds until it fails.
+        limit_s: seconds after which DeviceFault is raised.
 
     Raises:
         DeviceFault: the lock was not free in time.

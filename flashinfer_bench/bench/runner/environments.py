@@ -1,7 +1,7 @@
-"""The variables that reach a device session, its workers, and a solution in a worker.
+"""The environment variables that reach a device session, its workers, and a solution in a worker.
 
-A program that fills FlashInfer's folder of kernels gets the same compiler variables as a worker. With other compiler
-names the library would compile each kernel again.
+A program that fills FlashInfer's folder of kernels gets the same compiler variables as a worker. If the compilers'
+names differed, the library would compile each kernel again.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from flashinfer_bench.bench.machine import Device
 
 PACKAGE: Final = Path(__file__).parents[2]
 SECRET_MARKS: Final = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "API_KEY", "_KEY", "AUTH")
-"""Words of secret variables. A variable with one of these in its name does not reach a session or a worker."""
+"""Words in names of secret variables. A variable whose name contains one does not reach a session or a worker."""
 SECRET_VALUE: Final = re.compile(r"://[^/\s@]*:[^/\s@]*@")
-"""Matches values with a password in an address. These variables are secret, too."""
+"""Matches a value with a password in a URL. A variable with such a value is secret, too."""
 MOST_RECORDED: Final = 200
-"""Most characters of a value that a trace has."""
+"""Characters of a variable's value that a trace records. The rest is cut."""
 
 
 def _split(text: str) -> tuple[str, ...]:
@@ -35,12 +35,12 @@ CC CXX CUDACXX CUDAHOSTCXX PYTORCH_NVCC CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH 
 CUDA_PATH CUDNN_HOME CUDNN_PATH CUTLASS_PATH CUTE_DSL_LIBS NVCC_CCBIN NVCC_PREPEND_PATH TRITON_*_PATH
 FLASHINFER_CUBIN_DIR FLASHINFER_NVCC
 """)
-"""Variables of compilers whose values name programs, files and folders. Workers in a sandbox may read these. In this
-list and the lists below `*` stands for any characters."""
+"""Variables of compilers whose values name programs, files and folders. Workers in a sandbox may read the named files.
+In this list and the lists below `*` stands for any characters."""
 RECORDED: Final = _split("""
 CUBLAS_* CUBLASLT_* CUDNN_* NVIDIA_TF32_OVERRIDE PYTORCH_* TORCHINDUCTOR_* TORCHDYNAMO_* TRITON_*
 """)
-"""Settings that can change results of solutions and references. A trace has those that are set."""
+"""Settings that can change results of solutions and references. A trace records each of them that is set."""
 SETTINGS: Final = _split("""
 PATH LANG LC_ALL TZ MAX_JOBS CUDA_* NVCC_* NVIDIA_* CUPTI_* TORCH_* FLASHINFER_* TVM_* TILELANG_* CUTE_* CUTLASS_* DG_*
 NUMBA_* CUPY_* OMP_* KMP_* MKL_* OPENBLAS_*
@@ -106,7 +106,9 @@ def library_folder(environment: Mapping[str, str], cache_root: Path) -> Path:
 def ahead_environment(
     environment: Mapping[str, str], device: Device, cache_root: Path, *, for_sandbox: bool = False
 ) -> dict[str, str]:
-    """Return the environment of a program that calls solutions ahead: a session's, with a worker's compiler variables.
+    """Return the environment of a program that calls solutions before a run, so that their modules are compiled.
+
+    It is a session's environment with a worker's compiler variables.
 
     Args:
         environment: the user's environment.

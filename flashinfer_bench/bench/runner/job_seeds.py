@@ -1,8 +1,8 @@
 """The seed of each job, which decides all of its random inputs.
 
-Without a seed of the user, each job has its own secret seed, which is in no file before the job is over. Its trace
-carries it then, and `run --replay` makes the same inputs again. With the user's seed every job's seed follows from it.
-Such a run can be repeated, but a solution that knows the seed can predict its inputs.
+If the user gives no seed, each job has its own secret seed. No file contains that seed before the job is over. Then the
+job's trace records it, and `run --replay` makes the same inputs again. If the user gives a seed, every job's seed is
+derived from it. Such a run can be repeated, but a solution that knows the seed can predict its inputs.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class JobSeeds:
         self._run_seed = run_seed
         self._recorded = dict(recorded or {})
         self._secrets: dict[int, int] = {}
-        """Job index → secret. A solution that is judged again gets other inputs, since its trace contains the first
-        seed."""
+        """Job index → secret seed. If a solution is judged again, it gets a new secret, since the first is in its
+        trace."""
 
     def anew(self) -> JobSeeds:
-        """Return the seeds of another run of the same kind, with other secrets."""
+        """Return the seeds of another run: the same user's seed and recorded seeds, but new secret seeds."""
         return JobSeeds(self._run_seed, self._recorded)
 
     def of(self, job: Job) -> int:
@@ -69,7 +69,7 @@ def job_seed(run_seed: int, job: Job) -> int:
 
 
 def recorded_seeds(traces: Iterable[Trace]) -> tuple[int | None, dict[JobKey, int]]:
-    """Return the user's seed of the run that recorded some traces, or None, and each job's own seed otherwise.
+    """Return the user's seed of the run that recorded the traces; without it return None and each job's secret seed.
 
     A trace without a seed has no entry. Its job gets a new seed.
 

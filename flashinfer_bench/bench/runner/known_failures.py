@@ -1,7 +1,7 @@
 """Known failures: solutions and references that run out of time, and references that end every session.
 
-If a call of a solution ran out of time, its other jobs are skipped, since each would take as long. The session applies
-this to the jobs of its running request, and the host to all other jobs. No process is started here.
+If a call of a solution ran out of time, the solution's other jobs are skipped, since each would take as long. The
+session applies this rule to the jobs of its running request, and the host to all other jobs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from flashinfer_bench.bench.runner.protocol import REFERENCE_PHASE
 from flashinfer_bench.errors import RanOut
 
 TRIES: Final = 2
-"""Tries of a job whose session is lost, each in a new session. Then it is a fault."""
+"""Number of tries of a job whose session is lost, each in a new session. Then the job ends as a fault."""
 HANGS: Final = 2
-"""Workloads on which a reference ran out of time before its definition is abandoned."""
+"""Number of workloads on which a reference ran out of time, after which all jobs of its definition fail."""
 FIRST_CALLS: Final = 2
-"""Workloads on which a first call ran out of time before a solution's jobs are skipped. One call may have compiled."""
+"""Number of workloads on which a solution's first call ran out of time, after which its jobs are skipped. One such call
+may have spent the time compiling."""
 
 
 @dataclass
@@ -33,7 +34,7 @@ class HungSolutions:
     _reasons: dict[str, str] = field(default_factory=dict)
 
     def note(self, key: str, name: str, workload: str, ran_out: RanOut | None) -> None:
-        """Record in which call a solution's job ran out of time; None if it did not, or not in a call."""
+        """Record in which call a solution's job ran out of time. Do nothing if `ran_out` is None."""
         if ran_out == "call":
             self._reasons.setdefault(key, f"left out: a call of {name} ran out of time on workload {workload}")
         elif ran_out == "first call":
@@ -60,7 +61,8 @@ class KnownFailures:
         self.hung = HungSolutions()
         self._tries: Counter[int] = Counter()
         self._broken: dict[tuple[str, str], str] = {}
-        """(definition, workload) → why every session is lost in its reference."""
+        """(definition, workload) → why its reference cannot run: it ran out of time, or its session is lost each
+        time."""
         self._hung: defaultdict[str, set[str]] = defaultdict(set)
         """Definition → workloads on which its reference ran out of time."""
 
@@ -82,7 +84,7 @@ class KnownFailures:
         return JobFaulted(job, message, is_out_of_time=job.workload.uuid in hung or len(hung) >= HANGS)
 
     def may_retry(self, job: Job, message: str, phase: str) -> bool:
-        """Count a job whose session was lost in a phase; return whether it is tried again."""
+        """Count a lost session of a job; return whether the job is tried again. `phase` is the session's last phase."""
         self._tries[job.index] += 1
         if self._tries[job.index] < TRIES:
             return True

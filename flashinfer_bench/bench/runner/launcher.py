@@ -6,8 +6,8 @@ ends if the host is killed while torch loads. It uses no device. It ends with th
 first sessions import the judge themselves, while their workers start. Later sessions inherit it.
 
 A request is a frame {"environment", "folder"} with four descriptors: the session's socket, the lifeline, the file for
-its output, and a socket on which the server reports {"pid"}, then {"exit"}. If the host has closed its end of that
-socket by then, no session is forked.
+its output, and a socket on which the server reports {"pid"}, then {"exit"}. If the host closes its end of that socket
+before the fork, no session is forked.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FORCE_LIMIT_S: Final = 30.0
 IDLE_S: Final = 120.0
 """Seconds without a request or session after which a server ends."""
 DESCRIPTORS: Final = 4
-"""Descriptors of a request."""
+"""Number of file descriptors sent with a request."""
 
 Serve = Callable[[int], object]
 """Runs a session for the host on a descriptor, until the host closes its end."""
@@ -65,7 +65,7 @@ class Launcher:
     """The host's handle on one fork server.
 
     Args:
-        environment: its variables.
+        environment: the fork server's variables.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -93,12 +93,12 @@ class Launcher:
         Args:
             environment: the session's variables.
             sock: the session's end of the channel to its host.
-            lifeline: inherited by all processes below the session.
+            lifeline: write end of a pipe, which all processes below the session inherit.
             output: the file for its output.
         """
         ours, theirs = socket.socketpair()
         request = {"environment": dict(environment), "folder": str(Path.cwd())}
-        with theirs, suppress(OSError):  # it has ended: the session's channels close, which shows it
+        with theirs, suppress(OSError):  # if the server has ended, the session's channels close
             send_frame(self._sock, request, [sock, lifeline, output, theirs.fileno()])
         return LaunchedSession(self, ours)
 
@@ -216,8 +216,8 @@ class ForkServer:
     Args:
         host: source of requests.
         serve: runs a session.
-        import_more: imports modules for later sessions. It is not called before the first forks, since a user waits for
-            these.
+        import_more: imports modules for later sessions. It is not called before the first forks, because a user waits
+            for them.
     """
 
     def __init__(self, host: socket.socket, serve: Serve, import_more: Callable[[], object] = lambda: None) -> None:
@@ -246,7 +246,8 @@ class ForkServer:
             del self._fds[:DESCRIPTORS]
 
     def _start(self, request: dict[str, Any], host: int, lifeline: int, output: int, control: int) -> None:
-        """Fork a session, unless the host has closed its end of the report socket. The host sends nothing on it."""
+        """Fork a session, unless the host has closed its end of the report socket. The host never writes to that
+        socket, so it is readable only after it was closed."""
         reports, server = socket.socket(fileno=control), os.getpid()
         if is_readable(reports):
             reports.close()
@@ -258,7 +259,7 @@ class ForkServer:
                 self._become_session(request, server, host, lifeline, output)
             self._report(reports, {"pid": pid})
             self._sessions[pid] = reports
-            self._reap()  # it may have ended before it was recorded
+            self._reap()  # the session may have ended before it was recorded
         for fd in (host, lifeline, output):
             os.close(fd)
 

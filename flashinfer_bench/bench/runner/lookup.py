@@ -1,7 +1,7 @@
 """Finds the evaluator of each definition in a separate process, since the host imports neither torch nor plug-ins.
 
-So a broken plug-in is found before the run starts. The process (`base/isolated.py`) imports this module and calls
-`answer`:
+The lookup comes before the run, so that a broken plug-in is found first. The process (`base/isolated.py`) imports this
+module and calls `answer`:
 
     question  {"plug_ins": [PlugIn], "definitions": [Definition]}
     answer    {"found": EvaluatorLookup} or {"refused": reason}
@@ -31,7 +31,7 @@ from flashinfer_bench.data import Definition
 from flashinfer_bench.errors import ConfigError
 
 LOOKUP_LIMIT_S: Final = 180.0
-"""Seconds for importing torch and the plug-ins, and for choosing. Then the run is refused."""
+"""Seconds for importing torch and the plug-ins, and for choosing. After that the run is refused."""
 NO_DEVICE: Final = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
 """Variables of the process. A plug-in must not use a device during its import."""
 
@@ -43,7 +43,7 @@ class EvaluatorLookup:
     choices: Mapping[str, EvaluatorChoice] = field(default_factory=dict)
     """Definition → its evaluator."""
     failed: Mapping[str, str] = field(default_factory=dict)
-    """Definition → why its evaluator is unknown: an evaluator fails on it."""
+    """Definition → the error of an evaluator that was asked whether it judges the definition."""
     known: KnownParameters = field(default_factory=KnownParameters)
 
     def has_all(self, definitions: Iterable[Definition]) -> bool:
@@ -54,7 +54,8 @@ class EvaluatorLookup:
         """Check that each definition has an evaluator, and that the evaluator accepts the configuration's `extra`.
 
         Raises:
-            ConfigError: an evaluator fails on a definition, or keys or values of `extra` are wrong. All are listed.
+            ConfigError: an evaluator fails on a definition, or keys or values of `extra` are wrong. The message lists
+                all wrong keys and values.
         """
         reasons = [self.failed[item.name] for item in definitions if item.name in self.failed]
         if reasons:
@@ -86,7 +87,7 @@ def look_up_evaluators(
         definitions: the definitions.
         plug_ins: the evaluators besides the built-in evaluators.
         kind: the kind of device of the run.
-        keeps_server: this thread is about to start sessions. Their fork server imports torch meanwhile.
+        keeps_server: start the fork server of this thread's later sessions, so that it imports torch during the lookup.
         limit_s: most seconds for the lookup.
 
     Raises:

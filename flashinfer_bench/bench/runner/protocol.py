@@ -1,4 +1,6 @@
-"""The frames between the host and a device session. Both run our code, so the frames are trusted. They are JSON.
+"""The frames between the host and a device session.
+
+The frames are JSON. Both processes run our code, so the frames are trusted.
 
 host → session      {"config": SessionConfig}       once, first
                     {"request": SessionRequest}     jobs of one definition, grouped by solution; at most one request is
@@ -26,7 +28,7 @@ from flashinfer_bench.errors import RanOut
 from flashinfer_bench.timing.settings import USUAL, Assurance, TimingSettings
 
 REFERENCE_PHASE: Final = "reference"
-"""The reference runs and no worker holds a solution. If the session ends now, the reference has ended it."""
+"""The reference runs and no worker holds a solution. If the session ends in this phase, the reference has ended it."""
 EXPECTED_PHASE: Final = "expected"
 """The reference runs, and a worker can hold a solution."""
 
@@ -59,7 +61,7 @@ class SessionConfig(Frame):
     """Use of cached times of references: read and write, write only, or neither."""
     gpu_uuid: str | None = None
     gpu_index: int | None = None
-    """The GPU's number as CUDA counts GPUs by PCI address, which workers find faster; None to use its UUID."""
+    """The GPU's CUDA index in PCI bus order; None to use its UUID, which takes workers longer to find."""
     gpu_capability: tuple[int, int] | None = None
     """Its compute capability, such as (9, 0) for Hopper; None if it is unknown."""
     worker_memory_bytes: int | None
@@ -70,13 +72,13 @@ class SessionConfig(Frame):
     sandbox_user: str = "unchanged"
     """The user of a worker; see `sandbox.User`."""
     hidden: list[str] = []
-    """Folders that no worker reads, wherever they are."""
+    """Folders that no worker may read, even inside a readable folder."""
     sessions: int = 1
     """Number of sessions on GPUs of this machine, including this session."""
     compiles_ahead: bool = False
     """Modules are compiled before their solutions run. The host announces these solutions."""
     expects_new: bool = False
-    """Later solutions are still unknown. Some workers are kept for them."""
+    """Solutions may still be submitted. Some warm workers are kept for them."""
     plug_ins: list[PlugIn] = []
     """Evaluators from outside the package. The session imports them; workers do not."""
     tool: tuple[str, str] | None = None
@@ -145,7 +147,8 @@ class SessionReady(Frame):
 
 
 class Phase(Frame):
-    """The current activity of the session. After `limit_s` seconds the session counts as lost."""
+    """The current activity of the session. If `limit_s` and PHASE_GRACE_S seconds pass in silence, the session counts
+    as lost."""
 
     job: int
     name: str

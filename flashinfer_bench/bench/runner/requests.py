@@ -13,15 +13,15 @@ from flashinfer_bench.bench.runner.protocol import Announced, RequestedJob, Requ
 from flashinfer_bench.compile import BuildFault, BuildPool, Built
 
 ANNOUNCED_WORKLOADS: Final = 8
-"""Most workloads that are sent of an announced solution. Further workloads rarely need another module."""
+"""Largest number of workloads sent with an announced solution. Further workloads rarely need another module."""
 
 
 @dataclass
 class RequestMaker:
     """Makes the requests for batches.
 
-    A solution whose first call compiles modules for minutes can be announced ahead. The session of a run's only device
-    then compiles it during its measurements.
+    A solution whose first call compiles modules for minutes can be announced ahead. If the run has only one device, its
+    session compiles that solution while it measures other solutions.
     """
 
     build_pool: BuildPool
@@ -61,12 +61,12 @@ class RequestMaker:
         return request, [(job, broken[job.solution_key]) for job in jobs if job.solution_key in broken]
 
     def expect(self, jobs: Iterable[Job]) -> None:
-        """Add later jobs. Their solutions are announced if they have modules."""
+        """Add later jobs. Their solutions are announced if their first calls compile modules."""
         for job in jobs:
             self._later.setdefault(job.solution_key, []).append(job)
 
     def announce(self) -> list[Announced]:
-        """Return the built solutions that were not announced yet."""
+        """Return the later solutions that are built by now and compile modules. Each is returned only once."""
         ready = [key for key, jobs in self._later.items() if self.build_pool.is_ready(jobs[0].solution)]
         found = [self._later.pop(key) for key in ready]
         return [

@@ -1,7 +1,7 @@
-"""A session's metadata for samples: the launch gap of the machine, and the state of its GPU before and after.
+"""A session's metadata for samples: the launch overhead (`launch_gap_ns`), and the GPU's state before and after.
 
-The launch gap is measured in all contexts before the session loads a solution. It stays fixed for the whole run, so
-that all solutions have the same gap.
+The launch overhead is measured in the CUDA contexts of all processes before the session loads a solution. It stays
+fixed for the whole run, so that the same overhead is added for all solutions.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RunMetadata:
     def launch_gap_ns(self) -> int:
         """The median launch gap of the contexts before the first measurement; 0 if it is unknown.
 
-        Of two gaps it is the lower one, since contexts that start at the same time can lengthen a gap.
+        If two gaps are in the middle, the lower one is taken: contexts that start at the same time can lengthen a gap.
         """
         if self._gap_ns is None:
             self._gap_ns = median_low(self._gaps_ns) if self._gaps_ns else 0

@@ -5,12 +5,12 @@
     off      no sandbox: a worker has the file and network access of its user
 
 The parts: `files` (Landlock: a worker writes to its own folders and reads only necessary files), `calls` (the system
-call filter: no connections, no namespaces, no attributes of foreign files), `root` (started by root, a worker has no
-rights of root). The sandbox needs both files and calls, since either part alone can be bypassed.
+call filter: no connections, no namespaces, no attributes of foreign files), `root` (if root runs the engine, its
+workers have no rights of root). The sandbox needs both files and calls, since either part alone can be bypassed.
 
-bubblewrap replaces none of them. It starts a new program in its sandbox, while a worker is forked from a fork server
-that has torch in memory. Around the fork server it would give all workers of a session one view, in which each could
-write to the folders of other workers.
+bubblewrap replaces none of these parts. It starts a new program in its sandbox, while a worker is forked from a fork
+server that has torch in memory. A bubblewrap around the fork server would give all workers of a session one view of the
+files, in which each could write to the folders of other workers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SandboxSupport:
     filters_calls: bool
     is_root: bool
     reads_without_rights: bool
-    """Root could read the environment without its rights over files."""
+    """Root could read the Python environment even without the capabilities that override file permissions."""
     own_user_fails: str | None
     """Why root cannot give a worker its own user; None if it can."""
 
@@ -68,7 +68,7 @@ class Sandbox:
     """Part → why it is missing, and what access this leaves."""
     user: User = "unchanged"
     notes: tuple[str, ...] = ()
-    """Hints that are no gaps."""
+    """Messages about the sandbox other than its missing parts."""
 
     @property
     def is_sandboxed(self) -> bool:
@@ -118,7 +118,7 @@ def find_sandbox(level: Level, cache_root: Path, *, probe: Callable[[Path], Sand
 
 
 def read_support(cache_root: Path) -> SandboxSupport:
-    """Read the properties of the kernel, and the access to the environment."""
+    """Find what the kernel supports, and whether workers could read the Python environment."""
     is_root = os.geteuid() == 0
     return SandboxSupport(
         landlock_version=landlock.version(),

@@ -74,17 +74,18 @@ from flashinfer_bench.worker.arena import CudaMemoryError
 
 OUT_OF_MEMORY: Final = (torch.OutOfMemoryError, MemoryError, CudaMemoryError)
 LARGE_CACHE_BYTES: Final = 8 << 30
-"""Bytes of torch's unused memory above which it is freed before a solution runs, which may need it."""
+"""Bytes in torch's cache of unused memory above which the cache is freed before a solution runs."""
 KEPT_BYTES: Final = 4 << 30
 KEPT_SHARE: Final = 16
 """Prepared baselines hold at most KEPT_BYTES, and at most the device's memory divided by KEPT_SHARE. Further baselines
 are made again for their jobs."""
 LARGE_ARENA_BYTES: Final = 1 << 30
-"""Bytes of an arena above which it is freed before a request of another definition, whose reference may need memory."""
+"""Bytes of an arena above which the arena is freed before a request of another definition, whose reference may need the
+memory."""
 ROOMY_SHARE: Final = 0.75
 """Free share of the GPU's memory above which a solution is called while the previous worker still ends."""
 EXPECTED_WORKERS: Final = max(MOST_WARM.values()) + 2
-"""Workers announced to the pool: the reference's, the current job's, and the warm workers."""
+"""Number of workers announced to the pool: the reference's, the current job's, and the warm workers."""
 
 
 class KilledFault(Fault):
@@ -101,7 +102,7 @@ class DeviceSession:
     Args:
         session_config: the session's settings.
         pool: source of workers.
-        tools: tools of every kernel.
+        tools: the session's tools, which every kernel uses.
         report: sends a phase to the host.
         kept: cached times of references from earlier runs; None if the cache is off.
     """
@@ -136,7 +137,7 @@ class DeviceSession:
         """Key of the next job's worker; empty if it is unknown."""
 
     def close(self) -> None:
-        """Give the shared memory back."""
+        """Stop precompiling, and free the shared memory."""
         self._precompiler.close()
         self._arena.release()
 
@@ -144,7 +145,7 @@ class DeviceSession:
         """Compile the reference of a request.
 
         Raises:
-            WorkloadFault: it cannot be used.
+            WorkloadFault: the reference cannot be used.
         """
         before, request = self._request, self._context_of(sent)
         is_other = before is None or before.digest != request.digest
@@ -187,7 +188,8 @@ class DeviceSession:
         self._comes_next = keys[1] if len(keys) == 2 else ""
 
     def _find_new(self, coming: Sequence[tuple[RequestContext, RequestedJob]]) -> SolutionFiles | None:
-        """Return the first job's solution if it was not announced, and its compiled kernels need not be kept."""
+        """Return the first job's solution if a warm worker of an unknown solution may serve it; else None. Kernels that
+        it compiles there are not kept, so they must compile quickly."""
         for shared, requested in coming[:1] if self._session_config.expects_new else ():
             solution = shared.solutions[requested.solution]
             if solution.sources and not what_compiles(solution).is_long:
@@ -197,7 +199,7 @@ class DeviceSession:
     def _list_workers(
         self, request: RequestContext, coming: Sequence[tuple[RequestContext, RequestedJob]]
     ) -> list[SolutionFiles]:
-        """Return the files for the next workers. While a baseline is made, no worker holds a solution."""
+        """Return the files for the next workers, in the order in which jobs need them."""
         wanted: list[SolutionFiles] = []
         before = ""
         for at, (shared, requested) in enumerate(coming):
@@ -231,7 +233,8 @@ class DeviceSession:
         job.baseline = None
 
     def _find_broken(self, request: RequestContext, solution: RequestedSolution) -> SolutionFailure | None:
-        """Return why a solution was not built or loaded, if a worker for each job would not try again."""
+        """Return why a solution was not built or loaded; None if no failure is known, or if each job's own worker loads
+        it again."""
         if solution.build_error is not None:
             return SolutionFailure("COMPILE_ERROR", solution.build_error)
         return None if self._session_config.isolated else request.broken_loads.get(solution.digest)
@@ -243,7 +246,7 @@ class DeviceSession:
         self._release_arena()
 
     def prepare(self, request: RequestContext, requested: RequestedJob) -> None:
-        """Make a job's baseline and time the reference. No worker may hold a solution, which could disturb it.
+        """Make a job's baseline and time the reference. Call it only while no worker holds a solution.
 
         A failure is stored, and reported when the job itself runs.
         """
@@ -264,7 +267,7 @@ class DeviceSession:
     # One job.
 
     def run_job(self, request: RequestContext, requested: RequestedJob) -> JobResult | JobFault:
-        """Judge one job, and say what became of it."""
+        """Judge one job; return its result, or its fault."""
         job = request.open_job(requested)
         self._printed = ["", ""]
         key, digest = worker_key(job.solution, requested), job.solution.digest
@@ -312,9 +315,9 @@ class DeviceSession:
         return JobResult(outcome, "".join(self._printed), extra, ran_out)
 
     def _judge_in_workers(self, job: JobContext) -> JobOutcome:
-        """Judge the solution. Repeat once after a slow context, a signal that ended the worker, or too little memory.
+        """Judge the solution. Repeat this after a slow context, a signal that ended the worker, or too little memory.
 
-        The memory of the previous job may not have been free yet.
+        Memory may be missing because the previous job's memory was not free yet.
         """
         kills, killed, loads, was_full = count_memory_kills(), None, job.request.broken_loads, False
         while True:
@@ -339,7 +342,7 @@ class DeviceSession:
                         loads[job.solution.digest] = failure
                     raise failure from None
                 killed = latest
-            if was_full:  # the error held the job's tensors; it is gone now
+            if was_full:  # the error, which held the job's tensors, is gone now
                 gc.collect()
                 self._give_memory_back()
 
@@ -350,7 +353,7 @@ class DeviceSession:
             raise broken
         baseline = job.baseline or self._make_baseline(job, EXPECTED_PHASE)
         kernel = self._load(job, baseline)
-        if self._timer.forget_slow(job.key):  # its worker has the first fast context
+        if self._timer.forget_slow(job.key):  # the solution's worker has the first fast context
             raise SlowReference
         is_each_checked = not kernel.is_meaningful or not evaluator.judges_calls_alone
         verdict = self._check(job, kernel, baseline, slice(None if is_each_checked else 1))
@@ -441,7 +444,7 @@ class DeviceSession:
             self._styles[solution.digest] = style
 
     def _check(self, job: JobContext, kernel: RemoteKernel, expected: Baseline, trials: slice) -> Verdict:
-        """Call the solution on the inputs of some trials and compare its outputs with the expected ones."""
+        """Call the solution on the inputs of some trials and compare its outputs with the expected outputs."""
         inputs, outputs = expected.inputs[trials], expected.outputs[trials]
         return job.request.evaluator.check_correctness(
             job.request.definition, kernel, inputs, outputs, job.config, context=self._context(job)
@@ -475,7 +478,8 @@ class DeviceSession:
         )
 
     def _let_go(self) -> None:
-        """On a GPU, begin to end the worker if no later job needs it. Its end takes as long as the rest of the job."""
+        """On a GPU, begin to end the worker if the next job does not need it, so that it ends during the rest of this
+        job."""
         if self._is_gpu and (self._session_config.isolated or self._comes_next not in ("", self._serves)):
             self._take_output()
             self._pool.discard()
@@ -496,8 +500,8 @@ class DeviceSession:
 
         Args:
             worker: the worker that writes there next; None for a reference's worker.
-            size: bytes of its calls. If the last worker has not ended and both fit, the calls get separate memory until
-                they are timed.
+            size: bytes of a call. If the last worker has not ended and memory allows, the calls get separate memory
+                until they are timed.
         """
         if worker is self._holder:
             return
@@ -516,7 +520,7 @@ class DeviceSession:
         self._holder = None
 
     def _give_memory_back(self) -> None:
-        """Free the arena, the workers that map it, and torch's own cache."""
+        """End the workers that map the arena; free the arena and torch's cache."""
         self._pool.discard()
         self._pool.end_reference()
         self._release_arena()
@@ -543,7 +547,7 @@ class DeviceSession:
         self._printed[1] += self._pool.take_output()
 
     def _begin_check(self, job: JobContext) -> None:
-        """Keep the solution's output. Its worker ends before the machine is checked."""
+        """Keep the solution's output before its worker ends, and report the phase of the machine check."""
         self._take_output()
         self._report(Phase(job=job.requested.index, name="a program of ours", limit_s=BUILD_LIMIT_S + PROGRAM_S))
 
@@ -560,13 +564,13 @@ def describe_kills(job: str, first: WorkerKilled, second: WorkerKilled, memory_k
     """Return the failure of a solution whose worker was ended by a signal twice.
 
     Args:
-        job: its name.
+        job: the job's name, for the message.
         first: the first end.
         second: the second end, in a fresh worker.
         memory_kills: number of processes that the kernel has ended for want of memory since the job began.
 
     Raises:
-        KilledFault: the machine may have ended them.
+        KilledFault: the machine may have ended the workers.
     """
     if first.ended.over_machine or second.ended.over_machine:
         raise KilledFault(

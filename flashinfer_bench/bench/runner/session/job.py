@@ -51,7 +51,8 @@ AHEAD_BYTES: Final = 1 << 25
 """Milliseconds of the reference and bytes of a call's outputs below which expected outputs are computed while a worker
 runs. A worker should not wait for the reference, and the outputs of all compared calls stay in memory."""
 FIRST_CALLS: Final = 8
-"""The evaluator's own inputs go to one of this many calls, chosen at random, so that no solution knows the call."""
+"""The evaluator's own inputs go to one of the first FIRST_CALLS calls of a trial. The call is chosen at random, so that
+no solution knows it."""
 
 
 @dataclass
@@ -97,7 +98,8 @@ class RequestContext:
         return Reference.compile(self.definition)
 
     def find_fault(self, job: JobContext) -> JobFault | None:
-        """Return why a job can have no verdict, as far as this is known before it runs. No code is executed."""
+        """Return why a job can have no verdict, if that is known before the job runs. No code of the definition is
+        executed."""
         reference: Reference | None = vars(self).get("reference")
         broken = self.broken_workloads.get(job.workload.uuid, reference and reference.broken)
         left_out = self.hung.reason(job.requested.solution)
@@ -155,7 +157,7 @@ class JobContext:
         ]
 
     def vary_secretly(self, seed: int | None = None) -> Vary:
-        """Return a maker of contents for the calls of each trial.
+        """Return a function that makes the contents of a trial's calls.
 
         Args:
             seed: decides the contents, so that a run can be repeated; None draws a secret seed.
@@ -239,7 +241,7 @@ def plan_floor(
 
 
 def find_floor_ms(definition: Definition, workload: Workload, device: Any, claimed_ms: float) -> float:
-    """Return the least time in ms of a right call; 0 if it is unknown, or if it cannot exceed the reported latency.
+    """Return the least time of a correct call in ms; 0 if it is unknown, or if it cannot exceed the reported latency.
 
     Only inputs that are proven to be read whole (`read_whole.py`) count, minus the size of the L2: that many bytes may
     be cached before a call, in spite of a flush. Outputs may stay in the L2.

@@ -1,12 +1,11 @@
 """Judges calls besides the evaluator's own calls: timed calls, and calls on inputs of stress cases.
 
-A latency is only as good as the timed calls against which it was checked. A solution that computes only the sampled
-calls could report any latency for calls outside the chain. So if the reference is slow, calls of the chain and the
-batch are compared first. If it is too slow for these, the latency is not confirmed. The evaluator's own comparison is
-used.
+A chain or a batch confirms a latency only if its calls did their work. A solution could compute the sampled calls only,
+and skip the work of the chain. So if the reference is slow, calls of the chain and the batch are compared first. If the
+reference is too slow even for these calls, the latency is not confirmed. The evaluator compares the outputs.
 
-The reference judges calls on inputs of stress cases, in the rows where it stays finite. Floats are compared by norms.
-Outputs that are constant on usual inputs are judged by whether they change.
+Calls on inputs of stress cases are compared with the reference, in the rows in which the reference is finite. Floats
+are compared by norms. Outputs that are constant on usual inputs are judged by whether they change.
 """
 
 from __future__ import annotations
@@ -34,22 +33,24 @@ from flashinfer_bench.bench.runner.workers.timed.timed_calls import ReadCall
 from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 
 ENOUGH_READS: Final = 9
-"""Most compared calls of a chain and of a batch if the reference is slow; of the samples if they confirmed the latency.
-A solution that skips half of them rarely passes. A chain of small calls keeps fewer."""
+"""Most compared calls of a chain and of a batch if the reference is slow. Without a chain or a batch, the limit holds
+for the samples. A solution that skips half of these calls rarely passes. A chain of small calls keeps fewer."""
 MOST_BYTES: Final = 4 << 30
 """Bytes of the reference's outputs after which the calls so far are judged, before the reference is called again."""
 LONG_S: Final = 0.2
 SLOW_S: Final = 1.0
-"""Seconds of the reference after which no further samples are compared: LONG_S after ENOUGH_READS calls, before that
-SLOW_S for each trial."""
+"""Seconds spent in the reference after which only needed calls are compared: LONG_S if ENOUGH_READS calls were
+compared, else SLOW_S for each trial."""
 MOST_S: Final = 60.0
-"""Most seconds of the reference for calls of a chain and of a batch, after its first call. The host waits twice as long
-beyond the limit of a phase."""
+"""Most seconds spent in the reference for needed calls (`sort_reads`), besides its first call. The host's PHASE_GRACE_S
+is twice as long."""
 TOO_SLOW: Final = "the reference takes too long to compare enough of the calls that it was held against"
 PATIENCE_S: Final = 4.0
-"""Seconds after which a reference that was not timed, or that is far slower than timed, is not called again."""
+"""Seconds after which the reference is not called for further stress cases. It takes as long only if its time is
+unknown, or was measured far too short."""
 TOGETHER_BYTES: Final = 1 << 24
-"""Most bytes of the outputs of calls that are judged together. All their expected outputs are in memory then."""
+"""Largest outputs of a call, in bytes, for which all stress calls are judged together. All their expected outputs are
+in memory then."""
 JUDGED: Final = "judged"
 IN_PART: Final = "judged where the reference is finite"
 SLOW: Final = "left out: the reference or the calls are slow, or large"
@@ -64,7 +65,8 @@ ReadOf = tuple[int, ReadCall]
 def judge_reads(
     job: JobContext, reads: Sequence[Sequence[ReadCall]], baseline: Baseline, context: JudgeContext
 ) -> Rejected | None:
-    """Return the verdict if it rejects. The notes get the number of compared calls, and whether it is enough.
+    """Compare timed calls; return the verdict if it rejects. Note the number of compared calls, and if they are too
+    few.
 
     Args:
         job: the job.
@@ -74,7 +76,7 @@ def judge_reads(
     """
     request, evaluator = job.request, job.request.evaluator
     needed, others = sort_reads(reads)
-    least_s = (baseline.mean_latency_ms or 0.0) / 1e3  # also if a GPU has not finished when the host continues
+    least_s = (baseline.mean_latency_ms or 0.0) / 1e3  # a GPU may still run when the host continues
     spent_s, longest_s, compared, missed = 0.0, 0.0, 0, 0
     calls: list[JudgedCall] = []
     verdict: Verdict | None = None
@@ -206,7 +208,7 @@ class _Judging:
         self._reference = job.request.reference
         self._checks = job.request.evaluator.stress_checks(job.request.definition, job.config)
         self.constants = find_constants(baseline.outputs)
-        """The outputs that are the same on usual inputs."""
+        """Number of each output that is the same on all usual inputs → its value."""
         self.changed: set[int] = set()
         """Numbers of these outputs that change on inputs of a case."""
         self.reported: dict[str, str] = {}
@@ -275,7 +277,7 @@ class _Judging:
         return None
 
     def _record(self, case: str, what: str) -> None:
-        """Record the result of a call, unless another call of its case, or another output, was judged."""
+        """Record the result of a case, unless another call or output of the case has a better result."""
         before = self.reported.get(case)
         if before != JUDGED and (before != IN_PART or what == JUDGED):
             self.reported[case] = what

@@ -35,7 +35,8 @@ from flashinfer_bench.errors import BuildFault, DeviceFault, Fault, SolutionFail
 PROGRAM_S: Final = 240.0
 """Seconds for loading and calling one of our programs. torch.compile and nvcc take a minute on a busy machine."""
 BELIEVED_S: Final = 60.0
-"""Seconds for which a failure of our program is cached. Then it is tried again, since a full disk may be empty."""
+"""Seconds for which a failure of our program is cached. Then the program is tried again, since a full disk may have
+room again."""
 SHAPE: Final = (1024,)
 CURES: Final = (
     (
@@ -88,7 +89,7 @@ class MachineCheck:
     """Program → time of its latest try, and why it failed; empty if it works."""
 
     def why(self, solution: RequestedSolution, failure: SolutionFailure, report: Callable[[], object]) -> str | None:
-        """Return why the machine caused a failure; None if the solution did.
+        """Return how the machine caused a failure; None if the solution caused it.
 
         Args:
             solution: the solution that failed.
@@ -101,7 +102,7 @@ class MachineCheck:
         if failure.status not in ("COMPILE_ERROR", "RUNTIME_ERROR") or find_cure(failure.message) is None:
             return None
         is_full = DISK_FULL.search(failure.message) is not None
-        if is_full:  # the solution's own files may fill it
+        if is_full:  # the solution's own files may fill the disk
             self.end_workers()
             self._remove_folder(solution)
         for program in programs_like(solution.language, solution.kind, solution.sources.values()):
@@ -125,7 +126,7 @@ class MachineCheck:
             built = next(build_pool.build_all([solution]))
             if isinstance(built.error, BuildFault):
                 return str(built.error)
-            if built.artifact is None:  # this program does not know the binding's version; the solution was compiled
+            if built.artifact is None:  # our program did not compile: it may not fit the binding's version
                 return None
             self.end_workers()
             try:

@@ -40,12 +40,13 @@ from flashinfer_bench.timing.flush import kernel_image
 
 REPORTED_PACKAGES: Final = ("triton", "flashinfer-python", "cupti-python", "numpy", "apache-tvm-ffi")
 FIRST_BATCH_S: Final = 0.5
-"""Seconds after which the first batch of baselines takes no further baseline. It has at least one, so that the first
-verdict waits for little else."""
+"""Seconds after which the first batch of baselines takes no further baseline. The time is short, so that the first
+verdict comes soon."""
 LATER_BATCH_S: Final = 4.0
 """The same for the first batch of each later request. The first verdict is not urgent there."""
 BATCH_GROWTH: Final = 4
-"""Growth of the duration of each further batch. A batch costs two workers, so batches must be few."""
+"""Factor by which each further batch of a request may last longer. A batch costs two workers, so batches must be
+few."""
 
 
 def serve(opened: OpenedSession) -> None:

@@ -37,14 +37,14 @@ from flashinfer_bench.worker.fork_server import Preparation, let_prepare, start_
 JUDGE: Final = "flashinfer_bench.bench.runner.session.main"
 """The module that continues with `serve`."""
 MOST_BYTES: Final = 1 << 28
-"""Most bytes of one frame from the host."""
+"""Largest size of a frame from the host, in bytes."""
 
 
 class Requests:
     """The host's requests: the running request, and the request that was sent ahead.
 
     A request begins when the host says so. Until then the host can take it back and give it to another device. So no
-    job is done twice. The session starts workers for its solutions ahead.
+    job is done twice. The session starts workers for the solutions of a request before the request begins.
 
     Args:
         host: the socket.
@@ -97,7 +97,8 @@ class Requests:
 
 
 def files_of(solution: RequestedSolution) -> SolutionFiles:
-    """Return the files for a solution's worker. Python solutions with torch mostly launch several operations."""
+    """Return the files for a solution's worker. Python solutions get fast contexts, because with torch most of them
+    launch several operations."""
     directory = Path(solution.directory) if solution.directory else None
     return SolutionFiles(solution.digest, directory, wants_fast=solution.language == "python")
 
@@ -192,7 +193,7 @@ def fork_servers(
 
 
 def start_context(session_config: SessionConfig) -> threading.Thread | None:
-    """Start to make this process's context on its GPU in the background; return the thread that waits for it.
+    """Start to make this process's context on its GPU in the background; return the thread that makes it.
 
     Afterwards this process computes in one thread.
     """

@@ -2,8 +2,9 @@
 
 A Triton kernel compiles for 0.3 s to ten seconds, a FlashInfer module for a minute or more, and the GPU would idle. So
 each solution that is new to this machine gets its own worker to precompile it: in the same sandbox, without a GPU, at
-the lowest priority, on some of the cores (`worker/jit/precompile.py`). It launches nothing during a measurement. All of
-these workers are stopped while a reference is timed, because a slow reference would make a solution look fast.
+the lowest priority, on some of the cores (`worker/jit/precompile.py`). So it launches nothing on the GPU during a
+measurement. All of these workers are stopped while a reference is timed, because a slow reference would make a solution
+look fast.
 """
 
 from __future__ import annotations
@@ -32,28 +33,29 @@ from flashinfer_bench.data.dtypes import torch_dtype
 from flashinfer_bench.errors import BuildFault, DeviceFault
 
 MOST_AT_ONCE: Final = 4
-"""Most solutions of a kind that are precompiled at once."""
+"""Most solutions of a kind (Triton or modules) that are precompiled at once."""
 MOST_CALLS: Final = 64
-"""Most workloads for which a solution is called."""
+"""Most workloads for which one solution is precompiled."""
 BYTES_PER_COMPILER: Final = 2 << 30
 """Bytes that nvcc may need for one of FlashInfer's larger files."""
 MEMORY_SHARE: Final = 4
 """Compilers of modules may use this machine's memory divided by this."""
 POLL_S: Final = 1.0
-"""Seconds between two checks for further solutions during a wait for a solution."""
+"""Seconds between two checks for further solutions while a job waits for its solution's precompilation."""
 SERVER_POLL_S: Final = 0.005
-"""Seconds between two checks whether the import is over, while the fork server is not ready."""
+"""Seconds between two checks whether a solution's import is over, while the fork server of precompiling workers is not
+ready."""
 
 
 class Terms(NamedTuple):
     """Limits of precompiling a kind of solution."""
 
     limit_s: float
-    """Seconds until its worker is ended."""
+    """Seconds after which a solution's precompiling worker is ended."""
     wait_s: float
-    """Seconds that a solution's turn waits for it. The first call compiles the rest."""
+    """Most seconds that a solution's job waits for its precompilation. The first call compiles the rest."""
     most_compilers: int = 1
-    """Most compilers at once. Several get all cores except for a share, since they take minutes."""
+    """Most compilers at once. If there are several, they get most of the cores, because modules take minutes."""
 
     def list_means(self) -> dict[str, Any]:
         """Return the share of this machine that a worker may use."""
@@ -159,7 +161,7 @@ class Precompiler:
             self._running[solution.digest] = UnderWay(worker, terms, time.monotonic() + terms.limit_s)
 
     def finish(self, digest: str, most_s: float, report: Callable[[], object]) -> bool:
-        """Wait for the current solution up to its limits. Afterwards its precompilation does not run any more.
+        """Wait for the precompilation of the current solution, up to its limits, and then end it.
 
         Args:
             digest: digest of the solution.

@@ -38,11 +38,11 @@ OWN_EVALUATORS: Final = "flashinfer_bench."
 PASSING: Final = frozenset({"throttled", "other_processes", "mixed_methods"})
 """Flags of a temporary disturbance. A baseline with one of these is not cached."""
 OWN_DOING: Final = frozenset({"power_cap"})
-"""Reasons of throttling that recur whenever the call is made: long matrix products draw all the power."""
+"""Reasons of throttling that the call itself causes each time: long matrix products draw all the power."""
 KNOWN: Final = 0.02
 """Largest relative half-width of the interval of a cached baseline."""
 SAME_CLOCK: Final = 0.03
-"""Largest relative difference of clocks under one setting. Drivers do not report locked clocks."""
+"""Largest relative difference of two SM clocks that count as equal. Drivers do not report locked clocks."""
 OF_NO_DEVICE: Final = frozenset({"PATH", "LANG", "LC_ALL", "TZ", "MAX_JOBS"})
 """Variables that reach workers and do not affect a device."""
 
@@ -86,7 +86,7 @@ class KeptTimes:
 
     @property
     def cache(self) -> BaselineCache:
-        """The folder."""
+        """The cache on disk."""
         return BaselineCache(Path(self.session_config.cache_root))
 
     def find(self, job: JobContext, plan: MeasurePlan) -> Measured | None:
@@ -124,7 +124,7 @@ class KeptTimes:
         """Return the keys of a job's baseline; None if they are unknown."""
         evaluator = job.request.evaluator
         if not evaluator.__module__.startswith(OWN_EVALUATORS):
-            return None  # only its author knows its inputs
+            return None  # its inputs may depend on more than the keys
         stored = [source.path for source in job.workload.inputs.values() if isinstance(source, SafetensorsInput)]
         try:
             states = {path: Path(job.requested.blob_root, path).stat() for path in stored}
@@ -151,7 +151,8 @@ def is_disturbed(measured: Measured) -> bool:
 
 
 def move_to_gap(measured: Measured, gap_ns: int) -> Measured:
-    """Return a measurement with the launch gap of this run, which all its solutions' latencies contain."""
+    """Return a measurement with its launch gap replaced by this run's gap, which the latencies of all solutions
+    contain."""
     record = measured.record
     if not record.get("operations") or record.get("launch_gap_ns", gap_ns) == gap_ns:
         return measured
@@ -174,7 +175,8 @@ class ReferenceTimer:
     """Times of earlier runs; None if the cache is off."""
     _known: dict[BaselineKey, Measured] = field(default_factory=dict)
     _forgotten: set[BaselineKey] = field(default_factory=set)
-    """Workloads whose time was forgotten once. Times of earlier runs do not count for them, and the next time stays."""
+    """Workloads whose time was forgotten once. For these, times of earlier runs do not count, and the next time is
+    kept."""
 
     def recall(self, job: JobContext) -> Measured | None:
         """Return the reference's time on a job's workload in this run or an earlier run; None if there is none."""
@@ -186,7 +188,7 @@ class ReferenceTimer:
         return self._known.get(key)
 
     def forget_slow(self, key: BaselineKey) -> bool:
-        """Forget a time that was taken in a slow context; return whether it was. A faster context has appeared since.
+        """Forget a reference's time if a later context is faster than its context was; return whether it was forgotten.
 
         The first contexts of a session may all be slow. Then a solution equal to the reference would seem faster.
         """

@@ -23,16 +23,16 @@ from flashinfer_bench.worker.arena import ALIGNMENT, Slot, map_memory_file
 
 SMALLEST_BYTES: Final = 1 << 20
 LARGE_BYTES: Final = 1 << 28
-"""An arena of at least this many bytes has the needed size. A smaller arena has up to twice that size, so it grows
-rarely."""
+"""An arena of at least this many bytes has the needed size. A smaller arena has up to twice the needed size, so it
+grows rarely."""
 GROWN_SHARE: Final = 16
-"""A larger arena that grows on a GPU doubles, if that is at most the free memory divided by this. Workloads come by
-size, and each growth makes a job wait."""
+"""An arena that grows on a GPU at least doubles, if the doubled size is at most the free memory divided by this. Each
+growth makes a job wait, and workloads often come in rising sizes."""
 LARGEST_STAGING_BYTES: Final = 1 << 28
-"""Most bytes of a call for which separate memory is allocated besides the arena."""
+"""Largest call, in bytes, for which separate memory is allocated besides the arena."""
 MOST_STAGING_BUFFERS: Final = 4
-"""Most separate blocks at once. Solutions that fail in succession leave one each; then the pool waits for their
-workers."""
+"""Most separate blocks at once. Each solution that fails leaves one. At the limit the session waits until earlier
+workers have ended."""
 PAGE_BYTES: Final = 1 << 21
 """Bytes of a GPU's largest pages. The driver may use small pages for sizes that are no multiple of this."""
 
@@ -116,7 +116,7 @@ class SharedArena:
         self._nothing = Memory(torch.empty(0, dtype=torch.uint8, device=device))
         self._memory = self._nothing
         self._retired: list[Memory] = []
-        """Retired memory that workers may still map."""
+        """Replaced memory that workers may still map."""
         self._home: Memory | None = None
         """The memory to which `come_back` returns; None while the arena uses it."""
         self._staging_buffers: list[Memory] = []

@@ -1,4 +1,4 @@
-"""The files that a worker loads: the built artifact, which is checked again just before."""
+"""The files that a worker loads: the built artifact, which is checked again just before the load."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def load_solution(
     pool.await_writers()
     policies, worker = pool.policies, kernel.worker
     if worker.own is None:
-        name_jit_folder(policies.folder(solution.digest), solution.name)  # `cache show` tells it
+        name_jit_folder(policies.folder(solution.digest), solution.name)  # `cache show` lists the name
     reaches_none = solution.kind == "reference" or worker.own is not None
     artifact = find_artifact(solution, partial(pool.make_folder, worker), anew=reaches_none)
     environment = policies.environment(solution.digest, worker.own)

@@ -55,8 +55,8 @@ CALLING: Final = ("calls", "burst", "relay")
 REASON_CHARS: Final = 200
 """Most characters of an exception's message in the first line of an error. Tables do not show a longer line."""
 TIMES_REFERENCE, TIMES_FIRST, TIMES_SLOWEST = 50, 3, 10
-"""Allowed multiples of the time of the reference, the first call, and the slowest later call, beyond the call's limit.
-The first call may have compiled, so its time says less."""
+"""A call may take longer than its limit, up to these multiples of the time of the reference, of the first call, and of
+the slowest later call. The first call may have compiled, so its time says less."""
 QUICK_REQUEST_S: Final = 0.1
 """If a request of some calls takes fewer seconds, the next request may have twice as many calls."""
 
@@ -64,7 +64,7 @@ Answer = TypeVar("Answer", bound=Claim)
 
 
 class WorkerKilled(SolutionFailure):
-    """A signal, possibly from outside, ended the solution's worker. Another worker can show whether it was.
+    """A signal, possibly from outside, ended the solution's worker. A second try in another worker shows the sender.
 
     Attributes:
         what: what the worker was doing.
@@ -288,7 +288,7 @@ class RemoteKernel:
 
         Args:
             inputs: the inputs of a call.
-            most: most buffers; None for the number of buffers of timed calls.
+            most: largest number of buffers; None for the number of buffers of timed calls.
             meanwhile: called while the worker maps them.
         """
         buffers, arena = self._buffers, self._arena
@@ -313,7 +313,8 @@ class RemoteKernel:
         return buffers
 
     def forget_buffers(self) -> None:
-        """Have the calls laid out again. A worker keeps the control block of a chain until then."""
+        """Have the buffers laid out again before the next call. Only then does the worker drop the control block of a
+        chain."""
         self._laid_out = False
 
     def measure(self, input_sets: list[list[Any]]) -> Measured:

@@ -41,7 +41,7 @@ class MeasurePlan:
     iterations: int
     """Most samples of each trial."""
     budget_s: float
-    """Seconds of all trials together."""
+    """Seconds for all trials together."""
     precision: float = PRECISION
     """Target relative half-width of the interval."""
     trials: int | None = None
@@ -66,7 +66,7 @@ class KernelTask:
     input_names: list[str]
     outputs: list[OutputSpec]
     timeout_seconds: float
-    """Seconds of all calls together."""
+    """Seconds for all calls together."""
     plan: MeasurePlan
     vary: Vary
     call_timeout_seconds: float | None = None
@@ -98,10 +98,10 @@ class SessionTools:
     await_quiet: Callable[[], object]
     """Called before a measurement. It returns when no other process of ours uses the device."""
     is_slowed: Callable[[WorkerProcess, int, float, bool], bool] = lambda *_: False
-    """Returns whether a worker's context slows a call down, by its operations, its time and its use of several
-    streams."""
+    """Returns whether a worker's context slows a call down. Arguments: the worker; the call's number of operations, its
+    nanoseconds, and whether it uses several streams."""
     is_starting: Callable[[], bool] = lambda: False
     """Returns whether a context is starting on a GPU."""
     settle: Callable[[bool], bool] = lambda _host_counts: False
-    """Waits until no process can change the time of a call, which may include the host's time; returns whether one did.
-    No such process starts before the job is over."""
+    """Waits until no process of ours can disturb a timed call; returns whether one did. The argument says whether the
+    host's time is part of the call. No such process starts before the job is over."""

@@ -58,22 +58,24 @@ if TYPE_CHECKING:
     from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
 
 MEASURED_SHARE: Final = 0.7
-"""Share of a solution's remaining time for its measurement. So a slow solution has fewer samples, and no timeout."""
+"""Share of a solution's remaining time for its measurement. So a slow solution gets fewer samples instead of a
+timeout."""
 MEASUREMENTS: Final = 4
-"""Most measurements of a solution until batches do not contradict it. The speed of a busy machine can change threefold
-between samples and batches. A forged report is contradicted each time."""
+"""Most measurements of a solution whose latency is contradicted by times from outside. The speed of a busy machine can
+change threefold between samples and batches. A forged report is contradicted each time."""
 FEW_READS: Final = 2
-"""Compared calls of a trial if memory is too small for MOST_BUFFERS of them."""
+"""Compared calls of a trial if memory is too small for MOST_BUFFERS buffers."""
 HUGE_SHARE: Final = 24
 """If a call needs more than the device's memory divided by LARGE_SHARE, each trial has one stress call. If it needs
 more than the memory divided by this, the job has one, and each trial has one compared call."""
 SWITCH_NS: Final = 1_000_000, 100_000_000
-"""Nanoseconds of calls that a starting context delays. A GPU switches contexts every millisecond or so, and takes 0.2 s
-to make a context."""
+"""Shortest and longest calls, in nanoseconds, whose time a starting context changes. A GPU switches contexts every
+millisecond or so, and takes 0.2 s to make a context."""
 MAKING_UP_S: Final = 0.5
-"""Most seconds of further calls."""
+"""Most seconds for making further calls to compare."""
 QUICK_CALL_NS: Final = 5_000_000
-"""Longest calls that are made on all stress cases, if the samples ended before these were due."""
+"""Longest call, in nanoseconds, that is made on all stress cases even if the samples ended before the cases were
+due."""
 
 
 class Measuring:
@@ -129,7 +131,7 @@ class Measuring:
         waits = bool(taken.metadata.get("waits_inside"))
         is_moved = waits or low_ns < median(taken.spans_ns) < high_ns
         if is_moved and (self.tools.settle(waits) or was_starting):
-            calls.begin()  # these calls do not count; stress calls are still judged
+            calls.begin()  # the calls so far do not count; stress calls are still judged
             calls.costs_ns.clear()
             calls.setup_samples.clear()
             taken = self._take_samples(calls)
@@ -173,7 +175,7 @@ class Measuring:
             reads * sets,
             kernel.check_inputs,
             plan.timing if is_gpu else None,
-            # Calls of a reference are not compared. On a CPU checks change the caches, so there they run in any case.
+            # Calls of a reference are not compared. On a CPU the checks change the caches, so they run here, too.
             is_idle=task.is_reference and is_gpu,
             has_setup=kernel.worker.has_setup,
             returns=kernel.style != "dps" and bool(task.outputs),
@@ -232,7 +234,7 @@ class Measuring:
     # On a GPU: the bound from outside.
 
     def _bound(self, calls: TimedCalls, costs_ns: Sequence[float], claimed_ms: float, record: dict[str, Any]) -> float:
-        """Return the reported latency on a GPU, and record its bound.
+        """Return the latency to report on a GPU, and record its bound.
 
         A chain bounds the latency. At full assurance batches bound it as well, if they could raise it. Without a chain,
         batches or the requests of slow calls bound it.

@@ -57,15 +57,15 @@ GAPS_SHARE: Final = 0.005
 MOST_WARM: Final = {"cuda": 8, "cpu": 4}
 """Most warm workers. Making a context takes about eight times as long as a short job."""
 MOST_STARTING, FIRST_STARTING = 4, 2
-"""Most workers of a machine's sessions that start a context at once; each session may start one. The driver makes
-contexts one after another. The second limit holds until the first worker is ready."""
+"""Most workers, of all sessions of the machine together, that start a context at once. Each session may start one in
+any case. The driver makes contexts one after another. FIRST_STARTING holds until a session's first worker is ready."""
 CORES_PER_START: Final = 4
-"""Cores of this machine for each starting worker. A measurement needs a core at once whenever it launches."""
+"""Cores of this machine for each starting worker. A measurement needs a free core whenever it launches."""
 WARM_BYTES: Final = {"cuda": 768 << 20, "cpu": 256 << 20}
 """Estimated bytes of a warm worker. On a GPU: its context, the timing kernels and the flush buffer of the L2."""
 WARM_SHARE, FREE_SHARE = 16, 4
-"""Divisors that limit the bytes of all warm workers: the device's memory by the first; on a GPU also its free memory
-plus their own by the second."""
+"""Divisors that limit the bytes of all warm workers. The first limit is the device's memory divided by WARM_SHARE. On a
+GPU the second limit is its free memory plus the warm workers' own, divided by FREE_SHARE."""
 MEMORY_SHARE: Final = 0.6
 """Share of the machine's memory for the workers of all sessions together, if the configuration sets no limit."""
 CONNECTIONS: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -102,9 +102,10 @@ def reference_files(definition_digest: str) -> SolutionFiles:
 
 
 NEW: Final = SolutionFiles("new")
-"""A solution that no client has sent yet. Kernels compiled in its worker are removed at the worker's end."""
+"""Placeholder for a solution that no client has sent yet. Kernels compiled in its worker are removed at the worker's
+end."""
 MOST_NEW: Final = {"cuda": 2, "cpu": 1}
-"""Warm workers for such solutions in a resident engine."""
+"""Number of warm workers for unknown solutions (NEW) in a resident engine."""
 
 
 @dataclass(eq=False)
@@ -161,11 +162,11 @@ class WorkerPool:
         self._wanted: list[SolutionFiles] = []
         self._has_started = self._has_failed = False
         """Whether a worker has started, and whether the latest start failed. After a failure no worker starts ahead
-        until another has started."""
+        until a worker for a waiting job has started."""
         self._want_fast: set[str] = set()
         """Digests of solutions that a slow context has made slower."""
         self._best_gap_ns = 0
-        """Time of a link in a chain of empty kernels in the best context so far; 0 if it is unknown."""
+        """Nanoseconds per kernel in a chain of empty kernels, in the best context so far; 0 if it is unknown."""
         self._held: dict[bool, Made] = {}
         """False → the worker that holds a solution; True → the worker that holds a reference."""
         self._is_unbound = False
@@ -264,7 +265,8 @@ class WorkerPool:
         return any(not warm.worker.is_ready for warm in self._warm)
 
     def await_writers(self) -> None:
-        """Wait for earlier workers without a sandbox, which could change files of other workers."""
+        """If there is no sandbox, wait until earlier workers have ended, because they could change files of other
+        workers."""
         if not self._session_config.is_sandboxed:
             self.finish_ending()
 
@@ -303,7 +305,7 @@ class WorkerPool:
 
         Args:
             solutions: the solutions.
-            adopts: a solution of these that can take a worker made for a new solution.
+            adopts: one of these solutions, which may take a warm worker of an unknown solution.
         """
         held = [one.files.digest for one in self._held.values()]
         self._wanted = [*map(self._made_for, solutions)]
@@ -316,7 +318,8 @@ class WorkerPool:
         self._reap()
 
     def _adopt(self, files: SolutionFiles) -> None:
-        """Give a solution a worker made for a new solution, unless the solution is known or has a worker."""
+        """Give a solution a warm worker of an unknown solution (NEW), unless the solution has run before or has a warm
+        worker."""
         made = [warm for warm in self._warm if warm.files == NEW]
         is_known = files.digest in self._want_fast or any(warm.files == files for warm in self._warm)
         if made and not is_known and not self.policies.folder(files.digest).exists():
@@ -471,7 +474,7 @@ class WorkerPool:
     # Files of a worker, and its start.
 
     def make_folder(self, worker: WorkerProcess) -> Path:
-        """Return a new folder that lasts as long as the session. The worker reads it."""
+        """Return a new folder that the worker can read. It is removed with the worker, or with the session."""
         folder = Path(tempfile.mkdtemp(dir=worker.given or self._run_directory))
         folder.chmod(0o755)  # a worker may have another user id; the folders above are closed to other users
         return folder
@@ -560,7 +563,7 @@ def make_order(
     Args:
         session_config: the session's settings.
         home: the worker's folder.
-        gpu_index: the GPU's number as CUDA counts; None for the GPU that the session sees.
+        gpu_index: the GPU's CUDA index; None for the GPU that the session sees.
         image: machine code of the timing kernels; None to have the worker assemble it.
     """
     environment = worker_environment(os.environ, Path(session_config.cache_root)) | {

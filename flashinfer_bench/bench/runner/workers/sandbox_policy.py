@@ -51,7 +51,7 @@ DEVICES: Final = (
     *("nvidia[0-9]*", "nvidiactl", "nvidia-uvm*", "nvidia-modeset", "nvidia-caps", "nvidia-caps-imex-channels", "dxg"),
 )
 LIBRARIES: Final = ("torch", "flashinfer-python", "apache-tvm-ffi", "triton")
-"""Packages for which modules are compiled, besides the GPU."""
+"""Packages whose versions decide, together with the GPU, whether compiled modules can be used again."""
 ENTERED_BY_ALL, READ_BY_ALL = 0o711, 0o755
 
 
@@ -126,7 +126,7 @@ class PolicyMaker:
             self._mark(digest).touch()
 
     def is_compiled(self, digest: str) -> bool:
-        """Return whether this was recorded for the current library versions and GPU."""
+        """Return whether `mark_compiled` recorded the solution for the current library versions and GPU."""
         return self._session_config.is_sandboxed and self._mark(digest).exists() and self.folder(digest).is_dir()
 
     def _mark(self, digest: str) -> Path:
@@ -200,7 +200,7 @@ def find_readable(
 
 
 def carve(path: str, hidden: Sequence[str]) -> list[str]:
-    """Return a folder without its hidden parts: if it has such a part, the other entries."""
+    """Return the paths that together cover a folder without its hidden parts."""
     if _is_below(path, hidden):
         return []
     if not any(_is_below(secret, [path]) for secret in hidden):
@@ -214,7 +214,8 @@ def find_devices() -> list[str]:
 
 
 def is_too_wide(path: str) -> bool:
-    """Return whether a folder contains a whole home, or all homes. A user's variable must not open these."""
+    """Return whether a folder contains a whole home, or all homes. A user's variable must not open such a folder to
+    workers."""
     homes = ("/home", "/root", str(Path.home()), "/tmp", "/var/tmp", "/run")
     return any(_is_below(os.path.realpath(home), [path]) for home in homes)
 

@@ -1,8 +1,8 @@
 """The session's handle on one worker: send requests, wait for answers up to a limit, end it, report how it ended.
 
 While it waits, it reads the worker's output and the supervisor's reports. So it notices at once that a worker has died,
-and endless output fills no memory. A tool of `inspect` can run in place of a worker. It sends no answers: it is
-deafened, and ends by itself.
+and endless output fills no memory. A tool of `inspect` can run in place of a worker. A tool sends no answers, so none
+are read (`deafen`), and it ends by itself.
 """
 
 from __future__ import annotations
@@ -469,7 +469,7 @@ class WorkerProcess:
     # Incoming messages.
 
     def _pop(self) -> dict[str, Any] | None:
-        """Return the worker's next message, including messages sent before its end; None if more can come.
+        """Return the worker's next message, including messages sent before its end; None if none has arrived yet.
 
         Raises:
             WorkerGone: it has ended, and no message is left.

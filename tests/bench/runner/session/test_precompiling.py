@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from flashinfer_bench.bench.planning.first_call import FirstCall
 from flashinfer_bench.bench.runner.protocol import RequestedJob, RequestedSolution
 from flashinfer_bench.bench.runner.session import precompiling
 from flashinfer_bench.bench.runner.session.precompiling import Precompiler
@@ -103,6 +104,21 @@ def test_a_few_run_at_once_and_ended_or_late_workers_make_room(pool, precompiler
     precompiler.expect(coming)
     assert all(pool.started[name].has_ended for name in first)
     assert len(pool.started) == 2 * len(first) + 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "first_call"),
+    [
+        ({}, FirstCall.TRITON),
+        ({"language": "python", "sources": {"main.py": "import triton"}}, FirstCall.TRITON),
+        (LIBRARY, FirstCall.MODULES),
+        ({"language": "python"}, FirstCall.NOTHING),
+        ({"language": "cpp"}, FirstCall.NOTHING),
+        ({"build_error": "no"}, FirstCall.NOTHING),
+    ],
+)
+def test_language_and_sources_decide_what_a_first_call_compiles(changes, first_call):
+    assert precompiling.what_compiles(solution(0, **changes)) is first_call
 
 
 @pytest.mark.parametrize(("kind", "most_s", "longest_s"), [({}, 3.0, 3.0), ({}, 1e6, 15.0), (LIBRARY, 1e6, 300.0)])

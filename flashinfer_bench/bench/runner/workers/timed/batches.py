@@ -47,43 +47,44 @@ start-up of a GPU that returns to a process would dominate."""
 READ_CALLS: Final = 16
 """Compared calls of the batch that counts. A solution that skips a fifth of its calls rarely passes."""
 READ_BYTES: Final = 1 << 28
-"""Most bytes of the compared calls of a batch, except for FEW_READS. They stay in memory until they are compared."""
+"""Most bytes of a batch's compared calls, which stay in memory until they are compared. FEW_READS calls are compared in
+any case."""
 RESOLVED_NS: Final = 160_000.0
 """Nanoseconds of a whole batch from which it resolves its calls: four times the variation of empty batches."""
 BEGIN_NS: Final = 100_000.0
-"""Nanoseconds subtracted from a batch: a GPU that returns to a process has lost its addresses and programs."""
+"""Nanoseconds subtracted from a batch. A GPU that returns to a process must load its addresses and programs again."""
 SLACK_NS: Final = 150_000.0
-"""After a batch is answered, the session uses the GPU for a moment. Extra nanoseconds, compared with an empty batch,
-are charged to the calls. Above this limit the worker answered before its calls were over. Then the request's overhead
-is charged too, and the GPU is used again until the calls are over."""
+"""Limit in nanoseconds. After a batch is answered, the session uses the GPU for a moment. The delay beyond that of an
+empty batch is charged to the calls. A delay above the limit means that the worker answered before its calls were over.
+Then the request's overhead is charged too, and the GPU is used again until the calls are over."""
 STARTS_LATER: Final = 0.15, 5_000.0, 15_000.0
-"""Share of each call's time that is subtracted, between these limits in nanoseconds. In a graph of many calls each call
-starts later than in its own graph."""
+"""Share that is subtracted, and two limits in nanoseconds: only the part of a call's time between the limits counts. In
+a graph of many calls each call starts later than in its own graph."""
 CACHE_SHARE: Final = 0.3
 """Share of a GPU's cache that holds writes when a call ends."""
 MEMORY_BOUND: Final = 0.6, 0.9
-"""Shares of a call's time in a batch that a copy of its bytes takes. Above the second the call waits for memory; below
-the first it does not."""
+"""Limits for the time of copying a call's bytes, as a share of the call's time in a batch. Above the second limit the
+call is bound by memory; below the first limit it is not."""
 HELD_SHARE: Final = 0.1
-"""Share of a call's time that its wait for the previous call's writes may take without being subtracted. At most the
-same share again is subtracted."""
+"""Share of a call's time. Of a wait for the previous call's writes, only the excess over this share is subtracted, and
+at most the same share."""
 MARGIN: Final = 1.5
-"""Limit of what is subtracted, as a multiple of the session's own copies, and of the least overhead of another
-worker."""
+"""Limit of the time subtracted for copies and for overhead: this multiple of the session's own copies, and of the least
+overhead of another worker."""
 COPIES_SHARE: Final = 0.6
-"""Most copies' share of a batch that is subtracted. A controlled worker can report that its results share memory, and
-write them to the target directly."""
+"""Largest share of a batch's time that is subtracted for copies. A controlled worker can report that its results share
+memory, and write them to the target directly."""
 FETCH_NS: Final = {True: (300_000.0, 4_000.0), False: (500_000.0, 20_000.0)}
-"""Nanoseconds of a request that fetches results, without the copies, and of each result of a call: if calls and copies
-are graphs, and if the host launches each. Further time is charged to the calls."""
+"""Allowed nanoseconds for fetching results, without the copies: for the request, and for each result of a call. True:
+calls and copies are graphs; False: the host launches each. Further time is charged to the calls."""
 TRIES: Final = 3
 SERIES_S: Final = 0.15
-"""A batch begins sooner or later, so the best batch gives the cost of its calls. At least TRIES batches are made, and
-further batches for SERIES_S seconds until one confirms the latency. A contradiction needs TRIES times as many batches
-and seconds. If TRIES batches do not resolve a call, no more are made."""
+"""The delay until a batch begins varies, so the fastest batch gives the cost of a call. At least TRIES batches are
+made, and further batches for SERIES_S seconds until one confirms the latency. A contradiction needs TRIES times as many
+batches and seconds. If TRIES batches do not resolve a call, no more are made."""
 EMPTY_CALLS: Final = 1, 65
-"""Calls of small and of large empty batches, which give the overhead of a batch. The second is large, because a busy
-machine would otherwise make an empty call seem long."""
+"""Numbers of calls of small and of large empty batches, which give the overhead of a batch. If the second number were
+small, an empty call would seem long on a busy machine."""
 COPIED_BYTES: Final = 256 << 20
 """Bytes of the copies that measure a GPU's time per byte."""
 
@@ -95,7 +96,7 @@ class BatchOverhead:
     request: float = 0.0
     """Requests and answers, and the GPU's return to the worker."""
     call: float = 0.0
-    """Of each call, for each output."""
+    """Part of each call, for each output."""
     touch: float = 0.0
     """The GPU's return to the session after such a batch is answered."""
 
@@ -172,7 +173,8 @@ def count_batch_calls(claimed_ns: float, size: int, operations: int = 1) -> int:
 
 
 def count_batch_reads(size: int) -> int:
-    """Return the most calls of a batch that are compared, by the bytes of the inputs and outputs of one call."""
+    """Return the largest number of compared calls of a batch. `size` is the bytes of the inputs and outputs of one
+    call."""
     return min(READ_CALLS, max(FEW_READS, READ_BYTES // max(size, 1)))
 
 
@@ -185,8 +187,8 @@ class BatchTimer:
         overhead: overhead of batches.
         claimed: the worker's report of a call. A graph cannot hold a call that waits for the GPU, and a graph with
             fewer operations is no valid call.
-        chain: the result of a chain that did not refuse the latency; None without a chain. If a chain confirms a
-            latency, batches do not refuse it: if calls read little of large inputs, caches do not hold the inputs.
+        chain: the result of a chain that did not refuse the latency; None without a chain. Batches do not refuse a
+            latency that a chain confirms: in a batch, large inputs that calls read only in part are in no cache.
         meanwhile: called while the worker makes the first batch, which is not timed.
         now_ns: the session's clock.
     """
@@ -224,7 +226,8 @@ class BatchTimer:
         self._was_copied = False
         """The results of the latest batch were copied within it."""
         self._is_strided = False
-        """Copying results changed their layout in memory. This is the calls' work, and is not subtracted."""
+        """Copying results changed their layout in memory. Such copies count as work of the calls, and are not
+        subtracted."""
 
     def confirm(self, claimed_ns: float) -> Confirmation:
         """Check a reported latency against batches.
@@ -234,11 +237,11 @@ class BatchTimer:
 
         Raises:
             ClaimContradicted: RUNTIME_ERROR; all batches take longer than the report allows.
-            SolutionFailure: the same, by far.
+            SolutionFailure: the same, and a change of the machine's speed cannot explain it.
         """
         resolution_ns = RESOLVED_NS / len(self._buffers)
         if len(self._buffers) > 1:
-            self._run(self._meanwhile)  # it shows the worker whether results share memory; its outputs are not compared
+            self._run(self._meanwhile)  # this batch shows whether results share memory; its outputs are not compared
             if self._was_copied and self._together:
                 self._run()  # capture the graph with the copies
             elif self._trial.returns and self._together:
@@ -339,7 +342,7 @@ class BatchTimer:
         return 0.0 if self._is_strided else MARGIN * copied * byte_ns(self._buffers.arena.device)
 
     def _held_ns(self, cost_ns: float) -> float:
-        """Return the extra time of a call in a batch, because it waits for the previous call's writes.
+        """Return the nanoseconds that a call in a batch waits for the previous call's writes.
 
         A call alone leaves its last writes in the cache, and ends before they reach memory. In a batch the next call
         waits for them if it is bound by memory.
@@ -352,7 +355,7 @@ class BatchTimer:
 
 
 def held_up_ns(cost_ns: float, moved_bytes: int, held_bytes: float, per_byte_ns: float) -> float:
-    """Return the wait of a call for cached bytes, beyond a small share of the call. Pure.
+    """Return the nanoseconds that a call waits for cached bytes, beyond a small share of the call. Pure.
 
     Args:
         cost_ns: cost of the call in a batch.

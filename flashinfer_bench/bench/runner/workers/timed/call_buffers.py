@@ -33,10 +33,10 @@ GPU_BUFFERS: Final = 16
 GRAPH_BUFFERS: Final = 32
 """Most buffers of calls that are timed as replays. Each has its own graph, which must be captured."""
 MORE_BUFFERS: Final = 88
-"""Most buffers of small calls: two requests hold the usual number. With more, a kernel would meet most addresses for
-the first time while it is timed. Some kernels prepare data by address."""
+"""Most buffers of small calls: two requests hold the usual number of calls. With more buffers, a kernel would meet most
+addresses for the first time while it is timed. Some kernels prepare data by address."""
 SMALL_BYTES: Final = {"cpu": 8 << 20, "cuda": 1 << 30}
-"""Most bytes of all buffers together, if there are more than the fewest."""
+"""Most bytes of all buffers together, if there are more than MOST_BUFFERS on a CPU or GPU_BUFFERS on a GPU."""
 CPU_BYTES: Final = 32 << 20
 GPU_BYTES: Final = 8 << 30
 """Most bytes of all buffers. On a CPU they should fit its last-level cache. On a GPU a batch of large calls needs many
@@ -56,7 +56,8 @@ FEW_READS: Final = 6
 """Compared calls of a chain, or compared large calls of a batch. A solution that skips half of its calls rarely
 passes."""
 SECOND_SHARE: Final = 0.25
-"""Share of the calls whose outputs get the second sentinel of their dtype. Skipping work under it gains little."""
+"""Share of the calls whose outputs get the second sentinel of their dtype. A solution that skips its work only for this
+sentinel gains little."""
 SPOTS: Final = 512
 """Words of an output, evenly spaced from a secret start, that are read to find unwritten or repeated outputs."""
 
@@ -70,8 +71,8 @@ def count_buffers(size: int, device: torch.device, most: int | None = None, *, h
     Args:
         size: bytes of the inputs and outputs of one call.
         device: device of the buffers.
-        most: buffers that chains or batches want; FEWEST_BUFFERS of them can take more of a GPU. None for the number of
-            buffers of timed calls.
+        most: buffers that chains or batches want; FEWEST_BUFFERS of them can take a larger share of a GPU's memory.
+            None for the number of buffers of timed calls.
         held: bytes of allocated memory that the buffers can reuse.
     """
     size, is_gpu = max(size, 1), device.type == "cuda"

@@ -6,9 +6,9 @@ session gives out a key after the previous call has committed to its outputs by 
 
     one call = median(from its key to its digest) - an empty call - START_NS + launch overhead
 
-A latency is reported as at least CHAIN_SHARE of that time. If the host launches each call, it is HOST_CHAIN_SHARE of
-the time without START_NS subtracted. The session measures an empty call in its own chain, in the same buffers, without
-any worker.
+A latency is reported as at least CHAIN_SHARE of that time. If the host launches each call, the share is
+HOST_CHAIN_SHARE, and START_NS is not subtracted. The session measures an empty call in its own chain, in the same
+buffers, without any worker.
 """
 
 from __future__ import annotations
@@ -59,21 +59,22 @@ LONGEST_NS: Final = 1_000_000_000
 """Longer calls run in no chain: each is timed by itself. An empty chain that takes longer is abandoned."""
 CHAIN_NS: Final = 20_000_000
 CHAIN_BYTES: Final = 2 << 30
-"""Most nanoseconds and bytes of a chain's calls beyond FEWEST_BUFFERS. If FEWEST_BUFFERS exceed CHAIN_BYTES, the chain
-has as few calls as buffers fit."""
+"""Most nanoseconds and bytes of all calls of a chain. A chain has FEWEST_BUFFERS calls in any case, if GPU_BYTES
+allow."""
 MOST_CHAINS: Final = 4
 """Most chains, and the number of empty chains. A further chain runs only if the best so far would raise the latency."""
 LAUNCH_NS: Final = {False: 50_000_000, True: 300_000}
 """Nanoseconds after which a call gets its key even if it is not fully launched: True for calls that wait for the
 GPU."""
 LONGEST_PAUSE_NS: Final = 10_000_000
-"""Most nanoseconds that the GPU idles before each key, otherwise as long as the previous call. It throttles
-otherwise."""
+"""Most nanoseconds that the GPU idles before each key. It idles as long as the previous call took, and would throttle
+without this pause."""
 START_NS: Final = 1_250.0
 """Nanoseconds subtracted from each call. A GPU polls for its key once in a microsecond, so a usual empty call is longer
 than the shortest empty call."""
 CACHED_BYTES: Final = 24 << 20
-"""Bytes above which a chain bounds calls less: their unmasked inputs are written back while the call runs."""
+"""Bytes of a call above which a chain's bound is lower, because the call's unmasked inputs are written back to memory
+while it runs."""
 WRITTEN_BACK: Final = 32 << 20, 3_000
 """Most bytes of these inputs in a cache, and bytes written back in a nanosecond. The write-back is subtracted."""
 UNCACHED_SHARE: Final = 0.9
@@ -119,7 +120,7 @@ class Committed(NamedTuple):
 
 
 def draw_keys(count: int) -> list[int]:
-    """Return secret keys. Each is a positive int64 other than 0."""
+    """Return secret keys. Each is a positive int64."""
     return [randbits(63) | 1 for _ in range(count)]
 
 
@@ -130,7 +131,8 @@ def hand_out(
     is_over: Callable[[], bool],
     launch_ns: int = LAUNCH_NS[False],
 ) -> list[Committed]:
-    """Give calls their keys in order; return the duration of each. If the worker answers early, some calls are missing.
+    """Give calls their keys in order; return the duration and digest of each call. If the worker answers early, some
+    calls are missing.
 
     Args:
         block: the control block, cleared.
@@ -298,7 +300,8 @@ class ChainTimer:
 
         Raises:
             ClaimContradicted: RUNTIME_ERROR; all chains take longer than the report allows.
-            SolutionFailure: the same, by far; or outputs differ from the committed digests.
+            SolutionFailure: the same, and a change of the machine's speed cannot explain it; or outputs differ from the
+                committed digests.
         """
         chains, image = 0, chain_image()
         size = BLOCK_BYTES + -(-len(image) // BLOCK_BYTES) * BLOCK_BYTES
@@ -339,7 +342,7 @@ class ChainTimer:
 
         given = {"fds": [fd], "meanwhile": give_keys, "size": size}
         done = self._ask("relay", Called, "the measurement", **given, **self._fields)
-        # The committed outputs are judged: a worker could exchange outputs after a check.
+        # Judge a copy of the committed outputs, since a worker could exchange outputs after a check.
         rows = buffers.held_outputs()[: self._count].clone(memory_format=torch.contiguous_format)
         if len(found) < self._count or [one.digest for one in found] != self._tools.digests(
             [buffers.outputs_in(row) for row in rows]

@@ -23,8 +23,8 @@ DOUBTED: Final = 1 / 3, 0.2
 """On a CPU a latency below this share of the outside mean time of a call is flagged, if that mean is at least this many
 milliseconds. A shorter outside time is mostly that of the request itself."""
 CREDITED_SHARE: Final = 0.79
-"""Least share of the cost of a call in a batch that is reported. A GPU without pauses can be a quarter slower than a
-GPU that idles before each call."""
+"""The reported latency is at least this share of a call's cost in a batch. A GPU without pauses can be a quarter slower
+than a GPU that idles before each call."""
 CHAIN_SHARE: Final = 0.95
 """The same share for a chain, which is timed more exactly."""
 HOST_CHAIN_SHARE: Final = 0.85
@@ -35,17 +35,19 @@ REFUSED_SHARE: Final = 0.5
 """A latency below this share of a batch's time is refused. Honest calls of many operations come near it, since the
 operations of a long graph start later."""
 CHAIN_REFUSED_SHARE: Final = 0.25
-"""The same for a chain, where inputs are cold, and for batches after a chain. Both raise the latency in any case."""
+"""The same for a chain, where inputs are cold, and for batches after a chain. Chains and batches raise the latency in
+any case."""
 FORGED_SHARE: Final = 0.1
-"""Below this share the measurement is not repeated: no machine changes its speed tenfold in between."""
+"""A latency below this share of an outside time is refused without another measurement: no machine changes its speed
+tenfold in between."""
 SETTLED: Final = 1_000_000, 9
 """Reported nanoseconds and number of timed calls from which the calls' own requests can confirm a latency. The overhead
 of a request is small then."""
 
 
 Bound = Callable[[float, dict[str, Any]], float]
-"""Takes a latency in milliseconds and the measurement's record, to which it adds the bound; returns the reported
-latency."""
+"""Takes a latency in milliseconds and the measurement's record, to which it adds the bound; returns the latency to
+report."""
 
 
 class ClaimContradicted(SolutionFailure):
@@ -183,7 +185,7 @@ def settle_by_requests(claimed_ns: float, costs_ns: Sequence[float]) -> Confirma
 
     Args:
         claimed_ns: latency of one call, including `setup`.
-        costs_ns: share of each timed call.
+        costs_ns: time of each timed call, as its share of its request's time.
     """
     slow_ns, fewest = SETTLED
     if claimed_ns < slow_ns or len(costs_ns) < fewest or claimed_ns < CREDITED_SHARE * median(costs_ns):
@@ -192,7 +194,7 @@ def settle_by_requests(claimed_ns: float, costs_ns: Sequence[float]) -> Confirma
 
 
 def report_time(measured: Measured, setup_ns: float | None, bound: Bound | None, *, same_inputs: bool) -> Measured:
-    """Return the reported latency, with its record.
+    """Return the latency to report, with its record.
 
     Args:
         measured: the summary of the samples.
@@ -226,7 +228,7 @@ def tell_outside(costs_ns: Sequence[float], claimed_ms: float, record: dict[str,
 
 
 def raise_claim(claimed_ms: float, record: dict[str, Any], found: Confirmation, floor_ms: float = 0.0) -> float:
-    """Return the reported latency, and record its bound.
+    """Return the latency to report: the claim, or its bound if that is higher. Record the bound.
 
     Args:
         claimed_ms: latency of one call, including `setup`; stored as "claimed_ms" if the reported latency is higher.

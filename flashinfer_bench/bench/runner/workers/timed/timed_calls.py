@@ -32,7 +32,7 @@ from flashinfer_bench.timing.settings import TimingSettings
 MOST_ODD: Final = 4
 """Most odd calls that are compared for each set of inputs. Honest outputs can repeat, as masks do."""
 MADE_TOGETHER_BYTES: Final = 1 << 28
-"""Bytes of calls whose inputs are made again together, to compare them with the inputs after the call."""
+"""Most bytes of calls whose inputs are made again together. These are compared with the inputs after the call."""
 TOGETHER_BYTES: Final = 1 << 22
 """Most bytes of calls that are copied or made again together. Larger copies gain little, and stay in memory until the
 last of their calls is dropped."""
@@ -52,8 +52,8 @@ class ReadCall:
     is_base: bool
     """Its inputs are the evaluator's own. Their expected outputs are known."""
     mode: Mode | None = None
-    """Chosen at random among all calls timed in this mode. None for the base, which a solution may recognise, and for a
-    call that merely looks odd, since a solution can make calls look odd."""
+    """Chosen at random among all calls timed in this mode. None for a base call, which a solution may recognise, and
+    for a call that merely looks odd, since a solution can make calls look odd."""
     trial: int = 0
     """Number of the evaluator's set of inputs that its inputs were made from."""
     expected: list[torch.Tensor] | None = None
@@ -83,7 +83,7 @@ class Request(NamedTuple):
     """The calls of one request: usual calls, and hidden calls on inputs of stress cases."""
 
     indices: list[int]
-    """Their buffers."""
+    """Buffer of each call."""
     numbers: list[int]
     usual: list[int]
     """Positions of the usual calls."""
@@ -146,12 +146,12 @@ class TimedCalls:
     """The buffers of the latest calls, and the words read from them when the calls were over."""
 
     def __post_init__(self) -> None:
-        """Number the calls, unless they are moved."""
+        """Number the calls, unless `moved_to` has passed on their numbers."""
         sets = len(self.contents)
         self._numbers = self._numbers or [count(at, sets) for at in range(sets)]
 
     def moved_to(self, buffers: CallBuffers, wanted: int) -> TimedCalls:
-        """Return the calls in other buffers. At most `wanted` are kept, and no content repeats."""
+        """Return the calls for other buffers. At most `wanted` calls are kept, and no content repeats."""
         return replace(self, buffers=buffers, wanted=wanted)
 
     # Inputs of calls.
@@ -271,7 +271,7 @@ class TimedCalls:
         self._latest = ([*indices], seen)
         for number, words, is_unwritten in zip(numbers, seen, self.buffers.find_unwritten(seen), strict=True):
             digest = hash((self._secret, words.tobytes()))
-            # An output of other inputs repeats. Finding out whether the inputs differ can take a second.
+            # The output repeats an earlier one. Whether the inputs differ is asked last, since that can take a second.
             is_odd = is_unwritten or (digest in self._digests and self.contents.differs)
             self._digests.add(digest)
             if is_odd and number not in bases and self._odd + len(odd) < MOST_ODD * len(self.contents):
@@ -284,7 +284,7 @@ class TimedCalls:
 
     @property
     def missing(self) -> int:
-        """Number of missing calls: the wanted number exceeds the number of calls so far by this many."""
+        """Number of calls that are still missing, compared with the wanted number."""
         return max(0, self.wanted - self._seen)
 
     def begin(self) -> None:
