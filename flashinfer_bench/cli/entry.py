@@ -34,6 +34,7 @@ COMPLETING: Final = "_ARGCOMPLETE"
 COMMANDS: Final = {
     RUN: "judge and time solutions",
     "list": "list definitions, solutions or workloads of a trace set",
+    "show": "show a definition, a solution or a workload of a trace set",
     "new": "write a skeleton of a solution or a definition",
     "forget": "remove a solution and its traces from a trace set",
     "validate": "show everything wrong with a trace set",

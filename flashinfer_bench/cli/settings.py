@@ -189,24 +189,24 @@ def show_config(args: argparse.Namespace) -> int:
             check_names(trace_set, config)
     origins = config.origins().items()
     settings = {key: _setting(getattr(config, key), origin) for key, origin in origins if hasattr(config, key)}
-    settings |= _resolve(config, Subject("", ""))
+    settings |= resolve_settings(config, Subject("", ""))
     sections, workloads = dict[str, Settings](), dict[str, Settings]()
     if name is None:
         sections = dict(_list_sections(config, trace_set.definitions))
     else:
         refuse_unknown(("definition", [name], trace_set.definitions))
         definition = trace_set.definitions[name]
-        settings |= _list_declared(config, definition) | _resolve(config, definition)
+        settings |= _list_declared(config, definition) | resolve_settings(config, definition)
         for workload in (line.workload for line in trace_set.workloads.get(name, [])):
             if tolerance := own_tolerance(trace_set, name, workload):  # as its line states
-                resolved = _resolve(config, definition, tolerance)
+                resolved = resolve_settings(config, definition, tolerance)
                 workloads[workload.uuid] = {key: resolved[key] for key in tolerance}
     rows: list[list[str]] = []
     groups = {"": settings} | sections | {f"workload {uuid}": group for uuid, group in workloads.items()}
     for heading, group in groups.items():
         rows += [[heading, "", ""]] if heading else []
         for key, one in group.items():
-            rows.append([f"  {key}" if heading else key, _as_text(one["value"]), one["origin"]])
+            rows.append([f"  {key}" if heading else key, value_as_text(one["value"]), one["origin"]])
     document = {"definition": name, "settings": settings, "sections": sections, "workloads": workloads}
     write_result(args, document, render_table(["Setting", "Value", "From"], rows))
     return 0
@@ -216,14 +216,16 @@ def _setting(value: Any, origin: str) -> dict[str, Any]:
     return {"value": value, "origin": "flag" if origin == "override" else origin}
 
 
-def _as_text(value: Any) -> str:
+def value_as_text(value: Any) -> str:
     """Return a value in the format of the file, or "not set"."""
     if value is None:
         return "not set"
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _resolve(config: BenchmarkConfig, subject: NamedDefinition, tolerance: Mapping[str, Any] | None = None) -> Settings:
+def resolve_settings(
+    config: BenchmarkConfig, subject: NamedDefinition, tolerance: Mapping[str, Any] | None = None
+) -> Settings:
     """Return the settings of a definition or a workload, with `extra` key by key."""
     resolved = config.resolve_eval_config(subject, tolerance)
     return {key: _setting(value, resolved.origins.get(key, "")) for key, value in flatten(resolved.values()).items()}
@@ -238,7 +240,7 @@ def _list_sections(config: BenchmarkConfig, definitions: Mapping[str, Definition
         for key in getattr(config, section):
             subject = definitions.get(key, Subject(key, "")) if section == DEFINITIONS else Subject("", key)
             origins = {origin for origin, name in config.section_locations(section) if name == key}
-            settings = _resolve(config, subject).items()
+            settings = resolve_settings(config, subject).items()
             yield f"{section}.{key}", {name: one for name, one in settings if one["origin"] in origins}
 
 

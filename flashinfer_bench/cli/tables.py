@@ -272,11 +272,9 @@ def name_workloads(workloads: Iterable[tuple[str, str, Mapping[str, int]]], *, u
     for definition, group in groups.items():
         called = dict.fromkeys(group, "")
         for axis in dict.fromkeys(chain.from_iterable(group.values())):
-            if len(set(called.values())) == len(group):  # as few axes as tell the workloads apart
-                break
-            sizes = {uuid: axes.get(axis) for uuid, axes in group.items()}
-            if len(set(sizes.values())) > 1:
-                called = {uuid: f"{name} {axis}={sizes[uuid]}".strip() for uuid, name in called.items()}
+            longer = {uuid: f"{name} {axis}={group[uuid].get(axis)}".strip() for uuid, name in called.items()}
+            if len(set(longer.values())) > len(set(called.values())):  # it tells more workloads apart
+                called = longer
         counts = Counter(called.values())
         for uuid, name in called.items():
             alone = name and counts[name] == 1 and not uuids

@@ -154,6 +154,19 @@ def render_best(rows: Sequence[BestRow], names: Names, pick: Callable[[Cells], C
     return join_sections(_head(rows), _render(rows, pick(best_cells(rows, names))), _notes(rows))
 
 
+def render_verdicts(rows: Sequence[WorkloadRow], names: Names, by: str) -> str:
+    """Render a row for each verdict on one solution or one workload; `by` is "Workload" or "Solution"."""
+    own: dict[str, Callable[[Any], str]] = {
+        "Workload": lambda row: names[row.definition, row.workload],
+        "Solution": lambda row: row.solution,
+    }
+    cells = dict(_add_figures(rows, {by: own[by], "Status": lambda row: row.status}))
+    del cells["Definition"]
+    if any(row.failures for row in rows):
+        cells["Reason"] = lambda row: row.failures[0].reason if row.failures else ""
+    return join_sections(_head(rows), _render(rows, cells), _notes(rows)) if rows else ""
+
+
 def make_grid(rows: Sequence[WorkloadRow], names: Names) -> tuple[Cells, list[Line]]:
     """Return the columns and lines of a table of one definition's times, from `by_workload`.
 

@@ -1,0 +1,293 @@
+"""`show`: one definition, solution or workload of a set, with its verdicts and the next commands."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any, Final, NamedTuple
+
+from flashinfer_bench.base.printable import to_printable
+from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.tolerances import own_tolerance
+from flashinfer_bench.cli.args import choose_definitions, open_trace_set
+from flashinfer_bench.cli.output import RAN, write_json, write_out, write_styled
+from flashinfer_bench.cli.parser import PROGRAM, Parser, add_flags, add_format, add_local, add_names
+from flashinfer_bench.cli.settings import Settings, resolve_settings, value_as_text
+from flashinfer_bench.cli.tables import (
+    available_width,
+    join_sections,
+    lay_out,
+    render_table,
+    shorten_uuid,
+    some,
+    wrap_line,
+)
+from flashinfer_bench.cli.verdicts import make_grid, name_jobs, render_grid, render_summary, render_verdicts
+from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload
+from flashinfer_bench.data.definition import AxisSpec
+from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.data.store.trace_lines import kept_of
+from flashinfer_bench.data.workload import MIN_PREFIX, InputSpec, SafetensorsInput, ScalarInput
+from flashinfer_bench.errors import DataSetError, UsageError
+from flashinfer_bench.report.summary import by_workload, summarise
+
+TOLERANCE: Final = ("rtol", "atol", "required_matched_ratio")
+"""The settings of a tolerance, besides the parameters of the evaluator."""
+SHOWN_NAMES: Final = 12
+MOST_COLOURED: Final = 40_000
+"""Longest coloured source, in characters. Lexers are slow on unusual texts."""
+AXES: Final = {"Axis": "{name}", "Kind": "{kind}", "Size": "{size}", "Description": "{description}"}
+TENSORS: Final = {
+    "Name": "{name}",
+    "Kind": "{kind}",
+    "Shape": "{shape}",
+    "Dtype": "{dtype}",
+    "Source": "{source}",
+    "Description": "{description}",
+}
+
+
+class View(NamedTuple):
+    """An object of a set, ready to print."""
+
+    document: dict[str, Any]
+    head: str
+    sources: Mapping[str, str]
+    """Path → source code."""
+    verdicts: str
+    following: Sequence[Sequence[str]]
+    """Words of the next commands, without the set."""
+
+
+def declare_show(parser: Parser) -> None:
+    """Add the help and the flags of the command."""
+    parser.describe(
+        "Show a definition, a solution or a workload: what it is, its latest verdicts, and the next commands.\n"
+        "A workload is named by its uuid, the beginning of its uuid, or its axes, such as batch_size=7.",
+        example="show rmsnorm_h4096 --local flashinfer-trace",
+        execute=execute,
+    )
+    add_flags(parser, {"NAME": "a definition, a solution or a workload"})
+    add_local(parser)
+    add_names(parser, "--definitions", "search for a solution or a workload only in these definitions")
+    add_format(parser)
+
+
+def execute(args: Namespace) -> int:
+    """Print the object of this name."""
+    trace_set = open_trace_set(args)
+    view = _find(trace_set, args.name, choose_definitions(trace_set, args))
+    roots = [word for root in trace_set.roots for word in ("--local", str(root))]
+    following = [shlex.join([PROGRAM, *words, *roots]) for words in view.following]
+    if args.format == "json":
+        write_json({**view.document, "next": following})
+        return RAN
+    write_out(view.head)
+    for path, source in view.sources.items():
+        write_out(f"\n{path}\n{'─' * len(path)}\n")
+        _write_source(source.rstrip() + "\n", path)
+    write_out("\n" + join_sections(view.verdicts, [f"next: {command}" for command in following]))
+    return RAN
+
+
+def _write_source(text: str, path: str) -> None:
+    """Write source code to stdout. On a terminal its syntax is coloured, unless it is long."""
+    if not sys.stdout.isatty() or len(text) > MOST_COLOURED:
+        write_out(text)
+        return
+    from rich.console import Console
+    from rich.syntax import Syntax
+
+    shown = "\n".join(map(to_printable, text.expandtabs().split("\n")))
+    console = Console(file=sys.stdout)
+    with console.capture() as captured:
+        lexer = Syntax.guess_lexer(path)
+        console.print(Syntax(shown, lexer, theme="ansi_dark", background_color="default", word_wrap=True))
+    write_styled(captured.get())
+
+
+def _find(trace_set: TraceSet, name: str, definitions: Sequence[Definition]) -> View:
+    """Return the view of a name.
+
+    Raises:
+        DataSetError: the set has no object of this name.
+        UsageError: several workloads have this name.
+    """
+    if (definition := trace_set.definitions.get(name)) is not None:
+        return _view_definition(trace_set, definition)
+    solutions = [one for definition in definitions for one in trace_set.solutions.get(definition.name, [])]
+    for solution in solutions:
+        if solution.name == name:
+            return _view_solution(trace_set, solution)
+    workloads = [(one, line.workload) for one in definitions for line in trace_set.workloads.get(one.name, [])]
+    found = [pair for pair in workloads if pair[1].uuid == name] or [
+        pair for pair in workloads if _is_called(pair[1], name)
+    ]
+    if len(found) > 1:
+        listed = some([f"{shorten_uuid(workload.uuid)} of {definition.name}" for definition, workload in found])
+        raise UsageError(f"{name!r} names several workloads: {listed}; give more of the uuid, or --definition")
+    if found:
+        return _view_workload(trace_set, *found[0])
+    known = [*trace_set.definitions, *(one.name for one in solutions), *(workload.uuid for _, workload in workloads)]
+    hint = did_you_mean(name, known) or f"; `{PROGRAM} list` shows what there is"
+    raise DataSetError(f"the trace set has no definition, solution or workload {name!r}{hint}")
+
+
+def _is_called(workload: Workload, name: str) -> bool:
+    """Return whether a name has axes of a workload, or the beginning of its uuid, and no other word."""
+    sizes = {f"{axis}={size}" for axis, size in workload.axes.items()}
+    words = name.split()
+    starts = [word for word in words if word not in sizes]
+    return bool(words) and all(len(word) >= MIN_PREFIX and workload.uuid.startswith(word) for word in starts)
+
+
+def _view_definition(trace_set: TraceSet, definition: Definition) -> View:
+    name, lines = definition.name, trace_set.workloads.get(definition.name, [])
+    traces = list(kept_of(trace_set.traces.get(name, [])))
+    rows, names = by_workload(traces, trace_set), name_jobs([*lines, *traces])
+    expected = [line.workload.uuid for line in lines]
+    solutions = summarise(traces, {(name, one.name): expected for one in trace_set.solutions.get(name, [])})
+    settings = _find_tolerance(trace_set, definition)
+    called = some(list(name_jobs(lines, uuids=True).values()), SHOWN_NAMES)
+    next_words = ["report", "table", name] if rows else ["run", "--definitions", name]
+    problem = definition.not_runnable_reason
+    return View(
+        {
+            "kind": "definition",
+            "definition": definition.to_dict(),
+            "tolerance": settings,
+            "workloads": [line.workload.to_dict() for line in lines],
+            "solutions": list(map(asdict, solutions)),
+            "verdicts": list(map(asdict, rows)),
+        },
+        join_sections(
+            [f"{name}: definition of op type {definition.op_type}", *_if_any("{}", definition.description)],
+            _if_any("it cannot be run: {}", problem),
+            lay_out(AXES, [_describe_axis(name, axis, lines) for name, axis in definition.axes.items()], spared=()),
+            lay_out(TENSORS, _list_tensors(definition), spared=()),
+            [f"constraint: {one}" for one in definition.constraints],
+            _render_settings(settings),
+            [wrap_line(line, available_width(sys.stdout)) for line in _if_any("workloads: {}", called)],
+        ),
+        {"reference.py": definition.reference},
+        join_sections(
+            render_grid(rows, *make_grid(rows, names)) if rows else "",
+            render_summary(solutions, names) if solutions else "",
+        ),
+        [next_words, ["new", "solution", "--definition", name], *(["show", one.solution] for one in solutions[:1])],
+    )
+
+
+def _view_solution(trace_set: TraceSet, solution: Solution) -> View:
+    name, spec = solution.name, solution.spec
+    traces = [one for one in kept_of(trace_set.traces.get(solution.definition, [])) if one.solution == name]
+    rows = by_workload(traces, trace_set)
+    fields = {
+        "author": solution.author,
+        "language": spec.language.value,
+        "entry point": spec.entry_point,
+        "hardware": ", ".join(spec.target_hardware),
+        "dependencies": ", ".join(spec.dependencies),
+        "binding": spec.binding and spec.binding.value,
+        "file": str(trace_set.solution_files.get(name, "")),
+    }
+    failed = [row.workload for row in rows if row.failures][:1]
+    return View(
+        {"kind": "solution", "solution": solution.to_dict(), "verdicts": list(map(asdict, rows))},
+        join_sections(
+            [f"{name}: solution of {solution.definition}", *_if_any("{}", solution.description)],
+            render_table(["Field", "Value"], [[field, value] for field, value in fields.items() if value]),
+        ),
+        {source.path: source.content for source in solution.sources},
+        render_verdicts(rows, name_jobs([*trace_set.workloads.get(solution.definition, []), *traces]), "Workload"),
+        [
+            *(["repro", name, uuid, "--dump", "why"] for uuid in failed),
+            ["run", "--solutions", name],
+            ["show", solution.definition],
+        ],
+    )
+
+
+def _view_workload(trace_set: TraceSet, definition: Definition, workload: Workload) -> View:
+    name, uuid, lines = definition.name, workload.uuid, trace_set.workloads[definition.name]
+    traces = [one for one in kept_of(trace_set.traces.get(name, [])) if one.workload.uuid == uuid]
+    rows, names = by_workload(traces, trace_set), name_jobs(lines)
+    settings = _find_tolerance(trace_set, definition, workload)
+    own = [line for line in lines if line.workload.uuid == uuid]
+    axes = [_describe_axis(axis, definition.axes[axis], own) for axis in definition.var_axes]
+    document = {"kind": "workload", "definition": name, "workload": workload.to_dict(), "tolerance": settings}
+    return View(
+        document | {"verdicts": list(map(asdict, rows))},
+        join_sections(
+            [f"{names[name, uuid]}: workload {uuid} of {name}"],
+            lay_out(AXES, axes, spared=()),
+            lay_out(TENSORS, _list_tensors(definition, workload), spared=()),
+            _render_settings(settings),
+        ),
+        {},
+        render_verdicts(rows, names, "Solution"),
+        [["run", "--workloads", uuid], ["show", name]],
+    )
+
+
+def _if_any(form: str, value: str | None) -> list[str]:
+    return [form.format(value)] if value else []
+
+
+def _describe_axis(name: str, axis: AxisSpec, lines: Sequence[Trace]) -> dict[str, str]:
+    """Return the cells of an axis; the sizes of a var axis are from workloads."""
+    sizes = sorted({line.workload.axes[name] for line in lines if name in line.workload.axes})
+    size = getattr(axis, "value", None) or getattr(axis, "expression", None) or some(list(map(str, sizes)), SHOWN_NAMES)
+    return {"name": name, "kind": axis.type, "size": str(size), "description": axis.description or ""}
+
+
+def _find_tolerance(trace_set: TraceSet, definition: Definition, workload: Workload | None = None) -> Settings:
+    """Return the tolerance of a definition or a workload, and the parameters of its evaluator, with origins."""
+    own = own_tolerance(trace_set, definition.name, workload) if workload is not None else None
+    settings = resolve_settings(BenchmarkConfig.default().for_set(trace_set), definition, own)
+    return {key: one for key, one in settings.items() if key in TOLERANCE or key.startswith("extra.")}
+
+
+def _render_settings(settings: Settings) -> str:
+    rows = [[key, value_as_text(one["value"]), one["origin"]] for key, one in settings.items()]
+    return render_table(["Setting", "Value", "From"], rows)
+
+
+def _list_tensors(definition: Definition, workload: Workload | None = None) -> list[dict[str, str]]:
+    """Return the inputs and outputs of a definition; for a workload with sizes and the source of each input."""
+    sizes: Mapping[str, int] = {} if workload is None else workload.axes
+    with suppress(ValueError):  # an axis without a size is shown by its name
+        sizes = sizes and definition.bind_axes(sizes)
+    rows = []
+    for kind, specs in (("input", definition.inputs), ("output", definition.outputs)):
+        for name, spec in specs.items():
+            shape = (
+                f"[{', '.join(str(sizes.get(axis, axis)) for axis in spec.shape)}]" if spec.shape is not None else ""
+            )
+            rows.append(
+                {
+                    "name": name,
+                    "kind": f"optional {kind}" if spec.optional else kind,
+                    "shape": shape or "scalar",
+                    "dtype": spec.dtype,
+                    "source": _describe_source(workload.inputs.get(name)) if workload and kind == "input" else "",
+                    "description": spec.description or "",
+                }
+            )
+    return rows
+
+
+def _describe_source(source: InputSpec | None) -> str:
+    match source:
+        case ScalarInput():
+            return str(source.value)
+        case SafetensorsInput():
+            return f"{source.path}: {source.tensor_key}"
+        case None:
+            return "random"
+        case _:
+            return source.type
