@@ -114,7 +114,7 @@ class Harness:
 
     @property
     def open_jobs(self) -> int:
-        """How many jobs have no result."""
+        """Number of jobs without a result."""
         return len(self._open)
 
     @property
@@ -183,7 +183,7 @@ class Harness:
                 yield from self._settle(happening)
 
     def release(self) -> None:
-        """End all sessions; the next step starts new ones."""
+        """End all sessions; the next step starts new sessions."""
         scheduler, self._scheduler = self._scheduler, None
         if scheduler is not None:
             scheduler.close()

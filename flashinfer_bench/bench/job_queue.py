@@ -91,7 +91,7 @@ class JobQueue:
         self._put(queue_class, jobs)
 
     def remove(self, indices: Iterable[int]) -> list[Job]:
-        """Of the jobs with these indices, remove and return those that no device has."""
+        """Remove and return the jobs with these indices that no device has."""
         wanted = set(indices)
         return [
             job

@@ -190,7 +190,8 @@ class Scheduler:
                 slot.given_up_at, slot.failed_starts = None, 0
 
     def remove(self, indices: Iterable[int]) -> list[Job]:
-        """Remove and return the jobs that no session has begun. The others continue, and are answered."""
+        """Remove and return the jobs that no session has begun. Jobs that a session has begun continue, and are
+        answered."""
         wanted = set(indices)
         for slot in self.slots:
             if not wanted.isdisjoint(slot.ahead):

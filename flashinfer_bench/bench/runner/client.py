@@ -160,7 +160,8 @@ class SessionClient:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether `flush` must be called when the socket is writable. The session does not read while it judges."""
+        """Whether data is left, so that `flush` must be called when the socket is writable. A judging session does not
+        read."""
         return bool(self._unsent)
 
     def flush(self) -> None:

@@ -37,7 +37,7 @@ from flashinfer_bench.sandbox.process_tree import die_with_parent, fork, hide_me
 
 MODULE: Final = "flashinfer_bench.bench.runner.launcher"
 OPENING: Final = "flashinfer_bench.bench.runner.session.opening"
-"""Its `serve_host` runs a session, and its `import_judge` imports the rest that a session needs."""
+"""The module whose `serve_host` runs a session, and whose `import_judge` imports the rest that a session needs."""
 AT_IMPORT: Final = ("PYTHON", "OMP_", "GOMP_", "KMP_", "MKL_", "TORCH", "LD_", "OPENBLAS_", "CUDA_MODULE_", "MALLOC_")
 """Prefixes of variables that take effect when libraries are loaded. Sessions that differ in them are forked from
 different servers."""

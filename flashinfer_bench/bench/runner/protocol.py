@@ -63,7 +63,7 @@ class SessionConfig(Frame):
     gpu_index: int | None = None
     """The GPU's CUDA index in PCI bus order; None to use its UUID, which takes workers longer to find."""
     gpu_capability: tuple[int, int] | None = None
-    """Its compute capability, such as (9, 0) for Hopper; None if it is unknown."""
+    """The GPU's compute capability, such as (9, 0) for Hopper; None if it is unknown."""
     worker_memory_bytes: int | None
     needs_triton: bool
     cache_root: str
@@ -109,7 +109,7 @@ class RequestedJob(Frame):
 
     index: int
     solution: str
-    """Its key in the request's solutions."""
+    """The solution's key in the request's solutions."""
     workload: dict[str, Any]
     blob_root: str
     seed: int

@@ -210,7 +210,7 @@ class _Judging:
         self.constants = find_constants(baseline.outputs)
         """Number of each output that is the same on all usual inputs → its value."""
         self.changed: set[int] = set()
-        """Numbers of these outputs that change on inputs of a case."""
+        """Numbers of the constant outputs that change on inputs of a case."""
         self.reported: dict[str, str] = {}
         """Case → result of its calls."""
 

@@ -43,7 +43,7 @@ FIRST_BATCH_S: Final = 0.5
 """Seconds after which the first batch of baselines takes no further baseline. The time is short, so that the first
 verdict comes soon."""
 LATER_BATCH_S: Final = 4.0
-"""The same for the first batch of each later request. The first verdict is not urgent there."""
+"""Seconds after which the first batch of a later request takes no further baseline. Its first verdict is not urgent."""
 BATCH_GROWTH: Final = 4
 """Factor by which each further batch of a request may last longer. A batch costs two workers, so batches must be
 few."""

@@ -39,7 +39,7 @@ MOST_CALLS: Final = 64
 BYTES_PER_COMPILER: Final = 2 << 30
 """Bytes that nvcc may need for one of FlashInfer's larger files."""
 MEMORY_SHARE: Final = 4
-"""Compilers of modules may use this machine's memory divided by this."""
+"""Divisor: all compilers of modules together may use the machine's memory divided by this."""
 POLL_S: Final = 1.0
 """Seconds between two checks for further solutions while a job waits for its solution's precompilation."""
 SERVER_POLL_S: Final = 0.005

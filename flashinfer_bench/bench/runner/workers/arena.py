@@ -180,8 +180,8 @@ class SharedArena:
     def step_aside(self) -> None:
         """Use other device memory until `come_back`, since earlier workers that have not ended map the present memory.
 
-        So a worker's first calls need not wait for their end. Timed calls should use the same memory in all workers,
-        because the location of data affects the read speed.
+        So the first calls of a new worker need not wait until the earlier workers have ended. Timed calls should use
+        the same memory in all workers, because the location of data affects the read speed.
         """
         if self._home is not None:
             self._staging_buffers.append(self._memory)

@@ -25,7 +25,7 @@ from flashinfer_bench.worker.protocol import STACK_FILE
 CHECK_S: Final = 0.5
 """Seconds between two checks of a first call."""
 MOST_FILES: Final = 20_000
-"""Most files of compilers that are checked."""
+"""Largest number of compilers' files that are checked."""
 MOST_FRAMES: Final = 12
 OURS: Final = re.compile(r"/flashinfer_bench/worker/")
 WAITS_FOR_GPU: Final = re.compile(r"/torch/cuda/(__init__|streams)\.py$")

@@ -90,9 +90,9 @@ class SolutionFiles:
     artifact: Path | None = None
     """Folder of its artifact; None if its sources are not written yet."""
     is_reference: bool = False
-    """It does not use Triton, so its worker can start before Triton's files are ready."""
+    """A reference does not use Triton, so its worker can start before Triton's files are ready."""
     wants_fast: bool = False
-    """Its worker needs a fast context, since its calls may launch several operations."""
+    """The worker needs a fast context, since the solution's calls may launch several operations."""
 
 
 def reference_files(definition_digest: str) -> SolutionFiles:
@@ -119,7 +119,7 @@ class Made:
     is_awaited: bool = False
     """A job waits for it. If it does not start, that is a fault."""
     is_narrow: bool = False
-    """Its context has one connection to the GPU."""
+    """The worker's context has one connection to the GPU."""
     attempt: int = 1
     """Attempts so far to get this worker with a fast context."""
 
@@ -388,7 +388,7 @@ class WorkerPool:
         return taken
 
     def _wait(self, starting: Sequence[Made]) -> None:
-        """Wait until one of these sends a message, or is late."""
+        """Wait until one of these workers sends a message, or is late."""
         limit_s = max(0.0, min(warm.deadline for warm in starting) - time.monotonic())
         select.select([warm.worker for warm in starting], [], [], limit_s)
 

@@ -85,7 +85,7 @@ class WorkerExit:
     """Processes that it left running; they were killed."""
     over_memory: bool
     over_machine: bool = False
-    """It was ended because memory outside all processes grew on the machine."""
+    """The worker was ended because memory outside all processes grew on the machine."""
 
     def __str__(self) -> str:
         if self.over_memory:
@@ -141,13 +141,13 @@ class WorkerProcess:
         """Folders in which compilers cache files for its solution."""
         self._request_id = 0
         self._is_ending = False
-        """It was asked to end."""
+        """The worker was asked to end."""
         self.log = log or BoundedLog()
         self.exit: WorkerExit | None = None
         self.pid: int | None = None
         self.supervisor_pid: int | None = None
         self.ready = NOT_READY
-        """Its ready message, sent before a solution is loaded."""
+        """The worker's ready message, sent before a solution is loaded."""
         self._stopped: list[int] = []
         """Stopped processes below the supervisor."""
         self.overhead = BatchOverhead()

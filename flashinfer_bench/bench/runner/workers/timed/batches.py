@@ -237,7 +237,7 @@ class BatchTimer:
 
         Raises:
             ClaimContradicted: RUNTIME_ERROR; all batches take longer than the report allows.
-            SolutionFailure: the same, and a change of the machine's speed cannot explain it.
+            SolutionFailure: a change of the machine's speed cannot explain the difference.
         """
         resolution_ns = RESOLVED_NS / len(self._buffers)
         if len(self._buffers) > 1:

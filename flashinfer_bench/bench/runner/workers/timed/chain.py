@@ -76,9 +76,10 @@ CACHED_BYTES: Final = 24 << 20
 """Bytes of a call above which a chain's bound is lower, because the call's unmasked inputs are written back to memory
 while it runs."""
 WRITTEN_BACK: Final = 32 << 20, 3_000
-"""Most bytes of these inputs in a cache, and bytes written back in a nanosecond. The write-back is subtracted."""
+"""Most bytes of a call's inputs that a cache holds, and bytes written back to memory in a nanosecond. The time of the
+write-back is subtracted."""
 UNCACHED_SHARE: Final = 0.9
-"""Least share of the cost that is reported as the latency of such calls."""
+"""Least share of the cost that is reported as the latency of calls above CACHED_BYTES."""
 SLACK_NS: Final = 10_000
 """A latency at most this far below the cost of a call is doubted but not refused, because another program may delay
 keys. The chain raises the latency in any case."""
@@ -300,7 +301,7 @@ class ChainTimer:
 
         Raises:
             ClaimContradicted: RUNTIME_ERROR; all chains take longer than the report allows.
-            SolutionFailure: the same, and a change of the machine's speed cannot explain it; or outputs differ from the
+            SolutionFailure: a change of the machine's speed cannot explain the difference; or outputs differ from the
                 committed digests.
         """
         chains, image = 0, chain_image()

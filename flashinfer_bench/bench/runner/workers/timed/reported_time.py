@@ -26,17 +26,17 @@ CREDITED_SHARE: Final = 0.79
 """The reported latency is at least this share of a call's cost in a batch. A GPU without pauses can be a quarter slower
 than a GPU that idles before each call."""
 CHAIN_SHARE: Final = 0.95
-"""The same share for a chain, which is timed more exactly."""
+"""Like CREDITED_SHARE, but for a chain, which is timed more exactly."""
 HOST_CHAIN_SHARE: Final = 0.85
-"""The same share if the host launches each call, because the host's time varies."""
+"""Like CHAIN_SHARE, but if the host launches each call of the chain, because the host's time varies."""
 LEAST_SHARE: Final = 0.75
 """A latency below this share of an outside time is not confirmed."""
 REFUSED_SHARE: Final = 0.5
 """A latency below this share of a batch's time is refused. Honest calls of many operations come near it, since the
 operations of a long graph start later."""
 CHAIN_REFUSED_SHARE: Final = 0.25
-"""The same for a chain, where inputs are cold, and for batches after a chain. Chains and batches raise the latency in
-any case."""
+"""Like REFUSED_SHARE, but for a chain, where inputs are cold, and for batches after a chain. Chains and batches raise
+the latency in any case."""
 FORGED_SHARE: Final = 0.1
 """A latency below this share of an outside time is refused without another measurement: no machine changes its speed
 tenfold in between."""
@@ -61,11 +61,11 @@ class Claimed:
     latency_ns: float
     """Including `setup`."""
     waits_inside: bool = False
-    """It waits for the GPU."""
+    """The call waits for the GPU."""
     operations: int = 1
-    """Operations that it launches on a GPU."""
+    """Number of operations that the call launches on a GPU."""
     uses_side_stream: bool = False
-    """It uses streams that are never waited for."""
+    """The call uses streams that it never waits for."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def find_doubt(
 
     Raises:
         ClaimContradicted: RUNTIME_ERROR; the calls take far longer than the report allows.
-        SolutionFailure: the same, and a change of the machine's speed cannot explain it.
+        SolutionFailure: a change of the machine's speed cannot explain the difference.
     """
     if claimed_ns >= LEAST_SHARE * call_ns:
         return None
