@@ -33,8 +33,8 @@ MOST_CONFIRMED: Final = 3
 counted if it found the solution wrong, or far slower than its worker reported."""
 
 VOIDING: Final = {"unwritten": 0.0, "norm": 2.0, "lost_rows": 2.0, "regimes": 2.0}
-"""Rule → error, in multiples of the rule's limit, from which chance cannot explain that the rule is broken. `power`,
-the rule on a sampler's draws, is missing, since chance can break it."""
+"""Rule → smallest error that chance cannot explain, in multiples of the rule's limit. `power`, the rule on a sampler's
+draws, is missing, since chance can break it."""
 MOST_KNOWN: Final = 16
 """Number of fastest solutions that an engine remembers for each workload and kind of hardware."""
 Confirm = Literal["if_best", "always", "never"]

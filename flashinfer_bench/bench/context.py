@@ -151,7 +151,7 @@ class HarnessContext:
         return is_alone and self.sandbox.is_sandboxed and bool(spare_cores())
 
     def make_scheduler(self, seeds: JobSeeds, rules: Rules, *, needs_triton: bool) -> Scheduler:
-        """Make the loop over the devices; start nothing."""
+        """Make the loop over the devices; start no process."""
         makes = RequestMaker if self._cluster is None else self._cluster.batch_maker
         build_pool = self._make_build_pool() if self._cluster is None else self._cluster.no_builds(self.cache)
         return Scheduler(
@@ -235,8 +235,8 @@ class HarnessContext:
     def _choose_baselines(self, device: Device) -> Literal["use", "refresh", "off"]:
         """Return how times of references are cached between runs.
 
-        They are not stored on a CPU, whose speed changes every minute. Without a sandbox workers could write the stored
-        times. With `keep_samples` every sample is wanted, and the cache has no samples.
+        Times are not cached on a CPU, whose speed changes every minute. Without a sandbox workers could write the
+        stored times. With `keep_samples` every sample is wanted, and the cache has no samples.
         """
         is_wanted = self.config.profile_baseline and not self.config.keep_samples
         if device.kind == "cpu" or not self.sandbox.is_sandboxed or not is_wanted:

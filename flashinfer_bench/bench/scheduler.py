@@ -99,7 +99,7 @@ class DeviceSlot:
     asking: Iterator[str | None] | None = None
     """Asks for the lock of the device, and ends once it is ours."""
     held: ExitStack = field(default_factory=ExitStack)
-    """Gives the lock back."""
+    """Releases the lock when it is closed."""
     given_up_at: float | None = None
     """Time at which the device was given up, in monotonic seconds; None while it is in use."""
 

@@ -128,10 +128,11 @@ class Cluster:
     def __init__(self, settings: ClusterSettings) -> None:
         self._settings = settings
         self._slots: list[ActorSlot] = []
-        """Also slots that are no longer used, so that no other actor is started for their device."""
+        """All slots. Slots that are no longer used stay here, so that no other actor is started for their device."""
         self._names: dict[str, str] = {}
         self._sandboxes: dict[Device, Sandbox] = {}
-        """Also of lost slots, because their last verdicts may not be recorded yet."""
+        """Device → sandbox of its workers. Lost slots stay here, because their last verdicts may not be recorded
+        yet."""
         self._next_poll_s = 0.0
         self._last_slot_s = time.monotonic()
         """Latest time at which a usable slot existed."""
@@ -398,7 +399,7 @@ class RemoteSession:
         while not self._frames.empty():
             frame = self._frames.get()
             if isinstance(frame, RayError):
-                self.is_ready = isinstance(frame, RayActorError)  # else no job has caused it
+                self.is_ready = isinstance(frame, RayActorError)  # no job causes other errors
                 raise SessionLost(f"{self.device.label}: {self._cluster.lose(self._slot, frame)}")
             yield frame
 

@@ -116,7 +116,7 @@ class Plan:
     jobs: tuple[Job, ...]
     skips: tuple[Skip, ...] = ()
     recorded: tuple[AnyTrace, ...] = ()
-    """Recorded traces, because of which jobs are skipped."""
+    """The recorded traces of the skipped jobs."""
     done: tuple[Job, ...] = ()
     """The jobs that are skipped because a trace records them. A resumed run may confirm the best of them."""
     redone_reasons: Mapping[str, int] = field(default_factory=dict)

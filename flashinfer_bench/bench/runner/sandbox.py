@@ -1,4 +1,4 @@
-"""The sandbox of workers: what is requested, what this kernel supports, and what is missing and why.
+"""The sandbox of workers: the requested level, the support of this kernel, and the missing parts with their reasons.
 
     strict   the whole sandbox, or the run is refused
     auto     all that this machine supports; each trace and `doctor` list the missing parts

@@ -499,7 +499,7 @@ class DeviceSession:
         """Give the arena to a worker, without data of another worker or of the session in it.
 
         Args:
-            worker: the worker that writes there next; None for a reference's worker.
+            worker: the worker that writes to the arena next; None for a reference's worker.
             size: bytes of a call. If the last worker has not ended and memory allows, the calls get separate memory
                 until they are timed.
         """

@@ -62,7 +62,7 @@ class CallWatch:
 
     def begin(self) -> None:
         """Start watching a call."""
-        self._state = None  # a compiler of the call before is not one of this call
+        self._state = None  # forget the compilers of the previous call
         self._checked_s = self._quiet_since_s = time.monotonic()
 
     def is_stuck(self) -> bool:

@@ -64,7 +64,7 @@ Answer = TypeVar("Answer", bound=Claim)
 
 
 class WorkerKilled(SolutionFailure):
-    """A signal, possibly from outside, ended the solution's worker. A second try in another worker shows the sender.
+    """A signal, possibly from outside, ended the solution's worker. The job is tried once more in another worker.
 
     Attributes:
         what: what the worker was doing.
@@ -222,7 +222,7 @@ class RemoteKernel:
             at_once = 2 * len(made) if time.monotonic() - start < QUICK_REQUEST_S else 1
             count -= len(made)
             yield from made
-            if at_once > 1 and count and self._arena.is_aside:  # only one call fits
+            if at_once > 1 and count and self._arena.is_aside:  # the separate memory has room for one call
                 self.tools.await_quiet()
                 self._arena.come_back()
 

@@ -439,10 +439,10 @@ class WorkerPool:
             self._best_gap_ns = min(self._best_gap_ns or chain_gap_ns, chain_gap_ns)
 
     def excess_ns(self, chain_gap_ns: int) -> int:
-        """Return the extra time of a chain's link in a context compared with the best context; 0 if it is fast.
+        """Return the extra nanoseconds per kernel of a chain, compared with the best context; 0 if the context is fast.
 
         Args:
-            chain_gap_ns: time of a link in the context; 0 if it is unknown.
+            chain_gap_ns: nanoseconds per kernel of a chain in the context; 0 if it is unknown.
         """
         is_slow = self._best_gap_ns > 0 and chain_gap_ns > self._best_gap_ns * SLOW_CONTEXT
         return chain_gap_ns - self._best_gap_ns if is_slow else 0

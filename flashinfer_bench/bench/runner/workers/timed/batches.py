@@ -58,8 +58,8 @@ SLACK_NS: Final = 150_000.0
 empty batch is charged to the calls. A delay above the limit means that the worker answered before its calls were over.
 Then the request's overhead is charged too, and the GPU is used again until the calls are over."""
 STARTS_LATER: Final = 0.15, 5_000.0, 15_000.0
-"""Share that is subtracted, and two limits in nanoseconds: only the part of a call's time between the limits counts. In
-a graph of many calls each call starts later than in its own graph."""
+"""A share and two limits in nanoseconds. This share of the part of a call's time between the limits is subtracted. In a
+graph of many calls each call starts later than in its own graph."""
 CACHE_SHARE: Final = 0.3
 """Share of a GPU's cache that holds writes when a call ends."""
 MEMORY_BOUND: Final = 0.6, 0.9

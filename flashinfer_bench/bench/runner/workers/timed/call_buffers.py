@@ -265,7 +265,7 @@ def pick_rows(held: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
 
 
 def describe_inputs(inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the properties that a layout depends on: shapes and dtypes of tensors, and the other values themselves."""
+    """Return the properties that a layout depends on: shapes and dtypes of tensors, and all other values."""
     return tuple(
         (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else ("value", value) for value in inputs
     )

@@ -64,8 +64,8 @@ allow."""
 MOST_CHAINS: Final = 4
 """Most chains, and the number of empty chains. A further chain runs only if the best so far would raise the latency."""
 LAUNCH_NS: Final = {False: 50_000_000, True: 300_000}
-"""Nanoseconds after which a call gets its key even if it is not fully launched: True for calls that wait for the
-GPU."""
+"""Longest wait, in nanoseconds, until a call is fully launched. Then it gets its key in any case. True: calls that wait
+for the GPU."""
 LONGEST_PAUSE_NS: Final = 10_000_000
 """Most nanoseconds that the GPU idles before each key. It idles as long as the previous call took, and would throttle
 without this pause."""

@@ -39,7 +39,7 @@ CHAIN_REFUSED_SHARE: Final = 0.25
 the latency in any case."""
 FORGED_SHARE: Final = 0.1
 """A latency below this share of an outside time is refused without another measurement: no machine changes its speed
-tenfold in between."""
+tenfold between two timings."""
 SETTLED: Final = 1_000_000, 9
 """Reported nanoseconds and number of timed calls from which the calls' own requests can confirm a latency. The overhead
 of a request is small then."""
@@ -65,7 +65,7 @@ class Claimed:
     operations: int = 1
     """Number of operations that the call launches on a GPU."""
     uses_side_stream: bool = False
-    """The call uses streams that it never waits for."""
+    """The call uses a stream that does not wait for the current stream."""
 
 
 @dataclass(frozen=True)
