@@ -78,7 +78,7 @@ def describe_issues(issues: Sequence[LoadIssue], shown_warnings: int = SHOWN_WAR
 
 
 def choose_definitions(trace_set: TraceSet, args: Namespace) -> list[Definition]:
-    """Return the definitions that --definitions and --op-types select, by op type and name."""
+    """Return the definitions that --definitions and --op-types select, ordered by op type and name."""
     kinds = {item.name: normalise_op_type(item.op_type) for item in trace_set.definitions.values()}
     names, op_types = _names_in(args, "definitions"), list(map(normalise_op_type, _names_in(args, "op_types")))
     refuse_unknown(("definition", names, kinds), ("op type", op_types, kinds.values()))
@@ -165,7 +165,7 @@ class Output(NamedTuple):
     path: Path
     """Absolute, and without `..`."""
     root: Path | None
-    """The folder of the trace set around it; None outside of sets. Links are followed only outside of sets."""
+    """The trace set that contains the path; None if no set does. Links are followed only if no set does."""
 
     def write(self, text: str | bytes, hint: str = "") -> None:
         """Write the file completely or not at all.
@@ -187,7 +187,7 @@ def find_output(path: Path | str, args: Namespace | None = None) -> Output:
 
     Args:
         path: the user's path.
-        args: the command's arguments; its sets count as sets, whatever files they have.
+        args: the command's arguments. The folders of `--local` count as sets, even without the files of a set.
 
     Raises:
         UsageError: the path is a link in a set, or lies behind a link.

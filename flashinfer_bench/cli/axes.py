@@ -13,14 +13,14 @@ AXIS_HELP: Final = "sizes of an axis: rows=64, rows=1,7,64 or rows=1:4096:x2; ma
 RANGE: Final = re.compile(r"(\d+):(\d+)(?::(x?)(\d+))?")
 SIZES: Final = re.compile(r"\d+(?:,\d+)*")
 MOST_CASES: Final = 10_000
-"""Most combinations of sizes. More come from a mistyped number."""
+"""Maximum number of combinations of sizes. A larger number is most likely a typing error."""
 
 
 def read_range(flag: str, text: str) -> Sequence[int] | None:
     """Return the numbers of FIRST:LAST:STEP or FIRST:LAST:xFACTOR; None for any other text.
 
     Raises:
-        UsageError: the range is not upward, or too long.
+        UsageError: LAST is below FIRST, STEP is 0, or FACTOR cannot increase FIRST.
     """
     found = RANGE.fullmatch(text)
     if found is None:

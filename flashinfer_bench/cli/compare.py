@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from flashinfer_bench.examine.compare.sides import Contender
 
 MEASURING: Final = ("budget", "devices", "config", "iterations", "num_trials", "sandbox")
-"""Flags of measuring, which have no effect on recorded traces."""
+"""Flags that only a new measurement uses. They are refused with `--recorded`."""
 OF_SOURCES: Final = ("definitions", "entry", "language")
-"""Flags that complete a source file or folder. They have no effect on other sides."""
+"""Flags about a source file or folder. They are refused if neither A nor B is one."""
 
 
 def declare_compare(parser: Parser) -> None:

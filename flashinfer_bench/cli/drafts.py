@@ -21,7 +21,7 @@ def list_draft_paths(args: Namespace) -> list[Path]:
 
 
 def take_drafts(args: Namespace, trace_set: TraceSet) -> list[Draft]:
-    """Put the sources that a command names into the set in memory, and replace their paths by their names.
+    """Add the sources that a command names to the set in memory. In `args`, replace their paths by solution names.
 
     Raises:
         UsageError: a flag for sources was given without a source.
@@ -62,7 +62,7 @@ def read_hints(args: Namespace) -> DraftHints:
 
 
 def describe_draft(draft: Draft, definitions: Mapping[str, Definition], *, is_quiet: bool) -> None:
-    """Print the properties found in a source, unless quiet, and why its entry function cannot work."""
+    """Warn of each reason why an entry function cannot work. Unless quiet, also print the detected properties."""
     for line in check_entry(draft.solution, definitions[draft.solution.definition]):
         write_err(f"warning: {draft.path}: {line.removeprefix(f'{draft.path.name}: ')}")
     if not is_quiet:
@@ -70,7 +70,7 @@ def describe_draft(draft: Draft, definitions: Mapping[str, Definition], *, is_qu
 
 
 def save_draft(draft: Draft, trace_set: TraceSet) -> Path:
-    """Write the solution of a source to the set of its traces, and return the file."""
+    """Write the solution of a source to the root that gets its traces, and return the file."""
     solution = draft.solution
     root = trace_set.solution_root(solution.name) or Path()
     definition = trace_set.definitions[solution.definition]

@@ -28,7 +28,7 @@ RUN: Final = "run"
 PERF: Final = "perf"
 """The command that parses its own arguments, because its flags depend on the routine."""
 NONE_STARTS: Final = {"-h", "--help", "--dry-run", "--watch", "--cluster"}
-"""Flags with which this process starts no session, or only a thread that starts its own process for sessions."""
+"""With one of these flags, this process forks no session: it needs none, or another process forks them."""
 COMPLETING: Final = "_ARGCOMPLETE"
 """Environment variable that a shell sets when it completes a command line."""
 COMMANDS: Final = {
@@ -125,7 +125,7 @@ def complete() -> None:
     words = os.environ.get("COMP_LINE", "").split()[1:]
     parser = make_parser(words)
     if words[:1] == [PERF]:
-        import_command(PERF).declare_perf(parser.children()[PERF])  # it usually parses its own arguments
+        import_command(PERF).declare_perf(parser.children()[PERF])  # `perf` usually parses its own arguments
     argcomplete.autocomplete(parser)
 
 
@@ -164,7 +164,7 @@ def _run(argv: Sequence[str], *, starts_ahead: bool) -> int:
     """
     try:
         try:
-            Path.cwd()  # without it, paths and torch's libraries are not found
+            Path.cwd()  # without a working directory, paths and torch's libraries are not found
         except FileNotFoundError:
             raise UsageError("the working directory was removed; cd to another one first") from None
         if starts_ahead and argv[0] in (RUN, PERF) and not NONE_STARTS & {word.partition("=")[0] for word in argv}:

@@ -1,4 +1,4 @@
-"""`new solution`, `new definition` and `new workload`: write a start that runs: a skeleton, or from a reference."""
+"""`new solution`, `new definition` and `new workload`: write files that already run, to be edited."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def execute_definition(args: Namespace) -> int:
     if args.reference is not None:
         plain, lines = _read_reference(args), []
     definition = _check(plain, Path(args.reference or root))
-    # A name of two definitions is an error, wherever their files lie.
+    # Two definitions of one name are an error, even if their files are in different folders.
     known = TraceSet.from_path(root).definition_files.get(definition.name) if root.is_dir() else None
     if known is not None:
         raise DataSetError(f"{root} has a definition {definition.name!r} already, in {known}; nothing was written")

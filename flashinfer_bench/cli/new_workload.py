@@ -69,13 +69,13 @@ def add_workloads(args: Namespace) -> tuple[list[str], list[str]]:
 
 
 def _named(workload: Workload, taken: set[str]) -> Workload:
-    """Return a workload with its sizes as its uuid, such as rows64, unless another workload has it."""
+    """Return a workload with its sizes as its uuid, such as rows64, unless another workload has this uuid."""
     label = "_".join(f"{axis}{size}" for axis, size in workload.axes.items())
     return workload if label in ("", *taken) else workload.model_copy(update={"uuid": label})
 
 
 def _read_inputs(definition: Definition, given: Iterable[str]) -> tuple[dict[str, Any], dict[str, StoredInput]]:
-    """Return the sources that are no files, and the files, by input."""
+    """Return two mappings by input name: the inputs without a file (random, custom, scalar), and the stored inputs."""
     plain: dict[str, Any] = {}
     stored: dict[str, StoredInput] = {}
     for text in given:
@@ -102,7 +102,7 @@ def _number(text: str) -> float | bool | None:
 
 
 def _find_stored(name: str, text: str) -> StoredInput:
-    """Return the tensor that FILE or FILE:KEY names. Without a key, it is the input's name, or the only tensor."""
+    """Return the tensor that FILE or FILE:KEY names. Without KEY: the input's name, else the only tensor."""
     path, _, key = text.rpartition(":")
     if not path or Path(text).exists():
         path, key = text, ""
@@ -128,9 +128,9 @@ def _sizes_of_files(definition: Definition, stored: dict[str, StoredInput]) -> d
 
 
 def _find_blob(root: Path, definition: Definition, file: Path) -> tuple[Path, bytes]:
-    """Return the path of a file below the root, its own or that of a copy, and its content."""
+    """Return a path relative to the root, and the content. A file outside the root gets the path of a new copy."""
     content, whole, folder = file.read_bytes(), file.resolve(), root.resolve()
     if whole.is_relative_to(folder):
         return whole.relative_to(folder), content
-    name = f"{file.stem}_{sha256(content).hexdigest()[:8]}"  # another file of this name may be there
+    name = f"{file.stem}_{sha256(content).hexdigest()[:8]}"  # blobs of other files may have the same stem
     return blob_path(Path(), op_type=definition.op_type, definition=definition.name, uuid=name), content

@@ -55,7 +55,7 @@ LOST: Final = {
 """Kind of jobs without a verdict, a key of the document → its title in the text."""
 STOPPED: Final = "an earlier job did not pass (--fail-fast)"
 FEW_SOLUTIONS, FEW_WORKLOADS = 8, 12
-"""A run with more of them does not end with a table of times by workload."""
+"""Maximum solutions and workloads of a run that ends with a table of times by workload."""
 BROKEN: Final = "Broken in what was asked for (exit code 1; --allow-broken lets it pass)"
 PLAN_TABLE: Final = {
     "Definition": "{definition}",

@@ -27,11 +27,11 @@ from flashinfer_bench.errors import Fault
 RAN: Final = 0
 FAILED: Final = 1
 INTERRUPTED: Final = 130
-"""Exit code of a process that Ctrl-C ended, as in shells. The classes in `errors` have the codes of errors."""
+"""Exit code after Ctrl-C, as in shells. Each error class in `errors` has its own exit code."""
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 USUAL_LEVEL: Final = "WARNING"
 HANDLER: Final = logging.StreamHandler()
-"""The handler of the log. A caller of `cli()` that has its own handler keeps only that handler."""
+"""The handler of the log. It is not added if the caller of `cli()` has already added a handler."""
 
 
 def write_out(text: str) -> None:

@@ -46,7 +46,7 @@ LOCATIONS: Final = {
     "authors": "solutions/*",
     "workloads": "workloads/**/*.jsonl",
 }
-"""Kind of names → the paths in a set that have such names, or the files whose lines have."""
+"""Kind of names → the paths in a set that have such names; for workloads: the files that contain the uuids."""
 MOST_SHARE: Final = 10.0
 """Largest share that a flag takes: 1000 %."""
 
@@ -143,7 +143,7 @@ def number(text: str) -> float:
 
 
 def share(text: str) -> float:
-    """Parse a share: "2%" or "0.02". A bare number of 1 or more is refused, because it may be a percentage."""
+    """Parse a share: "2%" or "0.02". A number of 1 or more without % is refused, because it may be a percentage."""
     value = number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     if not 0 < value <= MOST_SHARE or (value >= 1 and not text.endswith("%")):
         raise argparse.ArgumentTypeError(f"needs a share such as 2% or 0.02, not {text!r}")
@@ -244,7 +244,7 @@ def add_filters(parser: argparse._ActionsContainer, *others: str) -> None:
 
 
 def complete_names(kind: str) -> Iterator[str]:
-    """Yield the names of a kind in the sets of a shell's line, for completion. Only paths of files are read."""
+    """Yield the names of a kind in the sets of a shell's line, for completion. Only uuids are read from files."""
     words = [*os.environ.get("COMP_LINE", "").split(), os.environ.get("FIB_DATASET_PATH", "")]
     for root in (Path(word).expanduser() for word in words if word and kind in LOCATIONS):
         for path in root.glob(LOCATIONS[kind]):

@@ -93,7 +93,7 @@ GROUP_NOTE: Final = (
     "speed-up over the reference: geometric mean of the passed; fast_p: share passed with a speed-up above p"
 )
 CHANGE_MARK: Final = ">"
-"""Marks a time that differs from the time before."""
+"""Marks an epoch that is faster or slower than the previous epoch."""
 ORDER: Final = (VERDICT, SLOWER, FASTER, SAME, UNKNOWN, NEW, GONE)
 """Decisions, the most important first."""
 CHANGE_NOTE: Final = (
@@ -300,7 +300,7 @@ def execute_summary(args: Namespace) -> int:
 
 
 def execute_best(args: Namespace) -> int:
-    """Print the best passing solution of each workload or definition, or their number in each group."""
+    """Print the best passing solution of each workload or definition, or the number of best solutions in each group."""
     trace_set = open_trace_set(args)
     traces = choose_traces(trace_set, args)
     groups = [word for word in GROUP_KEYS if word in args.by]

@@ -87,10 +87,10 @@ def execute(args: Namespace) -> int:
 
 
 def _read_recorded(args: Namespace) -> list[Trace]:
-    """Return the recorded job of the arguments; None if they name a solution and a workload.
+    """Return a list with the recorded job of the arguments; empty if they name a solution and a workload.
 
     Raises:
-        UsageError: the arguments name neither.
+        UsageError: the arguments are neither a recorded job, nor a solution and a workload.
     """
     from flashinfer_bench.cli.args import read_recorded
     from flashinfer_bench.data.store.layout import TRACES

@@ -71,13 +71,13 @@ SHOWN_DEVICES: Final = 8
 NO_VERDICT: Final = "no verdict"
 NO_FAILED_CALL: Final = frozenset({EvaluationStatus.PASSED, EvaluationStatus.COMPILE_ERROR})
 EDITED_CALL_S, WATCHED_CALL_S = 20.0, 5.0
-"""`call_timeout_seconds` of `run --solution` and `repro`, and of --watch and --quick, so that a hang costs seconds."""
+"""Default `call_timeout_seconds` of edited files: the second with --watch or --quick. A hang then costs seconds."""
 POLL_EVERY_S: Final = 0.05
 """Seconds between two checks of the files. It delays the verdict after a save."""
 Stamp = dict[str, tuple[int, int]]
 """Path → time of the last change, and size."""
 Kept = list[benchmark.Benchmark] | None
-"""The engine whose sessions stay from save to save, if it exists; None if each run starts its own."""
+"""The engine whose sessions stay between saves; empty before the first run. None: each run starts its own engine."""
 
 
 class RunProgress:
@@ -282,7 +282,7 @@ def _judge(args: Namespace, trace_set: TraceSet, kept: Kept, history: SaveHistor
     if history is not None and outcome.have_all_passed and not outcome.left:
         outcome.change = history.add(outcome.traces, outcome.seconds)
     _write_outcome(args, outcome, trace_set if saves else None)
-    is_kept = saves or not args.axis  # a generated workload is found by its traces
+    is_kept = saves or not args.axis  # `repro` finds a generated workload only by its saved traces
     if not args.quiet and is_kept and (hint := _hint_at_repro(args, outcome, drafts if not saves else ())):
         write_err(f"why: {hint}")
     return outcome.exit_code(require_passed=args.require_passed, allow_broken=args.allow_broken)
@@ -318,7 +318,7 @@ def _hint_at_repro(args: Namespace, outcome: RunOutcome, unsaved: Sequence[Draft
 
 
 def _leave_out_unread(args: Namespace, trace_set: TraceSet) -> Asked:
-    """Remove names from the flags whose files cannot be read; return the requested names.
+    """Remove from the flags each name whose file cannot be read; return the names as given.
 
     Raises:
         Fault: no requested name remains.
@@ -436,7 +436,7 @@ def _watch(args: Namespace, kept: Kept) -> int:
             if code != INTERRUPTED:
                 write_err(f"waiting until {', '.join(map(str, drafts))} is saved; Ctrl-C ends")
                 now = wait_for_change(drafts, beside, seen)
-                trace_set = trace_set if now[1] == seen[1] else None  # else it is read again
+                trace_set = trace_set if now[1] == seen[1] else None  # None: the next loop reads the set again
     except KeyboardInterrupt:
         pass
     return code

@@ -42,7 +42,7 @@ class SaveHistory:
         self._results: list[Result] = []
 
     def add(self, traces: Sequence[Trace], seconds: float) -> SaveChange | None:
-        """Return the change of a save since the latest one that passed; None if a time is missing.
+        """Store a save. Return its change from the previous save that passed; None if no time can be compared.
 
         Args:
             traces: a trace for each job of the save, all passed.

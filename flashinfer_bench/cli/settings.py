@@ -117,7 +117,7 @@ def naming_flags(args: argparse.Namespace) -> Iterator[None]:
 
 
 def describe_tolerances(trace_set: TraceSet) -> list[str]:
-    """Return a line for each root and the workloads that set how they are judged, and for settings that do not count.
+    """Return a line for each root with tolerances, for each problem in them, and for tolerances without effect.
 
     Raises:
         ConfigError: a tolerances file cannot be used.
@@ -198,7 +198,7 @@ def show_config(args: argparse.Namespace) -> int:
         definition = trace_set.definitions[name]
         settings |= _list_declared(config, definition) | resolve_settings(config, definition)
         for workload in (line.workload for line in trace_set.workloads.get(name, [])):
-            if tolerance := own_tolerance(trace_set, name, workload):  # as its line states
+            if tolerance := own_tolerance(trace_set, name, workload):  # the tolerance in the workload's line
                 resolved = resolve_settings(config, definition, tolerance)
                 workloads[workload.uuid] = {key: resolved[key] for key in tolerance}
     rows: list[list[str]] = []
@@ -245,7 +245,7 @@ def _list_sections(config: BenchmarkConfig, definitions: Mapping[str, Definition
 
 
 def _list_declared(config: BenchmarkConfig, definition: Definition) -> Settings:
-    """Return the declaration of an external evaluator. Without external evaluators no process is started for it."""
+    """Return the parameters of the definition's evaluator. If no evaluator is external, start no process for this."""
     from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins
     from flashinfer_bench.bench.runner.lookup import look_up_evaluators
 

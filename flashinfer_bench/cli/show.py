@@ -60,7 +60,7 @@ class View(NamedTuple):
     """Path → source code."""
     verdicts: str
     following: Sequence[Sequence[str]]
-    """Words of the next commands, without the set."""
+    """Words of the next commands, without the flag that names the set."""
 
 
 def declare_show(parser: Parser) -> None:

@@ -43,7 +43,7 @@ UUID: Final = re.compile("[0-9a-f]{8}([0-9a-f]{24}|-[0-9a-f-]+)", re.IGNORECASE)
 NUMBER: Final = re.compile(r"(-?\d[\d.]*(?:e[-+]?\d+)?)( ms)?")
 """The number of a cell, and whether it is a time."""
 LARGEST_HALF: Final = 0.995
-"""Least relative half interval that rounds to 100 %. Such a time is hardly known."""
+"""Least relative half interval that is shown as "±100% or more"."""
 SHOWN_NAMES: Final = 3
 SHOWN_LINES: Final = 20
 Names = Mapping[tuple[str, str], str]
@@ -254,7 +254,7 @@ def shorten_uuid(uuid: str) -> str:
 
 
 def name_workloads(workloads: Iterable[tuple[str, str, Mapping[str, int]]], *, uuids: bool = False) -> Names:
-    """Return the names of workloads: the axes that tell those of one definition apart, such as "batch_size=7".
+    """Return the names of workloads: the axes that differ between workloads of one definition, such as "batch_size=7".
 
     The beginning of the uuid follows if axes are equal, or if `uuids` is true. It is the only name if no axis differs.
     A workload whose author wrote a word instead of a uuid is called by this word.
@@ -273,7 +273,7 @@ def name_workloads(workloads: Iterable[tuple[str, str, Mapping[str, int]]], *, u
         called = dict.fromkeys(group, "")
         for axis in dict.fromkeys(chain.from_iterable(group.values())):
             longer = {uuid: f"{name} {axis}={group[uuid].get(axis)}".strip() for uuid, name in called.items()}
-            if len(set(longer.values())) > len(set(called.values())):  # it tells more workloads apart
+            if len(set(longer.values())) > len(set(called.values())):  # the longer names are more distinct
                 called = longer
         counts = Counter(called.values())
         for uuid, name in called.items():

@@ -155,7 +155,7 @@ def render_report(report: Mapping[str, Any]) -> str:
     if bare := coverage["without_workloads"]:
         lines.append(f"coverage: {len(bare)} of {total} without workloads: {some(bare)}")
     bare = coverage["without_baseline"]
-    if 0 < len(bare) < report["definitions"]:  # if no definition has one, the set does not use the author
+    if 0 < len(bare) < report["definitions"]:  # if all lack it, the set does not use this author
         whose = f"without a solution of the baseline author {coverage['baseline_author']!r}"
         lines.append(f"coverage: {len(bare)} of {total} {whose}: {some(bare)}")
     if open_uuids := coverage["not_passed"]:
@@ -308,7 +308,7 @@ def _of_unknown(kind: str, counts: Mapping[str, int], known: Collection[str]) ->
 
 
 def _why_not_pruned(trace_set: TraceSet) -> str:
-    """Return why traces could look like orphans that are not; empty if there is no reason."""
+    """Return why traces may seem to be orphans, such as an unreadable part of the set; empty if there is no reason."""
     kept = [root / layout.TRACES for root in trace_set.roots]
     read = [issue for issue in trace_set.issues if not any(map(issue.file.is_relative_to, kept))]
     if unread := [issue for issue in read if issue.severity == "error" or issue.missing_definition is not None]:
@@ -322,7 +322,7 @@ def _have(traces: int) -> str:
 
 
 def _find_coverage(trace_set: TraceSet, jobs: Sequence[Mapping[str, Any]], author: str) -> dict[str, Any]:
-    """Find the gaps of a set. Its latest traces count, and the new verdicts of `benchmark`; references do not."""
+    """Find the gaps of a set. A passing latest trace or `benchmark` verdict fills a gap; a reference does not."""
     judged = (job for job in jobs if job["check"] == "benchmark" and job["status"] == "PASSED")
     passed = {(job["definition"], job["workload"]) for job in judged}
     for traces in trace_set.traces.values():

@@ -52,9 +52,9 @@ STANDING_NOTE: Final = f"{DAGGER} {NOT_CONFIRMED}: not judged at full assurance;
 SHOWN_WORKLOADS: Final = 3
 REASON_SHOWN: Final = 120
 LOCATION: Final = ", at "
-"""Stands in a reason before the file, the line and the function."""
+"""In a reason, this text precedes the file, the line and the function."""
 PRINTED: Final = "printed_bytes"
-"""The note of a verdict whose solution printed in its calls."""
+"""Key in `extra` of a verdict whose solution printed in its calls."""
 
 
 class Line(NamedTuple):
@@ -170,7 +170,8 @@ def render_verdicts(rows: Sequence[WorkloadRow], names: Names, by: str) -> str:
 def make_grid(rows: Sequence[WorkloadRow], names: Names) -> tuple[Cells, list[Line]]:
     """Return the columns and lines of a table of one definition's times, from `by_workload`.
 
-    A line is a solution and a column a workload. If there are more workloads than solutions, they change places.
+    A line is a solution and a column a workload. If there are more workloads than solutions, a line is a
+    workload and a column a solution.
     """
     solutions = list(dict.fromkeys(row.solution for row in rows))
     ordered = sorted(rows, key=lambda row: ([*row.axes.items()], row.workload))
@@ -212,12 +213,12 @@ def head_of(standings: Iterable[str]) -> str:
 
 
 def standing_mark(standing: str) -> str:
-    """Return the mark of a number that is not confirmed; empty for a confirmed number."""
+    """Return the mark of a GPU result that is not confirmed; empty for any other result."""
     return DAGGER if standing == NOT_CONFIRMED else ""
 
 
 def standing_notes(rows: Iterable[Any]) -> list[str]:
-    """Return the footnote of that mark, if a row has it."""
+    """Return the footnote of `standing_mark`, if a row has the mark."""
     return [STANDING_NOTE] if any(standing_mark(row.standing) for row in rows) else []
 
 

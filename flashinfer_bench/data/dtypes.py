@@ -55,7 +55,7 @@ POWERS_OF_TWO: Final = "float8_e8m0fnu"
 
 
 def why_not_held(name: str, value: bool | float) -> str | None:
-    """Return which numbers a dtype can hold, if it cannot hold this number; None if it can."""
+    """Return None if a dtype can hold a number, else a text with the numbers that it can hold."""
     bits, kind, storage, largest, has_infinity = DTYPES[name]
     if bits == 4:
         return f"{name} is packed, two to a byte, so a single value cannot be stored"

@@ -50,7 +50,7 @@ def sweep(trace_set: TraceSet, definition: Definition, sizes: Sizes) -> None:
 
     The first workload of the set gives the sizes of other axes, the scalars and the custom inputs. Other inputs are
     random, since a stored input fits only the sizes of its own workload. A workload of the set with the same sizes and
-    inputs counts as itself.
+    inputs is used instead of a new one.
 
     Raises:
         UsageError: a size does not fit the definition, or an axis has no size.

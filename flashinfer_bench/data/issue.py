@@ -62,7 +62,7 @@ class Location(NamedTuple):
     op_type: str = USUAL_OP_TYPE
     """The op type of a definition without an op type."""
     definition: str | None = None
-    """The definition of a solution or workload that names no definition; None: a workload's file name."""
+    """The definition of a solution or workload that names no definition. None: the name of a workloads file."""
     root: Path | None = None
     """The root of blob paths, if the file may give them relative to its own folder."""
 

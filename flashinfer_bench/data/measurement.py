@@ -27,7 +27,7 @@ BOUNDS: Final = {
     "floor": "the least time that the device allows",
     "none": "nothing (indicative)",
 }
-"""The bounds of a latency, with their descriptions."""
+"""The sources of a latency's lower bound → their descriptions."""
 CONFIRMED: Final = "confirmed"
 """The standing of a result of full assurance, which may take first place."""
 NOT_CONFIRMED: Final = "not confirmed"
@@ -35,8 +35,8 @@ NOT_CONFIRMED: Final = "not confirmed"
 INDICATIVE: Final = "CPU: indicative"
 """The standing of a result of a CPU, which is never confirmed."""
 LEAST_REPORTED: Final = 0.9
-"""A latency is never the best if its worker reported less than this share of it. For honest calls, the time from
-outside is within a tenth of the reported time."""
+"""Least share of a latency that its worker must have reported. Below it, the latency is never the best. For honest
+calls, the time from outside is within a tenth of the reported time."""
 Row = TypeVar("Row")
 Record = TypeVar("Record", bound=msgspec.Struct)
 
@@ -95,7 +95,7 @@ class Measurement(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_full(self) -> bool:
-        """Whether the latency is bound at full assurance, as for a confirmed winner."""
+        """Whether the assurance of the latency is full, as for a confirmed winner."""
         return self.assurance == "full"
 
     @property
@@ -172,8 +172,8 @@ class ReportedTrace(msgspec.Struct, frozen=True, gc=False):
     def may_be_best(self, latency_ms: float) -> bool:
         """Return whether a latency may be called the best.
 
-        A quick look may not, nor a latency that its worker reported far lower. Nor may a latency if solution and
-        reference both wait for the GPU inside a call, since the host's time then decides their ratio.
+        It may not if the verdict is a quick look, or if its worker reported less than `LEAST_REPORTED` of it. It also
+        may not if solution and reference both wait for the GPU inside a call: the host's time decides their ratio.
         """
         both_wait = all("waits_inside" in record.flags for record in (self.measurement, self.baseline))
         claimed_ms = self.measurement.claimed_ms
@@ -212,7 +212,7 @@ def _read_leniently(value: Any, kind: type[Record]) -> Record:
 
 
 def join_standings(standings: Iterable[str]) -> str:
-    """Return the best standing of a row that joins several results; empty if there are none."""
+    """Return the best of several standings: confirmed, then not confirmed, then indicative; empty if all are empty."""
     found = set(standings)
     return next((word for word in (CONFIRMED, NOT_CONFIRMED, INDICATIVE) if word in found), "")
 
@@ -224,8 +224,8 @@ def lead_confirmed(
 
     Args:
         rows: in order; the rows of a contest are adjacent.
-        contest: key of a row. If a row with this key is confirmed, only a confirmed row can be first.
-        standing: the standing of a row.
+        contest: returns the key of a row. Rows with one key compete; if any is confirmed, a confirmed row leads.
+        standing: returns the standing of a row.
     """
     found: list[Row] = []
     for _, group in groupby(rows, contest):

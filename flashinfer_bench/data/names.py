@@ -10,7 +10,7 @@ from typing import Final
 NAME_CUTOFF: Final = 0.6
 """Least similarity (difflib ratio) at which a known name is offered for an unknown name."""
 KEY_CUTOFF: Final = 0.8
-"""The same for an unknown key. It is higher, since the key may be right."""
+"""Least similarity for an unknown key. It is higher, since an unknown key may be right."""
 LONGEST: Final = 100
 """Longer names, in characters, match no known name. Names come from files and untrusted requests."""
 MOST_KNOWN: Final = 2000

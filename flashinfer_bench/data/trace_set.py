@@ -172,7 +172,7 @@ class TraceSet:
         return self.solution_roots.get(name, self.root)
 
     def is_of_one_root(self, definition: str, uuid: str) -> bool:
-        """Return whether a workload is in the root of its definition, so that it may set its tolerance."""
+        """Return whether a workload is in the root of its definition. Only such a workload may set its tolerance."""
         file = self.definition_files.get(definition)
         return file is None or self.blob_root(definition, uuid) == self.root_of(file)
 
@@ -202,7 +202,7 @@ class TraceSet:
     ) -> list[Trace]:
         """Return the latest traces that passed with max_absolute_error <= atol and max_relative_error <= rtol.
 
-        Quick looks are not among them. `def_name` is an alias of `definition`.
+        Quick looks are skipped. `def_name` is an alias of `definition`.
         """
         found = [
             item for item in self._results(definition or def_name) if item.is_passed and not item.reported.run.quick

@@ -69,7 +69,7 @@ InputSpec = RandomInput | ScalarInput | SafetensorsInput | CustomInput | Generat
 """The source of one input; `isinstance` accepts it."""
 
 Amount = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
-"""A whole number, not negative."""
+"""A finite number that is not negative."""
 
 MIN_PREFIX = 4
 """Shortest prefix of a uuid that can stand for the uuid, in characters."""

@@ -60,7 +60,7 @@ class Epoch:
     changed: tuple[str, ...]
     """The difference from the previous epoch: "sources", or a package with its versions; empty if it is a re-run."""
     ratio: MeanRatio | None
-    """Ratio of the times to the previous epoch, on the workloads of both."""
+    """Times over the times of the previous epoch, on the workloads of both epochs."""
     decision: str
     """Decision on the ratio, as in a change; empty for the first epoch."""
 
@@ -105,7 +105,7 @@ def compare_saves(
 ) -> tuple[MeanRatio | None, str]:
     """Return the geometric mean of new over old times of the same jobs, and the decision on it.
 
-    A quick look is compared with a quick look, since both are of one `--watch`.
+    Unlike elsewhere, two quick looks are compared, since both are of one `--watch`.
     """
     before = {_job(item): item for item in old}
     pairs = [(before[_job(item)], item) for item in new if _job(item) in before]

@@ -48,6 +48,6 @@ def log_half_of(time: float, low: float, high: float) -> float | None:
 
 
 def join_halves(halves: Sequence[float | None]) -> float | None:
-    """Return half the interval of a sum of logarithms from its independent parts; None if a part has none."""
+    """Return half the interval of a sum of independent terms, from half of each term's; None if a term has none."""
     known = [half for half in halves if half is not None]
     return hypot(*known) if known and len(known) == len(halves) else None

@@ -94,7 +94,7 @@ def mean_of(ratios: Sequence[float], log_halves: Sequence[float | None]) -> Mean
 
 
 def _interval(time_ms: float | None, record: Measurement, clock: str = "") -> TimeInterval | None:
-    """Return the interval of a time from its record; `clock` is the method, if another record has it."""
+    """Return the interval of a time from its record; `clock` is its method, if the record has none."""
     if time_ms is None:
         return None
     if record.bounds is not None and record.interval:

@@ -32,15 +32,15 @@ class Timing:
     """The timing of the passed workloads of a row. Each table maps a word to a number of workloads."""
 
     ways: Mapping[str, int]
-    """Number by "by CUPTI, cold L2" and the like; workloads without a timing record are skipped."""
+    """Keys such as "by CUPTI, cold L2". Workloads without a timing record are skipped."""
     replays: int
     """Number of workloads timed as replays of CUDA graphs."""
     unknown: int
     """Number of workloads without a timing record."""
     flags: Mapping[str, int]
-    """Number of skipped workloads, whose times are not meaningful."""
+    """Keys are flags. Warnings about a time that is not meaningful are skipped."""
     bounds: Mapping[str, int]
-    """Number by "by a gated chain of calls at standard assurance" and the like; older traces have no bound."""
+    """Keys such as "by a gated chain of calls at standard assurance". Older traces have no bound and are skipped."""
 
 
 def read_timing(passed: Iterable[AnyEvaluation]) -> Timing:

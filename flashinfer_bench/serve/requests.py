@@ -43,7 +43,7 @@ MOST_NAME: Final = 200
 SHOWN_PROBLEMS: Final = 20
 """Largest number of problems of a body in an answer."""
 NOWHERE: Final = Path(os.devnull, "solution")
-"""The location of a request's solution. No file of this machine is next to it, so no file replaces a content."""
+"""The location of a request's solution. No file can be next to it, so no source is read from this machine."""
 
 
 @dataclass

@@ -28,7 +28,7 @@ from flashinfer_bench.errors import DataSetError, Fault
 
 FILE: Final = "tasks.sqlite"
 JOURNAL: Final = f"{FILE}-journal"
-"""A journal of another mode than this store's. SQLite would remove files that such a journal names, in any folder."""
+"""A rollback journal; this store uses a WAL. SQLite would remove files that a foreign journal names."""
 OPEN: Final = "open"
 """The state of an open task in the store: it waits, it runs, or the process ended before the task."""
 VERSION: Final = 2
@@ -121,7 +121,7 @@ class TaskStore:
         self._database.close()
 
     def accept(self, row: TaskRow) -> TaskRow:
-        """Store a task durably. If its submitter used its key before, return the first task with the key.
+        """Store a task durably. If its submitter used its key before, return the earlier task with the key.
 
         Raises:
             DataSetError: traces could not be written, since the set contains a link or a folder cannot be made.
@@ -137,7 +137,7 @@ class TaskStore:
         self._database.execute("DELETE FROM tasks WHERE id = ?", (task,))
 
     def record(self, row: TaskRow, trace: Trace) -> None:
-        """Append a trace to the set, then store it with its task. A verdict of two tasks is one line."""
+        """Append a trace to the set, then store it with its task. If two tasks share a verdict, it is one line."""
         line = next((line for known, line in self._written if known is trace), None)
         if line is None:
             line, path = _with_task(trace, row).to_json(), self._file_of(row)

@@ -37,7 +37,7 @@ BYTES_PER_COMPILER: Final = 2 << 30
 
 
 def list_calls(requests: Iterable[Request]) -> list[dict[str, Any]]:
-    """Return one request of `call_once` per module. A second request would only wait for the first compilation."""
+    """Return one request of `call_once` per module. A second call of a module would only wait for its compilation."""
     calls: dict[tuple[str, ...], dict[str, Any]] = {}
     for request in requests:
         for backend in [name for name in request.backends if name != TORCH]:

@@ -55,7 +55,7 @@ class Request:
     swept: str = ""
     """The flags in which it differs from the other cases of a sweep."""
     ignored: list[str] = field(default_factory=list)
-    """Flags of the session in the line. They have no effect there."""
+    """Flags of the whole session that the line contains. They have no effect in a line."""
     problem: str | None = None
     """Why it cannot be run."""
     named: str = ""
@@ -160,7 +160,7 @@ def _read_line(request: Request, rest: Sequence[str], platform: Platform) -> Non
         words = shlex.split(request.text, comments=True)
     except ValueError as error:
         request.problem = str(error)
-        # Store only the routine, because the split may have cut the tag.
+        # Store only the routine: splitting at spaces may have cut the tag.
         request.named = read_names([*rest, *request.text.split()]).routine or ""
         return
     names = read_names([*rest, *words])

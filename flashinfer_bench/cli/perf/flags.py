@@ -1,4 +1,4 @@
-"""`perf` times FlashInfer's routines with the engine of `run`. Its flags: of a session, of every case, of a routine.
+"""The flags of `perf`: flags of the session, flags of every case, and flags of one routine.
 
 Flags have underscores, as in the documents of FlashInfer's own benchmark. The help does not import the engine.
 """
@@ -59,7 +59,7 @@ CASE_FLAGS: Final = (
     switch("autotune", "accepted; no effect on this routine (no tuning)"),
     switch("enable_pdl", "accepted; no effect on this routine"),
 )
-"""Flags of every case, besides --routine, --backends and -v. A routine can declare one of them itself."""
+"""Flags of every case, besides --routine, --backends and -v. A routine may declare a flag of the same name."""
 
 
 def execute(args: argparse.Namespace) -> int:

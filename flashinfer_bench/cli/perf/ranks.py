@@ -33,9 +33,9 @@ ASTRAY: Final = 0.5
 """Largest error of a token, as a share of its norm, even if the matched ratio allows wrong elements. A lost token has
 an error of 1."""
 RENORMALIZE: Final = 1
-"""The library's number of the routing method that does not change the given weights."""
+"""The library's id of the routing method that leaves the given weights unchanged."""
 MOST_TOKENS: Final = 8192
-"""Least number of tokens for which the library tunes its kernels."""
+"""The library tunes its kernels for up to this number of tokens, or for the tokens of all ranks if that is more."""
 
 
 class Stopwatch:
@@ -134,9 +134,10 @@ def time_rounds(
 
 
 def make_experts(args: Namespace, weights: Sequence[torch.Tensor], rank: int, ranks: int, dtype: torch.dtype) -> Any:
-    """Return the library's kernel of --real_math for the weights of this rank.
+    """Return a function that calls the library's kernel of --real_math with the weights of this rank.
 
-    It computes [rows, hidden] of rows of the payload, their expert ids and their factors [rows, top_k].
+    Its arguments are rows of the payload, their expert ids, and their factors [rows, top_k]. It returns
+    [rows, hidden].
     """
     library = importlib.import_module("flashinfer.fused_moe")
     most = max(MOST_TOKENS, ranks * args.num_tokens)
@@ -163,7 +164,7 @@ def make_experts(args: Namespace, weights: Sequence[torch.Tensor], rank: int, ra
         return out
 
     def run_fp8(rows: Sequence[torch.Tensor], ids: torch.Tensor, factors: torch.Tensor) -> Any:
-        """Call trtllm_fp8_block_scale_routed_moe: an id and its bfloat16 factor share a word."""
+        """Call trtllm_fp8_block_scale_routed_moe, which takes an id and its bfloat16 factor packed into one word."""
         words = factors.to(torch.bfloat16).view(torch.int16).to(torch.int32)
         return library.trtllm_fp8_block_scale_routed_moe(
             (ids << 16) | (words & 0xFFFF),

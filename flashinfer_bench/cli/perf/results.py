@@ -136,8 +136,8 @@ def make_judged(
 def _caveat(measured: Measurement) -> str:
     """Return why the time is meaningless or doubtful.
 
-    A slow host is reported only if more than LATE_SHARE of the samples were launched late. Then the time is the
-    host's.
+    A slow host is reported only if more than LATE_SHARE of the samples were launched late. The time then
+    measures the host.
     """
     if not measured.meaningful:
         return measured.reason or "the time means nothing"
@@ -234,7 +234,7 @@ class Results:
     def __init__(self, requests: Sequence[Request], session: Namespace, platform: Platform) -> None:
         self.requests, self.platform, self.has_failed = requests, platform, False
         self.lost: set[Path] = set()
-        """The files that miss rows."""
+        """Files to which a row could not be written."""
         csv_path, json_path = session.output_path, session.json_path
         self._csv = Path(csv_path) if csv_path and not csv_path.endswith(".jsonl") else None
         self._open: dict[Path, int] = {}
@@ -254,7 +254,7 @@ class Results:
         return FAILED if self.has_failed or self.lost else RAN
 
     def add(self, row: Row) -> None:
-        """Write a row to every file that misses no earlier row."""
+        """Write a row to every file that has all earlier rows."""
         for path in self._open.keys() - self.lost:
             try:
                 line = f"{json.dumps(_finite(row), allow_nan=False)}\n".encode()
@@ -281,7 +281,7 @@ class Results:
             self.print_case(request)
 
     def finish(self, reason: str) -> None:
-        """Report the cases that miss rows: their missing backends failed for this reason."""
+        """Give each backend without a result a failed row with this reason, and report its case."""
         for request in self.requests:
             for backend in [name for name in request.backends if name not in request.rows]:
                 self.put(request, make_row(request, backend, self.platform, "failed", reason))

@@ -83,9 +83,9 @@ READERS: Final[Mapping[str, Callable[[Result], Any]]] = {
     "log": lambda result: result.evaluation.log,
     "confirmed": lambda result: result.measurement.is_full,
 }
-"""Columns without a field of the same name in a result."""
+"""Column → function that returns its value, if the result has no field of the same name."""
 OF_TIMES: Final = frozenset({"is_meaningful", "flags", "confirmed"})
-"""Columns about a time; empty if there is no time."""
+"""Columns about the latency. They are None in a row without a performance."""
 
 
 def make_row(result: Result) -> dict[str, Any]:

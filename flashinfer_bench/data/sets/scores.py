@@ -1,7 +1,7 @@
 """Scores over a whole set: the speed-up of a solution, or of an author's best solutions, over a baseline author.
 
-The speed-up on a workload is the baseline's latency over the solution's, on the same hardware. The lowest passing
-latency of each counts; confirmed latencies take precedence. Only workloads that the baseline passed count. All traces
+The speed-up on a workload is the baseline's latency over the solution's, on the same hardware. For both, the lowest
+passing latency counts; confirmed latencies take precedence. Only workloads that the baseline passed count. All traces
 count, not only the latest: a solution with a failed trace scores 0 until its traces are moved aside. Quick looks
 (`--quick`) do not count. `report/ranking.py` applies the same rule to the latest verdicts.
 """
@@ -45,7 +45,7 @@ class SpeedupMetrics:
     win_rate: float = 0.0
     """Share of the workloads with a lower latency than the baseline."""
     standing: str = field(default="", compare=False)
-    """The best state of its latencies: confirmed, not confirmed, or indicative (CPU).
+    """The best standing of its latencies: confirmed, not confirmed, or indicative (CPU).
 
     First place needs a confirmed latency if any author has one.
     """
@@ -71,7 +71,7 @@ def rank_authors(
     op_type: str | None = None,
     definition_name: str | None = None,
 ) -> Ranking:
-    """Return the other authors with their scores against the baseline author's solutions, the highest first.
+    """Return all authors but the baseline author, with their scores against that author, the highest first.
 
     Raises:
         ValueError: the baseline author has no solution, or several, of a definition that counts.

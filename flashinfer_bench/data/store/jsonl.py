@@ -87,8 +87,8 @@ def append_lines(path: Path, lines: Iterable[str], *, root: Path | None = None) 
 
 
 def remove_lines(path: Path, is_unwanted: Callable[[bytes], bool], *, root: Path | None = None) -> int:
-    """Remove lines atomically, and a file that then has none; return their number. Other processes may append
-    concurrently.
+    """Remove lines atomically, and return their number. A file without remaining lines is deleted. Other processes may
+    append concurrently.
 
     Args:
         path: the file.

@@ -140,7 +140,7 @@ def _is_set(folder: Path) -> bool:
 
 
 def own_folders(root: Path) -> Iterator[Path]:
-    """Yield the allowed real folders of a root's files: the root, or the Hugging Face cache of its snapshot."""
+    """Yield the real folders that may contain a root's files: the root, and for a Hugging Face snapshot its blobs."""
     real = root.resolve()
     yield real
     for parent in (real, *real.parents):

@@ -33,7 +33,7 @@ _SHOWN: Final = 80
 
 
 def bounded(objects: Iterable[Item | None], file: Path, issues: list[LoadIssue]) -> Iterator[Item]:
-    """Yield the objects of a file that are not None, until too many are None. Limit the issues of the file."""
+    """Yield the objects of a file that are not None, until `MOST_WRONG` are None. Limit the issues of the file."""
     start, wrong = len(issues), 0
     for one in objects:
         del issues[start + MOST_WRONG :]

@@ -3,9 +3,9 @@
 The fields inside the files are authoritative; the folders are only compared with them. An object of an unknown
 definition is kept with a warning, since another given set may have the definition.
 
-Several files may contain the same name. The file at the path of its content counts: a solution in its author's folder
-under its name. So an author cannot replace another author's solution. If several or no files are at their paths, all
-are skipped.
+Several files may contain the same name. The file counts whose path matches its content, such as a solution in its
+author's folder. So an author cannot replace another author's solution. If no file matches, or several do, all files of
+the name are skipped.
 
 A root without `definitions/` may have files in a foreign layout, which are read in addition to the other folders:
 
@@ -77,7 +77,7 @@ def read_files(trace_set: TraceSet) -> None:
 
 
 def find_foreign(root: Path) -> dict[str, list[Location]]:
-    """Return the files of a root in a foreign layout, by their folder in the own layout."""
+    """Return the files of a root in a foreign layout, by the folder of the standard layout that would hold them."""
     found: dict[str, list[Location]] = {DEFINITIONS: [], SOLUTIONS: [], WORKLOADS: []}
     if (root / DEFINITIONS).is_dir() or root.absolute().name in FOLDERS:  # the root is a folder inside a set
         return found

@@ -23,9 +23,9 @@ from flashinfer_bench.roofline.peaks import find_peak
 from flashinfer_bench.roofline.workloads import cost_of_workload
 
 MOST_CHIPS: Final = 40
-"""Flags and libraries of one verdict on a page."""
+"""Largest number of flags, and of libraries, that a page shows for one verdict."""
 MOST_POINTS: Final = 200
-"""Times of one job in a history."""
+"""Largest number of times of one job in a history."""
 
 
 def describe_overview(trace_set: TraceSet, results: Sequence[Result], baseline_author: str | None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ MOST_TEXT: Final = 64_000
 MOST_COLOURED: Final = 40_000
 """Longest highlighted source, in characters. Lexers are slow on unusual texts."""
 KINDS: Final = {"nf": "f", "fm": "f", "nc": "f", "nd": "d", "nb": "b", "bp": "b", "ow": "k"}
-"""Short names of tokens and their kinds. Comments, keywords, strings and numbers have their first letter."""
+"""Pygments' short token name → kind. For comments, keywords, strings and numbers the kind is the first letter."""
 LEXERS: Final = {"py": PythonLexer, **dict.fromkeys(("cu", "cuh", "cpp", "cc", "h", "hpp"), CudaLexer)}
 
 
