@@ -22,7 +22,7 @@ def declare_convert(parser: Parser) -> None:
     parser.describe(
         "Write a trace set in the standard layout: one saved by another engine, a problem's folder, a folder of\n"
         "problems, or definitions dumped from a library. Lost parts are reported; SRC does not change.\n"
-        "Exit codes: 0 all parts were written, 1 parts are missing, 2 misuse.",
+        "Exit codes: 0 all parts were written, 1 parts are missing, 2 usage error.",
         usage="%(prog)s SRC --output DIR [flags]",
         example="convert problems/ --output my-set",
         execute=execute,

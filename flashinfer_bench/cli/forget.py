@@ -16,7 +16,7 @@ def declare_forget(parser: Parser) -> None:
     """Add the help and the arguments of the command."""
     parser.describe(
         "Remove a solution, such as a draft, and all its traces from a trace set. It asks nothing.\n"
-        "Exit codes: 0 removed, 1 a file cannot be changed, 2 misuse, such as an unknown name.",
+        "Exit codes: 0 removed, 1 a file cannot be changed, 2 usage error, such as an unknown name.",
         usage="%(prog)s NAME [SET] [flags]",
         example="forget my_rmsnorm_h4096 --local flashinfer-trace",
         execute=execute,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 
 def cli(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0 ran, 1 failed, 2 misuse, 130 interrupted."""
+    """Run the command line and return its exit code: 0 ran, 1 failed, 2 usage error, 130 interrupted."""
     try:
         from flashinfer_bench.cli.entry import run_command_line
     except KeyboardInterrupt:  # the command line was not loaded yet

@@ -229,7 +229,7 @@ def declare_html(parser: Parser) -> None:
         "pages that work from disk",
         description="Write the verdicts of a set as pages: overview, leaderboard, a page for each definition and "
         "solution, any\ntwo solutions compared. Open DIR/index.html from disk: no network and no server are used "
-        "(docs/report.md).\nExit codes: 0 written, 1 a file cannot be written, 2 misuse.",
+        "(docs/report.md).\nExit codes: 0 written, 1 a file cannot be written, 2 usage error.",
         example="report html pages --local flashinfer-trace",
         execute=execute_html,
     )
@@ -249,7 +249,7 @@ def declare_export(parser: Parser) -> None:
         "one row per trace, for other programs",
         description="Write one row per trace, with flat columns whose names have units (docs/export.md lists them). A "
         "folder gets a\nfile traces.csv, traces.jsonl or traces.parquet; - is stdout. Parquet needs the extra "
-        "`export`.\nExit codes: 0 written, 1 the file cannot be written, 2 misuse.",
+        "`export`.\nExit codes: 0 written, 1 the file cannot be written, 2 usage error.",
         example="report export traces.csv --local flashinfer-trace",
         execute=execute_export,
     )
@@ -269,7 +269,7 @@ def declare_merge(parser: Parser) -> None:
         "several sets in one",
         description="Write several trace sets as one, into a new folder. Equal parts are written once. If "
         "the\nsets contradict each other, no file is written. Exit codes: 0 all well, 1 files or blobs are missing, "
-        "2 misuse.",
+        "2 usage error.",
         example="report merge --local flashinfer-trace --local flashinfer-trace/wrong --output merged",
         execute=execute_merge,
     )

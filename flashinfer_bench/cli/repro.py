@@ -21,7 +21,7 @@ def declare_repro(parser: Parser) -> None:
         "Write the call that decided a verdict to files: judge the job once more, the solution in its sandbox, and\n"
         "write inputs, expected and got as safetensors, a map of the failing elements, and a script (repro.py) that\n"
         "shows the failure with torch alone. A recorded job gets its recorded inputs.\n"
-        "Exit codes: 0 written, 1 the job cannot be judged, 2 misuse.",
+        "Exit codes: 0 written, 1 the job cannot be judged, 2 usage error.",
         usage="%(prog)s TRACE.jsonl[:LINE] | SOLUTION WORKLOAD [--local SET] [--dump DIR] [flags]",
         example="repro plain_rmsnorm_h4096 d01172 --local flashinfer-trace --dump why",
         execute=execute,

@@ -58,7 +58,7 @@ def declare_validate(parser: Parser) -> None:
     """Add the help and the flags of the command."""
     parser.describe(
         "Show every error and warning of a trace set: file, line, field, reason; and what it does not cover.\n"
-        "Exit codes: 0 no errors, 1 errors, 2 misuse.",
+        "Exit codes: 0 no errors, 1 errors, 2 usage error.",
         example="validate --local flashinfer-trace",
         execute=execute,
     )
