@@ -104,7 +104,7 @@ class Watch:
         memory, so this number is subtracted."""
 
     def until_end(self, session: socket.socket, wake_read: int) -> int:
-        """Return the worker's wait status."""
+        """Watch the worker until it ends; return its wait status."""
         channels = [session.fileno()]
         while True:
             asked = self.asked.descriptors()
