@@ -25,7 +25,7 @@ class BoundedLog:
         self._total += len(data)
 
     def take(self) -> str:
-        """Return the kept output since the last call, and start anew."""
+        """Return the output kept since the last call, and forget it."""
         cut = self._total - len(self._head) - len(self._tail)
         middle = f"\n[... {cut} bytes cut ...]\n".encode() if cut > 0 else b""
         text = (self._head + middle + self._tail).decode("utf-8", "replace")

@@ -1,7 +1,7 @@
 """The resources of this process: cores and memory, by its affinity and by the limits of its container. Also the
 kernel's count of processes that it ended because memory ran out.
 
-And a pause for its garbage collector.
+`collector_paused` pauses the garbage collector.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How to install an extra of this package. Its name on the package index belongs to the public package."""
+"""How to install an extra of this package. On the package index, this package's name is taken by the public package."""
 
 
 def install_hint(extra: str) -> str:

@@ -22,7 +22,7 @@ extension module of torch's.
 
 A precompiled header is for compilers; no worker loads it."""
 FORMAT: Final = 2
-"""A part of every digest. Raise it when builders make something else of the same sources."""
+"""A part of every digest. Raise it when builders make other products from the same sources."""
 PRODUCTS: Final = "../artifact/files"
 """The folder of the products, seen from the folder of the sources."""
 HEADERS: Final = "../headers"
@@ -85,13 +85,14 @@ class BuildRecipe:
     """Steps that compile a source of one line. If they fail too, the machine is at fault and not the solution."""
     probe_sources: Mapping[str, bytes] = field(default_factory=dict)
     main_header: str | None = None
-    """The header that solutions with its binding include. The probe does so too for errors in headers of others."""
+    """The header that solutions with this binding include. If the error is in a header of others, the probe includes
+    it."""
     needs_symbol: str | None = None
     """The symbol that the library must export. Without it the entry point is wrong."""
     lacks_symbol: str = ""
-    """The change that its author must make if the symbol is missing."""
+    """The change that the solution's author must make if the symbol is missing."""
     header: BuildRecipe | None = None
-    """The header that its compilers would take precompiled. It decides only their duration."""
+    """The recipe of the precompiled header that its compilers can use; None if there is none. It only saves time."""
     note: str | None = None
     """A line for the log about the build."""
     toolkit: tuple[int, int] | None = None

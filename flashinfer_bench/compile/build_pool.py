@@ -38,7 +38,7 @@ MOST_MEMORY: Final = 16 * GIB
 """Bytes of address space for one compiler: its part of that share, but at least and at most this."""
 LEAST_BUILDS: Final = 3
 """Builds, at least, that wait for a core before their common header is precompiled. Precompiling takes one and a half
-times as long as a build, and saves each about half of its time."""
+times as long as a build, and saves each build about half of its time."""
 
 
 def default_jobs(*, spared_cores: int = 1) -> int:
@@ -116,7 +116,7 @@ class BuildPool:
         return sum(build.solution is not None for build in self._running.values())
 
     def hold(self) -> None:
-        """Start no further compiler until `release`: a measurement needs their cores."""
+        """Start no further compiler until `release`, because a measurement needs the cores."""
         self._compilers.allow(start=False)
 
     def release(self) -> None:

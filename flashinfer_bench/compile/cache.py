@@ -307,9 +307,9 @@ def find_change(folder: Path, files: Mapping[str, str]) -> str | None:
 
 
 def find_unlisted(folder: Path, files: Iterable[str]) -> str | None:
-    """Return a file or link of a folder that is not listed, else None. Python could import such a stranger.
+    """Return a file or link of a folder that is not listed, else None. Python could import such a file.
 
-    A part of the folder that cannot be walked is a stranger.
+    A part of the folder that cannot be walked counts as not listed.
     """
     known, left_out = {folder / path for path in files}, list[Path]()
     strange = (path for path in walk_files(folder, lambda path, _: left_out.append(path)) if path not in known)

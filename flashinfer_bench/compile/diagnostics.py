@@ -46,7 +46,7 @@ NOT_PLAIN: Final = re.compile(
 )
 """Output that may come from the compiler's own failure, or from a precompiled header."""
 LACKING: Final = re.compile(r"No such file|Permission denied|cannot find|cannot open|could not open|too large", re.I)
-"""Output that another machine, or this one after an installation, need not give for the same source."""
+"""Output about a missing or unusable file. Another machine, or a later installation, may compile the source."""
 
 
 def describe_failure(step: StepReport, note: str | None = None) -> str:

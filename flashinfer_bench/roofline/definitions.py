@@ -24,11 +24,11 @@ PLAIN: Final = ("rmsnorm", "rope", "sampling")
 NO_FACTOR: Final = re.compile(r"scale|logits|^weights$|cache$")
 """Names of inputs that tensor cores do not multiply, or that may hold anything."""
 COMPARES: Final = re.compile(r"renorm|mask")
-"""Names of operations on scores that give scores."""
+"""Names of operations whose inputs and outputs are scores: they only compare or rescale."""
 CAUSAL: Final = re.compile(r"\b(no |non[- ]?|not[- ]?)?causal\b(\W*(?:false|no|0|off)\b)?", re.IGNORECASE)
 """The word "causal"; the groups match a word before or after it that negates it."""
 TOP_K: Final = re.compile(r"(?:^|_)topk(\d+)(?:_|$)")
-"""Names a top-k: routed definitions, such as moe_..._topk8_..., have no axis for it."""
+"""The top-k in the name of a routed definition, such as moe_..._topk8_..., which has no axis for it."""
 
 Values = Mapping[str, Sequence[int]]
 """Name of an input → its numbers: offsets, lengths, indices."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 from flashinfer_bench.roofline.cost import TERA, Cost
 
 SLACK: Final = 1.05
-"""A time is impossible if this many times it is still below the floor. Clocks and vendors' figures are rounded."""
+"""A time is impossible if its product with this factor is below the floor. Clocks and vendors' figures are rounded."""
 UNITS: Final = ("fp64", "fp32", "tf32", "fp16", "fp8", "fp4")
 """The units of arithmetic, the widest first. The rows of `PEAKS` have their figures in this order."""
 
@@ -69,7 +69,8 @@ PEAKS: Final = (
     (r"RTX 4090", "RTX 4090", (1.3, 82.6, 82.6, 165, 330, 0), 1.008, 72),
     (r"T4\b", "T4", (0.25, 8.1, 8.1, 65, 0, 0), 0.32, 4),
 )
-"""One row a device; the first row counts whose pattern is in the name. It lacks a unit whose figure is 0."""
+"""One row for each device. The first row whose pattern is in the name counts. A figure of 0 means that the device lacks
+the unit."""
 
 
 def find_peak(device_name: str) -> Peak | None:

@@ -1,6 +1,6 @@
 """The cost of a stored workload.
 
-A cost that a workload states is trusted. Otherwise it would be counted from lengths that the workload states, too.
+A cost that a workload states is trusted, because a counted cost would rely on lengths that the workload states, too.
 Index inputs are read once for each file. If they are drawn from a seed, the lengths are unknown.
 """
 

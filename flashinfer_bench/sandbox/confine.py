@@ -1,4 +1,4 @@
-"""The limits of one worker, and how a fresh fork gives up all other access for good.
+"""The limits of one worker, and how a fresh fork gives up all other access permanently.
 
 The session makes a policy (`bench/runner/workers/sandbox_policy.py`) and sends it with the spawn order. The worker
 applies it before it has threads, and it holds for all its descendants. A worker without a policy keeps its user's files
@@ -42,8 +42,8 @@ LEAST_OOM_SCORE: Final = 500
 """Out-of-memory score of a worker, of 1,000. If memory runs out, the kernel ends workers before the judge."""
 PR_CAPBSET_DROP, CAPABILITY_VERSION, MAX_CAPABILITIES = 24, 0x20080522, 64
 CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2
-"""A worker without a policy keeps the first capability. Otherwise root could not read a cache of another user. It gives
-no access to a process's memory."""
+"""A worker without a policy keeps the first capability. Otherwise root could not read a cache of another user. This
+capability gives no access to a process's memory."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 A rule gives rights on a folder with all its content, or on one file. All other access fails with EACCES. A domain is
 permanent, and a further domain can only remove rights. Rights unknown to the kernel are omitted from the ruleset. A
 process cannot trace a process outside its own domain, so it cannot read that memory. Since version 6 it cannot send
-signals there either. So a signal to all processes reaches only the processes below a supervisor.
+signals to that process either. So a signal to all processes reaches only the processes below a supervisor.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def keep_apart() -> bool:
     """Enter a domain with all files, in which no outside process can be traced or signalled.
 
     Returns:
-        Whether it worked. Before version 2 files could not be moved between folders in a domain.
+        Whether it worked. Before version 2 no domain is entered, because a domain forbade moving files between folders.
     """
     if version() < REFER_VERSION:
         return False
@@ -77,7 +77,7 @@ def keep_apart() -> bool:
 
 
 def keep_signals_apart() -> bool:
-    """Enter such a domain; return whether `kill_domain` can be called in it: the parent can no longer be signalled."""
+    """Enter the domain of `keep_apart`; return whether `kill_domain` is safe: the parent can no longer be signalled."""
     parent = os.getppid()
     if version() < SCOPE_VERSION or parent <= 1 or not _may_signal(parent):
         return False

@@ -1,10 +1,10 @@
 """Answers the kernel's questions about a worker's system calls (seccomp user notification).
 
-A call that names a process is allowed for processes below the supervisor, and refused otherwise. Modes and times of the
-worker's own files are set here. A continued call could be deceived, because its path lies in changeable memory. So the
-supervisor opens the file, checks its location, and changes it. For times it sets the present time. In the same way it
-connects a tool's socket, only to names and addresses of the tool's own network. A path would lead to every service of
-the machine.
+A call that names a process is allowed for processes below the supervisor, and refused otherwise. The supervisor
+itself sets modes and times of the worker's own files: it opens the file, checks its location, and changes it. If the
+call continued instead, the worker could replace the path in its memory after the check. A time is always set to the
+present. The supervisor also connects a tool's socket itself, but only to abstract names and addresses of the tool's own
+network. A socket's path could lead to any service of the machine.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Notifications:
 
 
 def _error_of(act: Callable[..., None], *arguments: object) -> int:
-    """Return the error of a call that is done or judged. No question may end the supervisor."""
+    """Do or judge a call; return its error number, 0 for no error. No question may end the supervisor."""
     try:
         act(*arguments)
     except OSError as error:

@@ -226,8 +226,8 @@ def end_tree(root: int, limit_s: float) -> bool:
 def kill_below(root: int, limit_s: float) -> bool:
     """Kill every process below a process, including new ones; return whether all had ended before the limit.
 
-    It is finished when no process is alive and none is new. A process that only forks leaves dead processes, which the
-    next search finds.
+    It repeats until a search finds no living and no new process. A process that forks and exits at once leaves dead
+    processes, so the next search finds new ones.
     """
     deadline = time.monotonic() + limit_s
     seen: set[int] = set()

@@ -98,13 +98,13 @@ class Watch:
         self.memory_limit_bytes = memory_limit_bytes
         self.over_memory = False
         self._next_tree_poll = 0.0
-        self._session = next(iter(ancestors(os.getpid())[1:]), 0)  # /proc may be mounted so that it is hidden
+        self._session = next(iter(ancestors(os.getpid())[1:]), 0)  # 0 if /proc hides the session
         self._arena_bytes = 0
         """The most shared memory of the session so far: the arena. A worker that maps the arena counts it as its own
         memory, so this number is subtracted."""
 
     def until_end(self, session: socket.socket, wake_read: int) -> int:
-        """Return the worker's wait status."""
+        """Watch the worker until it ends; return its wait status."""
         channels = [session.fileno()]
         while True:
             asked = self.asked.descriptors()

@@ -21,9 +21,9 @@ from flashinfer_bench.sandbox.process_tree import in_child
 
 PACKAGE: Final = Path(__file__).parents[1]
 FIRST_USER, USERS = 1_300_000_000, 1 << 24
-"""Far from named users, and from the ranges of containers."""
+"""First number and count of workers' users. They are far from named users and from the ranges of containers."""
 FIRST_SMALL_USER, SMALL_USERS = 40_000, 20_000
-"""For a process that has only 65,536 users."""
+"""First number and count for a process whose user namespace has only 65,536 users."""
 OLD_WHOLE_MAP: Final = 1 << 31
 NEEDED: Final = {"CHOWN": 0, "KILL": 5, "SETGID": 6, "SETUID": 7}
 """Capabilities that root needs to start, end and clean up after another user's process. A container may lack some."""

@@ -33,7 +33,7 @@ TIME_BUDGET_S: Final = 10.0
 LONGEST_S: Final = 1e6
 """Longer budgets count as this one: eleven days."""
 MOST: Final = 10_000
-"""Most calls that a time to fill asks for."""
+"""Most calls if a duration is requested instead of a count."""
 MOST_GIVEN: Final = 10_000_000
 """Largest count of calls; a script never waits for more."""
 ESTIMATE: Final = Procedure(warmup_runs=CHECKS, iterations=9, budget_s=1.0, cuda_graphs=False, fewest=9)

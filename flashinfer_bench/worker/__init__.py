@@ -1,1 +1,1 @@
-"""The other side: the only package in whose process solution code lives. It never imports the judge."""
+"""The worker process, which runs solution code. This package never imports the judge."""

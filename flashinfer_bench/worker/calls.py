@@ -37,11 +37,11 @@ PLACEMENTS: Final = 8
 MOST_KEPT_BYTES: Final = 512 << 20
 FREE_SHARE: Final = 8
 FEW_BYTES: Final = 32 << 20
-"""Limits of the results that are kept alive: their number, their bytes, their divisor of the free memory, and the bytes
-up to which the free memory is not queried, since that query can wait for the driver."""
+"""Limits of the results that are kept alive: most results, most bytes, and the divisor of the free memory. Up to
+FEW_BYTES the free memory is not queried, because the query can wait for the driver."""
 NOWHERE: Final = 1
-"""An unused address. Results that may use the inputs' memory are compared with it, so that references and solutions do
-the same work of half a microsecond."""
+"""An unused address. If results may use the inputs' memory, they are compared with this address instead. So references
+and solutions both spend the half microsecond of the comparison."""
 
 
 class LaidCall:

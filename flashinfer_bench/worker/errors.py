@@ -56,7 +56,7 @@ def message_of(error: BaseException) -> str:
 def find_location(error: BaseException) -> str:
     """Return "at FILE:LINE, in FUNCTION" of the solution's innermost frame; empty if there is none.
 
-    Frames of an exception's cause are further inside than its own frames.
+    The frames of an exception's cause are deeper than the frames of the exception itself.
     """
     return next(filter(None, map(_location_of, reversed(_causes_of(error)))), "")
 

@@ -203,7 +203,7 @@ class Worker:
                 torch.cuda.empty_cache()
 
     def start(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Switch the clock on; after a loss, switch on its fallback."""
+        """Switch the clock on. If the request has a reason to fall back, switch on the clock's fallback, if any."""
         self._running.close()
         if request["fall_back"] is not None:
             self.clock = self.clock.fall_back(request["fall_back"]) or self.clock

@@ -1,9 +1,9 @@
 """The protocol of a worker: a closed list of methods, and the checks on its answers.
 
 The session sends one request frame and waits for its answer. The worker answers with one frame, which repeats the
-request's `id`.
+request's `id`. "-" means no field.
 
-    verb      fields                                          answer, beside "id"
+    method    fields                                          fields of the answer, besides "id"
     (none)    sent when the worker is ready                   WorkerReady, with the id 0
     load      directory, entry, symbol, kind, environment     Loaded
     bind      arena: {"kind": "memfd", "size"} + 1 fd, or     -; the previous arena is unmapped
@@ -25,11 +25,11 @@ request's `id`.
 Each call has its own buffer (lay_out): inputs and output slots in the arena. `calls` makes the calls in the given
 buffers, once each, in order, and reads the clock if `lead` has their preambles. The results of a call are in its output
 slots when the answer comes. The session writes other inputs between two requests. `first` is a number N: the calls in
-the first N buffers are made. A list of hundreds would take as long as the calls. Only a GPU's worker gets `burst`,
-`collect` and `relay`. `burst` makes calls back to back, and leaves their results in place. They are one CUDA graph if
-`together` is true and the graph holds `operations` of each call. `collect` copies the results into the output slots. In
-a `relay` (`gated_chain/`) the inputs of a call are in its buffer, masked. The control block gets their key after the
-previous call has committed to its outputs by a digest.
+the first N buffers are made. A list of hundreds of buffers would take as long to send as the calls. Only a
+GPU's worker gets `burst`, `collect` and `relay`. `burst` makes calls back to back, and leaves their results in place.
+The calls are one CUDA graph if `together` is true and the graph holds `operations` of each call. `collect` copies the
+results into the output slots. In a `relay` (`gated_chain/`) the inputs of a call are in its buffer, masked. The control
+block gets their key after the previous call has committed to its outputs by a digest.
 
 `arguments` is name → {"offset", "shape", "dtype"}, a contiguous tensor in the arena, or name → {"scalar": value}.
 `slots` has such a tensor for each output. They are in the first buffer; the next buffer begins `stride` bytes later.

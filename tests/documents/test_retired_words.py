@@ -14,7 +14,7 @@ CODE = {
     path for path in (CHECKOUT / "flashinfer_bench").rglob("*.py") if "code" not in path.parts
 }  # of routines: texts
 PATHS = sorted({*CODE, *PAGES_OF_WORDS} - {CHECKOUT / "docs/migration.md", CHECKOUT / "docs/results.md"})
-METAPHORS = "anteroom bell desk farm glance nudge parcel portion readout shelf station twin walls workshop"
+METAPHORS = "anteroom bell desk farm glance misuse nudge parcel portion readout shelf station twin walls workshop"
 """Words of no name, comment, docstring, message or page; docs/migration.md says what replaced those users knew."""
 MEANINGS = "blank hello look place told verb"
 """Words of no name: each was used with a second meaning."""

@@ -87,13 +87,14 @@ def _identity(path: Path) -> tuple[int, int] | None:
 def remove_tree(folder: Path, limit_s: float | None = None) -> bool:
     """Remove a folder with all its content, or a file or link of this name; return whether it is gone.
 
-    Never raises OSError. Links are not followed. A tree that Python cannot remove is left to rm(1), after its folders
-    got every right for their owner. rm goes down by descriptors, so neither depth nor the length of a path matters.
+    Never raises OSError. Links are not followed. A tree that Python cannot remove is left to rm(1). If rm
+    fails, chmod(1) gives the owner every right, and rm tries again. rm goes down by descriptors, so neither depth nor
+    the length of a path matters.
 
     Args:
         folder: the path.
-        limit_s: seconds for each of these programs; None for no limit. With a limit, they remove all but small trees. A
-            large process takes longer to start a program than to remove a hundred files.
+        limit_s: seconds for each run of rm or chmod; None for no limit. With a limit, Python removes only small trees.
+            A large process takes longer to start a program than to remove a hundred files.
     """
     with suppress(OSError):
         folder.unlink()

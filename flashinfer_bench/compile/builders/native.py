@@ -64,19 +64,19 @@ class Binding:
 
     kind: Kind
     files: BindingFiles
-    """A new version of them gives the artifact another digest. Its C++ standard holds unless the solution names one."""
+    """Files of the binding's package. Their version is part of the digest. Their C++ standard is the default."""
     includes: tuple[Path, ...]
     macros: tuple[str, ...]
     libraries: tuple[str, ...]
     exports: str
     """Symbol that the library exports; {0} stands for the entry function."""
     lacks: str
-    """The change that the author must make if it is missing."""
+    """The change that the author must make if the symbol is missing."""
     main_header: str
     """The header that solutions with this binding include."""
     nvcc_macros: tuple[str, ...] = ()
     gcc_flags: tuple[str, ...] = ()
-    """Flags that g++ alone knows, with which it takes less time."""
+    """Flags only for g++, which make it faster."""
 
 
 def read_binding(binding: SupportedBindings, toolchain: Toolchain) -> Binding:
@@ -117,8 +117,8 @@ def read_binding(binding: SupportedBindings, toolchain: Toolchain) -> Binding:
             f"-D__CUDA_NO_{name}__"
             for name in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS")
         ),
-        # Otherwise g++ optimises all virtual functions of torch's headers before it drops them. It also frees memory
-        # more often, though little of these headers could be freed.
+        # Without the first flag g++ optimises all virtual functions of torch's headers before it drops them. Without
+        # the second it collects garbage more often, which frees little memory of these headers.
         gcc_flags=("-fno-devirtualize", "--param=ggc-min-expand=200"),
     )
 
@@ -310,10 +310,9 @@ def begins_with(source: bytes, header: str) -> bool:
 
 
 def _header_recipe(commands: Commands, readable: tuple[Path, ...]) -> BuildRecipe:
-    """Return the recipe of the precompiled main header: from it alone, with the solution's flags except macros and
-    folders.
+    """Return the recipe that precompiles the main header alone, with the solution's flags except macros and folders.
 
-    g++ itself refuses a precompiled header if a macro differs that the header knows.
+    g++ itself refuses a precompiled header if a macro that the header knows differs.
     """
     header, given = commands.binding.main_header, commands.flags.cxx
     kept = [word for word in given if word.startswith("-") and not word.startswith(("-D", "-U", "-I", "-isystem"))]

@@ -42,8 +42,8 @@ MARKUP: Final = str.maketrans({"|": "\\|", "<": "&lt;", ">": "&gt;", "`": "\\`",
 INTERIM_LEVELS: Final = {4: 0.984, 6: 0.990, 9: 0.992, 13: 0.993, 19: 0.994, 28: 0.994, 42: 0.994, 63: 0.994, 94: 0.994}
 """Number of pairs at an interim analysis → confidence level of its interval.
 
-Each number is 1.5 times the number before. The first analysis has the narrowest interval, because it mostly decides on
-a GPU."""
+Each number is 1.5 times the number before. The first analysis has the narrowest interval, because on a GPU it
+usually decides."""
 MOST_PAIRS: Final = max(INTERIM_LEVELS)
 LEAST_ERROR: Final = 1e-12
 """Least standard error: a division by 0 would fail."""
@@ -226,7 +226,7 @@ class Comparison:
         for row in undecided:
             pairs = len(row.pairs_ms)
             wanted = row.ratio.pairs_needed(self.threshold) if row.ratio is not None else min(INTERIM_LEVELS)
-            # A series is analysed only after some numbers of pairs.
+            # A series is analysed only at the numbers of pairs in INTERIM_LEVELS.
             end = next((count for count in INTERIM_LEVELS if wanted and count >= pairs + wanted), None)
             if end is None:
                 return f"more than {MOST_PAIRS} pairs, the limit; use a quieter machine or a larger --threshold"

@@ -91,7 +91,7 @@ class Session(DeviceSession):
         given = folder / "given"
         work = folder / "work"
         outcome = work / "outcome.json"
-        # Code that it compiles at run time has other flags than in runs, so it is cached apart.
+        # Code that the solution compiles at run time has other flags here than in runs, so it is cached apart.
         digest = digest_of({"inspect": solution.digest})
         files = SolutionFiles(digest, Path(solution.directory) if solution.directory else None)
         request = self._pool.order_for(files, folder / "home", given)

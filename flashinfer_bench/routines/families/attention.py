@@ -57,10 +57,10 @@ FLAGS: Final = (
 MLA_NOPE_DIM: Final = 128
 """Dimension of DeepSeek's heads without RoPE. Together with the rotated dimension it decides the score scale."""
 ERROR: Final = 0.035
-"""Allowed error, as a share of the deviation of an output of the longest sequence. Kernels round probabilities and
-outputs to bfloat16."""
+"""Allowed error, as a share of the standard deviation of an output of the longest sequence. Kernels round probabilities
+and outputs to bfloat16."""
 PROBABILITY_ERROR: Final = 2**-7
-"""Allowed error of the query that sees the fewest keys, as a share of the deviation of its output."""
+"""Allowed error of the query that sees the fewest keys, as a share of the standard deviation of its output."""
 FP8_ERROR: Final = 0.1
 """Replaces `ERROR` for an fp8 cache, because a kernel may also convert the queries."""
 SHAPES: Final = {

@@ -1,9 +1,9 @@
 """The GEMM family: fp8 with block scales, grouped, batched with one scale, and 4-bit floats.
 
 A product of m x k and k x n takes 2 m n k FLOPs. Bytes count both factors, their scales and the output, over the whole
-batch or all groups: m k + n k elements, m n of the output. Scales: 4 (m k / t + n k / t²) with tiles of t, and 4 for
-each offset of a group; 8 of a batch; (m k + n k) / v with blocks of v, and 4 of alpha. Factors are drawn in their
-quantised form: normal numbers in fp8, any code in 4 bits. Scales are near 1.
+batch or all groups: m k + n k elements, m n of the output. Bytes of scales: 4 (m k / t + n k / t²) with tiles of t;
+8 for a batch; (m k + n k) / v with blocks of v, and 4 for alpha. The offset of a group takes 4 bytes. Factors are
+drawn in their quantised form: normal numbers in fp8, any code in 4 bits. Scales are near 1.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FLAGS: Final = (
     switch("autotune", "let the library tune before timing (bmm_fp8, mm_fp4)"),
 )
 ERROR: Final = 0.05
-"""Allowed error, as a share of the deviation of an output. Hopper sums fp8 products in 14 bits, which cuBLAS uses."""
+"""Allowed error, as a share of an output's standard deviation. Hopper's tensor cores sum fp8 products in 14 bits."""
 ALPHA: Final = 0.125
 """The factor of 4-bit products."""
 E2M1_VARIANCE: Final = 8.5625

@@ -3,9 +3,9 @@
 T tokens, h hidden and i intermediate size, E experts of which L are here, k experts for each token. A pair of a token
 and an expert takes 2 (2 i h) FLOPs for both halves of the first product and 2 i h for the second: 6 h i. If the
 routine routes, the case cannot know the result. It expects T k L / E pairs and L (1 - (1 - k / E)^T) active experts.
-If routing is done before, both are counted. Bytes: tokens, logits, the weights of active experts with their scales
-(3 h i elements each), and the output. Bytes of an element with its scales: fp8 1 (tokens in blocks 1 + 1 / 32, weights
-in blocks 1 + 4 / 128²), nvfp4 9 / 16.
+If the routing is given as inputs, both numbers are counted. Bytes: tokens, logits, the weights of active experts with
+their scales (3 h i elements each), and the output. Bytes of an element with its scales: fp8 1 (tokens in blocks
+1 + 1 / 32, weights in blocks 1 + 4 / 128²), nvfp4 9 / 16.
 """
 
 from __future__ import annotations
@@ -68,19 +68,20 @@ FLAGS: Final = (
     switch("autotune", "let the library tune before timing"),
 )
 ACT_DEVIATION: Final = 0.6
-"""Deviation of an activated gate times a linear part, both of unit deviation."""
+"""Standard deviation of an activated gate times a linear part, both of standard deviation 1."""
 UNITS: Final[Mapping[str, Unit]] = {"base": "fp16", "fp8": "fp8", "nvfp4": "fp4"}
 """--cutlass_variant → the unit of the products."""
 ERRORS: Final[Mapping[Unit, float]] = {"fp16": 0.03, "fp8": 0.1, "fp4": 0.25}
-"""Unit of the products → the allowed error, as a share of the deviation of an output.
+"""Unit of the products → the allowed error, as a share of an output's standard deviation.
 
 Kernels quantise the values between the two products, and the reference does not."""
 E2M1_DEVIATION: Final = math.sqrt(8.5625 * 13 / 12)
-"""Deviation of a random 4-bit code with a random scale between 0.5 and 1.5."""
+"""Standard deviation of a random 4-bit code with a random scale between 0.5 and 1.5."""
 EVENNESS: Final = 8.0
 """Concentration of the Dirichlet distribution of a token's weights, so that no weight is near 0 or 1."""
 BIASES: Final = 140
-"""The routing bias is an integer up to this, divided by 2^13. It is exact in bfloat16, with a deviation of 0.01."""
+"""The routing bias is an integer up to this, divided by 2^13. It is exact in bfloat16, and its standard deviation
+is 0.01."""
 
 
 def check_experts(unit: Unit, top_k: int, scaling: float = 1.0) -> Check:
@@ -125,10 +126,10 @@ def make_layers(
     """Return the weights of both products with the scales of their blocks.
 
     Args:
-        kind: nvfp4, with a scale for 16 elements of a row; fp8_block_scale, with one for 128 by 128; or a dtype.
+        kind: nvfp4, with a scale for 16 elements of a row; fp8_block_scale, with a scale for 128 by 128; or a dtype.
         experts: the axis of experts.
         inner: the axis between the products.
-        sizes: the hidden size, and that between the products.
+        sizes: the hidden size, and the size between the products.
         active: experts whose weights are read.
         is_tiled: scales are padded to whole tiles of 128 rows by 4 columns.
         factors: a factor of each expert, for each product.
@@ -216,7 +217,7 @@ def _why_not_routed(args: Namespace, name: str) -> str:
 
 
 def make_cutlass(args: Namespace) -> Case:
-    """Make a case of the layer after the routing, of one rank of several. Ranks of tp share the intermediate size."""
+    """Make a case of the layer after the routing, for one of several ranks. Ranks of tp split the intermediate size."""
     variant, h, is_quantised, top_k = args.cutlass_variant, args.hidden_size, args.quantized_input, args.top_k
     i, local = split(args, "intermediate_size", args.tp_size), split(args, "num_experts", args.ep_size)
     require(args.ep_rank < args.ep_size and args.tp_rank < args.tp_size, "--ep_rank or --tp_rank: too large")

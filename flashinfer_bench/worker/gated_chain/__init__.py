@@ -1,1 +1,1 @@
-"""Gated chains: calls on a GPU, each of which gets the key to its inputs once the call before has committed."""
+"""Gated chains: calls on a GPU. Each call gets the key to its inputs after the previous call has committed."""

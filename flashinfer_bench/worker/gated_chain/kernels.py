@@ -26,8 +26,8 @@ MOST_OUTPUTS: Final = 16
 """Calls with more outputs run in no chain."""
 BLOCK_BYTES: Final = 4096
 READY, LAUNCHED, KEYS, DIGESTS = 0, 16, 32, 96
-"""Words of a control block: number of the waiting call, number of launched calls, keys, digests. Each side writes its
-own cache lines, so its reads are not delayed by the other side's writes."""
+"""Words of a control block: number of the waiting call, number of launched calls, keys, digests. The session
+and the worker write to different cache lines, so that the writes of one do not delay the reads of the other."""
 DIGEST_WORDS: Final = 8
 POLLS: Final = 2_000
 """Reads of a word before the time is checked."""
@@ -37,7 +37,7 @@ SMALL_BYTES: Final = 1 << 15
 """Most bytes of inputs that the waiting kernel unmasks itself. A second kernel would start later."""
 UNMASK_THREADS: Final = 256
 COMMIT_BYTES: Final = 1 << 16
-"""Bytes for each block that commits to outputs, until there are as many blocks as processors."""
+"""Bytes of outputs for each block that commits to them. If the GPU has too few processors, blocks take more bytes."""
 AT_ONCE: Final = 4
 """Pieces of memory that one kernel commits to."""
 WARP: Final = 32
@@ -216,7 +216,7 @@ class ChainKernels:
         self.committer([one.nbytes for one in pieces], digest)([one.address for one in pieces])
 
     def committer(self, sizes: Sequence[int], digest: int) -> Callable[[Sequence[int]], None]:
-        """Return a function that commits to pieces of these sizes, given their addresses. It is fast on the host."""
+        """Return a function that commits to pieces of these sizes, given their addresses. That function is fast."""
         scratch = self._parts.data_ptr(), self._count.data_ptr()
         launches = []
         for at in range(count_groups(len(sizes))):

@@ -4,11 +4,11 @@ It runs while another solution is measured. So it uses the lowest priority, and 
 are in the solution's own cache. Its reports are not trusted, and a solution that fails here is compiled at its first
 call, as usual.
 
-`stand_in` replaces the GPU, so far that Triton and FlashInfer compile the kernels of a call. Tensors have shapes,
+`stand_in` fakes enough of a GPU for Triton and FlashInfer to compile the kernels of a call. Tensors have shapes,
 strides and the GPU as their device, and no memory (torch's FakeTensor). A launch has no effect, and compiled FlashInfer
-modules are not loaded. A call that reads a number from a tensor gets 16: many sizes have a common factor with it, so
-Triton compiles what most calls will launch. The cache keys are those of a launch on the GPU: they depend on the
-kernel's source, the kinds of its arguments, the options and the GPU.
+modules are not loaded. A call that reads a number from a tensor gets 16. Triton specializes kernels on divisibility by
+16, so it compiles the kernels that most calls will launch. The cache keys are those of a launch on the GPU: they
+depend on the kernel's source, the kinds of its arguments, the options and the GPU.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ THREADS_A_BLOCK: Final = 1024
 """Most threads in a block, reported to Triton for every kernel."""
 LOWEST_PRIORITY: Final = 19
 NUMBER: Final = 16
-"""Number that a call reads from tensors. Conditions are alternately true, so that loops until a condition end."""
+"""Number that a call reads from a tensor. A boolean is true at every second read, so that loops on a condition end."""
 MOST_READ: Final = 20_000
-"""Most numbers that are read, so that loops until a number changes end, too."""
+"""Most numbers that are read. The next read raises, which ends a loop that waits for another number."""
 
 
 def precompile(order: Mapping[str, Any], shared_modules: str | None = None) -> None:
@@ -104,8 +104,8 @@ def stand_in(gpu: Mapping[str, Any], *, asks_driver: bool = True) -> Iterator[No
 
     Args:
         gpu: its properties from torch (`torch`), and from Triton's driver (`triton`).
-        asks_driver: may start the driver, to find that it has no GPU. Then torch switches devices without it, which
-            copies and slices of tensors need.
+        asks_driver: torch may start the driver, which finds no GPU. Then torch switches devices without the driver,
+            as copies and slices of tensors need.
     """
     mode = fake_tensor.FakeTensorMode
     with ExitStack() as stack:
