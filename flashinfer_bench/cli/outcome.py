@@ -90,10 +90,10 @@ class RunOutcome:
     is_stopped: bool = False
     """Whether --fail-fast ended the run."""
     change: SaveChange | None = None
-    """With --watch: the change since the latest save that passed."""
+    """With --watch: the change since the previous save that passed."""
 
     def stop(self) -> None:
-        """Note that the run ends because of a failure: the open jobs are left out."""
+        """Mark the run as stopped by a failure, and its open jobs as left out."""
         self.is_stopped = True
         ended = {*self.judged, *(names_of_job(fault.job) for fault in self.faults)}
         left = [job for job in self.plan.jobs if names_of_job(job) not in ended]
@@ -162,7 +162,7 @@ class RunOutcome:
         return uuids
 
     def names(self) -> Names:
-        """Return the names of the workloads of its jobs and traces."""
+        """Return the names of the workloads of the run's jobs and traces."""
         return name_jobs([*self.plan.jobs, *self.traces])
 
     def files(self, trace_set: TraceSet) -> list[str]:

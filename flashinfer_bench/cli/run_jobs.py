@@ -81,10 +81,10 @@ Kept = list[benchmark.Benchmark] | None
 
 
 class RunProgress:
-    """Counts the events of a run and shows them while it is entered.
+    """Counts the events of a run, and shows them inside its `with` block.
 
     Args:
-        quiet: show no progress. The result has the faults.
+        quiet: show no progress. The result lists the faults anyway.
         names: the names of the workloads; a workload without a name is called by its uuid.
     """
 
@@ -93,7 +93,7 @@ class RunProgress:
         self.names = names or {}
         self._write: Callable[[str], None] = write_err
         self.statuses: Counter[str] = Counter()
-        """Verdicts by status; jobs without one count as `no verdict`."""
+        """Number of ended jobs by status; `no verdict` for jobs that ended without a verdict."""
         self.jobs = 0
         self.running: dict[str, Job] = {}
         """Device label → its current job."""
@@ -118,7 +118,7 @@ class RunProgress:
             self._live.stop()
 
     def show(self, event: Event) -> None:
-        """Count an event, and show it. Above a display, each kind of failure of a solution is shown once."""
+        """Count an event, and show it. On a terminal, each kind of failure of a solution is shown once."""
         kind = line = ""
         match event:
             case RunStarted() | JobsAdded():

@@ -138,7 +138,7 @@ def _find(trace_set: TraceSet, name: str, definitions: Sequence[Definition]) -> 
 
 
 def _is_called(workload: Workload, name: str) -> bool:
-    """Return whether a name has axes of a workload, or the beginning of its uuid, and no other word."""
+    """Return whether each word of a name is a size of a workload, such as rows=64, or the beginning of its uuid."""
     sizes = {f"{axis}={size}" for axis, size in workload.axes.items()}
     words = name.split()
     starts = [word for word in words if word not in sizes]

@@ -218,14 +218,15 @@ class TraceSet:
         *,
         def_name: str | None = None,
     ) -> Trace | None:
-        """Return the latest passing trace with the highest speed-up; None if there is none.
+        """Return the trace with the highest speed-up among the latest traces that passed; None if there is none.
 
         Confirmed traces, of full assurance, come before other traces of a GPU. Quick looks are skipped. A trace is also
-        skipped if both the solution and the reference wait for the GPU inside a call.
+        skipped if its worker reported far less than the latency, or if both the solution and the reference wait for the
+        GPU inside a call.
 
         The judge fails an element only if its absolute and its relative error are both too large, and it may allow some
-        elements to fail. So the largest relative error of a correct output can be huge near zero. The default bounds
-        therefore rely on the verdict alone. Any other bound also limits the largest error, as in `filter_traces`. If
+        elements to fail. So the largest relative error of a correct output can be huge near zero. With the default
+        bounds, only the verdict counts. Any other bound also limits the largest error, as in `filter_traces`. If
         speed-ups are equal, as without a measured reference, the lower latency wins.
 
         Args:
@@ -256,7 +257,7 @@ class TraceSet:
     get_workload_blob_tensor = adding.read_tensors
 
     def keep_traces(self, traces: Iterable[Trace]) -> None:
-        """Add traces to memory only, without a check: they were written before, or must not be written."""
+        """Add traces in memory, without a check. The traces are on disk already, or must not be written."""
         for trace in traces:
             self.traces.setdefault(trace.definition, []).append(trace)
 

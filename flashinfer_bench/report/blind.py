@@ -1,8 +1,8 @@
 """Outputs for which zeros would pass, since every expected value is within the absolute tolerance.
 
 An element fails only if its error is above atol and above rtol. If no expected value is above atol, zeros pass this
-check. The rule `norm` rejects such zeros, so only outputs that it skips are reported: small outputs, or all outputs if
-it is off.
+check. The rule `norm` rejects such zeros. So only outputs to which it was not applied are reported: small outputs,
+which the rule skips, or all outputs if the rule is off.
 """
 
 from __future__ import annotations

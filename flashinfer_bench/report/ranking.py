@@ -152,7 +152,7 @@ def count_winners(rows: Sequence[BestRow], key: GroupKey) -> list[WinnersRow]:
 
 
 def speedup_of(results: Iterable[Result], baseline: _Baseline = None) -> MeanRatio | None:
-    """Return the geometric mean of ratios. If it uses the lowest of several baselines, it has no interval."""
+    """Return the geometric mean of ratios. It has an interval only if the reference is the baseline."""
     ratios = _ratios(results, baseline)
     halves = [speedup_half_of(item) for item, _ in ratios] if baseline is None else []
     return mean_of([ratio for _, ratio in ratios], halves)

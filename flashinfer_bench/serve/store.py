@@ -56,7 +56,7 @@ class TaskRow:
     id: str
     submitter: str
     key: str | None
-    """The client's key of the submission. The same key returns the same task."""
+    """The client's key of the submission. A repeated key returns the first task with the key."""
     request: str
     """Digest of the request."""
     definition: str
@@ -76,7 +76,7 @@ class TaskRow:
 
     @property
     def author(self) -> str:
-        """The author of the solution. The row needs the solution."""
+        """The author of the solution. This fails for the row of a list, which has no solution."""
         return Solution.model_validate_json(self.solution).author
 
 

@@ -56,7 +56,7 @@ class LiveTask:
     ended: TaskRow | None = None
     """The row of the ended task. The task stays live until the store has this row, too."""
     is_requeued: bool = False
-    """Whether the server ends and leaves the task to the next server."""
+    """Whether the task is left to the next server, because this server ends."""
     follower: asyncio.Task[None] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set at the next change and then replaced by a new event."""
@@ -238,7 +238,7 @@ class TaskService:
         finally:
             self._waiting -= 1
 
-    # From here on: how
+    # Private: access to the disk and to the engine.
 
     async def _on_disk(self, work: Callable[..., Value], *values: Any) -> Value:
         try:
@@ -286,7 +286,7 @@ class TaskService:
         if live.ended or (live.is_requeued and live.missing):
             return
         reasons = "\n".join(dict.fromkeys(str(fault.message) for fault in handle.faults)) or error
-        # # A task that the engine completed without some jobs has skipped them.
+        # If the engine completed a task without some of its jobs, it skipped these jobs.
         is_completed = not live.missing or (error is None and handle.state == "completed")
         await self._end(live, "completed" if is_completed else "failed", reasons if live.missing else None)
 

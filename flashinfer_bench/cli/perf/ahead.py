@@ -58,8 +58,8 @@ def compile_ahead(
         requests: the cases.
         root: the folder of their blobs.
         devices: the processes use them round-robin.
-        jobs: parallel processes; None for one per core.
-        for_sandbox: whether workers have a sandbox. Then they can only read the compiled kernels.
+        jobs: parallel processes. None: one per core, but at least 4 and at most `MOST_PARALLEL`.
+        for_sandbox: whether workers have a sandbox. Sandboxed workers can only read the compiled kernels.
     """
     calls = list_calls(requests)
     jobs = min(len(calls), max(4, min(MOST_PARALLEL, usable_cores())) if jobs is None else jobs)

@@ -43,7 +43,8 @@ SESSION_FLAGS: Final = (
     from_zero("jit_jobs", JIT_HELP, default=None),
     real("timeout", "time limit of one backend of a case, in seconds", 300, least=1e-9, most=1e6),
 )
-"""Flags of the whole call, besides --devices, --sandbox and --log_level. System calls wait at most 2^31 ms."""
+"""Flags of the whole call, besides --devices, --sandbox and --log_level. --timeout is
+limited because a system call waits at most 2^31 ms."""
 CASE_FLAGS: Final = (
     whole("num_iters", "timed calls", 30, most=MOST_CALLS),
     from_zero("dry_run_iters", "calls before timing", default=5, most=MOST_CALLS),

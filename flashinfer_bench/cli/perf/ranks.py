@@ -78,7 +78,7 @@ def time_rounds(
     Args:
         request: the case.
         between: the exchange between ranks, FlashInfer's MoeAlltoAll.
-        communicator: mpi4py's.
+        communicator: the communicator of mpi4py.
         stopwatch: measures the time of the phases.
         device: the device of this rank.
 
@@ -188,7 +188,10 @@ def make_experts(args: Namespace, weights: Sequence[torch.Tensor], rank: int, ra
 
 
 def find_mismatch(rank: int, back: torch.Tensor, wanted: torch.Tensor, check: Check) -> str | None:
-    """Return how the returned tokens differ from the expected tokens. One completely wrong token is an error."""
+    """Return how returned tokens differ from expected tokens; None if the check allows it.
+
+    A completely wrong token is an error, even if the matched ratio allows wrong elements.
+    """
     wrong = find_beyond(wanted, back.float(), Tolerance(check.rtol, check.atol))
     astray = ~((back.float() - wanted).norm(dim=-1) <= ASTRAY * wanted.norm(dim=-1))
     count, allowed = int(wrong.sum()), 0.0 if check.ratio is None else (1 - check.ratio) * wrong.numel()

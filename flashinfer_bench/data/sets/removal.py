@@ -61,7 +61,7 @@ def remove_solution(trace_set: TraceSet, name: str) -> Path | None:
 def find_orphans(trace_set: TraceSet) -> Callable[[AnyTrace], bool]:
     """Return a function that returns whether the set lacks a trace's definition, workload or solution.
 
-    The set need not have a solution that was submitted to a server, nor a workload that was made of sizes.
+    Two objects may be missing: a solution that was submitted to a server, and a workload that was made of sizes.
     """
     solutions = {(item.definition, item.name) for item in trace_set.all_solutions()}
     workloads = {(name, line.workload.uuid) for name, lines in trace_set.workloads.items() for line in lines}
@@ -76,5 +76,5 @@ def find_orphans(trace_set: TraceSet) -> Callable[[AnyTrace], bool]:
 
 
 def is_served(trace: AnyTrace) -> bool:
-    """Return whether a server judged the trace's solution, so that its sources are with its task."""
+    """Return whether a server judged the trace's solution. The server's task then has the sources."""
     return trace.evaluation is not None and bool(read_reported(trace.evaluation).run.task)

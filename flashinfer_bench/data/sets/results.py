@@ -180,7 +180,7 @@ def _is_quick(trace: AnyTrace) -> bool:
 
 
 def _may_be_alike(*traces: AnyTrace) -> bool:
-    """Return whether two traces have the same judged objects by their fingerprints, or one has no fingerprint."""
+    """Return whether fingerprints of traces name the same judged objects. A missing fingerprint is no difference."""
     judged = {
         _JUDGED(read_reported(trace.evaluation).run.fingerprint) for trace in traces if trace.evaluation is not None
     }
@@ -202,7 +202,7 @@ def parse_time(text: str) -> datetime | None:
 
 
 def fastest_of(results: Iterable[Result], key: Callable[[Result], Any]) -> dict[Any, tuple[float, Result]]:
-    """Return key → the lowest latency and its result. If a confirmed result exists, only confirmed results count."""
+    """Return key → the lowest latency and its result. If a key has a confirmed result, only confirmed ones count."""
     timed = (item for item in results if item.is_passed and item.latency_ms is not None)
     best = {
         name: min(items, key=lambda item: (item.standing != CONFIRMED, item.latency_ms))

@@ -14,7 +14,7 @@
                  `device` for `hardware`, `log_file` for `log`
                  next to its definition: blob paths relative to the folder of the file
 
-A `Location` holds what the path of the file implies. An upgrade assumes that its object has the expected form.
+A `Location` has the values that the path of the file implies. An upgrade assumes that its object has the expected form.
 Otherwise it raises AttributeError, KeyError or TypeError, and the models refuse the unchanged object.
 """
 

@@ -232,8 +232,8 @@ def _find_entry(path: str, source: str, symbol: str) -> tuple[str, Signatures]:
 
 
 def _list_functions(path: str, source: str) -> dict[str, Signatures]:
-    """Return the possible entry functions, with their parameters. In C++, return the parameters of any function of the
-    file."""
+    """Return the possible entry functions, with their parameters. In C++, each has the parameters of all functions of
+    the file."""
     if not _is_python(path):
         text = COMMENT.sub(" ", source)
         signatures = {tuple(LAST_WORD.findall(found)) for found in FUNCTION_IN_C.findall(text)}
@@ -255,7 +255,8 @@ def _parameters_of(signature: Signature | None) -> Signatures:
 def _find_definition(
     entry: str, signatures: Signatures, words: Sequence[str], definitions: Mapping[str, Definition]
 ) -> tuple[str, str]:
-    """Return the definition with these parameters, or the definition in a name; also return the reason.
+    """Return the definition with these parameters, else the definition whose name is in a word, else the only
+    definition; also return the reason for the choice.
 
     Args:
         entry: name of the entry function, for messages.
