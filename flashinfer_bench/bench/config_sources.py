@@ -41,7 +41,7 @@ OP_TYPES: Final = "op_type_config"
 DEFINITIONS: Final = "definition_config"
 SECTIONS: Final = (OP_TYPES, DEFINITIONS)
 OWNERS: Final = ("bundled", "set", "user")
-"""The author of a source: this package, a trace set about itself, or the user. A later owner beats an earlier one."""
+"""The author of a source: this package, a trace set (for its own definitions), or the user. A later owner wins."""
 AUTO: Final = "auto"
 """Value of `iterations` with which `precision` decides the number of samples, up to the default number."""
 MOST_CALLS: Final = 10_000_000
@@ -82,7 +82,7 @@ WarmupRuns = Annotated[int, NotBool, Field(ge=0, le=MOST_CALLS)]
 Count = Annotated[int, NotBool, Field(ge=1, le=MOST_CALLS)]
 if TYPE_CHECKING:
     Iterations = int | Literal["auto"]
-else:  # a union would name both kinds in the location of each problem
+else:  # with a union, pydantic would name both types in the location of each error
     Iterations = Annotated[Count, WrapValidator(_read_iterations), PlainSerializer(lambda value: value)]
 Tolerance = Annotated[float, NotBool, Field(ge=0, allow_inf_nan=False)]
 PositiveNumber = Annotated[float, NotBool, Field(gt=0, allow_inf_nan=False)]

@@ -54,7 +54,7 @@ LOG: Final = logging.getLogger(__name__)
 RESTART_S: Final = 1.0
 """Seconds after which the loop over the devices is started again if it failed."""
 RATE_S: Final = 60.0
-"""Seconds before now over which verdicts are counted for the rate."""
+"""The rate of verdicts is counted over this many latest seconds."""
 MOST_CACHED: Final = 10_000
 """Number of jobs whose latest trace the engine keeps for `use_recorded`. A trace has about 6 KB."""
 Recorded = dict[tuple[str, str], list[AnyTrace]]

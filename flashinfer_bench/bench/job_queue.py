@@ -40,7 +40,7 @@ LEAST_S: Final = 0.001
 
 
 class QueueClass(NamedTuple):
-    """A job's share of the queue: its priority and its submitter."""
+    """The class of the queue in which a job waits: its priority and its submitter."""
 
     priority: int = 0
     """Higher numbers go first."""

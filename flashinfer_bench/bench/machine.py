@@ -198,8 +198,7 @@ def _read_gpu(nvml: Nvml, handle: Any, uuid: str, index: int) -> Device:
 
 
 def _read_slice(nvml: Nvml, uuid: str) -> Device:
-    """Read a MIG slice, which only CUDA_VISIBLE_DEVICES can name; a driver that does not report its name is no
-    fault."""
+    """Read a MIG slice, which only CUDA_VISIBLE_DEVICES can name. The driver need not report its name."""
     try:
         return _read_gpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid), uuid, -1)
     except nvml.NVMLError:

@@ -66,7 +66,7 @@ class Rules:
 
     retry_device_s: float | None = None
     """Seconds after which a lost device is tried again, in a loop with a stream of solutions. None: a lost device is
-    not tried again. Then a lock that another run holds for too long is an error if no other device is left."""
+    not tried again. In that case it is an error if another run locks the last device for too long."""
     compiles_ahead: bool = False
     """Whether the session of the only device compiles ahead, if a first call would take minutes."""
     one_worker_a_job: bool = False

@@ -71,7 +71,7 @@ def find_tolerances(trace_set: TraceSet) -> list[SetTolerances]:
 
 
 def read_own_tolerances(root: Path, trace_set: TraceSet) -> SetTolerances:
-    """Return the settings of one root of a trace set for its own definitions.
+    """Return the settings that a root of a trace set gives for the definitions of that root.
 
     Raises:
         ConfigError: the file cannot be read or used.

@@ -121,7 +121,7 @@ def _check_arguments(
 
 
 def list_exports(text: str) -> list[str]:
-    """Return the functions that C++ or CUDA code without comments exports."""
+    """Return the functions that C++ or CUDA code exports. The text must have no comments."""
     return [first or second for first, second in TVM_FFI_EXPORT.findall(text)] + MODULE_FUNCTION.findall(text)
 
 

@@ -291,7 +291,7 @@ class TaskService:
         await self._end(live, "completed" if is_completed else "failed", reasons if live.missing else None)
 
     async def _end(self, live: LiveTask, state: str, error: str | None = None) -> None:
-        """End a task, also in the store. While the disk fails, only the memory has its end."""
+        """End a task, also in the store. While the disk fails, the end of the task is recorded in memory only."""
         live.ended = replace(live.row, state=state, error=error, ended_at=time.time())
         self.ended[state] += 1
         live.notify()

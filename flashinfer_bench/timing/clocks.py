@@ -74,8 +74,8 @@ class Clock:
     sees_operations: bool = False
     """Whether samples have the single operations of a call."""
     fresh_graphs: int | None = None
-    """Number of graphs that replays of distinct calls use in rotation, if any of these graphs was not replayed yet;
-    else 0. None if each distinct call is captured at its first use."""
+    """Distinct calls are replayed by graphs in rotation. The number of these graphs, while any of them has not been
+    replayed; else 0. None if each distinct call is captured at its first use."""
 
     def __enter__(self) -> Clock:
         return self

@@ -68,7 +68,7 @@ class CuptiRecorder:
     def _find_layout(self, record: str) -> tuple[int, int, int, int | None, str]:
         """Return the offsets of start, launch, stream and name in a record, and the name for a record that has no name.
 
-        The package has a description for each version of a record. The newest version is used.
+        cupti-python has a description for each version of a record. The newest version is used.
         """
         pattern = re.compile(rf"activity_{record}(\d*)_dtype")
         result = [(int(match[1] or 0), match[0]) for match in map(pattern.fullmatch, dir(self._cupti)) if match]

@@ -209,7 +209,7 @@ class Called(Claim):
     strided: bool = False
     """Copying results changed their layout in memory, which was part of the work."""
     joined: bool = False
-    """All calls of a relay were one graph."""
+    """All calls of the gated chain (`relay`) ran as one graph."""
 
 
 class WorkerError(Part):

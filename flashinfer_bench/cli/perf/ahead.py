@@ -52,7 +52,7 @@ def list_calls(requests: Iterable[Request]) -> list[dict[str, Any]]:
 def compile_ahead(
     requests: Sequence[Request], root: Path, devices: Sequence[Device], *, jobs: int | None, for_sandbox: bool
 ) -> None:
-    """Call one solution of each module, and report progress. An exception or an interrupt ends the processes.
+    """Call one solution of each module, and report progress. An exception or an interrupt ends their processes.
 
     Args:
         requests: the cases.

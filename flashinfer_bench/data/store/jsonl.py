@@ -29,7 +29,7 @@ from flashinfer_bench.base.files.writing import WriteRefused, check_location, op
 from flashinfer_bench.errors import DataSetError, Fault
 
 _STAGED: Final = 180
-"""Characters of the file's name at the start of a staging name."""
+"""Maximum number of characters of a file's name with which the name of its temporary file begins."""
 MOST_JSON_BYTES: Final = 32 << 20
 """Largest JSON file or line, in bytes."""
 MOST_LINES_BYTES: Final = 1 << 30

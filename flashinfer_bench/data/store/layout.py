@@ -39,7 +39,7 @@ MAX_PART: Final = 200
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9 _.+=@,()-]*[A-Za-z0-9_+=@)-])?")
 _NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9_-]+")
 _KEPT: Final = 60
-"""Characters that are kept of a name that is not plain, for people."""
+"""Maximum number of characters of a name that is not plain, kept so that people can recognise it."""
 _DIGEST: Final = 32
 """Hexadecimal digits of the digest in a name that is not plain. They keep the names distinct."""
 

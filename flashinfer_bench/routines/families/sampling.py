@@ -64,7 +64,7 @@ def _make_of_rows(args: Namespace, source: str, numbers: Sequence[str]) -> Case:
     Args:
         args: the flags.
         source: the content of the rows: probs or logits.
-        numbers: the flags that the kernel takes after the rows.
+        numbers: the flags whose values the kernel gets after the rows.
     """
     name, dtype, vocabulary = args.routine, args.input_dtype, needed(args, "vocab_size")
     require(dtype == "float32" or source == "logits", f"--input_dtype {dtype}: this routine takes float32")

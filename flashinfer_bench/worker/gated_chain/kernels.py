@@ -77,7 +77,7 @@ class ControlBlock:
         driver.check(given_up, "giving up the control block of a chain")
 
     def clear(self) -> None:
-        """Reset the block for a new chain, without keys and digests."""
+        """Clear the block, with its keys and digests, for a new chain."""
         ctypes.memset(ctypes.addressof(self._words), 0, BLOCK_BYTES)
 
     def give(self, call: int, key: int) -> None:

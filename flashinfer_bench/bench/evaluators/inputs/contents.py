@@ -46,8 +46,8 @@ LONGEST_ROW: Final = 1 << 22
 """Maximum elements that are shuffled together. Longer rows are divided. This many float32 elements fit into a GPU's
 L2."""
 PROBES: Final = range(-3, 0)
-"""Call numbers that no real call has. Their contents show whether an input differs from call to call. There are
-several, because one content may equal the base by chance."""
+"""Call numbers that no real call has. Their contents show whether an input differs from call to call. Several
+are used, because one content may equal the original inputs by chance."""
 COUNTED_TOGETHER: Final = 1 << 26
 """Maximum bytes that are counted at once."""
 LEAST_REACH: Final = 4

@@ -5,8 +5,8 @@ value is valid if all recorded indices lie inside their tensors, the run ends li
 hold. Bisection finds the range of valid values. It begins with the sizes of the indexed tensors. Python numbers that
 come from an input are followed like tensors.
 
-If the reference fails on traced tensors, or has too many operations, an input keeps the range of its name's rule. The
-range gets smaller if a run shows indices outside of a tensor.
+If the reference fails on traced tensors, or has too many operations, an input keeps the range that the rule
+for its name gives. The range gets smaller if a run shows indices outside of a tensor.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _TOTAL_AXES: Final = {
     "kv": ("num_kv_indices", "total_kv", "total_num_pages", "total_k"),
     "": ("total_seq_len", "total_tokens", "num_tokens", "total_q", "total_kv"),
 }
-"""Axes that may be the last offset if no constraint gives it: for offsets of queries, of keys and values, of others."""
+"""Axes whose size may be the last offset, if no constraint gives it. Keys: queries, keys and values, others."""
 _TABLE_AXES: Final = ("max_num_pages", "max_num_blocks", "max_pages_per_seq", "max_blocks_per_seq")
 _LENGTH_AXES: Final = ("max_seq_len", "max_kv_len", "max_seqlen", "max_context_len", "seq_len", "kv_len")
 _POSITION_AXES: Final = ("max_seq_len", "max_position_embeddings", "max_position", "max_positions")
@@ -51,7 +51,7 @@ IGNORED_SHARE: Final = 1 / 4
 """Share of the values that are another negative number, such as -100 for labels, if the reference tests for this
 number."""
 SURELY_PADDED: Final = 8
-"""Minimum number of indices in an input of which at least one is made padding."""
+"""An input with at least this many indices gets at least one padding index."""
 FREE_LENGTH: Final = 4
 """Mean length of a sequence if the total is not given."""
 MOST_PROBES: Final = 64

@@ -89,9 +89,9 @@ LOUD_ROUNDING: Final = Rounding(0.05, 1.0, judges_small=True, slack=4.0)
 """For cases in which a few values of one row dominate all others. Sixteen draws may change a result of a single
 dominant value by an eighth, so a slack of 4 allows an error of a half."""
 GATE_ROUNDING: Final = Rounding(2.0**-7, 1.0, judges_small=True, of_sigmoid=5e-4)
-"""For cases in which gates are nearly open or shut. No kernel computes such gates in fp8, which would be wrong, so the
-size is smaller than in STRESS_ROUNDING. With STRESS_ROUNDING, every row that depends on hundreds of steps would be
-ill-conditioned. Sigmoids that use a GPU's `tanh` instruction have an error of half of `of_sigmoid`."""
+"""For cases in which gates are nearly open or shut. Gates computed in fp8 would be wrong, so no right kernel does it.
+Therefore the rounding is smaller than in STRESS_ROUNDING. With STRESS_ROUNDING, every row that depends on hundreds of
+steps would be ill-conditioned. Sigmoids that use a GPU's `tanh` instruction have an error of half of `of_sigmoid`."""
 
 
 @dataclass

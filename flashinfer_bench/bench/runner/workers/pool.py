@@ -11,8 +11,8 @@ few operations has one connection to the GPU, since such a context starts and en
 streams, it is judged again in a usual context.
 
 A context launches fast or slowly from its start to its end, whatever the solution is. A slow warm worker for calls of
-several operations is replaced. If the longer gaps of a slow context matter for another solution, that solution is
-judged again in a fast context.
+several operations is replaced. A slow context leaves longer gaps between operations. If these gaps matter
+for any other solution, it is judged again in a fast context.
 """
 
 from __future__ import annotations

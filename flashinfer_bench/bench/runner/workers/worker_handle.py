@@ -162,7 +162,7 @@ class WorkerProcess:
         self.has_setup = False
         """The loaded solution exports `setup`."""
         self.mapped: tuple[object, int] | None = None
-        """The session's memory that it maps, and its generation. Mapping takes the driver 1 to 4 ms."""
+        """The session's memory that the worker maps, and the generation of that memory. Mapping takes 1 to 4 ms."""
         home.mkdir(parents=True)
         user = (order.get("sandbox") or {}).get("user")
         if user is not None:
@@ -382,7 +382,7 @@ class WorkerProcess:
             raise WorkerGone(WorkerExit(None, signal.SIGKILL, 0, over_memory=False, over_machine=True))
 
     def _hidden_growth(self) -> float:
-        """Return the growth, in bytes, of memory outside all processes above its minimum. The arena is excluded."""
+        """Return by how many bytes memory of no process exceeds its lowest value so far. The arena is excluded."""
         arena = resident_memory(os.getpid()).shared
         taken, counted = (one - arena for one in hidden_memory())
         least_taken, least_counted = self._least_hidden

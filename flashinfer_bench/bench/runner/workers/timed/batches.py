@@ -245,7 +245,7 @@ class BatchTimer:
             if self._was_copied and self._together:
                 self._run()  # capture the graph with the copies
             elif self._trial.returns and self._together:
-                self._collect()  # capture the graph of the copies
+                self._collect()  # capture the separate graph that only copies results
         start, batches = self._now_ns(), 0
         while True:
             cost_ns, batches = self._time_one(), batches + 1

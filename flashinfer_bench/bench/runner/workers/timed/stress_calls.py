@@ -22,7 +22,7 @@ from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
 from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 
 UNTOUCHED: Final = 2
-"""The first calls of a job keep their inputs, because they show how long a call takes."""
+"""Number of first calls of a job without stress inputs. These calls show how long a call takes."""
 FIRST_NUMBER: Final = 1 << 30
 """Usual calls have lower numbers."""
 AHEAD_BYTES: Final = 1 << 26
