@@ -19,12 +19,12 @@ def test_the_page_names_each_file_that_starts_a_process():
     starts = re.compile(r"subprocess\.(Popen|run)\(|\bfork\(\)")
     files = {file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py") if starts.search(file.read_text())}
     files -= {"sandbox/process_tree.py"}  # it has the function `fork`
-    named = {name for cells in read_table("Processes of ours") for name in re.findall(r"`([^`]+)`", cells[0])}
+    named = {name for cells in read_table("Processes") for name in re.findall(r"`([^`]+)`", cells[0])}
     assert files | {"bench/runner/session/opening.py", "base/isolated.py"} == named
 
 
 def test_the_way_of_a_solution_is_short_and_leads_through_files_that_exist():
-    way = {cells[0].strip("`"): cells[1] for cells in read_table("The way of one solution")}
+    way = {cells[0].strip("`"): cells[1] for cells in read_table("The path of a solution")}
     assert [file for file in way if not (PACKAGE / file).is_file()] == []
     assert 5 <= len(way) <= 12
     assert len({*way.values()}) <= 4  # processes

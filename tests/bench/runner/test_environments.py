@@ -67,7 +67,7 @@ def test_a_trace_has_the_settings_that_may_change_what_is_computed_and_no_secret
 
 def test_the_page_lists_the_variables_of_the_table():
     page = (Path(__file__).parents[3] / "docs" / "building.md").read_text(encoding="utf-8")
-    section = page.partition("## What you set for compilers and libraries")[2].partition("\n## ")[0]
+    section = page.partition("## Variables for compilers and libraries")[2].partition("\n## ")[0]
     listed = set(re.findall(r"`([A-Z][A-Z0-9_*]+|\*_[A-Z_]+)`", section))
     assert listed == {*PASSED_ON} | {*WITHHELD_PATTERNS}
 

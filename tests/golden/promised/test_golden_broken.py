@@ -2,8 +2,8 @@
 
 Spec: spec/trace-format.md ("Folder", "Variants": each must load, or be refused with file, line, field and reason while
 the rest of the set loads), spec/engine.md ("The nearest relative's known failures": a failing reference),
-spec/compat.md (1: two files of one name; 4: `validate`); docs/formats.md ("What `validate` says"), docs/editing.md
-("Exit codes"), docs/migration.md ("Sets"), docs/solutions.md ("What may become of it").
+spec/compat.md (1: two files of one name; 4: `validate`); docs/formats.md ("Checks of `validate`"), docs/editing.md
+("Exit codes"), docs/migration.md ("Sets"), docs/solutions.md ("Statuses").
 """
 
 from __future__ import annotations

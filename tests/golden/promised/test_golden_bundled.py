@@ -1,8 +1,8 @@
 """The bundled set, run whole and once; the same again with --resume; and what other commands tell of it.
 
 Spec: spec/engine.md ("Commands and Python", "Runners", "The result"), spec/trace-format.md ("Folder", "Workload and
-Trace"); docs/trace-set.md ("What is in it", "What a trace carries beside the public schema"), docs/tutorial.md (3, 8),
-docs/editing.md ("Exit codes"), README.md.
+Trace"); docs/trace-set.md ("Contents of the bundled set", "Trace fields besides the public schema"), docs/tutorial.md
+(3, 8), docs/editing.md ("Exit codes"), README.md.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ def test_a_source_file_is_judged_and_kept_as_a_solution_of_me(here, own):
 
 
 def test_a_quick_look_is_marked_and_judged_again_by_resume(here, own):
-    """docs/configuration.md ("A first look"); with --seed a trace says `seeded`."""
+    """docs/configuration.md ("Quick looks"); with --seed a trace says `seeded`."""
     words = ("run", own, "--solution", "mine.py", "--quick", "--seed", "5", "--format", "json")
     done = here(*words)
     assert done.code == 0, done

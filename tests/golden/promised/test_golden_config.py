@@ -1,7 +1,7 @@
 """Settings: defaults, which value wins, where each comes from, and what is refused.
 
 Spec: spec/engine.md ("Configuration"), spec/source/run-benchmark.md ("Benchmark Config"); docs/configuration.md (the
-tables, "Which value wins", "What is refused", "A first look"), docs/trace-set.md (`tolerances.yaml`),
+tables, "Which value wins", "What is refused", "Quick looks"), docs/trace-set.md (`tolerances.yaml`),
 docs/migration.md ("What differs: In Python").
 """
 

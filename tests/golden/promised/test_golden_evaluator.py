@@ -1,7 +1,7 @@
 """An evaluator of one's own, with the four documented methods, told to a run in each of the three ways.
 
 Spec: spec/engine.md ("Evaluators"), spec/source/run-benchmark.md ("Custom evaluators"); docs/evaluators.md ("The four
-methods", "Parameters", "Telling a run about it", "When it fails", "Resuming").
+methods", "Parameters", "Register an evaluator", "When it fails", "Resuming").
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Small definitions of every kind, each with right and wrong solutions, in one run.
 
 Spec: spec/engine.md ("Which status", "The result", "Evaluators"), spec/trace-format.md ("Definition", "Solution",
-"Workload and Trace": dtypes, shapes, calling styles, kinds of inputs); docs/trace-set.md ("What the files say"),
+"Workload and Trace": dtypes, shapes, calling styles, kinds of inputs); docs/trace-set.md ("Fields of the files"),
 docs/solutions.md ("How it is called", "Setup"), docs/evaluators.md (the table of evaluators).
 """
 

@@ -1,7 +1,7 @@
 """The Python face: run_all and what it returns, the resident engine, debugging names, and bench_gpu_time.
 
 Spec: spec/engine.md ("Commands and Python", "Runners"), spec/compat.md (3), spec/source/run-benchmark.md ("Python
-API"), spec/source/benchmark-kernel-guide.md (method 2); README.md, docs/engine.md ("What is promised"),
+API"), spec/source/benchmark-kernel-guide.md (method 2); README.md, docs/engine.md ("Guarantees"),
 docs/numbers.md ("One call from Python"), docs/migration.md ("What is the same", "Names for debugging").
 Each script runs in a process of its own.
 """

@@ -2,7 +2,7 @@
 
 Spec: spec/engine.md ("Names that existing scripts use": TraceSet), spec/trace-format.md ("Variants": 8),
 spec/compat.md (3: `summary`, `rank_authors`, scores, `backup_traces`, `add_traces`; 4: `report merge`, `visualize`);
-docs/report.md, docs/export.md ("Columns"), docs/compare.md ("Recorded traces", "A gate", "What is refused"),
+docs/report.md, docs/export.md ("Columns"), docs/compare.md ("Recorded traces", "A gate in CI", "What is refused"),
 docs/migration.md ("Sets").
 """
 

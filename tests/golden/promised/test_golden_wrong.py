@@ -1,7 +1,7 @@
 """Every wrong solution that ships gets its status, with the reasons that documents quote.
 
-Spec: spec/engine.md ("Which status"), spec/trace-format.md (which parts a status has); docs/trace-set.md ("The wrong
-ones") with `expected.json`, docs/solutions.md ("What may become of it"), docs/tutorial.md (5).
+Spec: spec/engine.md ("Which status"), spec/trace-format.md (which parts a status has); docs/trace-set.md ("Wrong
+solutions") with `expected.json`, docs/solutions.md ("Statuses"), docs/tutorial.md (5).
 """
 
 from __future__ import annotations
