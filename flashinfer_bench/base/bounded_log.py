@@ -9,7 +9,7 @@ TAIL_BYTES: Final = 8192
 
 
 class BoundedLog:
-    """Takes any amount of bytes; keeps the first HEAD_BYTES and the last TAIL_BYTES of them."""
+    """Takes any number of bytes; keeps the first HEAD_BYTES and the last TAIL_BYTES."""
 
     def __init__(self, *, head_bytes: int = HEAD_BYTES, tail_bytes: int = TAIL_BYTES) -> None:
         self._head_bytes = head_bytes

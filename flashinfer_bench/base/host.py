@@ -1,5 +1,5 @@
-"""The resources of this process: cores and memory, by its affinity and by the limits of its container. Also the
-kernel's count of processes that it ended because memory ran out.
+"""The resources of this process: cores and memory, by its affinity and by the limits of its container. Also the number
+of processes that the kernel killed because memory ran out.
 
 `collector_paused` pauses the garbage collector.
 """
@@ -17,7 +17,7 @@ from typing import Final
 
 SYSTEM: Final = Path("/")
 CORES_SHARE: Final = 4
-"""Work alongside measurements gets this machine's cores divided by this."""
+"""Work alongside measurements gets one of every CORES_SHARE cores."""
 
 
 def usable_cores(root: Path = SYSTEM) -> int:
@@ -34,7 +34,7 @@ def spare_cores() -> list[int]:
 
 
 def cores_for_compilers() -> list[int]:
-    """Return the cores for compilers that take minutes alongside measurements: all but a quarter."""
+    """Return the cores for long compilations alongside measurements: the last three quarters; all if there are few."""
     cores = usable_cores()
     return sorted(os.sched_getaffinity(0))[-(cores - cores // CORES_SHARE) :]
 
@@ -47,7 +47,7 @@ def usable_memory(root: Path = SYSTEM) -> int:
 
 
 def count_memory_kills(root: Path = SYSTEM) -> int:
-    """Return the kernel's count of processes that it ended because memory ran out. Only its growth has a meaning."""
+    """Return the number of processes that the kernel killed because memory ran out. Only its growth has a meaning."""
     with suppress(OSError):
         result = re.search(r"^oom_kill (\d+)$", (root / "proc/vmstat").read_text(encoding="utf-8"), re.MULTILINE)
         return int(result[1]) if result else 0
@@ -56,7 +56,7 @@ def count_memory_kills(root: Path = SYSTEM) -> int:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Stop the garbage collector for a step that makes many objects and no cycles of them.
+    """Stop the garbage collector for a step that makes many objects and no reference cycles.
 
     The collector would walk all objects again and again, which may triple the duration of a step.
     """
@@ -87,7 +87,8 @@ def _groups(root: Path) -> Iterator[Path]:
 
 @cache
 def _read_limits(root: Path, *names: str) -> list[list[str]]:
-    """Return the words of the control groups' files of these names that set a limit. A process reads them once."""
+    """Return the words of each control-group file with one of these names that sets a limit. A process reads the files
+    once."""
     return list(_find_limits(root, names))
 
 

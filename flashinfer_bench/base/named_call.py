@@ -1,6 +1,6 @@
 """Decides how a function with named arguments is called: which are passed by position, and which by keyword.
 
-The judge and the worker both call a reference, and `validate` reads it without a call. All three use this module.
+The judge and the worker call a reference; `validate` only reads its source. All three use this module.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ POSITIONAL: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class NamedCall(NamedTuple):
-    """Names of arguments by how they are given."""
+    """The names of arguments: those passed by position, and those passed by keyword."""
 
     positional: tuple[str, ...]
-    """In the order in which they are given."""
+    """In the order of the call."""
     keywords: tuple[str, ...]
 
     def bind(self, function: Callable[..., Any], values: Mapping[str, Any]) -> Callable[[], Any]:
@@ -31,13 +31,13 @@ class NamedCall(NamedTuple):
 def split_names(signature: Signature | None, names: Iterable[str]) -> NamedCall:
     """Return how a function takes arguments that have these names.
 
-    A parameter with the name of an argument gets this argument, by position if possible, since keywords are slower. If
-    a name fits no parameter, all arguments are passed by position in their own order. Only parameters that need a
-    keyword get one.
+    A parameter gets the argument of the same name, by position if possible, since keywords are slower. If a name fits
+    no parameter, all arguments are passed by position in their own order. Only keyword-only parameters then get a
+    keyword.
 
     Args:
-        signature: of the function; None if it is not known.
-        names: of all arguments, in their own order.
+        signature: the function's signature; None if it is not known.
+        names: the names of all arguments, in their own order.
     """
     names = tuple(names)
     parameters = list(signature.parameters.values()) if signature is not None else []
@@ -53,12 +53,12 @@ def split_names(signature: Signature | None, names: Iterable[str]) -> NamedCall:
 
 
 def find_call(function: Callable[..., Any], names: Iterable[str]) -> NamedCall:
-    """Return how a function takes arguments that have these names, by its own parameters."""
+    """Return how a function takes arguments that have these names, from its signature."""
     call = split_names(read_signature(function), names)
     outer = read_signature(function, follow_wrapped=False)
     kinds = {parameter.kind for parameter in outer.parameters.values()} if outer is not None else None
     if kinds and kinds.isdisjoint((*POSITIONAL, Parameter.VAR_POSITIONAL)):
-        return NamedCall((), (*call.positional, *call.keywords))  # a decorator may pass on keywords only
+        return NamedCall((), (*call.positional, *call.keywords))  # the decorator takes keywords only
     return call
 
 

@@ -21,7 +21,8 @@ MAX_FRAME_BYTES: Final = 16 << 20
 READ_BYTES: Final = 1 << 16
 MAX_FDS: Final = 8
 LEAST_WAIT_S: Final = 0.001
-"""Seconds to send a frame whose deadline has passed, so it may still be sent without a wait."""
+"""Minimum timeout of a send, in seconds. A frame whose deadline has passed is then still sent if the socket has
+room."""
 
 
 class WireError(Exception):
@@ -46,9 +47,9 @@ def send_frame(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] 
 
 
 def send_frame_by(deadline: float, sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> bool:
-    """Send one frame to a process that may not read; return whether all of it was taken before the deadline.
+    """Send one frame to a process that may have stopped reading; return whether all of it was sent before the deadline.
 
-    If it was not, part of it may have been sent, and no other frame can follow.
+    If not, a part may have been sent, so no other frame can follow on this socket.
     """
     before = sock.gettimeout()
     sock.settimeout(max(LEAST_WAIT_S, deadline - time.monotonic()))
@@ -67,7 +68,7 @@ class FrameReader:
     Args:
         sock: a connected stream socket. No other reader may use it.
         max_bytes: frames that claim to be longer are refused.
-        takes_fds: whether descriptors may arrive. If not, the kernel drops them, and this process never has them.
+        takes_fds: whether descriptors may arrive. If not, the kernel drops them before this process has them.
     """
 
     def __init__(self, sock: socket.socket, *, max_bytes: int = MAX_FRAME_BYTES, takes_fds: bool = True) -> None:
@@ -99,7 +100,7 @@ class FrameReader:
 
     @property
     def has_frame(self) -> bool:
-        """Whether `pop` would return a frame, or raise."""
+        """Whether `pop` would return a frame or raise, instead of returning None."""
         if len(self._buffer) < HEADER.size:
             return False
         (length,) = HEADER.unpack_from(self._buffer)

@@ -1,7 +1,7 @@
-"""Folders in TMPDIR that go with the process that made them: it locks the folder, and removes it at the end.
+"""Temporary folders of a process. The process locks its folder, and removes it at the end.
 
-Forks hold the lock, too. If a process is killed, its folder stays and the lock is free: the end of this user's next run
-removes it (`sweep_folders`).
+Forks hold the lock, too. If a process is killed, its folder stays without a lock. The same user's next run removes the
+folder at its end (`sweep_folders`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from flashinfer_bench.base.files.locks import try_lock
 from flashinfer_bench.base.files.trees import remove_tree
 
 PREFIX: Final = "flashinfer-bench."
-"""All names begin with it, and no other folder's."""
+"""All names of these folders begin with it; no other folder's name does."""
 SWEEP_LIMIT_S: Final = 120.0
-"""Seconds for removing leftovers. The rest stays for the next run."""
+"""Seconds for removing leftovers. The next run removes the rest."""
 
 
 def hold_folder(name: str) -> tuple[Path, int]:
-    """Make a folder; return it with the descriptor that holds it. Closing the descriptor, here and in all forks,
-    releases it."""
+    """Make a folder; return it with the descriptor that holds its lock. Closing the descriptor, here and in all forks,
+    releases the lock."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name}."))
         try:
@@ -54,7 +54,7 @@ def sweep_folders() -> None:
     """Remove this user's folders that no process holds."""
     deadline = time.monotonic() + SWEEP_LIMIT_S
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError):  # it is another user's, is being removed, or cannot be locked
+        with suppress(OSError):  # the folder is another user's, is being removed, or cannot be locked
             fd = _open(folder)
             try:
                 if os.fstat(fd).st_uid == os.geteuid() and try_lock(fd):

@@ -1,14 +1,13 @@
 """Locks on files and folders that several processes use: flock(2), with a deadline.
 
-The kernel releases a lock when its holder ends, however it ends. A wait that reaches its limit raises TimeoutError, an
-OSError that names the path. Anything but a regular file is refused.
+The kernel releases a lock when its holder ends, even if the holder is killed. A wait that reaches its limit raises
+TimeoutError, an OSError that names the path. Only regular files and folders can be locked.
 
 Some file systems have no flock: Lustre without `-o flock`, some NFS. There, `locked_file` and `locked_folder` hold a
-file `.<name>.lock` instead. A killed holder leaves it; the TimeoutError then says that it may be removed. The other
-functions raise an OSError that says so.
+file `.<name>.lock` instead. A killed holder leaves this file behind; the TimeoutError then says that it may be removed.
+The other functions raise an OSError that says that flock is missing.
 
-The package filelock locks a path. It locks neither an open file below a root whose links are not followed, nor a
-folder.
+The package filelock cannot replace this module: it takes a path and no open file, and locks no folder.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ USUAL_LIMIT_S: Final = 60.0
 """Seconds to wait for a lock whose holder needs it for one short write."""
 POLL_S: Final = 0.005
 TRIES: Final = 100
-"""Opens of a path, at most, while another process replaces its file before it is locked."""
+"""Maximum attempts to open and lock a path. One fails if another process replaces the file before it is locked."""
 NO_FLOCK: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-"""Error numbers of flock(2) on a file system that does not have it."""
+"""Error numbers of flock(2) on a file system without locks."""
 
 
 class NoFlock(OSError):
@@ -98,7 +97,7 @@ def locked_folder(folder: Path, limit_s: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(fd: int, path: Path, folder: OpenFolder | None, limit_s: float) -> Iterator[None]:
-    """Hold the lock of an open file or folder; if there is no flock, hold a file in `folder` in place of it."""
+    """Hold the lock of an open file or folder; without flock, hold a lock file in `folder` instead."""
     try:
         wait_for_lock(fd, path, limit_s)
     except NoFlock:

@@ -1,8 +1,8 @@
-"""Opens files to read. A pipe, a device or an endless file may stand in their place.
+"""Opens files to read. A path may lead to a pipe, a device or an endless file.
 
 No function here waits: a pipe or a device is refused, and so is a file that is larger than the reader allows. Errors
-are OSErrors whose `strerror` is a sentence. Links are followed, since data sets are often made of links; the target
-decides. Imports no other module of the package.
+are OSErrors whose `strerror` is a sentence. Links are followed, since data sets are often made of links; their targets
+are checked. Imports no other module of the package.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 OWN_DESCRIPTORS: Final = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
-"""Prefixes of descriptors that the user gave to this process, such as a pipe of a shell's `<(command)`. Files of any
-kind are read there. No walk over a data set ever makes such a path."""
+"""Prefixes of descriptors that the user gave to this process, such as a pipe of a shell's `<(command)`. Below them,
+files of any kind are read. No walk over a data set ever makes such a path."""
 BLOCK_BYTES: Final = 1 << 20
 """Read at most this many bytes at once."""
 POINTER_START: Final = b"version https://git-lfs.github.com/spec/"
@@ -44,7 +44,7 @@ def open_to_read(path: Path | str) -> int:
     refuse_strange(Path(path).stat(), path)  # opening a device may do something
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        refuse_strange(os.fstat(fd), path)  # another process may have replaced it
+        refuse_strange(os.fstat(fd), path)  # another process may have replaced the file
     except BaseException:
         os.close(fd)
         raise
@@ -61,7 +61,7 @@ def read_whole(path: Path | str, most_bytes: int) -> bytes:
     with open_stream(path, most_bytes) as handle:
         while block := os.read(handle.fileno(), BLOCK_BYTES):
             content += block
-            check_size(len(content), path, most_bytes)  # it may grow while it is read
+            check_size(len(content), path, most_bytes)  # the file may grow while it is read
     refuse_pointer(content, path)
     return bytes(content)
 
@@ -82,7 +82,7 @@ def open_stream(path: Path | str, most_bytes: int) -> BinaryIO:
 
 
 def refuse_strange(found: os.stat_result, path: Path | str) -> None:
-    """Raise OSError unless it is a regular file."""
+    """Raise OSError unless the file is regular."""
     if not stat.S_ISREG(found.st_mode):
         kind = next((name for is_kind, name in KINDS if is_kind(found.st_mode)), "something strange")
         raise OSError(errno.EINVAL, f"this is {kind}, and no regular file", str(path))

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Final
 
 DEEPEST: Final = 32
-"""Depth of a walk in folders; deeper files are skipped."""
+"""Maximum depth of a walk, in folders; deeper files are skipped."""
 MOST_ENTRIES: Final = 1_000_000
-"""Files and folders of a walk; the rest is skipped."""
+"""Maximum number of files and folders of a walk; the rest is skipped."""
 FEW_ENTRIES: Final = 64
-"""Files and folders of a small tree."""
+"""Maximum number of files and folders of a small tree."""
 SYSTEM_FOLDERS: Final = ("/proc", "/sys", "/dev")
-"""A walk that follows links does not go into these, whose folders may have no end."""
+"""A walk that follows links skips these folders, which may have no end."""
 
 Tell = Callable[[Path, str], None]
 """Takes a skipped path, and the reason."""
@@ -30,13 +30,13 @@ Tell = Callable[[Path, str], None]
 def walk_files(
     folder: Path, tell: Tell, *, follows_links: bool = False, passes_over: Callable[[str], bool] = lambda _: False
 ) -> Iterator[Path]:
-    """Yield every path below a folder that is no folder itself, in a fixed order. The files of a folder come before its
+    """Yield every path below a folder, except paths of folders, in a fixed order. The files of a folder come before its
     subfolders.
 
     Args:
         folder: the top. A missing folder is reported.
         tell: takes the skipped paths.
-        follows_links: go into folders that links lead to, into each folder once.
+        follows_links: go into linked folders, into each folder once.
         passes_over: takes a name; returns whether it is skipped without a report.
     """
     seen = {_identity(folder)}
@@ -110,7 +110,8 @@ def remove_tree(folder: Path, limit_s: float | None = None) -> bool:
 
 
 def _has_few(folder: Path) -> bool:
-    """Return whether a folder has at most FEW_ENTRIES files and folders, at all depths; read no more of them."""
+    """Return whether a folder has at most FEW_ENTRIES files and folders, at all depths. Stop reading at the first
+    beyond them."""
     left, result = [os.fspath(folder)], 0
     with suppress(OSError):
         while left and result <= FEW_ENTRIES:

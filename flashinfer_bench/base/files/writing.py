@@ -1,11 +1,12 @@
-"""Opens files to write, also below a root with foreign content: no link in it leads a write out of it.
+"""Opens files to write. Below a root with untrusted content, no link leads a write out of the root.
 
 A trace set may come from a stranger. Its root and the folders above it may be links, since the user named them. Below
-the root, each folder is opened from the one above it, and no link is followed. So replacing a folder in between leads
-no write out either. A file is refused if it is not regular, or has further names (hard links). A refusal is a
-`WriteRefused`; its `strerror` names the target of the link. Every writer below a root opens its files here.
+the root, each folder is opened relative to its parent's descriptor, and no link is followed. So a folder that is
+replaced by a link during the walk leads no write out either. A file is refused if it is not regular, or has further
+names (hard links). A refusal is a `WriteRefused`; its `strerror` names the target of the link. Every writer below a
+root opens its files here.
 
-This is no sandbox: it does not watch other programs, and a folder that is moved away while open is still written to.
+This is no sandbox: it does not limit other programs. A folder that is moved away while open still receives the writes.
 Reading follows links, see `reading.py`. Without a root, the path is the user's own choice, and links are followed.
 """
 
@@ -42,7 +43,7 @@ class OpenFolder:
 
     @property
     def own_path(self) -> Path:
-        """A path of the open folder, for libraries that take paths; it holds while the folder is open."""
+        """A path of the open folder, for libraries that take paths; valid while the folder is open."""
         return Path(f"/proc/self/fd/{self.fd}")
 
     def open(self, name: str, flags: int, mode: int = 0o666) -> int:
@@ -59,7 +60,7 @@ class OpenFolder:
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.path / name)) from None
         try:
-            self._refuse(os.fstat(fd), name)  # another process may have replaced it
+            self._refuse(os.fstat(fd), name)  # another process may have replaced the file
         except BaseException:
             os.close(fd)
             raise
@@ -116,10 +117,10 @@ def open_folder(
     """Open a folder for a block.
 
     Args:
-        folder: its path; below the root, if a root is given.
-        root: links below it are not followed.
+        folder: the path of the folder; if a root is given, it is below the root.
+        root: links below this folder are not followed.
         makes: make missing folders.
-        mode: of new folders.
+        mode: the mode of new folders.
 
     Raises:
         OSError: it cannot be opened or made.
@@ -160,7 +161,7 @@ def _refuse_link(path: Path, root: Path | None, kind: str) -> WriteRefused:
 
 
 def check_location(path: Path, root: Path | None) -> None:
-    """Raise if a file could not be written at a path. Makes and writes no file.
+    """Raise if a file could not be written at a path. Make and write no file.
 
     Raises:
         OSError: the existing file, or the deepest existing folder above it, cannot be written.
@@ -188,7 +189,7 @@ def open_new(path: Path, mode: int = 0o666) -> int:
 def open_to_replace(path: Path, *, root: Path | None = None) -> int:
     """Open a file for replacing its content; return its descriptor. A missing file and its folders are made.
 
-    Without a root, it may be a device or a pipe.
+    Without a root, the path may lead to a device or a pipe.
 
     Raises:
         OSError: it cannot be opened.
