@@ -165,13 +165,13 @@ class Output(NamedTuple):
     path: Path
     """Absolute, and without `..`."""
     root: Path | None
-    """The trace set that contains the path; None if no set does. Links are followed only if no set does."""
+    """The trace set that contains the path; None if no set does. Links in a set are not followed."""
 
     def write(self, text: str | bytes, hint: str = "") -> None:
         """Write the file completely or not at all.
 
         Raises:
-            DataSetError: a link in a set stands in the way.
+            DataSetError: the path leads through a link in a set.
             Fault: it cannot be written.
         """
         try:
@@ -190,7 +190,7 @@ def find_output(path: Path | str, args: Namespace | None = None) -> Output:
         args: the command's arguments. The folders of `--local` count as sets, even without the files of a set.
 
     Raises:
-        UsageError: the path is a link in a set, or lies behind a link.
+        UsageError: in a set, the path is a link or leads through a link.
     """
     named = getattr(args, "local", None) or ()
     sets = [*map(Path, [named] if isinstance(named, str) else named), get_fib_dataset_path()]

@@ -1,6 +1,6 @@
 """`build`: compiles the solutions of a set, or single files, without running them, and reports each result.
 
-The build pool of `run` compiles them, into the same cache.
+It uses the build pool and the cache of `run`.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def build(
     toolchain = find_toolchain()
     rest: list[Solution] = []
     for solution, definition in items:
-        # The build finds a wrong entry point of a compiled solution. In Python only a call would, so check it here.
+        # A build detects a wrong entry point of a compiled solution. In Python only a call would, so check it here.
         problems = [] if solution.spec.language in COMPILED else check_entry(solution, definition)
         if (reason := why_not_buildable(solution, toolchain)) is not None:
             yield _row(solution, "skipped", reason)
@@ -181,7 +181,7 @@ def build(
 
 
 def _row(solution: Solution, result: str, message: str = "", seconds: float = 0.0, artifact: str | None = None) -> Row:
-    """Return a row. `seconds` is the duration of the build, which may be an earlier build from the cache."""
+    """Return a row. `seconds` is the duration of the build; for a cached artifact, of the build that made it."""
     found = find_binding(solution)
     return {
         **{name: getattr(solution, name) for name in ("name", "definition", "author")},

@@ -51,7 +51,7 @@ def take_drafts(args: Namespace, trace_set: TraceSet) -> list[Draft]:
 
 
 def read_hints(args: Namespace) -> DraftHints:
-    """Return the flags of a command about a source."""
+    """Return the hints about a source that a command's flags give."""
     definitions, authors = getattr(args, "definitions", []), getattr(args, "authors", [])
     return DraftHints(
         definition=definitions[0] if len(definitions) == 1 else None,
@@ -70,7 +70,7 @@ def describe_draft(draft: Draft, definitions: Mapping[str, Definition], *, is_qu
 
 
 def save_draft(draft: Draft, trace_set: TraceSet) -> Path:
-    """Write the solution of a source to the root that gets its traces, and return the file."""
+    """Write the solution of a source below the root that receives its traces; return the file."""
     solution = draft.solution
     root = trace_set.solution_root(solution.name) or Path()
     definition = trace_set.definitions[solution.definition]

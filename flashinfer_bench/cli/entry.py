@@ -28,7 +28,7 @@ RUN: Final = "run"
 PERF: Final = "perf"
 """The command that parses its own arguments, because its flags depend on the routine."""
 NONE_STARTS: Final = {"-h", "--help", "--dry-run", "--watch", "--cluster"}
-"""With one of these flags, this process forks no session: it needs none, or another process forks them."""
+"""With one of these flags, this process forks no session: no session is needed, or another process forks it."""
 COMPLETING: Final = "_ARGCOMPLETE"
 """Environment variable that a shell sets when it completes a command line."""
 COMMANDS: Final = {
@@ -56,7 +56,7 @@ COMMANDS: Final = {
     "top": "show what a server is doing",
     PERF: "time FlashInfer's kernels",
 }
-"""First word of each command, in the order of the help → its line of the help."""
+"""Command → its line in the help. The help has the same order."""
 OTHER_FILES: Final = {
     "validate-render": "validate",
     "config": "settings",

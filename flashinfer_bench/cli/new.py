@@ -139,7 +139,7 @@ def execute_workload(args: Namespace) -> int:
 
 
 def _read_reference(args: Namespace) -> dict[str, Any]:
-    """Return the JSON of a definition with the reference of a file. Missing annotations are asked for on a terminal.
+    """Return the JSON of a definition, with the reference from a file. On a terminal, ask for missing annotations.
 
     Raises:
         UsageError: the file cannot be read, or annotations are missing or wrong.
@@ -159,7 +159,7 @@ def _ask(missing: str) -> str:
 
 
 def _check(plain: dict[str, Any], file: Path) -> Definition:
-    """Return the definition; raise DataSetError with each reason if it is wrong."""
+    """Return the definition; if it is wrong, raise DataSetError with all reasons."""
     issues: list[LoadIssue] = []
     definition = parse_raw(Definition, plain, Location(file), issues)
     if definition is None:
@@ -168,7 +168,7 @@ def _check(plain: dict[str, Any], file: Path) -> Definition:
 
 
 def _write(args: Namespace, texts: dict[Output, str], following: list[str]) -> None:
-    """Write files that do not exist yet; print their names and the next command."""
+    """Write new files, refusing existing ones; print their names and the next command."""
     if there := [str(output.path) for output in texts if os.path.lexists(output.path)]:
         raise DataSetError(f"{', '.join(there)} is there already; nothing was written")
     for output, text in texts.items():

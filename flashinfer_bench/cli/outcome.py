@@ -52,10 +52,10 @@ LOST: Final = {
     "left_out": "Left out (--resume judges them)",
     "not_confirmed": "Not confirmed (--resume tries again)",
 }
-"""Kind of jobs without a verdict, a key of the document → its title in the text."""
+"""Kind of jobs without a verdict, as in the document → its title in the text."""
 STOPPED: Final = "an earlier job did not pass (--fail-fast)"
 FEW_SOLUTIONS, FEW_WORKLOADS = 8, 12
-"""Maximum solutions and workloads of a run that ends with a table of times by workload."""
+"""Maximum number of solutions and of workloads for which a run prints a table of times by workload."""
 BROKEN: Final = "Broken in what was asked for (exit code 1; --allow-broken lets it pass)"
 PLAN_TABLE: Final = {
     "Definition": "{definition}",
@@ -145,7 +145,7 @@ class RunOutcome:
         part of the set is broken; else 0.
 
         If passing is required, return 1 also if a job did not pass, or if there is no verdict. If broken data is
-        allowed, neither broken data nor jobs without a verdict because of it are failures.
+        allowed and present, neither the broken data nor the jobs without a verdict count as failures.
         """
         if self.is_interrupted:
             return INTERRUPTED
@@ -254,7 +254,7 @@ def _render_times(outcome: RunOutcome, names: Names) -> str:
 
 
 def outcome_document(outcome: RunOutcome, trace_set: TraceSet | None) -> dict[str, Any]:
-    """Return the outcome as JSON-able values; if a set is given, with the files to which its traces were written."""
+    """Return the outcome as JSON-able values. If a set is given, include the files to which the traces were written."""
     return {
         "version": FORMAT_VERSION,
         "plan": _plan_counts(outcome.plan),

@@ -46,7 +46,8 @@ LOCATIONS: Final = {
     "authors": "solutions/*",
     "workloads": "workloads/**/*.jsonl",
 }
-"""Kind of names → the paths in a set that have such names; for workloads: the files that contain the uuids."""
+"""Kind of names → the paths in a set whose last part is such a name. Workloads have uuids, which stand inside the
+files."""
 MOST_SHARE: Final = 10.0
 """Largest share that a flag takes: 1000 %."""
 
@@ -186,7 +187,7 @@ def add_flags(parser: argparse._ActionsContainer, flags: Mapping[str, str], **de
 
 
 def add_log_level(parser: argparse._ActionsContainer, *spellings: str) -> None:
-    """Add the flag of the log's level, with further spellings."""
+    """Add the flag of the log's level. `spellings` are further names of the flag."""
 
     text = f"log from this level on: {', '.join(LEVELS)}; DEBUG shows tracebacks, too (default: {USUAL_LEVEL})"
     parser.add_argument(
@@ -255,7 +256,7 @@ def complete_names(kind: str) -> Iterator[str]:
 
 
 def describe_unknown_arguments(rest: Sequence[str], parser: Parser) -> list[str]:
-    """Return a line for each unknown flag; without any, a line for the first unexpected argument."""
+    """Return a line for each unknown flag. If all flags are known, return a line for the first unexpected argument."""
     see, known = f"see {parser.prog} --help", parser.flags()
     flags = [argument.split("=", 1)[0] for argument in rest if argument.startswith("-")]
     lines = [f"unknown flag {flag}; {_hint('--' + flag.lstrip('-'), known, see, 0.7)}" for flag in flags]

@@ -71,9 +71,10 @@ SHOWN_DEVICES: Final = 8
 NO_VERDICT: Final = "no verdict"
 NO_FAILED_CALL: Final = frozenset({EvaluationStatus.PASSED, EvaluationStatus.COMPILE_ERROR})
 EDITED_CALL_S, WATCHED_CALL_S = 20.0, 5.0
-"""Default `call_timeout_seconds` of edited files: the second with --watch or --quick. A hang then costs seconds."""
+"""Default `call_timeout_seconds` of edited files; the second value is for --watch and --quick. A hang then costs only
+seconds."""
 POLL_EVERY_S: Final = 0.05
-"""Seconds between two checks of the files. It delays the verdict after a save."""
+"""Seconds between two checks of the files. A longer interval would delay the verdict after a save."""
 Stamp = dict[str, tuple[int, int]]
 """Path → time of the last change, and size."""
 Kept = list[benchmark.Benchmark] | None
@@ -196,7 +197,7 @@ def plan_recorded(
     kept: Kept = None,
     **resumes: bool,
 ) -> tuple[benchmark.Benchmark, Plan]:
-    """Return an engine, and the plan of the recorded jobs; without recorded jobs, of the jobs that the flags choose."""
+    """Return an engine, and the plan of the recorded jobs. If none are given, plan the jobs that the flags choose."""
     wanted = {names_of(trace) for trace in recorded}
     add_generated(trace_set, recorded)
     if wanted:
@@ -338,7 +339,7 @@ def _leave_out_unread(args: Namespace, trace_set: TraceSet) -> Asked:
 
 
 def _find_issues(trace_set: TraceSet, plan: Plan) -> list[LoadIssue]:
-    """Return the problems of the stored inputs of a plan's jobs, and of their references."""
+    """Return the errors of the references in a plan, and the problems of its stored inputs."""
     definitions = {job.definition.name: job.definition for job in plan.jobs}
     workloads = {(job.definition.name, job.workload.uuid): job.workload for job in plan.jobs}
     found = [one for one in find_reference_issues(trace_set, definitions.values()) if one.severity == "error"]
@@ -409,9 +410,9 @@ def _write_outcome(args: Namespace, outcome: RunOutcome, trace_set: TraceSet | N
 def resume_command(program: Sequence[str], argv: Sequence[str]) -> str:
     """Return the command that continues the run: the same one with --resume, and without --quick.
 
-    A quick run cannot be resumed, so a continued run gives whole verdicts.
+    A quick run cannot be resumed, so the continued run gives full verdicts.
     """
-    if "--last-failed" in argv:  # it is begun anew
+    if "--last-failed" in argv:  # the same command judges all failed jobs again
         return shlex.join([*program, *argv])
     kept = [word for word in argv if word not in ("--quick", "--resume")]
     return shlex.join([*program, *kept, "--resume"])
@@ -443,7 +444,7 @@ def _watch(args: Namespace, kept: Kept) -> int:
 
 
 def take_stamp(paths: Iterable[Path]) -> Stamp:
-    """Return the stamps of each file, and of each file below each folder. A save changes them."""
+    """Return the stamp of each file, and of each file below the folders. A save changes the stamp."""
     stamp: Stamp = {}
     for path in paths:
         for file in walk_files(path, lambda *_: None, passes_over=is_passed_over) if path.is_dir() else [path]:
@@ -458,7 +459,7 @@ def wait_for_change(
     before: tuple[Stamp, Stamp],
     sleep: Callable[[float], object] = time.sleep,
 ) -> tuple[Stamp, Stamp]:
-    """Return the stamps if one has changed, the last two checks agree, and each draft exists.
+    """Wait until a stamp has changed, the last two checks agree, and each draft exists; return the stamps.
 
     Args:
         drafts: the files and folders that the user edits.

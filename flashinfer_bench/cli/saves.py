@@ -13,7 +13,7 @@ from flashinfer_bench.report.intervals import MeanRatio
 
 
 class SaveChange(NamedTuple):
-    """The times of a save beside those of an earlier save."""
+    """The times of a save, compared with the times of an earlier save."""
 
     since: str
     """Time of the earlier save: 14:02:11."""
@@ -35,7 +35,7 @@ class SaveChange(NamedTuple):
 
 
 class SaveHistory:
-    """The latest save of which every job passed."""
+    """The latest save whose jobs all passed."""
 
     def __init__(self) -> None:
         self._moment = ""

@@ -1,7 +1,7 @@
-"""Settings of a command: flags made of the fields of `BenchmarkConfig`, the configuration, and its origins.
+"""Settings of a command: their flags, their values and their origins.
 
-A field becomes a flag with the field's name, kind and docstring. A flag that is not given overrides no setting. The
-fields check the given values. `config show` prints each setting with its origin.
+A field of `BenchmarkConfig` becomes a flag with the field's name, kind and docstring. A flag that is not given
+overrides no setting. The fields check the given values. `config show` prints each setting with its origin.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Settings = dict[str, dict[str, Any]]
 
 
 class Subject(NamedTuple):
-    """A definition whose settings are resolved. The set need not have it."""
+    """A definition whose settings are resolved. The set may lack this definition."""
 
     name: str
     op_type: str
@@ -226,7 +226,7 @@ def value_as_text(value: Any) -> str:
 def resolve_settings(
     config: BenchmarkConfig, subject: NamedDefinition, tolerance: Mapping[str, Any] | None = None
 ) -> Settings:
-    """Return the settings of a definition or a workload, with `extra` key by key."""
+    """Return the settings of a definition or a workload, with a separate entry for each key of `extra`."""
     resolved = config.resolve_eval_config(subject, tolerance)
     return {key: _setting(value, resolved.origins.get(key, "")) for key, value in flatten(resolved.values()).items()}
 
@@ -234,7 +234,7 @@ def resolve_settings(
 def _list_sections(config: BenchmarkConfig, definitions: Mapping[str, Definition]) -> Iterator[tuple[str, Settings]]:
     """Yield each section by its dotted name with the settings that it decides.
 
-    If the definition is known, a section of its op type, from another source, can decide a setting.
+    For a known definition, settings that a section of its op type overrides are left out.
     """
     for section in SECTIONS:
         for key in getattr(config, section):
@@ -245,7 +245,8 @@ def _list_sections(config: BenchmarkConfig, definitions: Mapping[str, Definition
 
 
 def _list_declared(config: BenchmarkConfig, definition: Definition) -> Settings:
-    """Return the parameters of the definition's evaluator. If no evaluator is external, start no process for this."""
+    """Return the parameters of the definition's evaluator. Without external evaluators, return nothing and start no
+    process."""
     from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins
     from flashinfer_bench.bench.runner.lookup import look_up_evaluators
 

@@ -138,7 +138,8 @@ def _find(trace_set: TraceSet, name: str, definitions: Sequence[Definition]) -> 
 
 
 def _is_called(workload: Workload, name: str) -> bool:
-    """Return whether each word of a name is a size of a workload, such as rows=64, or the beginning of its uuid."""
+    """Return whether a name means a workload: each word is one of its sizes, such as rows=64, or the beginning of its
+    uuid."""
     sizes = {f"{axis}={size}" for axis, size in workload.axes.items()}
     words = name.split()
     starts = [word for word in words if word not in sizes]
@@ -239,7 +240,7 @@ def _if_any(form: str, value: str | None) -> list[str]:
 
 
 def _describe_axis(name: str, axis: AxisSpec, lines: Sequence[Trace]) -> dict[str, str]:
-    """Return the cells of an axis; the sizes of a var axis are from workloads."""
+    """Return the cells of an axis. A var axis has the sizes of the workloads."""
     sizes = sorted({line.workload.axes[name] for line in lines if name in line.workload.axes})
     size = getattr(axis, "value", None) or getattr(axis, "expression", None) or some(list(map(str, sizes)), SHOWN_NAMES)
     return {"name": name, "kind": axis.type, "size": str(size), "description": axis.description or ""}
@@ -258,7 +259,8 @@ def _render_settings(settings: Settings) -> str:
 
 
 def _list_tensors(definition: Definition, workload: Workload | None = None) -> list[dict[str, str]]:
-    """Return the inputs and outputs of a definition; for a workload with sizes and the source of each input."""
+    """Return the inputs and outputs of a definition. With a workload, they have sizes, and each input has its
+    source."""
     sizes: Mapping[str, int] = {} if workload is None else workload.axes
     with suppress(ValueError):  # an axis without a size is shown by its name
         sizes = sizes and definition.bind_axes(sizes)

@@ -32,18 +32,18 @@ DAGGER: Final = "†"
 """Marks a GPU result that is not confirmed."""
 NUMBER_MARK: Final = "#"
 UNLIMITED: Final = 100_000
-"""Width of a file or a pipe, in characters, so that lines there are not folded."""
+"""Width of a file or a pipe, in characters. It is so large that lines there are not folded."""
 NARROWEST: Final = 40
 NARROWEST_COLUMN: Final = 8
 LONGEST_NAME: Final = 24
-"""Characters of a name for which a table of several blocks keeps room; a longer name is folded."""
+"""Largest width of a name in a table of several blocks, in characters; longer names are folded."""
 GAP: Final = "  "
 UUID_SHOWN: Final = 8
 UUID: Final = re.compile("[0-9a-f]{8}([0-9a-f]{24}|-[0-9a-f-]+)", re.IGNORECASE)
 NUMBER: Final = re.compile(r"(-?\d[\d.]*(?:e[-+]?\d+)?)( ms)?")
 """The number of a cell, and whether it is a time."""
 LARGEST_HALF: Final = 0.995
-"""Least relative half interval that is shown as "±100% or more"."""
+"""Relative half width from which on an interval is shown as "±100% or more"."""
 SHOWN_NAMES: Final = 3
 SHOWN_LINES: Final = 20
 Names = Mapping[tuple[str, str], str]
@@ -145,7 +145,7 @@ def join_sections(*parts: str | Sequence[str]) -> str:
 def choose_rows(args: Namespace, cells: Cells, rows: Iterable[Any]) -> list[Any]:
     """Return the rows in the order of --sort, at most as many as --top says.
 
-    The shortest time, the largest of other numbers, or the first name leads. Rows with equal cells keep their order.
+    Times and names are in ascending order, other numbers in descending order. Rows with equal cells keep their order.
 
     Raises:
         UsageError: the table has no column of --sort or --columns, or --top is below 1.
@@ -202,7 +202,7 @@ def show_rows(args: Namespace, rows: Sequence[Any], render: Callable[[], str], n
 
 
 def format_latency(latency_ms: float | None, half: float | None = None) -> str:
-    """Return milliseconds with three significant digits, and half their interval as a share."""
+    """Return milliseconds with three significant digits, and the half width of their interval in percent."""
     if latency_ms is None:
         return ABSENT
     text = f"{latency_ms:.0f} ms" if latency_ms >= 99.95 else f"{latency_ms:#.3g} ms"
@@ -256,8 +256,8 @@ def shorten_uuid(uuid: str) -> str:
 def name_workloads(workloads: Iterable[tuple[str, str, Mapping[str, int]]], *, uuids: bool = False) -> Names:
     """Return the names of workloads: the axes that differ between workloads of one definition, such as "batch_size=7".
 
-    The beginning of the uuid follows if axes are equal, or if `uuids` is true. It is the only name if no axis differs.
-    A workload whose author wrote a word instead of a uuid is called by this word.
+    The beginning of the uuid follows if axes are equal, or if `uuids` is true. If no axis differs, the name is only the
+    beginning of the uuid. A workload whose author wrote a word instead of a uuid is called by this word.
 
     Args:
         workloads: definition, uuid and axes of each.
@@ -283,7 +283,7 @@ def name_workloads(workloads: Iterable[tuple[str, str, Mapping[str, int]]], *, u
 
 
 def _as_text(value: Any) -> str:
-    """Return any value as a cell: the length of a list, the items of a mapping."""
+    """Return any value as a cell: a list as its length, a mapping as its items."""
     if isinstance(value, Mapping):
         return " ".join(f"{key}={item}" for key, item in value.items())
     if isinstance(value, float):

@@ -1,4 +1,5 @@
-"""Verdicts as text, for `run`, `submit` and `report`: a verdict in one line; tables of solutions and of the best."""
+"""Verdicts as text, for `run`, `submit` and `report`: a verdict in one line; tables of solutions and of the best
+traces."""
 
 from __future__ import annotations
 
@@ -131,7 +132,7 @@ def render_summary(rows: Sequence[SummaryRow], names: Names, pick: Callable[[Cel
     Args:
         rows: the rows.
         names: the names of their workloads.
-        pick: chooses among the columns.
+        pick: takes all columns; returns the columns to render.
     """
     failures = ["Failures"]
     for row in (row for row in rows if row.failures):
@@ -223,7 +224,7 @@ def standing_notes(rows: Iterable[Any]) -> list[str]:
 
 
 def _add_figures(rows: Sequence[SummaryRow], own: Cells) -> Cells:
-    """Return a table's own columns between the definition and the figures."""
+    """Return the columns of a table: the definition, then the table's own columns, then the figures."""
     letters = _letters(rows)
     cells: dict[str, str | Callable[[Any], str]] = {
         "Definition": lambda row: row.definition,

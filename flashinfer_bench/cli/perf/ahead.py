@@ -1,8 +1,9 @@
 """Compiles the kernels of a testlist in parallel before timing starts.
 
 A session also compiles ahead, but for each solution separately and on one GPU. Here routines that share a module of the
-library share its compilation, and all GPUs are used. For each module a process (`routines.call_once`) calls one library
-solution, with the workers' folder of compiled kernels. If it fails or times out, the case itself reports the reason.
+library share its compilation, and all GPUs are used. For each module, a process (`routines.call_once`) calls one
+library solution, which compiles kernels into the workers' folder. If the process fails or times out, the case reports
+the reason when it is timed.
 """
 
 from __future__ import annotations
@@ -52,11 +53,12 @@ def list_calls(requests: Iterable[Request]) -> list[dict[str, Any]]:
 def compile_ahead(
     requests: Sequence[Request], root: Path, devices: Sequence[Device], *, jobs: int | None, for_sandbox: bool
 ) -> None:
-    """Call one solution of each module, and report progress. An exception or an interrupt ends their processes.
+    """Call one solution of each module, and report progress. An exception or an interrupt ends the processes of the
+    calls.
 
     Args:
         requests: the cases.
-        root: the folder of their blobs.
+        root: the folder with the stored inputs of the cases.
         devices: the processes use them round-robin.
         jobs: parallel processes. None: one per core, but at least 4 and at most `MOST_PARALLEL`.
         for_sandbox: whether workers have a sandbox. Sandboxed workers can only read the compiled kernels.

@@ -127,7 +127,7 @@ def declare_perf(parser: Parser) -> None:
 
 
 def check_outer(rest: Sequence[str]) -> None:
-    """Check the flags beside a testlist: at least one routine has each flag, and each value has its flag's kind.
+    """Check the flags beside a testlist: each flag belongs to at least one routine, and its value has the right kind.
 
     Raises:
         UsageError: a flag is unknown or a value is wrong. One error names all unknown flags.

@@ -30,8 +30,8 @@ from flashinfer_bench.routines.families.moe_comm import count_phases
 
 PHASES: Final = ("a2a_dispatch", "moe_kernel", "a2a_combine")
 ASTRAY: Final = 0.5
-"""Largest error of a token, as a share of its norm, even if the matched ratio allows wrong elements. A lost token has
-an error of 1."""
+"""Largest allowed error of a token, as a share of its norm. It holds even if the matched ratio allows wrong elements. A
+lost token has an error of 1."""
 RENORMALIZE: Final = 1
 """The library's id of the routing method that leaves the given weights unchanged."""
 MOST_TOKENS: Final = 8192

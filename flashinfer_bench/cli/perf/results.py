@@ -99,7 +99,7 @@ def make_row(request: Request, backend: str, platform: Platform, status: str, re
 def make_judged(
     request: Request, backend: str, platform: Platform, evaluation: Evaluation, device: str | None = None
 ) -> Row:
-    """Return the row of a verdict. Without a given device, the trace names it."""
+    """Return the row of a verdict. If no device is given, the row has the trace's device."""
     measured, performance, facts = read_measurement(evaluation), evaluation.performance, dict[str, Any]()
     median = measured.kernel_ms if measured.kernel_ms is not None else measured.median_ms
     if median is None and performance is not None:
@@ -136,8 +136,7 @@ def make_judged(
 def _caveat(measured: Measurement) -> str:
     """Return why the time is meaningless or doubtful.
 
-    A slow host is reported only if more than LATE_SHARE of the samples were launched late. The time then
-    measures the host.
+    The flag `host_bound` is listed only if more than LATE_SHARE of the samples were launched late.
     """
     if not measured.meaningful:
         return measured.reason or "the time means nothing"

@@ -110,7 +110,7 @@ def run_session(argv: Sequence[str]) -> int:
 
 
 def write_tolerances(root: Path, requests: Sequence[Request]) -> None:
-    """Write the tolerances of cases; those of other definitions stay. A lock allows one writer.
+    """Write the tolerances of cases; the tolerances of other definitions stay. A lock allows only one writer at a time.
 
     Raises:
         ConfigError: the existing file cannot be used.
@@ -128,7 +128,7 @@ def write_tolerances(root: Path, requests: Sequence[Request]) -> None:
 
 
 def in_groups(requests: Sequence[Request]) -> list[list[Request]]:
-    """Group the requests for runs of the engine: equal settings, and no case twice in a group."""
+    """Group the requests into runs of the engine. A group has equal settings, and no definition twice."""
     groups: dict[object, list[Request]] = {}
     seen: Counter[object] = Counter()
     for request in requests:
@@ -169,7 +169,7 @@ def _run_group(results: Results, group: Sequence[Request], session: Namespace, r
 
 
 def make_trace_set(group: Sequence[Request], root: Path, *, is_resumed: bool) -> TraceSet:
-    """Return the trace set of a group's cases in order. A resumed session adds their recorded verdicts."""
+    """Return a trace set of a group's cases, in their order. A resumed session adds their recorded verdicts."""
     recorded = TraceSet.from_path(root).traces if is_resumed else {}
     made = {request.definition: request.entry for request in group}
     return TraceSet(
