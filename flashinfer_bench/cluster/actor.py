@@ -1,7 +1,8 @@
 """The node's side of a cluster: one actor for each slot, which judges batches as a run of one device does.
 
 Ray starts an actor in a process of its own. The actor ends with the program that requested it, or with its node. Then
-the kernel ends its sessions and their processes, because one thread starts them all: the thread of `judge`.
+the kernel ends its sessions and their processes. The kernel watches the thread that started them, so the thread of
+`judge` starts all sessions.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ class SlotActor:
         if len(found) != 1:
             raise DeviceFault(f"an actor must see one GPU, and sees {len(found)}; is torch a CUDA build there?")
         numbers = [int(gpu) for gpu in ray.get_gpu_ids() if str(gpu).isdigit()] or [found[0].index]
-        return replace(found[0], index=numbers[0], node=self._node)  # slots of one node differ in the index
+        return replace(found[0], index=numbers[0], node=self._node)  # each slot of a node has its own index
 
     def why_not_built(self, solutions: Iterable[Solution]) -> list[str | None]:
         """Return why this node cannot build each solution; None if it can."""
@@ -138,7 +139,8 @@ class SlotActor:
         return [languages.get(one.spec.language.value) or why_not_buildable(one, *known) for one in solutions]
 
     def expect(self, solutions: Sequence[Solution]) -> None:
-        """Build solutions of the next batch while this batch runs. A CPU slot does not: builds disturb its times."""
+        """Build solutions of the next batch while this batch runs. A CPU slot builds none, because builds disturb its
+        times."""
         if self._kind != "cpu":
             self._next_solutions.put(solutions)
             os.write(self._wake_write, b"\0")

@@ -49,7 +49,7 @@ LOG: Final = logging.getLogger(__name__)
 POLL_S: Final = 2.0
 """Seconds between two reads of Ray's list of nodes."""
 FIRST_LIMIT_S: Final = 60.0
-"""Seconds until the first slot must be there, and until another slot must replace the last lost slot."""
+"""Seconds that a run waits for its first slot, and for a new slot after it has lost all slots."""
 OTHERS_LIMIT_S: Final = 20.0
 """Seconds that a run waits for further slots before it begins; slots that come later join it."""
 MOST_RESTARTS: Final = 2
@@ -60,9 +60,10 @@ CLOSE_LIMIT_S: Final = 5.0
 ASK_LIMIT_S: Final = 20.0
 """Seconds that an actor can take to report which solutions its node can build."""
 MOST_ANSWERS: Final = 100_000
-"""Most solutions for which the table caches whether the slots can build them."""
+"""Maximum number of solutions whose survey results are cached."""
 OFFERED_BYTES: Final = 4 << 30
-"""Bytes of stored inputs cached in Ray's object store. The oldest are dropped first, and put again when needed."""
+"""Bytes of stored inputs cached in Ray's object store. The oldest inputs are dropped first, and stored again when
+needed."""
 
 
 class NoBuilds(BuildPool):
@@ -111,7 +112,8 @@ class ActorSlot:
 
 
 class Cluster:
-    """The table of a cluster's slots. `close` ends their actors. If this process ends before, Ray ends them.
+    """The table of a cluster's slots. `close` ends their actors. If this process ends without `close`, Ray ends the
+    actors.
 
     Args:
         settings: the cluster's address, and the settings of its slots.
@@ -160,7 +162,7 @@ class Cluster:
 
     @property
     def machine(self) -> Machine:
-        """The cluster as one machine: a language that one of its slots lacks is missing."""
+        """The cluster as one machine: a language is missing if any slot lacks it."""
         languages: dict[str, str | None] = {}
         for slot in self._slots:
             for language, reason in slot.metadata.languages.items() if slot.metadata is not None else ():
@@ -245,8 +247,8 @@ class Cluster:
             ray.shutdown()
 
     def lose(self, slot: ActorSlot, error: RayError) -> str:
-        """Stop using a slot; return why. If its actor was lost, the slot is used again once Ray has restarted the
-        actor."""
+        """Stop using a slot; return the reason. If its actor was lost, the slot is used again once Ray has restarted
+        the actor."""
         slot.metadata = None
         if not isinstance(error, RayActorError):
             return _reason(error)
@@ -257,7 +259,7 @@ class Cluster:
         """Put a batch's stored inputs into Ray's object store.
 
         Returns: the batch with its stored inputs; and the index of each job whose stored inputs cannot be read → why.
-            The batch does not have these jobs.
+            The returned batch omits these jobs.
         """
         blobs, broken = dict[tuple[str, str], Blob](), dict[int, str]()
         for job in [] if self._settings.has_shared_blobs else batch.jobs:
@@ -356,7 +358,7 @@ class RemoteSession:
         session_config: its settings; the node adapts them to itself.
     """
 
-    has_unsent, phase, left_s = False, "solution", float("inf")  # the node enforces time limits, Ray watches it
+    has_unsent, phase, left_s = False, "solution", float("inf")  # nodes enforce time limits; Ray watches the nodes
 
     def __init__(self, cluster: Cluster, slot: ActorSlot, number: int, session_config: SessionConfig) -> None:
         assert slot.metadata is not None
@@ -399,7 +401,7 @@ class RemoteSession:
         while not self._frames.empty():
             frame = self._frames.get()
             if isinstance(frame, RayError):
-                self.is_ready = isinstance(frame, RayActorError)  # no job causes other errors
+                self.is_ready = isinstance(frame, RayActorError)  # errors of other types are not caused by a job
                 raise SessionLost(f"{self.device.label}: {self._cluster.lose(self._slot, frame)}")
             yield frame
 
@@ -435,12 +437,12 @@ class RemoteSession:
                 self._put_frame(ray.get(frame))
         except RayError as error:
             self._put_frame(error)
-        except Exception as error:  # a bug of ours costs one slot: its jobs go to other slots
+        except Exception as error:  # after a bug of ours, other slots take the jobs
             self._put_frame(RayError(f"{type(error).__name__}: {error}"))
 
     def _put_frame(self, frame: dict[str, Any] | RayError) -> None:
         self._frames.put(frame)
-        with contextlib.suppress(BlockingIOError):  # it is readable already
+        with contextlib.suppress(BlockingIOError):  # the first socket is readable already
             self._theirs.send(b"\0")
 
 
@@ -465,5 +467,5 @@ def connect(address: str | None) -> None:
 
 
 def _reason(error: RayError) -> str:
-    """Return the message of an actor's error: its cause, or the last line of Ray's text."""
+    """Return the reason of an actor's error: its cause, else the last line of Ray's text."""
     return str(getattr(error, "cause", None) or str(error).strip().splitlines()[-1])

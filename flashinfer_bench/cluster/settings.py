@@ -21,14 +21,14 @@ class ClusterSettings:
     address: str | None = None
     """Address of the cluster's head, in Ray's format; None for the cluster of this machine."""
     kind: Literal["cpu", "cuda"] | None = None
-    """The kind of its slots; None for GPUs if it has any, else CPUs."""
+    """The kind of the slots. None: GPUs if the cluster has any, else CPUs."""
     sandbox: Level = "auto"
     cache: str | None = None
     """The cache folder on every node; None for each node's default."""
     has_shared_blobs: bool = False
     """Whether all nodes have the host's files under the same paths."""
     build_jobs: int | None = None
-    """Builds at the same time on each node; None for the node's default."""
+    """Number of parallel builds on each node; None for the node's default."""
     hidden: tuple[str, ...] = ()
     """Names of folders of the cache that workers must not read."""
 

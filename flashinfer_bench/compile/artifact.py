@@ -74,7 +74,7 @@ class BuildRecipe:
     sources: Mapping[str, bytes]
     """Path → content. They are written before the first step."""
     made_from: Mapping[str, Any]
-    """Everything that decides the product, as JSON-able values. The digest is made of it."""
+    """Everything that decides the product, as JSON-able values. The digest is computed from it."""
     products: tuple[str, ...]
     """The files that make the artifact, relative to its folder."""
     stages: Stages = ()
@@ -85,10 +85,10 @@ class BuildRecipe:
     """Steps that compile a source of one line. If they fail too, the machine is at fault and not the solution."""
     probe_sources: Mapping[str, bytes] = field(default_factory=dict)
     main_header: str | None = None
-    """The header that solutions with this binding include. If the error is in a header of others, the probe includes
-    it."""
+    """The header that solutions with this binding include. If the error is in a header outside the solution, the probe
+    includes the main header."""
     needs_symbol: str | None = None
-    """The symbol that the library must export. Without it the entry point is wrong."""
+    """The symbol that the library must export. If the symbol is missing, the entry point is wrong."""
     lacks_symbol: str = ""
     """The change that the solution's author must make if the symbol is missing."""
     header: BuildRecipe | None = None
@@ -98,7 +98,7 @@ class BuildRecipe:
     toolkit: tuple[int, int] | None = None
     """The version of the CUDA toolkit that it uses; None if it uses none."""
     chooses_architecture: bool = False
-    """The solution's own flags name the GPUs that it is compiled for."""
+    """Whether the solution's own flags name the GPUs that it is compiled for."""
     guessed_seconds: float = 0.0
     """Expected seconds of compiling. They decide only the order of builds."""
 
@@ -138,7 +138,7 @@ class StepReport:
 
     name: str
     code: int
-    """Its exit code; negative for the signal that ended it."""
+    """Its exit code; minus the signal's number if a signal ended it."""
     output: str
     seconds: float
 

@@ -1,12 +1,12 @@
-"""Compiles the solutions of a run before their jobs begin: several at once, the longest first.
+"""Compiles the solutions of a run before their jobs begin, several at once.
 
 Each build runs in a thread, which waits for its compilers. The owner does everything else: it waits for `wakers`, then
 calls `poll`, which returns the ended builds. Solutions in Python need no compiler; their files are written on demand.
 Failures are stored too, so a run builds nothing twice.
 
 The shortest build begins first, so that a GPU has work, then the longest builds. The order follows a guess
-(`BuildRecipe.guessed_seconds`). A header of many builds is precompiled by a build of its own. Builds that begin when it
-is in the cache take it; the others read its text. If it cannot be compiled, all read the text.
+(`BuildRecipe.guessed_seconds`). A header of many builds is precompiled by a build of its own. Builds that begin later
+use the precompiled header; earlier builds read the header's text. If precompiling fails, all builds read the text.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ MEMORY_SHARE: Final = 0.8
 """The share of the machine's memory that all compilers together may take."""
 LEAST_MEMORY: Final = 4 * GIB
 MOST_MEMORY: Final = 16 * GIB
-"""Bytes of address space for one compiler: its part of that share, but at least and at most this."""
+"""Bounds of one compiler's address space, in bytes. Between them, it is an equal part of that share."""
 LEAST_BUILDS: Final = 3
-"""Builds, at least, that wait for a core before their common header is precompiled. Precompiling takes one and a half
-times as long as a build, and saves each build about half of its time."""
+"""Minimum number of builds waiting for a core for which their common header is precompiled. Precompiling takes one and
+a half times as long as a build, and saves each build about half of its time."""
 
 
 def default_jobs(*, spared_cores: int = 1) -> int:
-    """Return the default number of compilers at once: the cores, less those for sessions."""
+    """Return the default number of parallel compilers: the cores, minus the cores that sessions need."""
     return max(1, usable_cores() - spared_cores)
 
 
@@ -62,9 +62,9 @@ class BuildPool:
 
     Args:
         root: the cache's folder.
-        jobs: number of compilers at once; None for one less than the cores.
-        target: of the builds.
-        toolchain: of the builds; None searches for it.
+        jobs: number of parallel compilers; None: all cores but one.
+        target: the target of the builds.
+        toolchain: the toolchain of the builds; None searches for it.
         limits: the time and memory for one compiler; None derives them from the machine.
     """
 
@@ -128,7 +128,7 @@ class BuildPool:
         return [self._woken]
 
     def add(self, solutions: Iterable[Solution]) -> None:
-        """Take solutions. Those in the cache are ready at once, the others are queued."""
+        """Take solutions. Solutions in the cache are ready at once; the others are queued."""
         known = {build.solution.digest() for build in self._running.values() if build.solution is not None}
         new: list[Build] = []
         for solution in solutions:
@@ -172,7 +172,7 @@ class BuildPool:
     def built(self, solution: Solution) -> Built:
         """Return the artifact or error of a solution that is ready."""
         if is_compiled(solution):
-            return replace(self._built[solution.digest()], solution=solution)  # another's sources may be the same
+            return replace(self._built[solution.digest()], solution=solution)  # solutions may have the same sources
         build = self._make(solution)
         return build if isinstance(build, Built) else describe(solution, build, build.run())
 
@@ -200,7 +200,7 @@ class BuildPool:
         select.select([self._woken], [], [])
 
     def _tell(self, *_: object) -> None:
-        with suppress(OSError):  # it is readable already, or no thread waits any more
+        with suppress(OSError):  # the socket is readable already, or no thread waits any more
             self._wake.send(b"\0")
 
     def _make(self, solution: Solution) -> Build | Built:
@@ -229,13 +229,13 @@ def describe(solution: Solution, build: Build, outcome: Outcome) -> Built:
 def build_solution(
     solution: Solution, root: Path, *, target: BuildTarget | None = None, toolchain: Toolchain | None = None
 ) -> Artifact:
-    """Build one solution, or find it built.
+    """Build one solution, or find its artifact in the cache.
 
     Args:
         solution: the solution to build.
         root: the cache's folder.
-        target: of the build; None for the default of a machine without a GPU.
-        toolchain: of the build; None searches for it.
+        target: the target of the build; None for the default of a machine without a GPU.
+        toolchain: the toolchain of the build; None searches for it.
 
     Raises:
         BuildFailure: the solution is at fault.

@@ -66,12 +66,12 @@ SYSTEM_FILES: Final = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d
 PASSED_ON: Final = ("PATH", "LD_LIBRARY_PATH")
 """The only variables of the environment that a compiler sees. So no variable adds a flag or a folder of headers."""
 MOST_LIST_BYTES: Final = 16 << 20
-"""A compiler's list of the files that it read is refused if it has more bytes."""
+"""Maximum bytes of a compiler's list of the files that it read; a longer list is refused."""
 LOCK_LIMIT_S: Final = 3600.0
-"""Seconds to wait for another process with the same build: a few compilers that reach their time limit."""
+"""Seconds to wait for another process with the same build. A few compilers in a row may take their full time limit."""
 GIB: Final = 1 << 30
 LEAST_FREE_BYTES: Final = GIB
-"""Bytes of free disk for files of compilers; below it, the disk may have been full."""
+"""Bytes of free disk that compilers need. With less left, a build may have failed because the disk was full."""
 REMEMBERED: Final = (
     "It did not compile before, so it was not compiled again; `flashinfer-bench cache clear --failed` forgets that."
 )
@@ -83,8 +83,8 @@ class Compilers:
     """The compilers of a build pool.
 
     Args:
-        most: number of compilers at once.
-        limits: of each compiler.
+        most: maximum number of parallel compilers.
+        limits: the limits of each compiler.
     """
 
     def __init__(self, most: int, limits: StepLimits) -> None:
@@ -170,8 +170,8 @@ class Build:
 
     Args:
         solution: the solution; None for a precompiled header.
-        recipe: of the build.
-        cache: takes the artifact. The caller keeps it in use.
+        recipe: the recipe of the build.
+        cache: the cache for the artifact. The caller keeps the cache in use (`ArtifactCache.used`).
         compilers: run the commands.
     """
 
@@ -182,7 +182,7 @@ class Build:
         self.recipe = recipe
         self.was_cached = False
         self.seconds = 0.0
-        """Seconds of its compilers, now or when the artifact in the cache was made."""
+        """Seconds of its compilers. For an artifact from the cache: seconds of the build that made it."""
         self._cache = cache
         self._compilers = compilers
         self._folder = Path()
@@ -200,7 +200,7 @@ class Build:
             return BuildFault(f"solution {self._name} cannot be built here: {error}{advice}")
 
     def find(self) -> Artifact | BuildFailure | None:
-        """Return the outcome in the cache; None if there is none, or it was changed."""
+        """Return the outcome in the cache; None if the cache has none, or if its files were changed."""
         recipe = self.recipe
         sources = {} if recipe.stages else recipe.sources
         known = {path: hashlib.sha256(content).hexdigest() for path, content in sources.items()}
@@ -258,10 +258,8 @@ class Build:
         return None
 
     def _find_header(self) -> tuple[Path, ...]:
-        """Return the folder of the precompiled header, if this build may take it.
-
-        No source may have the name of a file of that header, since it could be read in place of that file.
-        """
+        """Return the folder of the precompiled header, if this build may use it. It may not if a source has the name of
+        one of that header's files, since compilers could read the source instead."""
         if self.recipe.header is None:
             return ()
         result = Build(None, self.recipe.header, self._cache, self._compilers).find()
@@ -287,7 +285,8 @@ class Build:
         return None
 
     def _blame(self, failed: StepReport, memory_kills: int) -> str | None:
-        """Return a failure of the sources themselves; raise any other. A short source of ours is compiled first.
+        """Return the message of a failure that only the sources cause; raise any other failure. To decide, compile a
+        short source of ours.
 
         Args:
             failed: the step.
@@ -306,10 +305,10 @@ class Build:
         if OUT_OF_MEMORY.search(failed.output):
             limit = self._compilers.limits.memory_bytes / GIB
             message = f"error: the compiler needed more than {limit:.1f} GiB of memory\n{message}"
-        is_elsewhere = (first_error(failed.output) or "").startswith("/")  # in a header that is not the solution's
+        is_elsewhere = (first_error(failed.output) or "").startswith("/")  # in a header outside the solution
         header = lacked[0] if lacked else recipe.main_header if is_elsewhere else None
         lead = f"#include <{header}>\n".encode() if header else b""
-        remove_tree(self._folder / "src")  # the probe could include a header of the solution, not the system's
+        remove_tree(self._folder / "src")  # else the probe could include the solution's headers
         write_files(self._folder / "src", {path: lead + text for path, text in recipe.probe_sources.items()})
         try:
             broken = self._run(recipe.probe)

@@ -1,4 +1,4 @@
-"""The folder of artifacts on disk. Each is moved into `artifacts/` whole, and is checked before it is used.
+"""The folder of artifacts on disk. An artifact is moved into `artifacts/` whole, and is checked before it is used.
 
     $FIB_CACHE_PATH/artifacts/<first two of digest>/<digest>/manifest.json     default: ~/.cache/flashinfer_bench/cache
                                                             /files/…           what a worker loads
@@ -45,9 +45,9 @@ JIT_FOLDER: Final = "jit"
 NAME_SUFFIX: Final = ".solution"
 MOST_NAME_BYTES: Final = 4096
 MOST_MANIFEST_BYTES: Final = 16 << 20
-"""Bytes of a manifest, at most; a larger one belongs to a damaged artifact."""
+"""Maximum bytes of a manifest. A larger manifest means that the artifact is damaged."""
 MOST_FILE_BYTES: Final = 4 << 30
-"""A built file of more bytes is damaged. It is not read to its end, which would take the judge's time."""
+"""Maximum bytes of a built file. A larger file is damaged, and is not read to its end, to save the judge's time."""
 LOCK_POLL_S: Final = 0.05
 """Seconds between two checks whether a waiting build was cancelled."""
 
@@ -61,7 +61,7 @@ class Manifest(BaseModel):
     entry: str
     language: str
     solution: str
-    """The solution that it was first built for; others with the same sources share it."""
+    """The solution that the artifact was first built for. Other solutions with the same sources share the artifact."""
     build_seconds: float
     files: dict[str, str]
     """Path below `files/` → sha256."""
@@ -81,7 +81,7 @@ class Entry:
     """Seconds since the epoch."""
     is_jit: bool
     is_whole: bool
-    """All of it could be counted."""
+    """Whether the sizes of all its files could be read."""
 
     @property
     def digest(self) -> str:
@@ -143,12 +143,12 @@ class ArtifactCache:
         try:
             yield
         finally:
-            fcntl.flock(fd, fcntl.LOCK_UN)  # forks have the file open, too
+            fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough: forks have the file open, too
             os.close(fd)
 
     @contextmanager
     def unused(self) -> Iterator[bool]:
-        """Keep runs from using the cache for a block; yield False, without keeping them, if one uses it already."""
+        """Keep runs from using the cache for a block, and yield True. If a run uses it already, yield False."""
         fd = self._open_in_use()
         try:
             yield try_lock(fd)
@@ -165,8 +165,8 @@ class ArtifactCache:
 
         Args:
             digest: the artifact's name.
-            limit_s: seconds to wait for another process that builds it.
-            check: called from time to time; it may raise.
+            limit_s: seconds to wait for another process that builds the artifact.
+            check: called during the wait; it may raise to end the wait.
 
         Raises:
             TimeoutError: another process held the lock all the time.
@@ -182,7 +182,7 @@ class ArtifactCache:
                 except TimeoutError:
                     if time.monotonic() > deadline:
                         raise
-            held.callback((folder.path / digest).unlink, missing_ok=True)  # forks have the file open, too
+            held.callback((folder.path / digest).unlink, missing_ok=True)  # forks may still hold this lock
             yield
 
     def read(self, digest: str, expected: Mapping[str, str]) -> Manifest | None:
@@ -217,7 +217,7 @@ class ArtifactCache:
         Args:
             digest: its name.
             content: a folder on the cache's file system whose `files/` is complete; it is moved away.
-            manifest: written into it last; its digests are those of the files in `content`.
+            manifest: has the digests of the files in `content`; it is written there last.
 
         Raises:
             OSError: the disk is full.
@@ -296,7 +296,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def find_change(folder: Path, files: Mapping[str, str]) -> str | None:
-    """Return a changed file of a folder (path → sha256), or None."""
+    """Return the first change in the files of a folder (path → sha256) as text, or None."""
     for path, digest in files.items():
         try:
             if digest_file(folder / path) != digest:
@@ -307,9 +307,9 @@ def find_change(folder: Path, files: Mapping[str, str]) -> str | None:
 
 
 def find_unlisted(folder: Path, files: Iterable[str]) -> str | None:
-    """Return a file or link of a folder that is not listed, else None. Python could import such a file.
+    """Return a file or link that a folder has and the list lacks, else None. Python could import such a file.
 
-    A part of the folder that cannot be walked counts as not listed.
+    An unreadable part of the folder counts as such a file.
     """
     known, left_out = {folder / path for path in files}, list[Path]()
     strange = (path for path in walk_files(folder, lambda path, _: left_out.append(path)) if path not in known)
@@ -331,8 +331,8 @@ def digest_file(path: Path) -> str:
 
 
 def name_jit_folder(folder: Path, solution: str) -> None:
-    """Note the solution that a JIT folder belongs to, and that it is used now."""
-    with suppress(OSError):  # then its name is not known
+    """Write down the solution that a JIT folder belongs to, and mark the folder as used now."""
+    with suppress(OSError):  # without the note, the solution's name is unknown
         folder.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         with os.fdopen(os.open(_note_of(folder), flags, 0o644), "w") as handle:
@@ -357,7 +357,7 @@ def _read_entries(top: Path, *, is_jit: bool) -> list[Entry]:
 
 
 def size_of_folder(folder: Path, left_out: list[Path] | None = None) -> int:
-    """Return the bytes of the files below a folder; 0 for anything else.
+    """Return the bytes of the files below a folder; 0 if the path is no folder.
 
     Args:
         folder: the top.

@@ -12,7 +12,8 @@ from flashinfer_bench.base.exits import describe_exit
 from flashinfer_bench.compile.artifact import StepReport
 
 MAX_LOG: Final = 12_000
-"""Characters of a compiler's log in a message; the middle of a longer log is cut. It must fit into a trace's log."""
+"""Characters of a compiler's log in a message; the middle of a longer log is cut. The message must fit into a trace's
+log."""
 ERRORS: Final = tuple(
     re.compile(pattern, re.MULTILINE)
     for pattern in (
@@ -27,9 +28,9 @@ ERRORS: Final = tuple(
     )
 )
 BUILD_SYSTEM: Final = re.compile(r"^ninja: |^FAILED: |Error building extension|non-zero exit status", re.MULTILINE)
-"""Output of build systems after a compiler has failed: extensions that a solution builds while it is imported."""
+"""Output of a build system whose compiler failed. A solution may build extensions while it is imported."""
 FOLDERS: Final = re.compile(r"^/[^\s:]*/(?=[^\s:/]+:\d+: )")
-"""The folders of an absolute path before a line's number: a worker's folders are long, and gone afterwards."""
+"""The folders of an absolute path before a line number. They are a worker's: long, and gone after the run."""
 OUT_OF_MEMORY: Final = re.compile(
     r"out of memory|virtual memory exhausted|bad_alloc|cannot allocate memory|memory exhausted|memory allocation", re.I
 )
@@ -70,10 +71,10 @@ def first_error(output: str, patterns: Sequence[re.Pattern[str]] = ERRORS) -> st
 
 
 def put_error_first(message: str) -> str:
-    """Return an error's message with a compiler's first error in front, if a build system only quotes it."""
+    """Return an error's message. If it quotes a build system's output, the compiler's first error comes first."""
     if not BUILD_SYSTEM.search(message):
         return message
-    first = first_error(message, ERRORS[:-1])  # the last pattern takes any line with the word
+    first = first_error(message, ERRORS[:-1])  # the last pattern matches any line with the word error
     return message if first is None else f"{FOLDERS.sub('', first)}\n{message}"
 
 
@@ -93,7 +94,8 @@ def is_no_plain_error(step: StepReport) -> bool:
 def fails_everywhere(step: StepReport) -> bool:
     """Return whether a step failed by its source alone, so that it fails again with the same compilers.
 
-    A link may lack a library that is installed later. Compiling may lack a file in the same way.
+    A link step never counts, because a library that it lacks may be installed later. Neither does a compiler that lacks
+    a file.
     """
     lacks = any(words.search(step.output) for words in (LACKING, OUT_OF_MEMORY, DISK_FULL, KILLED))
     return step.name.startswith("compile ") and not is_no_plain_error(step) and not lacks
@@ -104,7 +106,7 @@ def why_machine(step: StepReport, *, disk_is_full: bool, memory_kills: int) -> s
 
     Args:
         step: the failed step.
-        disk_is_full: whether its disk has no room.
+        disk_is_full: whether the step's disk is full.
         memory_kills: processes that the kernel killed during the step because memory ran out.
     """
     if disk_is_full and DISK_FULL.search(step.output):
@@ -116,7 +118,7 @@ def why_machine(step: StepReport, *, disk_is_full: bool, memory_kills: int) -> s
 
 def other_architecture(step: StepReport) -> str | None:
     """Return the line in which a compiler says that the code needs another GPU; None if there is none."""
-    if first_error(step.output, ERRORS[:2]) is not None:  # the source is wrong, with any other output
+    if first_error(step.output, ERRORS[:2]) is not None:  # the source has an error, whatever else is printed
         return None
     result = WRONG_ARCHITECTURE.search(step.output)
     return re.sub(r"^.*\b(?:error|fatal)\s*: ", "", result[0]).strip() if result else None

@@ -24,13 +24,13 @@ LIBRARY: Final = re.compile(r":?[\w+.\-]+")
 RPATH: Final = re.compile(r"-Wl,(?:-rpath|-rpath-link)[,=](.+)")
 SHARED: Final = ("-isystem", "-D", "-U", "-I")
 LINKED: Final = ("-l", "-L")
-"""Flags of compilers, and of the linker, whose value follows in the same word or the next one."""
+"""Flags of compilers (SHARED) and of the linker (LINKED) whose value is in the same word or in the next word."""
 
 CXX_FLAGS: Final = (
     r"-O([0-3sg]|fast)?",
     r"-g[0-3]?",
     r"--?std=(c|gnu)\+\+\w+",
-    r"-W[A-Za-z0-9+=\-]*",  # not -Wl, -Wa, -Wp: a comma is no part of it
+    r"-W[A-Za-z0-9+=\-]*",  # not -Wl, -Wa, -Wp: the pattern takes no comma
     r"-w",
     r"-pedantic(-errors)?",
     r"-pthread",
@@ -71,7 +71,7 @@ TWO_WORDS: Final = re.compile(
 )
 """Flags of nvcc whose value may be the next word."""
 KINDS: Final = {"cflags": ("cxx", CXX_FLAGS), "cuda_cflags": ("nvcc", NVCC_FLAGS), "ld_flags": ("link", LINK_FLAGS)}
-"""Field of a solution's options → the list that it becomes, and patterns of the flags that are allowed there."""
+"""Field of a solution's options → the field of `Flags` that it becomes, and patterns of the allowed flags."""
 FORWARDED: Final = {
     "-Xcompiler": ("-Xcompiler", CXX_FLAGS),
     "--compiler-options": ("-Xcompiler", CXX_FLAGS),
@@ -79,9 +79,9 @@ FORWARDED: Final = {
     "--ptxas-options": ("-Xptxas", PTXAS_FLAGS),
     "-Xcudafe": ("-Xcudafe", CUDAFE_FLAGS),
 }
-"""Flag of nvcc that hands flags on to another tool → its usual spelling, and patterns of these flags."""
+"""Flag of nvcc that passes flags to another tool → its usual spelling, and patterns of the allowed flags."""
 THREADS: Final = re.compile(r"(-flto=|-flto-jobs=|--?(?:threads|split-compile|t)=?)(\d+|auto|jobserver)")
-"""Flags by which one compiler takes several cores: the flag, and their number. They are set to one core."""
+"""Flags by which one compiler uses several cores: a flag, and the number of cores. The number is set to one."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def check_flags(options: CompileOptions | None, readable: Sequence[Path]) -> Fla
         readable: folders outside the sources that a flag may name: the toolkit's, a package's.
 
     Raises:
-        BuildFailure: flags are not allowed. The message names the first of each list, with its location.
+        BuildFailure: flags are not allowed. The message names the first refused flag of each list, with its location.
     """
     if options is None:
         return Flags()
@@ -162,7 +162,7 @@ def _value(flag: str, words: Iterator[str]) -> str:
 
 
 def _path(flag: str, text: str, readable: Sequence[Path]) -> str:
-    """Return the path of a readable folder: of the sources as "./…", or of the toolkit."""
+    """Return the path of a folder that compilers may read. A folder of the sources begins with "./"."""
     path = PurePosixPath(text)
     if not text or ".." in path.parts or re.search(r"^[@\-]|[$`\\'\"\s,]", text):
         raise _Refused(f"{flag} {text!r} leaves the sources")

@@ -28,15 +28,16 @@ class KnownGood:
     source: str
     binding: str | None = None
     words: str = ""
-    """A pattern. A solution in Python is compiled in this way if its sources match; the empty pattern always does."""
+    """A pattern. A solution in Python is compiled in this way if its sources match. The empty pattern matches all
+    sources."""
 
     @property
     def needs_gpu(self) -> bool:
-        """Whether it tests something only on a GPU; Triton's interpreter compiles nothing."""
+        """Whether the program tests nothing without a GPU; Triton's interpreter compiles nothing."""
         return self.language in ("cuda", "triton")
 
     def solution(self, note: str = "") -> Solution:
-        """Return it as a solution of `define_double()`. With another note no cache has it."""
+        """Return the program as a solution of `define_double()`. A new note makes it a solution that no cache has."""
         spec = {"language": self.language, "binding": self.binding, "entry_point": f"{self.entry}::run"}
         comment = f"# {note}\n" if note else ""
         return Solution.model_validate(
@@ -190,8 +191,8 @@ def programs_like(language: str, binding: str, sources: Iterable[str]) -> list[K
     """Return the programs that are compiled as a solution is.
 
     Args:
-        language: the solution's.
-        binding: the solution's, if it is compiled ahead.
+        language: the solution's language.
+        binding: the solution's binding, if it is compiled ahead.
         sources: the texts of a solution that is not compiled ahead.
     """
     text = "\n".join(sources)

@@ -48,7 +48,7 @@ class ToolkitLibrary(NamedTuple):
     """A library of the CUDA toolkit that a machine may lack though it has nvcc."""
 
     header: str
-    """A header that it always has."""
+    """A header that every installation of the library has."""
     headers: str
     """Pattern of all its headers, as they are included."""
     package: str
@@ -147,7 +147,8 @@ def _why_wrong_architecture(
 def chosen_targets(flags: Iterable[str]) -> list[str]:
     """Return the targets that a solution's own nvcc flags name ("sm_90a", "compute_80"); empty without such flags.
 
-    `-arch=sm_80` alone makes machine code and PTX, which the driver finishes for the GPU. So it stands for both.
+    `-arch=sm_80` alone makes machine code and PTX, which the driver compiles for newer GPUs. So it counts as both
+    targets.
     """
     targets: list[str] = []
     for flag in flags:
@@ -172,7 +173,8 @@ def runs_on(target: str, capability: tuple[int, int]) -> bool:
 
 
 def toolkit_includes(cuda: CudaToolkit, packages: Sequence[Path]) -> list[Path]:
-    """Return the folders of the toolkit's headers; if it lacks a library, with those of NVIDIA's pip packages."""
+    """Return the folders of the toolkit's headers. If it lacks a library, add the header folders of NVIDIA's pip
+    packages."""
     own = [folder for folder in (cuda.include, cuda.include / "cccl") if folder.is_dir()]
     if all(is_in(library.header, own) for library in LIBRARIES.values()):
         return own
@@ -185,13 +187,14 @@ def is_in(header: str, folders: Iterable[Path]) -> bool:
 
 
 def find_lacked(output: str, version: tuple[int, int]) -> tuple[str, str] | None:
-    """Return the toolkit's header or library that a failed step did not find, with a message; or None.
+    """Return the toolkit's header or library that a failed step did not find, with a message. If there is none, return
+    None.
 
     A source can print the same words. The caller must check whether the header is really missing.
 
     Args:
-        output: the step's.
-        version: the toolkit's.
+        output: the step's output.
+        version: the toolkit's version.
     """
     result = next((result for pattern in LACKS if (result := pattern.search(output))), None)
     for name, library in LIBRARIES.items() if result else ():

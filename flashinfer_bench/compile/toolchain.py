@@ -72,9 +72,9 @@ class BindingFiles:
     folders: tuple[str, ...]
     """Folders of its headers, below `home`."""
     standard: int = 17
-    """The C++ standard that its headers want."""
+    """The C++ standard that its headers need."""
     has_new_abi: bool = True
-    """It was compiled with libstdc++'s C++11 ABI."""
+    """Whether the package was compiled with libstdc++'s C++11 ABI."""
     has_cuda: bool = False
 
     def includes(self) -> list[Path]:
@@ -165,11 +165,11 @@ def find_tvm_ffi() -> BindingFiles | None:
 
 
 def find_torch() -> BindingFiles | None:
-    """Return torch's files, and its headers' demands on a compiler."""
+    """Return torch's files, and the C++ standard and ABI that they need."""
     home = find_package("torch")
     if home is None or not (home / "include" / "torch" / "extension.h").is_file():
         return None
-    settings = home / "share" / "cmake" / "Torch" / "TorchConfig.cmake"  # names the ABI up to torch 2.6 or so
+    settings = home / "share" / "cmake" / "Torch" / "TorchConfig.cmake"  # has the ABI, up to about torch 2.6
     loader = home / "utils" / "cpp_extension.py"
     asked = re.search(r"-std=c\+\+(\d+)", loader.read_text(encoding="utf-8")) if loader.is_file() else None
     return BindingFiles(

@@ -47,7 +47,7 @@ DEVICE_LINK_FLAGS: Final = frozenset({"-rdc=true", "--rdc=true", "--relocatable-
 GCC_FLAGS: Final = ("-fmax-errors=20", "-fdiagnostics-color=never")
 """Flags of g++ that keep logs short."""
 SECONDS: Final = {"tvm-ffi": 4.0, "torch": 25.0, "cuda": 10.0, "cutlass": 40.0}
-"""Guessed seconds of compiling: for each file the headers of its binding, and more for a .cu file and CUTLASS.
+"""Guessed seconds of compiling: per file for the binding's headers, more per .cu file, and once more for CUTLASS.
 
 The guess decides only the order of builds."""
 SECONDS_A_BYTE: Final = 1e-4
@@ -55,7 +55,7 @@ SPACE: Final = rb"\s|//[^\n]*\n|/\*(?:[^*]|\*(?!/))*\*/"
 """A character of white space, or a comment."""
 HOST_PROBE: Final = b"#include <vector>\nint probe(int x) { return std::vector<int>(x).size(); }\n"
 DEVICE_PROBE: Final = b"#include <cuda_runtime.h>\n__global__ void kernel() {}\nvoid probe() { kernel<<<1, 1>>>(); }\n"
-"""Sources that every working compiler accepts. If one fails, the machine is at fault and not the solution."""
+"""Sources that every working compiler accepts. If a probe fails, the machine is at fault and not the solution."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,14 @@ class Binding:
     """The header that solutions with this binding include."""
     nvcc_macros: tuple[str, ...] = ()
     gcc_flags: tuple[str, ...] = ()
-    """Flags only for g++, which make it faster."""
+    """Flags that make g++ faster; no other compiler gets them."""
 
 
 def read_binding(binding: SupportedBindings, toolchain: Toolchain) -> Binding:
-    """Return a binding of this machine; `why_not_buildable` has found it."""
+    """Return a binding as installed on this machine; `why_not_buildable` must have found it before."""
     tvm_ffi, torch, python = toolchain.tvm_ffi, toolchain.torch, toolchain.python_include
     if binding is SupportedBindings.TVM_FFI:
-        assert tvm_ffi is not None  # asked before
+        assert tvm_ffi is not None  # checked by `why_not_buildable`
         return Binding(
             kind="tvm-ffi",
             files=tvm_ffi,
@@ -94,8 +94,8 @@ def read_binding(binding: SupportedBindings, toolchain: Toolchain) -> Binding:
             lacks="no function {0!r} is exported; export it with TVM_FFI_DLL_EXPORT_TYPED_FUNC({0}, your_function)",
             main_header="tvm/ffi/tvm_ffi.h",
         )
-    assert torch is not None  # asked before
-    assert python is not None  # asked before
+    assert torch is not None  # checked by `why_not_buildable`
+    assert python is not None  # checked by `why_not_buildable`
     # A CPU build of torch lacks the one header that its own CUDA headers include; the last macro omits it.
     no_cuda = () if torch.has_cuda else ("-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE",)
     return Binding(
@@ -117,8 +117,8 @@ def read_binding(binding: SupportedBindings, toolchain: Toolchain) -> Binding:
             f"-D__CUDA_NO_{name}__"
             for name in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS")
         ),
-        # Without the first flag g++ optimises all virtual functions of torch's headers before it drops them. Without
-        # the second it collects garbage more often, which frees little memory of these headers.
+        # Without the first flag, g++ optimises all virtual functions of torch's headers before it drops them. Without
+        # the second, g++ collects garbage more often, which frees little memory.
         gcc_flags=("-fno-devirtualize", "--param=ggc-min-expand=200"),
     )
 
@@ -144,7 +144,7 @@ class Commands:
 
     @property
     def can_precompile(self) -> bool:
-        """Whether this compiler takes a precompiled main header; clang takes none from an include folder."""
+        """Whether this compiler uses a precompiled main header. clang finds none in an include folder."""
         return self.binding.kind == "torch" and not self._is_clang
 
     @property
@@ -240,7 +240,7 @@ def make_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -
         BuildFailure: the solution requests something impossible or forbidden.
     """
     cxx, cuda = toolchain.cxx, toolchain.cuda if solution.spec.language.record.requires_cuda else None
-    assert cxx is not None  # asked before
+    assert cxx is not None  # checked by `why_not_buildable`
     sources = {source.path: source.content.encode() for source in solution.sources}
     units = choose_units(list(sources), is_cuda=cuda is not None)
     symbol = solution.get_entry_symbol()
@@ -312,12 +312,12 @@ def begins_with(source: bytes, header: str) -> bool:
 def _header_recipe(commands: Commands, readable: tuple[Path, ...]) -> BuildRecipe:
     """Return the recipe that precompiles the main header alone, with the solution's flags except macros and folders.
 
-    g++ itself refuses a precompiled header if a macro that the header knows differs.
+    Omitting the macros is safe: g++ refuses a precompiled header if a macro that affects it differs.
     """
     header, given = commands.binding.main_header, commands.flags.cxx
     kept = [word for word in given if word.startswith("-") and not word.startswith(("-D", "-U", "-I", "-isystem"))]
     commands = replace(commands, flags=Flags(cxx=tuple(kept)))
-    product, source = f"{header}.gch", f"{PRODUCTS}/{header}"  # the source stays: files may include it a second time
+    product, source = f"{header}.gch", f"{PRODUCTS}/{header}"  # the text is kept: files may include it again
     output = ("-MD", "-MF", f"{PRODUCTS}/{READ_LIST}", "-x", "c++-header", source, "-o", f"{PRODUCTS}/{product}")
     text = {source: f"#include_next <{header}>\n".encode()}
     stages = ((BuildStep(f"precompile {header}", (*commands.host(), *output)),),)
