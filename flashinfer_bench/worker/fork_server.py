@@ -2,11 +2,10 @@
 
 A device session forks it before it uses its device. The session and the server share one socket. Each frame {"spawn":
 order} comes with the child's ends of three channels, in this order: the worker's socket, the pipe for its output, the
-supervisor's socket.
-The server sends no answer: the new supervisor and the new worker report to the session themselves. At {"prepare": true}
-it prepares imports for all workers. A worker forked earlier prepares itself while its context starts. A server of
-workers that precompile prepares at once, and sends one byte when it is ready. When the session's end closes, the server
-ends all its supervisors, and then itself.
+supervisor's socket. The server sends no answer: the new supervisor and the new worker report to the session themselves.
+At {"prepare": true} it prepares imports for all workers. A worker forked earlier prepares itself while its context
+starts. A server of workers that precompile prepares at once, and sends one byte when it is ready. When the session
+closes its end of the socket, the server ends all its supervisors, and then itself.
 
 The fork server of sessions (`bench/runner/launcher.py`) is another process. It outlives sessions and is trusted by all
 of them, while this server passes a session's own descriptors and imports to its forks.
@@ -51,7 +50,7 @@ SUPERVISORS_LIMIT_S: Final = 2.0
 END_LIMIT_S: Final = 30.0
 """Seconds for killing all processes below the server at its end."""
 MORE_TASKS, MORE_TASKS_PER_CORE = 4096, 512
-"""Threads and processes that a worker's user may have beyond the machine's number at the start, as a base and for each
+"""Threads and processes that a worker's user may add to the machine's number at the start: a base, and more for each
 core. The limit counts all processes of the user, so workers and compilers on all devices must fit."""
 
 

@@ -55,7 +55,7 @@ class LoadedEntry(NamedTuple):
     signature: Signature | None = None
     """How it is called; None if it is unknown."""
     setup: Function | None = None
-    """Called before it with the same arguments. It returns keyword arguments for the entry function."""
+    """Called before the entry function with the same arguments. It returns keyword arguments for the entry function."""
     setup_signature: Signature | None = None
     """How `setup` is called; None if it is unknown."""
 
@@ -256,7 +256,7 @@ def make_signature(parameters: Sequence[str], minimum: int, maximum: int | None)
 def read_pybind_signature(doc: str) -> Signature | None:
     """Read the signature of a pybind11 function from the first line of its docstring; None if it has none.
 
-    The line is a Python definition, except for C++ names and for values without a notation.
+    The line is a Python definition, except for C++ names and for values shown as `<...>`.
     """
     line = re.sub("<[^>]*>", "_", doc.strip().partition("\n")[0]).replace("::", ".")
     try:

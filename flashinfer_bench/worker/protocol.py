@@ -25,16 +25,16 @@ request's `id`. "-" means no field.
 Each call has its own buffer (lay_out): inputs and output slots in the arena. `calls` makes the calls in the given
 buffers, once each, in order, and reads the clock if `lead` has their preambles. The results of a call are in its output
 slots when the answer comes. The session writes other inputs between two requests. `first` is a number N: the calls in
-the first N buffers are made. A list of hundreds of buffers would take as long to send as the calls. Only a
-GPU's worker gets `burst`, `collect` and `relay`. `burst` makes calls back to back, and leaves their results in place.
-The calls are one CUDA graph if `together` is true and the graph holds `operations` of each call. `collect` copies the
-results into the output slots. In a `relay` (`gated_chain/`) the inputs of a call are in its buffer, masked. The control
-block gets their key after the previous call has committed to its outputs by a digest.
+the first N buffers are made. A list of hundreds of buffers would take as long to send as the calls. Only a GPU's worker
+gets `burst`, `collect` and `relay`. `burst` makes calls back to back, and leaves their results in place. If `together`
+is true, the calls are one CUDA graph, which must hold at least `operations` operations of each call. `collect` copies
+the results into the output slots. In a `relay` (`gated_chain/`) the inputs of a call are in its buffer, masked. The
+control block gets their key after the previous call has committed to its outputs by a digest.
 
 `arguments` is name → {"offset", "shape", "dtype"}, a contiguous tensor in the arena, or name → {"scalar": value}.
-`slots` has such a tensor for each output. They are in the first buffer; the next buffer begins `stride` bytes later.
-`style` is "dps", "value" or "keyword". `part` is "setup", "run", "both" (setup, then run) or "nothing" for empty calls.
-An error of solution code is answered with {"id", "error": WorkerError}.
+`slots` has such a tensor for each output. These tensors are in the first buffer; the next buffer begins `stride` bytes
+later. `style` is "dps", "value" or "keyword". `part` is "setup", "run", "both" (setup, then run) or "nothing" for empty
+calls. An error of solution code is answered with {"id", "error": WorkerError}.
 
 Every answer is a claim. Its types, counts and ranges are checked here before the session uses it. An invalid answer is
 the solution's fault, because no other foreign code runs in the worker.
@@ -202,7 +202,7 @@ class Called(Claim):
     lost: Words | None = None
     """Why the clock has no samples."""
     refused: Words | None = None
-    """Why the calls are no graph."""
+    """Why the calls cannot be one graph."""
     copied: bool = False
     """The results of each call of a burst were copied into its slots at once, so none is left to collect. This holds if
     the solution returns the same memory each time, and for empty calls."""

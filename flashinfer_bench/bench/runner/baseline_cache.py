@@ -33,8 +33,8 @@ KEPT_FIELDS: Final = """
 method cache_state stop calls trials samples std_ms interval95_ms launch launch_reason fallback busy_ms operations
 launch_gap_ns precision precision_reached flags
 """
-"""Further fields of a record that are stored. All other fields are dropped. They describe the moment of the
-measurement, such as the GPU's power."""
+"""Further fields of a record that are stored. The other fields, such as the GPU's power, describe the moment of the
+measurement."""
 
 Latency = Annotated[float, Field(gt=0, le=1e9)]
 
@@ -45,11 +45,12 @@ class KeptBaseline(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     format: Literal[1] = 1
-    """Version of the file's form: 1 is the first."""
+    """Version of the file format."""
     marks: dict[str, str]
     """The keys under which the latency was measured."""
     sm_mhz: Count | None = None
-    """SM clock in MHz under a short load, before the run's first job. A locked clock shows only here."""
+    """SM clock in MHz under a short load, before the run's first job. It shows a locked clock, which drivers do not
+    report."""
     definition: Words
     """The definition's name, for people. The keys contain the definition's digest."""
     workload: Words

@@ -7,7 +7,7 @@ The scheduler's loop gives batches to slots and reads frames. A slot can run one
 machine (`LocalSlots`) or of a cluster's node (`cluster.Cluster`). A table of slots has these members:
 
     devices         the devices of all usable slots
-    least_shares    least number of shares of the work, so that a slot that joins later gets a part
+    least_shares    batches are sized for at least this many devices, so that a slot that joins later gets work
     expects_more    whether a slot may join soon; if so, a loop that has lost all slots waits
     poll()          the slots that have joined since the last call; called often, never waits
     has(device)     whether a slot still exists
@@ -40,8 +40,7 @@ START_LIMIT_S: Final = 180.0
 CLOSE_LIMIT_S: Final = 3.0
 FORCE_LIMIT_S: Final = 30.0
 PHASE_GRACE_S = 120.0
-"""Seconds beyond a phase's own limit after which the session counts as lost. Comparisons and reading blobs need time,
-too."""
+"""Seconds added to a phase's limit, for comparisons and for reading blobs. Then the session counts as lost."""
 
 
 class SessionLost(Exception):
@@ -160,8 +159,8 @@ class SessionClient:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether data is left, so that `flush` must be called when the socket is writable. A judging session does not
-        read."""
+        """Whether data is left, for which `flush` must be called when the socket is writable. A session does not read
+        while it judges."""
         return bool(self._unsent)
 
     def flush(self) -> None:
@@ -211,7 +210,7 @@ class LocalSlots:
         return News()
 
     def has(self, device: Device) -> bool:
-        """Return whether this machine has the device. A missing device is noticed when its session does not start."""
+        """Return whether this machine has the device. A lost device still counts, but its session does not start."""
         return device in self.devices
 
     def lock(self, device: Device, held: ExitStack) -> Iterator[str | None]:

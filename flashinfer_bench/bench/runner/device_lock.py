@@ -1,4 +1,4 @@
-"""One run at a time measures on a GPU: each GPU has a lock file, named by its UUID, for all users of the machine."""
+"""A lock file for each GPU, named by its UUID, lets one run of all users of the machine measure on it at a time."""
 
 from __future__ import annotations
 

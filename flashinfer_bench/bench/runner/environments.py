@@ -19,7 +19,7 @@ from flashinfer_bench.bench.machine import Device
 
 PACKAGE: Final = Path(__file__).parents[2]
 SECRET_MARKS: Final = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "API_KEY", "_KEY", "AUTH")
-"""Words in names of secret variables. A variable whose name contains one does not reach a session or a worker."""
+"""A variable with one of these words in its name is secret: it does not reach a session or a worker."""
 SECRET_VALUE: Final = re.compile(r"://[^/\s@]*:[^/\s@]*@")
 """Matches a value with a password in a URL. A variable with such a value is secret, too."""
 MOST_RECORDED: Final = 200
@@ -86,7 +86,7 @@ def server_environment(environment: Mapping[str, str], kind: str) -> dict[str, s
 
 
 def worker_environment(environment: Mapping[str, str], cache_root: Path) -> dict[str, str]:
-    """Return a session's variables that a worker gets, without the worker's own folder.
+    """Return the session's variables that reach a worker, without variables that name the worker's own folders.
 
     FlashInfer compiles its kernels for minutes. So without a sandbox all solutions share its folder, and a solution
     could damage it. In a sandbox each solution has a private overlay over `library_folder`
@@ -155,13 +155,13 @@ def tell_withheld(environment: Mapping[str, str]) -> list[str]:
 
 
 def named_paths(environment: Mapping[str, str]) -> list[str]:
-    """Return the programs, files and folders named by variables for workers, as written there."""
+    """Return the unresolved paths of the programs, files and folders that variables for workers name."""
     values = [value for name, value in environment.items() if _is_among(name, NAMES_PATHS) and is_passed_on(name)]
     return [part for value in values for part in value.split(os.pathsep) if part]
 
 
 def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the set variables that can change results, for the trace."""
+    """Return the variables that are set and can change results, for the trace."""
     return {
         name: value[:MOST_RECORDED]
         for name, value in sorted(environment.items())

@@ -21,7 +21,7 @@ SECRET_BITS = 62
 
 
 class JobSeeds:
-    """Gives each job its seed, which stays the same.
+    """Gives each job its seed. Repeated calls for a job return the same seed.
 
     Args:
         run_seed: the user's seed; None for secret seeds.
@@ -36,7 +36,7 @@ class JobSeeds:
         trace."""
 
     def anew(self) -> JobSeeds:
-        """Return the seeds of another run: the same user's seed and recorded seeds, but new secret seeds."""
+        """Return the seeds of another run: the user's seed and the recorded seeds stay, secret seeds are new."""
         return JobSeeds(self._run_seed, self._recorded)
 
     def of(self, job: Job) -> int:
@@ -69,7 +69,7 @@ def job_seed(run_seed: int, job: Job) -> int:
 
 
 def recorded_seeds(traces: Iterable[Trace]) -> tuple[int | None, dict[JobKey, int]]:
-    """Return the user's seed of the run that recorded the traces; without it return None and each job's secret seed.
+    """Return the user's seed of the run that recorded the traces, or None and each job's secret seed.
 
     A trace without a seed has no entry. Its job gets a new seed.
 

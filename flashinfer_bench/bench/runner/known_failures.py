@@ -17,12 +17,12 @@ from flashinfer_bench.bench.runner.protocol import REFERENCE_PHASE
 from flashinfer_bench.errors import RanOut
 
 TRIES: Final = 2
-"""Number of tries of a job whose session is lost, each in a new session. Then the job ends as a fault."""
+"""Tries of a job whose session is lost, each in a new session. After the last try the job ends as a fault."""
 HANGS: Final = 2
-"""Number of workloads on which a reference ran out of time, after which all jobs of its definition fail."""
+"""If a reference runs out of time on this many workloads, all jobs of its definition fail."""
 FIRST_CALLS: Final = 2
-"""Number of workloads on which a solution's first call ran out of time, after which its jobs are skipped. One such call
-may have spent the time compiling."""
+"""If a solution's first call runs out of time on this many workloads, its jobs are skipped. One such call may have
+spent the time compiling."""
 
 
 @dataclass

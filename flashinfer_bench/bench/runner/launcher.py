@@ -37,7 +37,7 @@ from flashinfer_bench.sandbox.process_tree import die_with_parent, fork, hide_me
 
 MODULE: Final = "flashinfer_bench.bench.runner.launcher"
 OPENING: Final = "flashinfer_bench.bench.runner.session.opening"
-"""The module whose `serve_host` runs a session, and whose `import_judge` imports the rest that a session needs."""
+"""The module that runs a session (`serve_host`) and imports the judge (`import_judge`)."""
 AT_IMPORT: Final = ("PYTHON", "OMP_", "GOMP_", "KMP_", "MKL_", "TORCH", "LD_", "OPENBLAS_", "CUDA_MODULE_", "MALLOC_")
 """Prefixes of variables that take effect when libraries are loaded. Sessions that differ in them are forked from
 different servers."""
@@ -94,7 +94,7 @@ class Launcher:
             environment: the session's variables.
             sock: the session's end of the channel to its host.
             lifeline: write end of a pipe, which all processes below the session inherit.
-            output: the file for its output.
+            output: the file for the session's output.
         """
         ours, theirs = socket.socketpair()
         request = {"environment": dict(environment), "folder": str(Path.cwd())}
@@ -216,8 +216,8 @@ class ForkServer:
     Args:
         host: source of requests.
         serve: runs a session.
-        import_more: imports modules for later sessions. It is not called before the first forks, because a user waits
-            for them.
+        import_more: imports modules for later sessions. It is called after the first forks, because a user waits for
+            the first sessions.
     """
 
     def __init__(self, host: socket.socket, serve: Serve, import_more: Callable[[], object] = lambda: None) -> None:
@@ -247,7 +247,7 @@ class ForkServer:
 
     def _start(self, request: dict[str, Any], host: int, lifeline: int, output: int, control: int) -> None:
         """Fork a session, unless the host has closed its end of the report socket. The host never writes to that
-        socket, so it is readable only after it was closed."""
+        socket, so the socket is readable only after the host has closed its end."""
         reports, server = socket.socket(fileno=control), os.getpid()
         if is_readable(reports):
             reports.close()
@@ -264,9 +264,10 @@ class ForkServer:
             os.close(fd)
 
     def _reap(self) -> None:
-        """Report sessions that have ended. The kernel does not reuse a session's process id before its report.
+        """Report sessions that have ended. The kernel does not reuse a session's process id before the session is
+        reported.
 
-        A signal can call this method again within itself. Then the inner call does the work.
+        A signal can call this method while it runs. Then the inner call does the work.
         """
         for pid in list(self._sessions):
             with suppress(ChildProcessError):
@@ -283,7 +284,7 @@ class ForkServer:
             send_frame(reports, message)
 
     def _become_session(self, request: dict[str, Any], server: int, host: int, lifeline: int, output: int) -> NoReturn:
-        """Serve the host in this fresh child of the server, and end the process with it."""
+        """Serve the host in this new child of the server, then end this process."""
         code = 1
         try:
             die_with_parent(signal.SIGKILL)

@@ -61,7 +61,7 @@ class SessionConfig(Frame):
     """Use of cached times of references: read and write, write only, or neither."""
     gpu_uuid: str | None = None
     gpu_index: int | None = None
-    """The GPU's CUDA index in PCI bus order; None to use its UUID, which takes workers longer to find."""
+    """The GPU's CUDA index in PCI bus order; None to use its UUID, which is slower."""
     gpu_capability: tuple[int, int] | None = None
     """The GPU's compute capability, such as (9, 0) for Hopper; None if it is unknown."""
     worker_memory_bytes: int | None
@@ -101,7 +101,7 @@ class RequestedSolution(Frame):
     sources: dict[str, str] = {}
     """Path → text, if the artifact consists of the sources."""
     build_error: str | None
-    """Error of a failed build. Then there is no directory."""
+    """Error of a failed build, which has no directory; None if the build succeeded."""
 
 
 class RequestedJob(Frame):
@@ -114,9 +114,9 @@ class RequestedJob(Frame):
     blob_root: str
     seed: int
     settings: dict[str, Any] = {}
-    """Eval settings that differ from the request's: those of the workload's own tolerance."""
+    """Eval settings that differ from the request's, because the workload has its own tolerance."""
     assurance: Assurance | None = None
-    """Assurance of a confirmation, which has its own worker; None for the session's assurance."""
+    """Assurance of a job that confirms a winner, in its own worker; None for the session's assurance."""
 
 
 class Announced(Frame):
@@ -147,8 +147,8 @@ class SessionReady(Frame):
 
 
 class Phase(Frame):
-    """The current activity of the session. If `limit_s` and PHASE_GRACE_S seconds pass in silence, the session counts
-    as lost."""
+    """The current activity of the session. The session counts as lost after `limit_s` plus PHASE_GRACE_S seconds
+    without a frame."""
 
     job: int
     name: str
@@ -162,7 +162,7 @@ class JobVerdict(Frame):
     evaluation: dict[str, Any]
     seconds: float
     ran_out: RanOut | None = None
-    """The call in which it ran out of time. "first call" only if the solution's first call may compile."""
+    """The call in which the job ran out of time. It is "first call" only if the solution's first call may compile."""
 
 
 class JobFault(Frame):

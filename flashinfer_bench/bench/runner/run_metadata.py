@@ -45,7 +45,7 @@ class RunMetadata:
         """Shortest time of a right call in ns, without the launch gap; 0 if it is unknown."""
 
     def add_launch_gap(self, gap_ns: int) -> None:
-        """Add the launch gap of a further context. A call after the first measurement was summarised has no effect."""
+        """Add the launch gap of a further context. This has no effect after the first measurement is summarised."""
         if gap_ns > 0:
             self._gaps_ns.append(gap_ns)
 
@@ -53,7 +53,8 @@ class RunMetadata:
     def launch_gap_ns(self) -> int:
         """The median launch gap of the contexts before the first measurement; 0 if it is unknown.
 
-        If two gaps are in the middle, the lower one is taken: contexts that start at the same time can lengthen a gap.
+        For an even number of gaps this is the lower middle gap, since contexts that start at the same time lengthen
+        gaps.
         """
         if self._gap_ns is None:
             self._gap_ns = median_low(self._gaps_ns) if self._gaps_ns else 0

@@ -10,7 +10,7 @@ workers have no rights of root). The sandbox needs both files and calls, since e
 
 bubblewrap replaces none of these parts. It starts a new program in its sandbox, while a worker is forked from a fork
 server that has torch in memory. A bubblewrap around the fork server would give all workers of a session one view of the
-files, in which each could write to the folders of other workers.
+files. Then each worker could write to the folders of other workers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The worker's side of a gated chain. Each call waits on the GPU for the key to its inputs, and then commits.
 
-All calls are one graph if possible. Otherwise each call is launched separately. If a call uses streams that are never
-waited for, the host waits for the key before the call.
+All calls are one graph if possible. Otherwise each call is launched separately. If a call uses a stream that does not
+wait for the current stream, the host waits for the key before the call.
 """
 
 from __future__ import annotations

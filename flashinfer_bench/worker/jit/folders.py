@@ -1,6 +1,6 @@
 """Folders of a solution's run-time compilers; called in a worker, in its sandbox.
 
-`enter_extensions` removes stale locks. While torch builds an extension, it has a file `lock` next to it, and other
+`enter_extensions` removes stale locks. While torch builds an extension, a file `lock` lies beside it, and other
 processes wait until this file is removed. If the building process is killed, the file stays, and all later processes
 would wait for ever. So each worker holds a kernel lock on its solution's folder during its life. A worker that is alone
 there removes such files.
@@ -8,9 +8,9 @@ there removes such files.
 `link_modules` lays a solution's folder over FlashInfer's compiled modules. Links lead to modules compiled ahead, and
 the library writes further modules next to them. A module is in
 `.cache/flashinfer/<version>/<architectures>/cached_ops/<module>`, and its generated sources are in `generated/<name>`
-next to that. The build files of a module contain real paths. So they are valid through the link, too, and ninja
-rebuilds nothing. An unfinished module, or a module whose flags name the shared folder, is skipped: the library
-compiles it again.
+next to `cached_ops`. The build files of a module contain real paths. So they are valid through the link, too, and ninja
+rebuilds nothing. An unfinished module, or a module whose flags name the shared folder, is skipped: the library compiles
+it again.
 """
 
 from __future__ import annotations

@@ -74,16 +74,16 @@ from flashinfer_bench.worker.arena import CudaMemoryError
 
 OUT_OF_MEMORY: Final = (torch.OutOfMemoryError, MemoryError, CudaMemoryError)
 LARGE_CACHE_BYTES: Final = 8 << 30
-"""Bytes in torch's cache of unused memory above which the cache is freed before a solution runs."""
+"""If torch's cache of unused memory has more bytes, it is freed before a solution runs."""
 KEPT_BYTES: Final = 4 << 30
 KEPT_SHARE: Final = 16
 """Prepared baselines hold at most KEPT_BYTES, and at most the device's memory divided by KEPT_SHARE. Further baselines
 are made again for their jobs."""
 LARGE_ARENA_BYTES: Final = 1 << 30
-"""Bytes of an arena above which the arena is freed before a request of another definition, whose reference may need the
+"""An arena of more bytes is freed before a request of another definition. That definition's reference may need the
 memory."""
 ROOMY_SHARE: Final = 0.75
-"""Free share of the GPU's memory above which a solution is called while the previous worker still ends."""
+"""If more than this share of the GPU's memory is free, a solution is called while the previous worker still ends."""
 EXPECTED_WORKERS: Final = max(MOST_WARM.values()) + 2
 """Number of workers announced to the pool: the reference's, the current job's, and the warm workers."""
 
@@ -93,7 +93,7 @@ class KilledFault(Fault):
 
 
 class SlowReference(Exception):
-    """The reference was timed in a context that was found to be slow."""
+    """The reference was timed in a slow context."""
 
 
 class DeviceSession:
@@ -125,7 +125,7 @@ class DeviceSession:
         self._request: RequestContext | None = None
         self._ahead: RequestContext | None = None
         self._holder: WorkerProcess | None = None
-        """The worker that can have written to the arena."""
+        """The worker that may have written to the arena."""
         self._sound: set[BaselineKey] = set()
         """Workloads whose baseline was made while no worker held a solution."""
         self._serves = ""
@@ -188,8 +188,8 @@ class DeviceSession:
         self._comes_next = keys[1] if len(keys) == 2 else ""
 
     def _find_new(self, coming: Sequence[tuple[RequestContext, RequestedJob]]) -> SolutionFiles | None:
-        """Return the first job's solution if a warm worker of an unknown solution may serve it; else None. Kernels that
-        it compiles there are not kept, so they must compile quickly."""
+        """Return the first job's solution if it may take a warm worker that belongs to no solution yet; else None.
+        Kernels compiled in such a worker are not kept, so they must compile quickly."""
         for shared, requested in coming[:1] if self._session_config.expects_new else ():
             solution = shared.solutions[requested.solution]
             if solution.sources and not what_compiles(solution).is_long:
@@ -233,8 +233,8 @@ class DeviceSession:
         job.baseline = None
 
     def _find_broken(self, request: RequestContext, solution: RequestedSolution) -> SolutionFailure | None:
-        """Return why a solution was not built or loaded; None if no failure is known, or if each job's own worker loads
-        it again."""
+        """Return why a solution was not built or loaded; None if no failure is known. If each job has its own worker, a
+        failed load is tried again."""
         if solution.build_error is not None:
             return SolutionFailure("COMPILE_ERROR", solution.build_error)
         return None if self._session_config.isolated else request.broken_loads.get(solution.digest)

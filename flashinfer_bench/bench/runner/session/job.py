@@ -48,8 +48,8 @@ REFERENCE_PRECISION: Final = 0.01
 """Largest relative half-width of a reference's interval. All speed-ups of its workload depend on it."""
 AHEAD_MS: Final = 0.5
 AHEAD_BYTES: Final = 1 << 25
-"""Milliseconds of the reference and bytes of a call's outputs below which expected outputs are computed while a worker
-runs. A worker should not wait for the reference, and the outputs of all compared calls stay in memory."""
+"""Expected outputs are computed while a worker runs if the reference takes fewer milliseconds and a call's outputs have
+fewer bytes. A worker should not wait for the reference, and all these outputs stay in memory."""
 FIRST_CALLS: Final = 8
 """The evaluator's own inputs go to one of the first FIRST_CALLS calls of a trial. The call is chosen at random, so that
 no solution knows it."""
@@ -69,7 +69,7 @@ class RequestContext:
     hung: HungSolutions = field(default_factory=HungSolutions)
 
     def __post_init__(self) -> None:
-        """Set the solutions by key, and the settings of all jobs without their own settings."""
+        """Set the solutions by key, and the settings of jobs that have none of their own."""
         self.solutions = self.sent.solutions
         self.config = ResolvedEvalConfig.model_validate(self.sent.config)
 
@@ -206,8 +206,8 @@ def plan_solution(session_config: SessionConfig, job: JobContext) -> MeasurePlan
 def plan_reference(session_config: SessionConfig, config: ResolvedEvalConfig) -> MeasurePlan:
     """Return the measurement plan of a reference.
 
-    Its time does not depend on the assurance, and can be cached for later runs. On a CPU its calls are copied like
-    those of a solution, since copies disturb the caches. The copies are not compared.
+    Its time does not depend on the assurance, and can be cached for later runs. On a CPU its inputs and outputs are
+    copied like those of a solution, since copies disturb the caches. The copies are not compared.
     """
     plan = _plan(config, session_config.baseline_budget_s)
     return replace(
@@ -234,7 +234,8 @@ def find_expect(job: JobContext, baseline: Baseline) -> Callable[[Sequence[Any]]
 def plan_floor(
     definition: Definition, workload: Workload, device: torch.device, timing: TimingSettings
 ) -> Callable[[float], float]:
-    """Return a function from a reported latency to its floor, both in ms; 0 on a CPU and if the L2 is kept warm."""
+    """Return a function from a reported latency to its floor, both in ms. The floor is 0 on a CPU, and if the L2 is
+    kept warm."""
     if device.type != "cuda" or timing.l2_cache != "cold":
         return lambda _claimed_ms: 0.0
     return partial(find_floor_ms, definition, workload, torch.cuda.get_device_properties(device))
@@ -250,7 +251,7 @@ def find_floor_ms(definition: Definition, workload: Workload, device: Any, claim
         definition: the definition.
         workload: sizes of the axes.
         device: the GPU's properties in torch.
-        claimed_ms: latency of one call. The reference is analysed only if all inputs together would take longer.
+        claimed_ms: latency of one call. The reference is analysed only if reading all inputs would take longer.
     """
     peak = find_peak(device.name)
     if peak is None:

@@ -36,21 +36,21 @@ ENOUGH_READS: Final = 9
 """Most compared calls of a chain and of a batch if the reference is slow. Without a chain or a batch, the limit holds
 for the samples. A solution that skips half of these calls rarely passes. A chain of small calls keeps fewer."""
 MOST_BYTES: Final = 4 << 30
-"""Bytes of the reference's outputs after which the calls so far are judged, before the reference is called again."""
+"""If the reference's outputs have more bytes, the calls so far are judged before the reference is called again."""
 LONG_S: Final = 0.2
 SLOW_S: Final = 1.0
-"""Seconds spent in the reference after which only needed calls are compared: LONG_S if ENOUGH_READS calls were
-compared, else SLOW_S for each trial."""
+"""After this many seconds in the reference, only needed calls are compared. The limit is LONG_S if ENOUGH_READS calls
+were compared, else SLOW_S for each trial."""
 MOST_S: Final = 60.0
 """Most seconds spent in the reference for needed calls (`sort_reads`), besides its first call. The host's PHASE_GRACE_S
 is twice as long."""
 TOO_SLOW: Final = "the reference takes too long to compare enough of the calls that it was held against"
 PATIENCE_S: Final = 4.0
-"""Seconds after which the reference is not called for further stress cases. It takes as long only if its time is
-unknown, or was measured far too short."""
+"""Seconds for the reference's calls on stress cases. It needs more only if its time was unknown, or measured far too
+short."""
 TOGETHER_BYTES: Final = 1 << 24
-"""Largest outputs of a call, in bytes, for which all stress calls are judged together. All their expected outputs are
-in memory then."""
+"""If a call's outputs have at most this many bytes, all stress calls are judged together. Their expected outputs are
+all in memory then."""
 JUDGED: Final = "judged"
 IN_PART: Final = "judged where the reference is finite"
 SLOW: Final = "left out: the reference or the calls are slow, or large"
@@ -65,14 +65,14 @@ ReadOf = tuple[int, ReadCall]
 def judge_reads(
     job: JobContext, reads: Sequence[Sequence[ReadCall]], baseline: Baseline, context: JudgeContext
 ) -> Rejected | None:
-    """Compare timed calls; return the verdict if it rejects. Note the number of compared calls, and if they are too
-    few.
+    """Compare timed calls; return the verdict if it rejects. Note the number of compared calls, and whether they are
+    too few.
 
     Args:
         job: the job.
         reads: the chosen calls of each timed trial.
         baseline: expected outputs for the evaluator's own inputs.
-        context: the evaluator's context, with its own notes.
+        context: the evaluator's context, with notes other than the job's.
     """
     request, evaluator = job.request, job.request.evaluator
     needed, others = sort_reads(reads)

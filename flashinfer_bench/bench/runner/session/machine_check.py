@@ -119,7 +119,8 @@ class MachineCheck:
         return None
 
     def _try(self, program: KnownGood) -> str | None:
-        """Build, load and call a program; return why it failed, or None if the machine did not cause this."""
+        """Build, load and call a program; return why it failed. None if it works, or if the machine did not cause the
+        failure."""
         solution = program.solution("" if program.binding else secrets.token_hex(8))
         target = BuildTarget.of([self.session_config.gpu_capability] if self.session_config.gpu_capability else [])
         with BuildPool(Path(self.session_config.cache_root), target=target) as build_pool:

@@ -1,4 +1,4 @@
-"""The process of a device session, from the fork of its fork servers (`opening.py`) to its end.
+"""The process of a device session, after `opening.py` has forked its fork servers.
 
 The kernel ends this process when the host ends. Then the fork server ends every worker.
 """
@@ -132,7 +132,7 @@ def run_request(
 
 @contextlib.contextmanager
 def held_against(host: socket.socket, job: RequestedJob) -> Iterator[None]:
-    """Report to the host the job during which an unknown error ended the session."""
+    """If an unknown error ends the session, report to the host the job that was running."""
     try:
         yield
     except (WireClosed, BrokenPipeError):

@@ -35,7 +35,7 @@ from flashinfer_bench.timing.driver import make_context
 from flashinfer_bench.worker.fork_server import Preparation, let_prepare, start_fork_server
 
 JUDGE: Final = "flashinfer_bench.bench.runner.session.main"
-"""The module that continues with `serve`."""
+"""The module whose `serve` continues the session."""
 MOST_BYTES: Final = 1 << 28
 """Largest size of a frame from the host, in bytes."""
 

@@ -19,14 +19,14 @@ from flashinfer_bench.errors import SolutionFailure
 MAX_LOG: Final = 16_384
 """Most characters of a trace's log, approximately."""
 PRINTED: Final = "printed_bytes"
-"""Key of the note: bytes that a solution printed in its calls."""
+"""Key of the note with the number of bytes that a solution printed in its calls."""
 OUTPUT_TITLE: Final = "--- stdout and stderr of the solution ---"
 MOST_VALUES: Final = 100_000
 """Most values that an evaluator can leave in a trace."""
 LARGEST_WHOLE: Final = 2**64
-"""Whole numbers from this size on become text, since JSON readers have no such numbers."""
+"""Whole numbers of at least this size become text, since JSON readers cannot hold them."""
 LIBRARIES: Final = frozenset({"numpy", "torch"})
-"""Packages whose other values, such as dtypes and devices, become text."""
+"""Packages whose values other than arrays, such as dtypes and devices, become text."""
 
 
 @dataclass(frozen=True)

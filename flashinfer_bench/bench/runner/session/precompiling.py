@@ -43,8 +43,8 @@ MEMORY_SHARE: Final = 4
 POLL_S: Final = 1.0
 """Seconds between two checks for further solutions while a job waits for its solution's precompilation."""
 SERVER_POLL_S: Final = 0.005
-"""Seconds between two checks whether a solution's import is over, while the fork server of precompiling workers is not
-ready."""
+"""Seconds between two checks for the end of a solution's import, while the fork server of precompiling workers
+starts."""
 
 
 class Terms(NamedTuple):
@@ -58,7 +58,7 @@ class Terms(NamedTuple):
     """Most compilers at once. If there are several, they get most of the cores, because modules take minutes."""
 
     def list_means(self) -> dict[str, Any]:
-        """Return the share of this machine that a worker may use."""
+        """Return the cores and the number of compilers that a worker may use."""
         cores = cores_for_compilers() if self.most_compilers > 1 else spare_cores()
         room = usable_memory() // MEMORY_SHARE // BYTES_PER_COMPILER // MOST_AT_ONCE
         return {"cores": cores, "compilers": max(1, min(self.most_compilers, 2 * len(cores) // MOST_AT_ONCE, room))}
@@ -165,7 +165,7 @@ class Precompiler:
 
         Args:
             digest: digest of the solution.
-            most_s: most seconds in any case.
+            most_s: most seconds of the wait.
             report: called if there is a worker to wait for. Then the result is True.
         """
         self._settled.add(digest)
@@ -242,7 +242,7 @@ def describe_call(definition: Definition, workload: Workload) -> dict[str, Any] 
 def describe_gpu() -> dict[str, Any]:
     """Return the properties of this session's GPU, from torch and, if installed, from Triton's driver.
 
-    `worker/jit/precompile.py` gives them to a worker without a GPU.
+    `worker/jit/precompile.py` uses them for its fake GPU.
     """
     found = torch.cuda.get_device_properties(0)
     by_torch = {name: getattr(found, name) for name in dir(found) if not name.startswith("_")}

@@ -1,8 +1,8 @@
 """Times the reference: once for each workload, like a solution, in its own worker.
 
-The reference may write to its inputs and is never refused. Otherwise it is timed like a solution: same worker, same
-calls on the same kind of content, same clock. So a solution equal to the reference has a speed-up of 1. A cached time
-of an earlier run on the same GPU is reused (`KeptTimes`) if all conditions are the same: definition, workload and
+The reference may write to its inputs and is never refused. Otherwise it is timed like a solution: same kind of worker,
+same calls on the same kind of content, same clock. So a solution equal to the reference has a speed-up of 1. A cached
+time of an earlier run on the same GPU is reused (`KeptTimes`) if all conditions are the same: definition, workload and
 stored inputs, device, its limits and clocks, driver, torch and other packages, this package, and the settings of the
 measurement. The caller ensures that no worker holds a solution during the timing (`device_session.prepare`).
 """
@@ -64,7 +64,7 @@ class KeptTimes:
     ) -> KeptTimes | None:
         """Return the cached times; None if the host wants no cache, or the GPU does not report its settings.
 
-        Call it just after the GPU was used, so that its clock is that of a working GPU.
+        Call it just after the GPU was used, because an idle GPU lowers its clock.
         """
         if session_config.baselines == "off" or session_config.gpu_uuid is None:
             return None
@@ -98,7 +98,8 @@ class KeptTimes:
         return Measured(kept.latency_ms, kept.trials_ms, {**kept.record, "source": "cached", "taken": kept.taken})
 
     def keep(self, job: JobContext, plan: MeasurePlan, measured: Measured) -> None:
-        """Cache the time of a job's reference if it was undisturbed and its interval is narrow; else remove it."""
+        """Cache the time of a job's reference if it was undisturbed and its interval is narrow; else remove the cached
+        time."""
         keys = self._keys(job, plan)
         if keys is None:
             return
@@ -151,8 +152,8 @@ def is_disturbed(measured: Measured) -> bool:
 
 
 def move_to_gap(measured: Measured, gap_ns: int) -> Measured:
-    """Return a measurement with its launch gap replaced by this run's gap, which the latencies of all solutions
-    contain."""
+    """Return a measurement with this run's launch gap in place of its own, since all latencies of this run contain that
+    gap."""
     record = measured.record
     if not record.get("operations") or record.get("launch_gap_ns", gap_ns) == gap_ns:
         return measured
@@ -175,8 +176,8 @@ class ReferenceTimer:
     """Times of earlier runs; None if the cache is off."""
     _known: dict[BaselineKey, Measured] = field(default_factory=dict)
     _forgotten: set[BaselineKey] = field(default_factory=set)
-    """Workloads whose time was forgotten once. For these, times of earlier runs do not count, and the next time is
-    kept."""
+    """Workloads whose time was forgotten once. Their next time is measured, not read from the cache, and is never
+    forgotten."""
 
     def recall(self, job: JobContext) -> Measured | None:
         """Return the reference's time on a job's workload in this run or an earlier run; None if there is none."""

@@ -31,7 +31,7 @@ growth makes a job wait, and workloads often come in rising sizes."""
 LARGEST_STAGING_BYTES: Final = 1 << 28
 """Largest call, in bytes, for which separate memory is allocated besides the arena."""
 MOST_STAGING_BUFFERS: Final = 4
-"""Most separate blocks at once. Each solution that fails leaves one. At the limit the session waits until earlier
+"""Most separate blocks at once. Each solution that fails leaves a block. At the limit the session waits until earlier
 workers have ended."""
 PAGE_BYTES: Final = 1 << 21
 """Bytes of a GPU's largest pages. The driver may use small pages for sizes that are no multiple of this."""

@@ -1,8 +1,8 @@
 """How a solution is called: with inputs only, returning outputs ("value"), or with outputs to fill ("dps").
 
-A solution can declare its style. Otherwise its signature decides. If it takes any number of arguments, the names of its
-parameters decide. If these are unknown, it is called once with its inputs only. Its outputs are judged in the same way
-for both styles, so no trust is needed here.
+A solution can declare its style. Otherwise its signature decides. If the signature allows any number of arguments, the
+names of the parameters decide. If they do not decide, the solution is called once with its inputs only. Its outputs are
+judged in the same way for both styles, so no trust is needed here.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def choose_style(
         inputs: names of the definition's inputs.
         outputs: names of the definition's outputs.
         declared: `destination_passing_style`; None if the solution does not declare it.
-        is_python: the entry function is not compiled. A compiled function of unknown style gets the format's default.
+        is_python: the entry function is not compiled. A compiled function without a known signature gets the format's
+            default.
 
     Raises:
         SolutionFailure: COMPILE_ERROR; the entry function cannot be called in this style. The message shows both

@@ -20,8 +20,8 @@ Vary = Callable[[int, Sequence[Any]], Contents]
 """Makes the contents of the calls of a set, from a unique number and the evaluator's inputs of that set."""
 
 READS: Final = {"cpu": 6, "cuda": 3}
-"""Compared calls of each timed trial, besides the call on the evaluator's own inputs, by the kind of device. A solution
-that skips a quarter or half of its calls rarely passes."""
+"""Kind of device → compared calls of each timed trial, besides the call on the evaluator's own inputs. A solution that
+skips a quarter or half of its calls rarely passes."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class MeasurePlan:
     stops_early: bool = False
     """A slow call gets no more samples than its median needs."""
     fewest: int | None = None
-    """Samples of a trial after which it can stop at its precision; None to take all samples."""
+    """Samples after which a trial can stop once it reaches its precision; None to take all samples."""
     makes_up: bool = False
     """Make further calls if a trial has fewer timed calls than calls to compare."""
 
@@ -74,7 +74,7 @@ class KernelTask:
     reference_s: float = 0.0
     """Seconds of a call of the reference; 0 if it is unknown."""
     is_reference: bool = False
-    """It is the reference. It is called with its inputs by name, may change them, and its time is not checked."""
+    """The kernel is the reference: it gets its inputs by name, may change them, and its time is not checked."""
     in_out_inputs: frozenset[str] = frozenset()
     """Inputs that the reference writes to. A call may change these."""
     may_return_inputs: bool = False
@@ -84,7 +84,8 @@ class KernelTask:
     expect: Callable[[Sequence[Any]], list[torch.Tensor]] | None = None
     """Calls a quick reference. Expected outputs of earlier calls are computed while a worker prepares batches."""
     floor_ms: Callable[[float], float] = lambda _claimed_ms: 0.0
-    """Returns the shortest time to read the inputs, for a reported latency; 0 if it is not longer, or unknown."""
+    """Takes a reported latency; returns the shortest time to read the inputs, or 0 if that time is not longer or
+    unknown."""
 
 
 @dataclass(frozen=True)

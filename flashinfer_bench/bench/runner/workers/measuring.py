@@ -67,14 +67,14 @@ FEW_READS: Final = 2
 """Compared calls of a trial if memory is too small for MOST_BUFFERS buffers."""
 HUGE_SHARE: Final = 24
 """If a call needs more than the device's memory divided by LARGE_SHARE, each trial has one stress call. If it needs
-more than the memory divided by this, the job has one, and each trial has one compared call."""
+more than the memory divided by this, the whole job has one stress call, and each trial has one compared call."""
 SWITCH_NS: Final = 1_000_000, 100_000_000
 """Shortest and longest calls, in nanoseconds, whose time a starting context changes. A GPU switches contexts every
 millisecond or so, and takes 0.2 s to make a context."""
 MAKING_UP_S: Final = 0.5
 """Most seconds for making further calls to compare."""
 QUICK_CALL_NS: Final = 5_000_000
-"""Longest call, in nanoseconds, that is made on all stress cases even if the samples ended before the cases were
+"""Calls of at most this many nanoseconds are made on all stress cases, even if the samples ended before the cases were
 due."""
 
 
@@ -202,7 +202,8 @@ class Measuring:
         return RemoteClock(self.kernel.ask, self.kernel.worker.clock, calls)
 
     def _make_up(self, calls: TimedCalls, *, is_quick: bool) -> None:
-        """Make further calls that look timed, if too few can be compared, or to hide stress cases among them."""
+        """Make further calls that look timed if too few calls can be compared, or to hide the remaining stress cases
+        among them."""
         schedule, deadline, counts = self._schedule, time.monotonic() + MAKING_UP_S, list[int]()
         if schedule is not None and is_quick and (left := schedule.left):
             counts = [*[1] * UNTOUCHED, 2 * len(left)]  # as at the start of a job
@@ -221,7 +222,7 @@ class Measuring:
             self.kernel.reads[read.trial].append(read)
 
     def _finish_stress(self) -> list[StressCall]:
-        """Return the calls on stress cases. If slow calls ended before a case was due, make one call."""
+        """Return the calls on stress cases. If slow calls ended before any case was due, make one call."""
         schedule = self._schedule
         if schedule is None:
             return []

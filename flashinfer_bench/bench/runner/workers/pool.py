@@ -1,8 +1,8 @@
 """The pool of workers: one worker for each solution (persistent), or one for each job (isolated).
 
 No worker serves two solutions. A finished worker ends in the background, and the next one starts without waiting for
-it. `await_quiet` waits for processes that would disturb a measurement: those that end, and on a CPU those that start.
-On a GPU a starting context delays only calls longer than a millisecond, and these wait for it.
+it. `await_quiet` waits for processes that would disturb a measurement: ending workers, and on a CPU starting workers
+too. On a GPU a starting context delays only calls longer than a millisecond, and only such calls wait for it.
 
 A worker on a GPU needs up to a second to start, because it makes a context. So the session announces the next solutions
 and references (`expect`), and the pool forks warm workers for them ahead. Each warm worker belongs to one solution from
@@ -10,9 +10,9 @@ its start: a sandbox cannot be changed, and must exist before a context starts t
 few operations has one connection to the GPU, since such a context starts and ends faster. If the solution uses several
 streams, it is judged again in a usual context.
 
-A context launches fast or slowly from its start to its end, whatever the solution is. A slow warm worker for calls of
-several operations is replaced. A slow context leaves longer gaps between operations. If these gaps matter
-for any other solution, it is judged again in a fast context.
+A context launches fast or slowly from its start to its end, whatever the solution is. A slow context leaves longer gaps
+between operations. So a slow warm worker for calls of several operations is replaced. Any other solution is judged
+again in a fast context if the gaps matter.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ GAPS_SHARE: Final = 0.005
 MOST_WARM: Final = {"cuda": 8, "cpu": 4}
 """Most warm workers. Making a context takes about eight times as long as a short job."""
 MOST_STARTING, FIRST_STARTING = 4, 2
-"""Most workers, of all sessions of the machine together, that start a context at once. Each session may start one in
+"""Most workers that start a context at once, counted over all sessions of the machine. Each session may start one in
 any case. The driver makes contexts one after another. FIRST_STARTING holds until a session's first worker is ready."""
 CORES_PER_START: Final = 4
 """Cores of this machine for each starting worker. A measurement needs a free core whenever it launches."""
@@ -71,7 +71,8 @@ MEMORY_SHARE: Final = 0.6
 CONNECTIONS: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
 """CUDA's variable for the connections of a context, which streams share."""
 NOT_PRECOMPILED: Final = ("TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
-"""Cache folders of other compilers. A worker that precompiles has them in its home, which is removed at its end."""
+"""Variables of other compilers' cache folders. A worker that precompiles has these folders in its home, which is
+removed."""
 
 Precompiled = tuple[Artifact, dict[str, Any]]
 """The artifact of a solution that is precompiled, and the further fields that `worker/jit/precompile.py` needs."""
@@ -115,13 +116,13 @@ class Made:
     worker: WorkerProcess
     files: SolutionFiles
     deadline: float
-    """Time at which it must be ready."""
+    """Time by which the worker must be ready."""
     is_awaited: bool = False
     """A job waits for it. If it does not start, that is a fault."""
     is_narrow: bool = False
     """The worker's context has one connection to the GPU."""
     attempt: int = 1
-    """Attempts so far to get this worker with a fast context."""
+    """Number of workers started so far to get a fast context, including this worker."""
 
 
 class WorkerPool:
@@ -206,8 +207,8 @@ class WorkerPool:
     def unbind_reference(self) -> None:
         """Have the reference's worker release the session's memory, because a solution will use it.
 
-        On a GPU the worker is kept for the next baselines, since a new worker would cost a context. A worker without a
-        sandbox, or without an answer, is ended.
+        On a GPU the worker is kept for the next baselines, since a new worker would cost a context. A worker that has
+        no sandbox, or does not answer, is ended.
         """
         if True in self._held and not self._is_unbound:
             can_unbind = self._session_config.is_sandboxed and self._is_gpu
@@ -301,7 +302,8 @@ class WorkerPool:
     def expect(self, solutions: Sequence[SolutionFiles], *, adopts: SolutionFiles | None = None) -> None:
         """Set the solutions that will need workers, the next solution first; keep warm workers for them.
 
-        If the list is empty, warm workers stay. Workers for other solutions, and workers without room, are ended.
+        If the list is empty, warm workers stay. Otherwise warm workers for other solutions, or beyond the limits, are
+        ended.
 
         Args:
             solutions: the solutions.
@@ -357,7 +359,7 @@ class WorkerPool:
         return max(1, min(MOST_WARM[kind], most, total_bytes(device) // WARM_SHARE // size))
 
     def make_room(self) -> None:
-        """End warm workers that the GPU has no memory for, because a solution needs it."""
+        """If a GPU's memory is short, end warm workers, because a solution needs the memory."""
         if self._is_gpu and len(self._warm) > self._most_warm():
             self.tend()
             self.finish_ending()
@@ -518,7 +520,7 @@ class WorkerPool:
             policy = policy.without_gpu()
             order["precompile"] = {**location_of(self.policies.hand_over(precompiled[0], given)), **precompiled[1]}
             # A killed worker can leave Triton's cache and ninja's outputs unfinished. This is safe: ninja knows
-            # unfinished files, and the lock on a module ends with the process, or with the next worker.
+            # unfinished files. A module's lock ends with the process, or the next worker removes it.
             folders = {name: str(home / name.lower()) for name in NOT_PRECOMPILED}
             order["environment"] |= {"CUDA_VISIBLE_DEVICES": "", **folders}
         return order | {"sandbox": policy.to_json(), "shared_modules": str(self.policies.shared_modules)}

@@ -134,7 +134,8 @@ class PolicyMaker:
         return folder.with_name(f"{folder.name}.{self._made_for}")
 
     def make_policy(self, digest: str, artifact: Path | None, given: Path, own: Path | None = None) -> Policy | None:
-        """Make a solution's folder and its worker's policy, without the home; None without a sandbox.
+        """Make a solution's folder; return its worker's policy, without the worker's home. Return None without a
+        sandbox.
 
         Args:
             digest: digest of the solution.
@@ -165,7 +166,7 @@ class PolicyMaker:
         )
 
     def hand_over(self, artifact: Artifact, given: Path | None) -> Artifact:
-        """Return an artifact that a worker can read: a copy, if the worker's user cannot read it."""
+        """Return an artifact that a worker can read: a copy, if the worker's user cannot read the original."""
         if not self._has_own_user or given is None or find_barrier(artifact.directory / artifact.entry) is None:
             return artifact
         copy = given / "artifact"

@@ -1,6 +1,6 @@
 """The session's handle on one worker: send requests, wait for answers up to a limit, end it, report how it ended.
 
-While it waits, it reads the worker's output and the supervisor's reports. So it notices at once that a worker has died,
+While it waits, it reads the worker's output and the supervisor's reports. So the death of a worker is noticed at once,
 and endless output fills no memory. A tool of `inspect` can run in place of a worker. A tool sends no answers, so none
 are read (`deafen`), and it ends by itself.
 """
@@ -57,10 +57,10 @@ SENT_BY_OTHERS: Final = frozenset(
 MACHINE_POLL_S: Final = 0.5
 """Seconds between two checks of the machine's memory during a request to a worker."""
 FREED_S, POLL_FREED_S = 5.0, 0.05
-"""Seconds that the end of a worker waits for the kernel to free its memory, and seconds between two checks."""
+"""Seconds to wait until the kernel has freed an ended worker's memory, and seconds between two checks."""
 MACHINE_SHARE, MOST_NOISE_BYTES = 64, 2 << 30
 """Growth of memory outside all processes that is always allowed: the machine's memory divided by MACHINE_SHARE, at most
-MOST_NOISE_BYTES. Drivers and other programs change it, too."""
+MOST_NOISE_BYTES. Drivers and other programs use such memory, too."""
 STACK_LIMIT_S, STACK_POLL_S = 0.5, 0.01
 """Seconds for a worker to write its stack, and seconds between two checks."""
 MOST_STACK_BYTES: Final = 64 << 10
@@ -72,7 +72,7 @@ NOT_READY: Final = WorkerReady(id=0, ready=True, launch_gap_ns=0, chain_gap_ns=0
 
 Answer = TypeVar("Answer", bound=Claim)
 Meanwhile: TypeAlias = Callable[[Callable[[], bool]], object]
-"""Takes a function that returns whether the answer has come, or cannot come any more."""
+"""Called during a wait. Its argument is a function that returns whether the wait is over."""
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,7 @@ class WorkerProcess:
 
         Args:
             method: name of the request.
-            expected: type of the answer, against which it is checked.
+            expected: type of the answer. The answer is checked against this type.
             limit_s: most seconds until the answer.
             fds: descriptors for the worker.
             meanwhile: called after the request is sent.
@@ -382,7 +382,8 @@ class WorkerProcess:
             raise WorkerGone(WorkerExit(None, signal.SIGKILL, 0, over_memory=False, over_machine=True))
 
     def _hidden_growth(self) -> float:
-        """Return by how many bytes memory of no process exceeds its lowest value so far. The arena is excluded."""
+        """Return by how many bytes the memory outside all processes exceeds its lowest value so far. The arena is
+        excluded."""
         arena = resident_memory(os.getpid()).shared
         taken, counted = (one - arena for one in hidden_memory())
         least_taken, least_counted = self._least_hidden

@@ -50,7 +50,7 @@ READ_BYTES: Final = 1 << 28
 """Most bytes of a batch's compared calls, which stay in memory until they are compared. FEW_READS calls are compared in
 any case."""
 RESOLVED_NS: Final = 160_000.0
-"""Nanoseconds of a whole batch from which it resolves its calls: four times the variation of empty batches."""
+"""A batch of at least this many nanoseconds resolves its calls. It is four times the variation of empty batches."""
 BEGIN_NS: Final = 100_000.0
 """Nanoseconds subtracted from a batch. A GPU that returns to a process must load its addresses and programs again."""
 SLACK_NS: Final = 150_000.0
@@ -66,22 +66,22 @@ MEMORY_BOUND: Final = 0.6, 0.9
 """Limits for the time of copying a call's bytes, as a share of the call's time in a batch. Above the second limit the
 call is bound by memory; below the first limit it is not."""
 HELD_SHARE: Final = 0.1
-"""Share of a call's time. Of a wait for the previous call's writes, only the excess over this share is subtracted, and
-at most the same share."""
+"""Share of a call's time. A wait for the previous call's writes is subtracted only as far as it exceeds this share. At
+most the same share is subtracted."""
 MARGIN: Final = 1.5
 """Limit of the time subtracted for copies and for overhead: this multiple of the session's own copies, and of the least
 overhead of another worker."""
 COPIES_SHARE: Final = 0.6
-"""Largest share of a batch's time that is subtracted for copies. A controlled worker can report that its results share
-memory, and write them to the target directly."""
+"""Largest share of a batch's time that is subtracted for copies. A worker that its solution controls can report that
+results share memory, and write them to the slots directly."""
 FETCH_NS: Final = {True: (300_000.0, 4_000.0), False: (500_000.0, 20_000.0)}
 """Allowed nanoseconds for fetching results, without the copies: for the request, and for each result of a call. True:
 calls and copies are graphs; False: the host launches each. Further time is charged to the calls."""
 TRIES: Final = 3
 SERIES_S: Final = 0.15
-"""The delay until a batch begins varies, so the fastest batch gives the cost of a call. At least TRIES batches are
-made, and further batches for SERIES_S seconds until one confirms the latency. A contradiction needs TRIES times as many
-batches and seconds. If TRIES batches do not resolve a call, no more are made."""
+"""The delay until a batch begins varies, so the fastest batch gives the cost of a call. Batches are made until one
+confirms the latency, or TRIES batches and SERIES_S seconds are over. A contradiction needs TRIES times as many batches
+and seconds. If TRIES batches do not resolve a call, no more are made."""
 EMPTY_CALLS: Final = 1, 65
 """Numbers of calls of small and of large empty batches, which give the overhead of a batch. If the second number were
 small, an empty call would seem long on a busy machine."""

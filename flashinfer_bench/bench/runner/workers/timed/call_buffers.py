@@ -1,7 +1,8 @@
 """The buffers of a job's calls in the arena: several sets of inputs and output slots side by side.
 
 The session writes the inputs of a call into a buffer, fills its outputs with a sentinel, and reads them after the call.
-Calls rotate through the buffers. Memory bounds their number. Solutions meet few addresses, and all of them in warm-up.
+Calls rotate through the buffers. Memory limits the number of buffers. A solution meets few addresses, and all of them
+in warm-up.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ GPU_BUFFERS: Final = 16
 GRAPH_BUFFERS: Final = 32
 """Most buffers of calls that are timed as replays. Each has its own graph, which must be captured."""
 MORE_BUFFERS: Final = 88
-"""Most buffers of small calls: two requests hold the usual number of calls. With more buffers, a kernel would meet most
-addresses for the first time while it is timed. Some kernels prepare data by address."""
+"""Most buffers of small calls. Two requests of as many calls make the usual number of calls. With more buffers, a
+kernel would meet most addresses for the first time while it is timed. Some kernels prepare data by address."""
 SMALL_BYTES: Final = {"cpu": 8 << 20, "cuda": 1 << 30}
 """Most bytes of all buffers together, if there are more than MOST_BUFFERS on a CPU or GPU_BUFFERS on a GPU."""
 CPU_BYTES: Final = 32 << 20
@@ -45,15 +46,15 @@ FREE_SHARE: Final = 8
 """All buffers take at most the free memory of a GPU divided by this."""
 FEWEST_BUFFERS: Final = 5
 FEWEST_CALLS: Final = 2
-"""Fewest buffers of chains and batches, and fewest calls of a chain if memory is scarcer. If only one call fits, a
-solution cannot compute several calls at once."""
+"""Fewest buffers of chains and batches, and fewest calls of a chain if memory is scarcer. If only one call fits, no
+chain is needed: a solution cannot compute several calls at once."""
 SCARCE_SHARE: Final = 3
 """If memory is scarce, FEWEST_BUFFERS take at most the free memory divided by this. The session needs as much again for
 its own memory, and for compared calls."""
 LARGE_SHARE: Final = 64
 """A call is large if it takes more than the device's memory divided by this."""
 FEW_READS: Final = 6
-"""Compared calls of a chain, or compared large calls of a batch. A solution that skips half of its calls rarely
+"""Compared calls of a chain, and of a batch if its calls are large. A solution that skips half of its calls rarely
 passes."""
 SECOND_SHARE: Final = 0.25
 """Share of the calls whose outputs get the second sentinel of their dtype. A solution that skips its work only for this

@@ -1,8 +1,9 @@
 """The gated chain: calls on a GPU, each of which can read its inputs only after the previous call has ended.
 
-The calls of a batch lie in memory at the same time. So a worker could compute all of them in one operation, or run them
-in parallel if one call leaves most of a GPU idle. In a chain each call's inputs are masked by a key of their own. The
-session gives out a key after the previous call has committed to its outputs by a digest over all of them:
+The inputs of all calls of a batch are in memory at the same time. So a worker could compute all of them in one
+operation, or run them in parallel if one call leaves most of a GPU idle. In a chain each call's inputs are masked by a
+key of their own. The session gives out a key after the previous call has committed to its outputs by a digest over all
+of them:
 
     one call = median(from its key to its digest) - an empty call - START_NS + launch overhead
 
@@ -64,25 +65,25 @@ allow."""
 MOST_CHAINS: Final = 4
 """Most chains, and the number of empty chains. A further chain runs only if the best so far would raise the latency."""
 LAUNCH_NS: Final = {False: 50_000_000, True: 300_000}
-"""Longest wait, in nanoseconds, until a call is fully launched. Then it gets its key in any case. True: calls that wait
-for the GPU."""
+"""Longest wait, in nanoseconds, until a call is fully launched. Then it gets its key in any case. True is for calls
+that no graph can hold."""
 LONGEST_PAUSE_NS: Final = 10_000_000
 """Most nanoseconds that the GPU idles before each key. It idles as long as the previous call took, and would throttle
 without this pause."""
 START_NS: Final = 1_250.0
-"""Nanoseconds subtracted from each call. A GPU polls for its key once in a microsecond, so a usual empty call is longer
+"""Nanoseconds subtracted from each call. A GPU polls for a key once in a microsecond, so a call usually waits longer
 than the shortest empty call."""
 CACHED_BYTES: Final = 24 << 20
-"""Bytes of a call above which a chain's bound is lower, because the call's unmasked inputs are written back to memory
-while it runs."""
+"""Calls of more bytes get a lower bound from a chain, because their unmasked inputs are written back to memory while
+they run."""
 WRITTEN_BACK: Final = 32 << 20, 3_000
 """Most bytes of a call's inputs that a cache holds, and bytes written back to memory in a nanosecond. The time of the
 write-back is subtracted."""
 UNCACHED_SHARE: Final = 0.9
-"""Least share of the cost that is reported as the latency of calls above CACHED_BYTES."""
+"""Like CHAIN_SHARE, but for calls above CACHED_BYTES."""
 SLACK_NS: Final = 10_000
-"""A latency at most this far below the cost of a call is doubted but not refused, because another program may delay
-keys. The chain raises the latency in any case."""
+"""A latency that is below the cost of a call by at most this many nanoseconds is not refused, because another program
+may delay keys. The chain raises the latency in any case."""
 
 now_ns = time.perf_counter_ns
 
@@ -203,7 +204,7 @@ class ChainTools:
     def find_empty_ns(self, rows: Sequence[Piece], outputs: Sequence[Sequence[torch.Tensor]]) -> int:
         """Return the least nanoseconds of an empty call in a chain; 0 if other work delays the GPU.
 
-        They are measured once for each set of sizes, because later work of a worker on the GPU would lengthen them.
+        The time is measured once for each set of sizes, because later work of a worker on the GPU would lengthen it.
 
         Args:
             rows: location of the inputs of each call; they are overwritten.
@@ -329,7 +330,7 @@ class ChainTimer:
             SolutionFailure: RUNTIME_ERROR; outputs differ from the digests that the calls committed to.
         """
         buffers = self._trial.buffers
-        # A worker's GPU can run at any time, so inputs are masked before they reach its buffers.
+        # A worker can use the GPU at any time, so inputs are masked before they reach its buffers.
         numbers, keys = self._trial.write(range(self._count), self._own), draw_keys(self._count)
         self._tools.mask(rows_of(self._given), keys)
         self._held.copy_(self._given)

@@ -28,7 +28,7 @@ than a GPU that idles before each call."""
 CHAIN_SHARE: Final = 0.95
 """Like CREDITED_SHARE, but for a chain, which is timed more exactly."""
 HOST_CHAIN_SHARE: Final = 0.85
-"""Like CHAIN_SHARE, but if the host launches each call of the chain, because the host's time varies."""
+"""Like CHAIN_SHARE, but for chains whose calls the host launches one by one. The host's time varies."""
 LEAST_SHARE: Final = 0.75
 """A latency below this share of an outside time is not confirmed."""
 REFUSED_SHARE: Final = 0.5
@@ -41,8 +41,8 @@ FORGED_SHARE: Final = 0.1
 """A latency below this share of an outside time is refused without another measurement: no machine changes its speed
 tenfold between two timings."""
 SETTLED: Final = 1_000_000, 9
-"""Reported nanoseconds and number of timed calls from which the calls' own requests can confirm a latency. The overhead
-of a request is small then."""
+"""The calls' own requests can confirm a latency of at least this many nanoseconds, from at least this many timed calls.
+The overhead of a request is small then."""
 
 
 Bound = Callable[[float, dict[str, Any]], float]
@@ -94,7 +94,7 @@ class Confirmation:
 
 
 def check_clock(traits: ClockTraits, timing: TimingSettings | None) -> None:
-    """Check the clock that a worker reports against the requested clock; None on a CPU.
+    """Check that a worker reports the requested clock. `timing` is None on a CPU.
 
     Raises:
         SolutionFailure: RUNTIME_ERROR; it is another clock.
@@ -198,7 +198,7 @@ def report_time(measured: Measured, setup_ns: float | None, bound: Bound | None,
 
     Args:
         measured: the summary of the samples.
-        setup_ns: time of `setup` for each call, which counts; None without `setup`.
+        setup_ns: time of `setup` for each call, which is added to the latency; None without `setup`.
         bound: checks the claim against times from outside; None without such times.
         same_inputs: the calls had inputs of the same values.
     """

@@ -48,7 +48,7 @@ class RemoteClock(Clock):
 
     @property
     def fresh_graphs(self) -> int:  # type: ignore[override]
-        """Number of graphs that replays rotate through, if one of them is new since the last layout; else 0."""
+        """Number of graphs that replays rotate through; 0 if each of them was replayed since the last layout."""
         graphs = self._trial.count_in_turn(replay=True)
         return graphs if len(self._trial.buffers.replayed) < graphs else 0
 

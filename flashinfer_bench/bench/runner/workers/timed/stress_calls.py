@@ -22,7 +22,7 @@ from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
 from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 
 UNTOUCHED: Final = 2
-"""Number of first calls of a job without stress inputs. These calls show how long a call takes."""
+"""First calls of a job, which have no stress inputs. They show how long a call takes."""
 FIRST_NUMBER: Final = 1 << 30
 """Usual calls have lower numbers."""
 AHEAD_BYTES: Final = 1 << 26
@@ -113,7 +113,7 @@ class StressSchedule:
         self._due = self._due[taken:]
 
     def make(self, cases: Sequence[str]) -> list[MadeCall]:
-        """Return the number and the inputs of a call on each of these cases, which come next."""
+        """Return the numbers and the inputs of calls on these cases, which are the next cases."""
         self._fill(len(cases))
         calls, changed = [self._next.popleft() for _ in cases], self._changed
         for case, call in zip(cases[changed:], calls[changed:], strict=True):

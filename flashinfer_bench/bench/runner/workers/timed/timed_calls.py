@@ -2,8 +2,9 @@
 
 `write` puts new content into the buffers of some calls, the worker makes the calls, and `check_calls` checks their
 outputs. So each timed call has inputs that no earlier call had, and any call can be compared. Calls on the evaluator's
-own inputs are always kept, others by chance. A few odd calls are kept too: an output was not written, or repeats
-another call's. Calls are chosen after they were made. `session/judged_calls.py` judges them at the end.
+own inputs are always kept, others by chance. A few odd calls are kept too: calls with an output that was not written,
+or that repeats the output of another call. Calls are chosen after they were made. `session/judged_calls.py` judges them
+at the end.
 
 A request also has hidden calls on inputs of stress cases (`prepare`, `finish`).
 """
@@ -32,7 +33,8 @@ from flashinfer_bench.timing.settings import TimingSettings
 MOST_ODD: Final = 4
 """Most odd calls that are compared for each set of inputs. Honest outputs can repeat, as masks do."""
 MADE_TOGETHER_BYTES: Final = 1 << 28
-"""Most bytes of calls whose inputs are made again together. These are compared with the inputs after the call."""
+"""Most bytes of calls whose inputs are made again together, for the reference and to check that no call has changed
+them."""
 TOGETHER_BYTES: Final = 1 << 22
 """Most bytes of calls that are copied or made again together. Larger copies gain little, and stay in memory until the
 last of their calls is dropped."""
@@ -52,8 +54,8 @@ class ReadCall:
     is_base: bool
     """Its inputs are the evaluator's own. Their expected outputs are known."""
     mode: Mode | None = None
-    """Chosen at random among all calls timed in this mode. None for a base call, which a solution may recognise, and
-    for a call that merely looks odd, since a solution can make calls look odd."""
+    """How the call was timed, if chance has chosen it. None for a base call, which a solution may recognise, and for an
+    odd call, since a solution can make calls look odd."""
     trial: int = 0
     """Number of the evaluator's set of inputs that its inputs were made from."""
     expected: list[torch.Tensor] | None = None
@@ -126,7 +128,7 @@ class TimedCalls:
     setup_samples: list[Sample] = field(default_factory=list)
     """Samples of `setup`, if the solution has one."""
     costs_ns: list[float] = field(default_factory=list)
-    """Share of each call in the time from its request to the answer, including `setup` and preambles."""
+    """Time of each call: its share of the time from the request to the answer, including `setup` and preambles."""
     chance: random.Random = field(default_factory=lambda: random.Random(random.SystemRandom().getrandbits(256)))
     """Source of every random choice. No worker can know its state."""
     _numbers: list[Iterator[int]] = field(default_factory=list)
@@ -212,7 +214,7 @@ class TimedCalls:
 
     @property
     def part(self) -> str:
-        """The part of a call to request for whole calls, each with its `setup`."""
+        """The field `part` of requests for whole calls, with their `setup`."""
         return "both" if self.has_setup else "run"
 
     # Outputs of calls.
@@ -271,7 +273,8 @@ class TimedCalls:
         self._latest = ([*indices], seen)
         for number, words, is_unwritten in zip(numbers, seen, self.buffers.find_unwritten(seen), strict=True):
             digest = hash((self._secret, words.tobytes()))
-            # The output repeats an earlier one. Whether the inputs differ is asked last, since that can take a second.
+            # A call is odd if it repeats an output although the inputs differ. The inputs are checked last: it can take
+            # a second.
             is_odd = is_unwritten or (digest in self._digests and self.contents.differs)
             self._digests.add(digest)
             if is_odd and number not in bases and self._odd + len(odd) < MOST_ODD * len(self.contents):
