@@ -42,7 +42,7 @@ from flashinfer_bench.errors import ConfigError
 from flashinfer_bench.timing.between_workers import NOISY, report_of_workers
 
 MOST_WORKERS: Final = 1000
-"""Most workers of one job. A higher number is probably a typing error."""
+"""Maximum number of workers of one job. A higher number is probably a typing error."""
 IDLE_S: Final = 600.0
 """Seconds without a run after which kept sessions end."""
 RETRY_S: Final = 60.0
@@ -54,7 +54,7 @@ class Benchmark:
 
     Args:
         trace_set: the set to run.
-        config: its settings; the bundled defaults if omitted. The set's settings of its own definitions
+        config: its settings; the bundled defaults if omitted. The set's settings for its own definitions
             (`tolerances.yaml`) rank below the user's.
         cache: folder of built files; the user's cache if omitted.
         keeps_sessions: whether sessions stay alive between runs, until `close` or for ten minutes, so that the next run
@@ -85,8 +85,7 @@ class Benchmark:
         self.faults: list[JobFaulted] = []
         self._repeat = 1
         self._unsaved: dict[int, Trace] = {}
-        """The traces of this object's runs that the set has only in memory, by identity: a run does not resume from
-        them."""
+        """Identity → trace of this object's runs that the set has only in memory. No run resumes from these traces."""
         self._reserved: Reservation | None = None
         self._keeps_sessions = keeps_sessions
         self._kept: Harness | None = None
@@ -110,8 +109,8 @@ class Benchmark:
         self._seeds = JobSeeds(self.config.seed if run_seed is None else run_seed, recorded)
 
     def repeat(self, times: int) -> None:
-        """Time each solution in this many workers, each with one workload. A trace then has the mean of their
-        latencies, and the interval of that mean.
+        """Time each job in this many workers. A trace then has the mean of the workers' latencies, and the interval of
+        the mean.
 
         Raises:
             ConfigError: the number of workers is invalid.
@@ -268,14 +267,14 @@ class Benchmark:
     ) -> TraceSet:
         """Run every job of the set and return a new TraceSet.
 
-        It has the input's definitions, solutions and workloads, and only this run's traces. With `resume` it also has
-        the traces on disk that record the skipped jobs. Each job has one trace: if its solution was confirmed, the
-        trace of the confirmation. The input set gets the new traces, too. If all jobs were skipped, a warning gives the
-        reason; another warning reports errors in the set's files.
+        The new set has the input's definitions, solutions and workloads, and only this run's traces. With `resume` it
+        also has the traces on disk that record the skipped jobs. Each job has one trace. If its solution was confirmed,
+        this is the trace of the confirmation. The input set gets the new traces, too. If all jobs were skipped, a
+        warning gives the reason; another warning reports errors in the set's files.
 
         Args:
-            save_results: append each trace to the set on disk when its job ends. A set without a folder keeps them only
-                in memory, and a warning says so.
+            save_results: append each trace to the set on disk when its job ends. A set without a folder keeps its
+                traces only in memory, and a warning says so.
             resume: skip jobs that are already recorded, unchanged.
             dump_traces: another name of `save_results`; if given, it replaces `save_results`.
             on_event: gets each event as it happens: `JobStarted`, `JobFinished`, `JobFaulted`, `Notice` and others of
@@ -378,7 +377,7 @@ class PlanRun(Submission):
         self._harness.submit(self, self._jobs * self._times)
 
     def note_start(self, job: Job) -> bool:
-        """Return whether no worker of the job was reported before."""
+        """Return whether this is the first reported start of the job."""
         is_first = job.index not in self._begun
         self._begun.add(job.index)
         return is_first
@@ -429,7 +428,8 @@ class PlanRun(Submission):
 
 
 def join_workers(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """Return one evaluation of at least two workers that passed. Fields that are not joined are the last worker's."""
+    """Join the evaluations of at least two workers that all passed. Fields that are not joined are the last
+    worker's."""
     last = evaluations[-1]
     latencies = _latencies(evaluations)
     references = [one.performance.reference_latency_ms for one in evaluations if one.performance is not None]

@@ -179,7 +179,8 @@ class EvalConfig(StrictModel):
 
 
 class ResolvedEvalConfig(EvalSettings):
-    """Complete settings of one definition. Equality and digest are of the values; origins only explain them."""
+    """Complete settings of one definition. Equality and digest depend on the values alone; origins only explain
+    them."""
 
     origins: dict[str, str] = Field(default_factory=dict, exclude=True, repr=False)
     """Origin of each value, by field or "extra.<key>": "default", "override", "my.yaml: op_type_config.moe"."""

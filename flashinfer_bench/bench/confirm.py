@@ -29,8 +29,8 @@ from flashinfer_bench.data.measurement import read_measurement, read_reported
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 
 MOST_CONFIRMED: Final = 3
-"""Most confirmations of a workload in a run. Further solutions of the same speed count as a tie. A confirmation is not
-counted if it found the solution wrong, or far slower than its worker reported."""
+"""Maximum number of confirmations of a workload in a run. Further solutions of the same speed count as a tie. A
+confirmation is not counted if it found the solution wrong, or far slower than its worker reported."""
 
 VOIDING: Final = {"unwritten": 0.0, "norm": 2.0, "lost_rows": 2.0, "regimes": 2.0}
 """Rule → smallest error that chance cannot explain, in multiples of the rule's limit. `power`, the rule on a sampler's
@@ -38,7 +38,7 @@ draws, is missing, since chance can break it."""
 MOST_KNOWN: Final = 16
 """Number of fastest solutions that an engine remembers for each workload and kind of hardware."""
 Confirm = Literal["if_best", "always", "never"]
-"""Whether a submission is judged at full assurance: if it would be the best, at once, or not at all."""
+"""When a submission is judged at full assurance: if it would be the best, at once, or never."""
 Scope = tuple[str, str]
 """Name of a definition, uuid of a workload."""
 
@@ -149,7 +149,7 @@ class Record:
     broken: list[Trace] = field(default_factory=list)
     """Verdicts by rules that chance does not break."""
     is_confirmation_broken: bool = False
-    """One of the verdicts in `broken` comes from a confirmation."""
+    """Whether one of the verdicts in `broken` comes from a confirmation."""
 
 
 class Winners:
@@ -192,7 +192,7 @@ class Winners:
     def begin(self) -> list[Job]:
         """Return the first jobs: those of the run, and the open confirmations of an earlier run.
 
-        The only solution of a workload is judged at full assurance at once.
+        If a workload has only one solution, this solution is judged at full assurance at once.
         """
         found = []
         for job in self._jobs:

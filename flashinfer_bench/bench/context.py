@@ -71,7 +71,7 @@ class HarnessContext:
 
     Args:
         trace_set: the set to judge.
-        config: its settings; the bundled defaults if omitted. The set's settings of its own definitions
+        config: its settings; the bundled defaults if omitted. The set's settings for its own definitions
             (`tolerances.yaml`) rank below the user's.
         cache: folder of built files; the user's cache if omitted.
 
@@ -109,7 +109,7 @@ class HarnessContext:
 
         Args:
             definitions: the definitions.
-            others: definitions of later requests: if a process is needed, they are included at once.
+            others: definitions that later calls may have. If a process is needed, it looks these up, too.
 
         Raises:
             ConfigError: a plug-in cannot be used, or `extra` has a key or value that it does not take.
@@ -135,7 +135,7 @@ class HarnessContext:
         return self.sandbox if self._cluster is None else self._cluster.sandbox_of(device)
 
     def survey(self, solutions: Iterable[Solution]) -> None:
-        """Ask the nodes of a cluster at once for the missing requirements of solutions, which planning reads one by
+        """Ask the nodes of a cluster for the missing requirements of all solutions at once. Planning reads them one by
         one."""
         if self._cluster is not None:
             self._cluster.survey(solutions)

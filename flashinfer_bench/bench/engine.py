@@ -54,7 +54,7 @@ LOG: Final = logging.getLogger(__name__)
 RESTART_S: Final = 1.0
 """Seconds after which the loop over the devices is started again if it failed."""
 RATE_S: Final = 60.0
-"""The rate of verdicts is counted over this many latest seconds."""
+"""The rate of verdicts covers this many latest seconds."""
 MOST_CACHED: Final = 10_000
 """Number of jobs whose latest trace the engine keeps for `use_recorded`. A trace has about 6 KB."""
 Recorded = dict[tuple[str, str], list[AnyTrace]]
@@ -66,7 +66,7 @@ class Engine:
 
     Args:
         trace_set: definitions and workloads; submitted solutions need not be part of it.
-        config: how they are judged; the bundled defaults if omitted. Its filters (`definitions`, `solutions`,
+        config: how solutions are judged; the bundled defaults if omitted. Its filters (`definitions`, `solutions`,
             `workloads` and the like) have no effect here.
         cache: folder of built files; the user's cache if omitted.
         limits: its capacity, and how long it keeps devices.
@@ -203,7 +203,7 @@ class Engine:
     def subscribe(self, callback: Callable[[Event], object]) -> Callable[[], None]:
         """Have a function called with every event; return a function that ends the subscription.
 
-        It is called in the engine's thread, so it must be quick. Its exceptions are logged.
+        The callback runs in the engine's thread, so it must be quick. Its exceptions are logged.
         """
         self._subscribers.append(callback)
 
@@ -342,12 +342,13 @@ class SolutionJobs:
         self._recorded: dict[str, Recorded] = {}
         """Definition → the set's recorded verdicts."""
         self._own: dict[tuple[str, str], str] = {}
-        """Uuid of a workload and digest of a solution → the engine's latest saved trace as text, the oldest first."""
+        """Uuid of a workload and digest of a solution → the engine's latest saved trace as text. The oldest entry is
+        first."""
         self._best = BestKnown()
         self._lock = threading.RLock()
 
     def find(self, solution: Solution | str) -> Solution:
-        """Return a solution, which may be given by its name in the set.
+        """Return a solution, given itself or by its name in the set.
 
         Raises:
             ConfigError: the set has no entry of that name.

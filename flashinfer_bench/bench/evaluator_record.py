@@ -38,7 +38,7 @@ MAX_ERROR_NORM: Final = "max_error_norm"
 SUMMED_TOLERANCE: Final = "summed_tolerance"
 """Key of `extra`: allow an error up to atol + rtol * |expected|, as torch.allclose does."""
 MEASURE_REJECTED: Final = "measure_rejected"
-"""Key of `extra`: also time a solution with wrong values. Its trace keeps its status and has no performance."""
+"""Key of `extra`: also time a solution with wrong values. The trace keeps its status and has no performance."""
 EXPONENT: Final = re.compile(r"[-+]?\d+[eE][-+]?\d+$")
 SHOWN_CHARS: Final = 80
 """Characters of a wrong value that a message shows."""
@@ -72,8 +72,8 @@ class EvaluatorRecord:
     """The declaration of one evaluator."""
 
     revision: int
-    """Increase it when inputs, rules or numbers change for the definitions that it takes, even if shared code was
-    changed."""
+    """Increase it when inputs, rules or numbers change for the definitions that it takes, even by a change of shared
+    code."""
     op_types: tuple[str, ...] = ()
     """Op types that it may take; empty: it takes the definitions that no other evaluator takes."""
     takes: Callable[[Definition], bool] = lambda _definition: True
@@ -135,7 +135,7 @@ def _defined_by(node: ast.stmt) -> list[str]:
 
 
 def known_op_types() -> list[str]:
-    """Return the op types of built-in evaluators. op_type_config may name them though no set has them."""
+    """Return the op types of built-in evaluators. op_type_config may name them, even if no set has them."""
     return sorted({op_type for record in find_records() for op_type in record.op_types})
 
 

@@ -41,7 +41,7 @@ class JobFinished:
 
 @dataclass(frozen=True)
 class JobFaulted:
-    """The job has no verdict: the engine, the data or the machine failed, not the solution; or it was skipped."""
+    """The job has no verdict: it was skipped, or the engine, the data or the machine failed."""
 
     job: Job
     message: str

@@ -42,7 +42,7 @@ from flashinfer_bench.timing.between_workers import WORKERS, report_with_spread
 
 CANCELLED: Final = "CANCELLED"
 MOST_TIMES: Final = 100_000
-"""Number of latest verdicts whose time is kept."""
+"""Maximum number of verdict times that are kept."""
 Result = Evaluation | JobFaulted
 
 
@@ -62,7 +62,7 @@ class Submission:
         return True
 
     def join(self, job: Job, result: Result) -> Result | None:
-        """Return the result of a job, from one worker's result; None if it is not known yet, or was reported."""
+        """Return a job's result after one worker's result; None if it is not known yet, or was reported."""
         del job
         return result
 
@@ -78,7 +78,7 @@ class OpenJob:
     """The job, with its number from the harness, which is unique."""
     queue_class: QueueClass
     waiting: list[tuple[Submission, Job]] = field(default_factory=list)
-    """Submissions that wait for the result, each with its own job, whose solution may have another name."""
+    """Submissions that wait for the result, each with its own job. The solution of such a job may have another name."""
 
 
 class Harness:
@@ -350,8 +350,8 @@ class TraceRecorder:
         return self._writers.setdefault(root, TraceWriter(root))
 
     def _measured(self, job: Job, device: Device, evaluation: Evaluation) -> dict[str, Any]:
-        """Return the records of times, with intervals that include the spread between workers, and the share of the
-        roofline."""
+        """Return the records of times, and the share of the roofline. The intervals include the spread between
+        workers."""
         performance, found = evaluation.performance, dict[str, Any]()
         if performance is None:
             return found

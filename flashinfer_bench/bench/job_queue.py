@@ -3,8 +3,8 @@
 Each submitter has a queue class for each priority. The highest priority goes first. Within a priority, the class with
 the fewest device seconds goes first. A new or returning class starts level with the others.
 
-A class holds groups in the order of submission: the jobs of one solution, which share a worker. A batch has jobs of one
-class and one definition, from the front:
+A class holds groups in the order of submission. A group has the jobs of one solution, which share a worker. A batch has
+jobs of one class and one definition, from the front:
 
 * A run serves one plan (`quantum_s` is infinite). A batch has whole solutions, up to a share of the remaining jobs, so
   batches shrink as the work runs out. A device stays with its definition, whose baselines it has. A solution is split
@@ -27,12 +27,12 @@ from flashinfer_bench.bench.planning.plan import Job
 QUANTUM_S: Final = 1.0
 """Seconds of work in a batch of a resident engine, by estimate."""
 BATCHES_PER_DEVICE: Final = 2
-"""Divisor: a batch of several solutions has at most the number of remaining jobs, divided by the number of devices and
-by this."""
+"""The remaining jobs are divided by this and by the number of devices. A batch of several solutions has at most this
+many jobs."""
 MOST_PACKED: Final = 4096
-"""Most jobs in a batch of several solutions. A batch is sent as one message."""
+"""Maximum number of jobs in a batch of several solutions. A batch is sent as one message."""
 MOST_IN_ORDER: Final = 16
-"""Most jobs in a batch of a class with `in_order`. A device prepares workers for two batches."""
+"""Maximum number of jobs in a batch of a class with `in_order`. A device prepares workers for two batches."""
 UNKNOWN_S: Final = 1.0
 """Estimated seconds of a job while no job of its definition has ended."""
 LEAST_S: Final = 0.001

@@ -129,7 +129,8 @@ def read_cpu_name(cpu_info: Path = CPU_INFO) -> str:
 
 
 def is_torch_cuda_build() -> bool:
-    """Return whether the installed torch was built for CUDA, from its files: importing it takes a second."""
+    """Return whether the installed torch was built for CUDA. This reads its files, because importing torch takes a
+    second."""
     spec = importlib.util.find_spec("torch")
     folders = list(spec.submodule_search_locations or []) if spec else []
     try:
@@ -140,7 +141,7 @@ def is_torch_cuda_build() -> bool:
 
 
 def guess_kind(devices: Path = Path("/dev")) -> Literal["cpu", "cuda"]:
-    """Guess a run's kind of device, without asking the driver, if no device is requested."""
+    """Guess the kind of device of a run that requests no device, without asking the driver."""
     has_gpu = any(devices.glob("nvidia[0-9]*")) or (devices / "dxg").exists()
     return "cuda" if has_gpu and is_torch_cuda_build() else "cpu"
 
@@ -180,7 +181,7 @@ def _list_visible_gpus(nvml: Nvml | None, environment: Mapping[str, str]) -> tup
 
 def _read_address(nvml: Nvml, handle: Any) -> Any:
     """Return a GPU's PCI address; None if NVML does not report it, and for a GPU that MIG divides."""
-    with contextlib.suppress(nvml.NVMLError):  # a GPU that knows no MIG
+    with contextlib.suppress(nvml.NVMLError):  # a GPU without MIG
         if nvml.nvmlDeviceGetMigMode(handle)[0]:
             return None
     with contextlib.suppress(nvml.NVMLError):

@@ -123,8 +123,8 @@ class Builder:
     def build(self, definition: Definition, solution: Solution) -> Runnable:
         """Build a solution and load it into this process.
 
-        Modules of a previously loaded solution are removed, since two solutions may have modules of the same name. If
-        such a solution imports modules only during its call, it may then get those of another solution.
+        Modules of a previously loaded solution are removed, since two solutions may have modules of the same name. If a
+        previously loaded solution imports modules only during its call, it may get modules of another solution.
 
         Raises:
             BuildError: it cannot be built or loaded.

@@ -89,11 +89,11 @@ class DeviceSlot:
     ahead: dict[int, Job] = field(default_factory=dict)
     """Jobs of the batch that its session was sent, and has not begun."""
     current: int | None = None
-    """The job that runs, or whose baseline is prepared: it is to blame if the session is lost."""
+    """The job that runs or gets its baseline. It is blamed if the session is lost."""
     started: int | None = None
     """The job whose start was reported last."""
     is_blamed: bool = False
-    """Whether the session has reported the job to blame for its end."""
+    """Whether the session has already reported the job that is to blame if it ends."""
     failed_starts: int = 0
     """Sessions in a row that ended before they were ready."""
     asking: Iterator[str | None] | None = None
@@ -105,7 +105,7 @@ class DeviceSlot:
 
     @property
     def jobs(self) -> list[Job]:
-        """Jobs that it has been given and not answered."""
+        """Jobs that it was given and has not answered."""
         return [*self.begun.values(), *self.ahead.values()]
 
     def end_session(self) -> None:
@@ -225,7 +225,7 @@ class Scheduler:
         news = self._executors.poll()
         yield from map(Notice, news.notices)
         for device in news.joined:
-            if device not in {slot.device for slot in self.slots}:  # else its actor was lost, without a report so far
+            if device not in {slot.device for slot in self.slots}:  # a known device: its loss was not reported yet
                 self.slots.append(DeviceSlot(device))
                 yield Notice(f"{device.label} ({device.name}) is used from now on")
         yield from self._open_sessions()
@@ -421,7 +421,7 @@ class Scheduler:
             yield self._fault(job, message)
 
     def _replace(self, slot: DeviceSlot, session: Session, lost: SessionLost) -> Iterator[Happening]:
-        """Requeue a lost session's jobs; the next step starts a new session, unless its device lets none start."""
+        """Requeue a lost session's jobs. The next step starts a new session, unless the device is lost or given up."""
         reason, jobs = str(lost), slot.jobs
         suspect = None if slot.current is None else slot.begun.get(slot.current)
         if suspect is None and session.is_ready and not slot.is_blamed:

@@ -1,4 +1,5 @@
-"""A handle on a submission: its state, its traces as they come, its result. For all threads, and for asyncio."""
+"""A handle on a submission: its state, its traces as they come, its result. Usable from all threads, and from
+asyncio."""
 
 from __future__ import annotations
 
@@ -129,7 +130,7 @@ class Task(Submission):
     def add_done_callback(self, callback: Callable[[Task], object]) -> None:
         """Have a function called with the task when it has ended, or at once if it has ended already.
 
-        It is called in the engine's thread, so it must be quick. Its exceptions are logged.
+        The callback runs in the engine's thread, so it must be quick. Its exceptions are logged.
         """
         self._end.add_done_callback(lambda _end: callback(self))
 

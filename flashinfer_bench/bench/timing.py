@@ -28,7 +28,7 @@ def time_runnable(
         args: its arguments.
         warmup: untimed calls before the timed calls.
         iters: timed calls.
-        device: the current GPU during the calls; None for that of the arguments.
+        device: the current GPU during the calls; None for the GPU of the arguments.
     """
     where = None if device is None else torch.device(device)
     with torch.cuda.device(where) if where is not None and where.type == "cuda" else nullcontext():

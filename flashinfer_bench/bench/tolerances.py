@@ -104,7 +104,7 @@ def merge_tolerances(trace_sets: Iterable[TraceSet]) -> str:
 def own_tolerance(trace_set: TraceSet, definition: str, workload: Workload) -> Mapping[str, Any] | None:
     """Return a workload's own settings for judging, by field or "extra.<key>".
 
-    None if it has none, or is of another root.
+    None if the workload has no tolerance, or is of another root than the definition.
     """
     given = workload.tolerance
     if given is None or not trace_set.is_of_one_root(definition, workload.uuid):

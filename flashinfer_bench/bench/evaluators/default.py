@@ -85,7 +85,8 @@ class DefaultEvaluator(Evaluator):
     outputs."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Reset the attributes that an override of a method makes untrue, unless the subclass sets them itself."""
+        """Take the revision from the subclass's record. Clear flags that an overridden method makes untrue, unless the
+        subclass sets them."""
         super().__init_subclass__(**keywords)
         own = vars(cls)
         if "record" in own:
@@ -166,8 +167,8 @@ class DefaultEvaluator(Evaluator):
     def check_reference(
         cls, definition: Definition, baseline: Baseline, cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> None:
-        """Judge the reference like a solution: by `own_rule`, else by comparing a second call on the first trial's
-        inputs.
+        """Judge the reference by `own_rule`. Without such a rule, call it again on the first trial's inputs and
+        compare.
 
         Raises:
             DefinitionFault: the reference is rejected.

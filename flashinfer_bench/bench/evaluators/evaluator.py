@@ -210,7 +210,7 @@ class Evaluator(ABC):
 
     @classmethod
     def count_reads(cls, elements: int) -> int:
-        """Return the minimum number of timed calls of each trial that are judged.
+        """Return how many timed calls of each trial must be judged.
 
         Args:
             elements: number of elements of the first output.

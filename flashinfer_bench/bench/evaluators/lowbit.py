@@ -2,8 +2,7 @@
 
 A kernel that quantises its intermediate values rounds differently from the reference. In a near tie this may send a
 token to another expert. `compare.tolerance` limits the errors of the elements that miss. Their share must also be small
-among the elements that are not zero in both outputs, because scales in tiles are mostly zero padding if there are few
-rows.
+without the elements that are zero in both outputs: with few rows, scales in tiles are mostly zero padding.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 MAX_ERROR_TEXT: Final = 2_000
 """Maximum characters of an error's own text in a message."""
 REPEAT_BUDGET_S: Final = 10.0
-"""Total seconds of all second calls after which no second call is made. At least one second call is always made."""
+"""Seconds that all second calls may take together before no further second call is made. At least one is always
+made."""
 
 
 @dataclass
@@ -56,7 +57,7 @@ class Reference:
     _repeating_s: float = 0.0
     """Seconds that all second calls took."""
     _fitting: list[tuple[Any, ...]] = field(default_factory=list)
-    """Shape, dtype and device of all tensors of the latest call whose outputs fitted the definition."""
+    """Shape, dtype and device of each tensor in the latest call with outputs that fit the definition."""
 
     def __post_init__(self) -> None:
         """Find out how `run` is called."""

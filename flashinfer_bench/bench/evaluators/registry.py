@@ -51,10 +51,10 @@ _ORIGINS: dict[type[Evaluator], str] = {}
 """Evaluator of a plug-in → the source that names the plug-in."""
 
 OFFER: Final = "EVALUATORS"
-"""Name of a module's list of the evaluators that it offers."""
+"""Name of the list in which a plug-in's module offers its evaluators."""
 SLIP_CUTOFF: Final = 0.9
-"""Minimum similarity (0 to 1) at which a method's name counts as a misspelt name of an overridable method. Such names
-differ in a letter or two."""
+"""A method's name counts as misspelt if its similarity (0 to 1) to an overridable method's name is at least this. Such
+names differ in a letter or two."""
 DIGEST_LENGTH: Final = 16
 """Hexadecimal digits of a source file's SHA-256 in a fingerprint."""
 METHODS: Final = ("build_baseline", "check_correctness", "eval_performance")

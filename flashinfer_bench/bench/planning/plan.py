@@ -1,10 +1,10 @@
-"""The jobs of a run: definition by solution by workload; and the skipped parts with their reasons. It builds no
-solution and starts no process.
+"""Plans the jobs of a run, and lists the skipped parts with their reasons. Planning builds no solution and starts no
+process.
 
 Names are checked first (selection.py). `prepare` selects the workloads that can be judged: their stored inputs exist,
-and no foreign code makes their inputs. Solutions that cannot run here are skipped, by their language and the free text
-of their target_hardware; in doubt they run. Then recorded jobs are skipped (resume.py). The order of the jobs is the
-set's: by definition, solution, workload.
+and no foreign code makes their inputs. Solutions that cannot run here are skipped. Their language and the free text of
+their target_hardware decide; in doubt they run. Then recorded jobs are skipped (resume.py). The order of the jobs is
+the set's: by definition, solution, workload.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def make_plan(
     evaluators: Mapping[str, str] | None = None,
     drafts: bool = False,
 ) -> Plan:
-    """Return the plan of a run; with `recorded`, without the jobs that are recorded and unchanged.
+    """Return the plan of a run. Jobs are skipped if `recorded` has them and they have not changed.
 
     Args:
         trace_set: the set to run.
@@ -258,8 +258,8 @@ class JobMaker:
 
     Args:
         selected: the definition and its workloads, some with settings of their own.
-        config: how they are judged.
-        machine: runs them.
+        config: how the jobs are judged.
+        machine: the devices for the jobs.
         trace_set: has the tolerances of workloads.
         evaluators: definition → fingerprint of the evaluator that judges it.
     """

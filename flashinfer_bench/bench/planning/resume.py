@@ -6,7 +6,8 @@ a plug-in the digest of its source. It also has unusual timing settings (quick, 
 whether workers had a sandbox, the user's seed, and full assurance. A trace without a fingerprint, such as another
 engine's, does not count as recorded. Nor does a trace from the time before evaluators had revisions.
 
-A quick run is never resumed from. If it failed, its job is done again even if a whole verdict is recorded.
+Verdicts of quick runs are never reused. A job that failed in a quick run is done again, even if a whole verdict is
+recorded.
 
 Reports show the latest verdict of a job. So a recorded verdict stops counting when a later verdict on the same hardware
 was made with a changed solution, definition, workload or evaluator. Later verdicts under other settings change nothing.
@@ -52,12 +53,12 @@ process that makes calls on a GPU moves away from slow cores. 15: a gated chain 
 only at full assurance, and no latency is below the physical floor; a CPU's latency has no bound; the definition and the
 workload decide a job's stress cases; all trials are timed as one; that process chooses no core any more."""
 FULL: Final = "full"
-"""Fingerprint value of full assurance. Its verdicts also count if standard assurance, which has no key, is
-requested."""
+"""Fingerprint value of full assurance. Its verdicts also count if standard assurance is requested. Standard assurance
+has no key."""
 HARDWARE_JOINT: Final = " + "
 """Joins the names of the devices of one run."""
 QUICK_ONLY: Final = "it was a quick look"
-"""Why a job is done again if its latest verdict is a quick look."""
+"""Why a job is done again if its latest verdict comes from a quick run."""
 OVER_MEMORY: Final = "more host memory than a worker may"
 """Words in the log of a worker that was ended because of its memory."""
 JobKey = tuple[str, str, str]
@@ -95,7 +96,7 @@ class Decision(NamedTuple):
 
 
 class RecordedRun(msgspec.Struct, frozen=True, gc=False):
-    """The fields that are read of the record of a run."""
+    """The fields of a run's record that are read."""
 
     fingerprint: dict[str, str] | None = None
     quick: bool = False
@@ -106,14 +107,14 @@ class RecordedRun(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def keys(self) -> Mapping[str, str] | None:
-        """Return the fingerprint with the seed of the run; None if there is none."""
+        """Return the fingerprint with the seed of the run; None if there is no fingerprint."""
         if self.fingerprint is None or self.seed is None:
             return self.fingerprint
         return {"seed": str(self.seed), **self.fingerprint}
 
 
 class RecordedExtra(msgspec.Struct, frozen=True, gc=False):
-    """The fields that are read of `extra`."""
+    """The fields of `extra` that are read."""
 
     run: RecordedRun = RecordedRun()
 
@@ -132,7 +133,7 @@ class RecordedJobs:
     def __init__(self, traces: Iterable[AnyTrace], *, retry_timeouts: bool = False) -> None:
         self._retries = retry_timeouts
         self._by_key: defaultdict[tuple[str, str | None, str], list[AnyTrace]] = defaultdict(list)
-        """The verdicts on each job, the latest last. Their records are read when the job is asked for."""
+        """The verdicts on each job, the latest last. `decide` reads their records."""
         for trace in in_order_of_time(traces):
             self._by_key[names_of(trace)].append(trace)
 
@@ -170,8 +171,8 @@ def decide(job: Job, config: BenchmarkConfig, traces: Sequence[AnyTrace], *, ret
 
 
 def _which_limit(evaluation: AnyEvaluation, run: RecordedRun, config: BenchmarkConfig, *, retry_timeouts: bool) -> str:
-    """Return why a job is done again: a limit that ended it is larger now. Empty if there is no such limit. No memory
-    limit counts as a limit larger than any other."""
+    """Return why a job is done again: a limit that ended it is larger now. Empty if there is no such limit. A missing
+    memory limit counts as larger than any limit."""
     if evaluation.status is EvaluationStatus.TIMEOUT:
         if retry_timeouts:
             return "timed out"
@@ -199,8 +200,7 @@ def read_fingerprint(evaluation: AnyEvaluation) -> Mapping[str, str] | None:
 
 
 def find_fingerprint(extra: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-    """Return the record of the run in the `extra` of a verdict, and the fingerprint in that record, as it is
-    written."""
+    """Return the run's record in a verdict's `extra`, and the fingerprint in that record, unchanged."""
     run = (extra or {}).get("run")
     if not isinstance(run, Mapping):
         return {}, None

@@ -2,7 +2,7 @@
 without converting a whole output at once.
 
 Floats are compared in float32, float64 in float64, integers and booleans bit by bit. A quick pass assumes that all
-floats are finite and match. If a float does not, a second pass examines all chunks closely. Each pass reads the results
+floats are finite and match. If this is untrue, a second pass examines all chunks closely. Each pass reads the results
 of all chunks in one transfer. `tolerance.py` decides on the results.
 """
 
@@ -30,7 +30,7 @@ CHUNK_ELEMENTS: Final = {"cpu": 1 << 15, "cuda": 1 << 22}
 size. On a GPU a chunk of this size takes less than 200 MB of extra memory. Each index in a chunk is exact in
 float32."""
 ZERO: Final = 2.0**-127
-"""Largest magnitude that counts as zero: the smallest scale of float8_e8m0fnu, whose byte is 0."""
+"""Largest magnitude that counts as zero. It is the smallest value of float8_e8m0fnu, which has no zero."""
 
 
 class _Figures(NamedTuple):
@@ -142,8 +142,7 @@ def _bring(found: list[torch.Tensor]) -> list[_Figures]:
 
 
 def _check_quickly(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
-    """Return the largest errors of a chunk of floats and the index of the worst element, as if all were finite and
-    matched."""
+    """Return the largest errors of a chunk of floats, and the index of the worst element."""
     expected, got = read_values(left), read_values(right)
     error, magnitude = (got - expected).abs_(), expected.abs()
     worst, at = (error / bounds_of(magnitude, tolerance)).max(dim=0)
@@ -193,7 +192,7 @@ def _first_unwritten(got: torch.Tensor, failed: torch.Tensor) -> torch.Tensor:
 
 
 def _bytes_of_bool(values: torch.Tensor) -> torch.Tensor:
-    """Return booleans as their bytes, because torch takes every byte except 0 as true; other values as they are."""
+    """Return booleans as their bytes, and other values unchanged. As a boolean, every byte except 0 would be true."""
     return values.view(torch.uint8) if values.dtype == torch.bool else values
 
 

@@ -2,8 +2,8 @@
 
 A pattern is a hint for the author of a solution and decides nothing. If many elements fail, the search tries one change
 of all values: a factor, an offset, a shift, another order. If no change fits, the failing positions are described along
-each axis: one range, the same range of each tile, or a side of the diagonal. Most positions of the range fail, and few
-outside it.
+each axis: one range, the same range of each tile, or a side of the diagonal. Most positions in a range fail, and few
+positions outside it.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from flashinfer_bench.bench.evaluators.compare.outputs import find_failing, is_w
 from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance, find_beyond
 
 MOST_ELEMENTS: Final = 1 << 24
-"""Maximum elements of an output for which a pattern is searched. The search in a larger output would take seconds."""
+"""Outputs with more elements get no pattern, since the search would take seconds."""
 LEAST_SHARE: Final = 0.99
-"""Minimum share of the elements that fit a change of all values."""
+"""A change of all values fits if at least this share of the elements then matches."""
 LEAST_FAILING: Final = 0.25
-"""Minimum share of failing elements for which changes of all values are tried."""
+"""Changes of all values are tried if at least this share of the elements fails."""
 MOST_WRONG: Final = 0.2
-"""Maximum positions of an axis that a range describes wrongly, as a share of the failing positions."""
+"""A range fits if it describes few positions wrongly: at most this share of the number of failing positions."""
 MOST_ELSEWHERE: Final = 0.1
-"""A position of an axis counts as failing if it has more than this share of the worst position's failures. A side of
-the diagonal is named if at most this share of the failures is outside it."""
+"""A position of an axis counts as failing if it has more than this share of the failures of the worst position. A side
+of the diagonal is named if at most this share of the failures is outside it."""
 MOST_OF_TILE: Final = 0.6
-"""Maximum share of each tile that a range covers."""
+"""A range that repeats in each tile covers at most this share of a tile."""
 LEAST_HITS: Final = 4
-"""Minimum failing positions of an axis for which tiles are tried, and minimum rows of a matrix with a diagonal."""
+"""Tiles are tried if at least this many positions of an axis fail. Only matrices with at least this many rows have a
+diagonal."""
 SHIFTS: Final = tuple(2**power for power in range(8))
 """Shifts that are tried along each axis, in positions: one, and common sizes of tiles."""
 TILES: Final = tuple(2**power for power in range(1, 13))
@@ -71,7 +72,7 @@ def describe_positions(failing: torch.Tensor) -> str | None:
 
 
 def _describe_axis(failing: torch.Tensor, axis: int) -> tuple[str, bool] | None:
-    """Return which positions of an axis fail, and whether no element fails elsewhere; None if no range fits."""
+    """Return words for the failing positions of an axis, and whether all failures are there; None if no range fits."""
     size = failing.shape[axis]
     counts = failing.movedim(axis, 0).reshape(size, -1).sum(dim=1).cpu()
     hit = counts > counts.max() * MOST_ELSEWHERE

@@ -45,8 +45,7 @@ class Tolerance:
     values between -M and M differ by at most 2 M. Rounding errors and near ties stay below this cap; uninitialised
     memory does not."""
     ignores_shared_zeros: bool = False
-    """Whether the ratio must also be reached without the elements that are zero in both outputs or nan in both
-    outputs."""
+    """Whether the ratio must also be reached without the shared zeros."""
     max_absolute_error: float = math.inf
     """Largest absolute error allowed for any element, whatever the other settings."""
     is_sum: bool = False
@@ -59,10 +58,10 @@ class Tolerance:
 
 
 def bounds_of(magnitude: torch.Tensor, tolerance: Tolerance, most: float = math.inf) -> torch.Tensor:
-    """Return the largest allowed error of each element, by its expected magnitude; at most `most`, and finite.
+    """Return the largest allowed error of each element, by its expected magnitude.
 
-    An infinite magnitude has the bound `most`, or nan if rtol is zero. Its error is infinite or nan, so it is never
-    within.
+    Bounds are at most `most`, and finite. Only an infinite magnitude without an rtol has the bound nan, which no error
+    is within.
     """
     limits = torch.finfo(magnitude.dtype)
     most = min(most, limits.max)

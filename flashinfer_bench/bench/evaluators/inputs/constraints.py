@@ -2,8 +2,8 @@
 
 A constraint may use axes, inputs, numbers, arithmetic, comparisons, and/or/not, subscripts, `.shape`, `.ndim`, `len`
 and the methods in `ATTRIBUTES`. Only such an expression is evaluated; no other code of a data set is executed. Any
-other constraint cannot be checked. It is noted, and the workload is still used. A constraint that the axes of a
-workload break for all inputs is noted, too: the author chose these sizes, and published references handle them. This
+other constraint cannot be checked. It is noted, and the workload is still used. A workload's axes may break a
+constraint for all inputs. This is noted, too: the author chose these sizes, and published references handle them. This
 module imports no torch, because `validate` also reports such workloads.
 """
 

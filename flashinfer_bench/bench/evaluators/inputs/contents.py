@@ -36,8 +36,8 @@ from flashinfer_bench.bench.evaluators.inputs.writer import DRAWN, MULTIPLIED, N
 from flashinfer_bench.data import Definition, RandomInput, Workload
 
 LARGEST_SHARE_FACTOR: Final = 2.0
-"""Largest factor of an element in a row that keeps its sum or length; the smallest is its inverse. The factors change
-which elements are largest, but a row stays about as peaked."""
+"""Largest factor of an element, in rows that keep their sum or length. The smallest factor is its inverse. The factors
+change which elements are largest, but a row stays about as peaked."""
 SHORTEST_ROW: Final = 64
 """Minimum elements of a row that is shuffled by itself. The order of fewer elements can be guessed."""
 SHORT_TOGETHER: Final = 4096
@@ -66,8 +66,8 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
     """Return how each input of a workload differs from call to call, in the order of the definition.
 
     A custom input that does not depend on the seed stays the same, if another custom input depends on the seed. An
-    input that depends on the seed is made again for each call, if its function is fast and keeps integers that give
-    structure. All other custom inputs vary like stored inputs.
+    input that depends on the seed is made again for each call, if the function is fast and changes no integers that
+    give structure. All other custom inputs vary like stored inputs.
 
     Raises:
         WorkloadFault: an axis of the workload has no size.
@@ -246,7 +246,7 @@ class Contents(_Calls):
 class DealtContents(_Calls):
     """The inputs of a job's calls, which use the evaluator's sets of inputs in turn.
 
-    Call n has set n % sets, with the content of that set's call n // sets.
+    Call n uses set n % sets. It gets the content that this set has for its call n // sets.
 
     Args:
         each: the contents of each set; all have the same shapes, dtypes and single values.
@@ -333,11 +333,11 @@ def choose_columns(value: torch.Tensor) -> int:
 
 
 def find_perturbation(value: torch.Tensor) -> torch.Tensor | None:
-    """Return which bits of each byte of stored quantised numbers may be flipped together; None if all must stay.
+    """Return which bits of a byte of stored quantised numbers may be flipped together; None if all must stay.
 
     A byte may change only to a byte that also occurs in the tensor. The new byte differs in the sign, the lowest bit,
-    or both; in int8 only in the sign. Zeros, infinities and NaN stay, and no byte becomes one of them. So labels do not
-    change, nor do narrower codes that are packed into bytes. This waits for a GPU.
+    or both; in int8 only in the sign. Zeros, infinities and NaN stay, and no byte becomes one of them. So labels, and
+    narrower codes that are packed into bytes, do not change. This waits for a GPU.
 
     Args:
         value: a tensor of int8 or of a narrow float.

@@ -31,7 +31,8 @@ from flashinfer_bench.errors import DefinitionFault
 DEVICE: Final = "device"
 """The name of the parameter that gets the device."""
 SLOW_S: Final = 0.05
-"""Maximum seconds of a call, for a function that makes new inputs for each timed call. A job has hundreds of calls."""
+"""Seconds that a call of the function may take. A slower function makes no new inputs for timed calls, since a job has
+hundreds of calls."""
 _NUMPY_SEEDS: Final = 1 << 32
 
 

@@ -144,7 +144,7 @@ def uniform(value_spec: ValueSpec, low: float, high: float) -> torch.Tensor:
 
 
 def uniform_logs(value_spec: ValueSpec, low: float, high: float) -> torch.Tensor:
-    """Make the logarithms of numbers of all magnitudes between two positive numbers, as float32."""
+    """Make float32 values that are uniform between the logarithms of two positive numbers."""
     shares = torch.rand(value_spec.shape, generator=value_spec.generator(value_spec.device), device=value_spec.device)
     return shares.mul_(math.log(high / low)).add_(math.log(low))
 
@@ -169,7 +169,8 @@ def distinct_rows(value_spec: ValueSpec, limit: int) -> torch.Tensor:
         return value_spec.finish(torch.randperm(limit, generator=generator)[: rows * columns])
     if columns > limit:
         return value_spec.finish(torch.randint(max(limit, 1), (rows, columns), generator=generator))
-    # One number from each of equal parts of the range: distinct without a permutation of `limit` for every row.
+    # Each column draws from its own part of the range, so the numbers are distinct without a permutation of `limit` for
+    # every row.
     ends = torch.arange(columns + 1) * limit // columns
     picked = ends[:-1] + (torch.rand(rows, columns, generator=generator, dtype=torch.float64) * ends.diff()).long()
     order = torch.rand(rows, columns, generator=generator).argsort(dim=1)

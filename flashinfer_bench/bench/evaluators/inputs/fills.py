@@ -2,8 +2,8 @@
 
 Floats of 16 bits and more are filled with a quiet NaN whose payload no conversion and no arithmetic makes. The payload
 of a canonical NaN is all zeros or all ones, and NaNs from shorter floats end in zeros. A float of 8 bits has only one
-or two NaN patterns. So outputs of 8 bits are filled with NaN before some calls, and with a finite number before others.
-An unwritten element is wrong after one of the two.
+or two NaN patterns. Outputs of 8 bits are filled with NaN before some calls, and with a finite number before others. So
+an unwritten element is wrong in some of the calls.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.data import Definition
 
 BEYOND: Final = (2, 8, 32)
-"""Multiples of the largest indexed size that are tried as bounds of the values."""
+"""These multiples of the largest indexed size are tried as bounds of the values."""
 FEW: Final = 8
 """If fewer values are valid, negative indices are allowed in a second search."""
 WRAPPED: Final = 2
@@ -55,7 +55,7 @@ class IntegerProbe:
         self._axes, self._values, self._device = axes, dict(values), device
         self._found: dict[str, tuple[range, int | None]] = {}
         self._runs: dict[tuple[Any, ...], Watch] = {}
-        """Input and its values → the run with them, given the ranges of other inputs that are known so far."""
+        """Input and its values → the run with them. The other inputs have the values that were known at that time."""
         for self._truth in (True, False):
             self._runs.clear()
             if self._run().end in (DONE, STOPPED):
@@ -135,7 +135,8 @@ class IntegerProbe:
 
         Args:
             name: the input.
-            is_masked: both shift and mask are required; else one of shift, mask, division or another dtype is enough.
+            is_masked: whether the reference must both shift and mask. Otherwise a shift, a mask, a division or a view
+                in another dtype is enough.
         """
         did = self._run().did
         uses = [name in did[use] for use in ("shift", "mask", "divide")]
@@ -154,8 +155,8 @@ class IntegerProbe:
         return not texts or not find_broken(texts, {**self._axes, name: self._fill(name, value, other).long()})[0]
 
     def _fill(self, name: str, value: int | None, other: int) -> torch.Tensor:
-        """Return a copy of an input with `other` in every second element. The rest is filled with `value`; None keeps
-        its values."""
+        """Return a copy of an input. Every second element is `other`. The rest is `value`, or unchanged if `value` is
+        None."""
         filled: torch.Tensor = self._values[name].clone()
         if value is not None:
             filled.fill_(value)
@@ -163,7 +164,7 @@ class IntegerProbe:
         return filled
 
     def _run(self, *filled: Any) -> Watch:
-        """Run the reference; the arguments of `_fill` say which values one input has."""
+        """Run the reference. The arguments of `_fill`, if given, replace the values of one input."""
         if filled not in self._runs:
             self._runs[filled] = watch = Watch(self._device, truth=self._truth)
             run(self._reference, {**self._values, **({filled[0]: self._fill(*filled)} if filled else {})}, watch)

@@ -34,7 +34,8 @@ _TOTAL_AXES: Final = {
     "kv": ("num_kv_indices", "total_kv", "total_num_pages", "total_k"),
     "": ("total_seq_len", "total_tokens", "num_tokens", "total_q", "total_kv"),
 }
-"""Axes whose size may be the last offset, if no constraint gives it. Keys: queries, keys and values, others."""
+"""Axes whose size may be the last offset, if no constraint gives it. Keys: "q" for queries, "kv" for keys and values,
+"" for others."""
 _TABLE_AXES: Final = ("max_num_pages", "max_num_blocks", "max_pages_per_seq", "max_blocks_per_seq")
 _LENGTH_AXES: Final = ("max_seq_len", "max_kv_len", "max_seqlen", "max_context_len", "seq_len", "kv_len")
 _POSITION_AXES: Final = ("max_seq_len", "max_position_embeddings", "max_position", "max_positions")
@@ -48,8 +49,7 @@ SMALL: Final = 8
 PADDED_SHARE: Final = 1 / 8
 """Share of the indices that are -1 if the reference tests for -1."""
 IGNORED_SHARE: Final = 1 / 4
-"""Share of the values that are another negative number, such as -100 for labels, if the reference tests for this
-number."""
+"""Share of the values that get another negative padding, such as -100 for labels, if the reference tests for it."""
 SURELY_PADDED: Final = 8
 """An input with at least this many indices gets at least one padding index."""
 FREE_LENGTH: Final = 4
@@ -96,7 +96,7 @@ def _lengths_of(offsets: Any) -> torch.Tensor | None:
 
 
 def last_page_lengths(value_spec: ValueSpec) -> torch.Tensor:
-    """Make numbers of tokens in the last page; with given queries, no fewer than causal attention needs."""
+    """Make the number of tokens in each last page. With given queries, causal attention has enough tokens."""
     page_size = value_spec.size("page_size") or 1
     least = torch.ones(value_spec.shape[0], dtype=torch.long)
     queries, pages = _lengths_of(value_spec.made.get("qo_indptr")), _lengths_of(value_spec.made.get("kv_indptr"))
@@ -137,8 +137,8 @@ def below(
 
     Args:
         find_size: returns the size; None if it is unknown.
-        usual: the size if `find_size` returns None and the reference indexes nothing with the values; None for the
-            smallest first dimension of the other inputs.
+        usual: replaces an unknown size if the reference indexes nothing with the values. None: the smallest first
+            dimension of the other inputs.
         least: the smallest value. It is also added to the size, so with 1 the size itself is valid.
         is_distinct: whether values are distinct, if there are enough. If two sequences write to one slot, there is no
             right answer.
@@ -189,7 +189,7 @@ def experts(value_spec: ValueSpec) -> torch.Tensor:
 
 
 def small_or_bytes(value_spec: ValueSpec) -> torch.Tensor:
-    """Make integers that no other rule fits: valid indices or else small numbers; in 8 bits any bytes."""
+    """Make integers for which no other rule fits: any bytes for 8 bits, else valid indices or small numbers."""
     made: torch.Tensor = within()(value_spec) if _is_wide(value_spec) else words(value_spec)
     return made
 

@@ -14,10 +14,11 @@ from flashinfer_bench.base.host import usable_memory
 
 RECENT_S: Final = 0.2
 ROOMY_S: Final = 2.0
-"""Seconds for which a query's result for a GPU's free memory is reused; ROOMY_S if more than half was free. A query
-waits while the driver ends another process's context, and a job needs a dozen results."""
+"""Seconds for which the result of a query is reused: ROOMY_S if more than half of the GPU's memory was free, else
+RECENT_S. A query waits while the driver ends another process's context, and a job needs a dozen results."""
 SMALL_SHARE: Final = 1024
-"""An allocation of at most a device's memory divided by this is made without a query of the free memory."""
+"""A size is small if it is at most the device's memory divided by this. Small sizes need no query of the free
+memory."""
 _queries: dict[torch.device, tuple[float, int]] = {}
 """GPU → time until which the latest result is reused, and the free bytes."""
 _most_free: dict[torch.device, int] = {}
@@ -38,13 +39,13 @@ def has_room(device: torch.device, size: int, share: int) -> bool:
 
 
 def recently_free_bytes(device: torch.device) -> int:
-    """Return the memory of a GPU that was free a moment ago, for callers that need a share of it."""
+    """Return the free memory of a GPU, possibly from a recent query. Callers need only a share of it."""
     until_s, free = _queries.get(device, (0.0, 0))
     return free if time.monotonic() < until_s else query_free_bytes(device)
 
 
 def query_free_bytes(device: torch.device) -> int:
-    """Return the memory of a GPU that no process holds now."""
+    """Query and return the free memory of a GPU."""
     free, total = map(int, torch.cuda.mem_get_info(device))
     _queries[device] = time.monotonic() + (ROOMY_S if 2 * free > total else RECENT_S), free
     _most_free[device] = max(free, most_free_bytes(device))
@@ -52,12 +53,12 @@ def query_free_bytes(device: torch.device) -> int:
 
 
 def most_free_bytes(device: torch.device) -> int:
-    """Return the largest memory of a GPU that this process found free."""
+    """Return the largest free memory that this process found on a GPU."""
     return _most_free.get(device, 0)
 
 
 def cached_bytes(device: torch.device) -> int:
-    """Return the memory of a GPU that torch holds in this process, but that no tensor uses.
+    """Return the GPU memory that torch holds in this process without using it for a tensor.
 
     `torch.cuda.memory_reserved` sorts 160 figures to return one of them, which takes a third of a millisecond.
     """

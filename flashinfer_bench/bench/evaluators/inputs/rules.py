@@ -55,7 +55,7 @@ FEW_BOOLS: Final = 64
 mask could select nothing. So a shorter input is only rotated."""
 STEP_BIAS: Final = "dt_bias"
 NO_NUMBERS: Final = r"scale|zero|mask|flag|sign|type|code|bits"
-"""Parts of the names of stored int8 inputs that hold no quantised numbers."""
+"""Stored int8 inputs with these words in their names hold no quantised numbers."""
 PROBABILITIES: Final = r"((draft|target)_)?prob(s|abilities)"
 
 Kind = Literal["float", "float8", "bytes", "bools"]

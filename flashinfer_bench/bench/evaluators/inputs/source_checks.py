@@ -57,7 +57,7 @@ class SourceChecks(NamedTuple):
 
 @lru_cache(maxsize=256)
 def find_source_checks(source: str) -> SourceChecks:
-    """Return the values that a source tests for; none if it cannot be parsed."""
+    """Return the values that a source tests for; no values if the source cannot be parsed."""
     try:
         text = TEXTS.sub("''", ast.unparse(ast.parse(source))) + "\n"
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -308,9 +308,8 @@ def _is_small(result: tuple[Sequence[int], torch.dtype]) -> bool:
 def _find_shapes(
     operation: Operation, given: Mapping[str, Any], tensors: list[Traced]
 ) -> list[tuple[Sequence[int], torch.dtype]]:
-    """Return shapes and dtypes of an operation's results. For an unknown operation, they are those of its first tensor.
-
-    To find the shapes, torch itself would import its compiler, which takes seconds.
+    """Return shapes and dtypes of an operation's results. Results of an unknown operation get the shape and dtype of
+    its first tensor. torch's own way to find shapes would import its compiler, which takes seconds.
     """
     name, count, dim = operation.name, operation.returns, given.get("dim", -1)
     if not tensors:

@@ -35,11 +35,10 @@ from flashinfer_bench.data.dtypes import DTYPES
 FEW: Final = 8
 """Number of large values in a row. If there were fewer, the rounding of a single value would change the whole row."""
 LOUD: Final = 15
-"""Number of columns, and of rows, that keep their scale while all others get smaller still. A sample of the elements
-includes some of these."""
+"""Number of columns, and of rows, that `quieten` leaves unchanged. A sample of the elements includes some of them."""
 QUIET_SHARE: Final = 1 / 400
-"""Share that the elements made smaller have in a sum of squares. A format that rounds these elements to zero has an
-error of half of the limit."""
+"""Share of a sum of squares that comes from the scaled-down elements. A format that rounds them to zero has an error of
+half of the limit."""
 ROWS_PER_CHOSEN: Final = 64
 """One of this many rows, or groups of rows, is chosen. A sample of the rows rarely includes it."""
 OUTWEIGHS: Final = 32
@@ -49,40 +48,40 @@ USUAL_REACH: Final = 10.0
 NEAR: Final = (0.9, 1.2)
 """Range of a small shift. Formats of eight bits are precise enough to subtract a mean of this size."""
 FAR: Final = (2.5, 4.5)
-"""Range of a large shift. After it a mean of sigmoids is at least 0.9, or at most 0.1."""
+"""Range of a large shift. A mean of sigmoids of shifted values is at least 0.9, or at most 0.1."""
 GATE: Final = (3.5, 5.0)
-"""Range of a shift of a gate's input, after which the gate's sigmoid is nearly 1 or nearly 0."""
+"""Range of the shift of a gate's input. It makes the gate's sigmoid nearly 1 or nearly 0."""
 OPEN_STEPS: Final = 80
 """Number of last steps in which some gates are shifted. In earlier steps the gates are as usual, so the state takes in
 values."""
 LEAST_LENGTH: Final = 4
-"""Minimum length of an axis of which only a part is changed."""
+"""`part_of` chooses nothing along a shorter axis."""
 DENSITIES: Final = (0.02, 0.1, 0.9, 0.98)
 """Shares of true elements among changed bools; a call uses one of these."""
 LEAST_BOOLS: Final = 8
-"""Minimum expected true elements, and false elements, of a row. A row that is all true or all false may have no right
-answer."""
+"""A changed row is expected to have at least this many true and this many false elements. A row that is all true or all
+false may have no right answer."""
 FEW_NUMBERS: Final = 16
 """An output with fewer elements is checked by more calls, since it may be right by chance."""
 MOST_BYTES: Final = 1 << 30
-"""Maximum bytes of the inputs of all stress calls of a job, which are kept until they are judged. A single call may
-exceed it."""
+"""Maximum bytes of the inputs of a job's stress calls, which are kept until they are judged. A single call may exceed
+it."""
 MANY_ELEMENTS: Final = 1 << 28
-"""Maximum elements of an 8-bit input that is changed. A change needs several times the input's memory."""
+"""8-bit inputs with more elements are not changed. A change needs several times the input's memory."""
 QUICK_MS: Final = 5.0
 SLOW_CALLS: Final = 2
 """Number of cases that are tried if a call of the reference takes more than QUICK_MS on a GPU."""
 TIME_LIMIT_MS: Final = 1e3
 """Milliseconds that a reference on a CPU may take for all cases; it is called at least once."""
 HAVE_RULES: Final = re.compile(r"gdn|mamba.*")
-"""Op types for whose gates `rules.py` has rules."""
+"""Op types with rules for gates in `rules.py`."""
 RATES: Final = re.compile(r"a_?log|log_?a|dt_bias|(log_?)?decays?(_rates?)?")
 """Names of inputs that set how fast a state forgets. They are not changed, because they have meaning at one scale
 only."""
 
 
 class Chance:
-    """A source of random numbers on the host, and of tensors on a device without waiting for it."""
+    """Draws random numbers on the host, and random tensors on a device without waiting for it."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self.seed, self.device = seed, device
@@ -106,7 +105,7 @@ class Chance:
         return torch.randint(below, (count,), generator=self.many, device=self.device)
 
     def uniform(self, like: torch.Tensor) -> torch.Tensor:
-        """Return random numbers from 0 to 1 of the shape of another tensor."""
+        """Return random numbers from 0 to 1, in the shape of another tensor."""
         return torch.rand(like.shape, generator=self.many, device=self.device)
 
 
@@ -174,7 +173,7 @@ def part_of(axis: int, *, offset: int = 0, late: bool = False) -> Support:
 
 
 def sixth_of_rows(number: int) -> Support:
-    """Choose a sixth of the rows, in a random order that is the same for both sixths of a call. A single row is in the
+    """Choose a sixth of the rows in random order. Both sixths of a call use the same order. A single row is in the
     first sixth."""
 
     def choose(field: Field) -> Any:
@@ -208,8 +207,8 @@ def stretch(field: Field) -> Any:
 
 
 def _spaced(count: int, columns: int, chance: Chance) -> torch.Tensor:
-    """Return columns that are neighbours or 32 apart. Of columns 32 apart, a solution that reads every second or eighth
-    column reads all or none."""
+    """Return columns that are neighbours or 32 apart. A solution that reads every second or eighth column reads either
+    all columns that are 32 apart, or none."""
     step = min(chance.host.choice((1, 32, 32)), columns // count)
     first = chance.host.randrange(columns)
     return torch.arange(first, first + count * step, step, device=chance.device) % columns
@@ -282,7 +281,7 @@ def scale(low: float, high: float) -> Transform:
 
 
 def shift(low: float, high: float, side: int = 0) -> Transform:
-    """Add one random number to all elements, of either sign if no side is given."""
+    """Add one random number to all elements. Without a given side, the field decides its sign."""
     return lambda values, field: values.add_((side or field.side) * field.chance.host.uniform(low, high))
 
 
@@ -293,8 +292,8 @@ def quieten(axis: int, least: float = 0.0) -> Transform:
 
 
 def large(size: Callable[[Field], float]) -> Transform:
-    """Replace elements by random values of 0.7 to 1 times a size, of either sign, with the full precision of the
-    dtype."""
+    """Replace elements by random values of either sign, with magnitudes of 0.7 to 1 times a size. They use the full
+    precision of the dtype."""
 
     def change(values: torch.Tensor, field: Field) -> torch.Tensor:
         top = size(field)
@@ -329,16 +328,16 @@ class StressCase(NamedTuple):
     calls: Mapping[str, int]
     """Trait of a job → number of calls if the job has the trait; the largest number counts. See `StressPlan`."""
     strength: float = 2.0
-    """Weight in the random order of the cases, for jobs that cannot try all. A case of twice the weight is first twice
-    as often."""
+    """Weight in the random order of the cases, for jobs that cannot try all. The chance to come first is proportional
+    to it."""
     is_of_floats: bool = True
     """Whether the case leaves bytes and bools unchanged."""
 
 
 TO_80: Final = large(lambda _: 80.0)
 """Replaces elements by values of up to 80. float16 can hold the square of such a value, and a sum of FEW such squares.
-The case near 200 has values of up to 240, whose squares float16 can also hold. A single one of these has a large share
-of the sum of squares of 100,000 usual values."""
+The case near 200 has values of up to 240, whose squares float16 can also hold. A single such value has a large share of
+a sum of squares with 100,000 usual values."""
 TO_SMALL: Final = ((everything, scale(1 / 32, 1 / 16)), (most_of(1), quieten(1)), (most_of(0), quieten(0, 1 / 256)))
 """Makes values small. Even the squares of the smallest rows are not rounded to zero."""
 TWO_SIXTHS: Final = ((sixth_of_rows(0), shift(*NEAR)), (sixth_of_rows(1), shift(*FAR)))
@@ -378,7 +377,8 @@ has more calls, because a solution that reads only a part misses the change in s
 GATES: Final = frozenset(name for name, case in STRESS_CASES.items() if "gates" in case.calls)
 """Cases that change the inputs of a sigmoid or softplus, if a state is carried from step to step."""
 FOR_CONSTANTS_ALONE: Final = frozenset(name for name, case in STRESS_CASES.items() if {*case.calls} == {"constants"})
-"""Cases in which floats are not judged: float16 cannot hold such numbers between the operations of a kernel."""
+"""Cases only for outputs that are the same on all usual inputs. Float outputs are not judged by norms: float16 cannot
+hold such numbers between the operations of a kernel."""
 
 
 class Free(NamedTuple):
@@ -388,7 +388,7 @@ class Free(NamedTuple):
     kind: Kind
     axes: tuple[str, ...]
     groups: int
-    """Number of groups of consecutive rows. Each group of rows makes its own numbers of an output."""
+    """Number of groups of consecutive rows. An output has separate numbers for each group."""
 
 
 def why_no_stress(definition: Definition) -> str | None:
@@ -404,8 +404,8 @@ def _float_outputs(definition: Definition) -> dict[str, tuple[str, ...]]:
 
 
 def _find_free(value_spec: ValueSpec) -> Free | None:
-    """Return how a random input is changed. None: it is not changed, because a rule or its name fixes its range, or it
-    is too large."""
+    """Return how a random input is changed. None if it is not changed: a rule or its name fixes its range, or it is too
+    large."""
     name, definition, shape = value_spec.name, value_spec.definition, value_spec.shape
     count = math.prod(shape)
     kind = find_varied_input(value_spec).kind
@@ -442,7 +442,7 @@ class StressPlan:
         definition: the definition.
         workload: has the random inputs.
         seed: seed of the job; secret while the job is judged.
-        has_constants: whether cases are also tried for outputs that are the same on all usual inputs.
+        has_constants: whether some outputs are the same on all usual inputs; they get further cases.
         most: maximum number of calls; None for all.
 
     Raises:
@@ -490,8 +490,8 @@ class StressPlan:
         cases tend to come early."""
 
     def _find_traits(self, definition: Definition, workload: Workload, free: Sequence[Free]) -> dict[str, Any]:
-        """Return the traits of the job. They decide which cases make sense, and the number of calls that find a
-        shortcut."""
+        """Return the traits of the job. They decide which cases make sense, and how many calls each case needs to find
+        a shortcut."""
         outputs = _float_outputs(definition)
         shapes = dict(zip(definition.outputs, definition.get_output_shapes(workload.axes), strict=True))
         has_rules = HAVE_RULES.fullmatch(definition.op_type.replace("-", "_"))

@@ -6,7 +6,8 @@ matched ratio never allows a row that is wrong as a whole. A row that is ill-con
 skipped.
 
 On stress inputs an output with too few elements for a row is judged, too. Its few numbers may all be near zero by
-chance, or because a sum cancelled. So its error may also be several times its change under rounding of the inputs.
+chance, or because a sum cancelled. So an ill-conditioned output may have an error over the limit, up to several times
+its change under rounding of the inputs.
 
 `judge_norms` judges one call. `surely_pass` checks many calls at once. If it accepts them, `judge_norms` is not needed.
 """
@@ -50,7 +51,7 @@ SMALL_CONDITIONED: Final = 0.5
 """A small output is well-conditioned if rounding changes it by at most this share of the limit. The share is below 1,
 because the changes in all draws may be small by chance."""
 SURE: Final = 0.99
-"""Share of the limit up to which `surely_pass` accepts norms."""
+"""`surely_pass` accepts norms up to this share of the limit."""
 TOGETHER: Final = {"cpu": 1 << 15, "cuda": 1 << 24}
 """Maximum elements of the calls that are checked together, by device type. On a GPU the check takes about 400 MB of
 memory. On a CPU the check uses one thread."""
@@ -79,8 +80,8 @@ class NormRule:
     def find_excess(self, norms: Norms, output: int, name: str, stability: Stability) -> Excess | None:
         """Return how an output breaks the rule; None if it does not.
 
-        Ill-conditioned rows are left out, and the check is repeated on the other rows, until they pass or none of them
-        is ill-conditioned.
+        Ill-conditioned rows are left out. The check is repeated on the other rows until they pass, or none of them is
+        ill-conditioned.
 
         Args:
             norms: norms of the output.
@@ -207,8 +208,8 @@ def _check_together(
 ) -> None:
     """Check one output of several calls. Append the results of the tests to `holds`, and squared norms to `totals`.
 
-    The norms [calls * 2] are, for each call, that of the error and that of the expected output. Comparisons with nan
-    are false, and an infinite row has an infinite norm. So an output that is not finite never surely passes.
+    Each call has two norms: of its error, and of its expected output. Comparisons with nan are false, and an infinite
+    row has an infinite norm. So an output that is not finite never surely passes.
     """
     first, calls = pairs[0][0], len(pairs)
     expected, got = (_stack(side) for side in zip(*pairs, strict=True))

@@ -21,8 +21,8 @@ LEAST_ROW: Final = 16
 """Minimum elements of a row. An output with fewer elements is a single row, whose norms are judged on stress inputs
 only."""
 FLOOR: Final = 0.1
-"""Least norm by which a row's error is divided, as a share of the usual row's norm (the root mean square over the
-rows). A row of cancelled sums is small, but has the rounding errors of the large terms."""
+"""A row's error is divided by at least this share of the usual row's norm (the root mean square over the rows). A row
+of cancelled sums is small, but has the rounding errors of the large terms."""
 NO_VALUE_SCALES: Final = frozenset({getattr(torch, "float8_e8m0fnu", None)})
 """Dtypes to which norms do not apply, because neighbouring values differ by a factor of two. An error of one step in
 one element may be as large as the whole row."""

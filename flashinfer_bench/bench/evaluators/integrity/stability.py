@@ -23,17 +23,17 @@ from flashinfer_bench.bench.evaluators.integrity.norms import Norms, measure_nor
 from flashinfer_bench.errors import Fault
 
 MOST_DRAWS: Final = 16
-"""Maximum number of draws: calls of the reference on rounded inputs. A row that a rounding error of bfloat16 can just
-change is missed in one of 1,000 cases."""
+"""Maximum number of draws: calls of the reference on rounded inputs. A row that rounding to bfloat16 can barely change
+is missed in one of 1,000 cases."""
 FEWEST_DRAWS: Final = 4
 TIME_LIMIT_S: Final = 30.0
 """Seconds after which no more draws are made. If the reference is so slow that there are fewer than FEWEST_DRAWS draws,
 no row is rejected."""
 MOST_OF_SIGMOID: Final = 0.1
-"""Upper bound of the standard deviation of the errors that `of_sigmoid` adds, as a share of each number."""
+"""The errors that `of_sigmoid` adds have a standard deviation of at most this share of each number."""
 FLOAT8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 REORDERED_SHARE: Final = 0.25
-"""A row depends on the order of equal values if another order changes it by more than this share of its limit."""
+"""A row is ill-conditioned if another order of equal values changes it by more than this share of its allowed error."""
 _ATEN: Final = torch.ops.aten
 CHOOSING: Final = {
     _ATEN.topk.default: (2, -1),
@@ -68,30 +68,29 @@ class Rounding:
     judges_small: bool = False
     """Whether outputs too small for rows are judged by norms, too."""
     slack: float = math.inf
-    """A row whose error is more than this many times its change under rounding is judged, even if it is
-    ill-conditioned."""
+    """An ill-conditioned row is judged if its error is more than this many times its change under rounding."""
     of_sigmoid: float = 0.0
     """Absolute error of a sigmoid. Each number gets a further error that changes its sigmoid by about this much."""
 
 
 USUAL_ROUNDING: Final = Rounding(2.0**-7, 0.25)
-"""The size is twice the unit roundoff of bfloat16. If a solution rounds no more coarsely than bfloat16, and this
-changes a choice, one of the draws changes the choice, too. On well-conditioned rows, even kernels that round four times
-as coarsely stay within the limit."""
+"""The size is twice the unit roundoff of bfloat16. If rounding to bfloat16 changes a choice of a solution, one of the
+draws changes this choice, too. On well-conditioned rows, even kernels that round four times as coarsely stay within the
+limit."""
 STRESS_SLACK: Final = 16.0
-"""Slack on stress inputs, in multiples of a row's change under rounding. In some definitions, rounding errors of a
-twentieth change all rows. A solution that skips work exceeds this slack even there; kernels in scaled fp8 do not."""
+"""Slack on stress inputs, in multiples of a row's change under rounding. In some definitions, rounding changes all
+rows. Even there, a solution that skips work exceeds this slack, and kernels in scaled fp8 do not."""
 STRESS_ROUNDING: Final = Rounding(0.05, 1.0, judges_small=True, slack=STRESS_SLACK)
-"""For inputs of stress cases. The size is twice the rounding error of fp8, because solutions that round their operands
-to fp8 are right, too, and softmax or gates may then switch between 0 and 1. A product of two inputs stays
-well-conditioned."""
+"""For inputs of stress cases. The size is twice the rounding error of fp8, because solutions may round their operands
+to fp8. Softmax or gates may then switch between 0 and 1. A product of two inputs stays well-conditioned."""
 LOUD_ROUNDING: Final = Rounding(0.05, 1.0, judges_small=True, slack=4.0)
 """For cases in which a few values of one row dominate all others. Sixteen draws may change a result of a single
 dominant value by an eighth, so a slack of 4 allows an error of a half."""
 GATE_ROUNDING: Final = Rounding(2.0**-7, 1.0, judges_small=True, of_sigmoid=5e-4)
-"""For cases in which gates are nearly open or shut. Gates computed in fp8 would be wrong, so no right kernel does it.
-Therefore the rounding is smaller than in STRESS_ROUNDING. With STRESS_ROUNDING, every row that depends on hundreds of
-steps would be ill-conditioned. Sigmoids that use a GPU's `tanh` instruction have an error of half of `of_sigmoid`."""
+"""For cases in which gates are nearly open or shut. Gates computed in fp8 would be wrong, so no right kernel computes
+them in fp8. Therefore the rounding is smaller than in STRESS_ROUNDING. With STRESS_ROUNDING, every row that depends on
+hundreds of steps would be ill-conditioned. Sigmoids that use a GPU's `tanh` instruction have an error of half of
+`of_sigmoid`."""
 
 
 @dataclass
@@ -136,8 +135,8 @@ class Stability:
             output: index of the output.
             limit: the allowed error of a row.
             suspects: bool [rows]: rows that are about to be rejected.
-            shares: errors of the rows, as shares of their norms. A suspect whose error is more than `slack` times its
-                change under rounding is judged, even if it is ill-conditioned. None: `slack` is not applied.
+            shares: errors of the rows, as shares of their norms. An ill-conditioned suspect is judged if its error is
+                more than `slack` times its change under rounding. None: `slack` is not applied.
             left_out: bool [rows]: rows that do not count for the usual row's norm; None if all rows count.
         """
 
@@ -162,8 +161,8 @@ class Stability:
                     draws.append(list(map(measure_norms, self.expected, outputs)))
         if len(self._moved) < FEWEST_DRAWS:
             return torch.ones_like(suspects)
-        # If rows tie with one another, a solution may choose rows that no draw chose. By the Good-Turing estimate,
-        # there are at most as many of these as rows that changed in exactly one draw.
+        # If rows tie with one another, a solution may choose rows that no draw chose. The Good-Turing estimate bounds
+        # their number by the number of rows that changed in exactly one draw.
         if int((suspects & ~ill_conditioned).sum()) <= int((reordered == 1).sum()):
             ill_conditioned |= suspects
         return ill_conditioned & ~is_beyond
@@ -174,8 +173,8 @@ def call_rounded(
 ) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor] | None]]:
     """Yield a reference's outputs for inputs with random rounding errors, at most MOST_DRAWS times within TIME_LIMIT_S.
 
-    Each draw also changes the order of equal values. If the reference makes choices, its outputs for the unchanged
-    inputs in that order are the second item; else the second item is None.
+    Each draw also changes the order of equal values. If the reference makes choices, the second item has its outputs
+    for the unchanged inputs in this order; else it is None.
     """
     spent_s = 0.0
     for draw in range(MOST_DRAWS):
@@ -241,7 +240,7 @@ def call_with_other_ties(reference: Reference, inputs: list[Any], seed: int) -> 
 def add_rounding(inputs: Sequence[Any], rounding: Rounding, seed: int) -> list[Any]:
     """Return inputs whose float tensors have random errors; float8 tensors get neighbouring values.
 
-    Small tensors are rounded first. Tensors for which the allowed share of free memory does not suffice stay unchanged.
+    Small tensors are rounded first. Tensors stay unchanged once the allowed share of free memory is used up.
     """
     rounded = list(inputs)
     known = (*MULTIPLIED, *FLOAT8)

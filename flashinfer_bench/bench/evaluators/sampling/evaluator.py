@@ -48,21 +48,21 @@ from flashinfer_bench.errors import DefinitionFault
 
 CPU: Final = torch.device("cpu")
 TIMED_DRAWS: Final = 96
-"""Minimum number of draws of each timed trial that are judged. With these, a sampler that always draws the likeliest
-token passes only if this token has more than nine tenths of the mass."""
+"""Minimum number of judged draws in each timed trial. With these, a sampler that always draws the likeliest token
+passes only if this token has more than nine tenths of the mass."""
 TIME_LIMIT_S: Final = 20.0
 """Seconds after which no more calls on flattened rows are made. A sampler under Triton's interpreter is so slow that it
 needs this limit. A cheating sampler gains nothing by being slow."""
 TIMED_SHARE: Final = 0.05
 """Factor on the false alarm rate for timed draws, because they are a second test of the same sampler."""
 PARTS: Final = (4, 8)
-"""Numbers of parts into which timed draws are split, after sorting them by the largest probability of their row, the
-flattest row first."""
+"""Numbers of parts into which timed draws are split. The draws are first sorted by the largest probability of their
+row, the flattest row first."""
 LEAST_PART: Final = 24
 """Minimum draws in a part. Parts with fewer draws are not tested."""
 DETECTABLE: Final = 5.5
-"""Divided by the square root of the number of draws, this is the mass that a sampler can hardly move between groups of
-tokens without being rejected."""
+"""This, divided by the square root of the number of draws, is a mass. A sampler that moves this mass between groups of
+tokens is very likely rejected."""
 
 POWER: Final = "power"
 CHANCE_UNSEEN: Final = 3e-8
@@ -76,7 +76,7 @@ may keep any of them."""
 MOST_KINDS: Final = 8
 """Maximum number of flattened inputs in a job; each is used for several calls."""
 KINDS_ELEMENTS: Final = 1 << 21
-"""Approximate maximum of the probabilities in all flattened inputs together."""
+"""Approximate maximum number of probabilities in all flattened inputs together."""
 STEPS: Final = 10
 """Bisection steps that find the temperature."""
 FLAT_SHARE: Final = 0.1
@@ -341,7 +341,8 @@ def _describe_forbidden(problem: SamplingProblem, tokens: torch.Tensor, located:
 
 
 def count_calls(rows: int, least_shift: float) -> int:
-    """Return the number of calls on flattened rows that find a sampler which skips `least_shift` of the mass."""
+    """Return the number of calls on flattened rows that suffice to find a sampler that skips `least_shift` of the
+    mass."""
     return math.ceil(math.log(CHANCE_UNSEEN) / math.log1p(-least_shift) / max(rows, 1))
 
 

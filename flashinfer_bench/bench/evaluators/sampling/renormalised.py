@@ -23,7 +23,7 @@ from flashinfer_bench.data.dtypes import DTYPES
 TIE: Final = 1e-6
 """Inputs whose relative difference is at most this count as equal."""
 BOUNDARY_MASS: Final = 1e-3
-"""Maximum mass of entries at the boundary of top_p that may be kept or dropped, because sums are rounded."""
+"""Sums are rounded, so the boundary of top_p may be off by this mass."""
 
 
 def renormalises(definition: Definition) -> bool:
@@ -37,7 +37,8 @@ def renormalises(definition: Definition) -> bool:
 
 
 class RenormalisedEvaluator(DefaultEvaluator):
-    """Takes op type sampling with probabilities [rows, entries] and top_k or top_p in, the same shape out."""
+    """Takes op type sampling. Inputs are probabilities [rows, entries] and top_k or top_p; the output has the same
+    shape."""
 
     record = EvaluatorRecord(revision=3, op_types=("sampling",), takes=renormalises)
     own_rule = "rescale what it keeps"

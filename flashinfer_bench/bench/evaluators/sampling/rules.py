@@ -34,7 +34,7 @@ FILTERS: Final = {"top_k": torch.int64, "top_p": torch.float64, "min_p": torch.f
 ROUNDING: Final = 1e-4
 """Largest shift of a filter's boundary by rounding: in mass for top-p, relative for min-p."""
 MATERIAL: Final = 1e-3
-"""Mass of the boundary group, as a share of the kept mass, above which a row is not tested in the orders by id."""
+"""A row is not tested in the orders by id if its boundary group has more than this share of the kept mass."""
 CHUNK_ELEMENTS: Final = 1 << 23
 """Maximum number of probabilities that are sorted at once. Sorting this many takes a few hundred megabytes."""
 ORDERS: Final = ("probability", "token id", "token id, even ids first")

@@ -15,7 +15,7 @@ import torch
 GROUPS: Final = (32, 8)
 """Numbers of groups of equal expected share. Many groups show a narrow deviation, few groups a broad deviation."""
 PART_GROUPS: Final = (4, 2)
-"""Numbers of groups for the few draws of a part of the rows. With more groups, their p-values would be too small."""
+"""Numbers of groups for the few draws of a part of the rows. With more groups, the p-values would be too small."""
 PAIR_GROUPS: Final = 16
 """Number of groups in which a draw is compared with the draw of the previous call."""
 LEAST_EXPECTED: Final = 8
@@ -23,16 +23,16 @@ LEAST_EXPECTED: Final = 8
 
 
 def measure_distance(quantiles: torch.Tensor) -> tuple[float, float]:
-    """Return how far the shares of quantiles [orders, ...] in equal groups are from equal.
+    """Measure how unequally quantiles [orders, ...] are distributed over groups of equal width.
 
     Returns:
-        The total variation distance in the worst order: half of the sum of |observed share - expected share|. And the
-        distance that a perfect sampler with this number of draws exceeds once in ten thousand times.
+        The total variation distance in the worst order: half of the sum of |observed share - expected share|. Then the
+        distance that a perfect sampler with this many draws exceeds once in ten thousand times.
     """
     draws = quantiles[0].numel()
     groups = _group_count(draws, GROUPS[0])
     shares = _count(quantiles.reshape(len(quantiles), -1), groups) / draws
-    # The mean of the sum of folded normal values, one for each group, and four deviations of the sum.
+    # The mean of a sum of folded normal values, one for each group, plus four standard deviations of the sum.
     noise = math.sqrt(groups / (2 * math.pi * draws)) + 1.2 / math.sqrt(draws)
     return float((shares - 1 / groups).abs().sum(dim=1).max() / 2), noise
 
