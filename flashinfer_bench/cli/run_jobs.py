@@ -410,7 +410,7 @@ def _write_outcome(args: Namespace, outcome: RunOutcome, trace_set: TraceSet | N
 def resume_command(program: Sequence[str], argv: Sequence[str]) -> str:
     """Return the command that continues the run: the same one with --resume, and without --quick.
 
-    A quick run cannot be resumed, so the continued run gives full verdicts.
+    A quick run cannot be resumed, so the continued run gives whole verdicts.
     """
     if "--last-failed" in argv:  # the same command judges all failed jobs again
         return shlex.join([*program, *argv])

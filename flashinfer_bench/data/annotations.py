@@ -21,7 +21,7 @@ SCALARS: Final = {"float": "float32", "int": "int32", "bool": "bool"}
 """Python type → the dtype of a scalar."""
 SPEC: Final = re.compile(r"\s*(?:(\w+)\s*:)?\s*(\w+)\s*(\[.*\])?\s*", re.DOTALL)
 BETWEEN_AXES: Final = re.compile(r",(?![^()]*\))")
-"""A comma outside of the brackets of an expression."""
+"""A comma that is not within the brackets of an expression."""
 AXIS: Final = re.compile(r"\s*(\d+|[^\W\d]\w*)\s*(?:(?<!\d)=(.+))?", re.DOTALL)
 VAR: Final = {"type": "var"}
 Axes = dict[str, dict[str, Any]]
@@ -32,7 +32,7 @@ def make_parts(source: str, ask: Callable[[str], str] | None) -> dict[str, Any]:
 
     Args:
         source: the reference.
-        ask: returns the annotation that is missing, from a line that describes it; None if nobody can answer.
+        ask: takes a line that describes a missing annotation; returns the annotation. None: raise instead of asking.
 
     Raises:
         ValueError: the source has no `run`, or annotations are missing or wrong; the message has a line for each.

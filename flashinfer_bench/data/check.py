@@ -36,7 +36,7 @@ SHOWN_KEYS: Final = 20
 MOST_FINDINGS: Final = 10
 """Findings reported for one workload or one reference."""
 Finding = tuple[tuple[str, ...], str]
-"""Path of a field in the workload's line, and the mismatch."""
+"""Path of a field in the workload's line, and the problem."""
 
 
 Tensors = dict[str, tuple[list[int], str]]
@@ -121,7 +121,7 @@ def _check_inputs(definition: Definition, workload: Workload) -> Iterator[Findin
 
 
 def _why_not_made(definition: Definition) -> str | None:
-    """Return why a definition cannot make the inputs that a workload calls custom; None if it can."""
+    """Return why a definition cannot make a workload's inputs of type "custom"; None if it can."""
     entry, names = definition.custom_inputs_entrypoint, read_module(definition.reference).names
     if entry is None:
         return f"{definition.name} has no custom_inputs_entrypoint"
@@ -161,8 +161,7 @@ def find_input_issues(trace_set: TraceSet, jobs: Iterable[tuple[str, Workload]])
 
 
 def _shapes_of(definition: Definition, workload: Workload) -> dict[str, tuple[int, ...] | None]:
-    """Return input → its shape, None for a scalar. The result is empty if an axis is missing, which the loader
-    reports."""
+    """Return input → its shape, None for a scalar. If an axis is missing, return nothing; the loader reports that."""
     try:
         return dict(zip(definition.inputs, definition.get_input_shapes(workload.axes), strict=True))
     except ValueError:

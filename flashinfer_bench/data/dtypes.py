@@ -25,7 +25,7 @@ class Dtype(NamedTuple):
     """The properties of one dtype name."""
 
     bits: int
-    """Size of one element, in bits. For the packed spelling: of one byte, which holds two elements."""
+    """Size of one element, in bits. The packed dtype has the size of a byte, which holds two elements."""
     kind: Kind
     """Kind of the values."""
     storage: str

@@ -40,7 +40,7 @@ class FoundBinding(NamedTuple):
 
     binding: SupportedBindings
     note: str | None = None
-    """A line for the build's log; None if the spec names the binding, or the default holds."""
+    """A line for the build's log; None if the binding is from the spec, or is tvm-ffi."""
 
 
 def find_binding(solution: Solution) -> FoundBinding:
@@ -65,7 +65,7 @@ def find_binding(solution: Solution) -> FoundBinding:
 
 
 def registers_operators(solution: Solution) -> bool:
-    """Return whether a solution's sources register torch operators, and not only functions of a module."""
+    """Return whether a solution's sources register torch operators."""
     return any(OPERATORS.search(COMMENT.sub(" ", source.content)) for source in solution.sources)
 
 
@@ -129,10 +129,10 @@ def _check_export(solution: Solution) -> Iterator[str]:
     text = "\n".join(COMMENT.sub(" ", source.content) for source in solution.sources)
     symbol, names = solution.get_entry_symbol(), list_exports(text)
     if symbol in names or EXPORT_MACRO.search(text.replace("\\\n", " ")):
-        return  # only the compiler expands the solution's own macro
+        return  # a macro of the solution may export it, and only the compiler expands that
     if find_binding(solution).binding is SupportedBindings.TVM_FFI:
         yield f"{_missing(solution, names)}; export it with TVM_FFI_DLL_EXPORT_TYPED_FUNC({symbol}, your_function)"
-    elif not registers_operators(solution):  # an operator may have any name, so the load decides
+    elif not registers_operators(solution):  # operators may have any name, so loading decides
         module = f'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {{ m.def("{symbol}", &your_function); }}'
         yield f"{_missing(solution, names)}; bind it with {module}"
 

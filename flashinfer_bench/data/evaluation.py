@@ -48,7 +48,7 @@ def _refuse_negative(value: float) -> float:
 
 
 NotNegative = Annotated[float, AfterValidator(_refuse_negative)]
-"""A size of an error; it may be nan."""
+"""The magnitude of an error; it may be nan."""
 
 
 class Correctness(DataModel):

@@ -24,7 +24,7 @@ MAX_AXIS_VALUE: Final = 2**63 - 1
 """Largest value of an axis. It also limits the cost of `**` and `<<`."""
 
 Number = int | Fraction
-"""The value of a part of an expression. It is rounded only if the expression says so."""
+"""The value of a part of an expression. It is exact unless the expression rounds it."""
 
 
 def _ceil_div(value: Number, by: Number) -> Number:

@@ -14,7 +14,7 @@ Severity = Literal["error", "warning"]
 """error: a part was omitted from the set. warning: the part was kept, but needs attention."""
 
 LONGEST_REASON: Final = 2000
-"""Characters of a reason that are shown. Names in files may have millions."""
+"""Maximum characters shown of a reason. Names in files may have millions of characters."""
 MOST_SEARCHED: Final = 1 << 18
 """Longest text, in characters, in which the line of a field is looked up. Each issue searches the text again."""
 USUAL_OP_TYPE: Final = "custom"
@@ -50,7 +50,7 @@ class LoadIssue:
 
 
 class Location(NamedTuple):
-    """The location of an object, and the values that its file's path implies for missing fields."""
+    """The location of an object, and values from its file's path for missing fields."""
 
     file: Path
     line: int | None = None
@@ -62,9 +62,10 @@ class Location(NamedTuple):
     op_type: str = USUAL_OP_TYPE
     """The op type of a definition without an op type."""
     definition: str | None = None
-    """The definition of a solution or workload that names no definition. None: the name of a workloads file."""
+    """The definition of a solution or workload that names no definition. If None, the name of the workloads file is
+    used."""
     root: Path | None = None
-    """The root of blob paths, if the file may give them relative to its own folder."""
+    """The root for blob paths, if blob paths in the file may be relative to the file's folder."""
 
     def issue(self, severity: Severity, reason: str, steps: Sequence[str] = ()) -> LoadIssue:
         """Make an issue about a field of the object, or about the whole object."""

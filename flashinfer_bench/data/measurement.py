@@ -31,12 +31,12 @@ BOUNDS: Final = {
 CONFIRMED: Final = "confirmed"
 """The standing of a result of full assurance, which may take first place."""
 NOT_CONFIRMED: Final = "not confirmed"
-"""The standing of any other result of a GPU, and of a trace without a timing record."""
+"""The standing of all other GPU results, and of traces without a timing record."""
 INDICATIVE: Final = "CPU: indicative"
 """The standing of a result of a CPU, which is never confirmed."""
 LEAST_REPORTED: Final = 0.9
-"""Least share of a latency that its worker must have reported. Below it, the latency is never the best. For honest
-calls, the time from outside is within a tenth of the reported time."""
+"""Minimum ratio of the latency that the worker reported to the recorded latency. Below it, the latency is never the
+best. For honest calls, the time measured from outside is within a tenth of the reported time."""
 Row = TypeVar("Row")
 Record = TypeVar("Record", bound=msgspec.Struct)
 
@@ -49,7 +49,7 @@ class Measurement(msgspec.Struct, frozen=True, gc=False):
     cache_state: str = ""
     """"cold" or "warm"."""
     launch: str = ""
-    """"stream" or "graph"; empty if the method makes no difference between them."""
+    """"stream" or "graph"; empty if the method does not distinguish them."""
     fallback: str = ""
     """Why no better clock was used."""
     flags: list[str] = []
@@ -65,8 +65,8 @@ class Measurement(msgspec.Struct, frozen=True, gc=False):
     bound: str = ""
     """The bound of the latency: a key of `BOUNDS`; empty in older traces."""
     interval: str = ""
-    """"workers": from several workers; "one worker, widened": by the spread between workers. Empty in older traces,
-    whose interval covers only the samples of one worker."""
+    """"workers": from several workers. "one worker, widened": from one worker, widened by the spread between workers.
+    Empty in older traces, whose interval covers only the samples of one worker."""
     samples: Number | None = None
     """Number of samples."""
     trials: Number | None = None
@@ -79,23 +79,24 @@ class Measurement(msgspec.Struct, frozen=True, gc=False):
     min_ms: Number | None = None
     max_ms: Number | None = None
     kernel_ms: Number | None = None
-    """Time of `run` alone, if the solution has a `setup`. The latency includes both."""
+    """Time of `run` alone, if the solution has a `setup`. The latency includes both functions."""
     setup_ms: Number | None = None
     """Time of `setup`."""
     outside_ms: Number | None = None
-    """Mean wall time of one call on a CPU, from the requests; it bounds no latency (`bound` is "none")."""
+    """Mean wall time of one call on a CPU, measured over whole requests. It bounds no latency (`bound` is "none")."""
     why_unconfirmed: str = ""
     """Why the time from outside does not confirm the latency."""
     claimed_ms: Number | None = None
     """The latency that the worker reported, if the recorded latency is higher."""
     burst_ms: Number | None = None
-    """Time of one call in a batch; None if batches did not resolve it or were not needed."""
+    """Time of one call in a batch of back-to-back calls; None if batches could not resolve the time or were not
+    needed."""
     relay_ms: Number | None = None
     """Time of one call in a gated chain, timed from outside; None if no chain was run."""
 
     @property
     def is_full(self) -> bool:
-        """Whether the assurance of the latency is full, as for a confirmed winner."""
+        """Whether the latency has full assurance, as a confirmed winner has."""
         return self.assurance == "full"
 
     @property
@@ -132,7 +133,7 @@ class RooflineRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class FingerprintRecord(msgspec.Struct, frozen=True, gc=False):
-    """The parsed fields of a fingerprint; empty in the traces of another engine."""
+    """The parsed fields of a fingerprint. They are empty in the traces of another engine."""
 
     definition: str = ""
     solution: str = ""
@@ -151,7 +152,7 @@ class RunRecord(msgspec.Struct, frozen=True, gc=False):
 
     fingerprint: FingerprintRecord = FingerprintRecord()
     quick: bool = False
-    """Whether it is a quick look, whose few samples are neither compared nor stored."""
+    """Whether the verdict is a quick look. Its few samples are neither compared nor stored."""
     seed: int | None = None
     task: str = ""
     """The task of a server that the verdict belongs to; empty for a run."""
@@ -172,8 +173,8 @@ class ReportedTrace(msgspec.Struct, frozen=True, gc=False):
     def may_be_best(self, latency_ms: float) -> bool:
         """Return whether a latency may be called the best.
 
-        It may not if the verdict is a quick look, or if its worker reported less than `LEAST_REPORTED` of it. It also
-        may not if solution and reference both wait for the GPU inside a call: the host's time decides their ratio.
+        Never if the verdict is a quick look, or if the worker reported less than `LEAST_REPORTED` of the latency. Also
+        never if solution and reference both wait for the GPU inside a call: then the host's time decides their ratio.
         """
         both_wait = all("waits_inside" in record.flags for record in (self.measurement, self.baseline))
         claimed_ms = self.measurement.claimed_ms
@@ -220,11 +221,11 @@ def join_standings(standings: Iterable[str]) -> str:
 def lead_confirmed(
     rows: Iterable[Row], contest: Callable[[Row], Hashable], standing: Callable[[Row], str]
 ) -> list[Row]:
-    """Put the first confirmed row of each contest before the other rows, which keep their order.
+    """Put the first confirmed row of each contest first. The other rows keep their order.
 
     Args:
-        rows: in order; the rows of a contest are adjacent.
-        contest: returns the key of a row. Rows with one key compete; if any is confirmed, a confirmed row leads.
+        rows: the rows in order; the rows of a contest are adjacent.
+        contest: returns the key of a row. Rows with the same key compete.
         standing: returns the standing of a row.
     """
     found: list[Row] = []

@@ -27,7 +27,7 @@ class DataModel(BaseModel):
     """Keys of public files whose values are in other fields now. They are kept without a warning."""
 
     def model_post_init(self, context: Any, /) -> None:  # noqa: ARG002 - pydantic's signature
-        """Count the fields that the format requires as given, so that they are written."""
+        """Mark the required fields as given, so that they are written."""
         if self.always_written:
             self.model_fields_set.update(self.always_written)
 
@@ -66,7 +66,7 @@ class DataModel(BaseModel):
 
 
 def _children(value: object) -> Iterable[tuple[tuple[str, ...], object]]:
-    """Pair each part of a field's value with the step to it."""
+    """Return the parts of a field's value, each with its key or index."""
     if isinstance(value, dict):
         return [((str(key),), child) for key, child in value.items()]
     if isinstance(value, list):
@@ -75,7 +75,7 @@ def _children(value: object) -> Iterable[tuple[tuple[str, ...], object]]:
 
 
 def _writable(value: Any) -> Any:
-    """Replace the characters in plain data that UTF-8 cannot encode."""
+    """Return plain data in which question marks replace the characters that UTF-8 cannot encode."""
     if isinstance(value, dict):
         return {_writable(key): _writable(item) for key, item in value.items()}
     if isinstance(value, list):

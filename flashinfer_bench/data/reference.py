@@ -20,14 +20,15 @@ OF_DEVICES: Final = frozenset({"jit", "prim_func"})
 """Decorators of device functions, such as Triton's."""
 A_CLASS: Final = "is a class; it has to be a function, or an instance"
 MOST_CHARACTERS: Final = 1 << 18
-"""Longest parsed source, in characters. Parsing a longer one takes seconds and a thousand times its size in memory."""
+"""Longest parsed source, in characters. Parsing a longer source takes seconds and a thousand times its size in
+memory."""
 
 
 class ModuleMetadata(NamedTuple):
     """The facts from the syntax tree of a module."""
 
     names: Mapping[str, str | None]
-    """Name at the top level ("*": a star import) → why no call of it returns tensors; None if a call may."""
+    """Top-level name ("*": a star import) → why calling it never returns tensors; None if it may."""
     functions: Sequence[str]
     """The top-level functions that a caller may mean, in their order."""
     signatures: Mapping[str, inspect.Signature]
@@ -100,7 +101,8 @@ def _find_bindings(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
 
 
 def _why_not_called(node: ast.stmt) -> str | None:
-    """Return why no call of a statement's name returns tensors; None if a call may, or a decorator may change it."""
+    """Return why calling the name that a statement binds never returns tensors. None if it may, or if there are
+    decorators."""
     if getattr(node, "decorator_list", None):
         return None
     match node:
@@ -134,7 +136,7 @@ def _name_of(decorator: ast.expr) -> str:
 
 
 def _signature_of(function: ast.FunctionDef) -> inspect.Signature:
-    """Return a function's parameters. A default is None or absent: its expression is never evaluated.
+    """Return a function's parameters. All defaults become None, because their expressions must not be evaluated.
 
     Raises:
         ValueError: two parameters have one name.

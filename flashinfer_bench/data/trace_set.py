@@ -172,7 +172,8 @@ class TraceSet:
         return self.solution_roots.get(name, self.root)
 
     def is_of_one_root(self, definition: str, uuid: str) -> bool:
-        """Return whether a workload is in the root of its definition. Only such a workload may set its tolerance."""
+        """Return whether a workload is in the root of its definition. Only such a workload may set its own
+        tolerance."""
         file = self.definition_files.get(definition)
         return file is None or self.blob_root(definition, uuid) == self.root_of(file)
 
@@ -227,7 +228,7 @@ class TraceSet:
         The judge fails an element only if its absolute and its relative error are both too large, and it may allow some
         elements to fail. So the largest relative error of a correct output can be huge near zero. With the default
         bounds, only the verdict counts. Any other bound also limits the largest error, as in `filter_traces`. If
-        speed-ups are equal, as without a measured reference, the lower latency wins.
+        speed-ups are equal, for example without a measured reference, the lower latency wins.
 
         Args:
             definition: name of the definition.
@@ -273,7 +274,7 @@ class TraceSet:
         )
 
     def backup_traces(self) -> list[Path]:
-        """Move the traces/ folder of each root to a name with the time, and clear the traces in memory."""
+        """Rename the traces/ folder of each root to a name with the time, and clear the traces in memory."""
         stamp = datetime.now(timezone.utc).strftime("%Y%m%d_%H%M%S")
         found = [root / TRACES for root in self.roots if (root / TRACES).is_dir()]
         moved = [folder.rename(_free_name(folder.with_name(f"{TRACES}_bak_{stamp}"))) for folder in found]
@@ -291,7 +292,8 @@ def _merit(result: Result) -> tuple[bool, float, float]:
 
 
 def _is_within(result: Result, atol: float | None, rtol: float | None) -> bool:
-    """Return whether the largest errors of a verdict are known and within bounds; a bound of None accepts any error."""
+    """Return whether the largest errors of a verdict are known and within bounds. If a bound is None, it accepts any
+    error."""
     correctness = result.evaluation.correctness
     return correctness is not None and (
         (atol is None or correctness.max_absolute_error <= atol)

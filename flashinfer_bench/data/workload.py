@@ -72,7 +72,7 @@ Amount = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 """A finite number that is not negative."""
 
 MIN_PREFIX = 4
-"""Shortest prefix of a uuid that can stand for the uuid, in characters."""
+"""Minimum length of a uuid's prefix that can stand for the uuid, in characters."""
 AxisSize = Annotated[int, Field(strict=True, ge=0, le=MAX_AXIS_VALUE)]
 """Number of elements along an axis."""
 
@@ -81,7 +81,7 @@ class WorkloadCost(DataModel):
     """Minimum cost of one call on a workload, as stated by the workload's author."""
 
     flops: Amount
-    """Number of floating-point operations; 0: only the bytes count."""
+    """Number of floating-point operations. 0: only the bytes count."""
     bytes: Amount
     """Bytes read and written."""
     unit: Unit

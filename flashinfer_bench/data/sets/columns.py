@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from flashinfer_bench.data.trace_set import TraceSet
 
 Kind = Literal["text", "number", "count", "truth", "time"]
-"""A number is a 64-bit float, a count a 64-bit whole number, a time in UTC."""
+"""A number is a 64-bit float, a count is a 64-bit integer, and a time is in UTC."""
 LARGEST_COUNT: Final = 2**63 - 1
 DTYPES_OF_FRAMES: Final[Mapping[Kind, str]] = {
     "text": "string",
@@ -49,7 +49,7 @@ RUNS: Final[tuple[tuple[Kind, tuple[str, ...]], ...]] = (
     ("truth", ("confirmed",)),
 )
 COLUMNS: Final[Mapping[str, Kind]] = {name: kind for kind, names in RUNS for name in names}
-"""Name of a column → its kind, in their order."""
+"""Name of a column → its kind, in the order of the columns."""
 
 
 def _lib(package: str) -> Callable[[Result], Any]:

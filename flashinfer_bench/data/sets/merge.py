@@ -303,7 +303,7 @@ def read_tensors(trace_set: TraceSet, path: str | Path) -> dict[str, torch.Tenso
 
     inside = Path(path).relative_to(trace_set.folder) if Path(path).is_absolute() else path
     fd = open_to_read(BlobStore(trace_set.folder).locate(str(inside)))
-    try:  # read the checked file, even if its name was replaced since
+    try:  # read the checked file: its name may lead to another file by now
         return dict(load_file(f"/dev/fd/{fd}"))
     finally:
         os.close(fd)

@@ -61,7 +61,7 @@ def remove_solution(trace_set: TraceSet, name: str) -> Path | None:
 def find_orphans(trace_set: TraceSet) -> Callable[[AnyTrace], bool]:
     """Return a function that returns whether the set lacks a trace's definition, workload or solution.
 
-    Two objects may be missing: a solution that was submitted to a server, and a workload that was made of sizes.
+    A solution that was submitted to a server, and a workload that was made of sizes, need not be in the set.
     """
     solutions = {(item.definition, item.name) for item in trace_set.all_solutions()}
     workloads = {(name, line.workload.uuid) for name, lines in trace_set.workloads.items() for line in lines}

@@ -32,7 +32,7 @@ _PASSED = EvaluationStatus.PASSED  # access to an Enum member takes ten times as
 UNMEASURED: Final = PerformanceLine()
 _UNKNOWN: Final = datetime.min.replace(tzinfo=timezone.utc)
 JUDGED_KEYS: Final = ("definition", "solution", "workload", "evaluator")
-"""The keys of a fingerprint for the judged objects and the evaluator. The other keys are settings."""
+"""Keys of a fingerprint that identify the judged objects and the evaluator. The other keys are settings."""
 _JUDGED: Final = attrgetter(*JUDGED_KEYS)
 Item = TypeVar("Item")
 
@@ -46,7 +46,7 @@ class Result(NamedTuple):
     op_type: str
     """Empty for a definition outside the set."""
     author: str
-    """As recorded by a server, else `UNKNOWN_AUTHOR`, for a solution outside the set."""
+    """For a solution outside the set: the author that a server recorded, else `UNKNOWN_AUTHOR`."""
     language: str
     is_latest: bool
     """Whether it is the latest verdict on its definition, solution, workload and hardware."""
@@ -110,7 +110,7 @@ class Result(NamedTuple):
 
     @property
     def is_ranked(self) -> bool:
-        """Whether it may be compared: it passed, is no quick run, and its time is meaningful."""
+        """Whether it may be compared: it passed, is no quick look, and its time is meaningful."""
         known = self.is_passed and self.latency_ms is not None
         return known and not self.reported.run.quick and self.reported.measurement.meaningful
 
@@ -180,7 +180,8 @@ def _is_quick(trace: AnyTrace) -> bool:
 
 
 def _may_be_alike(*traces: AnyTrace) -> bool:
-    """Return whether fingerprints of traces name the same judged objects. A missing fingerprint is no difference."""
+    """Return whether the fingerprints of traces name the same judged objects. A missing fingerprint may name the same
+    objects."""
     judged = {
         _JUDGED(read_reported(trace.evaluation).run.fingerprint) for trace in traces if trace.evaluation is not None
     }
@@ -202,7 +203,7 @@ def parse_time(text: str) -> datetime | None:
 
 
 def fastest_of(results: Iterable[Result], key: Callable[[Result], Any]) -> dict[Any, tuple[float, Result]]:
-    """Return key → the lowest latency and its result. If a key has a confirmed result, only confirmed ones count."""
+    """Return key → the lowest latency and its result. If a key has a confirmed result, only confirmed results count."""
     timed = (item for item in results if item.is_passed and item.latency_ms is not None)
     best = {
         name: min(items, key=lambda item: (item.standing != CONFIRMED, item.latency_ms))

@@ -35,7 +35,8 @@ class SpeedupMetrics:
     """The score of a solution or an author against a baseline."""
 
     avg_speedup: float = 0.0
-    """Mean speed-up over the workloads of a solution. For an author: mean over definitions of the best solution."""
+    """Mean speed-up over the workloads of a solution. For an author: the mean, over definitions, of the best solution's
+    speed-up."""
     definitions: int = 0
     """Number of definitions that count."""
     workloads: int = 0
@@ -43,7 +44,7 @@ class SpeedupMetrics:
     success_rate: float = 0.0
     """Share of the traces that passed."""
     win_rate: float = 0.0
-    """Share of the workloads with a lower latency than the baseline."""
+    """Share of the workloads on which the latency is lower than the baseline's."""
     standing: str = field(default="", compare=False)
     """The best standing of its latencies: confirmed, not confirmed, or indicative (CPU).
 
@@ -52,7 +53,7 @@ class SpeedupMetrics:
 
     @property
     def confirmed(self) -> bool:
-        """Whether a latency is of full assurance."""
+        """Whether one of its latencies has full assurance."""
         return self.standing == CONFIRMED
 
 
@@ -71,7 +72,7 @@ def rank_authors(
     op_type: str | None = None,
     definition_name: str | None = None,
 ) -> Ranking:
-    """Return all authors but the baseline author, with their scores against that author, the highest first.
+    """Return all authors except the baseline author, with their scores against that author, the highest first.
 
     Raises:
         ValueError: the baseline author has no solution, or several, of a definition that counts.
@@ -139,7 +140,7 @@ class _Score(NamedTuple):
 def _best_scores(
     trace_set: TraceSet, definitions: Iterable[str], baseline_author: str, is_asked: Callable[[str], bool]
 ) -> dict[str, list[_Score]]:
-    """Return author → the best score for each definition with solutions of the author."""
+    """Return author → the author's best score for each definition with solutions of the author."""
     best: dict[str, list[_Score]] = {}
     for name in definitions:
         asked = (item for item in trace_set.solutions.get(name, []) if is_asked(item.author))
@@ -225,8 +226,8 @@ def summarise(
     The counts cover the whole set. The arguments select the content of `rankings`, as in `rank_authors`.
 
     Raises:
-        ValueError: a ranking other than the default is requested and cannot be made. The default ranking is made at its
-            first access.
+        ValueError: arguments request another ranking than the default, and it cannot be made. The default ranking is
+            made at its first access.
     """
     results = list_results(trace_set, trace_set.all_traces())
     passed = [item for item in results if item.is_passed]

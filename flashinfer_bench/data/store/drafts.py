@@ -33,9 +33,9 @@ AUTHOR: Final = "me"
 DRAFT_DESCRIPTION: Final = "edited by hand; `run --solution` writes it anew"
 """The description of a draft in a set. A draft never overwrites a solution without this description."""
 NAMED_FOLDERS: Final = 2
-"""Folders around a file whose names may contain the definition's name."""
+"""Number of folders around a file in whose names the definition's name is searched for."""
 LEAST_NAME: Final = 4
-"""Shortest name of a definition that is searched for in a file's name, in characters."""
+"""Minimum length of a definition's name that is searched for within a file's name, in characters."""
 SHOWN: Final = 8
 FUNCTION_IN_C: Final = re.compile(r"\w\s*\(([^(){};]+)\)\s*\{")
 LAST_WORD: Final = re.compile(r"(\w+)\s*(?:=[^,]*)?(?:,|$)")
@@ -232,8 +232,8 @@ def _find_entry(path: str, source: str, symbol: str) -> tuple[str, Signatures]:
 
 
 def _list_functions(path: str, source: str) -> dict[str, Signatures]:
-    """Return the possible entry functions, with their parameters. In C++, each has the parameters of all functions of
-    the file."""
+    """Return the possible entry functions, with their parameters. In C++, every function gets the parameters of all
+    functions of the file."""
     if not _is_python(path):
         text = COMMENT.sub(" ", source)
         signatures = {tuple(LAST_WORD.findall(found)) for found in FUNCTION_IN_C.findall(text)}
@@ -255,8 +255,8 @@ def _parameters_of(signature: Signature | None) -> Signatures:
 def _find_definition(
     entry: str, signatures: Signatures, words: Sequence[str], definitions: Mapping[str, Definition]
 ) -> tuple[str, str]:
-    """Return the definition with these parameters, else the definition whose name is in a word, else the only
-    definition; also return the reason for the choice.
+    """Return a definition, and the reason for the choice: it has these parameters, else a word contains its name, else
+    it is the only definition.
 
     Args:
         entry: name of the entry function, for messages.

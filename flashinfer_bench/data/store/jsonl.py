@@ -29,7 +29,7 @@ from flashinfer_bench.base.files.writing import WriteRefused, check_location, op
 from flashinfer_bench.errors import DataSetError, Fault
 
 _STAGED: Final = 180
-"""Maximum number of characters of a file's name with which the name of its temporary file begins."""
+"""Maximum number of characters that the name of a temporary file takes from the name of its file."""
 MOST_JSON_BYTES: Final = 32 << 20
 """Largest JSON file or line, in bytes."""
 MOST_LINES_BYTES: Final = 1 << 30
@@ -39,7 +39,7 @@ MOST_LINES: Final = 10_000_000
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
-    """Yield the number (from 1), the bytes and whether it ends with a newline, for each line that is not blank.
+    """Yield each line that is not blank: its number (from 1), its bytes, and whether it ends with a newline.
 
     Raises:
         OSError: the file cannot be read or is not regular, or the file or a line is too large.

@@ -39,7 +39,7 @@ MAX_PART: Final = 200
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9 _.+=@,()-]*[A-Za-z0-9_+=@)-])?")
 _NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9_-]+")
 _KEPT: Final = 60
-"""Maximum number of characters of a name that is not plain, kept so that people can recognise it."""
+"""Number of characters kept of a name that is not plain, so that people recognise the name."""
 _DIGEST: Final = 32
 """Hexadecimal digits of the digest in a name that is not plain. They keep the names distinct."""
 
@@ -99,7 +99,7 @@ def find_files(folder: Path, suffixes: tuple[str, ...], on_skip: Tell) -> Iterat
 
 
 def check_location(file: Path, folder: Path, expected: tuple[str, ...]) -> str | None:
-    """Compare a path with the names inside the file, from the file name upward; return the difference.
+    """Compare a path with the names inside its file, from the file name upward; return the first difference, or None.
 
     Args:
         file: the file.
@@ -115,7 +115,7 @@ def check_location(file: Path, folder: Path, expected: tuple[str, ...]) -> str |
 
 
 def find_set_around(path: Path, known: Iterable[Path] = ()) -> tuple[Path, Path | None]:
-    """Return a path, absolute and without `..`, and the outermost folder around it that is a trace set, if any.
+    """Return a path, made absolute and without `..`, and the outermost trace set around it, if any.
 
     Args:
         path: the path, which may be missing.
@@ -149,13 +149,13 @@ def own_folders(root: Path) -> Iterator[Path]:
 
 
 def find_foreign_folders(files: Iterable[Path], roots: Iterable[Path]) -> set[Path]:
-    """Return the folders of a set's files that are outside the folders of the layout."""
+    """Return the folders of those files of a set that lie outside the layout's folders."""
     ours = [root / name for root in roots for name in FOLDERS]
     return {file.parent for file in files if not any(file.is_relative_to(folder) for folder in ours)}
 
 
 def is_of_author(file: Path, folder: Path, *, author: str, name: str) -> bool:
-    """Return whether a solution's file has its name and is in the folder of its author.
+    """Return whether a file has the name of its solution, and is in the folder of the solution's author.
 
     Args:
         file: the file.

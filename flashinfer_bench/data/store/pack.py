@@ -5,7 +5,7 @@ A folder has a manifest: the solution without the content of its sources. The ke
     name: my_rmsnorm                      author: me                definition: rmsnorm_h4096
     language: cuda                        binding: tvm-ffi          entry_point: main.cu::run
     target_hardware: [NVIDIA H200]        dependencies: []          destination_passing_style: true
-    sources: [main.cu, include/block.h]   only if they are not simply all files, sorted
+    sources: [main.cu, include/block.h]   needed only if not all files, or not sorted
 """
 
 from __future__ import annotations

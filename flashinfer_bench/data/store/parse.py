@@ -33,7 +33,8 @@ _SHOWN: Final = 80
 
 
 def bounded(objects: Iterable[Item | None], file: Path, issues: list[LoadIssue]) -> Iterator[Item]:
-    """Yield the objects of a file that are not None, until `MOST_WRONG` are None. Limit the issues of the file."""
+    """Yield the objects of a file that are not None, until `MOST_WRONG` objects were None. Limit the issues of the
+    file."""
     start, wrong = len(issues), 0
     for one in objects:
         del issues[start + MOST_WRONG :]
@@ -102,8 +103,8 @@ def parse_raw(model: type[Model], raw: object, location: Location, issues: list[
 
 
 def _unknown_keys(built: DataModel) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the keys without effect, with the key that may be meant. For a recorded verdict, yield only misspelt
-    keys."""
+    """Yield a warning for each key without effect, with the key that may be meant. For a recorded verdict, yield only
+    misspelt keys."""
     is_record = isinstance(built, Trace) and not built.is_workload_trace()
     ignored = set()
     for steps, owner in islice(built.unknown_keys(), MOST_WRONG):
@@ -124,7 +125,7 @@ def _faults_in(
     for detail in error.errors(include_url=False)[:MOST_WRONG]:
         steps, owner = list[str](), dict[Any, Any]()
         current: Any = raw
-        for depth, step in enumerate(detail["loc"], 1):  # it also names members of unions
+        for depth, step in enumerate(detail["loc"], 1):  # `loc` also names members of unions
             if isinstance(current, dict) and (step in current or depth == len(detail["loc"])):
                 owner, current = current, current.get(step)
             elif isinstance(current, list) and isinstance(step, int) and step < len(current):

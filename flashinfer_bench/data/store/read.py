@@ -50,13 +50,14 @@ if TYPE_CHECKING:
 
 Named = TypeVar("Named", Definition, Solution)
 FIELD_STEPS: Final = 2
-"""Number of leading steps of a field that are compared. `workload.inputs.x` and `workload.inputs.y` are one kind."""
+"""Number of leading steps of a field's path that decide its kind. `workload.inputs.x` and `workload.inputs.y` are one
+kind."""
 DEFINITION_FILE: Final = "definition.json"
 WORKLOAD_FILES: Final = ("workload.jsonl", "workloads.jsonl", "workload.json", "workloads.json")
 DEEPEST: Final = 4
 """Depth of folders below the root that is searched for definitions in a foreign layout."""
 MOST_FILES: Final = 100_000
-"""Largest number of files in the search. A root with more is no folder of definitions."""
+"""Largest number of files in the search. A root with more files is hardly a folder of definitions."""
 
 
 @collector_paused()
@@ -79,7 +80,7 @@ def read_files(trace_set: TraceSet) -> None:
 def find_foreign(root: Path) -> dict[str, list[Location]]:
     """Return the files of a root in a foreign layout, by the folder of the standard layout that would hold them."""
     found: dict[str, list[Location]] = {DEFINITIONS: [], SOLUTIONS: [], WORKLOADS: []}
-    if (root / DEFINITIONS).is_dir() or root.absolute().name in FOLDERS:  # the root is a folder inside a set
+    if (root / DEFINITIONS).is_dir() or root.absolute().name in FOLDERS:  # the root is a set, or a folder inside a set
         return found
     walk = walk_files(root, lambda *_: None, passes_over=lambda name: name.startswith(".") or name in FOLDERS)
     folders: dict[Path, list[Path]] = {}
@@ -165,7 +166,8 @@ class _Reader:
             self.issues.append(LoadIssue("warning", file, None, None, reason, is_about_location=True))
 
     def settle(self, read: Iterable[tuple[Named, Location, bool]]) -> Iterator[tuple[Named, Location]]:
-        """Yield the objects that count, and add an issue for each other object. The bool: whether the path matches."""
+        """Yield the objects that count, and add an issue for each other object. The bool says whether the object's path
+        matches."""
         groups: dict[str, list[tuple[Named, Location, bool]]] = {}
         for one in read:
             groups.setdefault(one[0].name, []).append(one)
@@ -281,7 +283,8 @@ class _Reader:
                 self.compare_location(file.file, folder, name, definition.op_type, *author)
 
     def parse_lines(self, file: Location, keeps_lines: bool) -> Iterator[tuple[AnyTrace, Location] | None]:
-        """Yield each line of a file with its location, unparsed if lines are kept; None for an invalid line."""
+        """Yield each line of a file with its location; None for an invalid line. If lines are kept, they stay
+        unparsed."""
         issues = self.issues
         try:
             for number, line, is_ended in read_lines(file.file):

@@ -35,16 +35,17 @@ from flashinfer_bench.data.workload import Workload
 DEEPEST: Final = 200
 """Deepest nesting of JSON that pydantic allows."""
 PLAIN_BYTES: Final = 4000
-"""A longer line, in bytes, is parsed twice, since Python refuses integers of more than 4,300 digits."""
+"""Maximum bytes of a line that is parsed once. Longer lines are parsed twice, since Python refuses integers of more
+than 4,300 digits."""
 SHARED: Final = 1 << 16
-"""Cached workloads and environments that further lines share."""
+"""Number of cached workloads and environments, which lines share."""
 
 Named = Annotated[str, msgspec.Meta(min_length=1)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 if TYPE_CHECKING:
     _Shared = Environment
 else:
-    _Shared = msgspec.Raw  # text, until `read_trace_line` replaces it by the model
+    _Shared = msgspec.Raw  # `read_trace_line` replaces this text by the model
 
 
 class _AnyTable(msgspec.Struct, gc=False):
@@ -187,7 +188,7 @@ _ANY_TABLE: Final = SchemaValidator(core_schema.typed_dict_schema({}, extra_beha
 
 @lru_cache(SHARED)
 def _read_shared(model: type[DataModel], text: bytes) -> DataModel:
-    """Parse a part that further lines share; raise ValueError if it would get a warning."""
+    """Parse a part that several lines may share; raise ValueError if it would get a warning."""
     found = model.model_validate_json(text)
     if any(found.unknown_keys()):
         raise ValueError("it has keys that may be misspelt")
