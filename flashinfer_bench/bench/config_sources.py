@@ -43,7 +43,7 @@ SECTIONS: Final = (OP_TYPES, DEFINITIONS)
 OWNERS: Final = ("bundled", "set", "user")
 """The author of a source: this package, a trace set (for its own definitions), or the user. A later owner wins."""
 AUTO: Final = "auto"
-"""Value of `iterations` with which `precision` decides the number of samples, up to the default number."""
+"""With this value of `iterations`, `precision` decides the number of samples, up to the default number."""
 MOST_CALLS: Final = 10_000_000
 LEAST_GB: Final = 0.25
 """Smallest limit on a worker's memory in GiB. A worker needs that before it loads a solution."""

@@ -53,7 +53,7 @@ from flashinfer_bench.timing.settings import TimingSettings
 
 GIB: Final = 1 << 30
 QUICK_SHARE: Final = 1 / 3
-"""Share of the time budgets for a quick run, which has one of the usual three trials."""
+"""A quick run gets this share of the time budgets, since it has one of the usual three trials."""
 CACHE_FOLDERS: Final = (
     "serve",
     "artifacts",

@@ -261,7 +261,7 @@ class Harness:
 
 
 def _deal(scheduler: Scheduler, queue_class: QueueClass, new: list[Job], raised: list[int]) -> None:
-    """Take back all batches that were not begun, since the order of jobs may change, and give the jobs to the loop."""
+    """Give jobs to the loop. Their order may change, so the loop first takes back all batches that were not begun."""
     scheduler.recall()
     scheduler.add([*new, *scheduler.remove(raised)], queue_class)
 

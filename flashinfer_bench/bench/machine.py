@@ -1,7 +1,7 @@
 """The resources of a run: the devices of this machine and, for each language, whether its solutions can run here.
 
-Devices are found through NVML, which makes no CUDA context, and without importing torch. Without a usable GPU the CPU
-is the device. The caller, who knows the builders, passes the languages that can be built.
+Devices are found through NVML, without a CUDA context and without importing torch. Without a usable GPU the CPU is the
+device. The caller, who knows the builders, passes the languages that can be built.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def discover_devices(
     environment: Mapping[str, str] = os.environ,
     torch_has_cuda: Callable[[], bool] | None = None,
 ) -> tuple[Device, ...]:
-    """Return the devices to use: the requested devices in that order, or all visible GPUs, or the CPU without a GPU.
+    """Return the devices to use: the requested devices in the requested order, else all visible GPUs, else the CPU.
 
     Args:
         requested: "0", "cuda:1", a GPU's uuid or the start of one, or "cpu"; None for all.

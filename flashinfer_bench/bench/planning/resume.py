@@ -92,7 +92,7 @@ class Decision(NamedTuple):
     reason: str = ""
     """Reason why a recorded job is done again: "solution changed", "timed out"."""
     trace: AnyTrace | None = None
-    """The recorded trace of a skipped job: its latest trace, or its latest trace with a baseline if there is one."""
+    """The recorded trace of a skipped job: its latest trace with a baseline, else its latest trace."""
 
 
 class RecordedRun(msgspec.Struct, frozen=True, gc=False):

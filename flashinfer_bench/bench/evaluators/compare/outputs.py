@@ -123,7 +123,7 @@ def find_failing(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance
 
 
 def read_values(values: torch.Tensor) -> torch.Tensor:
-    """Return values in the dtype in which they are compared: float32 for floats of at most 32 bits, else float64."""
+    """Return values in the dtype for comparisons: float32 for floats of at most 32 bits, else float64."""
     if is_packed(values.dtype):
         return unpack(values.contiguous().reshape(-1)).reshape(*values.shape[:-1], values.shape[-1] * 2)
     if values.dtype == torch.float64 or not values.dtype.is_floating_point:

@@ -60,8 +60,8 @@ class Tolerance:
 def bounds_of(magnitude: torch.Tensor, tolerance: Tolerance, most: float = math.inf) -> torch.Tensor:
     """Return the largest allowed error of each element, by its expected magnitude.
 
-    Bounds are at most `most`, and finite. Only an infinite magnitude without an rtol has the bound nan, which no error
-    is within.
+    Bounds are at most `most`, and finite. If rtol is zero, the bound of an infinite magnitude is nan, and no error is
+    within it.
     """
     limits = torch.finfo(magnitude.dtype)
     most = min(most, limits.max)

@@ -309,8 +309,8 @@ def redraw_rows(value: torch.Tensor, key: int, *, keeps_length: bool) -> torch.T
 
 
 def choose_moves(value: torch.Tensor, keys: Unsigned) -> Unsigned:
-    """Return for each key the number of elements by which a tensor is rotated. Rows of two or more elements are never
-    rotated by whole rows."""
+    """Return for each key the number of elements by which a tensor is rotated. A tensor with rows of two or more
+    elements is never rotated by whole rows."""
     count = value.numel()
     if count < 2:
         return np.zeros(len(keys), np.uint64)

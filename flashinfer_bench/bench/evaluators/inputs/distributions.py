@@ -56,7 +56,7 @@ class ValueSpec:
         return DTYPES[self.dtype_name]
 
     def size(self, *names: str) -> int | None:
-        """Return the size of the first existing axis of these names; None if none exists."""
+        """Return the size of the first of these axes that exists; None if no axis exists."""
         return next((self.axes[name] for name in names if name in self.axes), None)
 
     def generator(self, device: torch.device = _CPU, *names: str) -> torch.Generator:

@@ -144,7 +144,7 @@ class IntegerProbe:
         return is_used and name not in did["choose"] and self._run().end in (DONE, STOPPED)
 
     def _fits(self, run: Watch, least: int) -> bool:
-        """Return whether a run ended like the first run, and all indices that the first run did not use are valid."""
+        """Return whether a run ended like the first run, and its new indices are valid."""
         base = self._run()
         return run.end in (base.end, STOPPED) and all(one in base.seen or one.lies_within(least) for one in run.seen)
 

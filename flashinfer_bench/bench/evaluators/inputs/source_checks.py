@@ -28,7 +28,7 @@ DECAYS: Final = rf"\bexp\(-(?:\w+\.)*exp\({VALUE}|\(-{VALUE}\.exp\(\)"
 ZEROS: Final = rf"\b(?:count_nonzero|nonzero|heaviside)\b|{VALUE} [!=]= 0(?:\.0)?(?![\w.])|\.(?:eq|ne)\(0(?:\.0)?\)"
 """Functions and comparisons that separate a zero from a small number. Comparisons of shapes and sizes do not match."""
 EMPTY: Final = r"\b(?:any|all|isnan|nan_to_num)\b"
-"""Functions by which a reference defines the result of rows without a true element."""
+"""Functions that define the result of rows without a true element."""
 SCANS: Final = r"\b(?:cumsum|cumprod|logcumsumexp|associative_scan)_?\b"
 """Functions in which an element changes all later results."""
 LOOP: Final = re.compile(r"^( *)(?:for|while) .*:\n((?:\1 +.*\n)+)", re.MULTILINE)

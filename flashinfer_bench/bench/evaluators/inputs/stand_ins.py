@@ -1,8 +1,8 @@
 """Runs a definition's reference on traced tensors (stand-ins, `Traced`), and records its operations on integers.
 
 Tensors of integers have values, on the CPU. Tensors of floats have only shapes, on the "meta" device. So an operation
-takes some microseconds at any size. For operations that index or slice by integers, the indices are recorded with their
-exclusive bound, and the run continues with valid indices. Values that depend on floats are unknown. If Python reads an
+takes some microseconds at any size. If an operation indexes or slices by integers, the indices are recorded with their
+exclusive bound. The run continues with valid indices. Values that depend on floats are unknown. If Python reads an
 unknown float, it gets 1. An unknown mask selects all elements.
 
 A run changes no input, and executes no code of a solution. It ends early if the reference cannot be followed. Examples
@@ -168,7 +168,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
         self.device, self.truth = device, truth
         self.seen: list[UsedIndices] = []
         self.tests: set[tuple[str, int]] = set()
-        """Inputs that were compared with a negative number, and this number. It was the input's least value."""
+        """Inputs that were compared with a negative number, and this number. The number was the input's least value."""
         self.did: dict[str, set[str]] = {what: set() for what in ("shift", "mask", "divide", "choose", "lost")}
         """Kind of use → the inputs on which the used values depend. "lost" means indices whose values are unknown."""
         self.count = 0
@@ -369,8 +369,8 @@ def _find_shapes(
 
 
 def take_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor on the CPU, or only its shape, on "meta", if it has more than MOST_ELEMENTS
-    elements."""
+    """Return a copy of a tensor on the CPU. A tensor of more than MOST_ELEMENTS elements has only its shape, on
+    "meta"."""
     return tensor.to("meta") if tensor.numel() > MOST_ELEMENTS else tensor.detach().cpu().clone()
 
 

@@ -1,8 +1,8 @@
 """The rules `norm` and `lost_rows`: the error of a float output may be at most a share of the output itself.
 
 `norm` checks the whole output. It also checks each row if every element must match. If some elements may fail,
-`lost_rows` checks each row. So an output of zeros never passes, even if all expected values are below `atol`, and a
-matched ratio never allows a row that is wrong as a whole. A row that is ill-conditioned for the inputs (`stability`) is
+`lost_rows` checks each row. So an output of zeros never passes, even if all expected values are below `atol`. A matched
+ratio never allows a row that is wrong as a whole. A row that is ill-conditioned for the inputs (`stability`) is
 skipped.
 
 On stress inputs an output with too few elements for a row is judged, too. Its few numbers may all be near zero by
@@ -40,10 +40,10 @@ fp8 stays below this limit; an output of zeros has a share of 1."""
 RTOL_FACTOR: Final = 10.0
 """If rtol is above 0.01, the limit is rtol times this factor."""
 LOOSEST_LIMIT: Final = 0.5
-"""Upper bound of the limit for any rtol, so that an output that is half missing never passes."""
+"""Upper bound of the limit for any rtol. So an output that is half missing never passes."""
 LIMITS_BY_BITS: Final = {8: 0.2, 4: 0.25}
-"""Bits of a definition's smallest dtype → lower bound of the limit, because kernels quantise intermediate values, too.
-Integers of 8 bits count as 4 bits, since each often holds two values."""
+"""Bits of a definition's smallest dtype → lower bound of the limit. Kernels quantise intermediate values, too. Integers
+of 8 bits count as 4 bits, since each often holds two values."""
 SMALL_SLACK: Final = 4.0
 """Limit on the error of a small ill-conditioned output, in multiples of its change under rounding. Single numbers vary
 more than the norm of a row."""

@@ -115,7 +115,7 @@ class SortedRows:
         return torch.searchsorted(self._negative, wanted, right=or_equal)
 
     def count_kept(self, slack: float) -> torch.Tensor:
-        """Count the kept tokens [rows, 1] of the wide set if `slack` is positive, of the narrow set if negative."""
+        """Count the kept tokens [rows, 1]: the wide set if `slack` is positive, else the narrow set."""
         filters, is_wide = self.problem.filters, slack > 0
         zero = torch.zeros_like(self.mass[:, :1])
         kept, everything, whole = self.count_above(zero), zero.long() + self.vocabulary, zero + 1
