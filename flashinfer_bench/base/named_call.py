@@ -23,7 +23,7 @@ class NamedCall(NamedTuple):
     keywords: tuple[str, ...]
 
     def bind(self, function: Callable[..., Any], values: Mapping[str, Any]) -> Callable[[], Any]:
-        """Return the call of a function with these values by name."""
+        """Return a call of the function; `values` has the arguments by name."""
         by_keyword = {name: values[name] for name in self.keywords}
         return partial(function, *(values[name] for name in self.positional), **by_keyword)
 
@@ -65,7 +65,8 @@ def find_call(function: Callable[..., Any], names: Iterable[str]) -> NamedCall:
 def read_signature(function: Any, *, follow_wrapped: bool = True) -> Signature | None:
     """Return a callable's parameters; None if Python cannot read them.
 
-    For a torch module, compiled or not, its `forward` counts; for a scripted function or an operator, its schema.
+    A torch module, compiled or not, has the parameters of its `forward`. A scripted function or an operator has the
+    parameters of its schema.
     """
     module = getattr(function, "_orig_mod", function)
     target = module.forward if hasattr(module, "_forward_hooks") else module

@@ -1,4 +1,4 @@
-"""Single numbers of numpy and torch as Python's own."""
+"""Converts single numbers of numpy and torch to Python's own types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Renders a run as text and as JSON: its plan before it, its verdicts, faults and exit code after it.
+"""Renders a run as text and as JSON: the plan before the run, and the verdicts, faults and exit code after it.
 
 `run` and `submit` print these. `RunOutcome` stores the events of a run and derives all numbers from them on request.
 Documents have a version. `verdicts.py` has the tables of verdicts.

@@ -105,7 +105,7 @@ class Parser(argparse.ArgumentParser):
         write_out(self.format_help())
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise an error that has the nearest known command."""
+        """Raise an error that names the nearest known command."""
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             what = " ".join([*self.prog.split()[1:], "command"])
             known = f"known: {', '.join(action.choices)}"

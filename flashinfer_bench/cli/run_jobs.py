@@ -1,7 +1,7 @@
 """Runs the jobs of `run`: plans them, shows progress, prints the result. `Benchmark` judges and times.
 
-Progress on a terminal is a display that is redrawn; elsewhere it is one line per finished job. With --watch all jobs
-run again after each save, in sessions that stay.
+Progress on a terminal is a display that is redrawn; elsewhere it is one line per finished job. With --watch, all jobs
+run again after each save, in the same sessions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The change of a time from save to save of `run --watch`."""
+"""The changes of times from one save to the next in `run --watch`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SaveChange(NamedTuple):
     since: str
     """Time of the earlier save: 14:02:11."""
     ratio: MeanRatio
-    """New over old times: the geometric mean over the workloads."""
+    """Geometric mean over the workloads of the new time divided by the old time."""
     decision: str
     """"faster", "slower", "same" or "cannot tell yet"."""
 

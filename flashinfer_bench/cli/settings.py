@@ -73,7 +73,7 @@ def add_setting(group: argparse._ActionsContainer, name: str, text: str = "") ->
 
 
 def add_settings(parser: Parser) -> None:
-    """Add the configuration file and the flags that override it."""
+    """Add the flag of the configuration file, and the flags that override its settings."""
     group = parser.add_argument_group("settings", "they override the configuration file, including its sections")
     add_flags(group, CONFIG_FLAG)
     for name in BenchmarkConfig.model_fields:

@@ -41,7 +41,7 @@ GAP: Final = "  "
 UUID_SHOWN: Final = 8
 UUID: Final = re.compile("[0-9a-f]{8}([0-9a-f]{24}|-[0-9a-f-]+)", re.IGNORECASE)
 NUMBER: Final = re.compile(r"(-?\d[\d.]*(?:e[-+]?\d+)?)( ms)?")
-"""The number of a cell, and whether it is a time."""
+"""The number in a cell; the second group says whether it is a time."""
 LARGEST_HALF: Final = 0.995
 """Relative half width from which on an interval is shown as "±100% or more"."""
 SHOWN_NAMES: Final = 3

@@ -155,7 +155,7 @@ def render_report(report: Mapping[str, Any]) -> str:
     if bare := coverage["without_workloads"]:
         lines.append(f"coverage: {len(bare)} of {total} without workloads: {some(bare)}")
     bare = coverage["without_baseline"]
-    if 0 < len(bare) < report["definitions"]:  # if all lack it, the set does not use this author
+    if 0 < len(bare) < report["definitions"]:  # if all lack one, the set does not use this author
         whose = f"without a solution of the baseline author {coverage['baseline_author']!r}"
         lines.append(f"coverage: {len(bare)} of {total} {whose}: {some(bare)}")
     if open_uuids := coverage["not_passed"]:
@@ -230,7 +230,7 @@ def _choose(whole: TraceSet, args: Namespace) -> TraceSet:
 
 
 def _check_of(issue: LoadIssue, trace_set: TraceSet) -> str:
-    """Return the check of an issue of loading, by the folder of its file."""
+    """Return the check that reports an issue of loading, by the folder of the issue's file."""
     parts = () if issue.is_about_location else parts_below(issue.file, trace_set.roots)
     return FOLDERS.get(parts[0], "layout") if parts else "layout"
 
@@ -294,7 +294,7 @@ FURTHER: Final[Mapping[str, Callable[[TraceSet], Iterator[LoadIssue]]]] = {
     "solution": find_entry_issues,
     "trace": _find_trace_issues,
 }
-"""Check → its function, besides the issues of loading."""
+"""Check → the function that finds its issues besides the issues of loading."""
 
 
 def _of_unknown(kind: str, counts: Mapping[str, int], known: Collection[str]) -> str:

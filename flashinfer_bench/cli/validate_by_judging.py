@@ -1,4 +1,5 @@
-"""The checks of `validate` that judge: `baseline` each reference on its workloads, `benchmark` one author's solutions.
+"""The checks of `validate` that judge. `baseline` judges each reference on its workloads, `benchmark` one author's
+solutions.
 
 Both use the engine: sessions call references, and workers run solutions in their sandbox. A reference is also judged as
 a solution, against itself. That finds inputs and outputs that do not fit, before a solution is judged by them.
@@ -88,7 +89,7 @@ def judge_set(
         config = BenchmarkConfig.default(**settings, **(AGAINST_ITSELF if is_baseline else {}))
         engine = Benchmark(judged, config)
         plan = engine.plan()
-    except ConfigError as error:  # the check `definition` reports where the set has its tolerances
+    except ConfigError as error:  # the check `definition` reports the file of a wrong tolerance
         for line in str(error).splitlines():
             add("not judged", line)
         return jobs, issues
@@ -112,7 +113,7 @@ def judge_set(
 
 
 def pack_reference(definition: Definition) -> Solution:
-    """Make a solution of a reference: its unchanged source if it takes the inputs in their order."""
+    """Make a solution from a reference. The source is unchanged if `run` takes the inputs in their order."""
     return Solution(
         name=f"{definition.name}__reference",
         definition=definition.name,

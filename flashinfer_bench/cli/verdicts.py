@@ -169,7 +169,7 @@ def render_verdicts(rows: Sequence[WorkloadRow], names: Names, by: str) -> str:
 
 
 def make_grid(rows: Sequence[WorkloadRow], names: Names) -> tuple[Cells, list[Line]]:
-    """Return the columns and lines of a table of one definition's times, from `by_workload`.
+    """Return the columns and lines of a table of one definition's times. `rows` are the result of `by_workload`.
 
     A line is a solution and a column a workload. If there are more workloads than solutions, a line is a
     workload and a column a solution.
@@ -273,13 +273,14 @@ def _caveat_mark(row: SummaryRow, number: float | None) -> str:
 
 
 def _head(rows: Sequence[SummaryRow]) -> list[str]:
-    """Return a line for each flag of all rows."""
+    """Return a line for each flag that all rows have."""
     timings = [row.timing for row in rows]
     return _wrap(f"all rows: {describe_flag(flag, timings)}" for flag in _common_flags(rows))
 
 
 def _notes(rows: Sequence[SummaryRow], *, in_words: bool = False) -> list[str]:
-    """Return notes on the marks, the clocks of the times, and their flags, which have letters or are words."""
+    """Return notes on the marks, on the clocks of the times, and on flags. Each flag has a letter unless `in_words` is
+    true."""
     timings = [row.timing for row in rows]
     return [
         *([TIE_NOTE] if any(row.ties for row in rows) else []),
@@ -303,7 +304,7 @@ def _common_flags(rows: Sequence[SummaryRow]) -> list[str]:
 
 
 def _letters(rows: Sequence[SummaryRow]) -> dict[str, str]:
-    """Return flag → its letter in the table, without the flags of all rows."""
+    """Return flag → its letter in the table, without the flags that all rows have."""
     common = _common_flags(rows)
     flags = [flag for flag in flags_of(row.timing for row in rows) if flag not in common]
     return dict(zip(flags, ascii_lowercase, strict=False))

@@ -4,7 +4,7 @@
                     ◀────────────── verdicts, one by one ◀────────────
 
 `actor.py` runs on a node: one actor for a GPU, or for a node's CPU. It builds a batch's solutions, writes its stored
-inputs to files, and judges it by the scheduler of a single machine. `cluster.py` is the host's side: the slots, and the
-session of each slot in the host's scheduler. Ray starts actors, restarts them, transports calls, results and stored
+inputs to files, and judges it with the scheduler of a single machine. `cluster.py` is the host's side: the slots, and
+the session of each slot in the host's scheduler. Ray starts actors, restarts them, transports calls, results and stored
 inputs, and reports lost nodes.
 """

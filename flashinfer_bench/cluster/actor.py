@@ -78,7 +78,7 @@ class SlotActor:
 
     Args:
         node: the node's name.
-        kind: "cpu" or "cuda"; Ray has given this process one GPU.
+        kind: "cpu" or "cuda". With "cuda", Ray has given this process one GPU.
         version: the package version of the host.
         settings: the host's settings for the cluster.
     """
@@ -161,7 +161,7 @@ class SlotActor:
         """Judge a batch; yield the frames that the host's loop receives from a session.
 
         Args:
-            number: the number of the host's session; the next batches of that session have the same number.
+            number: the number of the host's session; all batches of that session have the same number.
             session_config: the settings of the session.
             batch: the jobs to judge.
 
@@ -183,7 +183,7 @@ class SlotActor:
                 while scheduler.has_open_jobs and self._ended < number and scheduler.slots[0].given_up_at is None:
                     while not self._next_solutions.empty():
                         build_pool.add(self._next_solutions.get())
-                    for happening in scheduler.step(self._wake_read):  # no `yield from`: Ray sends values in
+                    for happening in scheduler.step(self._wake_read):  # no `yield from`: Ray sends values into it
                         yield _to_frame(happening)
                     with suppress(BlockingIOError):
                         os.read(self._wake_read, 1 << 12)
@@ -239,13 +239,13 @@ class SlotActor:
         state, content = blob
         if self._written.get(file) != state:
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.unlink(missing_ok=True)  # a session may still have it mapped
+            file.unlink(missing_ok=True)  # a session may still have the old file mapped
             file.write_bytes(ray.get(content))
             self._written[file] = state
 
 
 def _to_frame(happening: Happening) -> dict[str, Any]:
-    """Return the frame that reports a happening to the host."""
+    """Return the frame that reports a `Happening` to the host."""
     match happening:
         case JobStarted(job):
             return {"phase": {"job": job.index, "name": "solution"}}

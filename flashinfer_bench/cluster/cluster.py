@@ -4,8 +4,8 @@ A slot is an actor. There is one for each GPU of each node. If no node has a GPU
 `Cluster.poll` reads Ray's list of nodes every few seconds and starts the missing actors. An actor becomes a slot when
 its metadata arrives. Ray restarts a lost actor twice. A slot that does not fit the run is skipped, with a notice.
 
-A `RemoteSession` has one call of its actor judge a batch, and gets the verdicts one by one. It sends a batch when the
-scheduler begins it, and has the solutions built before that.
+For each batch, a `RemoteSession` makes one call of its actor, which judges the batch and returns the verdicts one by
+one. The batch is sent when the scheduler begins it; its solutions are built before.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Cluster:
     batch_maker: Final = BatchMaker
     no_builds: Final = NoBuilds
     least_shares: Final = 2
-    """A node can join at any time, so one share is left for it."""
+    """Minimum number of shares of the jobs. A node can join at any time, so one share is left for it."""
 
     def __init__(self, settings: ClusterSettings) -> None:
         self._settings = settings
@@ -172,7 +172,7 @@ class Cluster:
 
     @property
     def sandbox(self) -> Sandbox:
-        """The sandbox of workers on its first slot. Either all slots have a sandbox, or no slot has."""
+        """The sandbox of workers on the first slot. Either all slots have a sandbox, or no slot has."""
         return next(iter(self._sandboxes.values()))
 
     def sandbox_of(self, device: Device) -> Sandbox:
@@ -323,7 +323,8 @@ class Cluster:
                 self._slots.append(ActorSlot(uuid, name, actor, actor.describe.remote()))
 
     def _receive_metadata(self) -> Iterator[Device]:
-        """Yield the device of each slot whose metadata has arrived and fits the run; note why others do not fit."""
+        """Yield the device of each slot whose metadata has arrived and fits the run; note why other slots do not
+        fit."""
         pending = {slot.asked: slot for slot in self._slots if slot.asked is not None}
         ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=0) if pending else ([], [])
         for asked in ready:
@@ -354,8 +355,8 @@ class RemoteSession:
     Args:
         cluster: the cluster of the slot.
         slot: the slot that runs the session.
-        number: its number, unique in the cluster.
-        session_config: its settings; the node adapts them to itself.
+        number: the session's number, unique in the cluster.
+        session_config: the settings of the session; the node adapts them to itself.
     """
 
     has_unsent, phase, left_s = False, "solution", float("inf")  # nodes enforce time limits; Ray watches the nodes
@@ -377,7 +378,7 @@ class RemoteSession:
         return self._ours.fileno()
 
     def send(self, batch: Batch) -> None:
-        """Have the solutions of the next batch built."""
+        """Store the next batch, and have its solutions built."""
         self._sent = batch
         self._slot.actor.expect.remote([job.solution for job in batch.jobs])
 
@@ -386,7 +387,7 @@ class RemoteSession:
         self._sent = None
 
     def begin(self) -> None:
-        """Have the batch that was sent judged. Call it only when all verdicts of the previous batch have arrived."""
+        """Start judging the batch that was sent. Call it only when all verdicts of the previous batch have arrived."""
         assert self._sent is not None
         batch, self._sent = self._sent, None
         self._thread.submit(self._judge, batch)
@@ -456,7 +457,7 @@ def connect(address: str | None) -> None:
         raise ConfigError(
             "cluster: run this on a node of the cluster (by `ray job submit`, for example), not through ray://"
         )
-    with contextlib.suppress(ImportError):  # another version of Ray may print
+    with contextlib.suppress(ImportError):  # a version of Ray without this module may print
         worker: Any = importlib.import_module("ray._private.worker")
         worker.print_to_stdstream = lambda data, *_, **__: LOG.debug("ray: %s", data.get("lines"))
     try:

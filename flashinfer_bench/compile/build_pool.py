@@ -37,8 +37,8 @@ LEAST_MEMORY: Final = 4 * GIB
 MOST_MEMORY: Final = 16 * GIB
 """Bounds of one compiler's address space, in bytes. Between them, it is an equal part of that share."""
 LEAST_BUILDS: Final = 3
-"""Minimum number of builds waiting for a core for which their common header is precompiled. Precompiling takes one and
-a half times as long as a build, and saves each build about half of its time."""
+"""A common header is precompiled if at least this number of builds wait for a core. Precompiling takes one and a half
+times as long as a build, and saves each build about half of its time."""
 
 
 def default_jobs(*, spared_cores: int = 1) -> int:
@@ -81,7 +81,7 @@ class BuildPool:
         self._in_use = ExitStack()
         self._in_use.enter_context(self._cache.used())
         self.jobs: Final = jobs or default_jobs()
-        """Most compilers at once."""
+        """Maximum number of parallel compilers."""
         self._target = target or BuildTarget()
         self._toolchain = toolchain or find_toolchain()
         memory = min(MOST_MEMORY, max(LEAST_MEMORY, usable_memory() * MEMORY_SHARE / self.jobs))
@@ -93,7 +93,7 @@ class BuildPool:
         """Digests of the headers that this build pool has precompiled, or tried to."""
         self._threads = ThreadPoolExecutor(self.jobs, "build")
         self._woken, self._wake = socket.socketpair()
-        """The first can be read when a build has ended."""
+        """The first socket is readable when a build has ended."""
         self._woken.setblocking(False)
         self._wake.setblocking(False)
 
@@ -150,7 +150,7 @@ class BuildPool:
             future.add_done_callback(self._tell)
 
     def _precompile(self, builds: Sequence[Build]) -> list[Build]:
-        """Return the builds of the headers that are precompiled for these builds."""
+        """Return the builds that precompile common headers of these builds."""
         headers = [build.recipe.header for build in builds if build.recipe.header is not None]
         counts = Counter(header.digest for header in headers)
         wanted = {

@@ -5,7 +5,7 @@ runs the compilers in a new folder. If they fail, it decides whether the solutio
 the files that they have read, and publishes the products. Sources that compile nowhere are published too, as a manifest
 with the failure.
 
-`Compilers` bounds how many compilers of a build pool run at once, each in a process of its own (`run_compiler.py`).
+`Compilers` limits the number of parallel compilers of a build pool, each in a process of its own (`run_compiler.py`).
 Any other thread may hold further compilers back, or cancel all of them.
 
 No macro hides a file from the list of files that a compiler has read. If the kernel has Landlock, the compiler cannot
@@ -110,7 +110,7 @@ class Compilers:
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raise BuildFault if they were cancelled."""
+        """Raise BuildFault if the compilers were cancelled."""
         if self._is_cancelled:
             raise BuildFault("its build was cancelled")
 

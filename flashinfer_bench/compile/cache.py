@@ -8,8 +8,9 @@
                    /locks/<digest>             locked while an artifact is built
                    /in_use                     locked by each run (shared), and by each process that removes something
 
-A build takes the lock, searches again, stages, checks and moves in place. `kill -9` and a full disk leave at most a
-staging folder. No entry is removed while a run uses the cache; a new run waits until the removal has ended.
+A build takes the lock, searches again, and builds in a staging folder. It checks the result and moves it in place.
+`kill -9` and a full disk leave at most a staging folder. No entry is removed while a run uses the cache; a new run
+waits until the removal has ended.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Manifest(BaseModel):
     files: dict[str, str]
     """Path below `files/` → sha256."""
     made_from: dict[str, Any]
-    """The values from which the digest is made."""
+    """The values from which the digest is computed."""
     failure: str | None = None
     """The compilers' message if the sources do not compile. Then there are no files."""
 
@@ -229,11 +230,11 @@ class ArtifactCache:
         os.rename(content, folder)  # noqa: PTH104 - Path.rename hides that a folder is never replaced
 
     def entries(self) -> list[Entry]:
-        """Return every artifact, in the order of their latest use, the latest first."""
+        """Return all artifacts, the most recently used first."""
         return _read_entries(self.root / "artifacts", is_jit=False)
 
     def jit_folders(self) -> list[Entry]:
-        """Return the files that each solution's compilers made at run time, the latest use first."""
+        """Return the files that each solution's compilers made at run time, the most recently used first."""
         result = _read_entries(self.root / JIT_FOLDER, is_jit=True)
         return [one for one in result if one.size_bytes or not one.is_whole]
 

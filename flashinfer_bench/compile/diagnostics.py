@@ -38,7 +38,8 @@ DISK_FULL: Final = re.compile(r"No space left on device|Disk quota exceeded")
 KILLED: Final = re.compile(
     r"(?:Killed|Terminated) signal terminated program|died due to signal (?:9|15)\b|\bKilled$", re.M
 )
-"""Words of compiler drivers. A source can print the same words (`#error Killed`), so they prove nothing."""
+"""Words that compiler drivers print after a compiler was killed. A source can print the same words (`#error Killed`),
+so they prove nothing."""
 WRONG_ARCHITECTURE: Final = re.compile(
     r"^(?:ptxas .*(?:not supported on|requires) \.target|nvcc fatal\s*: Unsupported gpu architecture).*$", re.M
 )
@@ -92,7 +93,7 @@ def is_no_plain_error(step: StepReport) -> bool:
 
 
 def fails_everywhere(step: StepReport) -> bool:
-    """Return whether a step failed by its source alone, so that it fails again with the same compilers.
+    """Return whether a step failed because of its source alone, so that it fails again with the same compilers.
 
     A link step never counts, because a library that it lacks may be installed later. Neither does a compiler that lacks
     a file.

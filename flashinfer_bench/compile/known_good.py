@@ -33,7 +33,7 @@ class KnownGood:
 
     @property
     def needs_gpu(self) -> bool:
-        """Whether the program tests nothing without a GPU; Triton's interpreter compiles nothing."""
+        """Whether the program needs a GPU. Without a GPU, Triton's interpreter would compile nothing."""
         return self.language in ("cuda", "triton")
 
     def solution(self, note: str = "") -> Solution:

@@ -50,7 +50,7 @@ class ToolkitLibrary(NamedTuple):
     header: str
     """A header that every installation of the library has."""
     headers: str
-    """Pattern of all its headers, as they are included."""
+    """Pattern of all its headers, as `#include` names them."""
     package: str
     """NVIDIA's package on PyPI, after "nvidia-"."""
 
@@ -190,7 +190,7 @@ def find_lacked(output: str, version: tuple[int, int]) -> tuple[str, str] | None
     """Return the toolkit's header or library that a failed step did not find, with a message. If there is none, return
     None.
 
-    A source can print the same words. The caller must check whether the header is really missing.
+    A source can print the same words, so the caller must check whether the header is really missing.
 
     Args:
         output: the step's output.
@@ -218,7 +218,7 @@ def cutlass_includes() -> list[Path]:
 
 
 def wants_cutlass(dependencies: Iterable[str]) -> bool:
-    """Return whether a compiled solution names CUTLASS."""
+    """Return whether the dependencies of a compiled solution name CUTLASS."""
     parsed = map(_parse, dependencies)
     return any(requirement is not None and canonicalize_name(requirement.name) in CUTLASS for requirement in parsed)
 

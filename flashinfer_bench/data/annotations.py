@@ -1,4 +1,5 @@
-"""Makes a definition of a reference whose `run` states shapes and dtypes in its annotations. The reference is not run.
+"""Makes a definition from a reference whose `run` states shapes and dtypes in its annotations. The reference is not
+run.
 
     def run(x: "bfloat16[rows, columns=4096]", eps: float) -> "y: bfloat16[rows, columns]":
 

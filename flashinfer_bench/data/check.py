@@ -34,7 +34,7 @@ STORED_NAMES: Final = {
 """The name of a dtype in a safetensors file → the name of the torch dtype."""
 SHOWN_KEYS: Final = 20
 MOST_FINDINGS: Final = 10
-"""Findings reported for one workload or one reference."""
+"""Maximum number of findings reported for one workload or one reference."""
 Finding = tuple[tuple[str, ...], str]
 """Path of a field in the workload's line, and the problem."""
 

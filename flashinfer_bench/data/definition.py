@@ -41,11 +41,11 @@ Shape = Sizes | None
 MOST_EXPRESSIONS: Final = 256
 """Largest number of axes, or of constraints, of one definition. Each is evaluated for every workload."""
 MOST_FAULTS: Final = 20
-"""Disagreements reported for one definition."""
+"""Maximum number of disagreements reported for one definition."""
 
 
 class AxisConst(DataModel):
-    """An axis whose size belongs to the definition."""
+    """An axis whose size the definition fixes."""
 
     always_written = ("type",)
 

@@ -21,7 +21,7 @@ MAX_PATH_PART: Final = 200
 MAX_PATH_PARTS: Final = 32
 """Largest depth of a source's path, in folders."""
 MAX_PATH: Final = 1000
-"""Longest path of a source, in bytes. File systems allow some 4,000 with the folders above."""
+"""Longest path of a source, in bytes. File systems allow some 4,000 bytes, including the folders above."""
 MOST_SOURCES: Final = 4096
 """Largest number of sources of a solution."""
 _UNIQUE_DIGITS: Final = 8

@@ -47,7 +47,7 @@ class TraceSet:
     solutions: dict[str, list[Solution]] = field(default_factory=dict)
     """Definition name to its solutions."""
     workloads: dict[str, list[Trace]] = field(default_factory=dict)
-    """Definition name to its workloads, each a trace without solution."""
+    """Definition name to its workloads, as traces without a solution."""
     traces: dict[str, MutableSequence[Trace]] = field(default_factory=dict)
     """Definition name to its traces in the order of the files, including repeated traces."""
     issues: list[LoadIssue] = field(default_factory=list)

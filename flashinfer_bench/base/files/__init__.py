@@ -1,1 +1,1 @@
-"""Files that another user may have made: opening, walking, removing and locking them without being held up."""
+"""Opens, walks, removes and locks files that another user may have made, and never waits on them without a limit."""

@@ -41,7 +41,7 @@ def open_to_read(path: Path | str) -> int:
     """
     if str(path).startswith(OWN_DESCRIPTORS):
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    refuse_strange(Path(path).stat(), path)  # opening a device may do something
+    refuse_strange(Path(path).stat(), path)  # opening a device may have side effects
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         refuse_strange(os.fstat(fd), path)  # another process may have replaced the file

@@ -94,7 +94,7 @@ def remove_tree(folder: Path, limit_s: float | None = None) -> bool:
     Args:
         folder: the path.
         limit_s: seconds for each run of rm or chmod; None for no limit. With a limit, Python removes only small trees.
-            A large process takes longer to start a program than to remove a hundred files.
+            Starting rm from a large process takes longer than removing a hundred files.
     """
     with suppress(OSError):
         folder.unlink()
@@ -110,8 +110,8 @@ def remove_tree(folder: Path, limit_s: float | None = None) -> bool:
 
 
 def _has_few(folder: Path) -> bool:
-    """Return whether a folder has at most FEW_ENTRIES files and folders, at all depths. Stop reading at the first
-    beyond them."""
+    """Return whether a folder has at most FEW_ENTRIES files and folders, at all depths. Stop reading when there are
+    more."""
     left, result = [os.fspath(folder)], 0
     with suppress(OSError):
         while left and result <= FEW_ENTRIES:

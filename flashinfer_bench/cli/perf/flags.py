@@ -121,7 +121,7 @@ def make_parser(
 
 
 def declare_perf(parser: Parser) -> None:
-    """Add all flags except those of a single routine, and the names of routines, for completion by a shell."""
+    """For completion by a shell, add the names of routines, and all flags except the flags of a single routine."""
     _add_session_flags(parser)
     _add_case_flags(parser, [], None)
 

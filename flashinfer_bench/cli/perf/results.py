@@ -1,5 +1,5 @@
-"""The results of cases: a row for each backend, as the lines of FlashInfer's documents, as a line of the CSV, and as a
-line of JSON with all fields.
+"""The results of cases. The row of a backend is printed as in FlashInfer's documents. It is also a line of the CSV, and
+a line of JSON with all fields.
 
 Times come from the trace's measurement, which the row contains. Each row is written immediately. If a file cannot be
 opened, that is UsageError, and no case runs. If a row cannot be written later, as on a full disk, that is reported

@@ -43,7 +43,7 @@ DEVICE_SUFFIX: Final = ".cu"
 UNIT_NAME: Final = re.compile(r"[A-Za-z0-9_][\w.+=@\-]*(/[A-Za-z0-9_][\w.+=@\-]*)*")
 """Names of files to compile. Other characters are refused, because nvcc hands names to a shell."""
 DEVICE_LINK_FLAGS: Final = frozenset({"-rdc=true", "--rdc=true", "--relocatable-device-code=true"})
-"""Flags of nvcc after which device code needs a link of its own."""
+"""Flags of nvcc that require a separate link step for device code."""
 GCC_FLAGS: Final = ("-fmax-errors=20", "-fdiagnostics-color=never")
 """Flags of g++ that keep logs short."""
 SECONDS: Final = {"tvm-ffi": 4.0, "torch": 25.0, "cuda": 10.0, "cutlass": 40.0}
@@ -88,7 +88,7 @@ def read_binding(binding: SupportedBindings, toolchain: Toolchain) -> Binding:
             kind="tvm-ffi",
             files=tvm_ffi,
             includes=tuple(tvm_ffi.includes()),
-            macros=("-DTVM_FFI_DLL_EXPORT_INCLUDE_METADATA=1",),  # tells the worker the count of arguments
+            macros=("-DTVM_FFI_DLL_EXPORT_INCLUDE_METADATA=1",),  # tells the worker the number of arguments
             libraries=("-ltvm_ffi",),
             exports="__tvm_ffi_{0}",
             lacks="no function {0!r} is exported; export it with TVM_FFI_DLL_EXPORT_TYPED_FUNC({0}, your_function)",
@@ -234,7 +234,7 @@ def _search(folders: Iterable[Path]) -> list[str]:
 
 
 def make_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -> BuildRecipe:
-    """Return the recipe of a cpp or cuda solution; `why_not_buildable` has found the toolchain.
+    """Return the recipe of a cpp or cuda solution; `why_not_buildable` must have found the toolchain before.
 
     Raises:
         BuildFailure: the solution requests something impossible or forbidden.
@@ -287,7 +287,8 @@ def choose_units(paths: Sequence[str], *, is_cuda: bool) -> list[str]:
     """Return the sources that are compiled to an object each; all others are headers.
 
     Raises:
-        BuildFailure: there is no such source, a source of another language, or a header that is already compiled.
+        BuildFailure: no source can be compiled, a source has another language or a forbidden name, or a header is
+            precompiled.
     """
     units = [path for path in paths if PurePosixPath(path).suffix in (*HOST_SUFFIXES, DEVICE_SUFFIX)]
     if not units:

@@ -1,6 +1,6 @@
 """Solutions in Python (Triton, TileLang, CuTe DSL, calls of FlashInfer): the artifact is the sources themselves.
 
-Nothing is parsed or compiled here. A worker imports them; these languages compile when a function is first called.
+Nothing is parsed or compiled here. A worker imports the sources; these languages compile a function at its first call.
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ _POINTER_MAX_BYTES: Final = 1024
 
 
 class BlobMissing(WorkloadFault):
-    """A blob path has no file, or a git-lfs pointer."""
+    """A blob path has no file, or only a git-lfs pointer."""
 
 
 class BlobPointer(BlobMissing):
-    """A blob path has a git-lfs pointer."""
+    """A blob path has only a git-lfs pointer."""
 
 
 class BlobStore:
@@ -64,7 +64,8 @@ class BlobStore:
         return file
 
     def why_missing(self, path: str) -> str | None:
-        """Say that a blob path has no file, or a git-lfs pointer; None if it has another file."""
+        """Return why the file of a blob path is missing: it does not exist, or is only a git-lfs pointer. Return None
+        for any other file."""
         try:
             self.locate(path)
         except BlobMissing as fault:

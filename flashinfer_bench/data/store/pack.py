@@ -1,4 +1,4 @@
-"""Folders of sources to solutions and back, byte for byte. Reading reports all problems; writing is atomic.
+"""Converts folders of sources to solutions and back, byte for byte. Reading reports all problems; writing is atomic.
 
 A folder has a manifest: the solution without the content of its sources. The keys of `spec` are at the top level:
 

@@ -1,7 +1,7 @@
 """Parses the text of one object into its model, with an issue for each problem.
 
 `store.read` calls `parse_objects` for a JSON file, and `parse_line` for a line of a JSONL file. The steps: text →
-parsed JSON → the current format (`dialects.py`) → the model. A `Location` has the location of the object.
+parsed JSON → the current format (`dialects.py`) → the model.
 """
 
 from __future__ import annotations
