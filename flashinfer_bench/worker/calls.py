@@ -89,7 +89,8 @@ class LaidCall:
         self.run = partial(self._function, **prepared)
 
     def values(self) -> list[Any]:
-        """Return the result of the latest call as a list of values. A dict is sorted by the outputs' names.
+        """Return the result of the latest call as a list of values. The values of a dict are in the order of the
+        outputs.
 
         No method of the solution runs here, after the sample: only methods of the built-in types are used.
         """
@@ -176,8 +177,6 @@ class CallLaunch:
     """The launch of one call, as a clock times it.
 
     Args:
-        call: the call.
-        output_cache: keeps its results alive.
         part: "run", "setup", "both" (setup, then run) or "nothing".
     """
 
@@ -242,9 +241,7 @@ def lay_out_calls(loaded: LoadedEntry, block: torch.Tensor, request: Mapping[str
     """Make the calls of a `lay_out` request.
 
     Args:
-        loaded: the entry function and `setup`.
         block: the arena.
-        request: the request's fields.
     """
     count, stride, style = int(request["count"]), int(request["stride"]), request["style"]
 

@@ -16,7 +16,7 @@ from flashinfer_bench.worker.protocol import MAX_TEXT, MOST_WORDS
 
 KEPT_FRAMES: Final = 12
 MODULE: Final = "<module>"
-"""Python's name of the function of a module's frame."""
+"""Python's name for a module's code, in place of a function's name."""
 MOST_CAUSES: Final = 20
 """Most exceptions in a chain of causes. Solutions can make endless chains."""
 

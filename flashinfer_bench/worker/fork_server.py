@@ -85,7 +85,6 @@ def start_fork_server(
 
     Args:
         run_directory: folder that the server removes at its end; None if another server removes it.
-        preparation: the preparation for its workers.
         not_for_it: sockets of this process that the server must close.
     """
     ours, theirs = socket.socketpair()
@@ -119,7 +118,6 @@ def run_fork_server(sock: socket.socket, run_directory: Path | None, preparation
     Args:
         sock: source of the session's orders.
         run_directory: the session's folder, removed at the end; None if another server removes it.
-        preparation: the preparation for its workers.
     """
     hide_memory()  # inherited by forks: a worker is hidden until it gets a solution
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors are reaped by the kernel

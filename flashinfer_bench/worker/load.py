@@ -51,7 +51,6 @@ class LoadedEntry(NamedTuple):
     """The functions of an entry file."""
 
     function: Function
-    """The entry function."""
     signature: Signature | None = None
     """How it is called; None if it is unknown."""
     setup: Function | None = None
@@ -143,7 +142,8 @@ def import_extension(name: str, path: str) -> types.ModuleType:
 
 
 def find_operator(symbol: str, known: Container[str]) -> Function | None:
-    """Return torch's operator of that name, if it was not known before; else None."""
+    """Return torch's operator of that name, unless it is one of the `known` operators from before the load; else
+    None."""
     for found in torch._C._dispatch_get_all_op_names():
         space, _, rest = found.partition("::")
         name, _, overload = rest.partition(".")

@@ -83,11 +83,7 @@ class KeptFile(NamedTuple):
 
 
 class BaselineCache:
-    """The folder of baselines. Any number of processes can use it at once without waiting.
-
-    Args:
-        cache_root: the cache's folder.
-    """
+    """The folder of baselines. Any number of processes can use it at once without waiting."""
 
     def __init__(self, cache_root: Path) -> None:
         self.folder = cache_root / FOLDER

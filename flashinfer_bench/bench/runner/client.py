@@ -12,7 +12,7 @@ machine (`LocalSlots`) or of a cluster's node (`cluster.Cluster`). A table of sl
     poll()          the slots that have joined since the last call; called often, never waits
     has(device)     whether a slot still exists
     lock(device, held)     keeps other runs off a device until `held` is closed; see `device_lock.ask_for_device`
-    open(device, session_config)     starts a session: a `SessionClient` or a `RemoteSession`. Only its `end` blocks
+    open(device, session_config)     starts a `SessionClient` or a `RemoteSession`. Only the session's `end` blocks
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ class SessionClient:
 
     Args:
         device: the session's device, and the only device that it sees.
-        session_config: the session's settings.
     """
 
     def __init__(self, device: Device, session_config: SessionConfig) -> None:
@@ -159,8 +158,8 @@ class SessionClient:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether data is left, for which `flush` must be called when the socket is writable. A session does not read
-        while it judges."""
+        """Whether unsent data is left. Call `flush` when the socket is writable, since a session does not read while it
+        judges."""
         return bool(self._unsent)
 
     def flush(self) -> None:

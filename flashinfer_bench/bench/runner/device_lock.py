@@ -1,4 +1,4 @@
-"""A lock file for each GPU, named by its UUID, lets one run of all users of the machine measure on it at a time."""
+"""Only one run at a time measures on a GPU: all users of the machine share a lock file, named by the GPU's UUID."""
 
 from __future__ import annotations
 
@@ -57,7 +57,6 @@ def ask_for_device(device: Device, held: ExitStack, *, limit_s: float = WAIT_LIM
     A CPU has no lock. A message for the user is yielded once, before the first None.
 
     Args:
-        device: the device.
         held: releases the lock when it is closed.
         limit_s: seconds after which DeviceFault is raised.
 

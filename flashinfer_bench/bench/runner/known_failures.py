@@ -61,7 +61,7 @@ class KnownFailures:
         self.hung = HungSolutions()
         self._tries: Counter[int] = Counter()
         self._broken: dict[tuple[str, str], str] = {}
-        """(definition, workload) → why its reference cannot run: it ran out of time, or its session is lost each
+        """(definition, workload) → why the reference cannot run: it runs out of time, or the session is lost each
         time."""
         self._hung: defaultdict[str, set[str]] = defaultdict(set)
         """Definition → workloads on which its reference ran out of time."""

@@ -62,11 +62,7 @@ def read_tail(file: IO[bytes]) -> str:
 
 
 class Launcher:
-    """The host's handle on one fork server.
-
-    Args:
-        environment: the fork server's variables.
-    """
+    """The host's handle on one fork server."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
@@ -91,7 +87,6 @@ class Launcher:
         """Have a session forked; return at once.
 
         Args:
-            environment: the session's variables.
             sock: the session's end of the channel to its host.
             lifeline: write end of a pipe, which all processes below the session inherit.
             output: the file for the session's output.
@@ -118,7 +113,6 @@ class LaunchedSession:
     """The process of one session.
 
     Args:
-        launcher: the fork server.
         reports: the socket on which the fork server reports.
     """
 
@@ -133,7 +127,7 @@ class LaunchedSession:
 
     @property
     def pid(self) -> int | None:
-        """Its process id; None while its server is importing, and if it was never forked."""
+        """Its process id; None until the server has forked it."""
         self.wait(0)
         return self._pid
 
@@ -214,8 +208,6 @@ class ForkServer:
     """Forks sessions for one host and reports how they end.
 
     Args:
-        host: source of requests.
-        serve: runs a session.
         import_more: imports modules for later sessions. It is called after the first forks, because a user waits for
             the first sessions.
     """

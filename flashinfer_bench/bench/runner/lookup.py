@@ -31,7 +31,7 @@ from flashinfer_bench.data import Definition
 from flashinfer_bench.errors import ConfigError
 
 LOOKUP_LIMIT_S: Final = 180.0
-"""Seconds for importing torch and the plug-ins, and for choosing. After that the run is refused."""
+"""Seconds for importing torch and the plug-ins, and for the lookup. After that the run is refused."""
 NO_DEVICE: Final = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
 """Variables of the process. A plug-in must not use a device during its import."""
 
@@ -84,11 +84,9 @@ def look_up_evaluators(
     """Find the evaluator of each definition.
 
     Args:
-        definitions: the definitions.
         plug_ins: the evaluators besides the built-in evaluators.
         kind: the kind of device of the run.
         keeps_server: start the fork server of this thread's later sessions, so that it imports torch during the lookup.
-        limit_s: most seconds for the lookup.
 
     Raises:
         ConfigError: a plug-in cannot be imported, or offers no evaluator.

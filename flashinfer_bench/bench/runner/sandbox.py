@@ -90,7 +90,6 @@ def find_sandbox(level: Level, cache_root: Path, *, probe: Callable[[Path], Sand
     """Return the sandbox that a level gives on this machine.
 
     Args:
-        level: the requested level.
         cache_root: folder of the build results.
         probe: reads the properties of the machine.
 

@@ -23,11 +23,7 @@ LIMIT_S: Final = 20.0
 
 
 class GatedChains:
-    """The chain of the current calls, with its control block and the kernels around each call.
-
-    Args:
-        device: the GPU.
-    """
+    """The chain of the current calls, with its control block and the kernels around each call."""
 
     _block: ControlBlock
     _kernels: ChainKernels
@@ -45,7 +41,6 @@ class GatedChains:
         """Make the calls of a request in a chain; return whether all of them were one graph.
 
         Args:
-            request: the request's fields.
             fd: the memory file of the control block, followed by the kernels' machine code. It is closed.
             calls: the calls in order. They stay the same until `forget`.
             inputs: address of the inputs in the first buffer.

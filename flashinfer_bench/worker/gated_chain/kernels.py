@@ -212,11 +212,11 @@ class ChainKernels:
         self._launch("flashinfer_bench_unmask", (blocks, UNMASK_THREADS), inputs.address, words, key)
 
     def commit(self, pieces: Sequence[Piece], digest: int) -> None:
-        """Write the digest of pieces of memory to an address: two words of eight bytes for AT_ONCE pieces."""
+        """Write the digest of pieces of memory to an address: two words of eight bytes for every AT_ONCE pieces."""
         self.committer([one.nbytes for one in pieces], digest)([one.address for one in pieces])
 
     def committer(self, sizes: Sequence[int], digest: int) -> Callable[[Sequence[int]], None]:
-        """Return a function that commits to pieces of these sizes, given their addresses. That function is fast."""
+        """Return a function that commits to pieces of these sizes, given their addresses."""
         scratch = self._parts.data_ptr(), self._count.data_ptr()
         launches = []
         for at in range(count_groups(len(sizes))):

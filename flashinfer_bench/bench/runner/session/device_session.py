@@ -100,9 +100,6 @@ class DeviceSession:
     """Judges jobs on one device.
 
     Args:
-        session_config: the session's settings.
-        pool: source of workers.
-        tools: the session's tools, which every kernel uses.
         report: sends a phase to the host.
         kept: cached times of references from earlier runs; None if the cache is off.
     """

@@ -75,12 +75,10 @@ class RequestContext:
 
     @cached_property
     def definition(self) -> Definition:
-        """The definition of the jobs."""
         return Definition.model_validate(self.sent.definition)
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the definition."""
         return self.definition.digest()
 
     @cached_property
@@ -248,7 +246,6 @@ def find_floor_ms(definition: Definition, workload: Workload, device: Any, claim
     be cached before a call, in spite of a flush. Outputs may stay in the L2.
 
     Args:
-        definition: the definition.
         workload: sizes of the axes.
         device: the GPU's properties in torch.
         claimed_ms: latency of one call. The reference is analysed only if reading all inputs would take longer.

@@ -69,7 +69,6 @@ def judge_reads(
     too few.
 
     Args:
-        job: the job.
         reads: the chosen calls of each timed trial.
         baseline: expected outputs for the evaluator's own inputs.
         context: the evaluator's context, with notes other than the job's.
@@ -140,7 +139,6 @@ def plan_stress(job: JobContext, baseline: Baseline | None = None) -> StressPlan
     If no floats are judged on other inputs, the notes get the reason.
 
     Args:
-        job: the job.
         baseline: the reference's outputs for usual inputs, and its latency.
     """
     definition, evaluator = job.request.definition, job.request.evaluator
@@ -168,10 +166,7 @@ def judge_stress(
     """Return the first verdict that rejects. The notes get the judged cases, and the other cases with their reasons.
 
     Args:
-        job: the job.
-        calls: the calls that were made.
         baseline: expected outputs for usual inputs.
-        context: the evaluator's context.
         planned: the cases of the job, assuming that its calls and the reference are quick.
     """
     judging = _Judging(job, baseline, context)
@@ -198,9 +193,7 @@ class _Judging:
     """Judges a job's calls on inputs of stress cases.
 
     Args:
-        job: the job.
         baseline: expected outputs for usual inputs.
-        context: the evaluator's context.
     """
 
     def __init__(self, job: JobContext, baseline: Baseline, context: JudgeContext) -> None:

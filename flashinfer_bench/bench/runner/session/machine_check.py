@@ -75,9 +75,6 @@ class MachineCheck:
     """Tries our programs on one device. A program that works is not tried again.
 
     Args:
-        session_config: the session's settings.
-        pool: source of workers.
-        tools: the session's tools for every kernel.
         end_workers: ends every worker that holds a solution.
     """
 
@@ -92,8 +89,6 @@ class MachineCheck:
         """Return how the machine caused a failure; None if the solution caused it.
 
         Args:
-            solution: the solution that failed.
-            failure: its failure.
             report: called before a program is tried, which can take minutes.
 
         Raises:

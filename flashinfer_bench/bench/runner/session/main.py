@@ -40,12 +40,12 @@ from flashinfer_bench.timing.flush import kernel_image
 
 REPORTED_PACKAGES: Final = ("triton", "flashinfer-python", "cupti-python", "numpy", "apache-tvm-ffi")
 FIRST_BATCH_S: Final = 0.5
-"""Seconds after which the first batch of baselines takes no further baseline. The time is short, so that the first
-verdict comes soon."""
+"""Seconds in which the first batch of baselines takes further baselines. The time is short, so that the first verdict
+comes soon."""
 LATER_BATCH_S: Final = 4.0
-"""Seconds after which the first batch of a later request takes no further baseline. Its first verdict is not urgent."""
+"""Like FIRST_BATCH_S, but for later requests, whose first verdict is not urgent."""
 BATCH_GROWTH: Final = 4
-"""Factor by which each further batch of a request may last longer. A batch costs two workers, so batches must be
+"""Each further batch of a request may last this many times as long. A batch costs two workers, so batches must be
 few."""
 
 

@@ -47,7 +47,6 @@ class Requests:
     job is done twice. The session starts workers for the solutions of a request before the request begins.
 
     Args:
-        host: the socket.
         reader: the only reader of the socket.
     """
 

@@ -1,7 +1,7 @@
 """Compiles the first calls of later solutions while the current solution is judged.
 
-A Triton kernel compiles for 0.3 s to ten seconds, a FlashInfer module for a minute or more, and the GPU would idle. So
-each solution that is new to this machine gets its own worker to precompile it: in the same sandbox, without a GPU, at
+Otherwise the GPU would idle: a Triton kernel compiles for up to ten seconds, a FlashInfer module for a minute or more.
+Each solution that is new to this machine gets its own worker to precompile it: in the same sandbox, without a GPU, at
 the lowest priority, on some of the cores (`worker/jit/precompile.py`). So it launches nothing on the GPU during a
 measurement. All of these workers are stopped while a reference is timed, because a slow reference would make a solution
 look fast.
@@ -164,7 +164,6 @@ class Precompiler:
         """Wait for the precompilation of the current solution, up to its limits, and then end it.
 
         Args:
-            digest: digest of the solution.
             most_s: most seconds of the wait.
             report: called if there is a worker to wait for. Then the result is True.
         """

@@ -52,7 +52,6 @@ class KeptTimes:
     """The cached times of references, as one session reads and writes them."""
 
     session_config: SessionConfig
-    """The session's settings."""
     machine: Mapping[str, str]
     """Keys common to all baselines of this session."""
     sm_mhz: int
@@ -107,7 +106,7 @@ class KeptTimes:
         if is_disturbed(measured) or (high - low) / 2 > KNOWN * measured.latency_ms:
             self.cache.remove(keys)
             return
-        with suppress(ValidationError):  # a time of 0 is useless, for example
+        with suppress(ValidationError):  # for example a time of 0, which is useless
             kept = KeptBaseline(
                 marks=keys,
                 sm_mhz=self.sm_mhz,
@@ -189,7 +188,8 @@ class ReferenceTimer:
         return self._known.get(key)
 
     def forget_slow(self, key: BaselineKey) -> bool:
-        """Forget a reference's time if a later context is faster than its context was; return whether it was forgotten.
+        """Forget a reference's time if its context is slower than the best context so far; return whether it was
+        forgotten.
 
         The first contexts of a session may all be slow. Then a solution equal to the reference would seem faster.
         """
@@ -208,7 +208,6 @@ class ReferenceTimer:
         """Return the reference's time on a job's workload.
 
         Args:
-            job: the job.
             input_sets: the inputs of each trial.
             is_alone: no worker holds a solution, so later runs can reuse the time.
 

@@ -24,7 +24,6 @@ def find_artifact(solution: RequestedSolution, make_folder: Callable[[], Path], 
     """Return a solution's artifact. If its files were changed, write its sources into a new folder.
 
     Args:
-        solution: the built solution.
         make_folder: returns a new, empty folder.
         anew: write its sources in any case, because the worker cannot reach the artifact.
 
@@ -52,9 +51,6 @@ def load_solution(
     """Have a kernel's fresh worker import a solution or a reference; return the signature of its entry function.
 
     Args:
-        kernel: the kernel of the solution.
-        pool: the pool that has its worker.
-        solution: the solution.
         meanwhile: called during the import.
 
     Raises:

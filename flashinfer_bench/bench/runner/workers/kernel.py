@@ -51,12 +51,12 @@ from flashinfer_bench.worker.protocol import (
 )
 
 CALLING: Final = ("calls", "burst", "relay")
-"""Requests that run the solution. If the solution raises, its worker can serve its next job."""
+"""Requests that run the solution. If it raises, its worker can still serve the next job."""
 REASON_CHARS: Final = 200
 """Most characters of an exception's message in the first line of an error. Tables do not show a longer line."""
 TIMES_REFERENCE, TIMES_FIRST, TIMES_SLOWEST = 50, 3, 10
-"""A call may take longer than its limit, up to these multiples of the time of the reference, of the first call, and of
-the slowest later call. The first call may have compiled, so its time says less."""
+"""A call's limit is at least these multiples of the time of the reference, the first call, and the slowest later call.
+The first call may have compiled, so its time says less."""
 QUICK_REQUEST_S: Final = 0.1
 """If a request of some calls takes fewer seconds, the next request may have twice as many calls."""
 
@@ -82,9 +82,7 @@ class RemoteKernel:
 
     Args:
         worker: a worker that is ready.
-        tools: the session's tools.
-        task: the work.
-        metadata: the solution's names. Its style is set when the solution is loaded.
+        metadata: the solution's names. The style in it is set when the solution is loaded.
     """
 
     def __init__(self, worker: WorkerProcess, tools: SessionTools, task: KernelTask, metadata: KernelMetadata) -> None:
@@ -136,7 +134,6 @@ class RemoteKernel:
         """Have the worker import the solution; return its entry function's signature.
 
         Args:
-            artifact: the artifact of the build.
             environment: variables that the worker sets before the import.
             meanwhile: called during the import.
 
@@ -261,7 +258,8 @@ class RemoteKernel:
         return outputs
 
     def check_inputs(self, calls: Sequence[Inspected]) -> None:
-        """Raise SolutionFailure if one of several calls has changed its inputs. It waits for the device once."""
+        """Raise SolutionFailure if one of several calls has changed its inputs. Wait for the device once for all
+        calls."""
         if self.task.is_reference:
             return
         checked = [
@@ -287,7 +285,6 @@ class RemoteKernel:
         """Return the buffers for calls with inputs of these shapes, after the worker has mapped them.
 
         Args:
-            inputs: the inputs of a call.
             most: largest number of buffers; None for the number of buffers of timed calls.
             meanwhile: called while the worker maps them.
         """

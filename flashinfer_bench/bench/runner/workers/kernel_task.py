@@ -82,7 +82,8 @@ class KernelTask:
     stress: StressPlan | None = None
     """Stress cases of some calls; None without stress cases."""
     expect: Callable[[Sequence[Any]], list[torch.Tensor]] | None = None
-    """Calls a quick reference. Expected outputs of earlier calls are computed while a worker prepares batches."""
+    """Calls the reference; None if it is slow. It computes expected outputs of earlier calls while a worker prepares
+    batches."""
     floor_ms: Callable[[float], float] = lambda _claimed_ms: 0.0
     """Takes a reported latency; returns the shortest time to read the inputs, or 0 if that time is not longer or
     unknown."""

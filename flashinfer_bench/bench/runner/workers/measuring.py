@@ -241,10 +241,8 @@ class Measuring:
         batches or the requests of slow calls bound it.
 
         Args:
-            calls: the timed calls.
             costs_ns: time of each timed call by the session's clock.
             claimed_ms: latency of one call, including `setup`.
-            record: record of the measurement.
         """
         flags, claimed_ns = record.get("flags", []), claimed_ms * 1e6
         claimed = Claimed(claimed_ns, "waits_inside" in flags, record.get("operations", 1), "side_stream" in flags)

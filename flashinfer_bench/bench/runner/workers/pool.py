@@ -87,7 +87,6 @@ class SolutionFiles:
     """A solution that needs a worker, and the location of its files."""
 
     digest: str
-    """Digest of the solution."""
     artifact: Path | None = None
     """Folder of its artifact; None if its sources are not written yet."""
     is_reference: bool = False
@@ -97,7 +96,7 @@ class SolutionFiles:
 
 
 def reference_files(definition_digest: str) -> SolutionFiles:
-    """Return the files of the worker of a definition's reference. It has a digest and folders like a solution."""
+    """Return the files of a definition's reference, which has a digest and folders like a solution."""
     digest = hashlib.sha256(f"reference of {definition_digest}".encode()).hexdigest()
     return SolutionFiles(digest, is_reference=True, wants_fast=True)
 
@@ -131,7 +130,6 @@ class WorkerPool:
     Args:
         server: the fork server's socket.
         run_directory: parent of each worker's folder.
-        session_config: the session's settings.
         policies: makes the folders and sandbox policies of workers.
         on_ready: called with each worker that is ready for work.
 
@@ -155,7 +153,7 @@ class WorkerPool:
         """The clock reports whether a solution uses several streams."""
         self.precompiling: socket.socket | None = None
         self._precompiles: bool | None = None
-        """Result of `hear_ready` for that server."""
+        """Result of `hear_ready` for `precompiling`."""
         self._is_gpu = session_config.device == "cuda"
         self._gpu_index = session_config.gpu_index
         self._numbers = itertools.count(1)
@@ -306,7 +304,6 @@ class WorkerPool:
         ended.
 
         Args:
-            solutions: the solutions.
             adopts: one of these solutions, which may take a warm worker of an unknown solution.
         """
         held = [one.files.digest for one in self._held.values()]
@@ -532,7 +529,6 @@ class WorkerPool:
 
         Args:
             solution: the solution whose policy applies.
-            artifact: the solution's artifact.
             words: further fields for `worker/jit/precompile.py`.
         """
         worker = self._spawn(solution, (artifact, words))
@@ -563,8 +559,6 @@ def make_order(
     """Return the spawn order of a worker without a sandbox.
 
     Args:
-        session_config: the session's settings.
-        home: the worker's folder.
         gpu_index: the GPU's CUDA index; None for the GPU that the session sees.
         image: machine code of the timing kernels; None to have the worker assemble it.
     """

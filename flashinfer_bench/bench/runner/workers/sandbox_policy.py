@@ -56,12 +56,7 @@ ENTERED_BY_ALL, READ_BY_ALL = 0o711, 0o755
 
 
 class PolicyMaker:
-    """Makes policies, and names the cache folders of a solution's run-time compilers.
-
-    Args:
-        session_config: the session's settings.
-        environment: the session's environment.
-    """
+    """Makes policies, and names the cache folders of a solution's run-time compilers."""
 
     def __init__(self, session_config: SessionConfig, environment: Mapping[str, str]) -> None:
         self._session_config, self._environment = session_config, environment
@@ -98,7 +93,6 @@ class PolicyMaker:
         """Return the variables that are specific to a solution's worker.
 
         Args:
-            digest: digest of the solution.
             own: the worker's folder for compiled files; None for the solution's folder.
         """
         folder = own or self.folder(digest)
@@ -138,7 +132,6 @@ class PolicyMaker:
         sandbox.
 
         Args:
-            digest: digest of the solution.
             artifact: folder of its files.
             given: a folder that only this worker will read.
             own: see `environment`.
@@ -185,7 +178,6 @@ def find_readable(
     """Return the real paths that every worker reads. Missing paths are skipped.
 
     Args:
-        environment: the session's environment.
         hidden: folders that no worker reads, even inside a readable folder.
         import_path: folders from which modules are imported; None for sys.path.
     """

@@ -162,7 +162,7 @@ class WorkerProcess:
         self.has_setup = False
         """The loaded solution exports `setup`."""
         self.mapped: tuple[object, int] | None = None
-        """The session's memory that the worker maps, and the generation of that memory. Mapping takes 1 to 4 ms."""
+        """The session's memory that the worker maps, and the generation of that memory. Mapping takes milliseconds."""
         home.mkdir(parents=True)
         user = (order.get("sandbox") or {}).get("user")
         if user is not None:
@@ -275,7 +275,6 @@ class WorkerProcess:
             fds: descriptors for the worker.
             meanwhile: called after the request is sent.
             is_stuck: called during the wait; True ends the wait.
-            **fields: fields of the request.
 
         Raises:
             WorkerGone: the process ended first.

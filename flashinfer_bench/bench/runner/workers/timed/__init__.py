@@ -1,1 +1,1 @@
-"""Calls that are timed: where they lie, what they are given, who times them, which outputs are compared."""
+"""Timed calls: their buffers, their contents, their timing, and the choice of the compared outputs."""

@@ -1,4 +1,4 @@
-"""Batches: calls back to back on a GPU, timed by the session, against which a reported latency is checked.
+"""Batches: calls back to back on a GPU, which the session times to check a reported latency.
 
 The worker's samples are precise, but a solution that controls its worker can forge them. The session's own time from a
 request to its answer is coarse but true. Each call of a batch has its own content. After the batch, outputs are copied
@@ -58,7 +58,7 @@ SLACK_NS: Final = 150_000.0
 empty batch is charged to the calls. A delay above the limit means that the worker answered before its calls were over.
 Then the request's overhead is charged too, and the GPU is used again until the calls are over."""
 STARTS_LATER: Final = 0.15, 5_000.0, 15_000.0
-"""A share and two limits in nanoseconds. This share of the part of a call's time between the limits is subtracted. In a
+"""A share and two limits in nanoseconds. The part of a call's time between the limits is reduced by the share. In a
 graph of many calls each call starts later than in its own graph."""
 CACHE_SHARE: Final = 0.3
 """Share of a GPU's cache that holds writes when a call ends."""
@@ -69,14 +69,14 @@ HELD_SHARE: Final = 0.1
 """Share of a call's time. A wait for the previous call's writes is subtracted only as far as it exceeds this share. At
 most the same share is subtracted."""
 MARGIN: Final = 1.5
-"""Limit of the time subtracted for copies and for overhead: this multiple of the session's own copies, and of the least
-overhead of another worker."""
+"""The time subtracted for copies is at most this multiple of the time of the session's own copies. The overhead is at
+most this multiple of the least overhead of another worker."""
 COPIES_SHARE: Final = 0.6
 """Largest share of a batch's time that is subtracted for copies. A worker that its solution controls can report that
 results share memory, and write them to the slots directly."""
 FETCH_NS: Final = {True: (300_000.0, 4_000.0), False: (500_000.0, 20_000.0)}
-"""Allowed nanoseconds for fetching results, without the copies: for the request, and for each result of a call. True:
-calls and copies are graphs; False: the host launches each. Further time is charged to the calls."""
+"""Nanoseconds allowed for fetching results, besides the copies: for the request, and for each result of a call. True is
+for calls and copies in graphs, False for launches by the host. Further time is charged to the calls."""
 TRIES: Final = 3
 SERIES_S: Final = 0.15
 """The delay until a batch begins varies, so the fastest batch gives the cost of a call. Batches are made until one
@@ -96,7 +96,7 @@ class BatchOverhead:
     request: float = 0.0
     """Requests and answers, and the GPU's return to the worker."""
     call: float = 0.0
-    """Part of each call, for each output."""
+    """Overhead of each call, for each output."""
     touch: float = 0.0
     """The GPU's return to the session after such a batch is answered."""
 
@@ -157,8 +157,8 @@ def byte_ns(device: torch.device) -> float:
 def count_batch_calls(claimed_ns: float, size: int, operations: int = 1) -> int:
     """Return the number of calls in a batch, as far as memory allows.
 
-    Batches of calls with many operations have fewer calls, but at least a quarter of USUAL's time, since the operations
-    of a longer graph begin later.
+    Batches of calls with many operations have fewer calls, since the operations of a longer graph begin later. They
+    last at least a quarter of USUAL's time.
 
     Args:
         claimed_ns: latency of one call.
@@ -182,9 +182,7 @@ class BatchTimer:
     """Times batches of one trial's calls.
 
     Args:
-        ask: asks the worker.
         trial: the buffers and the inputs of the calls.
-        overhead: overhead of batches.
         claimed: the worker's report of a call. A graph cannot hold a call that waits for the GPU, and a graph with
             fewer operations is no valid call.
         chain: the result of a chain that did not refuse the latency; None without a chain. Batches do not refuse a

@@ -71,9 +71,8 @@ def count_buffers(size: int, device: torch.device, most: int | None = None, *, h
 
     Args:
         size: bytes of the inputs and outputs of one call.
-        device: device of the buffers.
-        most: buffers that chains or batches want; FEWEST_BUFFERS of them can take a larger share of a GPU's memory.
-            None for the number of buffers of timed calls.
+        most: number of buffers for a chain or a batch. FEWEST_BUFFERS of them can take a larger share of a GPU's
+            memory. None for the number of buffers of timed calls.
         held: bytes of allocated memory that the buffers can reuse.
     """
     size, is_gpu = max(size, 1), device.type == "cuda"
@@ -87,14 +86,13 @@ def count_buffers(size: int, device: torch.device, most: int | None = None, *, h
 
 
 def check_room(size: int, device: torch.device, held: int) -> None:
-    """Find out why a GPU has no memory for a chain of FEWEST_CALLS. The solution may hold the missing memory.
+    """Check that the solution does not hold the memory that a chain of FEWEST_CALLS lacks on a GPU.
 
-    If a solution leaves memory for one call only, a short call cannot be timed from outside. If calls are large, the
-    session itself may hold the missing memory.
+    If a solution leaves memory for one call only, a short call cannot be timed from outside. Large calls are not
+    refused, since the session itself may hold the missing memory.
 
     Args:
         size: bytes of the inputs and outputs of one call.
-        device: the GPU.
         held: bytes of memory that calls can reuse.
 
     Raises:
@@ -115,7 +113,6 @@ class CallBuffers:
     Args:
         arena: the session's shared memory; its content is lost.
         inputs: one call's inputs, for their shapes and dtypes.
-        outputs: the definition's outputs.
         most: most buffers; None for the number of buffers of timed calls.
     """
 

@@ -165,11 +165,7 @@ def hand_out(
 
 
 class ChainTools:
-    """A session's own kernels and control block for chains on a GPU.
-
-    Args:
-        device: the GPU.
-    """
+    """A session's own kernels and control block for chains on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -264,9 +260,7 @@ class ChainTimer:
     """Times chains of a job's calls.
 
     Args:
-        ask: asks the worker.
         trial: the buffers and the inputs of the calls.
-        tools: the session's kernels.
         claimed: the worker's report of a call. A graph cannot hold a call that waits for the GPU.
         calls: number of calls in a chain. They use the first buffers.
         gap_ns: the launch overhead, which is part of each sample.

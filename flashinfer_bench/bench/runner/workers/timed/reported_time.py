@@ -1,8 +1,9 @@
 """The reported time of a kernel: its worker's samples, checked, and refused or raised to a bound. Pure.
 
-`report_time` makes the number from the summary of the samples, its `setup`, and the bound from outside. A solution that
-controls its worker can report any sample. So a report must fit the requested clock and the time that passed outside. On
-a GPU the session's own times bound a latency (`chain.py`, `batches.py`). On a CPU such a time is only recorded.
+`report_time` makes the number from the summary of the samples, the time of `setup`, and the bound from outside. A
+solution that controls its worker can report any sample. So a report must fit the requested clock and the time that
+passed outside. On a GPU the session's own times bound a latency (`chain.py`, `batches.py`). On a CPU such a time is
+only recorded.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ The overhead of a request is small then."""
 
 
 Bound = Callable[[float, dict[str, Any]], float]
-"""Takes a latency in milliseconds and the measurement's record, to which it adds the bound; returns the latency to
-report."""
+"""Takes a latency in milliseconds and the measurement's record; adds the bound to the record, and returns the latency
+to report."""
 
 
 class ClaimContradicted(SolutionFailure):
@@ -116,7 +117,6 @@ def check_readings(called: Called, count: int, traits: ClockTraits, *, wall_ns: 
     """Check the samples of a request against the requested calls and the time that passed outside; return them.
 
     Args:
-        called: the worker's answer.
         count: number of requested calls.
         traits: the clock in use.
         wall_ns: time from the request to its answer, by the session's clock.
@@ -180,12 +180,12 @@ def find_doubt(
 def settle_by_requests(claimed_ns: float, costs_ns: Sequence[float]) -> Confirmation | None:
     """Check a reported latency against the requests of the timed calls; None if only batches can decide.
 
-    A request makes calls one after another. Its time includes all work before each call, so no call can cost more than
-    its share.
+    A request makes calls one after another. The request's time includes all work before each call. So no call can cost
+    more than its share of that time.
 
     Args:
         claimed_ns: latency of one call, including `setup`.
-        costs_ns: time of each timed call, as its share of its request's time.
+        costs_ns: time of each timed call: its share of the request's time.
     """
     slow_ns, fewest = SETTLED
     if claimed_ns < slow_ns or len(costs_ns) < fewest or claimed_ns < CREDITED_SHARE * median(costs_ns):
@@ -200,7 +200,7 @@ def report_time(measured: Measured, setup_ns: float | None, bound: Bound | None,
         measured: the summary of the samples.
         setup_ns: time of `setup` for each call, which is added to the latency; None without `setup`.
         bound: checks the claim against times from outside; None without such times.
-        same_inputs: the calls had inputs of the same values.
+        same_inputs: all calls had the same input values.
     """
     record, latency_ms, medians_ms = dict(measured.record), measured.latency_ms, measured.trials
     if setup_ns is not None:
@@ -217,9 +217,8 @@ def tell_outside(costs_ns: Sequence[float], claimed_ms: float, record: dict[str,
     """Record the mean time of a call from outside, on a CPU. It is no bound.
 
     Args:
-        costs_ns: share of each timed call in the time from its request to the answer.
+        costs_ns: time of each timed call: its share of the time from the request to the answer.
         claimed_ms: latency of one call, including `setup`; it is returned.
-        record: record of the measurement.
     """
     (share, least_ms), outside_ms = DOUBTED, fmean(costs_ns) / 1e6
     record |= {"bound": "none", "outside_ms": outside_ms}
@@ -232,7 +231,6 @@ def raise_claim(claimed_ms: float, record: dict[str, Any], found: Confirmation, 
 
     Args:
         claimed_ms: latency of one call, including `setup`; stored as "claimed_ms" if the reported latency is higher.
-        record: record of the measurement.
         found: result of the session's own times.
         floor_ms: shortest time of a right call.
     """

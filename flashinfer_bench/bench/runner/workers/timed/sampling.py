@@ -27,7 +27,6 @@ class RemoteClock(Clock):
     """The clock of one worker for one job. Each call of a request uses another buffer.
 
     Args:
-        ask: asks the worker.
         traits: the worker's clock, as reported before a solution was loaded.
         trial: the buffers, contents and outputs of the calls.
         reason: why the worker must use another clock than its own; None to use its own.

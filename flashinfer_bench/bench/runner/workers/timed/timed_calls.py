@@ -167,7 +167,6 @@ class TimedCalls:
         """Write new content into some buffers, and fill their outputs with the sentinel; return the calls' numbers.
 
         Args:
-            indices: the buffers.
             into: each input's memory, [buffers, *shape]; None for the buffers themselves.
             numbers: numbers of the calls; None for the next numbers, interleaved over all sets of inputs.
         """
@@ -258,7 +257,6 @@ class TimedCalls:
         solution may still be running.
 
         Args:
-            indices: the buffers.
             numbers: number of the call in each buffer.
             chooses: False to keep no call by chance, only odd calls.
             outputs: existing copies of all buffers' outputs, as rows of bytes; None to copy them now.
@@ -306,9 +304,6 @@ class TimedCalls:
 
     def reads(self, mode: Mode | None = None) -> list[ReadCall]:
         """Return the calls to compare, in random order, and forget them, since they can hold gigabytes.
-
-        Args:
-            mode: how the calls were timed.
 
         Raises:
             SolutionFailure: an output has changed since its call was over, or a call has changed its inputs.
