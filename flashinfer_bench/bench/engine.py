@@ -98,7 +98,6 @@ class Engine:
         )
         self._lock = self._harness.lock
         self._tasks: dict[str, Task] = {}
-        """Open tasks by their id."""
         self._subscribers: list[Callable[[Event], object]] = []
         self._began = time.monotonic()
         self._devices = {one: describe_device(one, None, 0, None) for one in self.context.machine.devices}
@@ -235,7 +234,6 @@ class Engine:
         atexit.unregister(self.close)
 
     def _refuse(self, task: Task, jobs: list[Job]) -> None:
-        """Raise if a task cannot be taken."""
         if self._is_closed:
             raise EngineClosed("the engine was closed: it takes no more tasks")
         count, most, submitter = self._harness.open_jobs, self.limits.queue, task.queue_class.submitter
@@ -313,7 +311,6 @@ class Engine:
         self._note_devices()
 
     def _note_devices(self) -> None:
-        """Note the state of each device."""
         with self._lock:
             slots = {slot.device: slot for slot in self._harness.slots}
             for device in {**self._devices, **slots}:

@@ -58,7 +58,6 @@ class DeviceState(Shown):
     since: str
     """When the condition began, as ISO 8601 in UTC."""
     job: JobLabel | None = None
-    """The job that runs."""
     jobs_done: int = 0
     """Number of jobs that got their verdict on this device."""
 

@@ -356,7 +356,6 @@ class Scheduler:
         return self._known.fault(job, message)
 
     def _end(self, job: Job, seconds: float | None = None) -> None:
-        """Forget a job that has its answer."""
         self._known.forget([job.index])
         self._queue.end(job, seconds)
 

@@ -25,7 +25,8 @@ MOST_REPORTED: Final = 5
 
 
 class Task(Submission):
-    """One submitted solution with some workloads of its definition. `Engine.submit` makes it.
+    """One submitted solution with some workloads of its definition. `Engine.submit` makes it. Only the engine
+    calls `note_start`, `note`, `keep` and `end`.
 
     `async for trace in task` yields each trace once as it comes; `await task` returns the same as `result`.
 
@@ -162,12 +163,12 @@ class Task(Submission):
         self._end.result()
 
     def note_start(self, job: Job) -> bool:
-        """Note that a device has begun one of its jobs. The engine calls this."""
+        """Note that a device has begun one of its jobs."""
         self._is_running = True
         return super().note_start(job)
 
     def note(self, job: Job, result: Trace | JobFaulted) -> None:
-        """Note the result of one of its jobs. The engine calls this."""
+        """Note the result of one of its jobs."""
         if self.is_done:
             return
         uuid = job.workload.uuid
@@ -179,7 +180,7 @@ class Task(Submission):
             self.keep(result)
 
     def keep(self, result: Trace | JobFaulted) -> None:
-        """Store the result of a workload; end with the last one. The engine calls this."""
+        """Store the result of a workload; end with the last one."""
         self._is_running = True
         if isinstance(result, JobFaulted):
             self._faults.append(result)
@@ -194,7 +195,7 @@ class Task(Submission):
             self.end(TaskFailed(describe_faults(failed)) if failed else None)
 
     def end(self, error: EngineRefusal | None = None) -> None:
-        """End it, unless it has ended. The engine calls this."""
+        """End it, unless it has ended."""
         with contextlib.suppress(InvalidStateError):
             if error is not None:
                 self._end.set_exception(error)

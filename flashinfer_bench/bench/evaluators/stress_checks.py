@@ -83,14 +83,7 @@ class StressChecks:
         return surely_pass(calls, self._rule)
 
     def judge_constants(self, case: str, call: JudgedCall, constants: Constants, context: JudgeContext) -> Verdict:
-        """Judge whether a call's outputs differ from their usual values in the same elements as the reference's.
-
-        Args:
-            case: the name of the stress case.
-            call: the judged call.
-            constants: the outputs to judge, with their usual values.
-            context: the job's context.
-        """
+        """Judge whether a call's outputs differ from their usual values in the same elements as the reference's."""
         suspects: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         for number, usual in constants.items():
             expected, got = call.expected[number], call.got[number]

@@ -51,7 +51,6 @@ class _Figures(NamedTuple):
     """The expected value of that element."""
     got: Any
     failed: Any = 0.0
-    """Elements that fail."""
     nonfinite: Any = 0.0
     """Elements that fail because the expected or the actual value is not finite."""
     unwritten: Any = -1.0

@@ -220,7 +220,6 @@ class Contents(_Calls):
                 writer.flip_rows(into, rows, keys, flips)
 
     def _redraw(self, index: int, key: int) -> torch.Tensor:
-        """Return new contents of an input."""
         value: torch.Tensor = self.base[index]
         remake = self._varied[index].remake
         if remake is not None:

@@ -39,13 +39,6 @@ _NUMPY_SEEDS: Final = 1 << 32
 class CustomInputs:
     """The custom inputs of one workload.
 
-    Args:
-        definition: names the function.
-        workload: names its custom inputs.
-        axes: the size of every axis.
-        shapes: shapes of all inputs, by name.
-        device: device of the tensors.
-
     Raises:
         DefinitionFault: there is no such function, or its source fails.
     """

@@ -46,12 +46,7 @@ def fill(into: torch.Tensor, word: int) -> None:
 
 
 def count_unwritten(expected: torch.Tensor, got: torch.Tensor) -> int:
-    """Count the elements whose right value is NaN, and that still hold the fill from before the call.
-
-    Args:
-        expected: the reference's output.
-        got: the output after a call, of the same shape.
-    """
+    """Count the elements whose right value is NaN, and that still hold the fill from before the call."""
     if expected.dtype not in NANS or got.dtype != expected.dtype:
         return 0
     bits, value = NANS[expected.dtype]

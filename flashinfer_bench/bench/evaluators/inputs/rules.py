@@ -206,7 +206,6 @@ def _softmax_scale(value_spec: ValueSpec) -> float:
 
 
 def _between(low: float, high: float) -> Make:
-    """Make uniform values between two numbers."""
     return partial(uniform, low=low, high=high)
 
 

@@ -29,9 +29,9 @@ from flashinfer_bench.bench.evaluators.reference import Reference
 MOST_OPERATIONS: Final = 300
 """Maximum operations of torch in one run."""
 MOST_ELEMENTS: Final = 1 << 20
-"""Maximum elements of a tensor of integers with values. A larger tensor has only a shape."""
+"""A tensor of integers with more elements has only a shape."""
 MOST_FLOATS: Final = 1 << 12
-"""Maximum elements of a tensor of floats that is computed from integers. A larger tensor has only a shape."""
+"""A tensor of floats that is computed from integers has only a shape if it has more elements."""
 BY_DIMENSION: Final = re.compile(
     r"(select|embedding|index_(select|add|copy|fill|reduce)|gather|scatter(_add|_reduce)?)_?"
 )

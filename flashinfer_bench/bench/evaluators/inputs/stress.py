@@ -88,12 +88,10 @@ class Chance:
 
     @cached_property
     def host(self) -> random.Random:
-        """Draws numbers on the host."""
         return random.Random(self.seed)
 
     @cached_property
     def many(self) -> torch.Generator:
-        """Draws tensors on the device."""
         return torch.Generator(device=self.device).manual_seed(self.seed)
 
     def order(self, count: int) -> torch.Tensor:

@@ -82,12 +82,6 @@ class NormRule:
 
         Ill-conditioned rows are left out. The check is repeated on the other rows until they pass, or none of them is
         ill-conditioned.
-
-        Args:
-            norms: norms of the output.
-            output: index of the output.
-            name: name of the output.
-            stability: finds the rows to skip.
         """
         share, worst = norms.share(), norms.figures[2]
         judges_rows = self.row_rule is not None and len(norms.error) > 1 and worst > self.limit

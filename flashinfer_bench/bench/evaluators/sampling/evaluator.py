@@ -59,7 +59,7 @@ PARTS: Final = (4, 8)
 """Numbers of parts into which timed draws are split. The draws are first sorted by the largest probability of their
 row, the flattest row first."""
 LEAST_PART: Final = 24
-"""Minimum draws in a part. Parts with fewer draws are not tested."""
+"""Parts with fewer draws are not tested."""
 DETECTABLE: Final = 5.5
 """This, divided by the square root of the number of draws, is a mass. A sampler that moves this mass between groups of
 tokens is very likely rejected."""
