@@ -25,8 +25,8 @@ MOST_REPORTED: Final = 5
 
 
 class Task(Submission):
-    """One submitted solution with some workloads of its definition. `Engine.submit` makes it. Only the engine
-    calls `note_start`, `note`, `keep` and `end`.
+    """One submitted solution with some workloads of its definition. `Engine.submit` makes it. `note_start`, `note`,
+    `keep` and `end` are for the engine alone.
 
     `async for trace in task` yields each trace once as it comes; `await task` returns the same as `result`.
 
