@@ -48,7 +48,6 @@ class Isolated:
 
     Args:
         module: full name of a module; or a file, which runs without site-packages and imports no heavy package.
-        request: a JSON value.
         environment: its variables; None for the variables of this process.
         folder: its working folder; None for the folder of this process.
     """
@@ -119,7 +118,6 @@ def run_isolated(module: str, request: Any, *, limit_s: float, environment: Mapp
 
     Args:
         module: full name of the module.
-        request: a JSON value.
         limit_s: seconds until the deadline.
         environment: variables of the process; None for the variables of this process.
 

@@ -186,7 +186,6 @@ def find_output(path: Path | str, args: Namespace | None = None) -> Output:
     """Find the trace set around a file or folder to write. The path need not exist.
 
     Args:
-        path: the user's path.
         args: the command's arguments. The folders of `--local` count as sets, even without the files of a set.
 
     Raises:

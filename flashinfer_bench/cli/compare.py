@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MEASURING: Final = ("budget", "devices", "config", "iterations", "num_trials", "sandbox")
 """Flags that only a new measurement uses. They are refused with `--recorded`."""
 OF_SOURCES: Final = ("definitions", "entry", "language")
-"""Flags about a source file or folder. They are refused if neither A nor B is one."""
+"""Flags about a source file or folder. They are refused unless A or B is a source file or folder."""
 
 
 def declare_compare(parser: Parser) -> None:

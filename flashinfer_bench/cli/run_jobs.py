@@ -299,8 +299,6 @@ def _hint_at_repro(args: Namespace, outcome: RunOutcome, unsaved: Sequence[Draft
     """Return the command that writes the call of the first failure to files; empty if no call failed.
 
     Args:
-        args: the arguments.
-        outcome: the result.
         unsaved: the drafts that the set does not keep, so that the command names their files.
     """
     failed = next(

@@ -1,9 +1,9 @@
 """Tables and numbers as text. A command decides what its table shows.
 
-A table is a mapping: heading of a column → format string over the fields of a row, such as `{latency_ms:ms}`, or a
-function of the row. The column of a heading that begins with `#` has numbers: it is right-aligned, and only its heading
-is folded.
-rich is too slow for tables of thousands of rows, so this module renders them.
+A table maps the heading of each column to a format string or a function. A format string has fields of a row, such as
+`{latency_ms:ms}`; a function takes the row. If a heading begins with `#`, its column has numbers: the column is
+right-aligned, and only its heading is folded. rich is too slow for tables of thousands of rows, so this module renders
+them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ UUID: Final = re.compile("[0-9a-f]{8}([0-9a-f]{24}|-[0-9a-f-]+)", re.IGNORECASE)
 NUMBER: Final = re.compile(r"(-?\d[\d.]*(?:e[-+]?\d+)?)( ms)?")
 """The number in a cell; the second group says whether it is a time."""
 LARGEST_HALF: Final = 0.995
-"""Relative half width from which on an interval is shown as "±100% or more"."""
+"""An interval with this relative half width, or a larger one, is shown as "±100% or more"."""
 SHOWN_NAMES: Final = 3
 SHOWN_LINES: Final = 20
 Names = Mapping[tuple[str, str], str]
@@ -58,7 +58,6 @@ def lay_out(
     """Render rows for stdout, then notes. Without rows the text is empty.
 
     Args:
-        cells: the columns.
         rows: dictionaries, or objects with fields.
         spared: headings of columns to drop in this order while the table is too wide. If they are given, columns
             without any value are dropped, too.

@@ -130,7 +130,6 @@ def render_summary(rows: Sequence[SummaryRow], names: Names, pick: Callable[[Cel
     """Render a row for each solution, then the reasons of all failures, then notes on the numbers.
 
     Args:
-        rows: the rows.
         names: the names of their workloads.
         pick: takes all columns; returns the columns to render.
     """

@@ -162,8 +162,6 @@ class SlotActor:
 
         Args:
             number: the number of the host's session; all batches of that session have the same number.
-            session_config: the settings of the session.
-            batch: the jobs to judge.
 
         Raises:
             DeviceFault: the slot cannot be used.

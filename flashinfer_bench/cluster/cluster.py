@@ -1,8 +1,8 @@
 """The host's side of a Ray cluster: its slots, and their sessions in the host's scheduler.
 
-A slot is an actor. There is one for each GPU of each node. If no node has a GPU, there is one for each node's CPU.
-`Cluster.poll` reads Ray's list of nodes every few seconds and starts the missing actors. An actor becomes a slot when
-its metadata arrives. Ray restarts a lost actor twice. A slot that does not fit the run is skipped, with a notice.
+A slot is an actor. Each GPU of each node has a slot. If no node has a GPU, each node's CPU has a slot. `Cluster.poll`
+reads Ray's list of nodes every few seconds and starts the missing actors. An actor becomes a slot when its metadata
+arrives. Ray restarts a lost actor twice. A slot that does not fit the run is skipped, with a notice.
 
 For each batch, a `RemoteSession` makes one call of its actor, which judges the batch and returns the verdicts one by
 one. The batch is sent when the scheduler begins it; its solutions are built before.
@@ -353,8 +353,6 @@ class RemoteSession:
     """The session of a slot in the host's scheduler.
 
     Args:
-        cluster: the cluster of the slot.
-        slot: the slot that runs the session.
         number: the session's number, unique in the cluster.
         session_config: the settings of the session; the node adapts them to itself.
     """

@@ -63,7 +63,6 @@ class BuildPool:
     Args:
         root: the cache's folder.
         jobs: number of parallel compilers; None: all cores but one.
-        target: the target of the builds.
         toolchain: the toolchain of the builds; None searches for it.
         limits: the time and memory for one compiler; None derives them from the machine.
     """
@@ -232,7 +231,6 @@ def build_solution(
     """Build one solution, or find its artifact in the cache.
 
     Args:
-        solution: the solution to build.
         root: the cache's folder.
         target: the target of the build; None for the default of a machine without a GPU.
         toolchain: the toolchain of the build; None searches for it.

@@ -118,7 +118,6 @@ class Compilers:
         """Run a command once a core is free, and return its end.
 
         Args:
-            step: the command.
             folder: the build's own folder with `src`, `obj`, `tmp`; commands run in `src`.
             readable: folders that compilers may read besides the system's.
 
@@ -170,9 +169,7 @@ class Build:
 
     Args:
         solution: the solution; None for a precompiled header.
-        recipe: the recipe of the build.
         cache: the cache for the artifact. The caller keeps the cache in use (`ArtifactCache.used`).
-        compilers: run the commands.
     """
 
     def __init__(
@@ -289,7 +286,6 @@ class Build:
         short source of ours.
 
         Args:
-            failed: the step.
             memory_kills: processes that the kernel killed during the build because memory ran out.
         """
         recipe = self.recipe

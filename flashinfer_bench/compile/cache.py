@@ -361,7 +361,6 @@ def size_of_folder(folder: Path, left_out: list[Path] | None = None) -> int:
     """Return the bytes of the files below a folder; 0 if the path is no folder.
 
     Args:
-        folder: the top.
         left_out: takes the paths that cannot be counted.
     """
     sizes, strange = list[int](), [] if left_out is None else left_out

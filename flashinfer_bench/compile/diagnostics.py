@@ -106,8 +106,6 @@ def why_machine(step: StepReport, *, disk_is_full: bool, memory_kills: int) -> s
     """Return why the machine, and not the solution, is to blame; None if it is not.
 
     Args:
-        step: the failed step.
-        disk_is_full: whether the step's disk is full.
         memory_kills: processes that the kernel killed during the step because memory ran out.
     """
     if disk_is_full and DISK_FULL.search(step.output):
@@ -118,7 +116,7 @@ def why_machine(step: StepReport, *, disk_is_full: bool, memory_kills: int) -> s
 
 
 def other_architecture(step: StepReport) -> str | None:
-    """Return the line in which a compiler says that the code needs another GPU; None if there is none."""
+    """Return the compiler's line that says that the code needs another GPU; None if no line says so."""
     if first_error(step.output, ERRORS[:2]) is not None:  # the source has an error, whatever else is printed
         return None
     result = WRONG_ARCHITECTURE.search(step.output)

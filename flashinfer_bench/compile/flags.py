@@ -97,7 +97,6 @@ def check_flags(options: CompileOptions | None, readable: Sequence[Path]) -> Fla
     """Return a solution's flags as words for the compilers.
 
     Args:
-        options: the requested flags of the solution.
         readable: folders outside the sources that a flag may name: the toolkit's, a package's.
 
     Raises:

@@ -110,8 +110,6 @@ def why_not_buildable(
     """Return what this machine lacks for a solution, and what to install; None if nothing is missing.
 
     Args:
-        solution: the solution to build.
-        toolchain: the compilers and libraries of this machine.
         capabilities: the compute capabilities of the GPUs that run it; empty if it is only compiled.
     """
     record = solution.spec.language.record

@@ -139,7 +139,7 @@ def _cuda_homes(environment: Mapping[str, str]) -> Iterator[Path]:
     on_path = shutil.which("nvcc", path=environment.get("PATH"))
     if on_path:
         yield Path(on_path).resolve().parents[1]
-    yield Path("/usr/local/cuda")  # an nvcc on the path may be a script that starts this one
+    yield Path("/usr/local/cuda")  # an nvcc on the path may be a script that starts this nvcc
 
 
 def _compiler(path: Path) -> Compiler:

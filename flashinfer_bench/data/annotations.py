@@ -3,8 +3,8 @@ run.
 
     def run(x: "bfloat16[rows, columns=4096]", eps: float) -> "y: bfloat16[rows, columns]":
 
-A tensor is `dtype[axes]`, a Python scalar only its dtype, or `float`, `int` or `bool`. A name is a var axis,
-`name=4096` a const axis, `half=columns // 2` an axis computed from others, and a number a size without a name. An
+A tensor is `dtype[axes]`, a Python scalar only its dtype, or `float`, `int` or `bool`. A name is a var axis, and
+`name=4096` a const axis. `half=columns // 2` is an axis computed from others, and a number is a size without a name. An
 output may have a name in front. Several outputs are a tuple of such texts.
 """
 

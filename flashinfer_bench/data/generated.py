@@ -26,7 +26,6 @@ def make_workloads(definition: Definition, sizes: Sizes, inputs: Mapping[str, An
     """Return a workload for each combination of sizes.
 
     Args:
-        definition: the definition.
         sizes: the sizes of the var axes.
         inputs: input → its source, as in a workload's line. Any other input is random.
 
@@ -46,7 +45,7 @@ def make_workloads(definition: Definition, sizes: Sizes, inputs: Mapping[str, An
 
 
 def sweep(trace_set: TraceSet, definition: Definition, sizes: Sizes) -> None:
-    """Replace the workloads of a definition in memory by those of a sweep.
+    """Replace the workloads of a definition in memory by the workloads of a sweep.
 
     The first workload of the set gives the sizes of other axes, the scalars and the custom inputs. Other inputs are
     random, since a stored input fits only the sizes of its own workload. A workload of the set with the same sizes and

@@ -8,9 +8,10 @@ from itertools import islice
 from typing import Final
 
 NAME_CUTOFF: Final = 0.6
-"""Least similarity (difflib ratio) at which a known name is offered for an unknown name."""
+"""Minimum similarity (difflib ratio) of a known name that is offered for an unknown name."""
 KEY_CUTOFF: Final = 0.8
-"""Least similarity for an unknown key. It is higher, since an unknown key may be right."""
+"""Minimum similarity of a known key that is offered for an unknown key. It is higher, since an unknown key may be
+right."""
 LONGEST: Final = 100
 """Longer names, in characters, match no known name. Names come from files and untrusted requests."""
 MOST_KNOWN: Final = 2000

@@ -222,8 +222,8 @@ class TraceSet:
         """Return the trace with the highest speed-up among the latest traces that passed; None if there is none.
 
         Confirmed traces, of full assurance, come before other traces of a GPU. Quick looks are skipped. A trace is also
-        skipped if its worker reported far less than the latency, or if both the solution and the reference wait for the
-        GPU inside a call.
+        skipped if its worker reported far less than the latency. So is a trace whose solution and reference both wait
+        for the GPU inside a call.
 
         The judge fails an element only if its absolute and its relative error are both too large, and it may allow some
         elements to fail. So the largest relative error of a correct output can be huge near zero. With the default
@@ -231,7 +231,6 @@ class TraceSet:
         speed-ups are equal, for example without a measured reference, the lower latency wins.
 
         Args:
-            definition: name of the definition.
             axes: sizes of the var axes that a workload must have.
             max_abs_error: bound on max_absolute_error.
             max_rel_error: bound on max_relative_error.

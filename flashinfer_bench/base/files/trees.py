@@ -87,12 +87,11 @@ def _identity(path: Path) -> tuple[int, int] | None:
 def remove_tree(folder: Path, limit_s: float | None = None) -> bool:
     """Remove a folder with all its content, or a file or link of this name; return whether it is gone.
 
-    Never raises OSError. Links are not followed. A tree that Python cannot remove is left to rm(1). If rm
-    fails, chmod(1) gives the owner every right, and rm tries again. rm goes down by descriptors, so neither depth nor
-    the length of a path matters.
+    Never raises OSError. Links are not followed. A tree that Python cannot remove is left to rm(1). If rm fails,
+    chmod(1) gives the owner every right, and rm tries again. Depth and length of a path do not matter, since rm goes
+    down by descriptors.
 
     Args:
-        folder: the path.
         limit_s: seconds for each run of rm or chmod; None for no limit. With a limit, Python removes only small trees.
             Starting rm from a large process takes longer than removing a hundred files.
     """

@@ -57,10 +57,9 @@ def compile_ahead(
     calls.
 
     Args:
-        requests: the cases.
         root: the folder with the stored inputs of the cases.
         devices: the processes use them round-robin.
-        jobs: parallel processes. None: one per core, but at least 4 and at most `MOST_PARALLEL`.
+        jobs: parallel processes. None: one per core, within the limits 4 and `MOST_PARALLEL`.
         for_sandbox: whether workers have a sandbox. Sandboxed workers can only read the compiled kernels.
     """
     calls = list_calls(requests)

@@ -105,10 +105,8 @@ def make_parser(
 
     Args:
         own: the routine's own flags.
-        routine: the routine of the case.
         session: whether to add the flags of the whole call.
         case: whether to add the flags of a case.
-        add_help: whether to add --help.
     """
     parser = Parser(prog=PROGRAM, add_help=add_help)
     if session:

@@ -76,11 +76,8 @@ def time_rounds(
     """Check one round, then time rounds. A round begins when every rank has reached it.
 
     Args:
-        request: the case.
         between: the exchange between ranks, FlashInfer's MoeAlltoAll.
-        communicator: the communicator of mpi4py.
         stopwatch: measures the time of the phases.
-        device: the device of this rank.
 
     Returns:
         Milliseconds of each round on the slowest rank, per phase and in total; and the first error of any rank.

@@ -131,7 +131,6 @@ def list_results(trace_set: TraceSet | None, traces: Iterable[AnyTrace], *, late
 
     Args:
         trace_set: the set with the definitions and solutions; None for no set.
-        traces: the traces to read.
         latest_only: if a job was judged more than once, list only the verdict that counts.
     """
     given = list(traces)

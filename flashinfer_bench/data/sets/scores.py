@@ -95,7 +95,7 @@ def get_author_score(
     """Score an author by the best solution of each definition.
 
     Raises:
-        ValueError: the author has no solution that counts, or the baseline author does not have exactly one.
+        ValueError: the author has no solution that counts, or the baseline author does not have exactly one solution.
     """
     names = _choose_definitions(trace_set, op_type, definition_name)
     best = _best_scores(trace_set, names, baseline_author, author.__eq__)
@@ -109,7 +109,7 @@ def get_solution_score(trace_set: TraceSet, name: str, baseline_author: str = BA
     """Score one solution against the baseline author's solution of its definition.
 
     Raises:
-        ValueError: the solution does not exist, or the baseline author does not have exactly one.
+        ValueError: the solution does not exist, or the baseline author does not have exactly one solution.
     """
     solution = trace_set.get_solution(name)
     if solution is None:

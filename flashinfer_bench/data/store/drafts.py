@@ -84,7 +84,6 @@ def read_draft(path: Path, definitions: Mapping[str, Definition], hints: DraftHi
     Args:
         path: a source file, a folder, or a packed solution.
         definitions: the possible definitions, by name.
-        hints: the user's hints.
 
     Raises:
         DataSetError: the draft cannot be read, or a property cannot be detected.

@@ -91,7 +91,6 @@ def remove_lines(path: Path, is_unwanted: Callable[[bytes], bool], *, root: Path
     append concurrently.
 
     Args:
-        path: the file.
         is_unwanted: whether a line, without its newline, is removed.
         root: folder below which no link is followed.
 
@@ -142,7 +141,6 @@ def write_whole(path: Path, content: str | bytes, *, root: Path | None = None) -
 
     Args:
         path: the file. A link with this name is never followed: it is replaced, or refused if a root is given.
-        content: the new content.
         root: folder below which no link is followed.
 
     Raises:

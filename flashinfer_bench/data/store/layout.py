@@ -83,7 +83,7 @@ def blob_path(root: Path, *, op_type: str, definition: str, uuid: str) -> Path:
 
 
 def find_files(folder: Path, suffixes: tuple[str, ...], on_skip: Tell) -> Iterator[Path]:
-    """Yield the files below a folder with one of the suffixes, in a fixed order. Hidden files are skipped.
+    """Yield the files with one of the suffixes below a folder, in a fixed order. Hidden files are skipped.
 
     Args:
         folder: the folder, which may be missing.
@@ -102,7 +102,6 @@ def check_location(file: Path, folder: Path, expected: tuple[str, ...]) -> str |
     """Compare a path with the names inside its file, from the file name upward; return the first difference, or None.
 
     Args:
-        file: the file.
         folder: the folder of the layout that contains the file.
         expected: the name of the object, then of the folders around it, innermost first. Only the folders in the path
             are compared, so flatter layouts pass.
@@ -158,7 +157,6 @@ def is_of_author(file: Path, folder: Path, *, author: str, name: str) -> bool:
     """Return whether a file has the name of its solution, and is in the folder of the solution's author.
 
     Args:
-        file: the file.
         folder: the folder of all solutions.
         author, name: the names in the file.
     """

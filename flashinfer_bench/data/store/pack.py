@@ -132,8 +132,6 @@ def unpack_solution(solution: Solution, folder: Path, *, root: Path | None = Non
     """Write a solution's manifest and sources into a new or empty folder; return the files.
 
     Args:
-        solution: the solution.
-        folder: the folder.
         root: folder below which no link is followed.
 
     Raises:

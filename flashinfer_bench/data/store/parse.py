@@ -50,8 +50,6 @@ def parse_objects(model: type[Model], location: Location, issues: list[LoadIssue
     """Yield the object of a JSON file, or each object of its list, with its location.
 
     Args:
-        model: the model of the objects.
-        location: the file.
         issues: list that receives the problems.
     """
     try:

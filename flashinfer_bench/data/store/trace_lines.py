@@ -7,8 +7,8 @@ the public list: it stores lines and returns traces.
 `extra` stays text; `measurement.read_extra` reads the fields of a record from it.
 
 `read_trace_line` returns None for a line that the models would refuse or warn of; `parse_line` parses such a line.
-msgspec is as strict as the models, except for invalid UTF-8, integers that Python refuses, and depth. A line that may
-have one of these is also parsed by the models' parser.
+msgspec is as strict as the models, except for invalid UTF-8, integers that Python refuses, and depth. If a line may
+have one of these, the models' parser parses it, too.
 """
 
 from __future__ import annotations
