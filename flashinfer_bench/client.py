@@ -35,7 +35,8 @@ REQUEST_S: Final = 30.0
 """Seconds for an answer, in addition to the requested wait."""
 FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 10.0
-"""The pause before the next attempt doubles from the first value to the second, in seconds, with a random part."""
+"""The pause between two attempts, in seconds, doubles from FIRST_PAUSE_S up to LONGEST_PAUSE_S. A random part of it, at
+most half, is left out."""
 RETRY_STATUSES: Final = frozenset({429, 503})
 """Statuses that request a retry."""
 Confirm = Literal["if_best", "always", "never"]
@@ -65,7 +66,8 @@ class TaskReport:
 
     task_id: str
     status: str
-    """pending, running, completed, failed or cancelled. Completed: every workload has a verdict of any status."""
+    """pending, running, completed, failed or cancelled. A completed task has a verdict for every workload, passed or
+    not."""
     definition: str
     solution: str
     """The solution's name on the server: the given name, and the start of its hash."""
@@ -147,7 +149,8 @@ class Client:
             workloads: uuids; default: all workloads of its definition.
             priority: tasks of this submitter with a higher priority are judged earlier.
             key: key of this submission. The same key returns the same task. Default: a new key.
-            confirm: when a GPU judges it at full assurance: if it would be the best known, at once, or never.
+            confirm: when to judge it at full assurance, on a GPU: "if_best" (if it would be the best known), "always"
+                (at once) or "never".
         """
         body: dict[str, Any] = {"solution": solution.to_dict(), "priority": priority, "confirm": confirm}
         if workloads is not None:
@@ -158,7 +161,8 @@ class Client:
         return str(self._read("POST", "/evaluate", json=body, headers=headers)["task_id"])
 
     def task(self, task_id: str, timeout_s: float = 0.0) -> TaskReport:
-        """Return a task. With a timeout, wait for its end within the server's limit."""
+        """Return a task. With a timeout, wait that long for the task to end, but at most as long as the server
+        allows."""
         return _to_report(self._read("GET", f"/tasks/{task_id}", wait_s=timeout_s, params={"timeout": timeout_s}))
 
     def wait(self, task_id: str, timeout_s: float | None = None) -> TaskReport:
@@ -235,7 +239,7 @@ class Client:
             raise ServerFault(f"{self.url}: the stream of task {task_id} broke off: {error}") from error
 
     def health(self) -> dict[str, Any]:
-        """Return whether the server accepts tasks, its devices and its queue."""
+        """Return the status of the server ("ok" or "draining"), its devices and its queue."""
         return dict(self._read("GET", "/health"))
 
     def metrics(self) -> str:

@@ -1,4 +1,4 @@
-"""A folder of sources to a solution and back, for scripts."""
+"""Packs a folder of sources into a solution, and unpacks a solution into a folder, for scripts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def pack_solution_from_files(
 
 
 def extract_solution_to_files(solution: Solution, base_path: str | Path) -> str:
-    """Write the sources of a solution into a folder with its name inside another folder; return its path.
+    """Write the sources of a solution into a new folder below `base_path`, named after the solution; return its path.
 
     Missing folders are made. Existing files are replaced. A source is never written outside of the folder: no link
     below `base_path` is followed.

@@ -1,4 +1,4 @@
-"""Functions as tool schemas in the common JSON form of model APIs, from the signature and the docstring."""
+"""Turns functions into tool schemas, in the common JSON form of model APIs, from signature and docstring."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ SECTION: Final = re.compile(
     r"^(Args|Parameters|Returns|Raises|Examples?|Notes?|Yields|See Also|References): *$", re.MULTILINE
 )
 ARGUMENT: Final = re.compile(r"(\w+)(?: *\([^)]*\))?(?: *:(.*))?")
-"""First line of an argument: its name, and its type in brackets, then its description; or a type in numpy style."""
+"""First line of an argument: name, perhaps its type in brackets, description. Numpy style has the type after the
+colon."""
 
 
 def get_all_tool_schemas() -> list[dict[str, Any]]:
@@ -83,6 +84,6 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
         for block in re.split(r"\n(?=\S)", dedent(sections.get(heading, "")).strip()):
             first, _, more = block.partition("\n")
             if argument := ARGUMENT.fullmatch(first.strip()):
-                own = (argument[2] or "") if heading == "Args" else ""  # in numpy style, it is the type
+                own = (argument[2] or "") if heading == "Args" else ""  # in numpy style, argument[2] is the type
                 described[argument[1]] = " ".join(f"{own} {more}".split())
     return " ".join(before.split()), described

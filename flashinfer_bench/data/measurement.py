@@ -83,7 +83,8 @@ class Measurement(msgspec.Struct, frozen=True, gc=False):
     setup_ms: Number | None = None
     """Time of `setup`."""
     outside_ms: Number | None = None
-    """Mean wall time of one call on a CPU, measured over whole requests. It bounds no latency (`bound` is "none")."""
+    """Mean wall time of one call on a CPU, measured over whole requests, from request to answer. It is no bound of the
+    latency (`bound` is "none")."""
     why_unconfirmed: str = ""
     """Why the time from outside does not confirm the latency."""
     claimed_ms: Number | None = None

@@ -1,8 +1,8 @@
 """Outputs for which zeros would pass, since every expected value is within the absolute tolerance.
 
 An element fails only if its error is above atol and above rtol. If no expected value is above atol, zeros pass this
-check. The rule `norm` rejects such zeros. So only outputs to which it was not applied are reported: small outputs,
-which the rule skips, or all outputs if the rule is off.
+check. The rule `norm` rejects such zeros. So an output is reported only if this rule was not applied to it: a small
+output, which the rule skips, or any output if the rule is off.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class BlindOutput:
 
 
 def find_blind(traces: Iterable[Trace]) -> list[BlindOutput]:
-    """Return the outputs of passed verdicts for which zeros would pass, too, ordered by name."""
+    """Return the outputs for which zeros would pass, ordered by name. Only passed verdicts count."""
     found: defaultdict[tuple[str, str], dict[str, tuple[float, float]]] = defaultdict(dict)
     for trace in filter(Trace.is_successful, traces):
         evaluation: Any = trace.evaluation

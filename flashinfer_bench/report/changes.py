@@ -1,7 +1,7 @@
-"""Changes between two sets, and from run to run. Recorded intervals give each change of a time its decision.
+"""Changes between two sets, and from run to run. Each change of a time is decided by recorded intervals.
 
-The rule is the same as in `compare` (`report/decision.py`). No time is measured again. Recorded intervals do not
-include some causes, such as a busy machine on that day, so the decisions ignore them.
+The rule is the same as in `compare` (`report/decision.py`). No time is measured again. Recorded intervals leave out
+some causes of a change, such as a busy machine on that day. The decisions ignore such causes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Change:
     decision: str
     """"faster", "slower", "same", "cannot tell yet", "verdict" (it changed), "new" or "gone"."""
     reason: str
-    """Why there is no decision, or both verdicts; else empty."""
+    """Why there is no decision. If the verdict changed, both verdicts. Else empty."""
     old_status: str
     new_status: str
     old_ms: float | None
@@ -44,8 +44,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Epoch:
-    """Consecutive verdicts of a solution on one kind of hardware, with the same sources and versions, one per
-    workload."""
+    """Consecutive verdicts of a solution on one kind of hardware, at most one per workload. All have the same sources
+    and versions."""
 
     solution: str
     hardware: str
@@ -60,13 +60,13 @@ class Epoch:
     changed: tuple[str, ...]
     """The difference from the previous epoch: "sources", or a package with its versions; empty if it is a re-run."""
     ratio: MeanRatio | None
-    """Times over the times of the previous epoch, on the workloads of both epochs."""
+    """Times of this epoch over times of the previous epoch, on the workloads of both."""
     decision: str
     """Decision on the ratio, as in a change; empty for the first epoch."""
 
 
 def find_changes(old: Iterable[Result], new: Iterable[Result], threshold: float = THRESHOLD) -> list[Change]:
-    """Return a change for each job of either set, by definition, solution and workload."""
+    """Return a change for each job in either set, ordered by definition, solution and workload."""
     before, after = ({_job(item): item for item in part} for part in (old, new))
     found = []
     for job in sorted({*before, *after}):
@@ -81,7 +81,7 @@ def find_changes(old: Iterable[Result], new: Iterable[Result], threshold: float 
 def find_epochs(results: Iterable[Result], threshold: float = THRESHOLD) -> list[Epoch]:
     """Return the epochs of each solution on each kind of hardware, the earliest first.
 
-    An epoch ends before other sources or versions, and before a workload that is judged again.
+    A new epoch begins if sources or versions change, or if a workload is judged again.
 
     Args:
         results: all results of a definition, including repeated ones.
@@ -105,7 +105,7 @@ def compare_saves(
 ) -> tuple[MeanRatio | None, str]:
     """Return the geometric mean of new over old times of the same jobs, and the decision on it.
 
-    Unlike elsewhere, two quick looks are compared, since both are of one `--watch`.
+    Only here, two quick looks may be compared, because both come from one `--watch`.
     """
     before = {_job(item): item for item in old}
     pairs = [(before[_job(item)], item) for item in new if _job(item) in before]
@@ -139,7 +139,7 @@ def _not_comparable(old: Result, new: Result, *, may_be_quick: bool = False) -> 
 
 
 def _ratio(pairs: Iterable[tuple[Result, Result]]) -> MeanRatio | None:
-    """Return the geometric mean of new over old times, which may be compared, with its interval."""
+    """Return the geometric mean of new over old times, with its interval. The times must be comparable."""
     timed = list(pairs)
     ratios = [(new.latency_ms or 0.0) / (old.latency_ms or 1.0) for old, new in timed]
     return mean_of(ratios, [join_halves(list(map(half_of, pair))) for pair in timed])
@@ -172,7 +172,7 @@ def _epoch(current: dict[str, Result], previous: dict[str, Result], threshold: f
 
 
 def _differences(before: dict[str, Result], new: Result) -> tuple[str, ...]:
-    """Return the differences between the conditions of a result and of an epoch: sources, and versions of libraries."""
+    """Return how a result differs from an epoch: sources, and versions of libraries."""
     if not before:
         return ()
     old = next(iter(before.values()))

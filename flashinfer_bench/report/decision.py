@@ -40,7 +40,7 @@ def decide(log_mean: float, log_half: float | None, threshold: float = THRESHOLD
 
 
 def log_half_of(time: float, low: float, high: float) -> float | None:
-    """Return half the width of a time's interval, as a logarithm: the larger of its two sides.
+    """Return half the interval of a time, as a logarithm: the larger of its two sides.
 
     None if the interval reaches 0, since a ratio then has no bound.
     """
@@ -48,6 +48,7 @@ def log_half_of(time: float, low: float, high: float) -> float | None:
 
 
 def join_halves(halves: Sequence[float | None]) -> float | None:
-    """Return half the interval of a sum of independent terms, from half of each term's; None if a term has none."""
+    """Return half the interval of a sum, given half the interval of each independent term. None if a term has no
+    interval."""
     known = [half for half in halves if half is not None]
     return hypot(*known) if known and len(known) == len(halves) else None

@@ -39,7 +39,7 @@ def make_export(form: ExportFormat, trace_set: TraceSet, traces: Iterable[AnyTra
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(COLUMNS)
         writer.writerows([TRUTHS[one] if isinstance(one, bool) else one for one in row.values()] for row in rows)
-        written = text.getvalue().replace("\0", "\\0")  # no reader accepts the character
+        written = text.getvalue().replace("\0", "\\0")  # readers of CSV do not accept NUL
     else:
         written = "".join(f"{json.dumps({name: _finite(one) for name, one in row.items()})}\n" for row in rows)
     return written.encode("utf-8", "backslashreplace"), len(rows)

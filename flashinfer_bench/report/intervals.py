@@ -43,7 +43,8 @@ class TimeInterval:
 
 @dataclass(frozen=True)
 class MeanRatio:
-    """A geometric mean of ratios, with the bounds of its 95 % interval; None if a ratio has none."""
+    """A geometric mean of ratios, with the bounds of its 95 % interval. The bounds are None if a ratio has no
+    interval."""
 
     value: float
     low: float | None
@@ -51,7 +52,7 @@ class MeanRatio:
 
 
 def latency_of(evaluation: AnyEvaluation) -> float | None:
-    """Return the latency of a verdict in ms; None if it has none, or a value out of range."""
+    """Return the latency of a verdict in ms. None if the verdict has no latency, or one out of range."""
     return as_time((evaluation.performance or UNMEASURED).latency_ms)
 
 
@@ -94,7 +95,7 @@ def mean_of(ratios: Sequence[float], log_halves: Sequence[float | None]) -> Mean
 
 
 def _interval(time_ms: float | None, record: Measurement, clock: str = "") -> TimeInterval | None:
-    """Return the interval of a time from its record; `clock` is its method, if the record has none."""
+    """Return the interval of a time from its record. `clock`, if given, replaces the method in the record."""
     if time_ms is None:
         return None
     if record.bounds is not None and record.interval:

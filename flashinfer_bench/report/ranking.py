@@ -2,8 +2,8 @@
 
 The ratio of a workload is the baseline's latency over the author's, on the same hardware. The baseline is the
 reference, or the fastest passing solution of another author. A slow baseline inflates every ratio, so the rank uses no
-baseline. It uses the share of the fastest latency that any solution of the set reached. A confirmed latency takes
-precedence as the fastest. First place needs a confirmed latency if any author has one.
+baseline. It compares each latency with the fastest latency of the workload. If a workload has confirmed latencies, only
+these count as the fastest. First place needs a confirmed latency if any author has one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flashinfer_bench.report.summary import BestRow
 GroupKey = Literal["author", "op_type", "hardware"]
 GROUP_KEYS: Final[tuple[GroupKey, ...]] = ("author", "op_type", "hardware")
 FAST_P: Final = (0.0, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
-"""The values p of fast_p: the share of workloads passed with a ratio above p."""
+"""The values of p. fast_p is the share of workloads that were passed with a ratio above p."""
 _Times = Mapping[tuple[str, str, str], float]
 """Latencies by definition, workload and hardware."""
 _Baseline = _Times | None
@@ -63,8 +63,8 @@ class AuthorRow(Figures):
     win_rate: float | None
     """Share of the compared workloads with a ratio above 1."""
     fastest_share: float | None
-    """Mean over definitions, of the mean over workloads, of the set's lowest latency over the author's. 1: the author
-    is the fastest everywhere. A workload that only other authors passed counts 0. None if no author passed a
+    """The set's lowest latency over the author's: the mean over workloads, then over definitions. 1 means that the
+    author is the fastest everywhere. A workload that only other authors passed counts 0. None if no author passed a
     workload."""
     standing: str
     """The best standing of its results."""
@@ -82,7 +82,7 @@ class GroupRow(Figures):
 
 @dataclass(frozen=True)
 class WinnersRow:
-    """The best solutions for the workloads of one author, op type or kind of hardware."""
+    """The workloads whose best solutions are of one author, op type or kind of hardware."""
 
     group: str
     workloads: int
@@ -97,7 +97,7 @@ class WinnersRow:
 
 
 def rank_by_author(results: Iterable[Result], baseline_author: str | None = None) -> list[AuthorRow]:
-    """Return a row for each author and kind of hardware, by hardware, then by the share of the fastest, descending.
+    """Return a row for each author and kind of hardware, ordered by hardware, then by `fastest_share`, descending.
 
     Args:
         results: the results that count, one per job.
@@ -136,11 +136,11 @@ def group_by(results: Iterable[Result], key: GroupKey) -> list[GroupRow]:
 
 
 def count_winners(rows: Sequence[BestRow], key: GroupKey) -> list[WinnersRow]:
-    """Return a row for each author, op type or kind of hardware, by the number of workloads, descending.
+    """Return a row for each author, op type or kind of hardware, ordered by number of workloads, descending.
 
     Args:
         rows: the best solution of each workload.
-        key: the group of a row.
+        key: the property that rows are grouped by.
     """
     found = []
     for name, items in group(rows, attrgetter(key)).items():

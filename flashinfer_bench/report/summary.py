@@ -70,18 +70,19 @@ class SummaryRow:
     standing: str
     """The best standing of its times; empty if none passed."""
     confirmed: bool
-    """Whether one of its times is of full assurance. First place needs it if any solution has it."""
+    """Whether one of its times is of full assurance. First place needs such a time if any solution has one."""
     mean: MeanRatio | None
     """Geometric mean of the latencies in ms, with its interval."""
     interval_share: float | None
-    """Half the interval of a latency, as a share of it: median over the passed workloads with an interval."""
+    """Half the interval of a latency, as a share of the latency. The median over the passed workloads with an
+    interval."""
     ties: tuple[SummaryRow, ...] = ()
     """For the best row: other solutions whose times do not differ significantly, the best first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BestRow(SummaryRow):
-    """The fastest passing trace of one workload on one kind of hardware: a row for this workload only."""
+    """The best passing trace of one workload on one kind of hardware. The row covers only this workload."""
 
     op_type: str
     author: str
@@ -109,7 +110,7 @@ class WorkloadRow(SummaryRow):
 def summarise(
     traces: Iterable[AnyTrace], expected: Mapping[PairKey, Collection[str]] | None = None
 ) -> list[SummaryRow]:
-    """Return the rows, by definition, then from the best solution to the worst. Quick looks come last.
+    """Return the rows, ordered by definition, then from the best solution to the worst. Quick looks come last.
 
     Args:
         traces: verdicts in the order of their recording. The last verdict on a job counts.
@@ -149,7 +150,7 @@ def best_by_workload(
 
 
 def by_workload(traces: Iterable[AnyTrace], trace_set: TraceSet | None = None) -> list[WorkloadRow]:
-    """Return a row for each solution and workload: the solutions as in `summarise`, the workloads by their axes."""
+    """Return a row for each solution and workload. Solutions are ordered as in `summarise`, workloads by their axes."""
     given = list(traces)
     results = list_results(trace_set, given)
     best = {(row.definition, row.hardware, row.workload): row for row in best_by_workload(given, trace_set=trace_set)}
@@ -173,11 +174,12 @@ def by_workload(traces: Iterable[AnyTrace], trace_set: TraceSet | None = None) -
 
 
 def best_by_definition(traces: Iterable[AnyTrace], by: Merit = "speedup") -> list[SummaryRow]:
-    """Return the best solution of each definition: it passes the most workloads, then has the highest mean speed-up.
+    """Return the best solution of each definition. It passes the most workloads; among equals, it has the highest mean
+    speed-up.
 
-    By latency, the lowest median latency counts instead of the speed-up. Among solutions with equally many passed
-    workloads, a solution with a confirmed result comes first. A tie passes equally many workloads, and the interval of
-    its geometric mean overlaps the interval of the best.
+    If `by` is "latency", the lowest median latency counts instead of the speed-up. Among solutions with equally many
+    passed workloads, a solution with a confirmed result comes first. A tie passes equally many workloads, and the
+    interval of its geometric mean overlaps the interval of the best.
     """
 
     def order(row: SummaryRow) -> tuple[bool, int, float, float]:

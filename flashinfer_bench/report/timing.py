@@ -65,7 +65,7 @@ def count_timing(reported: Sequence[ReportedTrace]) -> Timing:
 
 
 def run_flags(run: RunRecord) -> list[str]:
-    """Return the flags of a verdict. A verdict without a fingerprint, as of another engine, has no flags."""
+    """Return the flags of a verdict. A verdict of another engine has no fingerprint, so it has no flags."""
     known = run.fingerprint
     if known == FingerprintRecord():
         return []
@@ -92,7 +92,7 @@ def describe_bounds(timings: Sequence[Timing]) -> str | None:
 
 
 def describe_flag(flag: str, timings: Sequence[Timing]) -> str:
-    """Return the meaning of a flag, and the number of times with the flag."""
+    """Return the meaning of a flag, and how many workloads have it."""
     count = sum(timing.unknown + sum(timing.ways.values()) for timing in timings)
     flagged = sum(timing.flags.get(flag, 0) for timing in timings)
     return f"{flag}, {flagged} of {count}" + (f": {MEANINGS[flag]}" if flag in MEANINGS else "")

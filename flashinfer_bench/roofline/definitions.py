@@ -1,9 +1,9 @@
 """The cost of a definition on a workload, counted by op type from the format's names of axes and inputs.
 
-FLOPs follow the true lengths. Bytes are those of all inputs and outputs; of a pool (cached tokens, experts, states,
-angles) only the used part counts. A definition has no cost if its axes have other names, its lengths or mask are
-unknown, or its inputs contradict each other: no cost is better than a wrong one. A formula then raises LookupError,
-ValueError or ArithmeticError.
+FLOPs follow the true lengths. Bytes count all inputs and outputs. Only the used part of a pool (cached tokens, experts,
+states, angles) counts. A definition has no cost if its axes have other names, its lengths or mask are unknown, or its
+inputs contradict each other: no cost is better than a wrong one. A formula then raises LookupError, ValueError or
+ArithmeticError.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PLAIN: Final = ("rmsnorm", "rope", "sampling")
 NO_FACTOR: Final = re.compile(r"scale|logits|^weights$|cache$")
 """Names of inputs that tensor cores do not multiply, or that may hold anything."""
 COMPARES: Final = re.compile(r"renorm|mask")
-"""Names of operations whose inputs and outputs are scores: they only compare or rescale."""
+"""Names of sampling operations that map scores to scores, so that they only compare or rescale."""
 CAUSAL: Final = re.compile(r"\b(no |non[- ]?|not[- ]?)?causal\b(\W*(?:false|no|0|off)\b)?", re.IGNORECASE)
 """The word "causal"; the groups match a word before or after it that negates it."""
 TOP_K: Final = re.compile(r"(?:^|_)topk(\d+)(?:_|$)")
@@ -51,7 +51,7 @@ class Sized:
         return name in self.definition.inputs
 
     def __getitem__(self, names: str) -> int:
-        """Return the size of the first existing axis, of names with | between them; ValueError if none exists."""
+        """Return the size of the first axis that exists, among names separated by |; ValueError if none exists."""
         size, *_ = [self.axes[name] for name in names.split("|") if name in self.axes]
         return size
 
@@ -88,12 +88,12 @@ def find_cost(definition: Definition, axes: Mapping[str, int], values: Values | 
         flops, shares = FORMULAS[definition.op_type.replace("-", "_")](sized)
         total = sum(shares.get(name, 1.0) * sized.nbytes(name) for name in sized.specs)
         return Cost(flops, total, _unit(sized)) if min(flops, total) >= 0 else None
-    except (LookupError, ArithmeticError, ValueError):  # stored numbers may be anything
+    except (LookupError, ArithmeticError, ValueError):  # stored numbers may be invalid
         return None
 
 
 def _unit(sized: Sized) -> Unit:
-    """Return the unit: that of the wider of the first and the largest factor; fp32 for plain op types."""
+    """Return the unit of the wider of two factors: the first and the largest. Plain op types have fp32."""
     if sized.definition.op_type in PLAIN:
         return "fp32"
     factors = [
@@ -114,10 +114,11 @@ def _gemm(sized: Sized) -> Counted:
 
 
 def _lowbit(sized: Sized) -> Counted:
-    """As a GEMM, if the definition is a product of two matrices. Others (quantizers, norms, RoPE) have no cost.
+    """The cost of a GEMM, if the definition is a product of two matrices. Others (quantizers, norms, RoPE) have no
+    cost.
 
-    In a product, a second matrix that is no scale has the output's last axis, and at least one bit for each column of
-    the first input. The first input is a float: whole numbers may be packed, and then its axis is not the summed one.
+    The second factor has the output's last axis, is no scale, and is large enough for one bit of each element. The
+    first factor has a float dtype. Integers may be packed, so their last axis may not be the summed axis.
     """
     (_, first), *others = sized.definition.inputs.items()
     (out, *_) = sized.definition.outputs.values()
@@ -141,7 +142,7 @@ def _rmsnorm(sized: Sized) -> Counted:
 def _rope(sized: Sized) -> Counted:
     """Three operations for each rotated element. At most one row of angles is read for each token.
 
-    A part of a head may be rotated, so the size of a head alone is not enough.
+    The kernel may rotate only a part of each head, so `rotary_dim` or the cache of angles is needed.
     """
     tokens, angles = sized["num_tokens|tokens|nnz"], "cos_sin_cache"
     elements = 3.0 * tokens * (sized["num_qo_heads|num_heads"] + sized["num_kv_heads"])
@@ -173,7 +174,8 @@ def _dsa(sized: Sized) -> Counted:
 
 
 def _mla_dims(sized: Sized) -> int:
-    """Scores over both parts of a compressed cache, and values from the compressed part."""
+    """The dimensions of scores and values together: scores use both parts of the cache, values only the compressed
+    part."""
     return 2 * sized["head_dim_ckv"] + sized["head_dim_kpe"]
 
 
@@ -190,7 +192,7 @@ def find_causal(definition: Definition) -> bool | None:
 
 
 def count_pairs(queries: Sequence[int], keys: Sequence[int], *, causal: bool) -> int:
-    """Count the pairs of a query and a key that this query sees.
+    """Count the pairs of a query and a key in which the query sees the key.
 
     With a causal mask the last query sees all keys, and each query before it sees one key less, down to zero.
     """
@@ -207,7 +209,7 @@ def _pairs(sized: Sized, queries: Sequence[int], keys: Sequence[int]) -> int:
     causal = find_causal(sized.definition) if "qo_indptr" in sized else False
     masked, every = count_pairs(queries, keys, causal=True), count_pairs(queries, keys, causal=False)
     if causal is None and masked != every:
-        raise LookupError  # the mask matters, and the definition does not name it
+        raise LookupError  # the mask matters, and is unknown
     return every if causal is False else masked
 
 
@@ -231,7 +233,7 @@ def _used_tokens(sized: Sized, tokens: int, *caches: str) -> dict[str, float]:
 
 
 def _gdn(sized: Sized) -> Counted:
-    """Six d² operations for a token and value head: state times key, its update, state times query."""
+    """Six d² operations for each token and value head: state times key, update of the state, state times query."""
     tokens = sized.axes.get("total_seq_len") or sized["batch_size"] * sized["seq_len"]
     share = min(1.0, sized["batch_size"] / sized["pool_size"]) if "pool_size" in sized.axes else 1.0
     used = dict.fromkeys(("initial_state", "intermediate_states_buffer", "final_state"), share)
@@ -246,7 +248,7 @@ def _mamba(sized: Sized) -> Counted:
 
 
 def _moe(sized: Sized) -> Counted:
-    """6 h i for each pair of a token and an expert. Pairs and active experts are those of uniform routing."""
+    """6 h i for each pair of a token and an expert. Pairs and active experts are counted for uniform routing."""
     tokens, local = sized["seq_len|num_tokens"], sized["num_local_experts|local_experts|num_experts"]
     top_k = sized.axes.get("top_k") or int(TOP_K.findall(sized.definition.name)[0])
     share = top_k / sized.axes.get("num_experts", local)
@@ -263,7 +265,7 @@ def _sampling(sized: Sized) -> Counted:
         return 5.0 * prod(sized.rows), {}
     chooses = any(DTYPES[spec.dtype].kind == "int" for spec in sized.definition.outputs.values())
     if not chooses and not COMPARES.search(name):
-        raise LookupError  # anything may give floats
+        raise LookupError  # any computation may return floats
     return 0.0, {}
 
 

@@ -24,7 +24,7 @@ from flashinfer_bench.roofline.cost import Cost
 from flashinfer_bench.roofline.definitions import find_cost
 
 MOST_NUMBERS: Final = 1 << 22
-"""Numbers of an index input that are read, at most. A workload with a larger input has no known cost."""
+"""An index input with more numbers is not read, and its workload has no known cost."""
 INTEGERS: Final = ("I64", "I32", "I16", "I8")
 """Integer types of safetensors."""
 
@@ -57,7 +57,7 @@ def _read_values(definition: Definition, workload: Workload, blob_root: Path) ->
 def read_integers(file: Path, key: str) -> tuple[int, ...] | None:
     """Read an integer tensor of a safetensors file as flat numbers; None if it is another tensor, or too large."""
     try:
-        if not file.is_file():  # a pipe would be waited for
+        if not file.is_file():  # opening a pipe would block
             return None
         with safe_open(file, "numpy") as tensors:
             part = tensors.get_slice(key)

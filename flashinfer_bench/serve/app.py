@@ -53,7 +53,7 @@ def make_app(site: Site) -> FastAPI:
 
 
 async def _note(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
-    """Add an id and headers against browsers to each answer; log each request in one line."""
+    """Add an id to each answer, and headers that restrict browsers. Log each request in one line."""
     name, started = uuid.uuid4().hex[:12], time.monotonic()
     response = await answer(request)
     response.headers.update({**HEADERS, "X-Request-ID": name})
@@ -64,7 +64,7 @@ async def _note(request: Request, answer: Callable[[Request], Awaitable[Response
 
 
 async def _answer_failure(_request: Request, error: Exception) -> Response:
-    """Answer an error of the request, or else an error of the engine or the disk that may be temporary."""
+    """Answer 422 if the request is invalid, else 503: an error of the engine or the disk may be temporary."""
     if isinstance(error, UsageError):
         return JSONResponse({"detail": str(error)}, 422)
     refusal = retry_later(503, str(error))
@@ -112,9 +112,9 @@ async def read_workload(here: Here, uuid: str) -> Response:
 
 @router.post("/evaluate", openapi_extra=_body_of(SubmissionBody))
 async def evaluate(here: Here, asked: Annotated[tuple[TaskRow, Solution], Depends(parse_submission)]) -> Response:
-    """Accept a solution for workloads of its definition: its task is on disk when this answers.
+    """Accept a solution for workloads of its definition. The task is on disk before this answers.
 
-    A repeated Idempotency-Key header of a submitter returns the first task with this key.
+    If the submitter has used the same Idempotency-Key header before, return the first task with this key.
     """
     row = await here.service.accept(*asked)
     return JSONResponse({"task_id": row.id, "normalized_solution_name": row.solution_name})
@@ -128,7 +128,7 @@ async def list_tasks(here: Here, submitter: str | None = None) -> Response:
 
 @router.post("/tasks/batch", openapi_extra=_body_of(BatchBody))
 async def read_batch(here: Here, asked: Annotated[BatchBody, Depends(parse_batch)]) -> Response:
-    """Return several tasks; with a timeout, as soon as all of them are over."""
+    """Return several tasks. With a timeout, wait until all of them are over, or the timeout has passed."""
     tasks = list(dict.fromkeys(asked.task_ids))
     if asked.timeout:
         await here.service.wait(tasks, asked.timeout)
@@ -137,7 +137,7 @@ async def read_batch(here: Here, asked: Annotated[BatchBody, Depends(parse_batch
 
 @router.get("/tasks/{task_id}")
 async def read_task(here: Here, task_id: str, timeout: Seconds = 0) -> Response:
-    """Return a task with the traces so far; with a timeout, as soon as it is over."""
+    """Return a task with its traces so far. With a timeout, wait until it is over, or the timeout has passed."""
     if timeout:
         await here.service.wait([task_id], timeout)
     return JSONResponse(await here.service.read(task_id))
@@ -151,16 +151,16 @@ async def cancel_task(here: Here, task_id: str) -> Response:
 
 @router.get("/tasks/{task_id}/events")
 async def stream_events(here: Here, task_id: str) -> Response:
-    """Stream the events of a task as server-sent events: each verdict, then its end."""
+    """Stream the events of a task as server-sent events: each verdict, then the end of the task."""
     await here.service.read(task_id)
-    with here.service.limit_waiting():  # refused before the answer begins
+    with here.service.limit_waiting():  # a refusal must come before the answer begins
         return StreamingResponse(_stream(here.service, task_id), media_type="text/event-stream")
 
 
 @router.get("/health")
 async def check_health(here: Here, is_known: Known) -> Response:
-    """Return whether the server accepts tasks, its devices and its queue. Without the token, only the first is
-    returned."""
+    """Return the status (ok or draining), the devices and the queue. A request without the token gets only the
+    status."""
     status = "draining" if here.service.is_draining else "ok"
     return JSONResponse({"status": status, **(here.metrics.health() if is_known else {})})
 
@@ -190,7 +190,8 @@ async def describe(request: Request) -> Response:
 @router.get("/")
 @router.get("/docs", include_in_schema=False)
 async def list_routes(request: Request) -> Response:
-    """List the routes as text. The usual page loads scripts from another site, which could call the server."""
+    """List the routes as text. FastAPI's usual page would load scripts from another site, and they could call this
+    server."""
     entries = [
         f"{method.upper()} {path}\n    {operation['description']}\n"
         for path, operations in request.app.openapi()["paths"].items()

@@ -10,7 +10,7 @@ MIB: Final = 1 << 20
 
 @dataclass(frozen=True)
 class ServeLimits:
-    """All limits. A request beyond a limit is refused with a status for the limit."""
+    """All limits. A request beyond a limit is refused with the HTTP status in brackets."""
 
     body_bytes: int = 8 * MIB
     """Largest body, in bytes (413). The rest of a larger body is read and dropped."""

@@ -41,9 +41,10 @@ from flashinfer_bench.serve.tasks import TaskService, retry_later
 MOST_NAME: Final = 200
 """Longest name, author, submitter or key of a submission, in characters."""
 SHOWN_PROBLEMS: Final = 20
-"""Largest number of problems of a body in an answer."""
+"""An answer lists at most this many problems of a body."""
 NOWHERE: Final = Path(os.devnull, "solution")
-"""The location of a request's solution. No file can be next to it, so no source is read from this machine."""
+"""The path that stands for a solution in a request. No file can be next to it, so no source is read from this
+machine."""
 
 
 @dataclass
@@ -56,7 +57,7 @@ class Site:
     token: str | None = None
     """The token that each request must contain; None if no token is needed."""
     hosts: frozenset[str] = frozenset({"localhost"})
-    """Names that a Host header may contain besides addresses, in lower case."""
+    """Names, in lower case, that a Host header may contain. IP addresses are allowed, too."""
     held_bytes: int = 0
     """Total size of the bodies being read or answered, in bytes."""
 
@@ -129,7 +130,8 @@ class SubmissionBody(BaseModel):
     submitter: str | None = Field(None, min_length=1, max_length=MOST_NAME)
     """name of the client; submitters get equal shares"""
     confirm: Confirm = "if_best"
-    """when a GPU judges it at full assurance: if it would be the best known, at once, or never"""
+    """when to judge it at full assurance, on a GPU: if_best (if it would be the best known), always (at once) or
+    never"""
 
 
 class BatchBody(BaseModel):

@@ -28,13 +28,14 @@ from flashinfer_bench.errors import DataSetError, Fault
 
 FILE: Final = "tasks.sqlite"
 JOURNAL: Final = f"{FILE}-journal"
-"""A rollback journal; this store uses a WAL. SQLite would remove files that a foreign journal names."""
+"""Name of a rollback journal. This store has a WAL instead. SQLite would remove files that a planted journal names."""
 OPEN: Final = "open"
-"""The state of an open task in the store: it waits, it runs, or the process ended before the task."""
+"""State of a task without an end: it waits, it runs, or its server ended first."""
 VERSION: Final = 2
 """Version of the format, in `PRAGMA user_version`."""
 RECENT_LINES: Final = 256
-"""Number of latest lines in which the trace of a second task with the same job is searched."""
+"""Number of latest written lines that are remembered. If a second task gets the same trace, its line is found among
+these, and is not written again."""
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS tasks (
     id TEXT PRIMARY KEY, submitter TEXT NOT NULL, key TEXT, request TEXT NOT NULL, definition TEXT NOT NULL,
@@ -121,7 +122,7 @@ class TaskStore:
         self._database.close()
 
     def accept(self, row: TaskRow) -> TaskRow:
-        """Store a task durably. If its submitter used its key before, return the earlier task with the key.
+        """Store a task durably. If the submitter has used the key before, return that earlier task instead.
 
         Raises:
             DataSetError: traces could not be written, since the set contains a link or a folder cannot be made.
@@ -137,7 +138,7 @@ class TaskStore:
         self._database.execute("DELETE FROM tasks WHERE id = ?", (task,))
 
     def record(self, row: TaskRow, trace: Trace) -> None:
-        """Append a trace to the set, then store it with its task. If two tasks share a verdict, it is one line."""
+        """Append a trace to the set, then store it with its task. A trace that two tasks share is written once."""
         line = next((line for known, line in self._written if known is trace), None)
         if line is None:
             line, path = _with_task(trace, row).to_json(), self._file_of(row)
@@ -158,7 +159,7 @@ class TaskStore:
         return next(iter(self._find("id = ?", (task,))), None), dict(verdicts.fetchall())
 
     def open_tasks(self) -> list[tuple[TaskRow, list[str]]]:
-        """Return the open tasks in the order of their acceptance, each with its workloads without a verdict."""
+        """Return the open tasks in the order of their acceptance, each with the workloads that lack a verdict."""
         rows = {row.id: row for row in self._find("state = ? ORDER BY accepted_at, rowid", (OPEN,))}
         for file in sorted(filter(Path.exists, set(map(self._file_of, rows.values())))):
             for _, line, _ in read_lines(file):
@@ -179,7 +180,7 @@ class TaskStore:
 
     def _prepare(self) -> None:
         execute = self._database.execute
-        execute("PRAGMA locking_mode = EXCLUSIVE")  # one process; and WAL without shared memory, which NFS lacks
+        execute("PRAGMA locking_mode = EXCLUSIVE")  # one process; WAL then needs no shared memory, which NFS lacks
         execute("PRAGMA journal_mode = WAL")
         execute("PRAGMA synchronous = FULL")
         execute("PRAGMA foreign_keys = ON")

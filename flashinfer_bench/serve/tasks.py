@@ -1,4 +1,4 @@
-"""Tasks from acceptance to their end. The store has a task before its client, and the set has each verdict once.
+"""Tasks from acceptance to their end. A task is stored before its client is answered, and each verdict is written once.
 
     accept ──▶ store (committed) ──▶ engine ──▶ trace ──▶ line in the set ──▶ store ──▶ waiting requests
                      ▲                                                          │
@@ -37,7 +37,7 @@ Value = TypeVar("Value")
 Event = dict[str, Any]
 NAMES: Final = {"id": "task_id", "state": "status", "solution_name": "solution", "workloads": "workload_uuids"}
 FULL_RETRY_S: Final = 5
-"""Seconds until a client that was refused for lack of capacity should retry."""
+"""Seconds that a refused client should wait before it retries."""
 RETRY_S: Final = 2.0
 """Seconds between two attempts to store the end of a task, or to submit a task of an earlier server."""
 REQUEUE_S: Final = 10.0
@@ -63,7 +63,7 @@ class LiveTask:
 
     @property
     def shown(self) -> TaskRow:
-        """The current row for its client."""
+        """The task's row with its current state, for clients."""
         is_judging = self.handle is not None and self.handle.state == "running"
         is_running = is_judging or len(self.missing) < len(self.row.workloads)
         return self.ended or replace(self.row, state="running" if is_running else "pending")
@@ -113,7 +113,8 @@ class TaskService:
         return len(found)
 
     async def drain(self, limit_s: float) -> int:
-        """Accept no more tasks, let running jobs end within the limit, and requeue the rest; return their number."""
+        """Accept no more tasks, let running jobs end within the limit, and requeue the rest. Return how many are
+        left."""
         self.is_draining = True
         if self._resubmitting is not None:
             self._resubmitting.cancel()
@@ -326,7 +327,7 @@ def retry_later(status: int, reason: str) -> HTTPException:
 
 
 def _shown(row: TaskRow, live: LiveTask | None) -> TaskRow:
-    """Return a task from the store; while it is open, with the state in memory."""
+    """Return a task from the store. While the task is open, its state comes from memory."""
     if row.state != OPEN:
         return row
     return live.shown if live is not None else replace(row, state="pending")

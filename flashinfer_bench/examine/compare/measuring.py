@@ -41,7 +41,7 @@ from flashinfer_bench.report.intervals import latency_of
 from flashinfer_bench.report.verdict import first_reason, reason_of
 
 TICK_S: Final = 0.2
-"""Seconds between two checks of the budget, so a budget is exceeded by at most this time."""
+"""Seconds between two checks of the budget. No budget is exceeded by more than this."""
 TRIALS: Final = 1
 """Default number of trials of a block. Workers differ by more than trials of one worker, so more workers decide sooner
 than more trials."""
@@ -59,7 +59,7 @@ class PairSeries:
     blocks: tuple[dict[int, float], dict[int, float]] = field(default_factory=lambda: ({}, {}))
     """For A and for B: number of a pair → latency in ms."""
     keys: list[dict[str, str]] = field(default_factory=lambda: [{}, {}])
-    """For A and for B: the properties that comparable times have in common."""
+    """For A and for B: the conditions of the latest time. Times are compared only if A and B have the same."""
     stopped: str = ""
     """Why measuring has stopped: a side did not pass, or has no verdict."""
 
@@ -79,7 +79,7 @@ class PairSeries:
         return not self.stopped and not is_decided and done < MOST_PAIRS
 
     def plan(self) -> list[tuple[int, int]]:
-        """Return the blocks up to the next analysis: the number of the pair, and of the side."""
+        """Return the blocks up to the next analysis, each as the numbers of its pair and its side."""
         done = len(self.times())
         pairs = range(done, next(count for count in INTERIM_LEVELS if count > done))
         return [(pair, side) for pair in pairs for side in ((0, 1) if pair % 2 == 0 else (1, 0))]
@@ -148,7 +148,7 @@ def measure(
 
 
 def for_blocks(config: BenchmarkConfig, device: Device) -> BenchmarkConfig:
-    """Return the configuration of blocks on a device. The user's numbers of trials and samples hold."""
+    """Return the configuration of blocks on a device. Numbers of trials and samples that the user set are kept."""
     named = "cpu" if device.kind == "cpu" else device.uuid
     return config.with_defaults("compare", num_trials=TRIALS).with_overrides(
         devices=[named], profile_baseline=False, assurance="full"
@@ -166,7 +166,7 @@ def _make_series(
     for pairing, uuids in zip(pairings, known, strict=True):
         first, second, label = pairing
         own = None if workloads is None else [uuid for uuid in uuids if uuid in wanted]
-        if own != []:  # else the requested workloads are of other definitions
+        if own != []:  # empty if all requested workloads are of other definitions
             pairs = zip(made.make_jobs(first, own), made.make_jobs(second, own), strict=True)
             found += [PairSeries(label, pair) for pair in pairs]
     return found
@@ -181,7 +181,7 @@ def _run(
 ) -> float:
     """Measure until all series are decided or the budget is spent; return the seconds since the first block began."""
     requested: list[tuple[PairSeries, int, int]] = []
-    """At the index of a job: its series, and the numbers of its pair and of its side."""
+    """For each job, at its index: its series, the number of its pair, and the number of its side."""
     began = math.inf
     seconds = 0.0
     while still := [one for one in series if one.is_open(threshold)]:

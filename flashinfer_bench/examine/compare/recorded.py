@@ -1,7 +1,7 @@
 """Compares recorded traces: for each workload the latest trace of each side on the same hardware, with its interval.
 
-The interval of a single worker's trace is widened by the run-to-run variation. A trace of an older version may name no
-interval; it gets the default variation of its kind of device.
+The interval of a single worker's trace is widened by the run-to-run variation. A trace of an older version may have an
+interval of its samples only. It is widened by the default variation of its kind of device.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ def compare_recorded(
 
 
 def _compare(key: Key, first: list[Result], second: list[Result]) -> Iterator[Row]:
-    """Yield a row for each kind of hardware on which both sides were timed. If there is none, the one row says why.
+    """Yield a row for each kind of hardware on which both sides were timed. If there is no such hardware, a single row
+    says why.
 
-    The lowest of several times counts. Quick runs do not count.
+    If a side has several times, the lowest counts. Quick runs do not count.
     """
     row = Row(key[0], key[1], dict(first[0].trace.workload.axes), key[2])
     a, b = (

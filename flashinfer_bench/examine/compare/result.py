@@ -1,11 +1,10 @@
 """A comparison: a ratio for each workload, their geometric mean, and decisions; as JSON, Markdown, JUnit. Pure.
 
 A block is one worker that times one side. A pair is a block of each side, one right after the other. The logarithm of
-its ratio (B over A) counts as one value. Pairs are independent, because each block has its own worker.
-The interval of the mean is Student's: mean ± t · s / √n (NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.5.2),
-turned back into a ratio. The mean over workloads has the sum of their variances, with degrees of freedom by
-B. L. Welch, "The generalization of Student's problem when several different population variances are involved",
-Biometrika 34, 1947.
+its ratio (B over A) counts as one value. Pairs are independent, because each block has its own worker. The interval of
+the mean is Student's: mean ± t · s / √n (NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.5.2), turned back into a
+ratio. For the mean over workloads, variances are added, and the degrees of freedom are those of B. L. Welch, "The
+generalization of Student's problem when several different population variances are involved", Biometrika 34, 1947.
 
 A test that is repeated until an interval excludes 1 finds differences that do not exist. So a series is analysed at a
 few fixed numbers of pairs only (`INTERIM_LEVELS`). Each interim analysis spends a part of the allowed error of 5 %
@@ -46,13 +45,13 @@ Each number is 1.5 times the number before. The first analysis has the narrowest
 usually decides."""
 MOST_PAIRS: Final = max(INTERIM_LEVELS)
 LEAST_ERROR: Final = 1e-12
-"""Least standard error: a division by 0 would fail."""
+"""A smaller standard error counts as this one, because a division by 0 would fail."""
 MANY: Final = 1e9
-"""Degrees of freedom of a known error."""
+"""Degrees of freedom of an error that is exactly known."""
 BUDGET_STEP_S: Final = 10
 """A proposed budget is a multiple of this many seconds."""
 MOST_MORE: Final = 10_000
-"""Largest number of further pairs that is reported."""
+"""A larger number of further pairs is not reported."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,8 @@ class Ratio:
     def pairs_needed(self, threshold: float) -> int | None:
         """Estimate how many more pairs would decide; None if the ratio is decided, or if no estimate exists.
 
-        The half width of the interval must become smaller than the distance from the ratio to the nearer edge. The
-        edge is the threshold for "same", and 1 for a difference.
+        The half width of the interval must become smaller than the distance from the ratio to a bound. The bound is the
+        threshold if the ratio is within the threshold, else 1.
         """
         if not self.pairs or self.decide(threshold) != UNKNOWN:
             return None
@@ -106,9 +105,9 @@ class Ratio:
 
 
 def level_at(pairs: int) -> float:
-    """Return the confidence level of a series' present or next analysis.
+    """Return the confidence level of the first analysis with at least this many pairs.
 
-    Recorded ratios have no pairs, and intervals of 95 %.
+    A recorded ratio has no pairs. Its interval is of 95 %.
     """
     return (
         next((level for count, level in INTERIM_LEVELS.items() if pairs <= count), INTERIM_LEVELS[MOST_PAIRS])
@@ -158,7 +157,7 @@ def join_ratios(ratios: Sequence[Ratio]) -> Ratio:
 
 @dataclass(frozen=True)
 class Row:
-    """The result for one workload, or for all at the end of a comparison. The JSON document has its fields."""
+    """The result for one workload, or for all workloads together. Its fields are in the JSON document."""
 
     definition: str
     workload: str
@@ -211,7 +210,7 @@ class Comparison:
 
     @property
     def all_rows(self) -> list[Row]:
-        """The rows, and one over all if anything could be compared."""
+        """The rows, and a row for all workloads together if any could be compared."""
         overall = self.overall
         return [*self.rows, *([] if overall is None else [Row("", OVERALL, ratio=overall)])]
 
@@ -239,7 +238,7 @@ class Comparison:
 
     @property
     def is_failed(self) -> bool:
-        """Whether a reason other than the budget prevented a row, or no workload was compared."""
+        """Whether no workload was compared, or one was not compared for another reason than the budget."""
         return any(row.problem and not row.is_unmeasured for row in self.rows) or self.overall is None
 
     def slower_than(self, share: float) -> list[str]:
@@ -309,7 +308,7 @@ class Comparison:
         return "\n".join([*lines, *end, ""])
 
     def junit(self, slower: Sequence[str]) -> str:
-        """Return the comparison as JUnit XML. The case of a workload fails if B is slower than allowed there."""
+        """Return the comparison as JUnit XML. The test case of a workload fails if B is slower there than allowed."""
         suite = ElementTree.Element("testsuite", name=SUITE, time=f"{self.seconds:.3f}")
         for row in self.all_rows:
             name = f"{row.definition}: {row.name}".removeprefix(": ")

@@ -28,7 +28,7 @@ class Contender:
     results: Sequence[Result] = ()
     """Its recorded verdicts: the latest of each job."""
     trace_set: TraceSet | None = field(default=None, compare=False)
-    """The opened set; None if the side is no set."""
+    """The set, opened; None for a side of another kind."""
     draft: Draft | None = field(default=None, compare=False)
     """The source, if the side is a file or a folder."""
 
@@ -41,7 +41,7 @@ class Pairing(NamedTuple):
     second: Solution
     """B."""
     label: str = ""
-    """Its name among several pairings; empty for a single pairing."""
+    """The name of the pairing, if there are several; else empty."""
 
 
 def find_sides(
@@ -103,7 +103,7 @@ def find_contender(
 
 
 def _read_beside(path: Path, trace_set: TraceSet, hints: DraftHints, beside: Contender | None) -> Draft:
-    """Read a source. If it does not name its definition, try that of the opposite side."""
+    """Read a source. If it fits no single definition, try the definition of the opposite side."""
     of = {one.definition for one in beside.solutions} if beside is not None and beside.kind == "solution" else set()
     if beside is None or len(of) != 1 or hints.definition is not None:
         return read_draft(path, trace_set.definitions, hints)
@@ -134,7 +134,7 @@ def _all_traces(trace_set: TraceSet) -> Iterable[AnyTrace]:
 
 
 def choose_workloads(words: Sequence[str] | None, known: Collection[str]) -> set[str]:
-    """Return the uuids that words name, in full or by their beginning; None names all.
+    """Return the uuids of the named workloads. A word is a uuid or its beginning. Without words, return all uuids.
 
     Raises:
         DataSetError: a word names no workload.

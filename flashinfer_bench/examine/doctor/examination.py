@@ -44,11 +44,11 @@ NAMES: Final = ("first", "second")
 IDENTICAL_S: Final = 20.0
 """Seconds of timing identical solutions, at most."""
 THRESHOLDS: Final = {"cuda": 0.02, "cpu": 0.1}
-"""Identical solutions are timed until it is decided whether they differ by more than this share."""
+"""Device type → share. Identical solutions are timed until it is clear whether they differ by more."""
 SIZES: Final = {"cuda": (1 << 18, 1 << 23), "cpu": (1 << 12, 1 << 14)}
 """Numbers of elements of the timed calls: a short and a longer call."""
 KERNELS: Final = {"one_kernel": "x * 2", "several_kernels": "x * 0.5 * 0.5 * 0.5 * 16"}
-"""Name → the returned expression of a solution. Each doubles its input exactly."""
+"""Name → the expression that a solution returns. Each doubles its input exactly."""
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Report:
         return int(any(finding.state == "broken" for finding in self.findings))
 
     def document(self) -> dict[str, Any]:
-        """Return it as JSON-able values."""
+        """Return the report as JSON-able values."""
         identical = None if self.identical is None else self.identical.document(NAMES, ())
         head = {"version": FORMAT_VERSION, "exit_code": self.exit_code}
         return {**head, **asdict(replace(self, identical=None)), "identical": identical}
@@ -123,10 +123,10 @@ def examine(
 
 
 def run_probe(device: Device, *, limit_s: float = PROBE_S) -> Readings:
-    """Measure a device in a process that sees only this device, while its lock keeps other runs off.
+    """Measure a device in a process that sees only this device. Meanwhile the device's lock keeps other runs off.
 
     Raises:
-        DeviceFault: it could not be measured. The message has the last line of the process's output.
+        DeviceFault: the device could not be measured. The message has the last line of the process's output.
     """
     with ExitStack() as held:
         said = ""
@@ -159,7 +159,7 @@ def time_identical(device: Device) -> Comparison:
 
 
 def try_programs(device: Device) -> dict[str, str | None]:
-    """Build, load and call one of our programs in each way in which solutions are compiled.
+    """Build, load and call one of our programs for each way of compiling solutions.
 
     It uses the cache of runs, so that a problem of the cache folder is found.
 

@@ -103,7 +103,7 @@ def find_confinement(sandbox: Sandbox, asked_for: Level) -> Iterator[Finding]:
 
 
 def find_neighbours(state: GpuState | None) -> Iterator[Finding]:
-    """Say which other processes use the GPU, and why it is throttled, except by its usual power cap."""
+    """Say which other processes use the GPU, and why it is throttled. Its usual power cap is not reported."""
     if state is None:
         return
     if state.other_processes:

@@ -1,7 +1,8 @@
 """Nsight Compute: the commands, the metrics of its table of raw values, and the document of a profile.
 
-One call is profiled, between the profiler's start and stop, after a few warm-up calls. Clocks are not locked, as in a
-run. Each kernel is profiled alone in several passes, with a cold L2 or with the L2 of the pass before.
+One call is profiled, between the profiler's start and stop, after a few warm-up calls. As in a run, clocks are not
+locked. Each kernel is profiled alone, in several passes. Each pass has a cold L2, or the L2 that the previous pass
+left.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ REPORT: Final = f"{WORK}/report.ncu-rep"
 PROFILE, DETAILS, RAW = "profile", "details", "raw"
 """Names of the steps."""
 READ_LIMIT_S: Final = 120.0
-"""Seconds that reading the report once can take."""
+"""Seconds that one reading of the report may take."""
 OWN_SECTIONS: Final = ("SpeedOfLight", "LaunchStats", "Occupancy", "WarpStateStats")
-"""Sections whose metrics cannot be requested by name, and the section of warp stalls."""
+"""Sections that are always collected. The metrics of the first three cannot be requested by name. The last has the warp
+stalls."""
 ENVIRONMENT: Final = {"NV_COMPUTE_PROFILER_DISABLE_STOCK_FILE_DEPLOYMENT": "1"}
-"""Without it ncu copies its sections to the new HOME each time."""
+"""Without this, ncu copies its sections to the new HOME each time."""
 METRIC: Final = re.compile(r"^([a-z0-9]+__\w+)", re.MULTILINE)
 DURATION: Final = "gpu__time_duration.sum"
 METRICS: Final = {
@@ -114,7 +116,7 @@ def plan_ncu(
 
     Args:
         program: ncu.
-        known: metrics of the GPU. If another metric is requested, ncu does not profile the kernel.
+        known: metrics of the GPU. If any other metric is requested, ncu does not profile the kernel.
         set: set of sections.
         sections: further sections.
         kernel_name: name of the kernels to profile, or "regex:EXPRESSION"; None for all kernels.
@@ -196,7 +198,7 @@ def _read_kernel(cells: Mapping[str, str], units: Mapping[str, str]) -> dict[str
         found = [value * SCALES.get(key, 1) for name in names.split() if (value := number(name)) is not None]
         values[key] = max(found, default=None)
     waits = {match[1]: number(name) or 0.0 for name in cells if (match := STALL.fullmatch(name))}
-    waits.pop("selected", None)  # a warp that issues
+    waits.pop("selected", None)  # no stall: the warp issues
     ordered = sorted(waits.items(), key=lambda item: -item[1])[:TOP_STALLS]
     stalls = [{"reason": reason, "share": value / sum(waits.values())} for reason, value in ordered if value > 0]
     titles = {"name": "Kernel Name", "grid": "Grid Size", "block": "Block Size"}

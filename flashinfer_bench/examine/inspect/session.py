@@ -37,7 +37,7 @@ from flashinfer_bench.examine.inspect.tool_runs import DONE, LINE_INFO, STEPS, W
 from flashinfer_bench.sandbox.namespaces import has_own_network
 
 LOAD_LIMIT_S: Final = 300.0
-"""Seconds that the import of the solution can take; it may compile code."""
+"""Seconds that the import of the solution may take. The import may compile code."""
 CALLER: Final = "flashinfer_bench.worker.one_call"
 MOST_OUTCOME_BYTES: Final = 1 << 20
 KEPT_BYTES: Final = 16 << 20
@@ -91,7 +91,7 @@ class Session(DeviceSession):
         given = folder / "given"
         work = folder / "work"
         outcome = work / "outcome.json"
-        # Code that the solution compiles at run time has other flags here than in runs, so it is cached apart.
+        # Code that the solution compiles at run time gets other flags here than in runs. So it is cached separately.
         digest = digest_of({"inspect": solution.digest})
         files = SolutionFiles(digest, Path(solution.directory) if solution.directory else None)
         request = self._pool.order_for(files, folder / "home", given)
@@ -115,7 +115,7 @@ class Session(DeviceSession):
             "style": {True: "dps", False: "value", None: None}[solution.declared_style],
         }
         (given / "path").mkdir()
-        (given / "path" / PACKAGE.name).symlink_to(PACKAGE)  # the folder around it may not be readable
+        (given / "path" / PACKAGE.name).symlink_to(PACKAGE)  # the process may have no access to the folder around it
         environment = {
             **request["environment"],
             **policies.environment(digest),
@@ -148,7 +148,7 @@ class Session(DeviceSession):
         return found
 
     def _write_inputs(self, job: JobContext, file: Path) -> None:
-        """Make inputs as a run does, and write them to a file, with the shapes and dtypes of the outputs.
+        """Make inputs as a run does. Write them to a file, with the shapes and dtypes of the outputs.
 
         Raises:
             WorkloadFault: inputs cannot be made, or shapes of outputs are unknown.
@@ -157,7 +157,7 @@ class Session(DeviceSession):
         maker = InputMaker(definition, job.workload, self._device, Path(job.requested.blob_root))
         try:
             made = maker.make(job.requested.seed)
-        except Exception as error:  # code of the set may make them
+        except Exception as error:  # the set may have its own code for inputs
             raise WorkloadFault(f"the inputs cannot be made: {error}") from None
         values = [one.detach().contiguous().cpu() if isinstance(one, torch.Tensor) else one for one in made]
         outputs = [torch.empty(one.shape, dtype=one.dtype, device="meta") for one in job.output_specs()]

@@ -27,10 +27,10 @@ STEPS, DONE = "steps.json", "done.json"
 LINE_INFO: Final = "-lineinfo"
 """nvcc's flag for line numbers of instructions; it changes no code."""
 FURTHER_S: Final = 900.0
-"""Seconds that the session can take besides the programs: it makes inputs, and imports the solution, which may compile.
-"""
+"""Seconds that the session may take besides the programs. It makes inputs, and imports the solution. The import may
+compile code."""
 WORK: Final = "{work}"
-"""Stands in an argument for the folder that programs write to and read from."""
+"""In an argument, this stands for the folder that programs write to and read from."""
 USUAL_FOLDERS: Final = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute/bin")
 """Folders of the tools, searched after $PATH and the CUDA toolkit."""
 CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -47,7 +47,7 @@ class ToolStep:
     """Whether it calls the solution."""
     limit_s: float
     warm_up_calls: int = 0
-    """Calls before the inspected call; below 0, the solution is imported only."""
+    """Calls before the inspected call. A negative number means that the solution is only imported."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables besides those of a worker."""
 
@@ -98,9 +98,10 @@ def run_tool(
         trace_set: holds the definition, and the named solution and workload.
         solution: a solution, a name, or a JSON file.
         workload: a workload, a uuid or its unique beginning, or a JSON file.
-        steps: the programs of a tool, run in order until one that does not call the solution fails.
+        steps: the programs of a tool, in order. After a failure, no further program is run, unless the failed one calls
+            the solution.
         device: the GPU.
-        definition: its name; None for the definition of the solution.
+        definition: name of the definition; None for the solution's definition.
         sandbox: the level of the sandbox.
         seed: the seed of the inputs; None for a fixed seed.
         cache: the folder of builds; None for the user's cache.
@@ -133,7 +134,7 @@ def run_tool(
         devices=["cpu" if device.kind == "cpu" else device.uuid],
         sandbox=sandbox,
         seed=seed or 0,
-        clock="cuda_events",  # no profiler beside the tool
+        clock="cuda_events",  # the tool must be the only profiler
         timeout_seconds=sum(step.limit_s for step in steps) + FURTHER_S,
         profile_baseline=False,
         confirm=False,

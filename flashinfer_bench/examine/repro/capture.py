@@ -1,4 +1,4 @@
-"""A session that writes the call that decides a verdict to files (`SessionConfig.tool`).
+"""A session that writes the deciding call of a verdict to files (`SessionConfig.tool`).
 
 The folder gets `inputs`, `expected` and `got` as safetensors, `call.json` and `map.txt`. If no single call decided, the
 inputs are those of the first trial, and `got` is empty.
@@ -26,10 +26,10 @@ from flashinfer_bench.data import Definition
 STORED: Final = frozenset({"float64", "float32", "float16", "bfloat16", "bool", "uint8", "int8", "int32", "int64"})
 """Tensors of other dtypes are stored as bytes."""
 MAP_LINES, MAP_SIGNS = 24, 64
-"""Most lines of a map, and most characters of a line. Each character stands for a block of elements."""
+"""Maximum lines of a map, and maximum characters of a line. Each character stands for a block of elements."""
 LEGEND: Final = ". right, - few, + many, # all wrong"
 SIGNS: Final = ((0.0, "."), (0.1, "-"), (0.9, "+"), (1.0, "#"))
-"""Largest share of a block that fails → its sign."""
+"""Largest share of failing elements in a block → the sign of the block."""
 
 
 class Session(DeviceSession):

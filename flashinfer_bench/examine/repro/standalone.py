@@ -78,7 +78,7 @@ def find_reasons(name: str, expected: torch.Tensor, got: torch.Tensor, call: Any
     reasons = []
     norms = measure_norms(expected, got)
     evidence = call["evidence"]
-    if "limit" not in evidence or "regime" not in evidence:  # the tolerance does not hold for stress cases
+    if "limit" not in evidence or "regime" not in evidence:  # the tolerance does not apply to stress cases
         reasons.append(compare(expected, got, Tolerance(**call["tolerance"]), output=name).problem())
     if norms is not None and evidence.get("output") == name and "limit" in evidence:
         row = evidence.get("row")

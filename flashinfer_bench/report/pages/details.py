@@ -23,9 +23,9 @@ from flashinfer_bench.roofline.peaks import find_peak
 from flashinfer_bench.roofline.workloads import cost_of_workload
 
 MOST_CHIPS: Final = 40
-"""Largest number of flags, and of libraries, that a page shows for one verdict."""
+"""For one verdict, a page shows at most this many flags, and at most this many libraries."""
 MOST_POINTS: Final = 200
-"""Largest number of times of one job in a history."""
+"""A history shows at most this many times of one job."""
 
 
 def describe_overview(trace_set: TraceSet, results: Sequence[Result], baseline_author: str | None) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def describe_definition(trace_set: TraceSet, name: str, everything: Sequence[Res
     Args:
         trace_set: the set.
         name: the definition's name.
-        everything: the definition's results, including repeated ones. Only the history shows results that are repeated.
+        everything: the definition's results, including repeated ones. Repeated results appear only in the history.
     """
     results = [item for item in everything if item.is_latest]
     definition = trace_set.definitions.get(name)
@@ -116,7 +116,7 @@ def describe_definition(trace_set: TraceSet, name: str, everything: Sequence[Res
 
 
 def _list_points(results: Sequence[Result]) -> dict[tuple[str, str, str], list[list[Any]]]:
-    """Return, for each job that was timed repeatedly, the latest times: second since 1970, latency and its interval."""
+    """Return the latest times of each job that was timed repeatedly: seconds since 1970, latency, and its interval."""
     whole = [item for item in results if item.measurement.meaningful and not item.reported.run.quick]
     timed = [(moment, item) for item in whole if item.latency_ms and (moment := parse_time(item.evaluation.timestamp))]
     found: dict[tuple[str, str, str], list[list[Any]]] = {}
@@ -147,7 +147,7 @@ def describe_solution(solution: Solution | None, results: Sequence[Result]) -> d
 
 
 def _numbers(item: Result) -> list[float | None]:
-    """Return latency, its interval, speed-up and share of the roofline; empty if the time is not meaningful."""
+    """Return latency, its interval, speed-up and share of the roofline. All are None if the time is not meaningful."""
     interval = interval_of(item)
     bounds = (interval.low_ms, interval.high_ms) if interval is not None else (None, None)
     numbers = [item.latency_ms, *bounds, item.speedup, item.reported.roofline.share]

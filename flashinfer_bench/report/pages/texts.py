@@ -1,4 +1,5 @@
-"""Converts authors' texts for a page: truncated, without control characters; and the scripts with the data."""
+"""Converts authors' texts for a page: truncates them, and escapes control characters. Makes the scripts with the
+data."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ LEXERS: Final = {"py": PythonLexer, **dict.fromkeys(("cu", "cuh", "cpp", "cc", "
 
 
 def id_of(*names: str) -> str:
-    """Return a 16-digit id of names for file names and links, so that a name cannot lead out of the folder."""
-    text = json.dumps(names)  # escapes characters that UTF-8 does not have
+    """Return a 16-digit id of names, for file names and links. So a name cannot lead out of the folder."""
+    text = json.dumps(names)  # escapes characters that UTF-8 cannot encode
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
