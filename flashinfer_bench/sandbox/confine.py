@@ -30,19 +30,20 @@ from flashinfer_bench.sandbox.seccomp import install_filter
 PLAIN_DEVICES: Final = ("null", "zero", "full", "random", "urandom")
 """Device nodes that every program uses."""
 OWN_THREADS, ALL_THREADS = "/proc/self/task", "/proc"
-"""CUDA writes a name for each thread that it starts, to a file below the first folder, and fails without access.
-Folders of programs that a tool starts later are still unknown, so tools get the second folder."""
+"""CUDA names each thread that it starts, by writing to a file below the first folder. It fails without access. A tool
+starts programs whose folders are not known yet, so it gets the second folder."""
 RESET_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE)
 MOST_DESCRIPTORS: Final = 4096
-"""Most descriptors of a worker's process, and most descriptors in transit through sockets. The kernel counts these by
-user, against the sender's limit."""
+"""Maximum descriptors of a worker's process, and maximum descriptors in transit through sockets. The kernel counts
+those in transit per user, and applies the sender's limit."""
 MOST_FILE_BYTES: Final = 16 << 30
-"""Most bytes of a file that a worker writes."""
+"""Maximum bytes of a file that a worker writes."""
 LEAST_OOM_SCORE: Final = 500
-"""Out-of-memory score of a worker, of 1,000. If memory runs out, the kernel ends workers before the judge."""
+"""Minimum out-of-memory score of a worker; the maximum is 1,000. If memory runs out, the kernel ends workers before the
+judge."""
 PR_CAPBSET_DROP, CAPABILITY_VERSION, MAX_CAPABILITIES = 24, 0x20080522, 64
 CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2
-"""A worker without a policy keeps the first capability. Otherwise root could not read a cache of another user. This
+"""A worker without a policy keeps CAP_DAC_OVERRIDE. Otherwise root could not read a cache of another user. This
 capability gives no access to a process's memory."""
 
 
@@ -59,12 +60,13 @@ class Policy:
     user: int | None = None
     """The user and group that it becomes; None to keep its user."""
     reads_all_owners: bool = False
-    """Root keeps its right to read files of other owners, because the environment belongs to another user."""
+    """Whether root keeps its right to read files of other owners. It needs the right if the environment belongs to
+    another user."""
     for_tool: bool = False
     """For a tool that inspects a solution: it has its own network, and its programs can name their threads."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the policy in the form of a frame."""
+        """Return the policy as JSON-able values."""
         return asdict(self)
 
     def without_gpu(self) -> Policy:
@@ -143,7 +145,7 @@ def confine(order: Mapping[str, Any], fds: Sequence[int], supervisor: socket.soc
 def set_limits(most_tasks: int | None) -> None:
     """Limit the resources of this process and its children. Address space has no limit: CUDA reserves terabytes."""
     score = Path("/proc/self/oom_score_adj")
-    with suppress(OSError, ValueError):  # then all processes have equal scores
+    with suppress(OSError, ValueError):  # without it, workers and judge have the same score
         score.write_text(str(max(LEAST_OOM_SCORE, int(score.read_text()))))
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: MOST_FILE_BYTES, resource.RLIMIT_NOFILE: MOST_DESCRIPTORS}
     if most_tasks is not None:

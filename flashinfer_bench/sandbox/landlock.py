@@ -25,9 +25,9 @@ EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 MAKE_CHARACTER_DEVICE, MAKE_BLOCK_DEVICE = 1 << 6, 1 << 11
 REFER, TRUNCATE, IOCTL_DEVICE = 1 << 13, 1 << 14, 1 << 15
 FILE_RIGHTS_SINCE: Final = ((1, (1 << 13) - 1), (2, REFER), (3, TRUNCATE), (5, IOCTL_DEVICE))
-"""First version, and the rights on files that it added."""
+"""Versions of Landlock, each with the rights on files that it added."""
 ON_ONE_FILE: Final = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEVICE
-"""Rights that apply to files. Other rights apply only to folders."""
+"""Rights that a rule can give on a file. All other rights are for folders only."""
 TCP_BIND_AND_CONNECT: Final = 3
 SCOPE_ABSTRACT_SOCKETS, SCOPE_SIGNALS = 1, 2
 REFER_VERSION, TCP_VERSION, SCOPE_VERSION = 2, 4, 6
@@ -38,7 +38,7 @@ USING: Final = READ_FILE | WRITE_FILE | TRUNCATE | IOCTL_DEVICE
 NAMING: Final = READING | WRITE_FILE | TRUNCATE
 """Rights to read, and to write to existing files."""
 OWNING: Final = ((1 << 16) - 1) & ~(MAKE_CHARACTER_DEVICE | MAKE_BLOCK_DEVICE)
-"""Rights on an own folder: all except making device nodes."""
+"""Rights on a worker's own folder: all except making device nodes."""
 
 
 def version() -> int:
@@ -47,7 +47,7 @@ def version() -> int:
 
 
 def restrict_files(rules: Iterable[tuple[str, int]], *, keeps_tcp: bool = False) -> None:
-    """Deny this process all files without a rule, TCP, and processes that it did not start.
+    """Deny this process TCP, all files without a rule, and access to processes that it did not start.
 
     Call it before there are threads: the kernel restricts only the calling thread.
 
@@ -63,10 +63,11 @@ def restrict_files(rules: Iterable[tuple[str, int]], *, keeps_tcp: bool = False)
 
 
 def keep_apart() -> bool:
-    """Enter a domain with all files, in which no outside process can be traced or signalled.
+    """Enter a domain that allows all files, but no tracing or signalling of outside processes.
 
     Returns:
-        Whether it worked. Before version 2 no domain is entered, because a domain forbade moving files between folders.
+        Whether it worked. Before version 2 no domain is entered, because domains then forbid moving files between
+        folders.
     """
     if version() < REFER_VERSION:
         return False
@@ -77,7 +78,8 @@ def keep_apart() -> bool:
 
 
 def keep_signals_apart() -> bool:
-    """Enter the domain of `keep_apart`; return whether `kill_domain` is safe: the parent can no longer be signalled."""
+    """Enter the domain of `keep_apart`. Return whether `kill_domain` is safe, because the parent cannot be signalled
+    any more."""
     parent = os.getppid()
     if version() < SCOPE_VERSION or parent <= 1 or not _may_signal(parent):
         return False

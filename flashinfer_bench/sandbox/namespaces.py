@@ -1,8 +1,8 @@
 """Namespaces: a private network, and for root a read-only part of /proc.
 
-A tool of `inspect` and its target communicate over the loopback of a private network, which other processes cannot
-reach, and which has no way out. Compilers have such a network, too. Root can make it. Another user makes it in a user
-namespace, if the system allows that.
+A tool of `inspect` and its target communicate over the loopback of a private network. Other processes cannot reach it,
+and it has no way out. Compilers have such a network, too. Root can make it. Another user makes it in a user namespace,
+if the system allows that.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def enter_own_network() -> bool:
     if not _unshare(CLONE_NEWNET):
         if user == 0 or not _unshare(CLONE_NEWUSER | CLONE_NEWNET):
             return False
-        show_memory()  # otherwise the files below belong to root
+        show_memory()  # if memory is hidden, the files below belong to root
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
@@ -53,12 +53,12 @@ def seal_proc() -> None:
     """Make the system controls of /proc read-only in a private mount namespace. Root calls it.
 
     Raises:
-        OSError: this is not possible, and these files are writable.
+        OSError: this is not possible, and the system controls are writable.
     """
     paths = [path for path in (f"/proc/{name}" for name in STEERS_THE_SYSTEM) if Path(path).exists()]
     if not _unshare(CLONE_NEWNS):
         if all(os.statvfs(path).f_flag & os.ST_RDONLY for path in paths):
-            return  # as in a container
+            return  # read-only already, as in a container
         raise OSError("root cannot have a view of files of its own here, and could steer the system through /proc")
     _mount(None, "/", RECURSIVE | PRIVATE)
     for path in paths:

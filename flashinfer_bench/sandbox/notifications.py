@@ -110,7 +110,7 @@ def judge_aim(aim: int, supervisor: int) -> None:
 
 
 def change_file(name: str, arguments: Sequence[int], pid: int, folders: Sequence[str]) -> None:
-    """Set the mode of a file below some folders as a call requests, or the present time.
+    """Set the mode of a file to the mode in a call, or its times to the present. The file must be in one of `folders`.
 
     Args:
         name: chmod, fchmod, fchmodat or utimensat.
@@ -149,14 +149,15 @@ def change_file(name: str, arguments: Sequence[int], pid: int, folders: Sequence
 
 
 def connect_socket(arguments: Sequence[int], pid: int) -> None:
-    """Connect the socket of a process with its own network, as its call requests. This can take as long as the call.
+    """Connect the socket of a process, as its call requests. The process has its own network. This can take as long as
+    the call.
 
     Args:
         arguments: arguments of the call: a descriptor, an address in memory, its length.
         pid: the asking thread.
 
     Raises:
-        OSError: as for the call, or the address leads outside.
+        OSError: the call fails, or the address leads outside.
     """
     size = arguments[2] & 0xFFFFFFFF
     if not 2 <= size <= MOST_ADDRESS_BYTES:
@@ -178,7 +179,7 @@ def connect_socket(arguments: Sequence[int], pid: int) -> None:
             family = taken.family
         is_inside = family in (socket.AF_INET, socket.AF_INET6)
         if family == socket.AF_UNIX:
-            is_inside = address[2:3] == b"\0"  # abstract names begin so
+            is_inside = address[2:3] == b"\0"  # abstract names begin with a zero byte
         if not is_inside or struct.unpack_from("=H", address)[0] != family:
             raise PermissionError(errno.EACCES, "the machine's services")
         _check(ctypes.CDLL(None, use_errno=True).connect(fd, address, ctypes.c_uint(size)))
@@ -187,7 +188,7 @@ def connect_socket(arguments: Sequence[int], pid: int) -> None:
 
 
 def read_memory(pid: int, address: int, size: int) -> bytes:
-    """Read a process's memory: fewer bytes if it ends earlier.
+    """Read a process's memory. If the memory ends earlier, fewer bytes are returned.
 
     Raises:
         OSError: there is no memory at the address.

@@ -19,10 +19,10 @@ from typing import Any, Final, NamedTuple
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
 KILL_ROUNDS: Final = 100
-"""Most searches for new processes of a session."""
+"""Maximum number of searches for new processes of a session."""
 KILL_POLL_S: Final = 0.002
 MOST_REAPED: Final = 1000
-"""Most processes that are reaped at once. A worker can make endless orphans, and other work is due."""
+"""Maximum number of processes that are reaped at once. A worker can make endless orphans, and other work must go on."""
 MACHINE_MEMORY: Final = Path("/proc/meminfo")
 
 
@@ -43,7 +43,7 @@ def system_call(number: int, *arguments: Any) -> int:
 
 
 def fork() -> int:
-    """Fork. Python warns of threads that hold locks, but this process has no threads of ours."""
+    """Fork. Python warns that other threads may hold locks, but this package starts no threads in this process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
@@ -70,7 +70,7 @@ def show_memory() -> None:
 
 
 def in_child(act: Callable[[], bool]) -> bool:
-    """Return a function's result from a child process that ends then; False if it raises."""
+    """Call a function in a child process, which then ends. Return the result; False if the function raises."""
     pid = fork()
     if pid == 0:
         is_done = False
@@ -91,7 +91,7 @@ class Process(NamedTuple):
 
 
 def read_process(pid: int) -> Process | None:
-    """Return a process, or the process of a thread, from proc(5)'s stat; None if it has ended."""
+    """Read a process from proc(5)'s stat; None if it has ended. The id may be that of a thread."""
     try:
         state, *numbers = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split()[:4]
     except (OSError, ValueError):
@@ -188,10 +188,11 @@ def reap() -> tuple[list[tuple[int, int]], bool]:
 def end_descendants(kill_all: Callable[[], object] | None) -> int:
     """Kill and reap every process below this process; return their number, as far as observed.
 
-    It continues until all have ended. A session that waits for it has a deadline.
+    It continues until all have ended. It needs no limit, because the session that waits for it has one.
 
     Args:
-        kill_all: kills exactly the processes below this process; None if this is not possible. Then they are searched.
+        kill_all: kills exactly the processes below this process; None if this is not possible. In that case, the
+            processes are searched for.
     """
     seen: set[int] = set()
     is_left = True
@@ -210,7 +211,8 @@ def end_descendants(kill_all: Callable[[], object] | None) -> int:
 def end_tree(root: int, limit_s: float) -> bool:
     """Kill a process and all its descendants; return whether all had ended before the limit.
 
-    The root is killed last. A root that adopts orphans gets every process whose parent ends, even while stopped.
+    The root is killed last. If the root adopts orphans, it becomes the parent of every process whose parent ends, even
+    while it is stopped.
     """
     deadline = time.monotonic() + limit_s
     if not kill_below(root, limit_s):
@@ -262,7 +264,7 @@ def _kill(pids: Iterable[int]) -> None:
 
 
 def await_children(limit_s: float) -> None:
-    """Wait until this process has no children any more, at most for the limit."""
+    """Wait until this process has no more children, or the limit has passed."""
     deadline = time.monotonic() + limit_s
     with suppress(ChildProcessError):
         while time.monotonic() < deadline:
@@ -323,7 +325,7 @@ def hidden_memory(file: Path = MACHINE_MEMORY) -> tuple[int, int]:
 
 
 def read_kilobytes(status: bytes, name: bytes) -> int | None:
-    """Return the bytes on a line of a process's file; None if there is no such line.
+    """Return the number of bytes that a line of a /proc file gives; None if there is no such line.
 
     Only a line feed ends a line, since a process name can have any other character.
     """

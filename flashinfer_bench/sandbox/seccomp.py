@@ -7,8 +7,8 @@ In a sandbox it also refuses calls that Landlock does not cover: connections oth
 netlink), io_uring, shared memory and queues that outlive a process, namespaces, mounts, kernel modules, and resources
 limited for the whole machine or user (watches on files). Landlock does not cover modes, times and attributes of files
 either: an owner could remove the read permission of a data set. A worker with its own user owns only its own files, and
-sets these freely. Otherwise the supervisor sets modes and the present time for it, below its own folders. The filter
-holds for threads and all descendants.
+sets these freely. For any other worker, the supervisor sets modes and present times of files, below the worker's own
+folders. The filter holds for threads and all descendants.
 """
 
 from __future__ import annotations
@@ -122,14 +122,14 @@ inotify_init1            294      26     sealed
 inotify_add_watch        254      27     sealed
 fanotify_init            300     262     sealed
 """
-"""Verdicts: `refuse` fails with EPERM. `process:N` asks unless argument N is the caller. The others apply in a sandbox
-only: `sealed` fails with EPERM. `missing` fails like on a kernel without the call, so that libraries use another call.
-clone3 is missing, because its flags are in memory that a filter cannot read. `own-file` is done by the supervisor.
-`done` reports success without an effect. `attribute` fails like on a file system without attributes. `stream` allows
-only sockets that must connect before they send, so that addresses in send calls have no effect. `connect` is refused;
-for a tool the supervisor connects. `refuse` and `sealed` can be limited to listed values of an argument's lower half
-(`N=`), to all other values (`N!`), or to values with any of some bits (`N&`). The kernel reads ids and flags from that
-half."""
+"""Verdicts: `refuse` fails with EPERM. `process:N` asks the supervisor unless argument N is the caller. The others
+apply in a sandbox only: `sealed` fails with EPERM. `missing` fails like on a kernel without the call, so that libraries
+use another call. clone3 is missing, because its flags are in memory that a filter cannot read. `own-file` is done by
+the supervisor. `done` reports success without an effect. `attribute` fails like on a file system without attributes.
+`stream` allows only sockets that must connect before they send, so that addresses in send calls have no effect.
+`connect` is refused; for a tool the supervisor connects. `refuse` and `sealed` can be limited to listed values of an
+argument's lower half (`N=`), to all other values (`N!`), or to values with any of the listed bits (`N&`). The kernel
+reads ids and flags from that half."""
 MACHINES: Final = {"x86_64": (1, 0xC000003E), "aarch64": (2, 0xC00000B7)}
 """Machine → its column of the table, and its number in the kernel."""
 SECCOMP: Final = {"x86_64": 317, "aarch64": 277}
@@ -170,8 +170,8 @@ def install_filter(*, sandboxed: bool = False, has_own_user: bool = False, for_t
         for_tool: allow sockets of the private network, for a tool that inspects a solution.
 
     Returns:
-        The descriptor through which the supervisor is asked; None if the kernel does not ask. Then calls that name
-        another process are refused in a sandbox, and allowed without a sandbox.
+        The descriptor through which the supervisor is asked; None if the kernel does not ask. In that case, calls that
+        name another process are refused in a sandbox, and allowed without a sandbox.
 
     Raises:
         OSError: the sandbox is not available.
@@ -222,7 +222,8 @@ def make_program(
     has_own_user: bool = False,
     for_tool: bool = False,
 ) -> Program:
-    """Return the filter of a worker whose process id is `own`. `ask` is the verdict that replaces a question."""
+    """Return the filter of a worker whose process id is `own`. `ask` is the verdict for calls about which the
+    supervisor is asked."""
     fixed = {"refuse": REFUSE}
     if sandboxed:
         fixed |= {"sealed": REFUSE, "missing": FAIL | errno.ENOSYS, "attribute": FAIL | errno.EOPNOTSUPP}

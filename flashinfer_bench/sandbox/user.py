@@ -26,7 +26,8 @@ FIRST_SMALL_USER, SMALL_USERS = 40_000, 20_000
 """First number and count for a process whose user namespace has only 65,536 users."""
 OLD_WHOLE_MAP: Final = 1 << 31
 NEEDED: Final = {"CHOWN": 0, "KILL": 5, "SETGID": 6, "SETUID": 7}
-"""Capabilities that root needs to start, end and clean up after another user's process. A container may lack some."""
+"""Capabilities that root needs to start and end another user's process, and to clean up after it. A container may lack
+some."""
 
 
 def find_own_user(cache_root: Path) -> str | None:
@@ -69,7 +70,7 @@ def find_barrier(path: Path, *, enters_only: bool = False) -> Path | None:
 
     Args:
         path: an existing path.
-        enters_only: other users need not list the folder.
+        enters_only: if the path is a folder, it is enough that other users can enter it, without listing it.
     """
     for folder in reversed(path.absolute().parents):
         if not folder.stat().st_mode & stat.S_IXOTH:
@@ -84,7 +85,7 @@ def find_barrier(path: Path, *, enters_only: bool = False) -> Path | None:
 
 
 def reads_without_rights() -> bool:
-    """Return whether root can read the environment as its owner, or like any user, without its capabilities."""
+    """Return whether root can read the environment without capabilities: as its owner, or as any user can."""
     files = list(environment_files())
     return in_child(lambda: drop_capabilities(kept=None) and all(os.access(path, os.R_OK) for path in files))
 

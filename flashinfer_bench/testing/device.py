@@ -29,7 +29,8 @@ class TimingDevice:
     def __init__(self, device: torch.device, clock: ClockChoice) -> None:
         self.device = device
         self.launch_gap_ns = 0
-        """Launch gap of the first clock that could measure it, so that all times of a process hold the same gap."""
+        """Launch overhead, from the first clock that could measure it. So all times of a process include the same
+        overhead."""
         self.l2_bytes = 0
         self._uuid = ""
         if device.type == "cuda":
@@ -60,7 +61,7 @@ class TimingDevice:
 
 @cache
 def timing_device(device: torch.device, clock: ClockChoice) -> TimingDevice:
-    """Return the shared object of a device and a choice of clock in this process."""
+    """Return this process's object for a device and a choice of clock."""
     return TimingDevice(device, clock)
 
 

@@ -33,9 +33,9 @@ TIME_BUDGET_S: Final = 10.0
 LONGEST_S: Final = 1e6
 """Longer budgets count as this one: eleven days."""
 MOST: Final = 10_000
-"""Most calls if a duration is requested instead of a count."""
+"""Maximum number of calls if a duration is requested instead of a count."""
 MOST_GIVEN: Final = 10_000_000
-"""Largest count of calls; a script never waits for more."""
+"""Largest number of calls that can be requested. No script waits for more."""
 ESTIMATE: Final = Procedure(warmup_runs=CHECKS, iterations=9, budget_s=1.0, cuda_graphs=False, fewest=9)
 """The trial that estimates the time of a call."""
 ON_A_CPU: Final = (
@@ -82,7 +82,7 @@ class GpuTime:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, np.dtype[Any]]:
         """Return the samples, so that `numpy.median(bench_gpu_time(...))` is the median that a script expects."""
-        del copy  # it is made anew each time
+        del copy  # the array is always new
         return np.array(self.times_ms, dtype=dtype)
 
     @property
@@ -92,10 +92,10 @@ class GpuTime:
 
 
 def _unpacks_two(frame: FrameType) -> bool:
-    """Return whether code is about to unpack a value into two names. No other sign separates the two uses.
+    """Return whether code is about to unpack a value into two names. Nothing else tells the two uses of a result apart.
 
     Raises:
-        TypeError: it is about to put all but some values into one name.
+        TypeError: it is about to unpack with a starred name, as in `first, *others = …`.
     """
     operation, count = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 2]
     if operation == UNPACK_SOME:
@@ -135,12 +135,13 @@ def bench_gpu_time(
         fn: the function to call. It launches on the current stream, or on streams that wait for it.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        enable_cupti: whether to read the GPU's own times with CUPTI, if it works; else CUDA events, after a warning.
+        enable_cupti: whether to use CUPTI, which has the GPU's own times, instead of CUDA events. If CUPTI does not
+            work, CUDA events are used, after a warning.
         use_cuda_graph: time a call of several operations as the replay of a CUDA graph, if the replay launches the same
-            operations. If it cannot be, a warning gives the reason, and the call is launched on the stream. A single
-            operation takes the same time either way, and is launched on the stream.
-        num_iters: timed calls; 30 if neither it nor `repeat_time_ms` is given.
-        dry_run_iters: calls before them; 5 if neither it nor `dry_run_time_ms` is given, and never fewer than 3.
+            operations. Otherwise a warning gives the reason, and the call is launched on the stream. A single operation
+            takes the same time either way, and is launched on the stream.
+        num_iters: number of timed calls. Default: 30, unless `repeat_time_ms` is given.
+        dry_run_iters: number of untimed calls before these, at least 3. Default: 5, unless `dry_run_time_ms` is given.
         cold_l2_cache: empty the L2 before each timed call.
         rotate_buffers: the same as `cold_l2_cache`; no copies are made, and a warning says so.
         time_budget_s: seconds for the whole measurement, without compilation in the first call. A call that is too slow
@@ -215,7 +216,8 @@ def _either(name: str, value: Any, other_name: str, other: Any, kinds: tuple[typ
 
 
 def _number(name: str, value: Any, least: float, most: float) -> Any:
-    """Return a number of Python, numpy or torch as Python's own type, or None. It must be whole if `least` is whole."""
+    """Convert a number of Python, numpy or torch to Python's own type; None stays None. It must be whole if `least`
+    is."""
     number, kind = to_number(value), int if isinstance(least, int) else (int, float)
     if number is not None and (isinstance(number, bool) or not isinstance(number, kind) or not least <= number <= most):
         whole = "whole " if kind is int else ""
@@ -224,7 +226,7 @@ def _number(name: str, value: Any, least: float, most: float) -> Any:
 
 
 def _count(number: int | None, usual: int, time_ms: float | None, per_call_ms: Callable[[], float]) -> int:
-    """Return the number of calls that was given, else the number that fills a time, else the usual number."""
+    """Return the given number of calls, else the number that fills the given time, else the usual number."""
     if number is not None or time_ms is None:
         return usual if number is None else number
     return max(1, int(min(MOST, time_ms / per_call_ms())))

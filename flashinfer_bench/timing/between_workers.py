@@ -17,12 +17,13 @@ from typing import Any, Final
 from flashinfer_bench.timing.statistics import LEVEL, STEP_NS, mean_half_width, student_quantile
 
 DEFAULT_SPREADS: Final = {"cuda": 0.004, "cpu": 0.1}
-"""Device type → spread on an unknown machine: the smallest spread that covered nearly all workers of equal code on the
-machines that were tried."""
+"""Device type → spread on an unknown machine. It covered nearly all workers of equal code on the machines that were
+tried."""
 DEFAULT_FREEDOM: Final = 6.0
-"""Degrees of freedom of a default spread. A measured spread with at least this many is used alone."""
+"""Degrees of freedom of a default spread. A measured spread with at least as many degrees is used alone."""
 MOST_FREEDOM: Final = 200.0
-"""Maximum degrees of freedom of a measured spread. Beyond these the oldest are dropped, since a machine changes."""
+"""Maximum degrees of freedom of a measured spread. Beyond these, older measurements count less, since a machine
+changes."""
 WORKERS: Final = "workers"
 ONE_WORKER: Final = "one worker, widened"
 NOISY: Final = "noisy"
@@ -43,9 +44,9 @@ class WorkerSpread:
 
     @property
     def half(self) -> float:
-        """Half the interval, as a logarithm, of one worker whose samples have no noise.
+        """Half the interval, as a logarithm, for one worker whose samples have no noise.
 
-        Two such intervals of equal code overlap unless their workers differ by twice this.
+        For equal code, two such intervals overlap unless the workers differ by more than twice this.
         """
         return student_quantile(LEVEL, self.freedom) * self.share
 
@@ -61,8 +62,8 @@ def learned_spread(kind: str, squares: float, freedom: float) -> WorkerSpread:
 
     Args:
         kind: "cuda" or "cpu".
-        squares: sum of squared deviations of the latencies' logarithms from the mean of the same code.
-        freedom: degrees of freedom of that sum.
+        squares: sum of squares, as `sum_squares` returns it.
+        freedom: degrees of freedom of the sum.
     """
     if freedom <= 0:
         return default_spread(kind)
@@ -72,7 +73,8 @@ def learned_spread(kind: str, squares: float, freedom: float) -> WorkerSpread:
 
 
 def sum_squares(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return the sum of squared deviations of logarithms from the mean of their group, and its degrees of freedom.
+    """Return the sum of squares within groups, and its degrees of freedom. Each square is of a logarithm's deviation
+    from the mean of its group.
 
     Args:
         groups: in each group, latencies of the same code on the same input, each from another worker.
@@ -83,15 +85,15 @@ def sum_squares(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 def widened_interval(latency: float, samples: Interval | None, spread: WorkerSpread) -> Interval:
-    """Return the 95 % interval of one worker's latency. Its half-width is the root of the summed squares of two
-    half-widths: that of the samples' interval and that of the spread."""
+    """Return the 95 % interval of one worker's latency. Its half-width is the root of a sum of two squares: of the
+    half-width of the samples' interval, and of the half-width of the spread."""
     within = 0.0 if samples is None or latency <= 0 else (samples[1] - samples[0]) / 2 / latency
     share = sqrt(within**2 + spread.half**2)
     return latency * exp(-share), latency * exp(share)
 
 
 def interval_of_workers(latencies: Sequence[float]) -> Interval:
-    """Return Student's 95 % interval of the mean over workers, at least two."""
+    """Return Student's 95 % interval of the mean over at least two workers."""
     half = mean_half_width(latencies)
     return max(0.0, fmean(latencies) - half), fmean(latencies) + half
 
@@ -103,7 +105,8 @@ def is_noisy(latency_ns: float, samples_ns: Interval | None, spread: WorkerSprea
 
 
 def report_with_spread(record: Mapping[str, Any], latency_ms: float, spread: WorkerSpread) -> dict[str, Any]:
-    """Return one worker's record with an interval that holds for the next worker. The samples' interval is renamed."""
+    """Return one worker's record with an interval that holds for the next worker. The samples' interval moves to
+    "readings95_ms"."""
     reported = dict(record)
     bounds, flags = reported.pop("interval95_ms", None), [flag for flag in reported.pop("flags", []) if flag != NOISY]
     samples = (float(bounds[0]), float(bounds[1])) if isinstance(bounds, (list, tuple)) and len(bounds) == 2 else None
@@ -120,7 +123,8 @@ def report_with_spread(record: Mapping[str, Any], latency_ms: float, spread: Wor
 
 
 def report_of_workers(record: Mapping[str, Any], latencies_ms: Sequence[float]) -> dict[str, Any]:
-    """Return the record of one of several workers with all their latencies and the interval of the mean."""
+    """Return the record of one of several workers. It gets the latencies of all workers, and the interval of their
+    mean."""
     reported = {"readings95_ms" if key == "interval95_ms" else key: value for key, value in record.items()}
     reported |= {"interval95_ms": _rounded(interval_of_workers(latencies_ms)), "interval": WORKERS}
     return reported | {"workers_ms": _rounded(latencies_ms)}

@@ -48,8 +48,8 @@ ASIDE_NS: Final = 50_000
 """If the device is busy for longer than this after a call's second event, the call has left work on other streams."""
 CALLS_IN_FLIGHT: Final = 64
 OPERATIONS_IN_FLIGHT: Final = 512
-"""Maximum calls, and approximate maximum of operations, that the host enqueues before it waits for the GPU. If the
-queue were full, the host would wait inside a call, and the call's host time would be wrong."""
+"""Maximum calls, and approximate maximum of operations, that the host enqueues before it waits for the GPU. In a full
+queue, the host would wait inside a call, and the call's host time would be wrong."""
 EMPTY_LAUNCHES: Final = 12
 """Number of samples of an empty kernel, or of a kernel that moves one word."""
 EMPTY_LAUNCH: Final = Preamble(delay_ns=15_000)
@@ -74,8 +74,8 @@ class Clock:
     sees_operations: bool = False
     """Whether samples have the single operations of a call."""
     fresh_graphs: int | None = None
-    """Distinct calls are replayed by graphs in rotation. The number of these graphs, while any of them has not been
-    replayed; else 0. None if each distinct call is captured at its first use."""
+    """Number of graphs that replays rotate through, or 0 if all of them have been replayed before. None if each
+    distinct call is captured at its first use."""
 
     def __enter__(self) -> Clock:
         return self
@@ -99,7 +99,8 @@ class Clock:
         return source
 
     def fall_back(self, reason: str) -> Clock | None:
-        """Return the clock to use instead; its metadata has the reason. None if there is no other clock."""
+        """Return the clock to use instead, or None if there is no other clock. The metadata of the new clock has the
+        reason."""
         del reason
         return None
 

@@ -66,7 +66,8 @@ class CuptiRecorder:
         self._callbacks = (Requested(self._on_requested), Completed(self._on_completed))
 
     def _find_layout(self, record: str) -> tuple[int, int, int, int | None, str]:
-        """Return the offsets of start, launch, stream and name in a record, and the name for a record that has no name.
+        """Return the offsets of start, launch, stream and name in a record. The last value is the name of records
+        without a name.
 
         cupti-python has a description for each version of a record. The newest version is used.
         """
@@ -105,15 +106,15 @@ class CuptiRecorder:
         except self._error as failed:
             raise RecordsLost(f"CUPTI does not record: {failed}") from None
         finally:
-            if not is_on:  # also if the user interrupts it
+            if not is_on:  # also after an interrupt by the user
                 self.stop()
 
     def stop(self) -> None:
         """Record no more. Records that were not taken are dropped."""
         for kind in self._kinds:
-            with suppress(self._error):  # it was not on
+            with suppress(self._error):  # the kind was not on
                 self._cupti.activity_disable(kind)
-        with suppress(self._error):  # a broken device has an error already
+        with suppress(self._error):  # if the device is broken, its error was raised before
             self._discard()
 
     def now(self) -> int:

@@ -130,7 +130,7 @@ class Launcher:
 
 
 def make_stream() -> int:
-    """Make a blocking stream, which waits for the legacy default stream and the reverse; return its handle.
+    """Make a blocking stream, and return its handle. It waits for the legacy default stream, which also waits for it.
 
     Streams of torch are non-blocking. While a blocking stream is captured, a launch on the legacy default stream is an
     error that ends the capture. While a stream of torch's is captured, such a launch runs immediately and is missing in

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flashinfer_bench.timing.measurement import WALL, Trial, join_metadata, latency_ns
 from flashinfer_bench.timing.statistics import FEWEST_BATCHES, count_together
 
-if TYPE_CHECKING:  # reports name flags without NVML
+if TYPE_CHECKING:  # reports name flags, and NVML need not be installed for that
     from flashinfer_bench.timing.nvml import GpuState
 
 LATE_SHARE: Final = 0.25
@@ -43,7 +43,7 @@ FLAGS: Final = {
 def find_flags(
     trials: Sequence[Trial], *, is_noisy: bool, before: GpuState | None, after: GpuState | None
 ) -> list[str]:
-    """Return the flags of a measurement that its samples and the GPU's state show.
+    """Return the flags that a measurement's samples and the GPU's state show.
 
     Args:
         trials: the measurement's trials, at least one.

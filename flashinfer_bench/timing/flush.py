@@ -23,7 +23,7 @@ FLUSH_SHARE: Final = 2
 """The flush reads this many times the size of the L2."""
 BLOCKS_PER_PROCESSOR: Final = 4
 FLUSH_THREADS: Final = 512
-"""Blocks of the flush for each streaming multiprocessor, and their threads."""
+"""Blocks of the flush on each streaming multiprocessor, and threads of each block."""
 CHAIN: Final = 12
 """Number of empty kernels in a chain. Their time shows how fast a context can launch dependent kernels."""
 CHAIN_BLOCKS: Final = 128
@@ -41,7 +41,8 @@ class Preamble:
     flushes: bool = True
     """Flush the L2 before the delay, for cold calls."""
     drains: bool = False
-    """Wait until the GPU is idle after the delay: for a call whose streams do not wait for the current one."""
+    """After the delay, wait until the GPU is idle. This is for a call on streams that do not wait for the current
+    stream."""
     waits_first: bool = False
     """Wait until the GPU is idle before the flush."""
     resets_lines: bool = False

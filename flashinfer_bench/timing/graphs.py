@@ -26,8 +26,8 @@ import torch
 from flashinfer_bench.timing import driver
 
 CAPTURES_FIRST: Final = 8
-"""Number of captures before a process measures. Operations start later already after four captures. After eight, the
-earlier start seldom returns."""
+"""Number of captures before a process measures. Operations start later after four captures. With eight, they rarely
+start earlier again."""
 
 
 class CaptureRefused(Exception):
@@ -83,7 +83,8 @@ def _free_generator() -> None:
 
 @cache
 def capture_first(device: torch.device) -> None:
-    """Make the captures that change how later replays run, once for a GPU. Call it before code that may capture."""
+    """Make CAPTURES_FIRST captures, once for each GPU, since they change how later replays run. Call it before code
+    that may capture."""
     if device.type != "cuda":
         return
     with torch.cuda.device(device), suppress(CaptureRefused):

@@ -29,7 +29,7 @@ Metadata = dict[str, Any]
 WALL: Final = "wall"
 """The clock of a CPU."""
 EVENTS_ASKED_FOR: Final = "CUDA events were asked for"
-"""The value of "fallback" of a measurement whose user chose CUDA events."""
+"""The value of "fallback" if the user chose CUDA events."""
 FALLING_BACK: Final = "Falling back to CUDA events."
 """Last words of "fallback" if CUPTI does not work. The documentation promises these words."""
 MEDIANS: Final = ("calls", "spin_ns", "enqueue_ns", "lead_ns", "empty_pair_ns", "retaken")
@@ -53,8 +53,8 @@ def reason_of_fallback(fallback: str) -> str:
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample of one call, in nanoseconds. A field that the clock cannot measure is None; the last two fields are
-    then 0."""
+    """One sample of one call, in nanoseconds. If the clock cannot measure a field, it is None, or 0 for the last two
+    fields."""
 
     span_ns: int
     """GPU time: from the start of the call's first operation to the end of its last."""
@@ -112,7 +112,7 @@ class Trial:
         return [sample.busy_ns for sample in self.samples if sample.busy_ns is not None]
 
     def dealt(self, sets: int) -> list[Trial]:
-        """Return a trial for each set of inputs that has samples."""
+        """Split the samples into a trial for each set of inputs. Sets without samples are omitted."""
         return [replace(self, samples=self.samples[at::sets]) for at in range(min(sets, len(self.samples)))]
 
 

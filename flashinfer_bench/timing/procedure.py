@@ -43,9 +43,9 @@ DELAY_FLOOR_NS: Final = 6_000
 DELAY_CEILING_NS: Final = 50_000_000
 """The delay is the host's time for a call times DELAY_MARGIN, plus DELAY_FLOOR_NS, and at most DELAY_CEILING_NS."""
 COOL_DOWN_NS: Final = 100_000, 50_000_000
-"""Minimum and maximum of the GPU's cool-down before each call. Between these, the cool-down is as long as the call, and
-twice as long before calls of LONG_SAMPLE_NS. Without a cool-down, times vary more because of the flush, and the GPU
-reaches its power limit."""
+"""Minimum and maximum of the GPU's cool-down before each call. In between, it is as long as a short call, and twice as
+long as a call of LONG_SAMPLE_NS. Without a cool-down, times vary more because of the flush, and the GPU reaches its
+power limit."""
 FLUSH_NS: Final = 50_000
 """Maximum time of a flush. The expected time of a sample includes it."""
 SPARED_S: Final = 0.005
@@ -53,8 +53,8 @@ SPARED_S: Final = 0.005
 persisting lines."""
 REQUEST_S: Final = 0.015
 REQUEST_CALLS: Final = 3
-"""On a busy machine, the request for a single call may take REQUEST_S, which does not predict the time of a sample in a
-batch. If it takes less, the clock's times decide whether a call that may stop early is quick. If it takes longer, the
+"""On a busy machine, a request for one call may take up to REQUEST_S, even if a sample in a batch takes much less. So
+up to REQUEST_S, the clock's times decide whether a call that may stop early is quick. If a request takes longer, the
 wall time of a batch of REQUEST_CALLS decides."""
 LATE_SHARE: Final = 0.1
 """If a larger share of a batch is late, the delay is doubled and the batch is taken again."""
@@ -64,8 +64,8 @@ EXTRA_S: Final = 0.05
 """If the samples of a quick call vary too much, it gets extra samples: at most EXTRA_SHARE times the requested number,
 in at most EXTRA_S for each set of inputs."""
 LINES_CALLS: Final = 5, 15
-"""Number of calls with a reset of persisting lines, and of calls without a reset, in the first and the second test for
-such lines. The second test is made only if the first test finds lines."""
+"""The first and the second test for persisting lines make this many calls with a reset of the lines, and as many
+without. The second test is made only if the first finds lines."""
 LINES_SHARE: Final = 0.03
 LINES_NS: Final = 64
 """A call leaves persisting lines if their reset slows it by more than LINES_SHARE of its time plus LINES_NS."""
@@ -99,8 +99,8 @@ class Procedure:
     sets: int = 1
     """Number of sets of inputs. The i-th call uses set i % sets, and all sets get equally many samples."""
     fewest: int | None = None
-    """Minimum samples before a call stops at `precision`; then `iterations` is the maximum. None to take all requested
-    samples, and more if they vary too much."""
+    """Minimum samples. A call then stops at `precision`, or after `iterations` samples. If None, all requested samples
+    are taken, and more if they vary too much."""
     stops_early: bool = False
     """Whether a call that is not quick stops once its median is known, even if the budget holds all samples. Only for
     trusted code, because a slow call then gets neither warm-up nor a test for persisting lines."""
@@ -193,7 +193,7 @@ class TrialInProgress:
 
         Args:
             samples: samples of the call, which have the host's time.
-            enqueue_ns: the host's time for the replay of a graph; None for the call's.
+            enqueue_ns: the host's time for the replay of a graph; None for the host's time for the call.
         """
         if samples and not self.overfills:  # if the queue overfills, the host's time includes the delay
             self.enqueue_ns = int(median(sample.enqueue_ns for sample in samples))
@@ -221,7 +221,7 @@ class TrialInProgress:
             if not self.waits_inside:  # the host may have been interrupted in one of the two calls
                 self.enqueue_ns = min(self.enqueue_ns, behind_delay.enqueue_ns)
             escaped = behind_delay.escaped
-            if alone.escaped and not clock.sees_operations:  # or the host was interrupted
+            if alone.escaped and not clock.sees_operations:  # an interrupted host looks the same
                 escaped = self.time_calls(1, preambles=[Preamble()])[0].escaped
             self.looked_at, self.preamble = replace(alone, escaped=escaped), Preamble(drains=escaped)
             self.per_call_s = min(alone_s, self.per_call_s)  # the delay of the probe is no part of a sample
@@ -255,7 +255,7 @@ class TrialInProgress:
     # Warm-up
 
     def warm_up(self, deadline: float) -> None:
-        """Test for persisting lines, and make the rest of the untimed calls; slow calls in growing batches.
+        """Test for persisting lines, and make the remaining untimed calls. Slow calls are made in growing batches.
 
         The test comes first, since its calls are warm-up calls, too. It comes last if the call seems to wait for the
         GPU, or if the check was so slow that there seemed to be no time for the test.
@@ -307,7 +307,7 @@ class TrialInProgress:
     # Launch source
 
     def choose_calls(self) -> tuple[LaunchSource, str]:
-        """Return the calls to be timed: replays of graphs, or the calls and the reason why no graph is used."""
+        """Return the calls to time, replays of graphs if possible. Otherwise return why no graph is used, too."""
         eager, reason = self.looked_at, self._why_no_graph()
         if reason or eager is None:
             return self.source, reason
@@ -364,7 +364,7 @@ class TrialInProgress:
 
         Args:
             source: returns the timed launches.
-            reason: why these are no graphs.
+            reason: why the launches are no replays of graphs; empty if they are.
             start: time at which the trial's budget began.
         """
         procedure, begin = self.procedure, self.now()
@@ -396,7 +396,7 @@ class TrialInProgress:
             source: returns the launches.
             count: number of samples.
             deadline: late samples are kept if new samples would be finished after this time.
-            first: number of existing samples; the sets of inputs continue after these.
+            first: number of samples so far. It decides which set of inputs is next.
         """
         retakes = 0
         while True:

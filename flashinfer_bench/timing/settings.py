@@ -28,5 +28,5 @@ class TimingSettings:
 
 USUAL: Final = TimingSettings()
 PRECISION: Final = 0.015
-"""Default precision: the target for half the interval of a call's time after all its trials, as a share of this time.
-Two identical solutions then mostly differ by less. Most kernels vary less, and need no extra samples."""
+"""Default precision. After all trials, half the interval of a call's time should be at most this share of the time. Two
+identical solutions then mostly differ by less. Most kernels vary less, and need no extra samples."""

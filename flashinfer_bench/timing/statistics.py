@@ -39,7 +39,7 @@ Middle = Callable[[Sequence[float]], float]
 
 
 def count_together(spans_ns: Sequence[float], method: object) -> int:
-    """Return the minimum samples of a batch, given the samples in nanoseconds and the name of their clock."""
+    """Return the minimum samples of a batch. It depends on the length of the samples, and on the clock."""
     return 1 if method != WALL and spans_ns and min(spans_ns) >= LONG_SAMPLE_NS else BATCH
 
 
@@ -78,7 +78,7 @@ def interval_of_trials(series: Sequence[Sequence[float]], batch: int = BATCH) ->
 
 
 def half_width(values: Sequence[float], middle: Middle = median, *, batch: int = BATCH) -> float | None:
-    """Return half the 95 % interval of a series' middle by batch means; None if there are too few batches.
+    """Return half the 95 % interval of the middle of a series, from batch means; None if there are too few batches.
 
     Args:
         values: samples in the order in which they were taken; each may depend on its neighbours.
@@ -114,8 +114,8 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
-    """Return the mean without the lowest and the highest tenth of the values. Of three or more values, at least one is
-    cut at each end.
+    """Return the mean without the lowest and the highest tenth of the values. With three or more values, at least one
+    is cut at each end.
 
     It is not limited to the steps of a GPU's clock. It is steadier than a median if samples have two typical durations.
     """

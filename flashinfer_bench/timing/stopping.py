@@ -31,12 +31,11 @@ FEW_SHARE: Final = 0.5
 """With fewer than nine samples, half the interval must be at most this share of the precision, because few samples may
 agree by chance."""
 EXTRA_SHARE: Final = 3
-"""Extra samples are taken in batches of one sample for this many requested samples."""
+"""A batch of extra samples has the requested number of samples, divided by this."""
 QUICK_S: Final = 0.002
 """A call whose sample takes at most this is quick: all its samples are taken in one batch."""
 BATCH_SHARE: Final = 1 / 8
-"""Share of the remaining time for a batch of a call that is not quick, because some calls become slower while they are
-timed."""
+"""Share of the remaining time that one batch of a slow call may take. Some calls become slower while they are timed."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ class StoppingRule:
 
 
 def reached_precision(trials: Sequence[Trial]) -> float | None:
-    """Return the relative precision of the trials' times, GPU or busy times, whichever is worse.
+    """Return the relative precision of all trials: of their GPU times or of their busy times, whichever is worse.
 
     None if no trial has a precision. A trial without a precision counts as if it had the mean precision of the others.
     """

@@ -32,7 +32,7 @@ ENTRY_FILE: Final = "main.py"
 NAMESPACE: Final = uuid.UUID("6f1c2f6e-55a4-4f0e-9d9e-0c7a6d0f3b52")
 """Namespace of workload uuids. A uuid is the hash of the namespace and the definition's name."""
 WHOLE_TENSOR: Final = 64
-"""Largest number of integers that are shown completely. A larger tensor is shown by both ends."""
+"""A tensor of at most this many integers is shown completely. A larger tensor is shown by both ends only."""
 NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9]+")
 
 
@@ -76,7 +76,8 @@ def generate_entry(routine: Routine, case: Case, backends: Iterable[str]) -> Gen
 
 
 def write_entry(root: Path, entry: GeneratedEntry) -> None:
-    """Write a case into the folder of a trace set. Its traces stay, and the workloads and solutions of other cases.
+    """Write a case into the folder of a trace set. The folder's traces, and the workloads and solutions of other cases,
+    stay.
 
     Raises:
         DataSetError: the folder cannot be written.
@@ -161,6 +162,6 @@ def describe_case(case: Case, reference: str) -> list[str]:
 
 
 def render_integers(values: npt.NDArray[Any]) -> str:
-    """Return integers as torch prints a tensor. More than 64 are abbreviated to both ends."""
+    """Return integers as torch prints a tensor. If there are more than 64, only both ends are shown."""
     text = np.array2string(values.reshape(-1), separator=", ", prefix="tensor(", threshold=WHOLE_TENSOR)
     return f"tensor({text}, dtype=torch.{values.dtype})"

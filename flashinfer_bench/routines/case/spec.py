@@ -1,7 +1,7 @@
 """Declarations of the routines: a flag, a routine, and the case that a routine makes of flags. Frozen, without torch.
 
-A case decides the values of some inputs, such as lengths and page tables; these come from `stored`. Random values among
-them come from `--random_seed`, so that equal flags give an equal case.
+A case decides the values of some inputs, such as lengths and page tables; these come from `stored`. If they are random,
+they come from `--random_seed`, so that equal flags give an equal case.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ PDL: Final = switch("enable_pdl", "programmatic dependent launch")
 
 
 def direct(function: str, *arguments: str, **options: object) -> str:
-    """Return the text of a call of the library on inputs, and on named outputs."""
+    """Return the source text of a call of the library: arguments are given as texts, options as values."""
     return f"{function}({', '.join([*arguments, *(f'{name}={value!r}' for name, value in options.items())])})"
 
 
@@ -104,7 +104,7 @@ class Tensor:
 
 
 def counted(tensor: Any, elements: float) -> Any:
-    """Return a tensor, given itself or as a text, of which a call reads or writes only this number of elements."""
+    """Return a tensor of which a call reads or writes only this number of elements. The tensor may be given as text."""
     return replace(Tensor.read(tensor), counted=elements)
 
 
@@ -157,7 +157,8 @@ class Case:
     """The function of `*_torch`; empty for the routine's name. The function of `*_flashinfer` has the same name, or the
     same name with a backend's name as suffix."""
     constants: Mapping[str, Any] = field(default_factory=dict)
-    """Values for constants of both modules. BACKEND is the backend's name. Each flag is a constant of its name."""
+    """Values for constants of both modules. BACKEND is the backend's name. Each flag is a constant of the same name in
+    capitals."""
     call: str = ""
     """The library's call as one expression on inputs, if no module has a function for it. It writes to the outputs if
     it names an output, and returns them otherwise."""
@@ -178,7 +179,7 @@ class Case:
     shown: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Integers from which the inputs were made; -vv shows them."""
     label: str = ""
-    """The given sizes and words; part of the definition's name."""
+    """The sizes and words that the user gave. It is part of the definition's name."""
 
     @property
     def cost(self) -> Cost:
@@ -195,7 +196,8 @@ class Routine:
     family: str
     flags: Sequence[Flag]
     build: Callable[[Namespace], Case]
-    """Makes a case of flags, among them `routine`, the name. Raises UsageError if flags contradict each other."""
+    """Makes a case of flags. They include `routine`, the routine's name. Raises UsageError if flags contradict each
+    other."""
     name: str
     summary: str
     support: Mapping[str, Sequence[str]]

@@ -57,10 +57,10 @@ FLAGS: Final = (
 MLA_NOPE_DIM: Final = 128
 """Dimension of DeepSeek's heads without RoPE. Together with the rotated dimension it decides the score scale."""
 ERROR: Final = 0.035
-"""Allowed error, as a share of the standard deviation of an output of the longest sequence. Kernels round probabilities
-and outputs to bfloat16."""
+"""Allowed error, as a share of an output's standard deviation in the longest sequence. Kernels round probabilities and
+outputs to bfloat16."""
 PROBABILITY_ERROR: Final = 2**-7
-"""Allowed error of the query that sees the fewest keys, as a share of the standard deviation of its output."""
+"""Allowed error of the query that sees the fewest keys, as a share of its output's standard deviation."""
 FP8_ERROR: Final = 0.1
 """Replaces `ERROR` for an fp8 cache, because a kernel may also convert the queries."""
 SHAPES: Final = {
@@ -84,7 +84,8 @@ PAGE_SIZES: Final = (16, 32, 64, 128)
 
 
 def _draw_lengths(args: Namespace) -> tuple[list[int], list[int]]:
-    """Draw each sequence's numbers of queries and keys. Keys are never fewer. Equal limits give equal lengths."""
+    """Draw each sequence's numbers of queries and keys. No sequence has fewer keys than queries. If both limits are
+    equal, both numbers are equal."""
     batch, q_max, kv_max = args.batch_size, args.s_qo, args.s_kv
     require(kv_max >= q_max, f"--s_kv {kv_max} is below --s_qo {q_max}")
     if not args.random_actual_seq_len:
@@ -97,8 +98,8 @@ def _draw_lengths(args: Namespace) -> tuple[list[int], list[int]]:
 def _check(fewest: int, most: int, kv_dtype: str, variance: float) -> Check:
     """Return a tolerance that follows the size of an output.
 
-    Scores are normal with this variance. So an output deviates like a mean of kv / e^variance values. Kernels round
-    probabilities to half precision, so the query that sees the fewest keys has the largest error.
+    Scores are normally distributed, with variance `variance`. So an output deviates like a mean of kv / e^variance
+    values. Kernels round probabilities to half precision, so the query that sees the fewest keys has the largest error.
     """
     largest, smallest = (math.sqrt(min(1.0, math.exp(variance) / count)) for count in (fewest, most))
     error = FP8_ERROR if size_of(kv_dtype) == 1 else ERROR
@@ -135,11 +136,11 @@ def _refuse(args: Namespace, kind: str, dims: tuple[int, int]) -> dict[str, Any]
 def make_attention(args: Namespace, kind: str) -> Case:
     """Make a case of attention.
 
-    The rotated part of MLA's queries is drawn like the rest, so that a kernel that leaves it out is wrong.
+    The rotated part of MLA's queries is drawn like the rest, so that a kernel that ignores it fails.
 
     Args:
         args: the flags.
-        kind: the name of the reference. A query of `decode` sees all keys, with --causal too.
+        kind: the name of the reference. A query of `decode` sees all keys, even with --causal.
     """
     is_mla, is_ragged, batch, kv_heads = kind == "mla", kind == "ragged", args.batch_size, args.num_kv_heads
     require(args.s_qo == 1 or kind != "decode", f"--s_qo {args.s_qo}: decoding takes one query a sequence")
@@ -198,7 +199,7 @@ def _routine(kind: str, *rest: Any) -> Routine:
 NATIVE: Final = {"trtllm-gen-native": "trtllm-native"}
 GEN: Final = {"trtllm": "trtllm-gen", **NATIVE}
 DIRECT: Final = {"trtllm": "trtllm-native", **NATIVE}
-"""Older spelling of a backend → its name: for routines with trtllm-gen, and for other routines."""
+"""Older spelling of a backend → its name. GEN is for routines with trtllm-gen, DIRECT for other routines."""
 ROUTINES: Final = (
     _routine(
         "decode",

@@ -1,9 +1,9 @@
 """The GEMM family: fp8 with block scales, grouped, batched with one scale, and 4-bit floats.
 
-A product of m x k and k x n takes 2 m n k FLOPs. Bytes count both factors, their scales and the output, over the whole
-batch or all groups: m k + n k elements, m n of the output. Bytes of scales: 4 (m k / t + n k / t²) with tiles of t;
-8 for a batch; (m k + n k) / v with blocks of v, and 4 for alpha. The offset of a group takes 4 bytes. Factors are
-drawn in their quantised form: normal numbers in fp8, any code in 4 bits. Scales are near 1.
+A product of m x k and k x n takes 2 m n k FLOPs. Bytes count both factors (m k + n k elements), their scales and the
+output (m n elements), over the whole batch or all groups. Bytes of scales: 4 (m k / t + n k / t²) with tiles of t; 8
+for a batch; (m k + n k) / v with blocks of v, and 4 for alpha. The offset of a group takes 4 bytes. Factors are drawn
+in their quantised form: normal numbers in fp8, any code in 4 bits. Scales are near 1.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def _check(args: Namespace, deviation: float, ratio: float | None = None) -> Che
 
 
 def make_groupwise(args: Namespace) -> Case:
-    """Make an fp8 case with a scale per `--tile_size` elements. Groups of a `group_…` routine have own weights."""
+    """Make an fp8 case with a scale per `--tile_size` elements. Each group of a `group_…` routine has its own
+    weights."""
     is_k, first, second = args.scale_major_mode == "K", DTYPES[args.input_dtype], DTYPES[args.mat2_dtype]
     tall, long = split(args, "n", args.tile_size), split(args, "k", args.tile_size)
     split(args, "m", 4)

@@ -1,11 +1,11 @@
-"""The MoE family: fused expert layers with their routing (trtllm), or after it (cutlass).
+"""The MoE family: fused expert layers, with the routing (trtllm) or after it (cutlass).
 
 T tokens, h hidden and i intermediate size, E experts of which L are here, k experts for each token. A pair of a token
-and an expert takes 2 (2 i h) FLOPs for both halves of the first product and 2 i h for the second: 6 h i. If the
-routine routes, the case cannot know the result. It expects T k L / E pairs and L (1 - (1 - k / E)^T) active experts.
-If the routing is given as inputs, both numbers are counted. Bytes: tokens, logits, the weights of active experts with
-their scales (3 h i elements each), and the output. Bytes of an element with its scales: fp8 1 (tokens in blocks
-1 + 1 / 32, weights in blocks 1 + 4 / 128²), nvfp4 9 / 16.
+and an expert takes 2 (2 i h) FLOPs for both halves of the first product and 2 i h for the second: 6 h i. If the routine
+itself routes tokens, the case cannot know the result. It expects T k L / E pairs, and L (1 - (1 - k / E)^T) active
+experts. If the routing is an input, both numbers are counted from it. Bytes: tokens, logits, the weights of active
+experts with their scales (3 h i elements each), and the output. Bytes of an element with its scales: fp8 1 (tokens in
+blocks 1 + 1 / 32, weights in blocks 1 + 4 / 128²), nvfp4 9 / 16.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ is 0.01."""
 
 
 def check_experts(unit: Unit, top_k: int, scaling: float = 1.0) -> Check:
-    """Return the tolerance of mixed experts. Their second product is scaled to the size of its input."""
+    """Return the tolerance of the weighted sum of experts. Their second product is scaled to the size of its input."""
     return Check(2e-2, ERRORS[unit] * (ACT_DEVIATION * scaling / math.sqrt(top_k)), 0.95)
 
 
@@ -156,8 +156,8 @@ FORMATS: Final[Mapping[str, tuple[str, int, Unit]]] = {
     "fp8_per_tensor": ("float8_e4m3fn", 1, "fp8"),
     "fp4_block_scale": ("nvfp4", 64, "fp4"),
 }
-"""Reference of a trtllm kernel, which routes tokens itself → a kind of `make_layers`; the divisors of the hidden and of
-the intermediate size; the unit of the products."""
+"""Reference of a trtllm kernel that routes tokens itself → its kind in `make_layers`, a divisor of the hidden and the
+intermediate size, and the unit of the products."""
 
 
 def make_routed(args: Namespace, name: str) -> Case:

@@ -3,9 +3,10 @@
 The backend moe_a2a runs under mpirun, with one rank for each GPU. The torch backend computes all ranks in one process,
 so its time says nothing about GPUs. A multiplication replaces the experts, except with --real_math.
 
-Only bytes between ranks count, for each token and each other rank that it is sent to: h s + 8 k to that rank (s: bytes
-of a sent element), h S(in) back. --real_math adds 6 h i FLOPs for each pair of a token and an expert
-(i: intermediate size), and 3 h i weights of 9/16 (nvfp4) or 1 + 4 / 128² bytes for each chosen expert.
+Only bytes between ranks count. For each token and each other rank that gets it, h s + 8 k bytes go to that rank (s:
+bytes of a sent element), and h e come back (e: bytes of an input element). --real_math adds 6 h i FLOPs for each pair
+of a token and an expert (i: intermediate size), and 3 h i weights of 9/16 (nvfp4) or 1 + 4 / 128² bytes for each chosen
+expert.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def make_moe_a2a_dispatch_combine(args: Namespace) -> Case:
     costs = count_phases(args, chosen)
     op_type, layers, check, unit = "moe_comm", {}, EXCHANGE, UNITS["fp32"]
     if args.real_math:
-        # Rules of expert weights and of their rounding apply to names with "moe".
+        # The evaluators' rules for expert weights and their rounding apply to the op type moe.
         op_type, unit = "moe", UNITS[quant]
         check = check_experts(unit, args.top_k)
         each = [floats([1 / E2M1_DEVIATION] * experts)] * 2 if quant == "nvfp4" else []

@@ -66,7 +66,7 @@ IN_PLACE: Final = ("cuda, cute-dsl: the kernel works in place; the timed call co
 LARGEST: Final = 24.0
 """Largest usual output. Outputs are products of two normal numbers."""
 GLOBAL_SCALE: Final = 448.0 * 6.0 / LARGEST
-"""Global scale. A block's scale is its largest value / 6, times this, so that scales use the range of e4m3."""
+"""Global scale. A block's scale is its largest value / 6, multiplied by this. So scales use the range of e4m3."""
 
 
 def _choose(args: Namespace, kinds: Sequence[str]) -> str:
@@ -77,7 +77,7 @@ def _choose(args: Namespace, kinds: Sequence[str]) -> str:
 
 
 def make_norm(args: Namespace) -> Case:
-    """Make a case of any norm. The name decides the additions to RMSNorm."""
+    """Make a case of any norm. The routine's name says what it does besides RMSNorm."""
     name, hidden, count = args.routine, args.hidden_size, args.batch_size * (args.num_heads or 1)
     adds, elements, rows = "add" in name, count * hidden, "batch_size num_heads" if args.num_heads else "batch_size"
     x, constants = f"{args.input_dtype}[{rows} hidden_size]", dict[str, Any]()

@@ -1,8 +1,8 @@
 """The RoPE family: rotary embeddings, alone, with fp8 output, and appended to a paged cache.
 
-T = batch_size · seq_len tokens, Hq and Hkv heads (of MLA one head of keys), d the head dimension, r the rotated part of
-it and n the rest, e the bytes of an input element. FLOPs: a pair takes four multiplications and two additions, so 3 for
-each rotated element: 3 T (Hq + Hkv) r. Bytes:
+T = batch_size · seq_len tokens, Hq and Hkv heads (MLA has one head of keys), d the head dimension, r the rotated part
+of it and n the rest, e the bytes of an input element. FLOPs: a pair takes four multiplications and two additions, so 3
+for each rotated element: 3 T (Hq + Hkv) r. Bytes:
 
 * plain: 2 T (Hq + Hkv) d e, and 4 (2 B + 1) of offsets, or 4 T of positions. A cache of angles takes 4 seq_len r.
 * to fp8: T (Hq + Hkv) (r + n) (e + 1), 4 seq_len r of angles, 4 T of positions.
@@ -62,7 +62,7 @@ FLAGS: Final = (
 )
 OPTIONS: Final = ("interleave", "rope_scale", "rope_theta")
 STRETCH: Final = ("low_freq_factor", "high_freq_factor", "old_context_len")
-"""The flags of all plain kernels, and those of Llama 3.1."""
+"""OPTIONS: the flags of all plain kernels. STRETCH: further flags of Llama 3.1."""
 MAX_OFFSET: Final = 64
 """Sequences begin at positions below this, because fast kernels compute large angles imprecisely."""
 FP8_MATCH: Final = 0.98
@@ -74,7 +74,8 @@ LANE: Final = 16
 
 
 def _why_not_rotary(args: Namespace, rotary: int, lane: int) -> str:
-    """Return why the kernels cannot rotate these dimensions. A thread has `lane` dimensions of the same half."""
+    """Return why the kernels cannot rotate these dimensions. A thread rotates `lane` dimensions. Without --interleave,
+    all of them are in the same half."""
     step = lane if args.interleave else 2 * lane
     return f"--rotary_dim {rotary}: its kernel wants a multiple of {step}" if rotary % step else ""
 
@@ -93,7 +94,7 @@ def _rotary(args: Namespace) -> int:
 def make_plain(args: Namespace) -> Case:
     """Make a case of RoPE by offsets, positions or a cache of angles, as the name says.
 
-    The cache is float32, which the library asks for whatever the dtype of queries and keys.
+    The library requires a float32 cache, whatever the dtype of queries and keys.
     """
     name, head, rotary, dtype = args.routine, args.head_dim, _rotary(args), args.input_dtype
     is_llama, has_cache, is_usual = "llama31" in name, name.endswith("cache"), head in HEAD_DIMS
@@ -134,7 +135,7 @@ def make_plain(args: Namespace) -> Case:
 
 
 def make_quantising(args: Namespace) -> Case:
-    """Make a case of RoPE to fp8, of MLA or of heads of keys, and appended to pages or not, as the name says."""
+    """Make a case of RoPE to fp8. The name says whether it is for MLA, and whether it appends to pages."""
     name, head, rope, nope = args.routine, args.head_dim, _rotary(args), args.no_rope_dim
     is_mla, appends, width, page = name.startswith("mla"), "append" in name, rope + nope, args.page_size
     fits = f"it has to be {rope}{f' or {width}' if nope else ''}"
