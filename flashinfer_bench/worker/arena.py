@@ -1,9 +1,9 @@
 """The memory that a session shares with one worker, and the layout of tensors in it.
 
 The session owns it and decides the layout; the worker only maps it. On a CPU it is a memory file whose descriptor comes
-with the frame. On a GPU it is a raw allocation of the CUDA driver, opened by its IPC handle. torch's own sharing
-exports the whole allocator block, but a worker must not read memory next to its inputs. Driver calls need a current
-CUDA context, which torch makes. Tensors are contiguous, at offsets that are multiples of ALIGNMENT bytes.
+with the frame. On a GPU it is a raw allocation of the CUDA driver, opened by its IPC handle. Sharing by torch is not
+used, since it exports the whole allocator block. A worker must not read memory next to its inputs. Driver calls need a
+current CUDA context, which torch makes. Tensors are contiguous, at offsets that are multiples of ALIGNMENT bytes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A buffer is a set of inputs and output slots. The session lays the buffers out, writes inputs into them, and reads the
 output slots after the calls. A clock times the launch. Results of a value-returning solution are copied into the slots
-after the sample, and before the next call, since honest code may return the same memory each time.
+after the sample. They are copied before the next call, since honest code may return the same memory each time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The fork server of workers: a process with torch imported and without a CUDA context.
 
 A device session forks it before it uses its device. The session and the server share one socket. Each frame {"spawn":
-order} comes with the child's ends of three channels, in this order: the worker's socket, the pipe for its output, the
+order} comes with descriptors of three channels, in this order: the worker's socket, the pipe for its output, the
 supervisor's socket. The server sends no answer: the new supervisor and the new worker report to the session themselves.
 At {"prepare": true} it prepares imports for all workers. A worker forked earlier prepares itself while its context
 starts. A server of workers that precompile prepares at once, and sends one byte when it is ready. When the session

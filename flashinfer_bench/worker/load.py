@@ -1,7 +1,7 @@
 """Loads solution code into this process: a Python file, or a shared library of tvm-ffi or torch.
 
-No other module of the package imports files of a solution. Python sources are in their own folder, which becomes a
-package (so `from .helper import f` works) and is first on the import path (so `import helper` works too).
+No other module of the package imports files of a solution. The folder of Python sources becomes a package, so that
+`from .helper import f` works. It is first on the import path, so that `import helper` works too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PACKAGE: Final = "flashinfer_bench_solution"
 NOTHING: Final = "None"
 """Name of the return type None in Python and tvm-ffi."""
 TENSOR_BRIDGE: Final = "__dlpack_c_exchange_api__"
-"""An attribute by which tvm-ffi reads and returns torch's tensors directly. Older releases of torch lack it."""
+"""With this attribute tvm-ffi reads and returns torch's tensors directly. Older releases of torch lack it."""
 SHOWN: Final = 20
 """Most names of a module in a message."""
 SETUP: Final = "setup"

@@ -45,7 +45,7 @@ STDERR_TAIL_BYTES: Final = 4096
 FORCE_LIMIT_S: Final = 30.0
 """Seconds for a killed session to end."""
 IDLE_S: Final = 120.0
-"""Seconds without a request or session after which a server ends."""
+"""A server ends after this many seconds without a request or a session."""
 DESCRIPTORS: Final = 4
 """Number of file descriptors sent with a request."""
 

@@ -7,7 +7,7 @@ call, as usual.
 `stand_in` fakes enough of a GPU for Triton and FlashInfer to compile the kernels of a call. Tensors have shapes,
 strides and the GPU as their device, and no memory (torch's FakeTensor). A launch has no effect, and compiled FlashInfer
 modules are not loaded. A call that reads a number from a tensor gets 16. Triton specializes kernels on divisibility by
-16, so it compiles the kernels that most calls will launch. The cache keys are those of a launch on the GPU: they
+16, so it compiles the kernels that most calls will launch. The cache keys equal the keys of a launch on the GPU. They
 depend on the kernel's source, the kinds of its arguments, the options and the GPU.
 """
 

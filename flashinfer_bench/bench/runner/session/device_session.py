@@ -475,8 +475,7 @@ class DeviceSession:
         )
 
     def _let_go(self) -> None:
-        """On a GPU, begin to end the worker if the next job does not need it, so that it ends during the rest of this
-        job."""
+        """On a GPU, begin to end the worker if the next job does not need it. It ends during the rest of this job."""
         if self._is_gpu and (self._session_config.isolated or self._comes_next not in ("", self._serves)):
             self._take_output()
             self._pool.discard()

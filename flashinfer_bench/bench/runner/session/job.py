@@ -242,8 +242,8 @@ def plan_floor(
 def find_floor_ms(definition: Definition, workload: Workload, device: Any, claimed_ms: float) -> float:
     """Return the least time of a correct call in ms; 0 if it is unknown, or if it cannot exceed the reported latency.
 
-    Only inputs that are proven to be read whole (`read_whole.py`) count, minus the size of the L2: that many bytes may
-    be cached before a call, in spite of a flush. Outputs may stay in the L2.
+    Only inputs that are proven to be read whole (`read_whole.py`) count. The size of the L2 is subtracted, since that
+    many bytes may be cached before a call, in spite of a flush. Outputs may stay in the L2.
 
     Args:
         workload: sizes of the axes.

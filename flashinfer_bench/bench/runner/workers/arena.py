@@ -29,7 +29,7 @@ GROWN_SHARE: Final = 16
 """An arena that grows on a GPU at least doubles, if the doubled size is at most the free memory divided by this. Each
 growth makes a job wait, and workloads often come in rising sizes."""
 LARGEST_STAGING_BYTES: Final = 1 << 28
-"""Largest call, in bytes, for which separate memory is allocated besides the arena."""
+"""Calls of at most this many bytes can get separate memory besides the arena."""
 MOST_STAGING_BUFFERS: Final = 4
 """Most separate blocks at once. Each solution that fails leaves a block. At the limit the session waits until earlier
 workers have ended."""

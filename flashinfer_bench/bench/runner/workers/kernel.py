@@ -317,7 +317,7 @@ class RemoteKernel:
     def measure(self, input_sets: list[list[Any]]) -> Measured:
         """Time the solution, one trial per set of inputs. Each call gets its own content.
 
-        Trials end at the first set whose shapes or scalars differ from the first set.
+        Trials end at the first set with other shapes or scalars than the first set.
 
         Raises:
             SolutionFailure: it failed, or the session's own clock contradicts the samples of its worker.

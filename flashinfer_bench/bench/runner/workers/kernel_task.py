@@ -85,8 +85,8 @@ class KernelTask:
     """Calls the reference; None if it is slow. It computes expected outputs of earlier calls while a worker prepares
     batches."""
     floor_ms: Callable[[float], float] = lambda _claimed_ms: 0.0
-    """Takes a reported latency; returns the shortest time to read the inputs, or 0 if that time is not longer or
-    unknown."""
+    """Takes a reported latency; returns the shortest time to read the inputs. The result is 0 if that time is unknown,
+    or not longer."""
 
 
 @dataclass(frozen=True)

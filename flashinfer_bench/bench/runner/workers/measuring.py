@@ -1,8 +1,8 @@
 """The time of a solution on a job's workload, and the calls to compare afterwards.
 
-`Measuring.run` has these steps: samples of all trials; further calls if too few can be compared; the calls to
-compare; calls on stress cases; the record; on a GPU the bound from outside. Each call has its own content. The samples
-are the worker's reports. `timed/` checks them against the session's clock.
+`Measuring.run` takes samples of all trials, further calls if too few can be compared, the calls to compare, and calls
+on stress cases. Then it makes the record, on a GPU with the bound from outside. Each call has its own content. The
+samples are the worker's reports. `timed/` checks them against the session's clock.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ MEASURED_SHARE: Final = 0.7
 """Share of a solution's remaining time for its measurement. So a slow solution gets fewer samples instead of a
 timeout."""
 MEASUREMENTS: Final = 4
-"""Most measurements of a solution whose latency is contradicted by times from outside. The speed of a busy machine can
-change threefold between samples and batches. A forged report is contradicted each time."""
+"""Most measurements of a solution, if times from outside contradict its latency. The speed of a busy machine can change
+threefold between samples and batches. A forged report is contradicted each time."""
 FEW_READS: Final = 2
 """Compared calls of a trial if memory is too small for MOST_BUFFERS buffers."""
 HUGE_SHARE: Final = 24
@@ -83,7 +83,7 @@ class Measuring:
 
     Args:
         kernel: the solution, loaded.
-        input_sets: the inputs of each trial. Trials end at the first set whose shapes or scalars differ from the first
+        input_sets: the inputs of each trial. Trials end at the first set with other shapes or scalars than the first
             set.
     """
 

@@ -49,7 +49,8 @@ takes seconds to end."""
 RECOVER_LIMIT_S: Final = 2.0
 """Seconds for a worker to recover from an error; then another worker replaces it."""
 PAUSE_LIMIT_S: Final = 5.0
-"""Seconds for stopping all processes of a worker. It takes milliseconds, unless they keep starting processes."""
+"""Seconds for stopping all processes of a worker. This takes milliseconds, unless the worker keeps starting
+processes."""
 SENT_BY_OTHERS: Final = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT},
 )

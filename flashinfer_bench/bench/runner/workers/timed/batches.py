@@ -4,7 +4,7 @@ The worker's samples are precise, but a solution that controls its worker can fo
 request to its answer is coarse but true. Each call of a batch has its own content. After the batch, outputs are copied
 into the slots, and some are compared like those of any other call:
 
-    one call = (batch - an empty batch - copies - BEGIN_NS) / calls - its wait that occurs only in a batch
+    one call = (batch - an empty batch - copies - BEGIN_NS) / calls - a wait that occurs only in a batch
 
 Results stay in place until the batch is over. Then the session overwrites the inputs, and asks for the results, so that
 copies are no part of a batch's time. A solution that skipped its work cannot do it now, unless it saved the inputs. So

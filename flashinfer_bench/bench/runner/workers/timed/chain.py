@@ -282,8 +282,8 @@ class ChainTimer:
         outputs = [buffers.outputs(at) for at in range(calls)]
         self._empty_ns = tools.find_empty_ns(rows_of(self._held), outputs)
         self._cost_ns, self._share, self._is_joined = math.inf, 1.0, False
-        """The best chain so far: the cost of a call, the share of it that bounds a latency, and whether the worker
-        reports that all calls were one graph."""
+        """The best chain so far: the cost of a call, the share of that cost that bounds a latency, and whether the
+        worker reported one graph of all calls."""
         self._fields: dict[str, Any] = {"operations": operations, "settles": claimed.uses_side_stream}
         self._fields |= {"part": trial.part, "indices": [*range(calls)]}
         self._fields |= {"stride": buffers.stride, "inputs": buffers.inputs_end}
@@ -344,7 +344,7 @@ class ChainTimer:
             [buffers.outputs_in(row) for row in rows]
         ):
             raise written_late()
-        # Copying results into the output slots is part of the work here, but not of samples.
+        # Copies of results into the output slots are timed here, but not in samples.
         share = CHAIN_SHARE if done.joined and not done.strided else HOST_CHAIN_SHARE
         cost_ns = median(one.span_ns for one in found) - self._empty_ns - (START_NS if done.joined else 0.0)
         if buffers.stride > CACHED_BYTES:

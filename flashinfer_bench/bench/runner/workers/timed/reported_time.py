@@ -21,8 +21,8 @@ from flashinfer_bench.worker.protocol import Called, ClockTraits
 
 CLOCK_SLACK: Final = 1.02
 DOUBTED: Final = 1 / 3, 0.2
-"""On a CPU a latency below this share of the outside mean time of a call is flagged, if that mean is at least this many
-milliseconds. A shorter outside time is mostly that of the request itself."""
+"""A share, and milliseconds. On a CPU a latency below the share of a call's mean time from outside is flagged. A mean
+of fewer milliseconds does not count, since it is mostly the time of the request."""
 CREDITED_SHARE: Final = 0.79
 """The reported latency is at least this share of a call's cost in a batch. A GPU without pauses can be a quarter slower
 than a GPU that idles before each call."""
