@@ -84,7 +84,8 @@ class KnownFailures:
         return JobFaulted(job, message, is_out_of_time=job.workload.uuid in hung or len(hung) >= HANGS)
 
     def may_retry(self, job: Job, message: str, phase: str) -> bool:
-        """Count a lost session of a job; return whether the job is tried again. `phase` is the session's last phase."""
+        """Count that a job's session was lost; return whether the job is tried again. `phase` is the session's last
+        phase."""
         self._tries[job.index] += 1
         if self._tries[job.index] < TRIES:
             return True

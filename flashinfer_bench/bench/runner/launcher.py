@@ -1,9 +1,9 @@
 """The fork server of sessions: one process imports torch, and every session of the host is forked from it.
 
-So several devices, and successive runs in a program, need one import. The host's side is `Launcher`. The process itself
-is `python -m flashinfer_bench.bench.runner.launcher FD HOST_PID`. It ties itself to its host before slow imports, so it
-ends if the host is killed while torch loads. It uses no device. It ends with the host, or after some idle minutes. The
-first sessions import the judge themselves, while their workers start. Later sessions inherit it.
+So several devices, and successive runs in a program, need only one import. The host's side is `Launcher`. The process
+itself is `python -m flashinfer_bench.bench.runner.launcher FD HOST_PID`. It ties itself to its host before slow
+imports, so it ends if the host is killed while torch loads. It uses no device. It ends with the host, or after some
+idle minutes. The first sessions import the judge themselves, while their workers start. Later sessions inherit it.
 
 A request is a frame {"environment", "folder"} with four descriptors: the session's socket, the lifeline, the file for
 its output, and a socket on which the server reports {"pid"}, then {"exit"}. If the host closes its end of that socket

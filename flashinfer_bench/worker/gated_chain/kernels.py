@@ -21,7 +21,7 @@ import torch
 from flashinfer_bench.timing import driver
 
 MOST_CALLS: Final = 17
-"""Most calls of a chain. The median counts, so a solution gains only by skipping half of them."""
+"""Most calls of a chain. The median counts, so a solution gains only if it skips half of the calls."""
 MOST_OUTPUTS: Final = 16
 """Calls with more outputs run in no chain."""
 BLOCK_BYTES: Final = 4096
@@ -206,7 +206,7 @@ class ChainKernels:
             self.unmask(inputs, self._key.data_ptr())
 
     def unmask(self, inputs: Piece, key: int) -> None:
-        """Unmask inputs by the key at an address. Masking is the same operation."""
+        """Unmask inputs with the key at an address. Masking is the same operation."""
         words = inputs.nbytes // WORD_BYTES
         blocks = max(1, min(2 * self._processors, -(-words // UNMASK_THREADS)))
         self._launch("flashinfer_bench_unmask", (blocks, UNMASK_THREADS), inputs.address, words, key)

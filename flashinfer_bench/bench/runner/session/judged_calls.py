@@ -34,7 +34,7 @@ from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 
 ENOUGH_READS: Final = 9
 """Most compared calls of a chain and of a batch if the reference is slow. Without a chain or a batch, the limit holds
-for the samples. A solution that skips half of these calls rarely passes. A chain of small calls keeps fewer."""
+for the samples. A solution that skips half of these calls rarely passes. A chain of small calls keeps fewer calls."""
 MOST_BYTES: Final = 4 << 30
 """If the reference's outputs have more bytes, the calls so far are judged before the reference is called again."""
 LONG_S: Final = 0.2
@@ -59,7 +59,7 @@ NOT_FINITE: Final = "left out: the reference is not finite"
 THE_SAME: Final = "left out: nothing else than on usual inputs is expected"
 
 ReadOf = tuple[int, ReadCall]
-"""The number of a trial, and one of its calls."""
+"""The index of a trial, and one of its calls."""
 
 
 def judge_reads(
@@ -201,9 +201,9 @@ class _Judging:
         self._reference = job.request.reference
         self._checks = job.request.evaluator.stress_checks(job.request.definition, job.config)
         self.constants = find_constants(baseline.outputs)
-        """Number of each output that is the same on all usual inputs → its value."""
+        """Index of each output that is the same on all usual inputs → its value."""
         self.changed: set[int] = set()
-        """Numbers of the constant outputs that change on inputs of a case."""
+        """Indices of the constant outputs that change on inputs of a case."""
         self.reported: dict[str, str] = {}
         """Case → result of its calls."""
 

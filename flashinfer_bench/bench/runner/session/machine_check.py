@@ -1,6 +1,6 @@
 """Finds out whether the solution or the machine failed: a known-good program of ours is built, loaded and called.
 
-The text of a failure only decides whether to check. So a solution cannot blame the machine by its output.
+The text of a failure decides only whether a check is made. So a solution cannot blame the machine by its output.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ CURES: Final = (
         "see whether the compiler works, and what CC, CXX and CUDA_HOME name",
     ),
 )
-"""Patterns of machine failures → a cure. A program of ours is tried only if a failure matches a pattern."""
+"""Pattern of a machine failure → its cure. A program of ours is tried only if a failure matches a pattern."""
 
 
 @dataclass

@@ -38,7 +38,7 @@ OWN_EVALUATORS: Final = "flashinfer_bench."
 PASSING: Final = frozenset({"throttled", "other_processes", "mixed_methods"})
 """Flags of a temporary disturbance. A baseline with one of these is not cached."""
 OWN_DOING: Final = frozenset({"power_cap"})
-"""Reasons of throttling that the call itself causes each time: long matrix products draw all the power."""
+"""Reasons for throttling that the call itself causes each time: long matrix products draw all the power."""
 KNOWN: Final = 0.02
 """Largest relative half-width of the interval of a cached baseline."""
 SAME_CLOCK: Final = 0.03

@@ -206,7 +206,7 @@ class Measuring:
         among them."""
         schedule, deadline, counts = self._schedule, time.monotonic() + MAKING_UP_S, list[int]()
         if schedule is not None and is_quick and (left := schedule.left):
-            counts = [*[1] * UNTOUCHED, 2 * len(left)]  # as at the start of a job
+            counts = [*[1] * UNTOUCHED, 2 * len(left)]  # calls without stress inputs first, as at the start of a job
             schedule.spread(left, sum(counts))
         is_short = self.plan.makes_up and bool(calls.missing)
         if not counts and not is_short:

@@ -54,7 +54,7 @@ processes."""
 SENT_BY_OTHERS: Final = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT},
 )
-"""Signals by which the kernel, a service of the machine or a person ends a process. A crash raises none of them."""
+"""Signals with which the kernel, a service of the machine or a person ends a process. A crash raises none of them."""
 MACHINE_POLL_S: Final = 0.5
 """Seconds between two checks of the machine's memory during a request to a worker."""
 FREED_S, POLL_FREED_S = 5.0, 0.05
@@ -378,7 +378,7 @@ class WorkerProcess:
         if self._hidden_growth() > self._most_hidden:
             self.begin_end()
             while self._hidden_growth() > self._most_hidden / 8 and time.monotonic() < now + FREED_S:
-                time.sleep(POLL_FREED_S)  # otherwise the next worker would start with this worker's memory
+                time.sleep(POLL_FREED_S)  # otherwise the next worker would start before this memory is free
             raise WorkerGone(WorkerExit(None, signal.SIGKILL, 0, over_memory=False, over_machine=True))
 
     def _hidden_growth(self) -> float:

@@ -2,7 +2,7 @@
 
 The worker's samples are precise, but a solution that controls its worker can forge them. The session's own time from a
 request to its answer is coarse but true. Each call of a batch has its own content. After the batch, outputs are copied
-into the slots, and some are compared like those of any other call:
+into the slots, and some are compared like the outputs of other calls:
 
     one call = (batch - an empty batch - copies - BEGIN_NS) / calls - a wait that occurs only in a batch
 
@@ -83,8 +83,8 @@ SERIES_S: Final = 0.15
 confirms the latency, or TRIES batches and SERIES_S seconds are over. A contradiction needs TRIES times as many batches
 and seconds. If TRIES batches do not resolve a call, no more are made."""
 EMPTY_CALLS: Final = 1, 65
-"""Numbers of calls of small and of large empty batches, which give the overhead of a batch. If the second number were
-small, an empty call would seem long on a busy machine."""
+"""Numbers of calls in small and in large empty batches. The times of both give the overhead of a batch. If the second
+number were small, an empty call would seem long on a busy machine."""
 COPIED_BYTES: Final = 256 << 20
 """Bytes of the copies that measure a GPU's time per byte."""
 

@@ -147,7 +147,7 @@ class CallBuffers:
         """Bits of these words that belong to the outputs. An output shorter than a word has fewer."""
 
     def _of_words(self, of_outputs: Sequence[int]) -> Seen:
-        """Repeat the number of each output once for each word that is read from it."""
+        """Repeat the given number of each output for each word that is read from this output."""
         return np.repeat(np.array(of_outputs, np.uint64), self._spots)
 
     def __len__(self) -> int:

@@ -1,8 +1,8 @@
 """The gated chain: calls on a GPU, each of which can read its inputs only after the previous call has ended.
 
 The inputs of all calls of a batch are in memory at the same time. So a worker could compute all of them in one
-operation, or run them in parallel if one call leaves most of a GPU idle. In a chain each call's inputs are masked by a
-key of their own. The session gives out a key after the previous call has committed to its outputs by a digest over all
+operation, or run them in parallel if one call leaves most of a GPU idle. In a chain each call has its own key, which
+masks its inputs. The session gives out a key after the previous call has committed to its outputs by a digest over all
 of them:
 
     one call = median(from its key to its digest) - an empty call - START_NS + launch overhead
@@ -184,7 +184,7 @@ class ChainTools:
         capture_first(device)
 
     def mask(self, rows: Sequence[Piece], keys: Sequence[int]) -> None:
-        """Mask the inputs of each call by its key."""
+        """Mask the inputs of each call with its key."""
         held = torch.tensor(keys, dtype=torch.int64).to(self._device)
         for at, row in enumerate(rows):
             self._kernels.unmask(row, held.data_ptr() + at * held.itemsize)
@@ -282,8 +282,8 @@ class ChainTimer:
         outputs = [buffers.outputs(at) for at in range(calls)]
         self._empty_ns = tools.find_empty_ns(rows_of(self._held), outputs)
         self._cost_ns, self._share, self._is_joined = math.inf, 1.0, False
-        """The best chain so far: the cost of a call, the share of that cost that bounds a latency, and whether the
-        worker reported one graph of all calls."""
+        """The best chain so far: the cost of a call, the share of that cost as a bound, and whether the worker reported
+        one graph of all calls."""
         self._fields: dict[str, Any] = {"operations": operations, "settles": claimed.uses_side_stream}
         self._fields |= {"part": trial.part, "indices": [*range(calls)]}
         self._fields |= {"stride": buffers.stride, "inputs": buffers.inputs_end}

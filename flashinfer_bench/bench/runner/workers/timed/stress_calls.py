@@ -1,7 +1,7 @@
 """Calls on inputs of stress cases, hidden among the timed calls of a job.
 
-A request has some of them at secret positions. Their samples are dropped. The worker is asked for them like for any
-other call.
+A request has some of them at secret positions. Their samples are dropped. The worker gets the same requests for them as
+for other calls.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class StressSchedule:
     """The next calls. The first `_changed` calls have the inputs of their cases."""
     _changed: int = 0
     _due: list[tuple[int, str]] = field(default_factory=list)
-    """Number of a call among all calls, and its case."""
+    """Position of a call among all calls, and its case."""
     _calls: int = 0
     """Number of all calls so far."""
     _numbers: count[int] = field(default_factory=lambda: count(FIRST_NUMBER))

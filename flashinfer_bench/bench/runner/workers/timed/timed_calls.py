@@ -57,7 +57,7 @@ class ReadCall:
     """How the call was timed, if chance has chosen it. None for a base call, which a solution may recognise, and for an
     odd call, since a solution can make calls look odd."""
     trial: int = 0
-    """Number of the evaluator's set of inputs that its inputs were made from."""
+    """Index of the evaluator's set of inputs from which its inputs were made."""
     expected: list[torch.Tensor] | None = None
     """The reference's outputs for its inputs, if they were computed ahead."""
 
@@ -74,7 +74,7 @@ class BufferLaunch:
     index: int
     replay: bool = False
     inputs: int = 0
-    """Number of the evaluator's set of inputs that its inputs are made from."""
+    """Index of the evaluator's set of inputs from which its inputs are made."""
 
     def __call__(self) -> None:
         """Never called in this process."""
