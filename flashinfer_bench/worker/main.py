@@ -65,7 +65,7 @@ def run_worker(
 ) -> None:
     """Confine this process, serve the session, end the process.
 
-    With a `program` in the order it executes that program in the sandbox. With `precompile` it only compiles.
+    If the order has a `program`, execute it in the sandbox. If the order has `precompile`, only compile.
 
     Args:
         order: the spawn order from the session.

@@ -1,1 +1,1 @@
-"""The host's and the session's side of all processes: their start, messages, limits and end."""
+"""The processes of a run, on the host's and the session's side: their start, messages, limits and end."""

@@ -131,7 +131,7 @@ def stand_in(gpu: Mapping[str, Any], *, asks_driver: bool = True) -> Iterator[No
             "is_current_stream_capturing": False,
         }
         patch(torch.cuda, **{name: always(answer) for name, answer in answers.items()})
-        # An address has the real alignment: own memory begins at a multiple of 256.
+        # Addresses have their real alignment, since a tensor's own memory begins at a multiple of 256.
         patch(fake_tensor.FakeTensor, data_ptr=lambda tensor: int(tensor.storage_offset()) * tensor.element_size())
         read = {torch.ops.aten._local_scalar_dense.default: _make_reader()}
         stack.enter_context(mock.patch.dict(fake_impls.op_implementations_dict, read))

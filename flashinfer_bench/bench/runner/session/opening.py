@@ -128,7 +128,7 @@ def import_judge() -> ModuleType:
 
 @contextmanager
 def open_session(fd: int) -> Iterator[OpenedSession]:
-    """Open the session of the host at the other end of a socket. At the exit its workers end.
+    """Open the session of the host at the other end of a socket. Its workers end at the exit of the context.
 
     Call it before the device is used or threads are started.
     """

@@ -28,7 +28,7 @@ def find_artifact(solution: RequestedSolution, make_folder: Callable[[], Path], 
         anew: write its sources in any case, because the worker cannot reach the artifact.
 
     Raises:
-        BuildFault: it was changed, and only a compiler can restore it.
+        BuildFault: the artifact was changed, and only a compiler can restore it.
     """
     directory, problem = Path(solution.directory or ""), None
     anew = anew or not solution.directory

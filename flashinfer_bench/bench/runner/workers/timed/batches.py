@@ -129,8 +129,8 @@ def take_overhead(time_batch: Callable[[int], float], touch_device: Callable[[],
 def touch(device: torch.device) -> None:
     """Use a GPU for a moment in this process, so that it returns from a worker's context. A CPU needs nothing.
 
-    Work that another process has enqueued runs until its time slice ends. The first call also measures copies, before a
-    solution is loaded that could slow them down.
+    Work that another process has enqueued runs until its time slice ends. The first call also measures copies. It
+    precedes the load of a solution, which could slow them down.
     """
     if device.type == "cuda":
         byte_ns(device)
