@@ -225,7 +225,7 @@ def _fastest_share(own: Sequence[Result], fastest: _Times) -> float:
 
 
 def _score(own: Sequence[Result], baseline: _Baseline) -> float | None:
-    """Return the score of a solution; None if no workload failed and the baseline has no time."""
+    """Return the score of a solution. None if it has neither a ratio nor a failed workload."""
     ratios = [ratio for _, ratio in _ratios(own, baseline)]
     failed = sum(not item.is_passed for item in own)
     return score_of(ratios, failed) if ratios or failed else None

@@ -1,4 +1,4 @@
-"""The roofline of a device: the vendor's figures, the share of them that a time reaches, and impossible times.
+"""The roofline of a device: the vendor's figures, the share that a time reaches, and impossible times.
 
 A call is bound by its arithmetic or by its bytes, whichever takes longer (S. Williams, A. Waterman, D. Patterson:
 "Roofline", CACM 52(4), 2009). The figures are limits for dense data, not measured. They come from NVIDIA's data sheets
@@ -40,7 +40,8 @@ class Peak:
         return f"{self.name} (vendor)"
 
     def operations(self, unit: str) -> float:
-        """Return 10^12 operations a second of a unit, or of the next wider unit if the device lacks it."""
+        """Return the rate of a unit, in 10^12 operations a second. If the device lacks the unit, the next wider one
+        counts."""
         as_wide = UNITS[UNITS.index(unit) :: -1]
         return next((self.tflops[name] for name in as_wide if name in self.tflops), max(self.tflops.values()))
 

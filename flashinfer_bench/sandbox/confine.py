@@ -1,8 +1,9 @@
 """The limits of one worker, and how a fresh fork gives up all other access permanently.
 
 The session makes a policy (`bench/runner/workers/sandbox_policy.py`) and sends it with the spawn order. The worker
-applies it before it has threads, and it holds for all its descendants. A worker without a policy keeps its user's files
-and connections. It still gives up its session, descriptors, environment, capabilities, and its view of other processes.
+applies the policy before it has threads. The policy holds for all descendants. A worker without a policy keeps its
+user's files and connections. It still gives up its session, descriptors, environment, capabilities, and its view of
+other processes.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A rule gives rights on a folder with all its content, or on one file. All other access fails with EACCES. A domain is
 permanent, and a further domain can only remove rights. Rights unknown to the kernel are omitted from the ruleset. A
-process cannot trace a process outside its own domain, so it cannot read that memory. Since version 6 it cannot send
-signals to that process either. So a signal to all processes reaches only the processes below a supervisor.
+process cannot trace a process outside its own domain, so it cannot read the memory of that process. Since version 6 it
+cannot send signals to that process either. So a signal to all processes reaches only the processes below a supervisor.
 """
 
 from __future__ import annotations

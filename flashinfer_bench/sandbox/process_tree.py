@@ -186,7 +186,7 @@ def reap() -> tuple[list[tuple[int, int]], bool]:
 
 
 def end_descendants(kill_all: Callable[[], object] | None) -> int:
-    """Kill and reap every process below this process; return their number, as far as observed.
+    """Kill and reap every process below this process; return how many were observed.
 
     It continues until all have ended. It needs no limit, because the session that waits for it has one.
 

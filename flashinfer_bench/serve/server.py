@@ -1,6 +1,6 @@
 """One server: a socket, an engine, a store, and the shutdown.
 
-SIGTERM, Ctrl-C and /shutdown drain it: it accepts no new tasks, running jobs end within a limit, and the remaining
+SIGTERM, Ctrl-C and /shutdown drain it. Then it accepts no new tasks, and running jobs end within a limit. The remaining
 tasks go back to the store for the next server. A second signal ends the process at once. Its sessions end with it, and
 no accepted task is lost.
 """

@@ -1,9 +1,9 @@
-"""Run-to-run intervals: how far a time that one worker measured holds in the next worker. Pure functions.
+"""Run-to-run intervals: how much a time may change from one worker to the next. Pure functions.
 
 Samples of one worker agree better with each other than with the next worker's, because each worker has its own memory,
-context and time of measurement. So the interval of one worker's samples is widened by the spread between workers, or
-comes from several workers by Student's t. A spread is the standard deviation of the logarithm of latencies of the same
-code in different workers: 0.004 means 0.4 %.
+context and time of measurement. So the spread between workers widens the interval of one worker's samples. The interval
+of several workers is Student's. A spread is a standard deviation over workers, of the logarithm of the latency of the
+same code: 0.004 means 0.4 %.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def sum_squares(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 def widened_interval(latency: float, samples: Interval | None, spread: WorkerSpread) -> Interval:
-    """Return the 95 % interval of one worker's latency. Its half-width is the root of a sum of two squares: of the
-    half-width of the samples' interval, and of the half-width of the spread."""
+    """Return the 95 % interval of one worker's latency. The half-widths of the samples' interval and of the spread are
+    added as squares."""
     within = 0.0 if samples is None or latency <= 0 else (samples[1] - samples[0]) / 2 / latency
     share = sqrt(within**2 + spread.half**2)
     return latency * exp(-share), latency * exp(share)

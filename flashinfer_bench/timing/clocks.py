@@ -1,5 +1,4 @@
-"""The clocks, and the choice of a clock for a device: CUPTI on a GPU, or CUDA events without CUPTI; the wall clock on a
-CPU.
+"""The clocks, and the choice of a clock: CUPTI on a GPU, else CUDA events; the wall clock on a CPU.
 
 A clock takes samples within a `with clock:` block. Only the call lies between the start and the end of a sample. If a
 launch has a true `puts_away`, its `put_away()` moves the call's result into the outputs after the sample.
@@ -59,7 +58,7 @@ Launch = Callable[[], object]
 
 
 class ClockLost(Exception):
-    """The clock cannot take the requested samples; the reason is its text."""
+    """The clock cannot take the requested samples. The text has the reason."""
 
 
 class Clock:
@@ -92,7 +91,7 @@ class Clock:
         raise NotImplementedError
 
     def replays(self, source: Callable[[int], Launch]) -> Callable[[int], Launch]:
-        """Return a source of replays of the launches of `source`; each distinct launch is captured once.
+        """Return a source that replays the launches of `source`. Each distinct launch is captured once.
 
         The returned source raises CaptureRefused if a call cannot be captured.
         """
@@ -113,7 +112,7 @@ class Clock:
         return 0
 
     def least_span_ns(self) -> int:
-        """Return the GPU time of the smallest call that can be right, which moves one word; 0 if unknown."""
+        """Return the GPU time of a call that moves one word, which no right call can beat; 0 if unknown."""
         return 0
 
     def metadata(self) -> Metadata:

@@ -27,7 +27,8 @@ MULTIPLE_SUBSCRIBERS: Final = 39
 TIMES: Final = Struct("<QQ")
 NUMBER: Final = Struct("<I")
 POINTER: Final = Struct("<Q")
-"""Formats of a record's fields: start and end; the kind or the id of a launch or stream; the address of a name."""
+"""Formats of a record's fields. TIMES: start and end. NUMBER: a kind, or the id of a launch or stream. POINTER: the
+address of a name."""
 
 Requested = ctypes.CFUNCTYPE(
     None, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)
@@ -36,7 +37,7 @@ Completed = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_vo
 
 
 class RecordsLost(Exception):
-    """CUPTI cannot be switched on, or has dropped records; the reason is its text."""
+    """CUPTI cannot be switched on, or has dropped records. The text has the reason."""
 
 
 class CuptiRecorder:

@@ -7,8 +7,8 @@ launches.
   made dozens of captures, so a process that measures makes some captures first (`capture_first`).
 * All captures use one stream that is made here. torch hands out 32 streams in rotation, so a stream of torch's could
   also be a solution's side stream. A capture would then run two branches one after the other.
-* Kernels launched as `kernel<<<blocks, threads>>>` go to the legacy default stream, whose work no graph can contain.
-  The capture stream waits for that stream, so the driver refuses such a launch, and the call is timed without a graph.
+* Kernels launched as `kernel<<<blocks, threads>>>` go to the legacy default stream. No graph can contain work of this
+  stream. The capture stream waits for it, so the driver refuses such a launch, and the call is timed without a graph.
   In a capture on another stream, the driver refuses no launch. Then `see_operations` finds that the graph lacks
   operations.
 * Each graph has its own memory pool, which `torch.cuda.empty_cache` frees once the graph is deleted.
@@ -31,7 +31,7 @@ start earlier again."""
 
 
 class CaptureRefused(Exception):
-    """A call cannot be captured as a CUDA graph; the reason is its text."""
+    """A call cannot be captured as a CUDA graph. The text has the reason."""
 
 
 def capture(launch: Callable[[], object]) -> Callable[[], object]:

@@ -1,8 +1,8 @@
 """The procedure of a trial: check → test for persisting lines → warm up → choose the launch source → sample → metadata.
 
 The procedure runs in the process with the clock. For `bench_gpu_time` that is the caller's process. For a timed
-solution or reference it is the session, whose clock sends requests to a worker. The procedure only takes samples;
-`timing.summary` interprets them.
+solution or reference, it is the session's process. The session's clock sends requests to a worker. The procedure only
+takes samples; `timing.summary` interprets them.
 
 Each sample is (flush, delay kernel, call). The flush evicts the inputs from the L2. The delay kernel lets memory and
 power recover, and keeps the GPU busy until the host has enqueued the whole call. So the call's operations run back to
@@ -68,13 +68,14 @@ LINES_CALLS: Final = 5, 15
 without. The second test is made only if the first finds lines."""
 LINES_SHARE: Final = 0.03
 LINES_NS: Final = 64
-"""A call leaves persisting lines if their reset slows it by more than LINES_SHARE of its time plus LINES_NS."""
+"""A call leaves persisting lines if a reset of such lines slows it by more than LINES_SHARE of its time, plus
+LINES_NS."""
 GAPS_SHARE: Final = 0.001
 """If the gaps between a call's operations are at most this share of its GPU time, a graph could not shorten the
 call."""
 WORK_SHARE: Final = 0.5
-"""A replay is refused if its operations take less than this share of the time of the call's operations. Operations with
-equal names may still do less work."""
+"""A replay is refused if its operations take less than this share of the time that the call's operations take.
+Operations with equal names may still do less work."""
 OTHER: Final = "a replay launches something else than the call does"
 LESS: Final = "a replay does less than half of the work that the call does"
 
@@ -125,7 +126,7 @@ def take_trial(
         fallback = clock.fall_back(str(lost))
         if fallback is None:
             raise
-    # Retry outside the `except`: the error no longer holds the lost trial's frames, so its memory is freed.
+    # Retry outside the `except`. Inside it, the error would keep the lost trial's frames, and so its memory.
     left_s = max(0.0, procedure.budget_s - (now() - start))
     return take_trial(source, fallback, replace(procedure, budget_s=left_s), now=now)
 

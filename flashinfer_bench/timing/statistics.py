@@ -96,7 +96,7 @@ def batch_middles(values: Sequence[float], batches: int, middle: Middle) -> list
 
 
 def mean_half_width(values: Sequence[float]) -> float:
-    """Return half the width of Student's 95 % interval of the mean of independent values, at least two."""
+    """Return half the width of Student's 95 % interval of the mean of at least two independent values."""
     return student_quantile(LEVEL, len(values) - 1) * deviation(values) / sqrt(len(values) - 1)
 
 

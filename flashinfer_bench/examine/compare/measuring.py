@@ -43,8 +43,8 @@ from flashinfer_bench.report.verdict import first_reason, reason_of
 TICK_S: Final = 0.2
 """Seconds between two checks of the budget. No budget is exceeded by more than this."""
 TRIALS: Final = 1
-"""Default number of trials of a block. Workers differ by more than trials of one worker, so more workers decide sooner
-than more trials."""
+"""Default number of trials of a block. Workers differ more than the trials of one worker do. So more workers decide
+sooner than more trials."""
 SPENT: Final = "the budget was spent before a pair was complete"
 
 

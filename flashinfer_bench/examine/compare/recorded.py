@@ -1,4 +1,5 @@
-"""Compares recorded traces: for each workload the latest trace of each side on the same hardware, with its interval.
+"""Compares recorded traces. For each workload, it takes the latest trace of each side on the same hardware, with its
+interval.
 
 The interval of a single worker's trace is widened by the run-to-run variation. A trace of an older version may have an
 interval of its samples only. It is widened by the default variation of its kind of device.

@@ -84,7 +84,7 @@ class Ratio:
         return decide(self.log_mean, self.log_half, threshold)
 
     def pairs_needed(self, threshold: float) -> int | None:
-        """Estimate how many more pairs would decide; None if the ratio is decided, or if no estimate exists.
+        """Estimate how many more pairs a decision needs. None if the ratio is decided, or if no estimate exists.
 
         The half width of the interval must become smaller than the distance from the ratio to a bound. The bound is the
         threshold if the ratio is within the threshold, else 1.
@@ -107,7 +107,7 @@ class Ratio:
 def level_at(pairs: int) -> float:
     """Return the confidence level of the first analysis with at least this many pairs.
 
-    A recorded ratio has no pairs. Its interval is of 95 %.
+    A recorded ratio has no pairs. Its interval has the level 95 %.
     """
     return (
         next((level for count, level in INTERIM_LEVELS.items() if pairs <= count), INTERIM_LEVELS[MOST_PAIRS])
@@ -216,7 +216,8 @@ class Comparison:
 
     @property
     def need(self) -> str:
-        """How to decide the undecided workloads, such as "62 more pairs: --budget 180"; empty for recorded traces."""
+        """What would decide the undecided workloads, such as "62 more pairs: --budget 180"; empty for recorded
+        traces."""
         done = sum(len(row.pairs_ms) for row in self.rows)
         undecided = [row for row in self.rows if row.is_unmeasured or self._is_undecided(row)]
         if not done or not undecided:

@@ -42,7 +42,7 @@ PROBE_S: Final = 300.0
 SEE_MESSAGE: Final = "see what the message names"
 NAMES: Final = ("first", "second")
 IDENTICAL_S: Final = 20.0
-"""Seconds of timing identical solutions, at most."""
+"""Maximum seconds for timing identical solutions."""
 THRESHOLDS: Final = {"cuda": 0.02, "cpu": 0.1}
 """Device type → share. Identical solutions are timed until it is clear whether they differ by more."""
 SIZES: Final = {"cuda": (1 << 18, 1 << 23), "cpu": (1 << 12, 1 << 14)}

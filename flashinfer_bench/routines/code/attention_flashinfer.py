@@ -1,5 +1,5 @@
 """Calls of FlashInfer's attention. The call's `setup` (a function with the suffix `_setup`) plans, or counts from
-lengths. The call gets its result as keyword arguments.
+lengths. The call gets the result of `setup` as keyword arguments.
 
 A plan depends only on lengths and page tables, and a case has one set of these. So each call plans one wrapper again,
 as a server does for each step. Calls that are set up together share the wrapper.

@@ -1,7 +1,7 @@
 """Calls of FlashInfer's MoE kernels.
 
 `setup` reorders weights, as a server does once. Each such call has a function with the suffix `_setup`. The call gets
-its result as keyword arguments.
+the result of `setup` as keyword arguments.
 """
 
 from functools import cache

@@ -1,1 +1,1 @@
-"""The families of routines: one file a family says what its routines take, compute and cost."""
+"""The families of routines: one file for each family says what its routines take, compute and cost."""

@@ -1,11 +1,12 @@
 """The MoE family: fused expert layers, with the routing (trtllm) or after it (cutlass).
 
-T tokens, h hidden and i intermediate size, E experts of which L are here, k experts for each token. A pair of a token
-and an expert takes 2 (2 i h) FLOPs for both halves of the first product and 2 i h for the second: 6 h i. If the routine
-itself routes tokens, the case cannot know the result. It expects T k L / E pairs, and L (1 - (1 - k / E)^T) active
-experts. If the routing is an input, both numbers are counted from it. Bytes: tokens, logits, the weights of active
-experts with their scales (3 h i elements each), and the output. Bytes of an element with its scales: fp8 1 (tokens in
-blocks 1 + 1 / 32, weights in blocks 1 + 4 / 128²), nvfp4 9 / 16.
+T tokens, h hidden and i intermediate size, E experts (L of them on this rank), k experts for each token. A pair of a
+token and an expert takes 2 (2 i h) FLOPs for both halves of the first product and 2 i h for the second: 6 h i. If the
+routine itself routes tokens, the case cannot know the result. It expects T k L / E pairs, and L (1 - (1 - k / E)^T)
+active experts. If the routing is an input, both numbers are counted from it. Bytes: tokens, logits, the weights of
+active experts with their scales (3 h i elements each), and the output. An element with its scales has 9 / 16 bytes in
+nvfp4, and 1 byte in fp8. With block scales, it has 1 + 1 / 32 bytes in fp8 tokens, and 1 + 4 / 128² bytes in fp8
+weights.
 """
 
 from __future__ import annotations
@@ -130,9 +131,9 @@ def make_layers(
         experts: the axis of experts.
         inner: the axis between the products.
         sizes: the hidden size, and the size between the products.
-        active: experts whose weights are read.
+        active: number of experts whose weights are read.
         is_tiled: scales are padded to whole tiles of 128 rows by 4 columns.
-        factors: a factor of each expert, for each product.
+        factors: for each product, one factor for each expert.
     """
     h, i = sizes
     made: dict[str, Any] = {}

@@ -1,8 +1,8 @@
 """The quantisation family: fp8 and 4-bit floats with a scale for each block of a row.
 
-N = m k elements of e bytes (for a batch, N counts all its matrices), blocks of v. FLOPs: find the largest of a block,
-multiply, round: 3 N. Bytes: N e read (nvfp4: and 4), N or N / 2 and N / v written. The padding of scales in tiles does
-not count.
+N = m k elements of e bytes (for a batch, N counts all its matrices), blocks of v. FLOPs: 3 N, to find the largest of a
+block, multiply and round. Bytes: N e are read (4 more for nvfp4). N or N / 2 are written, and N / v for scales. The
+padding of scales in tiles does not count.
 """
 
 from __future__ import annotations
