@@ -299,7 +299,7 @@ def _hint_at_repro(args: Namespace, outcome: RunOutcome, unsaved: Sequence[Draft
     """Return the command that writes the call of the first failure to files; empty if no call failed.
 
     Args:
-        unsaved: the drafts that the set does not keep, so that the command names their files.
+        unsaved: the drafts that the set does not keep. The command names their files.
     """
     failed = next(
         (one for one in outcome.traces if one.evaluation and one.evaluation.status not in NO_FAILED_CALL), None

@@ -19,7 +19,7 @@ from flashinfer_bench.serve.limits import ServeLimits
 
 NEEDED: Final = ("fastapi", "uvicorn")
 MOST_JOBS: Final = 1_000_000
-"""Most open jobs of the engine. The server's own limits count tasks and are reached first."""
+"""Maximum number of open jobs of the engine. The server's own limits count tasks and are reached first."""
 LIMITS: Final = {
     "open_tasks": ("--max-tasks", "most open tasks"),
     "open_tasks_each": ("--max-tasks-each", "most open tasks of one submitter"),

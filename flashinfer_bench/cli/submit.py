@@ -34,7 +34,7 @@ DEVICES: Final = {"Device": "{device}", "Hardware": "{hardware}", "State": "{con
 TASKS: Final = {"Task": "{task_id}", "Status": "{status}", "Definition": "{definition}", "Solution": "{solution}"}
 TASK_KEYS: Final = ("task_id", "status", "definition", "solution")
 SHOWN_TASKS: Final = 15
-"""Most open tasks in the list."""
+"""Maximum number of open tasks in the list."""
 LONGEST_PAUSE_S: Final = 86_400.0
 CLEAR: Final = "\x1b[H\x1b[2J"
 SAMPLE: Final = re.compile(r"^flashinfer_bench_(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)

@@ -42,7 +42,7 @@ SUMMARY_NOTE: Final = "latency: median over the passed workloads; speed-up over 
 TIMING_MARK: Final = "*"
 TIE_MARK: Final = "="
 MOST_TIES: Final = 4
-"""Most lines below a row for solutions that tie with it. JSON has all of them."""
+"""Maximum number of lines below a row for solutions that tie with it. JSON has all ties."""
 TIE_NOTE: Final = f"{TIE_MARK} a tie: its interval meets that of the row above, so which is faster cannot be told"
 BEST_MARK: Final = "<"
 GRID_NOTES: Final = {

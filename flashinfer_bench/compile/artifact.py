@@ -92,7 +92,7 @@ class BuildRecipe:
     lacks_symbol: str = ""
     """The change that the solution's author must make if the symbol is missing."""
     header: BuildRecipe | None = None
-    """The recipe of the precompiled header that its compilers can use; None if there is none. It only saves time."""
+    """The recipe of a precompiled header that the build can use; None if there is none. Using it only saves time."""
     note: str | None = None
     """A line for the log about the build."""
     toolkit: tuple[int, int] | None = None

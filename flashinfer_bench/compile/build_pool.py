@@ -30,7 +30,7 @@ from flashinfer_bench.compile.toolchain import Toolchain, find_toolchain
 from flashinfer_bench.data import Solution
 
 BUILD_LIMIT_S: Final = 900.0
-"""Seconds of one compiler, after which the build has failed."""
+"""Maximum seconds of one compiler; a build that takes longer has failed."""
 MEMORY_SHARE: Final = 0.8
 """The share of the machine's memory that all compilers together may take."""
 LEAST_MEMORY: Final = 4 * GIB

@@ -66,7 +66,7 @@ _CALLS: Final[Mapping[str, Callable[..., Any]]] = {
     "cdiv": _ceil_div,
 }
 _MODULE: Final = "math"
-"""`math.ceil` is read as `ceil`. The module has no other function here."""
+"""`math.ceil` is read as `ceil`. Expressions may call only the functions of `_CALLS`."""
 
 
 @lru_cache(KEPT)

@@ -50,7 +50,7 @@ class LoadIssue:
 
 
 class Location(NamedTuple):
-    """The location of an object, and values from its file's path for missing fields."""
+    """The location of an object, and values that its file's path gives for missing fields."""
 
     file: Path
     line: int | None = None

@@ -35,8 +35,8 @@ NOT_CONFIRMED: Final = "not confirmed"
 INDICATIVE: Final = "CPU: indicative"
 """The standing of a result of a CPU, which is never confirmed."""
 LEAST_REPORTED: Final = 0.9
-"""Minimum ratio of the latency that the worker reported to the recorded latency. Below it, the latency is never the
-best. For honest calls, the time measured from outside is within a tenth of the reported time."""
+"""Minimum of the worker's reported latency divided by the recorded latency. Below it, the latency is never the best.
+For honest calls, the time measured from outside is within a tenth of the reported time."""
 Row = TypeVar("Row")
 Record = TypeVar("Record", bound=msgspec.Struct)
 
@@ -222,7 +222,7 @@ def join_standings(standings: Iterable[str]) -> str:
 def lead_confirmed(
     rows: Iterable[Row], contest: Callable[[Row], Hashable], standing: Callable[[Row], str]
 ) -> list[Row]:
-    """Put the first confirmed row of each contest first. The other rows keep their order.
+    """Move the first confirmed row of each contest to the front of the contest. The other rows keep their order.
 
     Args:
         rows: the rows in order; the rows of a contest are adjacent.

@@ -66,7 +66,7 @@ def wait_for_lock(fd: int, path: Path, limit_s: float, *, is_shared: bool = Fals
 def locked_file(folder: OpenFolder, name: str, limit_s: float, *, needs_flock: bool = False) -> Iterator[int]:
     """Open a file for appending and hold its lock for a block; yield its descriptor. A missing file is made.
 
-    Another process may move or remove the file while this one waits. Then the file that has the name now is locked.
+    Another process may move or remove the file while this one waits. Then the new file of that name is locked.
 
     Raises:
         TimeoutError: another process held the lock all the time.

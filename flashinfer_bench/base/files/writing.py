@@ -1,10 +1,10 @@
 """Opens files to write. Below a root with untrusted content, no link leads a write out of the root.
 
 A trace set may come from a stranger. Its root and the folders above it may be links, since the user named them. Below
-the root, each folder is opened relative to its parent's descriptor, and no link is followed. So a folder that is
-replaced by a link during the walk leads no write out either. A file is refused if it is not regular, or has further
-names (hard links). A refusal is a `WriteRefused`; its `strerror` names the target of the link. Every writer below a
-root opens its files here.
+the root, each folder is opened relative to its parent's descriptor, and no link is followed. So no write leaves the
+root even if a folder is replaced by a link meanwhile. A file is refused if it is not regular, or has further names
+(hard links). A refusal is a `WriteRefused`; its `strerror` names the target of the link. Every writer below a root
+opens its files here.
 
 This is no sandbox: it does not limit other programs. A folder that is moved away while open still receives the writes.
 Reading follows links, see `reading.py`. Without a root, the path is the user's own choice, and links are followed.

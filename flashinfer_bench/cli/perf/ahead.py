@@ -32,7 +32,7 @@ MODULE: Final = "flashinfer_bench.routines.call_once"
 LIMIT_S: Final = 900.0
 """Seconds that one process can take. Compiling a large attention kernel takes minutes."""
 MOST_PARALLEL: Final = 32
-"""Most parallel processes without --jit_jobs. Each holds the inputs of its case on the device."""
+"""Maximum number of parallel processes without --jit_jobs. Each holds the inputs of its case on the device."""
 BYTES_PER_COMPILER: Final = 2 << 30
 """Approximate bytes of memory that a compiler needs for a large file of the library."""
 

@@ -36,7 +36,7 @@ from flashinfer_bench.routines.table import ROUTINES
 SCRIPT: Final = "flashinfer_benchmark.py"
 """The name of this command in FlashInfer's documents."""
 MOST_BYTES: Final = 16 << 20
-"""Most bytes of a testlist."""
+"""Maximum bytes of a testlist."""
 
 SWEEP: Final = "--sweep"
 LIST: Final = re.compile(r"[-+.\w]+(?:,[-+.\w]+)+")
@@ -76,7 +76,7 @@ class Request:
 
     @property
     def definition(self) -> str:
-        """The name of the definition of a request without a problem."""
+        """The definition's name; the request must have no problem."""
         return str(self.entry.definition.name)
 
 

@@ -30,7 +30,7 @@ USAGE: Final = "%(prog)s --routine NAME [flags]  |  %(prog)s --testlist FILE [fl
 JIT_HELP: Final = "modules to compile ahead in parallel; 0: none (default: one per core, 4 to 32; 0 on a CPU)"
 SWEEP_HELP: Final = "a case for each value of a number: m=1,16,256 or m=1:4096:x2; may be repeated, as --m 1,16,256 may"
 MOST_CALLS: Final = 10_000_000
-"""Most calls of a solution that the engine makes."""
+"""Maximum number of calls of a solution."""
 SHORT: Final = {"num_iters": ["-n"], "dry_run_iters": ["-d"]}
 SESSION_FLAGS: Final = (
     Flag("file", "testlist", "file with one case per line; other flags given here hold for every line"),

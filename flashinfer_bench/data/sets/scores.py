@@ -140,7 +140,7 @@ class _Score(NamedTuple):
 def _best_scores(
     trace_set: TraceSet, definitions: Iterable[str], baseline_author: str, is_asked: Callable[[str], bool]
 ) -> dict[str, list[_Score]]:
-    """Return author → the author's best score for each definition with solutions of the author."""
+    """Return author → the author's best score on each definition."""
     best: dict[str, list[_Score]] = {}
     for name in definitions:
         asked = (item for item in trace_set.solutions.get(name, []) if is_asked(item.author))

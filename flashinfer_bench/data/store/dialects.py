@@ -218,8 +218,8 @@ def _defines(path: str, text: str, function: str) -> bool:
 
 
 def _choose_language(suffix: str, names: list[str]) -> SupportedLanguages | None:
-    """Return the language that builds a solution with a list of languages. The suffix of the entry point's file decides
-    first, then the names."""
+    """Return the single language for a solution that lists several. The suffix of the entry point's file decides first,
+    then the names."""
     if suffix == ".py":
         by_package = (one for one in SupportedLanguages if one.record.package and one.value in names)
         return next(by_package, SupportedLanguages.PYTHON)

@@ -91,7 +91,7 @@ def remove_lines(path: Path, is_unwanted: Callable[[bytes], bool], *, root: Path
     append concurrently.
 
     Args:
-        is_unwanted: whether a line, without its newline, is removed.
+        is_unwanted: takes a line without its newline; returns whether it is removed.
         root: folder below which no link is followed.
 
     Raises:

@@ -55,7 +55,7 @@ kind."""
 DEFINITION_FILE: Final = "definition.json"
 WORKLOAD_FILES: Final = ("workload.jsonl", "workloads.jsonl", "workload.json", "workloads.json")
 DEEPEST: Final = 4
-"""Depth of folders below the root that is searched for definitions in a foreign layout."""
+"""Maximum depth, in folders below the root, of the search for definitions in a foreign layout."""
 MOST_FILES: Final = 100_000
 """Largest number of files in the search. A root with more files is hardly a folder of definitions."""
 
