@@ -64,7 +64,7 @@ __all__ = [
 
 LEFT_OUT: Final = ("apply", "enable_apply", "disable_apply", "enable_tracing", "disable_tracing", "integration")
 LEFT_OUT_PREFIXES: Final = ("ApplyConfig", "TracingConfig")
-"""Class names with these prefixes are left out, too."""
+"""Classes whose names begin with these prefixes are left out."""
 
 
 def _why_left_out(name: str) -> str | None:

@@ -222,7 +222,7 @@ class Client:
         return _to_report(self._read("DELETE", f"/tasks/{task_id}"))
 
     def events(self, task_id: str) -> Iterator[dict[str, Any]]:
-        """Yield the events of a task: each verdict, then its end.
+        """Yield the events of a task: each verdict, then the end of the task.
 
         Raises:
             ServerFault: the stream was interrupted; `wait` resumes.

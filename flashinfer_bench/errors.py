@@ -17,7 +17,7 @@ exit codes.
     │   └── TaskCancelled                    the task was cancelled
     └── SolutionFailure             an OUTCOME on its way up to the judge; it becomes a trace and never reaches a user
 
-Code distinguishes kinds by type, never by message text.
+Callers distinguish errors by type, never by message text.
 """
 
 from __future__ import annotations

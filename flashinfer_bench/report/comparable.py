@@ -22,7 +22,7 @@ KINDS: Final = {
 }
 """The keys that must be equal, with the description of a difference."""
 USUAL: Final = "usual"
-"""The settings of the timing if a trace has none."""
+"""Stands for the timing settings of a trace that names none."""
 
 
 class Difference(NamedTuple):

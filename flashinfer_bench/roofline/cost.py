@@ -38,11 +38,11 @@ class Cost:
     """The unit that runs the operations: a key of `Peak.tflops`."""
 
     def tflops(self, milliseconds: float) -> float:
-        """Return 10^12 operations a second for a call of this duration."""
+        """Return the rate of a call of this duration, in 10^12 operations a second."""
         return self.flops / TERA / (milliseconds / 1e3)
 
     def tb_per_sec(self, milliseconds: float) -> float:
-        """Return 10^12 bytes a second for a call of this duration."""
+        """Return the rate of a call of this duration, in 10^12 bytes a second."""
         return self.bytes / TERA / (milliseconds / 1e3)
 
 

@@ -22,18 +22,18 @@ from flashinfer_bench.roofline.cost import UNIT_OF, Cost, size_of
 PLAIN: Final = ("rmsnorm", "rope", "sampling")
 """Op types without a product of matrices: their unit is fp32."""
 NO_FACTOR: Final = re.compile(r"scale|logits|^weights$|cache$")
-"""Names of inputs that tensor cores do not multiply, or that may hold anything."""
+"""Names of inputs that tensor cores do not multiply, or whose content is unknown."""
 COMPARES: Final = re.compile(r"renorm|mask")
 """Names of sampling operations that map scores to scores, so that they only compare or rescale."""
 CAUSAL: Final = re.compile(r"\b(no |non[- ]?|not[- ]?)?causal\b(\W*(?:false|no|0|off)\b)?", re.IGNORECASE)
-"""The word "causal"; the groups match a word before or after it that negates it."""
+"""The word "causal". The groups match a negation before or after it."""
 TOP_K: Final = re.compile(r"(?:^|_)topk(\d+)(?:_|$)")
 """The top-k in a definition's name, such as moe_..._topk8_..., if the definition has no axis for it."""
 
 Values = Mapping[str, Sequence[int]]
 """Name of an input → its numbers: offsets, lengths, indices."""
 Counted = tuple[float, Mapping[str, float]]
-"""FLOPs; and for partly used inputs and outputs: name → share of its bytes."""
+"""FLOPs; and the name of each partly used input or output → the used share of its bytes."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _attention(sized: Sized) -> Counted:
 
 
 def _dsa(sized: Sized) -> Counted:
-    """Attention costs as MLA over the chosen tokens. The indexer costs 2 heads dim for every cached token."""
+    """Attention costs as much as MLA over the chosen tokens. The indexer costs 2 heads dim for every cached token."""
     if "sparse_indices" in sized:
         chosen = [index for index in sized.values["sparse_indices"] if index >= 0]
         flops = 2.0 * len(chosen) * sized["num_qo_heads"] * _mla_dims(sized)

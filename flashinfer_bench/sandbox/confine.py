@@ -64,7 +64,8 @@ class Policy:
     """Whether root keeps its right to read files of other owners. It needs the right if the environment belongs to
     another user."""
     for_tool: bool = False
-    """For a tool that inspects a solution: it has its own network, and its programs can name their threads."""
+    """Whether this is for a tool that inspects a solution. A tool has its own network, and its programs can name their
+    threads."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the policy as JSON-able values."""
@@ -75,7 +76,7 @@ class Policy:
         return replace(self, devices=tuple(path for path in self.devices if Path(path).name in PLAIN_DEVICES))
 
     def enter(self) -> int | None:
-        """Enter a Landlock domain with these files, become the user, drop every capability, and filter calls.
+        """Enter a Landlock domain with the policy's files, become its user, drop capabilities, and filter system calls.
 
         Returns:
             The descriptor through which the filter asks the supervisor.

@@ -151,7 +151,7 @@ def descendants(root: int) -> list[int]:
 
 
 def session_members(sessions: Iterable[int]) -> dict[int, dict[int, str]]:
-    """Return session → pid → state of its processes."""
+    """Return for each session: pid → state of its processes."""
     table = process_table().items()
     return {wanted: {pid: one.state for pid, one in table if one.session == wanted} for wanted in sessions}
 

@@ -190,8 +190,8 @@ async def describe(request: Request) -> Response:
 @router.get("/")
 @router.get("/docs", include_in_schema=False)
 async def list_routes(request: Request) -> Response:
-    """List the routes as text. FastAPI's usual page would load scripts from another site, and they could call this
-    server."""
+    """List the routes as text. FastAPI's usual page would load scripts from another site, and these scripts could call
+    this server."""
     entries = [
         f"{method.upper()} {path}\n    {operation['description']}\n"
         for path, operations in request.app.openapi()["paths"].items()

@@ -334,7 +334,7 @@ def _shown(row: TaskRow, live: LiveTask | None) -> TaskRow:
 
 
 def _describe(row: TaskRow) -> dict[str, Any]:
-    """Return the document of a task: its row with the names of the routes, without the sources."""
+    """Return the document of a task: its row with the names that clients know, without the sources."""
     left_out = {"key", "request", "solution", *(["error"] if row.error is None else [])}
     return {NAMES.get(name, name): value for name, value in vars(row).items() if name not in left_out}
 

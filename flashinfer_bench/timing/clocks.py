@@ -246,7 +246,7 @@ class CuptiClock(Clock):
         self._leads_ns: list[int] = []
 
     def __enter__(self) -> Clock:
-        self._queue.synchronize()  # CUPTI records earlier work when it ends
+        self._queue.synchronize()  # or CUPTI would record earlier work, too
         try:
             self._recorder.start()
         except RecordsLost as lost:

@@ -308,7 +308,7 @@ class TrialInProgress:
     # Launch source
 
     def choose_calls(self) -> tuple[LaunchSource, str]:
-        """Return the calls to time, replays of graphs if possible. Otherwise return why no graph is used, too."""
+        """Return the calls to time, and why they are no replays of graphs; empty if they are."""
         eager, reason = self.looked_at, self._why_no_graph()
         if reason or eager is None:
             return self.source, reason

@@ -23,7 +23,7 @@ class TimingSettings:
     cuda_graphs: bool = True
     """Time a call of several operations as the replay of a CUDA graph, if the call can be captured."""
     assurance: Assurance = "standard"
-    """Which measurements the session makes besides the samples, as a lower bound of a solution's latency."""
+    """Which measurements, besides the samples, the session makes to bound a solution's latency from below."""
 
 
 USUAL: Final = TimingSettings()

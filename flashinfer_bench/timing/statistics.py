@@ -31,7 +31,7 @@ STEP_NS: Final = 32
 """Step of a GPU's clock. A time that is known to half a step is precise enough. A time that is known to one step is
 never noisy."""
 STEPS: Final = 2_000
-"""Terms of the sum that gives a quantile of Student's t to five digits."""
+"""Number of terms of a sum, enough for five digits of a quantile of Student's t."""
 FURTHEST: Final = 40.0
 """Largest quantile, in standard errors. With more than a few degrees of freedom, no quantile is larger."""
 
@@ -117,7 +117,8 @@ def trimmed_mean(values: Sequence[float]) -> float:
     """Return the mean without the lowest and the highest tenth of the values. With three or more values, at least one
     is cut at each end.
 
-    It is not limited to the steps of a GPU's clock. It is steadier than a median if samples have two typical durations.
+    Unlike a median, it is not limited to the steps of a GPU's clock. It is also steadier if samples have two typical
+    durations.
     """
     ordered = sorted(values)
     cut = max(len(ordered) // 10, int(len(ordered) >= 3))
@@ -128,7 +129,7 @@ def trimmed_mean(values: Sequence[float]) -> float:
 def student_quantile(level: float, freedom: float) -> float:
     """Return the number of standard errors by which an interval extends to either side of a mean.
 
-    With x = sqrt(freedom) tan(a) Student's density becomes a power of the cosine, which is summed over a.
+    With x = sqrt(freedom) tan(a), Student's density becomes a power of cos(a). The powers are summed over a.
 
     Args:
         level: share of intervals that hold the true value, such as 0.95.

@@ -119,7 +119,7 @@ def reached_precision(trials: Sequence[Trial]) -> float | None:
 
 
 def half_widths(spans_ns: Sequence[int], busy_ns: Sequence[int], method: object) -> list[tuple[float | None, float]]:
-    """Return half the interval and the middle of the GPU times, and of the busy times if there are any."""
+    """Return half the interval and the middle: for the GPU times, and for the busy times if there are any."""
     batch = count_together(spans_ns, method)
     kinds: list[tuple[Sequence[int], Middle]] = [(spans_ns, median), (busy_ns, trimmed_mean)]
     return [(half_width(values, middle, batch=batch), middle(values)) for values, middle in kinds if values]

@@ -16,7 +16,8 @@ from flashinfer_bench.examine.inspect.tool_runs import Inspected, ToolStep, make
 
 TYPES: Final = ("memcheck", "racecheck", "initcheck", "synccheck")
 OWN_FLAGS: Final = {"memcheck": ("--padding", "1024")}
-"""Type → its further flags. Without the gap, a write past a tensor hits the next tensor and is not found."""
+"""Type of check → further flags. Without padding, a write past the end of a tensor hits the next tensor, and is not
+found."""
 ENVIRONMENT: Final = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 MOST_PRINTED: Final = 100
 MARK: Final = "========="

@@ -49,7 +49,7 @@ class ToolStep:
     warm_up_calls: int = 0
     """Calls before the inspected call. A negative number means that the solution is only imported."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Variables besides those of a worker."""
+    """Environment variables, in addition to those of a worker."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def run_tool(
 
 
 def with_line_info(solution: Solution) -> Solution:
-    """Return a CUDA solution built with line numbers; return any other solution unchanged."""
+    """Return a CUDA solution that is built with line numbers; return any other solution unchanged."""
     if solution.spec.language.value != "cuda":
         return solution
     options = solution.spec.compile_options or CompileOptions()

@@ -1,6 +1,6 @@
 """A case in the trace-set format: a definition, a workload, one solution per backend, and the stored inputs.
 
-They are complete, so `flashinfer-bench run` can run a folder that `write_entry` has written.
+A written case is complete: `flashinfer-bench run` can run a folder that `write_entry` has written.
 """
 
 from __future__ import annotations

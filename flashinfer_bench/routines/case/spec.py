@@ -205,8 +205,8 @@ class Routine:
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Spelling of a backend in older documents → its present name."""
     module: str = ""
-    """The module that the library compiles at the first call of any case. Routines that share it are compiled ahead
-    once. Empty if the module depends on the case."""
+    """The module that the library compiles at the first call of any case. Routines with the same module are compiled
+    ahead once. Empty if the module depends on the case."""
     needs_ranks: bool = False
     """Whether backends run as ranks of mpirun, outside of the engine. Such backends have no solution."""
 

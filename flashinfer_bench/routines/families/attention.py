@@ -2,7 +2,7 @@
 
 q queries and kv keys make q kv pairs. With a causal mask they make q (2 kv - q + 1) / 2 pairs, because only the last
 query sees all keys. FLOPs: 2 pairs Hq (dqk + dvo). Bytes: queries, keys, values and outputs of the true lengths, and
-page tables. In MLA keys are ckv + kpe wide, and values are the first ckv of them.
+page tables. In MLA, keys have ckv + kpe elements, and values are the first ckv elements of keys.
 """
 
 from __future__ import annotations

@@ -127,7 +127,8 @@ def make_layers(
     """Return the weights of both products with the scales of their blocks.
 
     Args:
-        kind: nvfp4, with a scale for 16 elements of a row; fp8_block_scale, with a scale for 128 by 128; or a dtype.
+        kind: nvfp4, with one scale for 16 elements of a row; fp8_block_scale, with one scale for 128 by 128 elements;
+            or a dtype without scales.
         experts: the axis of experts.
         inner: the axis between the products.
         sizes: the hidden size, and the size between the products.
