@@ -169,7 +169,7 @@ def declare_report(parser: Parser) -> None:
     best.add_argument("--by", nargs="+", choices=(*MERITS, *GROUP_KEYS), default=[], metavar="WORD", help=text)
     visualize = parser.add_command(
         "visualize",
-        "both tables",
+        "verdicts by status, then the tables of summary and best",
         description="The numbers of verdicts by status; then the tables of `report summary` and `report best`.",
         example="report visualize --local flashinfer-trace",
         execute=execute_visualize,

@@ -161,7 +161,7 @@ def render_report(report: Mapping[str, Any]) -> str:
     if open_uuids := coverage["not_passed"]:
         of = [f"{name} ({len(uuids)})" for name, uuids in open_uuids.items()]
         workloads = f"{sum(map(len, open_uuids.values()))} of {count(report['workloads'], 'workload')}"
-        lines.append(f"coverage: {workloads} that no solution passed: {some(of)}")
+        lines.append(f"coverage: no solution passed {workloads}: {some(of)}")
     if (pruned := report.get("pruned")) is not None:
         lines += [f"pruned: {count(number, 'trace')} of {file}" for file, number in pruned.items()]
         lines += [] if pruned else ["pruned: nothing"]

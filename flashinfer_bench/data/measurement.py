@@ -25,7 +25,7 @@ BOUNDS: Final = {
     "chain": "a gated chain of calls",
     "batch": "back-to-back batches of calls",
     "floor": "the least time that the device allows",
-    "none": "nothing (indicative)",
+    "none": "none (indicative)",
 }
 """The sources of a latency's lower bound → their descriptions."""
 CONFIRMED: Final = "confirmed"

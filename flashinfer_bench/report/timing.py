@@ -40,7 +40,7 @@ class Timing:
     flags: Mapping[str, int]
     """Keys are flags. Warnings about a time that is not meaningful are skipped."""
     bounds: Mapping[str, int]
-    """Keys such as "by a gated chain of calls at standard assurance". Older traces have no bound and are skipped."""
+    """Keys such as "a gated chain of calls at standard assurance". Older traces have no bound and are skipped."""
 
 
 def read_timing(passed: Iterable[AnyEvaluation]) -> Timing:
@@ -87,8 +87,8 @@ def describe_ways(timings: Sequence[Timing]) -> str | None:
 def describe_bounds(timings: Sequence[Timing]) -> str | None:
     """Return a line on the bounds of latencies and the assurance; None if no trace has them."""
     bounds = _add(timing.bounds for timing in timings)
-    parts = [f"{number if len(bounds) > 1 else 'all'} {bound}" for bound, number in bounds.most_common()]
-    return f"latencies bound: {', '.join(parts)}" if bounds else None
+    parts = [f"{bound} ({number})" if len(bounds) > 1 else bound for bound, number in bounds.most_common()]
+    return f"bound of the latencies: {', '.join(parts)}" if bounds else None
 
 
 def describe_flag(flag: str, timings: Sequence[Timing]) -> str:
@@ -112,7 +112,7 @@ def _describe_way(method: str, cache_state: str, fallback: str) -> str:
 
 @lru_cache(1 << 10)
 def _describe_bound(bound: str, assurance: str) -> str:
-    return to_one_line(f"by {BOUNDS.get(bound, bound)}{f' at {assurance} assurance' if assurance else ''}")
+    return to_one_line(f"{BOUNDS.get(bound, bound)}{f' at {assurance} assurance' if assurance else ''}")
 
 
 def _sort(flags: Iterable[str]) -> list[str]:

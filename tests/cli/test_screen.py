@@ -83,7 +83,7 @@ double      other             1/1  1.00 ms     2.00x
 latency: median over the passed workloads; speed-up over the reference: geometric mean
 timed 2 of 3 by CUPTI, cold L2; 1 of 3 by CUDA events, cold L2 ({REASON})
 a host_bound, 1 of 3: the host takes longer to launch the call than the GPU to run it
-b noisy, 1 of 3: the sample noise exceeds the run-to-run variation
+b noisy, 1 of 3: the samples scatter widely, so a re-run may differ by more than usual
 """
 
 
@@ -102,7 +102,7 @@ def test_tables_say_how_times_came_about_and_what_is_flagged():
     everywhere = [timed("w0", name, "noisy", *more) for name, more in (("x", ["throttled"]), ("y", []))]
     everywhere.append(on("w0", "interpreted", extra=UNREAL))
     head, _, table = shown(everywhere).partition("\n\n")
-    assert head == "all rows: noisy, 2 of 3: the sample noise exceeds the run-to-run variation"
+    assert head == "all rows: noisy, 2 of 3: the samples scatter widely, so a re-run may differ by more than usual"
     flags = [line.split()[-1] for line in table.splitlines()[2:5]]
     assert flags == ["a", "2.00x*", "2.00x"]
     many = timed("w0", "double_python", *(f"flag_{number}" for number in range(40)))

@@ -61,11 +61,11 @@ def test_a_line_says_how_times_were_taken(evaluations, line):
 
 def test_a_line_has_the_bounds_of_latencies_and_the_assurance():
     chain, floor = (timed(bound=bound, assurance="standard") for bound in ("chain", "floor"))
-    reported = "latencies bound: 2 by a gated chain of calls at standard assurance, 1 by the least time"
+    reported = "bound of the latencies: a gated chain of calls at standard assurance (2), the least time"
     assert describe_bounds([read_timing([chain, chain, floor, timed()])]).startswith(reported)
     assert describe_bounds([read_timing([timed()])]) is None
     indicative = read_timing([timed("wall", bound="none")])
-    assert describe_bounds([indicative]) == "latencies bound: all by nothing (indicative)"
+    assert describe_bounds([indicative]) == "bound of the latencies: none (indicative)"
 
 
 def test_measurements_of_foreign_files_cannot_break_a_report():

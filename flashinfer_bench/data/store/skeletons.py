@@ -161,7 +161,7 @@ def _describe(definition: Definition) -> Iterator[str]:
     for title, specs in (("Inputs, in the order of the call:", definition.inputs), ("Outputs:", definition.outputs)):
         yield title
         for name, spec in specs.items():
-            shape = "a number" if spec.shape is None else f"[{', '.join(spec.shape)}]"
+            shape = "a scalar," if spec.shape is None else f"[{', '.join(spec.shape)}]"
             note = f" - {' '.join(spec.description.split())}" if spec.description else ""
             yield f"  {name}: {shape} {spec.dtype}{', may be None' * spec.optional}{note}"
     yield "Axes:"
