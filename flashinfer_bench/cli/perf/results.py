@@ -32,7 +32,7 @@ from flashinfer_bench.roofline.peaks import describe_time
 from flashinfer_bench.routines.case.generated_entry import describe_case
 from flashinfer_bench.routines.case.spec import TORCH
 from flashinfer_bench.routines.case.support import LIBRARY, Platform, resolve_backend
-from flashinfer_bench.timing.flags import LATE_SHARE
+from flashinfer_bench.timing.flags import FLAGS, LATE_SHARE
 
 FORMAT_VERSION: Final = 1
 """Version of the JSON lines. 1: the first."""
@@ -63,6 +63,7 @@ status reason method cache_state samples flops bytes roofline_share roofline_bou
 max_absolute_error max_relative_error mat2_dtype autotune use_cuda_events num_iters dry_run_iters low_freq_factor
 high_freq_factor old_context_len real_math validate per_phase_timing setup_ms assurance bound burst_ms
 burst_resolution_ms relay_ms why_unconfirmed gpu_name compute_capability flashinfer_version torch_version testlist_line
+flags
 """
 COLUMNS: Final = (*DOCUMENTED.split(), *OWN.split())
 LOSS_HINT: Final = "free disk space or name another file, then run the missing cases again"
@@ -141,7 +142,9 @@ def _caveat(measured: Measurement) -> str:
     if not measured.meaningful:
         return measured.reason or "the time means nothing"
     late = (measured.late or 0) > LATE_SHARE * (measured.samples or math.inf)
-    return ", ".join(flag for flag in measured.flags if flag != "host_bound" or late)
+    return "; ".join(
+        f"{flag}: {FLAGS.get(flag, 'unknown flag')}" for flag in measured.flags if flag != "host_bound" or late
+    )
 
 
 def is_failure(row: Row) -> bool:
@@ -224,7 +227,7 @@ def perf_line(row: Row) -> str:
 class Results:
     """Prints the cases of a session, each when all its backends are done, and appends rows to the named files.
 
-    A file that is not empty is first renamed, with a note.
+    A file that is not empty is first renamed, with a note. No file is written if no case has a backend that can run.
 
     Raises:
         UsageError: a file cannot be written.
@@ -234,7 +237,8 @@ class Results:
         self.requests, self.platform, self.has_failed = requests, platform, False
         self.lost: set[Path] = set()
         """Files to which a row could not be written."""
-        csv_path, json_path = session.output_path, session.json_path
+        is_idle = all(request.skipped and not request.backends for request in requests)
+        csv_path, json_path = (None, None) if is_idle else (session.output_path, session.json_path)
         self._csv = Path(csv_path) if csv_path and not csv_path.endswith(".jsonl") else None
         self._open: dict[Path, int] = {}
         for path in map(Path, filter(None, (csv_path, json_path))):
@@ -326,6 +330,7 @@ def to_csv(row: Row) -> bytes:
         "median_time": row["median_ms"],
         "std_time": row["std_ms"],
         "gpu_name": row["device"],
+        "flags": " ".join(row["measurement"].get("flags", ())),
         "flashinfer_version": row["versions"].get(LIBRARY),
         "torch_version": row["versions"].get("torch"),
     }

@@ -51,7 +51,7 @@ def with_source(content, name="s"):
 
 def test_a_full_disk_leaves_whole_rows_and_is_told_once_a_file(tmp_path, capsys):
     table, lines = tmp_path / "out.csv", tmp_path / "out.jsonl"
-    files = Results([], Namespace(output_path=str(table), json_path=str(lines)), CPU)
+    files = Results([ask(RMSNORM)[0]], Namespace(output_path=str(table), json_path=str(lines)), CPU)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4000, before[1]))
     try:

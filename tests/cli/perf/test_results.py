@@ -56,8 +56,14 @@ def test_a_mismatch_is_told_and_timed_as_the_flags_say(flags, label, shows_time,
     ("more", "caveat"),
     [
         ({"flags": ["host_bound"], "late": 7}, ""),
-        ({"flags": ["host_bound"], "late": 8}, "host_bound"),
-        ({"flags": ["host_bound", "waits_inside", "noisy"]}, "waits_inside, noisy"),
+        (
+            {"flags": ["host_bound"], "late": 8},
+            "host_bound: the host takes longer to launch the call than the GPU to run it",
+        ),
+        (
+            {"flags": ["host_bound", "waits_inside", "x"]},
+            "waits_inside: the call waits for the GPU before it returns; x: unknown flag",
+        ),
         ({"meaningful": False, "reason": "interpreted", "flags": ["noisy"]}, "interpreted"),
     ],
 )
@@ -68,13 +74,17 @@ def test_a_slow_host_is_told_only_where_the_preamble_did_not_cover_it(more, cave
 def test_a_time_that_cannot_be_is_flagged_and_one_of_setup_is_told_beside(tmp_path):
     lines = list(report(row("--batch_size 100000 --hidden_size 4096", record={**RECORD, "median_ms": 0.001})))
     assert any("faster than the device allows" in line for line in lines)
-    found = row(record={"median_ms": 0.5, "kernel_ms": 0.5, "setup_ms": 2.0, "bound": "batch", "burst_ms": 2.4})
+    found = row(record={"median_ms": 0.5, "kernel_ms": 0.5, "setup_ms": 2.0, "burst_ms": 2.4, "flags": ["noisy", "x"]})
     lines = list(report(found))
     assert "median time 0.500 ms" in lines[0]
     assert "[INFO] torch: setup takes 2.000 ms before a call; it is not in the time" in lines
-    Results([], argparse.Namespace(output_path=str(tmp_path / "out.csv"), json_path=None), CPU).add(found)
+    session = argparse.Namespace(output_path=str(tmp_path / "out.csv"), json_path=None)
+    Results([request()], session, CPU).add(found)
+    (idle,) = ask(RMSNORM.replace("torch", "cuda"))
+    Results([idle], session, CPU).print_case(idle)  # renames no file, and writes none
     (read,) = read_rows(tmp_path / "out.csv")
     assert [read[name] for name in ("median_time", "std_time", "setup_ms", "burst_ms")] == ["0.5", "", "2.0", "2.4"]
+    assert read["flags"] == "noisy x"
     flags = {flag.name for routine in ROUTINES.values() for flag in routine.flags}
     assert flags - {*read} == {"no_sf_swizzled_layout", "nvtx"}
 
