@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Final
 
 from flashinfer_bench.bench.planning.resume import PROTOCOL
-from flashinfer_bench.data.measurement import BOUNDS, FingerprintRecord, ReportedTrace, RunRecord, read_reported
+from flashinfer_bench.data.measurement import BOUNDS, FingerprintRecord, ReportedTrace, read_reported
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.timing.flags import FLAGS
@@ -18,11 +18,12 @@ from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, reason_of_fall
 QUICK: Final = "quick"
 MEANINGS: Final = {
     **FLAGS,
+    "noisy_reference": "the reference's time is noisy, and so is the speed-up",
     "older_protocol": "the verdict is of an older way to call and time; run --resume judges it again",
     "no_sandbox": "the solution was judged without a sandbox, so it could reach all that its user can",
     QUICK: "a quick look, with few readings: it is never the best, and run --resume judges again",
 }
-"""Flags of measurements, then flags of verdicts, in the order of the tables."""
+"""Flags of the solution's time, then of the reference's time and of verdicts, in the order of the tables."""
 METHODS: Final = {"cupti": "CUPTI", "cuda_events": "CUDA events", "wall": "the wall clock"}
 """The display names of clocks."""
 
@@ -53,8 +54,7 @@ def count_timing(reported: Sequence[ReportedTrace]) -> Timing:
     records = [item.measurement for item in reported]
     known = [record for record in records if record.method]
     real = [record for record in records if record.meaningful]
-    of_runs = (flag for item in reported for flag in run_flags(item.run))
-    flags = _count([*(flag for record in real for flag in record.flags), *of_runs])
+    flags = _count([flag for item in reported for flag in flags_in(item)])
     return Timing(
         ways=_count(_describe_way(record.method, record.cache_state, record.fallback) for record in known),
         replays=sum(record.launch == "graph" for record in known),
@@ -64,13 +64,20 @@ def count_timing(reported: Sequence[ReportedTrace]) -> Timing:
     )
 
 
-def run_flags(run: RunRecord) -> list[str]:
-    """Return the flags of a verdict. A verdict of another engine has no fingerprint, so it has no flags."""
-    known = run.fingerprint
-    if known == FingerprintRecord():
-        return []
-    conditions = {"older_protocol": str(known.protocol) != str(PROTOCOL), "no_sandbox": known.sandbox == "none"}
-    return [flag for flag, holds in (conditions | {QUICK: run.quick}).items() if holds]
+def flags_in(reported: ReportedTrace) -> list[str]:
+    """Return the flags of a verdict with a performance. A time that is not meaningful has no flags.
+
+    A verdict of another engine has no fingerprint, so only its times have flags.
+    """
+    measured, known = reported.measurement, reported.run.fingerprint
+    is_ours = known != FingerprintRecord()
+    conditions = {
+        "noisy_reference": measured.meaningful and "noisy" in reported.baseline.flags,
+        "older_protocol": is_ours and str(known.protocol) != str(PROTOCOL),
+        "no_sandbox": known.sandbox == "none",
+        QUICK: is_ours and reported.run.quick,
+    }
+    return [*(measured.flags if measured.meaningful else ()), *filter(conditions.get, conditions)]
 
 
 def describe_ways(timings: Sequence[Timing]) -> str | None:

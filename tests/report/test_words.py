@@ -82,6 +82,13 @@ def test_verdicts_of_an_older_protocol_and_without_a_sandbox_are_marked():
     assert all(": " in describe_flag(mark, [timing]) for mark in timing.flags)
 
 
+def test_a_noisy_reference_flags_the_speed_up_of_a_meaningful_time():
+    found = [timed(meaningful=known) for known in (True, False)]
+    for evaluation in found:
+        evaluation.extra["baseline"] = {"flags": ["noisy", "throttled"]}
+    assert read_timing(found).flags == {"noisy_reference": 1}
+
+
 CASES = (
     (1.0, 0.01, "same"),
     (1.012, 0.005, "same"),  # the interval excludes 1, but is within the threshold

@@ -17,7 +17,7 @@ from flashinfer_bench.report.intervals import interval_of
 from flashinfer_bench.report.pages.texts import colour, id_of
 from flashinfer_bench.report.ranking import FAST_P, rank_by_author, roofline_share_of, speedup_of
 from flashinfer_bench.report.summary import SummaryRow, summarise_results
-from flashinfer_bench.report.timing import MEANINGS, QUICK, run_flags
+from flashinfer_bench.report.timing import MEANINGS, QUICK, flags_in
 from flashinfer_bench.report.verdict import caveat_in, reason_of
 from flashinfer_bench.roofline.peaks import find_peak
 from flashinfer_bench.roofline.workloads import cost_of_workload
@@ -166,7 +166,7 @@ def _describe_verdict(result: Result, logs: dict[str, int]) -> dict[str, Any]:
     latency, low, high, speedup, share = _numbers(result)
     reference = result.reference_ms if measured.meaningful else None
     libraries = list(evaluation.environment.libs.items())[:MOST_CHIPS]
-    flags = [*measured.flags, *run_flags(result.reported.run)][:MOST_CHIPS]
+    flags = flags_in(result.reported)[:MOST_CHIPS]
     return {
         "w": result.workload,
         "axes": ", ".join(f"{name}={size}" for name, size in result.trace.workload.axes.items()),
