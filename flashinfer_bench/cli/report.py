@@ -29,17 +29,20 @@ from flashinfer_bench.cli.args import (
 from flashinfer_bench.cli.output import FAILED, RAN, write_err, write_out
 from flashinfer_bench.cli.parser import THRESHOLD_HELP, Parser, add_filters, add_flags, add_local, add_names, add_table
 from flashinfer_bench.cli.tables import (
+    SOL,
     Cells,
     Names,
     choose_columns,
     choose_rows,
     count,
+    fill_cell,
     join_sections,
     lay_out,
     list_counts,
     show_rows,
 )
 from flashinfer_bench.cli.verdicts import (
+    SOL_CELL,
     best_cells,
     head_of,
     make_grid,
@@ -47,6 +50,7 @@ from flashinfer_bench.cli.verdicts import (
     render_best,
     render_summary,
     render_times,
+    sol_notes,
     standing_mark,
     standing_notes,
     summary_cells,
@@ -111,6 +115,7 @@ AUTHORS: Final[Cells] = {
     "#Wins": "{win_rate:%}",
     **FIGURES,
     "#Passed": "{passed}/{workloads}",
+    SOL: SOL_CELL,
 }
 GROUPS: Final[Cells] = {
     "#Definitions": "{definitions}",
@@ -311,7 +316,7 @@ def execute_best(args: Namespace) -> int:
         return _show_table(args, {**_of_group(groups[0]), **WINNERS}, winners, [])
     nothing, names = NONE_PASSED if traces else NO_TRACES, _name_workloads(args, trace_set, traces)
     if "definition" in args.by:
-        solutions = best_by_definition(traces, "latency" if "latency" in args.by else "speedup")
+        solutions = best_by_definition(traces, "latency" if "latency" in args.by else "speedup", trace_set)
         chosen = choose_rows(args, summary_cells(solutions), solutions)
         return _show(args, chosen, partial(render_summary, names=names), nothing)
     rows = best_by_workload(traces, "speedup" if "speedup" in args.by else "latency", trace_set)
@@ -341,6 +346,9 @@ def execute_table(args: Namespace) -> int:
     traces = choose_traces(trace_set, args)
     rows = by_workload(traces, trace_set)
     cells, lines = make_grid(rows, _name_workloads(args, trace_set, traces))
+    if "Solution" in cells:
+        scores = {(row.solution, row.hardware): row for row in _summarise(trace_set, traces)}
+        cells = {**cells, SOL: lambda line: fill_cell(SOL_CELL, scores[line.name, line.hardware])}
     lines = choose_rows(args, cells, lines)
     rows = [row for line in lines for row in line.rows.values()]
 
@@ -389,7 +397,7 @@ def execute_diff(args: Namespace) -> int:
 def _summarise(trace_set: TraceSet, traces: Sequence[AnyTrace]) -> list[SummaryRow]:
     pairs = {(trace.definition, trace.solution or "") for trace in traces if trace.evaluation is not None}
     uuids = {name: [trace.workload.uuid for trace in trace_set.workloads.get(name, [])] for name, _ in pairs}
-    return summarise(traces, {pair: uuids[pair[0]] for pair in pairs})
+    return summarise(traces, {pair: uuids[pair[0]] for pair in pairs}, trace_set)
 
 
 def _name_workloads(args: Namespace, trace_set: TraceSet, traces: Iterable[AnyTrace]) -> Names:
@@ -412,7 +420,9 @@ def _format_time(text: str) -> str:
 
 def _show_table(args: Namespace, cells: Cells, rows: Sequence[Any], notes: Sequence[str]) -> int:
     def render(rows: Sequence[Any], pick: Callable[[Cells], Cells]) -> str:
-        return lay_out(pick(cells), rows, spared=() if args.columns else SPARED, notes=notes)
+        shown = pick(cells)
+        below = [*notes, *sol_notes(rows, shown)]
+        return lay_out(shown, rows, spared=() if args.columns else SPARED, notes=below)
 
     return _show(args, choose_rows(args, cells, rows), render, NONE_RANKED, p=FAST_P)
 

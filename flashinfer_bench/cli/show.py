@@ -151,7 +151,8 @@ def _view_definition(trace_set: TraceSet, definition: Definition) -> View:
     traces = list(kept_of(trace_set.traces.get(name, [])))
     rows, names = by_workload(traces, trace_set), name_jobs([*lines, *traces])
     expected = [line.workload.uuid for line in lines]
-    solutions = summarise(traces, {(name, one.name): expected for one in trace_set.solutions.get(name, [])})
+    wanted = {(name, one.name): expected for one in trace_set.solutions.get(name, [])}
+    solutions = summarise(traces, wanted, trace_set)
     settings = _find_tolerance(trace_set, definition)
     called = some(list(name_jobs(lines, uuids=True).values()), SHOWN_NAMES)
     next_words = ["report", "table", name] if rows else ["run", "--definitions", name]

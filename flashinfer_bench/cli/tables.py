@@ -46,6 +46,9 @@ LARGEST_HALF: Final = 0.995
 """An interval with this relative half width, or a larger one, is shown as "±100% or more"."""
 SHOWN_NAMES: Final = 3
 SHOWN_LINES: Final = 20
+SOL: Final = "#SOL score"
+ON_REQUEST: Final = (SOL,)
+"""Headings of columns that a table has only if --columns names them."""
 Names = Mapping[tuple[str, str], str]
 """Definition and uuid of a workload → its name."""
 Cells = Mapping[str, str | Callable[[Any], str]]
@@ -168,9 +171,14 @@ def choose_rows(args: Namespace, cells: Cells, rows: Iterable[Any]) -> list[Any]
 
 
 def choose_columns(args: Namespace, cells: Cells) -> Cells:
-    """Return the columns of --columns, in that order; all columns without the flag."""
+    """Return the columns of --columns, in that order; the default columns without the flag."""
     wanted = [heading for word in args.columns or () for heading in cells if _plain(heading) == _plain(word)]
-    return {heading: cells[heading] for heading in wanted} or cells
+    return {heading: cells[heading] for heading in wanted} or default_columns(cells)
+
+
+def default_columns(cells: Cells) -> Cells:
+    """Return the columns except those on request."""
+    return {heading: cell for heading, cell in cells.items() if heading not in ON_REQUEST}
 
 
 def write_result(args: Namespace, document: object, *parts: str | Sequence[str]) -> None:

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from flashinfer_bench.cli.tables import (
     ABSENT,
     DAGGER,
+    SOL,
     Cells,
     Names,
     available_width,
     count,
+    default_columns,
     fill_cell,
     format_latency,
     format_speedup,
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from flashinfer_bench.bench.planning.plan import Job
 
 SUMMARY_NOTE: Final = "latency: median over the passed workloads; speed-up over the reference: geometric mean"
+SOL_CELL: Final = "{sol_score}"
+SOL_NOTE: Final = "SOL score: 0.5 at the baseline, 1 at the floor, 0 for a failure; arithmetic mean; baseline, peak: {}"
 TIMING_MARK: Final = "*"
 TIE_MARK: Final = "="
 MOST_TIES: Final = 4
@@ -126,7 +130,7 @@ def best_cells(rows: Sequence[BestRow], names: Names) -> Cells:
     return _add_figures(rows, own | {"Solution": lambda row: row.solution})
 
 
-def render_summary(rows: Sequence[SummaryRow], names: Names, pick: Callable[[Cells], Cells] = dict) -> str:
+def render_summary(rows: Sequence[SummaryRow], names: Names, pick: Callable[[Cells], Cells] = default_columns) -> str:
     """Render a row for each solution, then the reasons of all failures, then notes on the numbers.
 
     Args:
@@ -145,13 +149,15 @@ def render_summary(rows: Sequence[SummaryRow], names: Names, pick: Callable[[Cel
             reason = group.reason or "no reason recorded"
             failures.append(f"    {group.status} on {where}: {'' if group.is_exact else 'for example, '}{reason}")
     note = [SUMMARY_NOTE] if any(row.latency_ms is not None for row in rows) else []
-    table = _render(rows, pick(summary_cells(rows)))
-    return join_sections(_head(rows), table, failures[1:] and failures, [*note, *_notes(rows)])
+    cells = pick(summary_cells(rows))
+    notes = [*note, *sol_notes(rows, cells), *_notes(rows)]
+    return join_sections(_head(rows), _render(rows, cells), failures[1:] and failures, notes)
 
 
-def render_best(rows: Sequence[BestRow], names: Names, pick: Callable[[Cells], Cells] = dict) -> str:
+def render_best(rows: Sequence[BestRow], names: Names, pick: Callable[[Cells], Cells] = default_columns) -> str:
     """Render the best passing trace of each workload; see `render_summary`."""
-    return join_sections(_head(rows), _render(rows, pick(best_cells(rows, names))), _notes(rows))
+    cells = pick(best_cells(rows, names))
+    return join_sections(_head(rows), _render(rows, cells), [*sol_notes(rows, cells), *_notes(rows)])
 
 
 def render_verdicts(rows: Sequence[WorkloadRow], names: Names, by: str) -> str:
@@ -160,7 +166,7 @@ def render_verdicts(rows: Sequence[WorkloadRow], names: Names, by: str) -> str:
         "Workload": lambda row: names[row.definition, row.workload],
         "Solution": lambda row: row.solution,
     }
-    cells = dict(_add_figures(rows, {by: own[by], "Status": lambda row: row.status}))
+    cells = dict(default_columns(_add_figures(rows, {by: own[by], "Status": lambda row: row.status})))
     del cells["Definition"]
     if any(row.failures for row in rows):
         cells["Reason"] = lambda row: row.failures[0].reason if row.failures else ""
@@ -204,7 +210,8 @@ def render_grid(rows: Sequence[WorkloadRow], cells: Cells, lines: Sequence[Line]
 
 def render_times(rows: Sequence[WorkloadRow], cells: Cells, lines: Sequence[Line]) -> str:
     """Render the table of `make_grid` with all notes."""
-    return join_sections(_head(rows), render_grid(rows, cells, lines), _notes(rows, in_words=True))
+    notes = [*sol_notes(rows, cells), *_notes(rows, in_words=True)]
+    return join_sections(_head(rows), render_grid(rows, cells, lines), notes)
 
 
 def head_of(standings: Iterable[str]) -> str:
@@ -222,6 +229,12 @@ def standing_notes(rows: Iterable[Any]) -> list[str]:
     return [STANDING_NOTE] if any(standing_mark(row.standing) for row in rows) else []
 
 
+def sol_notes(rows: Sequence[Any], cells: Cells) -> list[str]:
+    """Return a note if a table has the column of speed-of-light scores."""
+    basis = {text for row in rows if SOL in cells for text in row.sol_basis}
+    return [SOL_NOTE.format("; ".join(sorted(basis)))] if basis else []
+
+
 def _add_figures(rows: Sequence[SummaryRow], own: Cells) -> Cells:
     """Return the columns of a table: the definition, then the table's own columns, then the figures."""
     letters = _letters(rows)
@@ -231,6 +244,7 @@ def _add_figures(rows: Sequence[SummaryRow], own: Cells) -> Cells:
         "#Latency": lambda row: _latency(row) + _caveat_mark(row, row.latency_ms),
         "#Speed-up": lambda row: format_speedup(row.speedup) + _caveat_mark(row, row.speedup),
     }
+    cells[SOL] = SOL_CELL
     if len({row.hardware for row in rows if row.hardware}) > 1:
         cells["Hardware"] = lambda row: row.hardware or ABSENT
     if letters:

@@ -131,6 +131,10 @@ class RooflineRecord(msgspec.Struct, frozen=True, gc=False):
     tb_per_sec: Number | None = None
     share: Number | None = None
     """Share of the roofline that the latency reaches; 1 is the best."""
+    floor_ms: Number | None = None
+    """The shortest time that the peak rates allow."""
+    peak: str = ""
+    """The device, and the source of its peak rates."""
 
 
 class FingerprintRecord(msgspec.Struct, frozen=True, gc=False):

@@ -9,18 +9,18 @@ these count as the fastest. First place needs a confirmed latency if any author 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from statistics import fmean, geometric_mean
 from typing import Any, Final, Literal
 
 from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed
-from flashinfer_bench.data.sets.results import Result, fastest_of, group
+from flashinfer_bench.data.sets.results import Result, group, lowest_of, with_sol_scores
 from flashinfer_bench.data.sets.scores import score_of
 from flashinfer_bench.errors import UsageError
 from flashinfer_bench.report.intervals import MeanRatio, mean_of, speedup_half_of
-from flashinfer_bench.report.summary import BestRow
+from flashinfer_bench.report.summary import BestRow, basis_of
 
 GroupKey = Literal["author", "op_type", "hardware"]
 GROUP_KEYS: Final[tuple[GroupKey, ...]] = ("author", "op_type", "hardware")
@@ -69,6 +69,11 @@ class AuthorRow(Figures):
     standing: str
     """The best standing of its results."""
     confirmed: bool
+    sol_score: float | None
+    """Speed-of-light score: the mean over workloads of the best solution, then over definitions. Definitions without a
+    verdict count 0. None if no floor is known."""
+    sol_basis: tuple[str, ...]
+    """Baseline and peak of each score."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +116,13 @@ def rank_by_author(results: Iterable[Result], baseline_author: str | None = None
     if baseline_author is not None and baseline_author not in authors:
         known = ", ".join(sorted(authors)) or "none"
         raise UsageError(f"--baseline-author: {baseline_author!r} has no verdict to compare with; authors: {known}")
-    baseline = None if baseline_author is None else _lowest(authors[baseline_author])
-    fastest = _lowest(kept)
+    baseline = None if baseline_author is None else lowest_of(authors[baseline_author])
+    if baseline_author is not None:
+        kept = with_sol_scores(kept, authors[baseline_author], baseline_author)
+    fastest = lowest_of(kept)
+    scored = {_key(item) for item in kept if item.sol_baseline}
     rows = [
-        _author_row(items, baseline, fastest)
+        _author_row(items, baseline, fastest, scored)
         for (author, _), items in group(kept, attrgetter("author", "hardware")).items()
         if author != baseline_author
     ]
@@ -177,11 +185,6 @@ def _figures(items: Sequence[Result], baseline: _Baseline) -> dict[str, Any]:
     }
 
 
-def _lowest(results: Iterable[Result]) -> _Times:
-    ranked = fastest_of((item for item in results if item.is_ranked), _key)
-    return {key: latency for key, (latency, _) in ranked.items()}
-
-
 def _ratios(results: Iterable[Result], baseline: _Baseline) -> list[tuple[Result, float]]:
     """Return baseline / latency of ranked results. Results without a baseline are skipped."""
     found = []
@@ -192,12 +195,16 @@ def _ratios(results: Iterable[Result], baseline: _Baseline) -> list[tuple[Result
     return found
 
 
-def _author_row(items: Sequence[Result], baseline: _Baseline, fastest: _Times) -> AuthorRow:
+def _author_row(
+    items: Sequence[Result], baseline: _Baseline, fastest: _Times, scored: Collection[tuple[str, str, str]]
+) -> AuthorRow:
     author, hardware = items[0].author, items[0].hardware
     workloads = Counter(definition for definition, _, device in fastest if device == hardware)
-    best, scores, shares = [], [], 0.0
+    floors = Counter(definition for definition, _, device in scored if device == hardware)
+    best, scores, shares, sol_scores = [], [], 0.0, 0.0
     for name, own in group(items, attrgetter("definition")).items():
         solutions = group(own, attrgetter("solution")).values()
+        sol_scores += max(sum(item.sol_score or 0.0 for item in one) for one in solutions) / (floors[name] or 1)
         shares += max(_fastest_share(one, fastest) for one in solutions) / (workloads[name] or 1)
         chosen = max(solutions, key=lambda one: _merit(one, baseline))
         best += chosen
@@ -215,6 +222,8 @@ def _author_row(items: Sequence[Result], baseline: _Baseline, fastest: _Times) -
         fastest_share=shares / len(workloads) if workloads else None,
         standing=standing,
         confirmed=standing == CONFIRMED,
+        sol_score=sol_scores / len(floors) if floors else None,
+        sol_basis=basis_of(items),
         **_figures(best, baseline),
     )
 

@@ -19,7 +19,7 @@ from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.evaluation import EvaluationStatus, as_time
 from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed
-from flashinfer_bench.data.sets.results import UNMEASURED, Result, find_latest, group, list_results
+from flashinfer_bench.data.sets.results import UNMEASURED, Result, find_latest, group, list_results, mean_sol_score
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 from flashinfer_bench.report.intervals import MeanRatio, TimeInterval, half_of, interval_of, latency_of, mean_of
 from flashinfer_bench.report.timing import QUICK, Timing, count_timing
@@ -78,6 +78,10 @@ class SummaryRow:
     interval."""
     ties: tuple[SummaryRow, ...] = ()
     """For the best row: other solutions whose times do not differ significantly, the best first."""
+    sol_score: float | None = None
+    """Mean speed-of-light score. Failed and pending workloads count 0. None if no floor is known."""
+    sol_basis: tuple[str, ...] = ()
+    """Baseline and peak of each score."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,15 +112,18 @@ class WorkloadRow(SummaryRow):
 
 
 def summarise(
-    traces: Iterable[AnyTrace], expected: Mapping[PairKey, Collection[str]] | None = None
+    traces: Iterable[AnyTrace],
+    expected: Mapping[PairKey, Collection[str]] | None = None,
+    trace_set: TraceSet | None = None,
 ) -> list[SummaryRow]:
     """Return the rows, ordered by definition, then from the best solution to the worst. Quick looks come last.
 
     Args:
         traces: verdicts in the order of their recording. The last verdict on a job counts.
         expected: uuids of the workloads for each pair; pairs without verdicts also get a row.
+        trace_set: the set, whose baseline author is the baseline of speed-of-light scores.
     """
-    return summarise_results(list_results(None, traces), expected)
+    return summarise_results(list_results(trace_set, traces), expected)
 
 
 @collector_paused()
@@ -173,7 +180,9 @@ def by_workload(traces: Iterable[AnyTrace], trace_set: TraceSet | None = None) -
     return rows
 
 
-def best_by_definition(traces: Iterable[AnyTrace], by: Merit = "speedup") -> list[SummaryRow]:
+def best_by_definition(
+    traces: Iterable[AnyTrace], by: Merit = "speedup", trace_set: TraceSet | None = None
+) -> list[SummaryRow]:
     """Return the best solution of each definition. It passes the most workloads; among equals, it has the highest mean
     speed-up.
 
@@ -187,7 +196,7 @@ def best_by_definition(traces: Iterable[AnyTrace], by: Merit = "speedup") -> lis
         merits = merits if by == "latency" else merits[::-1]
         return row.timing_caveat is not None, -row.passed, *merits
 
-    results = [item for item in list_results(None, traces) if item.may_be_best]
+    results = [item for item in list_results(trace_set, traces) if item.may_be_best]
     rows = [row for row in summarise_results(results) if row.latency_ms is not None]
     best = []
     for contest in group(rows, attrgetter("definition", "hardware")).values():
@@ -221,13 +230,14 @@ def _row(
     shares = [(high - low) / (high + low) for low, high in filter(None, bounds) if high > 0]
     standing = join_standings(record.standing for record in records)
     definition, solution, hardware = key or _key(items[0])
+    pending = len(set(expected).difference(item.workload for item in items))
     return SummaryRow(
         definition=definition,
         solution=solution,
         hardware=hardware,
         passed=len(passed),
         judged=len(items),
-        pending=len(set(expected).difference(item.workload for item in items)),
+        pending=pending,
         latency_ms=median(latencies) if latencies else None,
         speedup=geometric_mean(speedups) if len(speedups) > 1 else next(iter(speedups), None),
         timing_caveat=next(filter(None, map(caveat_in, records)), None),
@@ -237,7 +247,14 @@ def _row(
         confirmed=standing == CONFIRMED,
         mean=mean_of(latencies, list(map(half_of, timed))),
         interval_share=median(shares) if shares else None,
+        sol_score=mean_sol_score(items, pending),
+        sol_basis=basis_of(items),
     )
+
+
+def basis_of(items: Iterable[Result]) -> tuple[str, ...]:
+    """Return the baselines and the peaks of the speed-of-light scores of results."""
+    return tuple(sorted({f"{item.sol_baseline}, {item.reported.roofline.peak}" for item in items if item.sol_score}))
 
 
 def _group_failures(failed: Iterable[Result]) -> tuple[FailureGroup, ...]:

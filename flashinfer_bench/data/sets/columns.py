@@ -47,6 +47,8 @@ RUNS: Final[tuple[tuple[Kind, tuple[str, ...]], ...]] = (
     ("text", ("engine_version", "torch_version", "triton_version", "cuda_version", "driver_version")),
     ("text", ("log", "interval", "assurance", "bound")),
     ("truth", ("confirmed",)),
+    ("number", ("floor_ms", "sol_score")),
+    ("text", ("peak", "sol_baseline")),
 )
 COLUMNS: Final[Mapping[str, Kind]] = {name: kind for kind, names in RUNS for name in names}
 """Name of a column → its kind, in the order of the columns."""

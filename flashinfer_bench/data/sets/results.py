@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -22,6 +22,7 @@ import msgspec
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.data.evaluation import EvaluationStatus, as_time
 from flashinfer_bench.data.measurement import CONFIRMED, Measurement, ReportedTrace, read_reported
+from flashinfer_bench.data.sets.speed_of_light import sol_score
 from flashinfer_bench.data.store.dialects import UNKNOWN_AUTHOR
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace, PerformanceLine
 
@@ -30,10 +31,15 @@ if TYPE_CHECKING:
 
 _PASSED = EvaluationStatus.PASSED  # access to an Enum member takes ten times as long
 UNMEASURED: Final = PerformanceLine()
+BASELINE: Final = "baseline"
+"""The default baseline author."""
+REFERENCE: Final = "reference"
+"""The baseline of a speed-of-light score if the baseline author has no latency."""
 _UNKNOWN: Final = datetime.min.replace(tzinfo=timezone.utc)
 JUDGED_KEYS: Final = ("definition", "solution", "workload", "evaluator")
 """Keys of a fingerprint that identify the judged objects and the evaluator. The other keys are settings."""
 _JUDGED: Final = attrgetter(*JUDGED_KEYS)
+_JOB: Final = attrgetter("definition", "workload", "hardware")
 Item = TypeVar("Item")
 
 
@@ -50,6 +56,10 @@ class Result(NamedTuple):
     language: str
     is_latest: bool
     """Whether it is the latest verdict on its definition, solution, workload and hardware."""
+    sol_score: float | None = None
+    """Speed-of-light score, 0 for a failure. None if it is unknown, or if the interval is below the floor."""
+    sol_baseline: str = ""
+    """Author of the score's baseline, or `REFERENCE`; empty if a mean skips the result."""
 
     @property
     def definition(self) -> str:
@@ -148,7 +158,44 @@ def list_results(trace_set: TraceSet | None, traces: Iterable[AnyTrace], *, late
             who = authors.get(trace.solution) or (reported.run.author or UNKNOWN_AUTHOR, "")
             op_type = op_types.get(trace.definition, "")
             found.append(Result(trace, evaluation, reported, op_type, *who, is_latest))
-    return found
+    own = {name for name, (author, _) in authors.items() if author == BASELINE}
+    rivals = [trace for trace in trace_set.all_traces() if trace.solution in own] if trace_set and own else []
+    return with_sol_scores(found, list_results(None, rivals) if rivals else (), BASELINE)
+
+
+def with_sol_scores(results: Sequence[Result], rivals: Iterable[Result], author: str) -> list[Result]:
+    """Return results with their speed-of-light scores.
+
+    Args:
+        results: the results. If no result of a definition has a floor, failures of the definition have no score.
+        rivals: results of the baseline author. The reference is the baseline of workloads that are not among them.
+        author: the baseline author's name.
+    """
+    against = lowest_of(rivals)
+    floors = {(item.definition, item.hardware) for item in results if item.reported.roofline.floor_ms}
+    return [
+        _with_sol_score(item, against.get(_JOB(item)), author) if (item.definition, item.hardware) in floors else item
+        for item in results
+    ]
+
+
+def _with_sol_score(item: Result, rival_ms: float | None, author: str) -> Result:
+    baseline_ms, floor_ms, score = rival_ms or item.reference_ms, item.reported.roofline.floor_ms, None
+    if not item.is_passed:
+        score = 0.0
+    elif not (item.is_ranked and item.latency_ms and floor_ms and baseline_ms):
+        return item._replace(sol_score=None, sol_baseline="")
+    elif max(item.measurement.bounds or (item.latency_ms,)) >= floor_ms:
+        score = sol_score(item.latency_ms, baseline_ms, floor_ms)
+    return item._replace(sol_score=score, sol_baseline=author if rival_ms else REFERENCE)
+
+
+def mean_sol_score(results: Iterable[Result], missing: int = 0) -> float | None:
+    """Return the mean of speed-of-light scores; None without scores. Latencies below the floor, and missing workloads,
+    count 0."""
+    scores = [item.sol_score for item in results if item.sol_baseline]
+    known = [score for score in scores if score is not None]
+    return sum(known) / (len(scores) + missing) if known else None
 
 
 def in_order_of_time(traces: Iterable[AnyTrace]) -> list[AnyTrace]:
@@ -209,6 +256,12 @@ def fastest_of(results: Iterable[Result], key: Callable[[Result], Any]) -> dict[
         for name, items in group(timed, key).items()
     }
     return {name: (item.latency_ms or 0.0, item) for name, item in best.items()}
+
+
+def lowest_of(results: Iterable[Result]) -> Mapping[tuple[str, str, str], float]:
+    """Return definition, workload and hardware → the lowest ranked latency; see `fastest_of`."""
+    ranked = fastest_of((item for item in results if item.is_ranked), _JOB)
+    return {key: latency for key, (latency, _) in ranked.items()}
 
 
 def group(items: Iterable[Item], key: Callable[[Item], Any]) -> dict[Any, list[Item]]:

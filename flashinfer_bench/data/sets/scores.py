@@ -13,21 +13,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed
 from flashinfer_bench.data.names import did_you_mean
-from flashinfer_bench.data.sets.results import fastest_of, group, list_results
+from flashinfer_bench.data.sets.results import BASELINE, fastest_of, group, list_results
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store.dialects import UNKNOWN_AUTHOR
 from flashinfer_bench.data.store.trace_lines import kept_of
 
 if TYPE_CHECKING:
     from flashinfer_bench.data.trace_set import TraceSet
-
-
-BASELINE: Final = "baseline"
-"""The default baseline author."""
 
 
 @dataclass(frozen=True)
