@@ -21,7 +21,7 @@ HEAD: Final = """\
 Made by `python -m benchmarks.results` from `benchmarks/results/*.jsonl`. Each script of `benchmarks/` appends a line
 there for each figure. A line without versions was taken over from an earlier page of figures. If that page named
 several hosts, the line has the worst. I is the time of `import torch` on the machine. The latest figure of each goal
-counts; **bold** ones miss it. A command of a script that is no longer there stands at the commit of its figure.
+counts; **bold** ones miss it. If a script was removed since, its command runs at the commit of the figure.
 
 ## Goals
 

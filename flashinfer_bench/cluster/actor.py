@@ -233,7 +233,7 @@ class SlotActor:
         return self._files / hashlib.sha256(root.encode()).hexdigest()[:16]
 
     def _write_blob(self, file: Path, blob: Blob) -> None:
-        """Write a file of stored inputs, unless it exists in this state."""
+        """Write a file of stored inputs, unless the same content was written before."""
         state, content = blob
         if self._written.get(file) != state:
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -240,7 +240,7 @@ class Build:
         """Run the compilers, and check the files that they have read; return a failure to store in the cache.
 
         Raises:
-            BuildFailure: the solution is at fault, and another attempt may end differently.
+            BuildFailure: the solution is at fault, but a later attempt may succeed, so the failure is not cached.
             BuildFault: this machine is at fault.
         """
         recipe, kills, header = self.recipe, count_memory_kills(), self._find_header()

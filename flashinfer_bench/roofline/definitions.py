@@ -1,8 +1,8 @@
 """The cost of a definition on a workload, counted by op type from the format's names of axes and inputs.
 
 FLOPs follow the true lengths. Bytes count all inputs and outputs. Only the used part of a pool (cached tokens, experts,
-states, angles) counts. A definition has no cost if its axes have other names, its lengths or mask are unknown, or its
-inputs contradict each other: no cost is better than a wrong one. A formula then raises LookupError, ValueError or
+states, angles) counts. A wrong cost would be worse than none. So a definition has no cost if its axes have other names,
+its lengths or mask are unknown, or its inputs contradict each other. A formula then raises LookupError, ValueError or
 ArithmeticError.
 """
 

@@ -311,8 +311,8 @@ def hidden_memory(file: Path = MACHINE_MEMORY) -> tuple[int, int]:
     """Return the used bytes of the machine that are no process's private memory, as two counts.
 
     The first count is all memory that is neither available nor private, including pinned pages and drivers' buffers. It
-    lags, because the kernel reports freed memory late. The second count is immediate: shared memory, its tables and its
-    buffers. Both are 0 if the kernel reports nothing.
+    lags, because the kernel reports freed memory late. The second count does not lag. It is shared memory, page
+    tables, and the kernel's unreclaimable slabs. Both are 0 if the kernel reports nothing.
     """
     text = b""
     with suppress(OSError):

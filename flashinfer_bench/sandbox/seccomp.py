@@ -7,8 +7,8 @@ In a sandbox it also refuses calls that Landlock does not cover: connections oth
 netlink), io_uring, shared memory and queues that outlive a process, namespaces, mounts, kernel modules, and resources
 limited for the whole machine or user (watches on files). Landlock does not cover modes, times and attributes of files
 either: an owner could remove the read permission of a data set. A worker with its own user owns only its own files, and
-sets these freely. For any other worker, the supervisor sets modes and present times of files, below the worker's own
-folders. The filter holds for threads and all descendants.
+may set their modes and times. For any other worker, the supervisor sets modes and present times of files, below the
+worker's own folders. The filter holds for threads and all descendants.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ FLAGS: Final = {
     "host_bound": "the host takes longer to launch the call than the GPU to run it",
     "waits_inside": "the call waits for the GPU before it returns",
     "side_stream": "the call uses a stream that does not wait for the current one",
-    "persisting_l2": "the call leaves persisting lines in the L2, which were reset before each sample",
+    "persisting_l2": "the call leaves persisting lines in the L2; they were reset before each sample",
     "noisy": "the samples scatter widely, so a re-run may differ by more than usual",
     "too_few_samples": "there are too few samples to estimate a spread",
     "throttled": "the GPU was slowed down by power or heat",

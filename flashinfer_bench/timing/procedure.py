@@ -416,7 +416,7 @@ class TrialInProgress:
         """Return how the samples were taken. Conditions that do not hold are left out.
 
         Args:
-            reason: why the calls are no replays of graphs; empty if they are.
+            reason: why the calls were not replayed as graphs; empty if they were.
             samples: the samples that count.
         """
         metadata: Metadata = {"method": self.clock.method, "cache_state": self.clock.cache_state, "calls": self.calls}

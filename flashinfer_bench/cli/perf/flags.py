@@ -119,7 +119,7 @@ def make_parser(
 
 
 def declare_perf(parser: Parser) -> None:
-    """For completion by a shell, add the names of routines, and all flags except the flags of a single routine."""
+    """For completion by a shell, add the names of routines, and the flags that all routines share."""
     _add_session_flags(parser)
     _add_case_flags(parser, [], None)
 

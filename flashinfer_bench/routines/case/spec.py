@@ -196,8 +196,8 @@ class Routine:
     family: str
     flags: Sequence[Flag]
     build: Callable[[Namespace], Case]
-    """Makes a case of flags. They include `routine`, the routine's name. Raises UsageError if flags contradict each
-    other."""
+    """Makes a case from flags, which include `routine`, the routine's name. Raises UsageError if flags contradict
+    each other."""
     name: str
     summary: str
     support: Mapping[str, Sequence[str]]

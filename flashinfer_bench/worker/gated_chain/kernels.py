@@ -37,7 +37,7 @@ SMALL_BYTES: Final = 1 << 15
 """Most bytes of inputs that the waiting kernel unmasks itself. A second kernel would start later."""
 UNMASK_THREADS: Final = 256
 COMMIT_BYTES: Final = 1 << 16
-"""Bytes of outputs to which one block commits. If the GPU has too few processors, blocks take more bytes."""
+"""Bytes of outputs that one block hashes. If the GPU has too few processors, blocks take more bytes."""
 AT_ONCE: Final = 4
 """Pieces of memory that one kernel commits to."""
 WARP: Final = 32

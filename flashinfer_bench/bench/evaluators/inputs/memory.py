@@ -34,7 +34,7 @@ def total_bytes(device: torch.device) -> int:
 
 
 def has_room(device: torch.device, size: int, share: int) -> bool:
-    """Return whether `size` bytes fit into the free memory of a device divided by `share`; a small size always fits."""
+    """Return whether `size` is at most 1/`share` of a device's free memory. A small size always fits."""
     return size <= total_bytes(device) // SMALL_SHARE or size <= free_bytes(device) // share
 
 

@@ -101,7 +101,7 @@ class Precompiler:
 
         Args:
             coming: the jobs. The first job's solution runs now.
-            announced: solutions of later requests, if the limits allow.
+            announced: solutions of later requests. They are precompiled last, and only within the limits.
         """
         for request, requested in coming[:1]:
             self._settled.add(request.solutions[requested.solution].digest)

@@ -83,8 +83,8 @@ class Measuring:
 
     Args:
         kernel: the solution, loaded.
-        input_sets: the inputs of each trial. Trials end at the first set with other shapes or scalars than the first
-            set.
+        input_sets: the inputs of each trial. A set whose shapes or scalars differ from the first set's is not used,
+            and neither are the sets after it.
     """
 
     def __init__(self, kernel: RemoteKernel, input_sets: Sequence[list[Any]]) -> None:
