@@ -143,6 +143,7 @@ def _measure(
 def render_comparison(comparison: Comparison, sides: tuple[str, str]) -> str:
     """Render the comparison as a table with notes."""
     from flashinfer_bench.cli import tables
+    from flashinfer_bench.cli.verdicts import head_of
 
     names = tables.name_workloads((row.definition, row.workload, row.axes) for row in comparison.rows)
     rows = [
@@ -160,7 +161,9 @@ def render_comparison(comparison: Comparison, sides: tuple[str, str]) -> str:
         "B/A: latency of B over that of A, with its 95 % interval; over all: geometric mean",
         *(f"{row.workload}: {row.problem}" for row in comparison.rows if row.problem),
         *([f"to decide: {comparison.need}"] if comparison.need else []),
+        *(f"times of {warning}" for warning in comparison.warnings),
     ]
     table = tables.render_table(("Workload", "#A", "#B", "#B/A", "B is"), rows)
     width = tables.available_width(sys.stdout)
-    return tables.join_sections(table, [tables.wrap_line(note, width) for note in notes])
+    head = head_of([comparison.standing])
+    return head + tables.join_sections(table, [tables.wrap_line(note, width) for note in notes])

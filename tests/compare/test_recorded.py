@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from flashinfer_bench.cli.compare import render_comparison
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.examine.compare.recorded import compare_recorded
@@ -116,6 +117,23 @@ def test_intervals_that_are_wide_or_have_no_name_decide_nothing():
     assert decisions(compare(*timed("a", 1.0), *timed("b", 3.0, half=1.0))) == [("", "cannot tell yet")]
     old = [on("w0", name, ms, record={"method": "cupti"}) for name, ms in (("a", 1.0), ("b", 1.004))]
     assert 0.01 < compare(*old).rows[0].ratio.log_half < 0.03  # the spread between workers
+
+
+def test_a_comparison_has_the_standing_of_its_times_and_their_flags_by_side():
+    noisy, baseline = timed("a", 1.0, 1.0, flags=["noisy"], method="wall"), {"flags": ["noisy"]}
+    noisy[1].evaluation.extra["measurement"]["flags"] = []
+    for trace in noisy:
+        trace.evaluation.extra["baseline"] = baseline
+    found = compare(*noisy, *timed("b", 1.0, 1.0, method="wall"))
+    (line,) = [line for line in found.warnings if "older_protocol" not in line]
+    assert line.startswith("A: noisy, 1 of 2: ")
+    shown = render_comparison(found, ("a", "b"))
+    assert shown.startswith("CPU: indicative\n\nWorkload")
+    assert f"\ntimes of {line}\n" in shown
+    assert all(text in found.markdown(("a", "b"), []) for text in ("; CPU: indicative;", "times of A: noisy, 1 of 2"))
+    document = found.document(("a", "b"), [])
+    assert (document["standing"], document["timings"]["A"]["flags"]["noisy"]) == ("CPU: indicative", 1)
+    assert compare(*timed("a", 1.0), *timed("b", 1.0)).standing == "not confirmed"
 
 
 def test_documents_tell_the_same_and_escape_names():

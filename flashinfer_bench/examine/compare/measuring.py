@@ -24,7 +24,7 @@ from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.scheduler import Judged, Rules, Scheduler
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.measurement import read_reported
+from flashinfer_bench.data.measurement import ReportedTrace, read_reported
 from flashinfer_bench.examine.compare.result import (
     INTERIM_LEVELS,
     MOST_PAIRS,
@@ -32,6 +32,7 @@ from flashinfer_bench.examine.compare.result import (
     Ratio,
     Row,
     describe_difference,
+    describe_times,
     ratio_of_pairs,
 )
 from flashinfer_bench.examine.compare.sides import Pairing, choose_workloads
@@ -60,6 +61,8 @@ class PairSeries:
     """For A and for B: number of a pair → latency in ms."""
     keys: list[dict[str, str]] = field(default_factory=lambda: [{}, {}])
     """For A and for B: the conditions of the latest time. Times are compared only if A and B have the same."""
+    reported: tuple[list[ReportedTrace], list[ReportedTrace]] = field(default_factory=lambda: ([], []))
+    """For A and for B: what the traces of the blocks have about their times."""
     stopped: str = ""
     """Why measuring has stopped: a side did not pass, or has no verdict."""
 
@@ -90,7 +93,9 @@ class PairSeries:
             problem = f"has no verdict: {first_reason(found.message)}"
         elif latency_ms := latency_of(found.evaluation):
             self.blocks[side][pair] = latency_ms
-            self.keys[side] = comparison_keys(read_reported(found.evaluation), found.device.name)
+            reported = read_reported(found.evaluation)
+            self.reported[side].append(reported)
+            self.keys[side] = comparison_keys(reported, found.device.name)
             return
         else:
             problem = f"did not pass: {found.evaluation.status.value}: {reason_of(found.evaluation)}".rstrip(": ")
@@ -144,7 +149,8 @@ def measure(
     with closing(context.make_scheduler(seeds, rules, needs_triton=needs_triton)) as scheduler:
         seconds = _run(scheduler, series, threshold, budget_s, progress)
     context.learn_spread([list(found.values()) for one in series for found in one.blocks])
-    return Comparison([one.row() for one in series], threshold, "measured", device.name, seconds)
+    times = describe_times(*([record for one in series for record in one.reported[side]] for side in (0, 1)))
+    return Comparison([one.row() for one in series], threshold, "measured", device.name, seconds, *times)
 
 
 def for_blocks(config: BenchmarkConfig, device: Device) -> BenchmarkConfig:

@@ -13,7 +13,7 @@ from math import log
 
 from flashinfer_bench.data.sets.results import Result, group
 from flashinfer_bench.errors import DataSetError
-from flashinfer_bench.examine.compare.result import Comparison, Row, describe_difference, recorded_ratio
+from flashinfer_bench.examine.compare.result import Comparison, Row, describe_difference, describe_times, recorded_ratio
 from flashinfer_bench.examine.compare.sides import Contender, choose_workloads
 from flashinfer_bench.report.comparable import comparison_keys, find_difference
 from flashinfer_bench.report.decision import join_halves
@@ -45,11 +45,13 @@ def compare_recorded(
     if not both:
         raise DataSetError(f"no trace of {first.word} is of the same definition and workload as one of {second.word}")
     wanted = choose_workloads(workloads, {workload for _, workload, _ in both})
-    rows = [row for key in both if key[1] in wanted for row in _compare(key, a[key], b[key])]
+    used = [key for key in both if key[1] in wanted]
+    rows = [row for key in used for row in _compare(key, a[key], b[key])]
     if all(row.ratio is None for row in rows):
         raise DataSetError(f"{first.word} and {second.word}: {rows[0].problem}")
     hardware = " + ".join(sorted({one.hardware for one in first.results}))
-    return Comparison(rows, threshold, "recorded", hardware)
+    times = describe_times(*([one.reported for key in used for one in side[key] if one.is_ranked] for side in (a, b)))
+    return Comparison(rows, threshold, "recorded", hardware, 0.0, *times)
 
 
 def _compare(key: Key, first: list[Result], second: list[Result]) -> Iterator[Row]:

@@ -14,15 +14,19 @@ interval then holds the true ratio in about 95 % of series or more, by simulatio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from math import ceil, exp, log, sqrt
 from statistics import fmean, variance
 from typing import Any, Final, Literal
 from xml.etree import ElementTree
 
+import msgspec
+
+from flashinfer_bench.data.measurement import INDICATIVE, Measurement, ReportedTrace, join_standings
 from flashinfer_bench.report.comparable import Difference
 from flashinfer_bench.report.decision import SAME, SLOWER, UNKNOWN, Decision, decide
+from flashinfer_bench.report.timing import Timing, count_timing, describe_flag
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.timing.statistics import student_quantile
 
@@ -50,8 +54,7 @@ MANY: Final = 1e9
 """Degrees of freedom of an error that is exactly known."""
 BUDGET_STEP_S: Final = 10
 """A proposed budget is a multiple of this many seconds."""
-MOST_MORE: Final = 10_000
-"""A larger number of further pairs is not reported."""
+LIMIT_TOO_SMALL: Final = f"a quieter machine or a larger --threshold, since {MOST_PAIRS} pairs, the limit, are too few"
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,8 @@ class Ratio:
         return decide(self.log_mean, self.log_half, threshold)
 
     def pairs_needed(self, threshold: float) -> int | None:
-        """Estimate how many more pairs a decision needs. None if the ratio is decided, or if no estimate exists.
+        """Estimate how many more pairs lead to the analysis that decides. None if the ratio is decided, or if the last
+        analysis is too early.
 
         The half width of the interval must become smaller than the distance from the ratio to a bound. The bound is the
         threshold if the ratio is within the threshold, else 1.
@@ -92,16 +96,18 @@ class Ratio:
         if not self.pairs or self.decide(threshold) != UNKNOWN:
             return None
         if self.log_half is None:
-            return max(1, min(INTERIM_LEVELS) - self.pairs)
+            return self._pairs_until(min(INTERIM_LEVELS))
         edge = log(1 + threshold)
         offset = abs(self.log_mean)
         distance = edge - offset if offset <= edge else offset
         if distance <= 0 or self.error <= 0:
             return None
         quantile = student_quantile(INTERIM_LEVELS[MOST_PAIRS], max(self.freedom, 8.0))
-        wanted = ceil((quantile * self.error / distance) ** 2 * self.pairs)
-        more = max(1, wanted - self.pairs)
-        return more if more <= MOST_MORE else None
+        return self._pairs_until(ceil((quantile * self.error / distance) ** 2 * self.pairs))
+
+    def _pairs_until(self, wanted: int) -> int | None:
+        counts = (count for count in INTERIM_LEVELS if count > self.pairs and count >= wanted)
+        return next((count - self.pairs for count in counts), None)
 
 
 def level_at(pairs: int) -> float:
@@ -190,6 +196,13 @@ def describe_difference(workload: str, difference: Difference) -> str:
     return f"cannot be compared: {workload}: {kind}: A {first}, B {second}"
 
 
+def describe_times(*sides: Iterable[ReportedTrace]) -> tuple[str, dict[str, Timing]]:
+    """Return `standing` and `timings` of a comparison. References are not compared, so their flags are left out."""
+    own = [[msgspec.structs.replace(one, baseline=Measurement()) for one in side] for side in sides]
+    standing = join_standings(one.measurement.standing for side in own for one in side)
+    return standing, {name: count_timing(side) for name, side in zip("AB", own, strict=True)}
+
+
 @dataclass(frozen=True)
 class Comparison:
     """A and B on all workloads."""
@@ -201,6 +214,16 @@ class Comparison:
     hardware: str
     seconds: float = 0.0
     """Seconds of measuring, without the start."""
+    standing: str = ""
+    """The best standing of the times of both sides."""
+    timings: Mapping[str, Timing] = field(default_factory=dict)
+    """How the times of A and of B were taken, and their flags."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """A line for each flag of the times of a side."""
+        sides = self.timings.items()
+        return [f"{side}: {describe_flag(flag, [timing])}" for side, timing in sides for flag in timing.flags]
 
     @property
     def overall(self) -> Ratio | None:
@@ -224,13 +247,10 @@ class Comparison:
             return ""
         more = 0
         for row in undecided:
-            pairs = len(row.pairs_ms)
             wanted = row.ratio.pairs_needed(self.threshold) if row.ratio is not None else min(INTERIM_LEVELS)
-            # A series is analysed only at the numbers of pairs in INTERIM_LEVELS.
-            end = next((count for count in INTERIM_LEVELS if wanted and count >= pairs + wanted), None)
-            if end is None:
-                return f"more than {MOST_PAIRS} pairs, the limit; use a quieter machine or a larger --threshold"
-            more += end - pairs
+            if wanted is None:
+                return LIMIT_TOO_SMALL
+            more += wanted
         budget = ceil(self.seconds * (1 + more / done) / BUDGET_STEP_S) * BUDGET_STEP_S
         return f"{more} more pairs: --budget {budget}"
 
@@ -254,7 +274,7 @@ class Comparison:
         if row.ratio.interval is not None:
             number += " ({:.3f} to {:.3f})".format(*row.ratio.interval)
         decision = row.ratio.decide(self.threshold)
-        more = row.ratio.pairs_needed(self.threshold)
+        more = row.ratio.pairs_needed(self.threshold) if row.workload != OVERALL else None
         if decision == SAME:
             return number, f"same within {100 * self.threshold:.3g} %"
         return number, f"{decision} ({more} more pairs)" if more is not None else decision
@@ -278,7 +298,9 @@ class Comparison:
         ]
         if self.how == "measured":
             head["need"] = self.need
-        return {**head, **vars(self), "rows": rows, "overall": self._ratio_document(self.overall) or None}
+        timings = {side: asdict(timing) for side, timing in self.timings.items()}
+        overall = self._ratio_document(self.overall) or None
+        return {**head, **vars(self), "timings": timings, "rows": rows, "overall": overall}
 
     def _ratio_document(self, ratio: Ratio | None) -> dict[str, Any]:
         if ratio is None:
@@ -294,8 +316,9 @@ class Comparison:
     def markdown(self, sides: tuple[str, str], slower: Sequence[str]) -> str:
         """Return the comparison as Markdown."""
         a, b, hardware, *where = (to_one_line(text).translate(MARKUP) for text in (*sides, self.hardware, *slower))
+        indicative = f"; {INDICATIVE}" if self.standing == INDICATIVE else ""
         lines = [
-            f"**{b} beside {a}** ({self.how} on {hardware}; ratio: B over A, with its 95 % interval)",
+            f"**{b} beside {a}** ({self.how} on {hardware}{indicative}; ratio: B over A, with its 95 % interval)",
             "",
             "| Workload | A (ms) | B (ms) | Ratio | B is |",
             "| --- | ---: | ---: | ---: | --- |",
@@ -305,7 +328,8 @@ class Comparison:
             ratio, words = self.describe(row)
             cells = (to_one_line(text).translate(MARKUP) for text in (row.name, *times, ratio, row.problem or words))
             lines.append(f"| {' | '.join(cells)} |")
-        end = ["", f"Slower than allowed: {', '.join(where)}."] if where else []
+        end = ["", *(f"- times of {to_one_line(line).translate(MARKUP)}" for line in self.warnings)]
+        end += ["", f"Slower than allowed: {', '.join(where)}."] if where else []
         return "\n".join([*lines, *end, ""])
 
     def junit(self, slower: Sequence[str]) -> str:
