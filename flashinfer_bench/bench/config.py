@@ -151,6 +151,9 @@ class BenchmarkConfig(EvalSettings):
     """Bound of a GPU's latency from outside: a gated chain of calls, or at full also batches of calls."""
     confirm: bool = True
     """Judge the best of each workload again at full assurance, on a GPU; otherwise no solution is confirmed."""
+    library_calls: Literal["allow", "flag", "refuse"] = "flag"
+    """A solution whose kernels on a GPU are all a library's (cuBLAS, cuDNN, FlashInfer, torch): allow it, flag its
+    time, or refuse it as RUNTIME_ERROR."""
     keep_samples: bool = False
     """Write every sample into the trace, not only their summary."""
     quick: bool = False

@@ -185,6 +185,7 @@ class HarnessContext:
             baseline_budget_s=config.baseline_budget_s * share,
             timing=TimingSettings(config.l2_cache, config.clock, config.cuda_graphs, config.assurance),
             keep_samples=config.keep_samples,
+            library_calls=config.library_calls,
             baselines=self._choose_baselines(device),
             gpu_uuid=device.uuid if device.kind == "cuda" else None,
             gpu_index=device.pci_rank,

@@ -70,6 +70,10 @@ class Measurement(msgspec.Struct, frozen=True, gc=False):
     samples: Number | None = None
     """Number of samples."""
     trials: Number | None = None
+    kernels: dict[str, Number] = {}
+    """Names of the operations of the timed calls → number of launches in all samples, as the worker reports them."""
+    library_kernels: str = "unknown"
+    """How many of these kernels are a library's: all, some, none, or unknown; see `timing.libraries`."""
     late: Number | None = None
     """Number of samples that include the host's time."""
     median_ms: Number | None = None

@@ -35,6 +35,7 @@ FLAGS: Final = {
     "unconfirmed": "the measurement from outside could not confirm the time",
     "same_inputs": "the inputs could not be varied from call to call",
     "constant_output": "an output was the same on all inputs",
+    "library_calls": "all kernels of the call are a library's: cuBLAS, cuDNN, FlashInfer or torch",
     "regimes_left_out": "calls on unusual inputs were skipped, since the reference or the solution is slow or large",
 }
 """Name of each flag → its text, in the order in which reports name flags."""

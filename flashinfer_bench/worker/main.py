@@ -50,6 +50,7 @@ from flashinfer_bench.worker.errors import describe_error, escape_surrogates
 from flashinfer_bench.worker.gated_chain.calls import GatedChains
 from flashinfer_bench.worker.jit.folders import enter_folders
 from flashinfer_bench.worker.jit.precompile import precompile
+from flashinfer_bench.worker.kernel_names import answer_launches
 from flashinfer_bench.worker.load import LoadedEntry, load_entry
 from flashinfer_bench.worker.protocol import MOST_WORDS, STACK_FILE, STACK_SIGNAL, answer_readings
 
@@ -134,6 +135,8 @@ class Worker:
         """Kind of graph, part of the calls, buffers → the graph."""
         self._gated_chains = GatedChains(device)
         self._running = ExitStack()
+        self._launched: dict[tuple[tuple[str, int], ...], None] = {}
+        """The operations of each kind of call since the clock was switched on."""
 
     def serve(self) -> None:
         """Answer requests in order; return at `exit` or when the session has ended."""
@@ -205,6 +208,7 @@ class Worker:
     def start(self, request: dict[str, Any]) -> dict[str, Any]:
         """Switch the clock on. If the request has a reason to fall back, switch on the clock's fallback, if any."""
         self._running.close()
+        self._launched.clear()
         if request["fall_back"] is not None:
             self.clock = self.clock.fall_back(request["fall_back"]) or self.clock
         lost = None
@@ -214,10 +218,11 @@ class Worker:
             lost = str(error)[:MOST_WORDS]
         return {"clock": describe_clock(self.clock), "lost": lost}
 
-    def stop(self, request: dict[str, Any]) -> None:
-        """Switch the clock off."""
+    def stop(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Switch the clock off; name the operations of its samples."""
         del request
         self._running.close()
+        return {"launches": answer_launches(self._launched)}
 
     def recover(self, request: dict[str, Any]) -> None:
         """Forget the calls of a job that failed. A broken context raises here."""
@@ -244,6 +249,7 @@ class Worker:
                 ]
             if request["lead"] is not None:
                 samples = self.clock.sample(launches, [Preamble(*one) for one in request["lead"]])
+                self._launched.update(dict.fromkeys(sample.launched for sample in samples))
                 return {"readings": answer_readings(samples), "facts": self.clock.metadata()}
         except (CaptureRefused, ClockLost) as error:
             return {"lost" if isinstance(error, ClockLost) else "refused": str(error)[:MOST_WORDS]}

@@ -16,7 +16,7 @@ request's `id`. "-" means no field.
     relay     indices, part, operations, settles, size,       Called: strided, joined
               stride, inputs + 1 fd, of the control block
     collect   first, part, together                           Called: strided
-    stop      -                                               -; the clock is off
+    stop      -                                               Stopped: launches; the clock is off
     recover   -                                               -; after an error: the clock is off, no call is laid
                                                               out, the device is idle
     unbind    -                                               -; no memory of the session is mapped, no call laid out
@@ -48,9 +48,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from flashinfer_bench.base.wire import WireError
+from flashinfer_bench.timing.libraries import MAX_NAME, MAX_NAMES
 from flashinfer_bench.timing.measurement import Count, Nanoseconds, Sample, Words, printable
 
 MAX_TEXT: Final = 16_384
@@ -63,9 +64,13 @@ STACK_FILE, STACK_SIGNAL = "stack.txt", signal.SIGRTMAX - 1
 compiler, uses SIGUSR1 and SIGUSR2 itself."""
 MAX_CALLS: Final = 4_096
 """Most calls of one request."""
+MAX_LAUNCHES: Final = 16
+"""Most kinds of calls whose operations are named. Calls that launch the same operations are of one kind."""
 
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 ShortText = Annotated[str, Field(max_length=MOST_WORDS)]
+Digest = Annotated[str, Field(max_length=16)]
+Name = Annotated[str, Field(max_length=MAX_NAME), AfterValidator(printable)]
 Style = Literal["dps", "value", "keyword"]
 Item = TypeVar("Item")
 Column = Annotated[list[Item], Field(min_length=1, max_length=MAX_CALLS)]
@@ -151,7 +156,7 @@ class Readings(Part):
     operations: Column[Count | None]
     late: Column[bool]
     lead_ns: Column[Nanoseconds | None]
-    launched: Column[Annotated[str, Field(max_length=16)]]
+    launched: Column[Digest]
     """A digest of the names and numbers of each call's operations."""
     escaped: Column[bool]
     work_ns: Column[Nanoseconds]
@@ -172,11 +177,12 @@ class Readings(Part):
 def answer_readings(samples: Sequence[Sample]) -> dict[str, Any]:
     """Return samples as the fields of `Readings`."""
     columns = {name: [getattr(sample, name) for sample in samples] for name in Readings.model_fields}
-    return columns | {"launched": list(map(_digest, columns["launched"]))}
+    return columns | {"launched": list(map(digest_of, columns["launched"]))}
 
 
 @lru_cache
-def _digest(launched: tuple[tuple[str, int], ...]) -> str:
+def digest_of(launched: tuple[tuple[str, int], ...]) -> str:
+    """Return the digest of a call's operations, which the call's sample has."""
     return hashlib.sha256(repr(launched).encode()).hexdigest()[:16]
 
 
@@ -210,6 +216,15 @@ class Called(Claim):
     """Copying results changed their layout in memory, which was part of the work."""
     joined: bool = False
     """All calls of the gated chain (`relay`) ran as one graph."""
+
+
+class Stopped(Claim):
+    """The clock is off."""
+
+    launches: Annotated[
+        dict[Digest, Annotated[dict[Name, Count], Field(max_length=MAX_NAMES + 1)]], Field(max_length=MAX_LAUNCHES)
+    ] = {}
+    """Digest in the samples → launches of each operation by name, in one call. Names are demangled, and cut."""
 
 
 class WorkerError(Part):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.planning.resume import PROTOCOL, QUICK_ONLY, RecordedJobs, fingerprint
+from flashinfer_bench.bench.planning.resume import LIBRARY_CALLS, PROTOCOL, QUICK_ONLY, RecordedJobs, fingerprint
 from flashinfer_bench.bench.runner.workers.worker_handle import WorkerExit
 from tests.kit import make_trace, make_workload
 
@@ -46,6 +46,11 @@ def timed(reference_ms):
     return trace(performance={"latency_ms": 1.0, "reference_latency_ms": reference_ms, "speedup_factor": 0.0})
 
 
+def of_library(status):
+    extra = {"run": {"fingerprint": WANTED}, "measurement": {"library_kernels": "all"}}
+    return trace(status=status, extra=extra, log=LIBRARY_CALLS if status == "RUNTIME_ERROR" else "")
+
+
 NO_MARKS, SKIP = "recorded without a fingerprint", ""
 CASES = [
     # recorded traces, requested settings (besides the usual), "" if it is skipped, else the reason to do it again
@@ -71,6 +76,11 @@ CASES = [
     ([trace(SEEDED)], {"keys": OTHER_SEED}, "seed changed"),
     ([trace()], {"keys": SEEDED}, "seed changed"),
     ([trace(run={"seed": 1})], {"keys": SEEDED}, SKIP),
+    # A policy on library calls that differs from the policy of then.
+    ([of_library("PASSED")], {}, SKIP),
+    ([of_library("PASSED")], {"library_calls": "refuse"}, "library calls are refused now"),
+    ([of_library("RUNTIME_ERROR")], {"library_calls": "refuse"}, SKIP),
+    ([of_library("RUNTIME_ERROR")], {"library_calls": "allow"}, "library calls were refused"),
     # Limits that ended a job, and are larger now.
     ([late()], {}, SKIP),
     ([late()], {"retry": True}, "timed out"),

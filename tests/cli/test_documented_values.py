@@ -63,6 +63,7 @@ build_jobs: null
 l2_cache: warm
 clock: cuda_events
 assurance: full
+library_calls: refuse
 sandbox: off
 cluster: null
 cluster_address: null

@@ -9,6 +9,7 @@ from flashinfer_bench.worker.protocol import (
     Called,
     Loaded,
     Started,
+    Stopped,
     answer_readings,
     check_answer,
 )
@@ -69,6 +70,23 @@ def test_readings_out_of_bounds_are_refused(change):
 def test_a_claim_out_of_bounds_is_refused(change):
     with pytest.raises(WireError):
         check_answer({**CALLED, **change}, 3, Called)
+
+
+@pytest.mark.parametrize(
+    "launches",
+    [
+        {"a" * 17: {"x": 1}},
+        {"a": {"x" * 201: 1}},
+        {"a": {"x": -1}},
+        {"a": dict.fromkeys(map(str, range(34)), 1)},
+        {str(at): {"x": 1} for at in range(17)},
+    ],
+    ids=lambda launches: str(launches)[:20],
+)
+def test_names_of_operations_out_of_bounds_are_refused(launches):
+    assert check_answer({"id": 1, "launches": {"a": {"x\n": 1}}}, 1, Stopped).launches == {"a": {"x ": 1}}
+    with pytest.raises(WireError):
+        check_answer({"id": 1, "launches": launches}, 1, Stopped)
 
 
 def test_a_missing_part_is_named_and_texts_are_bounded_and_move_no_cursor():

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from flashinfer_bench.data.evaluation import EvaluationStatus
-from flashinfer_bench.data.measurement import read_extra
+from flashinfer_bench.data.measurement import read_extra, read_measurement
 from flashinfer_bench.data.sets.results import JUDGED_KEYS, in_order_of_time
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 
@@ -61,6 +61,8 @@ QUICK_ONLY: Final = "it was a quick look"
 """Why a job is done again if its latest verdict comes from a quick run."""
 OVER_MEMORY: Final = "more host memory than a worker may"
 """Words in the log of a worker that was ended because of its memory."""
+LIBRARY_CALLS: Final = "library calls are refused, and all kernels of the timed calls are a library's"
+"""Words in the log of a refused solution."""
 JobKey = tuple[str, str, str]
 """Names of definition and solution, and the workload's uuid."""
 
@@ -171,16 +173,21 @@ def decide(job: Job, config: BenchmarkConfig, traces: Sequence[AnyTrace], *, ret
 
 
 def _which_limit(evaluation: AnyEvaluation, run: RecordedRun, config: BenchmarkConfig, *, retry_timeouts: bool) -> str:
-    """Return why a job is done again: a limit that ended it is larger now. Empty if there is no such limit. A missing
-    memory limit counts as larger than any limit."""
+    """Return why a job is done again: a limit that ended it is larger now, or library calls are refused in one of both
+    runs only. Empty if it is not done again. A missing memory limit counts as larger than any limit."""
     if evaluation.status is EvaluationStatus.TIMEOUT:
         if retry_timeouts:
             return "timed out"
         is_longer = run.timeout_seconds is not None and config.timeout_seconds > run.timeout_seconds
         is_longer |= (config.call_timeout_seconds or inf) > (run.call_timeout_seconds or inf)
         return "timed out under a shorter limit" if is_longer else ""
+    is_error, refuses = evaluation.status is EvaluationStatus.RUNTIME_ERROR, config.library_calls == "refuse"
+    if refuses and evaluation.performance is not None and read_measurement(evaluation).library_kernels == "all":
+        return "library calls are refused now"
+    if is_error and not refuses and LIBRARY_CALLS in evaluation.log:
+        return "library calls were refused"
     then_gb, now_gb = (inf if one is None else one for one in (run.worker_memory_gb, config.worker_memory_gb))
-    is_over = evaluation.status is EvaluationStatus.RUNTIME_ERROR and OVER_MEMORY in evaluation.log
+    is_over = is_error and OVER_MEMORY in evaluation.log
     return "ended under a smaller limit of memory" if is_over and now_gb > then_gb else ""
 
 

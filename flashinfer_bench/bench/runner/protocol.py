@@ -25,6 +25,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 from flashinfer_bench.bench.evaluators.plug_ins import PlugIn
 from flashinfer_bench.compile.artifact import Kind
 from flashinfer_bench.errors import RanOut
+from flashinfer_bench.timing.libraries import LibraryCalls
 from flashinfer_bench.timing.settings import USUAL, Assurance, TimingSettings
 
 REFERENCE_PHASE: Final = "reference"
@@ -57,6 +58,7 @@ class SessionConfig(Frame):
     baseline_budget_s: float
     timing: TimingSettings = USUAL
     keep_samples: bool = False
+    library_calls: LibraryCalls = "flag"
     baselines: Literal["use", "refresh", "off"] = "off"
     """Use of cached times of references: read and write, write only, or neither."""
     gpu_uuid: str | None = None

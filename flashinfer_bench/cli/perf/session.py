@@ -199,6 +199,7 @@ def make_config(group: Sequence[Request], session: Namespace) -> BenchmarkConfig
         precision=PRECISION,
         profile_baseline=False,
         confirm=False,
+        library_calls="allow",
         seed=first.random_seed,
         timeout_seconds=session.timeout,
         sandbox=session.sandbox,

@@ -49,6 +49,7 @@ RUNS: Final[tuple[tuple[Kind, tuple[str, ...]], ...]] = (
     ("truth", ("confirmed",)),
     ("number", ("floor_ms", "sol_score")),
     ("text", ("peak", "sol_baseline")),
+    ("text", ("library_kernels", "kernels")),
 )
 COLUMNS: Final[Mapping[str, Kind]] = {name: kind for kind, names in RUNS for name in names}
 """Name of a column → its kind, in the order of the columns."""
@@ -84,9 +85,10 @@ READERS: Final[Mapping[str, Callable[[Result], Any]]] = {
     "driver_version": _lib("driver"),
     "log": lambda result: result.evaluation.log,
     "confirmed": lambda result: result.measurement.is_full,
+    "kernels": lambda result: json.dumps(result.measurement.kernels) if result.measurement.kernels else None,
 }
 """Column → function that returns its value, if the result has no field of the same name."""
-OF_TIMES: Final = frozenset({"is_meaningful", "flags", "confirmed"})
+OF_TIMES: Final = frozenset({"is_meaningful", "flags", "confirmed", "library_kernels"})
 """Columns about the latency. They are None in a row without a performance."""
 
 

@@ -48,7 +48,12 @@ from flashinfer_bench.bench.runner.session.job import (
     plan_floor,
     plan_solution,
 )
-from flashinfer_bench.bench.runner.session.judged_calls import judge_reads, judge_stress, plan_stress
+from flashinfer_bench.bench.runner.session.judged_calls import (
+    judge_library_calls,
+    judge_reads,
+    judge_stress,
+    plan_stress,
+)
 from flashinfer_bench.bench.runner.session.machine_check import PROGRAM_S, MachineCheck
 from flashinfer_bench.bench.runner.session.opening import files_of
 from flashinfer_bench.bench.runner.session.outcome import PRINTED, JobOutcome, Passed
@@ -376,6 +381,7 @@ class DeviceSession:
             wrong = judge_reads(job, kernel.reads, baseline, replace(self._context(job), notes={}))
         planned = kernel.planned_stress()
         wrong = wrong or judge_stress(job, kernel.stress_calls, baseline, self._context(job), planned)
+        wrong = wrong or judge_library_calls(job.notes.get("measurement", {}), self._session_config.library_calls)
         return wrong or Passed(verdict.correctness, performance)
 
     def _load(self, job: JobContext, baseline: Baseline) -> RemoteKernel:

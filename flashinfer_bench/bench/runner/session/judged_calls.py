@@ -26,11 +26,14 @@ from flashinfer_bench.bench.evaluators.inputs.stress import (
 )
 from flashinfer_bench.bench.evaluators.integrity.norms import says_something
 from flashinfer_bench.bench.evaluators.stress_checks import StressChecks, differs, find_constants, keep_finite
+from flashinfer_bench.bench.planning.resume import LIBRARY_CALLS
 from flashinfer_bench.bench.runner.session.job import JobContext
 from flashinfer_bench.bench.runner.workers.timed.reported_time import add_flags
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall
 from flashinfer_bench.bench.runner.workers.timed.timed_calls import ReadCall
+from flashinfer_bench.data import EvaluationStatus
 from flashinfer_bench.errors import DefinitionFault, WorkloadFault
+from flashinfer_bench.timing.libraries import COPIES, LibraryCalls
 
 ENOUGH_READS: Final = 9
 """Most compared calls of a chain and of a batch if the reference is slow. Without a chain or a batch, the limit holds
@@ -51,6 +54,9 @@ short."""
 TOGETHER_BYTES: Final = 1 << 24
 """If a call's outputs have at most this many bytes, all stress calls are judged together. Their expected outputs are
 all in memory then."""
+MOST_NAMED: Final = 3
+NAME_CHARS: Final = 80
+"""Most kernels in the message of a refused solution, and most characters of each name."""
 JUDGED: Final = "judged"
 IN_PART: Final = "judged where the reference is finite"
 SLOW: Final = "left out: the reference or the calls are slow, or large"
@@ -183,6 +189,20 @@ def judge_stress(
         is_constant = is_known and bool(judging.constants.keys() - judging.changed)
         add_flags(measurement, constant_output=is_constant, regimes_left_out=bool(missing))
     return wrong
+
+
+def judge_library_calls(measurement: dict[str, Any], policy: LibraryCalls) -> Rejected | None:
+    """Apply the policy to a right solution whose kernels are all a library's: flag its time, or refuse it.
+
+    A refusal says nothing about the outputs, so its status is that of a refused run.
+    """
+    is_own = measurement.get("library_kernels") != "all"
+    if policy == "flag":
+        add_flags(measurement, library_calls=not is_own)
+    if is_own or policy != "refuse":
+        return None
+    names = [name[:NAME_CHARS] for name in measurement["kernels"] if name not in COPIES]
+    return Rejected(EvaluationStatus.RUNTIME_ERROR, f"{LIBRARY_CALLS}: {', '.join(names[:MOST_NAMED])}")
 
 
 Found = list[tuple[str, JudgedCall]]

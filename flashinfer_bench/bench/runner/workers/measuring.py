@@ -51,6 +51,7 @@ from flashinfer_bench.bench.runner.workers.timed.stress_calls import UNTOUCHED, 
 from flashinfer_bench.bench.runner.workers.timed.timed_calls import Mode, ReadCall, TimedCalls
 from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 from flashinfer_bench.timing.clocks import ClockLost, Preamble
+from flashinfer_bench.timing.libraries import describe_kernels
 from flashinfer_bench.timing.measurement import Measured, Trial
 from flashinfer_bench.timing.procedure import Procedure, take_trial
 
@@ -150,6 +151,8 @@ class Measuring:
         record = measured.record | (plan.metadata or {})
         if plan.fewest is not None:
             record["iterations_taken"] = min(len(trial.samples) for trial in trials)
+        if self.device.type == "cuda" and not kernel.task.is_reference:
+            record |= describe_kernels([*taken.samples, *calls.setup_samples], calls.launches)
         if worker.ready.chain_gap_ns:
             record["chain_gap_ns"] = worker.ready.chain_gap_ns
         bound: Bound | None = None

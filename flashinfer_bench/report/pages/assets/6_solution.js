@@ -9,7 +9,7 @@ fibReport.solution = (() => {
   // The details of a verdict: the word, and the key of its data.
   const DETAILS = Object.entries({
     clock: "method", caches: "cache_state", launch: "launch", "fall-back": "fallback", readings: "samples", trials: "trials", "median ms": "median_ms", "first quartile ms": "q25_ms",
-    "third quartile ms": "q75_ms", standing: "standing", assurance: "assurance", "bound by": "bound", "outside ms": "outside_ms", "gated chain ms": "relay_ms", "batch ms": "burst_ms",
+    "third quartile ms": "q75_ms", standing: "standing", assurance: "assurance", "library kernels": "library_kernels", "bound by": "bound", "outside ms": "outside_ms", "gated chain ms": "relay_ms", "batch ms": "burst_ms",
     unconfirmed: "why_unconfirmed", "setup ms": "setup_ms", evaluator: "evaluator", seed: "seed", "largest absolute error": "max_absolute_error", "largest relative error": "max_relative_error",
   });
   const details = (row, bounds) => [...DETAILS.map(([word, key]) => [word, key === "bound" ? bounds[row.details.bound] ?? row.details.bound : row.details[key]]), ["hardware", row.hardware], ["versions", row.libs], ["when", row.when], ["workload", row.w]]

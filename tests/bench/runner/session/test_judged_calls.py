@@ -11,8 +11,15 @@ import torch
 
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Baseline, Rejected
+from flashinfer_bench.bench.planning.resume import LIBRARY_CALLS
 from flashinfer_bench.bench.runner.session import judged_calls
-from flashinfer_bench.bench.runner.session.judged_calls import judge_reads, judge_stress, plan_stress, sort_reads
+from flashinfer_bench.bench.runner.session.judged_calls import (
+    judge_library_calls,
+    judge_reads,
+    judge_stress,
+    plan_stress,
+    sort_reads,
+)
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall
 from flashinfer_bench.bench.runner.workers.timed.timed_calls import ReadCall
 from flashinfer_bench.data import Correctness, EvaluationStatus
@@ -267,3 +274,25 @@ def test_an_output_that_is_the_same_on_all_inputs_is_flagged_if_there_were_sever
     job, baseline, context = open_job(ONES)
     assert judge_stress(job, [], Baseline([], [baseline.outputs[0]] * 3, None, None), context) is None
     assert job.notes["measurement"]["flags"] == ["noisy"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "whose", "flags", "is_refused"),
+    [
+        ("allow", "all", None, False),
+        ("flag", "all", ["library_calls"], False),
+        ("refuse", "all", None, True),
+        *((policy, whose, None, False) for policy in ("flag", "refuse") for whose in ("some", "none", "unknown")),
+    ],
+)
+def test_a_right_solution_is_flagged_or_refused_only_if_all_of_its_kernels_are_a_librarys(
+    policy, whose, flags, is_refused
+):
+    record = {"kernels": {"MEMSET": 9, "nvjet_x": 9, "y" * 200: 9}, "library_kernels": whose}
+    verdict = judge_library_calls(record, policy)
+    assert record.get("flags") == flags
+    assert (verdict is not None) is is_refused
+    if is_refused:
+        assert verdict.status is EvaluationStatus.RUNTIME_ERROR
+        assert verdict.message == f"{LIBRARY_CALLS}: nvjet_x, {'y' * 80}"
+    assert judge_library_calls({}, policy) is None  # a CPU

@@ -16,7 +16,7 @@ from flashinfer_bench.bench.runner.workers.timed.reported_time import check_cloc
 from flashinfer_bench.bench.runner.workers.timed.timed_calls import BufferLaunch, TimedCalls
 from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch, Preamble
 from flashinfer_bench.timing.measurement import Metadata, Sample
-from flashinfer_bench.worker.protocol import Called, Claim, ClockTraits, Started
+from flashinfer_bench.worker.protocol import Called, ClockTraits, Started, Stopped
 
 Ask: TypeAlias = Callable[..., Any]
 """Sends a request within the solution's time: method, expected answer, description, **fields → the checked answer.
@@ -62,7 +62,7 @@ class RemoteClock(Clock):
     def __exit__(self, *raised: Any) -> None:
         """Switch the worker's clock off, unless the worker is gone or the solution has failed."""
         if raised[1] is None or isinstance(raised[1], (ClockLost, CaptureRefused)):
-            self._ask("stop", Claim, "the measurement")
+            self._trial.launches |= self._ask("stop", Stopped, "the measurement").launches
 
     def sample(self, launches: Sequence[Launch], preambles: Sequence[Preamble]) -> list[Sample]:
         """Have the worker make the calls, and the hidden calls that are due. Each call has its own buffer."""

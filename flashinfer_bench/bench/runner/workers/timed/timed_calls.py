@@ -129,6 +129,8 @@ class TimedCalls:
     """Samples of `setup`, if the solution has one."""
     costs_ns: list[float] = field(default_factory=list)
     """Time of each call: its share of the time from the request to the answer, including `setup` and preambles."""
+    launches: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Digest of a call's operations → launches of each operation by name, as the worker reports them."""
     chance: random.Random = field(default_factory=lambda: random.Random(random.SystemRandom().getrandbits(256)))
     """Source of every random choice. No worker can know its state."""
     _numbers: list[Iterator[int]] = field(default_factory=list)

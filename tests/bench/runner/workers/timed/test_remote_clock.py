@@ -66,3 +66,9 @@ def test_a_clock_that_is_lost_or_refuses_is_switched_off_and_a_worker_that_lies_
     with pytest.raises(failure, match=said):
         sample(trial, clock)
     assert worker.methods() == ["start", *methods]
+
+
+def test_the_operations_of_the_samples_are_named_when_the_clock_is_switched_off(open_clock):
+    trial, _, clock = open_clock(CUPTI, answers={"stop": {"launches": {"0123": {"gemm": 1}}}})
+    sample(trial, clock)
+    assert trial.launches == {"0123": {"gemm": 1}}
