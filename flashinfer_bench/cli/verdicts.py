@@ -103,12 +103,13 @@ def describe_verdict(evaluation: Evaluation) -> str:
 
 
 def cut_reason(reason: str) -> str:
-    """Cut a reason to the length of a line of progress, but not the source line at its end."""
-    if len(reason) <= REASON_SHOWN:
+    """Cut a reason at a word, to the length of a line of progress on a terminal. The source line at its end is kept."""
+    if len(reason) <= REASON_SHOWN or not sys.stderr.isatty():
         return reason
     text, at, location = reason.rpartition(LOCATION)
     end = f"{at}{location}" if text and len(location) < REASON_SHOWN // 2 else ""
-    return f"{reason[: REASON_SHOWN - 1 - len(end)]}…{end}"
+    kept = reason[: REASON_SHOWN - 1 - len(end)]
+    return f"{kept.rpartition(' ')[0] or kept}…{end}"
 
 
 def summary_cells(rows: Sequence[SummaryRow]) -> Cells:

@@ -67,7 +67,7 @@ BOTH = {0: LATE, 1: LEFT}
             " repro double_python w1 --local ",
         ),
         ("-x", {3: FAILED}, 1, "3 PASSED, 1 RUNTIME_ERROR\n", ""),
-        ("", {1: LONG}, 0, "", "xx…, at a.py:3, in helper\n"),
+        ("", {1: LONG}, 0, "", f": {LONG['log']}\n"),
         ("--no-save-results", {0: "lost"}, 1, "", "nothing was saved (--no-save-results)\n"),
         (
             "--retry-timeouts",
