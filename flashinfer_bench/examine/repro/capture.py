@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
@@ -99,11 +100,12 @@ def draw_map(name: str, expected: torch.Tensor, got: torch.Tensor, tolerance: To
     rows = failing.reshape(-1, failing.shape[-1] if failing.ndim else 1)
     height, width = rows.shape
     hit = int(rows.any(dim=1).sum()), int(rows.any(dim=0).sum())
-    lines = [f"{head}, in {hit[0]} of {height} rows and {hit[1]} of {width} columns", LEGEND]
     # A single long row is wrapped over several lines.
     signs = min(width, MAP_SIGNS * (MAP_LINES if height == 1 else 1))
     shares = torch.nn.functional.adaptive_avg_pool2d(rows[None].float(), (min(height, MAP_LINES), signs))[0]
     parts = [part for row in shares for part in row.split(MAP_SIGNS)]
+    legend = f"{LEGEND}; a sign stands for {ceil(height / MAP_LINES)} x {ceil(width / signs)} elements"
+    lines = [f"{head}, in {hit[0]} of {height} rows and {hit[1]} of {width} columns", legend]
     starts = [at * height // len(parts) if height > 1 else at * MAP_SIGNS * width // signs for at in range(len(parts))]
     for start, part in zip(starts, parts, strict=True):
         drawn = (next(sign for most, sign in SIGNS if share <= most) for share in part.tolist())
