@@ -20,6 +20,8 @@ from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.yaml_text import MOST_YAML_BYTES, parse_yaml
 from flashinfer_bench.errors import ConfigError
 
+NEEDED: Final = dict.fromkeys(("model_type", "dict_type"), "a mapping of keys to values is needed")
+"""Kind of a pydantic error → the words for it."""
 DEPTH_LIMIT: Final = 5
 """Depth to which lines of keys are recorded. No setting lies deeper."""
 
@@ -91,7 +93,7 @@ def list_problems(
     problems = []
     for item in error.errors(include_url=False):
         kind, steps, context = item["type"], item["loc"], item.get("ctx", {})
-        what = context.get("what", item["msg"])
+        what = context.get("what", NEEDED.get(kind, item["msg"]))
         if kind == "extra_forbidden" and known:
             hint = did_you_mean(str(steps[-1]), known) or f"; known keys: {', '.join(known)}"
             kind, what = "unknown_key", f"unknown key{hint}"

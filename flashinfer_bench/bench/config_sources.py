@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -59,6 +60,14 @@ def _read_number(value: Any) -> Any:
     return value
 
 
+def _refuse_zero(value: float) -> float:
+    if value <= 0:
+        raise PydanticCustomError(
+            "not_positive", "a number above 0 is needed; only tolerances.yaml of a trace set may have 0"
+        )
+    return value
+
+
 def _read_iterations(value: Any, count: ValidatorFunctionWrapHandler) -> Any:
     if value == AUTO and isinstance(value, str):
         return value
@@ -85,7 +94,7 @@ if TYPE_CHECKING:
 else:  # with a union, pydantic would name both types in the location of each error
     Iterations = Annotated[Count, WrapValidator(_read_iterations), PlainSerializer(lambda value: value)]
 Tolerance = Annotated[float, NotBool, Field(ge=0, allow_inf_nan=False)]
-PositiveNumber = Annotated[float, NotBool, Field(gt=0, allow_inf_nan=False)]
+PositiveNumber = Annotated[float, NotBool, Field(allow_inf_nan=False), AfterValidator(_refuse_zero)]
 Gigabytes = Annotated[float, NotBool, Field(ge=LEAST_GB, le=MOST_GB, allow_inf_nan=False)]
 Seconds = Annotated[float, NotBool, Field(gt=0, le=LONGEST_S, allow_inf_nan=False)]
 Precision = Annotated[float, NotBool, Field(gt=0, le=0.5, allow_inf_nan=False)]

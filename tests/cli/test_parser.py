@@ -50,6 +50,7 @@ def test_sets_may_stand_without_their_flag_and_be_several(line):
         ("run --zzz 5 --rtoll 1", "unknown flag --zzz; see .*\nerror: unknown flag --rtoll; did you mean --rtol?"),
         ("run --iterations", "--iterations: expected one argument; see flashinfer-bench run --help"),
         ("run --iterations x", "--iterations: a whole number or 'auto' is needed"),
+        ("run --atol 0", "--atol: a number above 0 is needed; only tolerances.yaml of a trace set may have 0"),
         ("run --repeat x", "--repeat: needs a whole number, not 'x'; see flashinfer-bench run --help"),
         ("compare a b --threshold 2", "--threshold: needs a share such as 2% or 0.02, not '2'; see .* --help"),
         ("list --format xml", "--format: invalid choice: 'xml' .*; see flashinfer-bench list --help"),
