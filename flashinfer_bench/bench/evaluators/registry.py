@@ -36,7 +36,7 @@ from flashinfer_bench.bench.evaluators.plug_ins import (
     read_parameters,
 )
 from flashinfer_bench.data import Correctness, Definition, Evaluation, EvaluationStatus, Performance
-from flashinfer_bench.data.names import nearest_name
+from flashinfer_bench.data.names import did_you_mean, nearest_name
 from flashinfer_bench.errors import ConfigError, WorkloadFault
 
 _EVALUATORS: list[type[Evaluator]] = [
@@ -96,7 +96,7 @@ def choose_evaluator(definition: Definition) -> EvaluatorChoice:
     Raises:
         ConfigError: an evaluator fails on the definition.
     """
-    what = f"the registered evaluators cannot be asked about definition {definition.name}"
+    what = f"an evaluator's can_evaluate or why failed for definition {definition.name}"
     with Blame(partial(_explain, what)):
         evaluator = _find(definition)
         why = str(evaluator.why(definition))
@@ -182,6 +182,8 @@ def _explain(what: str, error: BaseException, *, missing: str = "") -> ConfigErr
     hint = ""
     if isinstance(error, ModuleNotFoundError) and error.name and f"{missing}.".startswith(f"{error.name}."):
         hint = "; install its package, or put the folder that it lies in on PYTHONPATH"
+        if missing.endswith(".py"):
+            hint = f"; a module is named without .py: {missing.removesuffix('.py')}"
     return ConfigError(f"{what}: {type(error).__name__}: {error}{where}{hint}")
 
 
@@ -205,6 +207,12 @@ def _call(name: str, method: Callable[..., Any], cls: type[Evaluator], *argument
         return Rejected(evaluation.status, evaluation.log, result)
     wanted_types = (Accepted, Rejected, Correctness) if name == "check_correctness" else Performance
     if evaluation is None and isinstance(result, wanted_types):
+        model: Any = getattr(result, "correctness", result)
+        for key in getattr(model, "model_extra", None) or ():
+            hint = did_you_mean(key, type(model).model_fields)
+            raise WorkloadFault(
+                f"{cls.__qualname__}.{name} returned a {type(model).__name__} with unknown {key!r}{hint}"
+            )
         return Accepted(result) if isinstance(result, Correctness) else result
     what = "nothing (None)" if returned is None else f"an object of type {type(returned).__name__}"
     raise WorkloadFault(f"{cls.__qualname__}.{name} returned {what}: {NEEDED[name]} is needed")

@@ -1,5 +1,6 @@
 """Foreign evaluators: their order, refusals, keys of `extra`, and results."""
 
+import re
 import sys
 from importlib.metadata import EntryPoint
 
@@ -102,6 +103,7 @@ def test_the_order_of_evaluators(module, modules, asked):
 
 REFUSED = [
     (None, "broken cannot be imported: ModuleNotFoundError: No module named 'broken'; install its package, or put"),
+    (LIST, "a module is named without .py: broken"),
     ("", "offers no evaluator; give the module a list EVALUATORS"),
     ("EVALUATORS = ['Mine']\n", "offers 'Mine', which is no subclass of Evaluator"),
     ("class Mine(DefaultEvaluator):\n    pass\n" + LIST, "has no can_evaluate of its own"),
@@ -115,15 +117,18 @@ REFUSED = [
 def test_unusable_plug_ins_are_refused_by_name_with_the_reason(module, source, reason):
     if source is not None:
         module("broken", source)
-    refused = answer({"plug_ins": [{"reference": "broken", "origin": "evaluator_modules"}], "definitions": []})
-    assert refused["refused"].startswith("evaluator_modules: broken ")
+    reference = "broken.py" if ".py" in reason else "broken"
+    refused = answer({"plug_ins": [{"reference": reference, "origin": "evaluator_modules"}], "definitions": []})
+    assert refused["refused"].startswith(f"evaluator_modules: {reference} ")
     assert reason in refused["refused"]
 
 
 def test_an_evaluator_that_fails_on_a_definition_is_refused(module):
     module("odd", "    can_evaluate = classmethod(lambda cls, definition: definition.no_such_thing)\n", LIST)
     register_all("odd")
-    with pytest.raises(ConfigError, match=r"asked about definition double: AttributeError.*odd\.py, line 12"):
+    with pytest.raises(
+        ConfigError, match=r"can_evaluate or why failed for definition double: AttributeError.*odd\.py, line 12"
+    ):
         choose_evaluator(make_definition())
 
 
@@ -236,7 +241,8 @@ class Public(Evaluator):
     [
         *((one, Accepted(Correctness())) for one in (Accepted(Correctness()), Correctness(), (Correctness(), None))),
         ((APART, WRONG), Rejected(EvaluationStatus.INCORRECT_NUMERICAL, "two apart", APART)),
-        (True, None),
+        (True, "type bool"),
+        (Correctness(max_abs_error=1.0), "unknown 'max_abs_error'; did you mean 'max_absolute_error'?"),
     ],
 )
 @pytest.mark.parametrize("module", [__name__, "flashinfer_bench.bench.evaluators.mine"])  # also put into a checkout
@@ -249,8 +255,8 @@ def test_methods_as_the_public_package_documents_them_judge_or_are_a_fault_that_
     job = Judging(MINE, {"n": 8})
     assert (job.evaluator.__name__, job.evaluator.__module__) == ("Public", module)
     assert job.evaluator.eval_performance(MINE, None, [], None, None, context=job.context).latency_ms == 1.0
-    if verdict:
+    if not isinstance(verdict, str):
         assert job.check(lambda x: x * 2) == verdict
     else:
-        with pytest.raises(WorkloadFault, match=r"Public\.check_correctness returned .*type bool"):
+        with pytest.raises(WorkloadFault, match=rf"Public\.check_correctness returned .*{re.escape(verdict)}"):
             job.check(lambda x: x * 2)
