@@ -54,10 +54,10 @@ def declare_new(parser: Parser) -> None:
     add_format(solution)
     definition = parser.add_command(
         "definition",
-        "a definition with a reference and two workloads",
-        description="Write a definition with a reference, and two workloads, into a trace set. The set's folder is "
-        "made if it\nis missing. With --reference, shapes and dtypes come from the annotations of the file's run:\n"
-        f"{ANNOTATED}\nA missing annotation is asked for on a terminal. {EXIT_CODES}",
+        "a definition with a reference",
+        description="Write a definition into a trace set, whose folder is made if it is missing. The default is a "
+        "skeleton with two\nworkloads. With --reference, no workload is written, and shapes and dtypes come from the "
+        f"annotations of the\nfile's run:\n{ANNOTATED}\nA missing annotation is asked for on a terminal. {EXIT_CODES}",
         usage="%(prog)s NAME --local SET [--reference FILE] [--op-type T]",
         example="new definition my_scale --local my-set --reference my_scale.py",
         execute=execute_definition,
@@ -122,7 +122,10 @@ def execute_definition(args: Namespace) -> int:
         texts[Output(workloads_path(root, **names), root)] = text
     else:
         sizes = [word for axis in definition.var_axes for word in ("--axis", f"{axis}=64")]
-        following = ["new", "workload", definition.name, "--local", str(root), *sizes]
+        scalars = {name: spec.dtype for name, spec in definition.inputs.items() if spec.shape is None}
+        given = [f"{name}={'true' if dtype == 'bool' else 1}" for name, dtype in scalars.items()]
+        values = [word for text in given for word in ("--input", text)]
+        following = ["new", "workload", definition.name, "--local", str(root), *sizes, *values]
     _write(args, texts, following)
     return 0
 

@@ -1,6 +1,7 @@
 """From an edited file to its verdict: `run --solution FILE`, `--watch`, `new`."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -145,6 +146,7 @@ def test_a_change_of_what_decides_counts_once_the_file_is_there_and_has_settled(
     [
         ("definition double --local set --op-type other", 2, "has a definition 'double' already"),
         ("definition other --local fresh", 0, "next: flashinfer-bench new solution fresh --definition other"),
+        ("definition other --local fresh --reference scaled.py", 0, "other --local fresh --axis n=64 --input by=1\n"),
         ("solution set --definition dubble", 2, "did you mean 'double'"),
         ("solution set --definition double -o x.cu", 2, "a python source ends with .py"),
         ("solution set --definition double -o fast.py", 2, "is there already; nothing was written"),
@@ -154,5 +156,6 @@ def test_a_change_of_what_decides_counts_once_the_file_is_there_and_has_settled(
     ],
 )
 def test_new_names_what_it_writes_and_what_comes_next_and_refuses_what_cannot_be(root, line, code, said, capsys):
+    Path("scaled.py").write_text("def run(x: 'float32[n]', by: float) -> 'y: float32[n]':\n    return x * by\n")
     assert main(["new", *line.split()]) == code
     assert said in "".join(capsys.readouterr())
