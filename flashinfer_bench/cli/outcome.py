@@ -10,6 +10,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunStarted
@@ -167,12 +168,9 @@ class RunOutcome:
 
     def files(self, trace_set: TraceSet) -> list[str]:
         """Return the files of a set to which the traces of this run were written."""
-        files = []
-        for job in (event.job for event in self.judged.values()):
-            if (root := trace_set.solution_root(job.solution.name)) is not None:
-                names = {"op_type": job.definition.op_type, "definition": job.definition.name}
-                files.append(str(traces_path(root, author=job.solution.author, **names)))
-        return list(dict.fromkeys(files))
+        pairs = dict.fromkeys((definition, solution or "") for definition, solution, _ in self.judged)
+        files = dict.fromkeys(find_trace_file(trace_set, *pair) for pair in pairs)
+        return [str(file) for file in files if file is not None]
 
 
 def render_plan(plan: Plan, machine: Machine) -> str:
@@ -277,6 +275,15 @@ def outcome_document(outcome: RunOutcome, trace_set: TraceSet | None) -> dict[st
         "trace_files": [] if trace_set is None else outcome.files(trace_set),
         **({"change": outcome.change.document()} if outcome.change is not None else {}),
     }
+
+
+def find_trace_file(trace_set: TraceSet, definition: str, solution: str) -> Path | None:
+    """Return the file of a set for the traces of a solution; None for a set in memory."""
+    root, known = trace_set.solution_root(solution), trace_set.get_solution(solution)
+    if root is None or known is None:
+        return None
+    op_type = trace_set.definitions[definition].op_type
+    return traces_path(root, author=known.author, op_type=op_type, definition=definition)
 
 
 def names_of_job(job: Job) -> JobNames:

@@ -44,11 +44,12 @@ def execute(args: Namespace) -> int:
     from flashinfer_bench.bench.planning.plan import describe_nothing
     from flashinfer_bench.cli.args import find_output, open_trace_set
     from flashinfer_bench.cli.drafts import take_drafts
-    from flashinfer_bench.cli.run_jobs import EDITED_CALL_S, plan_recorded
-    from flashinfer_bench.cli.settings import read_config
+    from flashinfer_bench.cli.run_jobs import EDITED_CALL_S, plan_recorded, refuse_other_evaluator
+    from flashinfer_bench.cli.settings import read_config, setting_words
     from flashinfer_bench.cli.tables import write_result
     from flashinfer_bench.data.generated import add_generated
     from flashinfer_bench.data.measurement import read_reported
+    from flashinfer_bench.data.sets.results import find_latest
     from flashinfer_bench.data.store.layout import path_part
     from flashinfer_bench.examine.repro.start import QUICK, reproduce
 
@@ -65,6 +66,8 @@ def execute(args: Namespace) -> int:
     if not plan.jobs:
         raise DataSetError(describe_nothing(plan))
     job = plan.jobs[0]
+    if not recorded:
+        refuse_other_evaluator(plan, find_latest(trace_set.all_traces()))
     for trace in recorded:
         digest = trace.evaluation and read_reported(trace.evaluation).run.fingerprint.solution
         if digest and digest != job.solution.digest():
@@ -72,7 +75,8 @@ def execute(args: Namespace) -> int:
     name = args.dump or f"repro-{path_part(job.solution.name)}-{path_part(job.workload.uuid)}"
     find_output(name, args)  # refuses links in a set
     folder = _make_folder(name)
-    evaluation = reproduce(engine, job, folder, write_err)
+    args.config = args.config and str(Path(args.config).absolute())  # the script starts the judge in its own folder
+    evaluation = reproduce(engine, job, folder, write_err, settings=setting_words(args))
     found = (folder / "map.txt").read_text(encoding="utf-8")
     names = {"definition": job.definition.name, "solution": job.solution.name, "workload": job.workload.uuid}
     status = evaluation.status.value

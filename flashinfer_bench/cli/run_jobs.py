@@ -32,6 +32,7 @@ from flashinfer_bench.cli.outcome import (
     RunOutcome,
     describe_plan,
     describe_skips,
+    find_trace_file,
     names_of_job,
     outcome_document,
     plan_document,
@@ -50,17 +51,20 @@ from flashinfer_bench.cli.output import (
 )
 from flashinfer_bench.cli.parser import typed_program
 from flashinfer_bench.cli.saves import SaveHistory
-from flashinfer_bench.cli.settings import describe_tolerances, naming_flags, read_config
+from flashinfer_bench.cli.settings import describe_tolerances, naming_flags, read_config, setting_words
 from flashinfer_bench.cli.tables import Names, count, shorten_uuid, some, write_result
 from flashinfer_bench.cli.verdicts import cut_reason, describe_job, describe_verdict
 from flashinfer_bench.data import LoadIssue, Trace, TraceSet
 from flashinfer_bench.data.check import Asked, find_input_issues, find_reference_issues
 from flashinfer_bench.data.evaluation import EvaluationStatus
 from flashinfer_bench.data.generated import add_generated, sweep
+from flashinfer_bench.data.measurement import read_reported
 from flashinfer_bench.data.sets.results import find_latest
 from flashinfer_bench.data.store.drafts import Draft
+from flashinfer_bench.data.store.jsonl import read_lines
 from flashinfer_bench.data.store.layout import DEFINITIONS, TOLERANCES_FILE, TRACES, WORKLOADS, path_part
 from flashinfer_bench.data.store.pack import is_passed_over
+from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.errors import DataSetError, Fault, FlashInferBenchError, UsageError
 from flashinfer_bench.report.verdict import first_reason
 
@@ -73,6 +77,8 @@ NO_FAILED_CALL: Final = frozenset({EvaluationStatus.PASSED, EvaluationStatus.COM
 EDITED_CALL_S, WATCHED_CALL_S = 20.0, 5.0
 """Default `call_timeout_seconds` of edited files; the second value is for --watch and --quick. A hang then costs only
 seconds."""
+OWN: Final = ":"
+"""In a fingerprint, between the module and the name of an evaluator that is not built in."""
 POLL_EVERY_S: Final = 0.05
 """Seconds between two checks of the files. A longer interval would delay the verdict after a save."""
 Stamp = dict[str, tuple[int, int]]
@@ -216,7 +222,23 @@ def plan_recorded(
     if wanted:
         engine.replay(recorded)
         plan = plan.with_jobs(job for job in plan.jobs if names_of_job(job) in wanted)
+    refuse_other_evaluator(plan, recorded)
     return engine, plan
+
+
+def refuse_other_evaluator(plan: Plan, recorded: Iterable[AnyTrace]) -> None:
+    """Refuse to judge a recorded job again by a built-in evaluator if the user's own evaluator judged it.
+
+    Raises:
+        UsageError: the message names the flag that is missing.
+    """
+    evaluators = {names_of_job(job): job.fingerprint.get("evaluator", "") for job in plan.jobs}
+    for trace in recorded:
+        then = trace.evaluation and read_reported(trace.evaluation).run.fingerprint.evaluator
+        if then and OWN in then and OWN not in evaluators.get(names_of(trace), OWN):
+            module, _, name = then.split()[0].partition(OWN)
+            job = f"{trace.solution} on {trace.workload.uuid}"
+            raise UsageError(f"{job} was judged by {name} of {module}: give --evaluator-modules {module}")
 
 
 def _judge(args: Namespace, trace_set: TraceSet, kept: Kept, history: SaveHistory | None = None) -> int:
@@ -284,7 +306,7 @@ def _judge(args: Namespace, trace_set: TraceSet, kept: Kept, history: SaveHistor
         outcome.change = history.add(outcome.traces, outcome.seconds)
     _write_outcome(args, outcome, trace_set if saves else None)
     is_kept = saves or not args.axis  # `repro` finds a generated workload only by its saved traces
-    if not args.quiet and is_kept and (hint := _hint_at_repro(args, outcome, drafts if not saves else ())):
+    if not args.quiet and is_kept and (hint := _hint_at_repro(args, outcome, drafts, trace_set if saves else None)):
         write_err(f"why: {hint}")
     return outcome.exit_code(require_passed=args.require_passed, allow_broken=args.allow_broken)
 
@@ -295,25 +317,37 @@ def _describe_kept(draft: Draft) -> str:
     return f"(solution {solution.name} of author {solution.author}; `forget {solution.name}` removes it)"
 
 
-def _hint_at_repro(args: Namespace, outcome: RunOutcome, unsaved: Sequence[Draft]) -> str:
+def _hint_at_repro(args: Namespace, outcome: RunOutcome, drafts: Sequence[Draft], trace_set: TraceSet | None) -> str:
     """Return the command that writes the call of the first failure to files; empty if no call failed.
 
     Args:
-        unsaved: the drafts that the set does not keep. The command names their files.
+        drafts: the drafts of the run. If no set keeps them, the command names their files.
+        trace_set: the set that keeps the results, so that the command names the line of the trace.
     """
     failed = next(
         (one for one in outcome.traces if one.evaluation and one.evaluation.status not in NO_FAILED_CALL), None
     )
     if failed is None:
         return ""
-    named = {draft.solution.name: str(draft.path) for draft in unsaved}
-    words = ["repro", named.get(failed.solution or "", failed.solution or ""), shorten_uuid(failed.workload.uuid)]
+    named = {} if trace_set is not None else {draft.solution.name: str(draft.path) for draft in drafts}
+    solution, workload = failed.solution or "", shorten_uuid(failed.workload.uuid)
+    words = ["repro", *(_find_line(failed, trace_set) or (named.get(solution, solution), workload))]
     words += [word for folder in named_folders(args) for word in ("--local", str(folder))]
-    given = {"config": args.config}
-    if failed.solution in named:
-        given |= {"definition": failed.definition, "entry": args.entry, "language": args.language}
-    words += [word for name, value in given.items() if value for word in (f"--{name}", value)]
-    return shlex.join([*typed_program(), *words, "--dump", "why"])
+    if solution in named:
+        given = {"definition": failed.definition, "entry": args.entry, "language": args.language}
+        words += [word for name, value in given.items() if value for word in (f"--{name}", value)]
+    return shlex.join([*typed_program(), *words, *setting_words(args), "--dump", "why"])
+
+
+def _find_line(trace: Trace, trace_set: TraceSet | None) -> list[str]:
+    """Return FILE:LINE of a trace that a set keeps; empty if there is no such line."""
+    file = None if trace_set is None else find_trace_file(trace_set, trace.definition, trace.solution or "")
+    text = trace.to_json().encode()
+    with suppress(OSError):
+        for number, (_, line, _) in enumerate(read_lines(file) if file else (), 1):
+            if line == text:
+                return [f"{file}:{number}"]
+    return []
 
 
 def _leave_out_unread(args: Namespace, trace_set: TraceSet) -> Asked:
@@ -402,7 +436,9 @@ def _write_outcome(args: Namespace, outcome: RunOutcome, trace_set: TraceSet | N
     if files := outcome.files(trace_set):
         write_err(f"traces: {some(files)}")
     if outcome.left or outcome.is_interrupted:
-        write_err(f"to go on: {resume_command(typed_program(), args.argv)}")
+        is_broken = not outcome.is_interrupted and outcome.left == len(outcome.lost()["faults"])
+        when = "after a repair, to go on" if is_broken else "to go on"
+        write_err(f"{when}: {resume_command(typed_program(), args.argv)}")
 
 
 def resume_command(program: Sequence[str], argv: Sequence[str]) -> str:

@@ -32,6 +32,8 @@ OTHER_NAMES: Final = {"timeout_seconds": "timeout", "cluster_address": "address"
 SETTING: Final = re.compile(rf"^(?:override: )?({'|'.join(BenchmarkConfig.model_fields)})(?=[:.])")
 """A setting at the beginning of an error message."""
 METAVARS: Final = {int: "N", float: "F"}
+NOT_ABOUT_VERDICTS: Final = (*NAMED, "cluster", "cluster_address", "shared_blobs")
+"""Settings that choose jobs and devices."""
 CONFIG_FLAG: Final = {"--config FILE": "a YAML file instead of the bundled eval_config.yaml"}
 Settings = dict[str, dict[str, Any]]
 """Setting → its value, and its origin."""
@@ -99,6 +101,16 @@ def read_config(args: argparse.Namespace) -> BenchmarkConfig:
 def given_overrides(args: argparse.Namespace) -> dict[str, Any]:
     """Return the configuration fields that flags gave, and no others."""
     return {name: value for name, value in vars(args).items() if name in BenchmarkConfig.model_fields}
+
+
+def setting_words(args: argparse.Namespace) -> list[str]:
+    """Return the flags that give another command the settings of this command, without names of jobs and devices."""
+    words = [] if args.config is None else ["--config", str(args.config)]
+    for name, value in given_overrides(args).items():
+        if name not in NOT_ABOUT_VERDICTS and not isinstance(value, float):  # flags give texts, commands give numbers
+            values = {str: [value], bool: []}.get(type(value), value)
+            words += [flag_of(name), *values]
+    return words
 
 
 @contextmanager

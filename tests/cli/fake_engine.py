@@ -9,6 +9,7 @@ from flashinfer_bench.bench.planning.plan import make_plan
 from flashinfer_bench.bench.planning.resume import RecordedJobs
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
+from flashinfer_bench.data.store.trace_writer import TraceWriter
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
 CPU = Device("cpu", 0, "test device", "cpu")
@@ -97,7 +98,11 @@ class FakeEngine:
                 if isinstance(verdict, JobFaulted):
                     yield verdict
                     continue
-                yield JobFaulted(job, verdict) if isinstance(verdict, str) else finished(job, **verdict)
+                event = JobFaulted(job, verdict) if isinstance(verdict, str) else finished(job, **verdict)
+                if save_results and isinstance(event, JobFinished) and self.trace_set.root is not None:
+                    names = {"author": job.solution.author, "op_type": job.definition.op_type}
+                    TraceWriter(self.trace_set.root).append(event.trace, **names)
+                yield event
         finally:
             self.is_ended = True
 

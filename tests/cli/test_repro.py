@@ -1,5 +1,6 @@
 """`repro`: a wrong call in files, and the script that shows it."""
 
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,19 @@ from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.examine.repro import standalone
 from flashinfer_bench.examine.repro.capture import draw_map
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
+
+EVALUATOR = """
+from flashinfer_bench.bench.evaluators.sampling.evaluator import SamplingEvaluator
+
+
+class Mine(SamplingEvaluator):
+    @classmethod
+    def can_evaluate(cls, definition):
+        return definition.op_type == "sampling"
+
+
+EVALUATORS = [Mine]
+"""
 
 
 def start_script(folder, source, *flags):
@@ -31,7 +45,12 @@ def test_what_is_named_is_a_recorded_job_or_a_solution_and_a_workload(what, caps
 
 
 @pytest.mark.cpu
-def test_the_script_knows_the_check_of_samplers(tmp_path):
+def test_the_script_knows_the_check_of_samplers_and_the_flags(tmp_path, monkeypatch):
+    """The user's own evaluator judges, so the judge refuses the job without the flag that names it."""
+    (tmp_path / "mine.py").write_text(EVALUATOR)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([".", *filter(None, [os.environ.get("PYTHONPATH")])]))
+    monkeypatch.syspath_prepend(tmp_path)
     source = "import torch\n\n\ndef run(probs):\n    return {}.int()\n"
     right, wrong = (source.format(draws) for draws in ("torch.multinomial(probs, 1)[:, 0]", "probs.argmax(1)"))
     sampler = make_definition(
@@ -50,7 +69,7 @@ def test_the_script_knows_the_check_of_samplers(tmp_path):
         workloads=[make_trace(definition="sampler", solution=None, workload=workload)],
     )
     folder = tmp_path / "why"
-    words = ["--local", str(root), "--dump", str(folder), "--devices", "cpu"]
+    words = ["--local", str(root), "--dump", str(folder), "--devices", "cpu", "--evaluator-modules", "mine"]
     assert main(["repro", "draws", "w0", *words]) == 0
     assert load_file(folder / "inputs.safetensors")["probs"].shape == (4, 64)
     assert start_script(folder, right) == 0
@@ -84,5 +103,6 @@ def test_a_map_of_one_long_row_shows_where_along_it_the_output_fails():
     wrong = right.clone()
     wrong[0, 50_000:60_000] = 1
     drawn = draw_map("y", right, wrong, Tolerance(0.1, 0.1)).splitlines()
+    assert drawn[1].endswith("; a sign stands for 1 x 66 elements")
     signs = "".join(line[9:] for line in drawn[2:])
     assert (len(signs), signs.index("#"), signs.rindex("#")) == (24 * 64, 768, 920)

@@ -64,11 +64,19 @@ BOTH = {0: LATE, 1: LEFT}
             {1: FAILED},
             1,
             "4 jobs in TIME: 1 PASSED, 1 RUNTIME_ERROR, 2 left out\n",
-            " repro double_python w1 --local ",
+            "double.jsonl:2 --local ",
+        ),
+        (
+            "--no-save-results --rtol 0.1 --no-norm-rule --evaluator-modules a,b.c --devices cpu --workloads w0",
+            {0: FAILED},
+            0,
+            "",
+            "/set --rtol 0.1 --no-norm-rule --evaluator-modules a b.c --dump why\n",
         ),
         ("-x", {3: FAILED}, 1, "3 PASSED, 1 RUNTIME_ERROR\n", ""),
         ("", {1: LONG}, 0, "", f": {LONG['log']}\n"),
         ("--no-save-results", {0: "lost"}, 1, "", "nothing was saved (--no-save-results)\n"),
+        ("", {0: "lost"}, 1, "", "after a repair, to go on: "),
         (
             "--retry-timeouts",
             {},
@@ -159,16 +167,20 @@ def test_only_jobs_whose_latest_verdict_is_no_pass_run_again(run, tmp_path, flag
         ("--replay traces:3:4", 2, "has 3 lines; there is no line 4"),
         ("--replay traces:3:0", 2, "there is no line 0"),
         ("--replay traces:3:2", 2, "holds no verdict that could be judged again"),
+        ("--replay own", 2, "other on w1 was judged by Mine of my.sort: give --evaluator-modules my.sort\n"),
     ],
 )
 def test_recorded_jobs_are_replayed_and_no_others_and_nothing_is_saved(run, tmp_path, monkeypatch, flags, code, said):
     """A file may have a colon in its name, and a workload's line between its verdicts."""
     traces = [make_trace(), make_trace(solution=None), make_trace(solution="other", workload=make_workload("w1"))]
     (tmp_path / "traces:3").write_text("".join(trace.to_json() + "\n" for trace in traces))
+    extra = {"run": {"fingerprint": {"evaluator": "my.sort:Mine 6 ab12"}}}
+    own = make_trace(solution="other", workload=make_workload("w1"), extra=extra)
+    (tmp_path / "own").write_text(own.to_json() + "\n")
     monkeypatch.chdir(tmp_path)
     found, _, err, engine = run(flags)
     assert (found, said in err) == (code, True), err
-    assert engine is None or (len(engine.replayed), engine.saved) == (int(said[1]), False)
+    assert code == 2 or (len(engine.replayed), engine.saved) == (int(said[1]), False)
 
 
 def test_the_resume_command_is_what_was_typed_without_quick():

@@ -17,6 +17,7 @@ import importlib.util
 import inspect
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -110,7 +111,10 @@ def ask_judge(command: list[str]) -> int:
     if importlib.util.find_spec("flashinfer_bench") is None:
         print("outputs of this kind cannot be compared one by one: install flashinfer-bench here, too")
         return 2
-    code = subprocess.run([sys.executable, "-m", "flashinfer_bench", *command], cwd=HERE, check=False).returncode
+    paths = map(os.path.abspath, os.environ.get("PYTHONPATH", "").split(os.pathsep))  # HERE becomes the present folder
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    words = [sys.executable, "-m", "flashinfer_bench", *command]
+    code = subprocess.run(words, cwd=HERE, env=environment, check=False).returncode
     print({0: "no failure shows", 1: "the failure shows"}.get(code, "it could not be judged"))
     return code
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +23,12 @@ COPIED: Final = ("compare.tolerance", "compare.outputs", "compare.packed", "inte
 
 
 def reproduce(
-    engine: Benchmark, job: Job, folder: Path, progress: Callable[[str], object] = lambda _line: None
+    engine: Benchmark,
+    job: Job,
+    folder: Path,
+    progress: Callable[[str], object] = lambda _line: None,
+    *,
+    settings: Sequence[str] = (),
 ) -> Evaluation:
     """Judge a job once more, and write the deciding call to a folder; return the verdict.
 
@@ -32,6 +37,7 @@ def reproduce(
         job: the job.
         folder: an empty folder.
         progress: receives each line of progress.
+        settings: the flags with which `run` judges as the engine does.
 
     Raises:
         Fault: the job cannot be judged, or the solution was not called.
@@ -60,7 +66,7 @@ def reproduce(
         "entry": job.solution.spec.entry_point,
         "is_python": not job.solution.spec.language.record.is_compiled,
         "sources": {source.path: source.content for source in job.solution.sources},
-        "command": ["run", *roots, *judged, "--require-passed"],
+        "command": ["run", *roots, *judged, *settings, "--require-passed", "--quiet"],
     }
     unpack_solution(job.solution, folder / "solution")
     texts = {
