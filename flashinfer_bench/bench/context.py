@@ -49,6 +49,7 @@ from flashinfer_bench.data.store.layout import (
 )
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import ConfigError
+from flashinfer_bench.roofline.measured import PEAKS_FOLDER
 from flashinfer_bench.timing.settings import TimingSettings
 
 GIB: Final = 1 << 30
@@ -63,6 +64,7 @@ CACHE_FOLDERS: Final = (
     baseline_cache.FOLDER,
     JUDGE_FOLDER,
     SPREAD_FOLDER,
+    PEAKS_FOLDER,
 )
 
 

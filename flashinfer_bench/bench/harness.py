@@ -36,9 +36,11 @@ from flashinfer_bench.bench.spread_file import SpreadFile
 from flashinfer_bench.data import Definition, Evaluation, Solution, Trace
 from flashinfer_bench.data.store.trace_writer import TraceWriter
 from flashinfer_bench.errors import DataSetError, Fault, FlashInferBenchError
+from flashinfer_bench.roofline.measured import find_peaks_file, read_peaks
 from flashinfer_bench.roofline.peaks import describe_time
 from flashinfer_bench.roofline.workloads import cost_of_workload
 from flashinfer_bench.timing.between_workers import WORKERS, report_with_spread
+from flashinfer_bench.timing.flags import BELOW_FLOOR
 
 CANCELLED: Final = "CANCELLED"
 MOST_TIMES: Final = 100_000
@@ -364,5 +366,14 @@ class TraceRecorder:
         cost = None
         if device.kind != "cpu":
             cost = cost_of_workload(job.definition, job.workload, self._context.blob_root_for(job))
-        roofline = None if cost is None else describe_time(cost, device.name, performance.latency_ms)
-        return found if roofline is None else {**found, "roofline": roofline}
+        if cost is None:
+            return found
+        latency_ms = performance.latency_ms
+        measured = read_peaks(find_peaks_file(self._context.cache, device.uuid))
+        roofline = describe_time(cost, device.name, latency_ms, measured.peak if measured else None)
+        if roofline is None:
+            return found
+        record = found.get("measurement", extra.get("measurement"))
+        if isinstance(record, dict) and max(record.get("interval95_ms", [latency_ms])) < roofline.get("floor_ms", 0):
+            found["measurement"] = {**record, "flags": [*record.get("flags", []), BELOW_FLOOR]}
+        return {**found, "roofline": roofline}

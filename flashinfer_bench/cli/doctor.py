@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.cli.parser import Parser, add_flags, add_format, add_sandbox
+from flashinfer_bench.errors import UsageError
 
 if TYPE_CHECKING:
     from flashinfer_bench.examine.doctor.examination import Report
@@ -27,7 +28,11 @@ def declare_doctor(parser: Parser) -> None:
     )
     add_flags(parser, {"--device NAME": "0, cuda:1, a GPU's uuid, or cpu (default: the first GPU)"})
     add_sandbox(parser, default="auto")
-    add_flags(parser, {"--quick": "skip the runs of the engine: no test kernels are judged or timed"})
+    flags = {
+        "--quick": "skip the runs of the engine: no test kernels are judged or timed",
+        "--peaks": "measure bandwidth and matrix products of the GPU, and keep them as the peaks of its rooflines",
+    }
+    add_flags(parser, flags)
     add_format(parser)
 
 
@@ -38,7 +43,9 @@ def execute(args: Namespace) -> int:
     from flashinfer_bench.examine.doctor import examination
 
     device = discover_devices(None if args.device is None else [args.device])[0]
-    how = {"named": args.device, "quick": args.quick, "sandbox": args.sandbox}
+    if args.peaks and device.kind == "cpu":
+        raise UsageError("--peaks needs a GPU")
+    how = {"named": args.device, "quick": args.quick, "peaks": args.peaks, "sandbox": args.sandbox}
     report = examination.examine(device, progress=lambda line: write_err(f"{line} …"), **how)
     write_result(args, report.document(), render_report(report))
     return report.exit_code

@@ -1,7 +1,10 @@
 """The roofline of a device: the vendor's figures, the share that a time reaches, and impossible times.
 
+If the peaks of a GPU were measured (`roofline/measured.py`), shares and floors are of the measured peaks. Measured
+peaks are below the true limits, so only the vendor's figures can make a time impossible.
+
 A call is bound by its arithmetic or by its bytes, whichever takes longer (S. Williams, A. Waterman, D. Patterson:
-"Roofline", CACM 52(4), 2009). The figures are limits for dense data, not measured. They come from NVIDIA's data sheets
+"Roofline", CACM 52(4), 2009). The vendor's figures are limits for dense data. They come from NVIDIA's data sheets
 and architecture white papers: T4, A100, L4, L40S, H100, H200, H20, GH200, B200, B300, RTX 4090, RTX 5090, RTX PRO 6000.
 They use boost clocks and the specified memory bandwidth.
 """
@@ -33,17 +36,23 @@ class Peak:
     """Memory bandwidth, 10^12 bytes a second."""
     l2_bytes: int = 0
     """Bytes of the last-level cache. Data that fits in may be read faster than memory allows."""
+    source: str = "vendor"
+    """The source of the figures."""
 
     @property
     def label(self) -> str:
         """The device, and the source of its figures."""
-        return f"{self.name} (vendor)"
+        return f"{self.name} ({self.source})"
 
     def operations(self, unit: str) -> float:
         """Return the rate of a unit, in 10^12 operations a second. If the device lacks the unit, the next wider one
         counts."""
         as_wide = UNITS[UNITS.index(unit) :: -1]
         return next((self.tflops[name] for name in as_wide if name in self.tflops), max(self.tflops.values()))
+
+    def limits_ms(self, cost: Cost) -> tuple[float, float]:
+        """Return the shortest times for the arithmetic and for the bytes of a call."""
+        return cost.flops / TERA / self.operations(cost.unit) * 1e3, cost.bytes / TERA / self.tb_per_sec * 1e3
 
 
 PEAKS: Final = (
@@ -83,30 +92,39 @@ def find_peak(device_name: str) -> Peak | None:
     return None
 
 
-def describe_time(cost: Cost, device_name: str, milliseconds: float) -> dict[str, Any] | None:
+def describe_time(
+    cost: Cost, device_name: str, milliseconds: float, measured: Peak | None = None
+) -> dict[str, Any] | None:
     """Return rates and the share of the roofline as JSON-able values; None for a time of zero.
 
     Args:
         cost: the cost of one call.
         device_name: the vendor's name of the device. A device that is not listed gets rates and no share.
         milliseconds: the duration of the call.
+        measured: the measured peaks of the device. They count if they have the unit of the cost.
     """
     if milliseconds <= 0:
         return None
     record: dict[str, Any] = {"flops": cost.flops, "bytes": cost.bytes, "unit": cost.unit}
     record |= {"tflops": cost.tflops(milliseconds), "tb_per_sec": cost.tb_per_sec(milliseconds)}
-    peak = find_peak(device_name)
+    vendor = find_peak(device_name)
+    peak = measured if measured is not None and cost.unit in measured.tflops else vendor
     if peak is None:
         return record
-    compute_ms = cost.flops / TERA / peak.operations(cost.unit) * 1e3
-    floor_ms = max(compute_ms, cost.bytes / TERA / peak.tb_per_sec * 1e3)
-    bound = "compute" if compute_ms == floor_ms else "memory"
+    floor_ms, bound = _bind(*peak.limits_ms(cost))
     record |= {"share": floor_ms / milliseconds, "bound": bound, "floor_ms": floor_ms, "peak": peak.label}
-    if cost.bytes <= peak.l2_bytes:  # data that fit into the cache need not come from memory
-        floor_ms, bound = compute_ms, "compute"
+    if vendor is None:
+        return record
+    compute_ms, memory_ms = vendor.limits_ms(cost)
+    # data that fit into the cache need not come from memory
+    floor_ms, bound = _bind(compute_ms, memory_ms if cost.bytes > vendor.l2_bytes else 0.0)
     if milliseconds * SLACK < floor_ms:
         record["too_fast"] = (
             f"{milliseconds:.6f} ms is faster than the device allows ({floor_ms:.6f} ms, bound by "
             f"{bound}): work was skipped, the clock is wrong, or the cost is counted too high"
         )
     return record
+
+
+def _bind(compute_ms: float, memory_ms: float) -> tuple[float, str]:
+    return max((compute_ms, "compute"), (memory_ms, "memory"), key=lambda limit: limit[0])

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # reports name flags, and NVML need not be installed for that
 
 LATE_SHARE: Final = 0.25
 """A call is host-bound if a larger share of its samples is late."""
+BELOW_FLOOR: Final = "below_floor"
 FLAGS: Final = {
     "no_gpu_work": "the call launched nothing on the GPU, so the host's time counts",
     "host_bound": "the host takes longer to launch the call than the GPU to run it",
@@ -37,6 +38,7 @@ FLAGS: Final = {
     "constant_output": "an output was the same on all inputs",
     "library_calls": "all kernels of the call are a library's: cuBLAS, cuDNN, FlashInfer or torch",
     "regimes_left_out": "calls on unusual inputs were skipped, since the reference or the solution is slow or large",
+    BELOW_FLOOR: "the time is below the floor of the roofline, so it has no speed-of-light score",
 }
 """Name of each flag → its text, in the order in which reports name flags."""
 

@@ -16,7 +16,7 @@ from flashinfer_bench.cli.main import cli
 from flashinfer_bench.data import save_json_file
 from flashinfer_bench.errors import FlashInferBenchError
 from flashinfer_bench.examine.inspect import tool_runs
-from flashinfer_bench.examine.inspect.ncu import read_profile
+from flashinfer_bench.examine.inspect.ncu import parse_raw, read_profile
 from flashinfer_bench.examine.inspect.tool_runs import Inspected, StepDone
 from flashinfer_bench.sandbox.namespaces import has_own_network
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
@@ -154,6 +154,15 @@ def test_findings_have_file_and_line_and_a_check_that_did_not_look_is_no_clean_o
     tools(said=SAID)
     assert inspect("sanitizer", "--sandbox", "auto" if has_own_network() else "off") == 1
     assert capsys.readouterr().out.splitlines()[1:] == FOUND
+
+
+def test_numbers_that_are_not_finite_are_null():
+    metrics = ["gpu__time_duration.sum", "launch__registers_per_thread", "launch__waves_per_multiprocessor"]
+    waits = [f"smsp__average_warps_issue_stalled_{name}_per_issue_active.ratio" for name in ("barrier", "wait")]
+    rows = [["ID", *metrics, *waits], ["", "ns", "", "", "", ""], ["0", "nan", "inf", "-inf", "nan", "2.0"]]
+    (kernel,) = parse_raw("".join(f'"{chr(34).join(row).replace(chr(34), chr(34) + "," + chr(34))}"\n' for row in rows))
+    assert [kernel[name] for name in ("duration_us", "registers_per_thread", "waves")] == [None] * 3
+    assert kernel["stalls"] == [{"reason": "wait", "share": 1.0}]
 
 
 @pytest.mark.parametrize(

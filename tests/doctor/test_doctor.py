@@ -72,6 +72,9 @@ FINDINGS = {
     "nobody": (neighbours(slowed_by=("power_cap",)), "ok", "none was seen on the GPU", ""),
     "no word": (neighbours(other_processes=None), "ok", "not known", ""),
     "heat": (neighbours(slowed_by=("hw_thermal",)), "ok note", "slowed down: hw_thermal", "cooling"),
+    "flush": (of.find_flush(readings(cold_ns=6000, warm_ns=4000)), "ok", "cold 6.00 us, warm 4.00 us", ""),
+    "no flush": (of.find_flush(readings(cold_ns=4000, warm_ns=4000)), "broken", "cold 4.00 us", "not flushed"),
+    "no l2": (of.find_flush(readings()), "", "", ""),
     "no cupti": (clock(NOT_INSTALLED), "note", "a pair of them round nothing reads 2.0 us", "install cupti"),
     "forbidden": (clock(FORBIDDEN), "note", FORBIDDEN, "NVreg_RestrictProfilingToAdminUsers=0"),
     "cupti fails": (clock("CUPTI takes no buffers (error 1)"), "note", "(error 1)", "run this again"),
@@ -97,13 +100,14 @@ def test_each_finding_has_its_state_its_words_and_what_to_do(found, states, word
 def examined(monkeypatch, tmp_path):
     """Examine a device with parts replaced: what they return, or errors that they raise."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
 
-    def examine(device=GPU, **parts):
+    def examine(device=GPU, peaks=False, **parts):
         usual = {"run_isolated": vars(readings()), "time_identical": agreement(1.0), "try_programs": {"Triton": None}}
         for name, value in {**usual, "read_machine": machine(device), **parts}.items():
             effect = value if callable(value) or isinstance(value, Exception) else None
             monkeypatch.setattr(examination, name, Mock(side_effect=effect, return_value=value))
-        return examination.examine(device, progress=reported.append)
+        return examination.examine(device, peaks=peaks, progress=reported.append)
 
     reported = examine.reported = []
     return examine
@@ -124,6 +128,44 @@ def test_a_visit_of_a_healthy_machine_reads_like_this(examined):
     for line in ("at rest 345 MHz, 3201 MHz of its memory, 76.0 W, 31 °C", "launch in a full queue costs 1.10 us"):
         assert line in " ".join(text.split())
     assert text.endswith("\nThis machine can measure, by CUPTI with a cold or a warm L2.\n")
+
+
+def test_measured_peaks_are_kept_and_reported_with_their_date(examined, tmp_path):
+    def answer(module, _kind, **_):
+        rates = {"tb_per_sec": {"copy": 4.08, "triad": 4.2}, "tflops": {"fp16": 700.0, "fp1": 1.0}, "gpu": {}}
+        return rates if module == examination.PEAKS_PROBE else vars(readings())
+
+    assert examined(run_isolated=answer).peaks is None
+    report = examined(run_isolated=answer, peaks=True)
+    found = {finding.topic: finding.text for finding in report.findings if finding.topic.startswith("peak ")}
+    source = f"(measured {report.peaks.date[:10]})"
+    assert found["peak copy"] == f"4.08 TB/s, 85.0% of the vendor's 4.8 {source}"
+    assert (found["peak fp1"], "70.8% of the vendor's 989" in found["peak fp16"]) == (f"1 TFLOP/s {source}", True)
+    assert json.loads(json.dumps(report.document()))["peaks"]["versions"] == {"torch": "2.11"}
+    assert examined(run_isolated=answer).peaks == report.peaks
+    (file,) = (tmp_path / "cache" / "peaks").iterdir()
+    file.unlink()
+    file.parent.rmdir()
+    file.parent.touch()
+    report = examined(run_isolated=answer, peaks=True)
+    assert (broken(report), report.readings is not None) == (["measuring"], True)
+
+
+@pytest.mark.cpu
+def test_every_peak_is_of_a_call_with_counted_work(monkeypatch):
+    torch = pytest.importorskip("torch")
+    from flashinfer_bench.examine.doctor import peaks  # it imports torch
+
+    monkeypatch.setattr(peaks, "SIZES", (16,))
+    works = list(peaks.list_calls(torch.device("cpu"), 64))
+    counts = {"copy": 512, "triad": 768, **dict.fromkeys(peaks.PRODUCTS, 8192)}
+    assert {name: amount for name, amount, _ in works} == counts
+    assert [tuple(call().shape) for *_, call in works] == [(64,)] * 2 + [(16, 16)] * 4
+
+
+def test_a_cpu_has_no_peaks(capsys):
+    assert main(["doctor", "--peaks", "--device", "cpu"]) == 2
+    assert "--peaks needs a GPU" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -205,8 +247,13 @@ def test_on_a_cpu_it_says_what_works_and_succeeds(capsys):
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_gpu_can_be_measured_on():
-    report = examination.examine(discover_devices(None)[0])
+def test_a_gpu_can_be_measured_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
+    report = examination.examine(discover_devices(None)[0], peaks=True)
     assert report.exit_code == 0, report.findings
     assert (report.readings.method, 300 < report.readings.launch_gap_ns < 5000) == ("cupti", True)
     assert [abs(row.ratio.log_mean) < 0.04 for row in report.identical.rows] == [True] * 4
+    assert report.readings.cold_ns > report.readings.warm_ns
+    rates = report.peaks.tflops
+    assert {"fp32", "fp16"} <= set(rates)
+    assert rates["fp16"] > rates["fp32"] > 1

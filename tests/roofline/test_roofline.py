@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 
+import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from flashinfer_bench.roofline.cost import Cost
 from flashinfer_bench.roofline.definitions import count_pairs, find_cost
+from flashinfer_bench.roofline.measured import MeasuredPeaks, find_peaks_file, read_peaks
 from flashinfer_bench.roofline.peaks import Peak, describe_time, find_peak
 from flashinfer_bench.roofline.workloads import cost_of_workload, read_integers
 from tests.kit.make import make_definition, make_workload
@@ -35,6 +38,43 @@ def test_what_is_too_fast_is_told_by_the_limit_that_it_breaks_and_caches_are_fas
         assert found["bound"] == "memory"
         assert re.search(f"faster than the device allows.*bound by {bound}", found["too_fast"])
     assert "too_fast" not in describe_time(Cost(0, 1000), H200, 1e-9)
+
+
+MEASURED = {
+    "version": 1,
+    "device": "NVIDIA H200",
+    "date": "2026-11-30T09:00:00+00:00",
+    "versions": {"torch": "2.11", "triton": None},
+    "tb_per_sec": {"copy": 2.0, "triad": 2.4},
+    "tflops": {"fp16": 494.5},
+    "gpu": {"copy": {"sm_mhz": [1980, 1980]}},
+}
+
+
+def test_a_measured_peak_is_the_ceiling_of_its_units_and_refuses_no_time():
+    measured = msgspec.convert(MEASURED, MeasuredPeaks).peak
+    record = describe_time(Cost(0, 4.8e9, "fp16"), H200, 1.5, measured)
+    assert (record["peak"], record["floor_ms"]) == ("H200 (measured 2026-11-30)", pytest.approx(2.0))
+    assert (record["share"], "too_fast" in record) == (pytest.approx(2 / 1.5), False)
+    assert "too_fast" in describe_time(Cost(0, 4.8e9, "fp16"), H200, 0.5, measured)
+    assert describe_time(Cost(9.89e12, 1, "fp16"), H200, 30.0, measured)["floor_ms"] == pytest.approx(20.0)
+    assert describe_time(Cost(0, 4.8e9, "fp8"), H200, 2.0, measured)["peak"] == "H200 SXM (vendor)"
+    unlisted = describe_time(Cost(0, 4.8e9, "fp16"), "unheard of", 1e-9, measured)
+    assert (unlisted["floor_ms"], "too_fast" in unlisted) == (pytest.approx(2.0), False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "[" * 9999, json.dumps({**MEASURED, "version": 2}), json.dumps({**MEASURED, "tflops": {"fp16": 0}})],
+    ids=["missing", "empty", "deep", "other version", "zero"],
+)
+def test_a_file_of_peaks_that_cannot_be_used_counts_as_missing(tmp_path, text):
+    file = find_peaks_file(tmp_path, "GPU-1")
+    file.parent.mkdir()
+    file.write_text(json.dumps(MEASURED))
+    assert read_peaks(file) == msgspec.convert(MEASURED, MeasuredPeaks)
+    file.unlink() if text is None else file.write_text(text)
+    assert read_peaks(file) is None
 
 
 NAMES = {

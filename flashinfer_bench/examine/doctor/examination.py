@@ -6,10 +6,12 @@ comparison on this machine. Our own *programs* show how solutions can be compile
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
 from typing import Any, Final
 
 from pydantic import TypeAdapter
@@ -25,6 +27,8 @@ from flashinfer_bench.bench.runner.environments import session_environment
 from flashinfer_bench.bench.runner.sandbox import Level
 from flashinfer_bench.compile.known_good import NAME, PROGRAMS, KnownGood, define_double
 from flashinfer_bench.data import Solution, Trace, TraceSet, Workload
+from flashinfer_bench.data.store.jsonl import write_whole
+from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import DeviceFault, Fault
 from flashinfer_bench.examine.compare.measuring import measure
 from flashinfer_bench.examine.compare.result import Comparison
@@ -33,10 +37,12 @@ from flashinfer_bench.examine.doctor import findings as of
 from flashinfer_bench.examine.doctor.findings import Finding
 from flashinfer_bench.examine.doctor.machine import MachineState, Readings, read_machine
 from flashinfer_bench.report.verdict import reason_of
+from flashinfer_bench.roofline.measured import MeasuredPeaks, find_peaks_file, read_peaks
 
 FORMAT_VERSION: Final = 5
 """Version of the JSON document."""
 PROBE: Final = "flashinfer_bench.examine.doctor.probe"
+PEAKS_PROBE: Final = "flashinfer_bench.examine.doctor.peaks"
 PROBE_S: Final = 300.0
 """Seconds until the probe is ended without a result."""
 SEE_MESSAGE: Final = "see what the message names"
@@ -60,6 +66,8 @@ class Report:
     """None if the device could not be measured."""
     identical: Comparison | None = None
     """None if the step was skipped, or the device could not be measured."""
+    peaks: MeasuredPeaks | None = None
+    """The measured peaks of the device; None if they were never measured."""
     findings: list[Finding] = field(default_factory=list)
     summary: str = ""
 
@@ -80,6 +88,7 @@ def examine(
     *,
     named: str | None = None,
     quick: bool = False,
+    peaks: bool = False,
     sandbox: Level = "auto",
     progress: Callable[[str], object] = lambda _line: None,
 ) -> Report:
@@ -89,6 +98,7 @@ def examine(
         device: the device.
         named: the user's name of the device; None if the user named none.
         quick: skip the runs of the engine.
+        peaks: measure the peaks of the GPU, and keep them in the cache.
         sandbox: the level that runs will request.
         progress: receives a line before each step.
     """
@@ -100,7 +110,12 @@ def examine(
 
     def probe() -> Iterable[Finding]:
         report.readings = run_probe(device)
-        return [of.find_clock(report.readings)]
+        yield from (of.find_clock(report.readings), *of.find_flush(report.readings))
+        if peaks:
+            measure_peaks(device, machine.versions)
+        report.peaks = read_peaks(find_peaks_file(cache_root(os.environ), device.uuid))
+        if report.peaks is not None:
+            yield from of.find_peaks(report.peaks)
 
     def compare() -> Iterable[Finding]:
         report.identical = time_identical(device)
@@ -122,8 +137,32 @@ def examine(
     return report
 
 
+def measure_peaks(device: Device, versions: Mapping[str, str | None]) -> None:
+    """Measure the peaks of a GPU, and keep them in the cache.
+
+    Raises:
+        DeviceFault: they could not be measured or kept.
+    """
+    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    head = {"version": 1, "device": device.name, "date": date, "versions": versions}
+    document = json.dumps({**head, **_ask(PEAKS_PROBE, device, PROBE_S)}, indent=2)
+    try:
+        write_whole(find_peaks_file(cache_root(os.environ), device.uuid), document)
+    except OSError as error:
+        raise DeviceFault(f"the peaks cannot be kept: {error}") from error
+
+
 def run_probe(device: Device, *, limit_s: float = PROBE_S) -> Readings:
-    """Measure a device in a process that sees only this device. Meanwhile the device's lock keeps other runs off.
+    """Measure the clock of a device.
+
+    Raises:
+        DeviceFault: the device could not be measured.
+    """
+    return TypeAdapter(Readings).validate_python(_ask(PROBE, device, limit_s))
+
+
+def _ask(module: str, device: Device, limit_s: float) -> Any:
+    """Ask a module in a process that sees only this device. Meanwhile the device's lock keeps other runs off.
 
     Raises:
         DeviceFault: the device could not be measured. The message has the last line of the process's output.
@@ -137,13 +176,12 @@ def run_probe(device: Device, *, limit_s: float = PROBE_S) -> Readings:
             raise DeviceFault(said or str(fault)) from None
         environment = session_environment(os.environ, device, interpret_triton=False)
         try:
-            found = run_isolated(PROBE, device.kind, limit_s=limit_s, environment=environment)
+            return run_isolated(module, device.kind, limit_s=limit_s, environment=environment)
         except IsolatedFailure as failure:
             if failure.code is None:
                 raise DeviceFault(f"measuring took more than {limit_s:g} s") from None
             said = failure.log.rpartition("\n")[2] or "it said nothing"
             raise DeviceFault(f"the process that measures {describe_exit(failure.code)}: {said}") from None
-    return TypeAdapter(Readings).validate_python(found)
 
 
 def time_identical(device: Device) -> Comparison:

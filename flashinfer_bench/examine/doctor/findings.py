@@ -10,6 +10,8 @@ from flashinfer_bench.bench.runner.sandbox import Level, Sandbox
 from flashinfer_bench.examine.compare.result import Comparison
 from flashinfer_bench.examine.doctor.machine import MachineState, Readings
 from flashinfer_bench.report.timing import METHODS
+from flashinfer_bench.roofline.measured import MeasuredPeaks
+from flashinfer_bench.roofline.peaks import find_peak
 from flashinfer_bench.timing.measurement import reason_of_fallback
 from flashinfer_bench.timing.nvml import GpuState
 
@@ -27,6 +29,8 @@ TO_GET_CUPTI: Final = {
     "": "run this again; if it says the same, look up what CUPTI reports, and the driver's version",
 }
 """Text in the reason of a fall-back → advice. The first match counts."""
+FLUSH_SHARE: Final = 0.05
+"""The flush of the L2 works if a cold call takes longer than a warm call by at least this share."""
 AGAIN: Final = "run it again on a quiet machine"
 
 
@@ -129,6 +133,25 @@ def find_clock(readings: Readings) -> Finding:
     advice = next(what for words, what in TO_GET_CUPTI.items() if words in reason)
     pair = f"a pair of them round nothing reads {readings.empty_ns / 1e3:.1f} us, which every time holds"
     return Finding("clock", "note", f"CUDA events ({reason}); {pair}", advice)
+
+
+def find_flush(readings: Readings) -> Iterator[Finding]:
+    """Say whether the flush of the L2 makes a call slower. There is no finding for a CPU."""
+    if readings.cold_ns:
+        works = readings.cold_ns >= (1 + FLUSH_SHARE) * readings.warm_ns
+        text = f"cold {readings.cold_ns / 1e3:.2f} us, warm {readings.warm_ns / 1e3:.2f} us"
+        advice = "" if works else "report this: the L2 is not flushed, so times are of a warm cache"
+        yield Finding("cache flush", "ok" if works else "broken", text, advice)
+
+
+def find_peaks(peaks: MeasuredPeaks) -> Iterator[Finding]:
+    """Report each measured peak, with the vendor's figure if there is one."""
+    vendor, source = find_peak(peaks.device), peaks.peak.source
+    limits = {**dict.fromkeys(peaks.tb_per_sec, vendor.tb_per_sec), **vendor.tflops} if vendor else {}
+    for unit, rates in (("TB/s", peaks.tb_per_sec), ("TFLOP/s", peaks.tflops)):
+        for name, rate in rates.items():
+            share = f", {rate / limits[name]:.1%} of the vendor's {limits[name]:g}" if name in limits else ""
+            yield Finding(f"peak {name}", "ok", f"{rate:.4g} {unit}{share} ({source})")
 
 
 def find_agreement(identical: Comparison, *, on_gpu: bool) -> Finding:

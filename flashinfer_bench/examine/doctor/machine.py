@@ -57,6 +57,10 @@ class Readings:
     """Launch overhead: the cost of one more launch in a full queue; 0 if the clock cannot measure it."""
     empty_ns: int = 0
     """Time that the wall clock, or a pair of CUDA events, reports for an empty call; 0 for CUPTI."""
+    cold_ns: int = 0
+    """Time of a kernel that reads a part of the L2's size, with a cold L2; 0 on a CPU."""
+    warm_ns: int = 0
+    """Time of the same kernel with a warm L2."""
 
 
 def read_machine(device: Device, *, nvml: Any = pynvml, environment: Mapping[str, str] = os.environ) -> MachineState:

@@ -12,6 +12,7 @@ import re
 import subprocess
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
@@ -185,10 +186,12 @@ def parse_raw(text: str) -> list[dict[str, Any]]:
 
 def _read_kernel(cells: Mapping[str, str], units: Mapping[str, str]) -> dict[str, Any]:
     def number(name: str) -> float | None:
-        """Return a metric in seconds, bytes or its own unit; None if the tool does not report it."""
+        """Return a metric in seconds, bytes or its own unit; None if the tool reports no finite number."""
         try:
             value = float(cells[name].replace(",", ""))
         except (KeyError, ValueError):
+            return None
+        if not isfinite(value):
             return None
         unit = UNIT.fullmatch(units.get(name, ""))
         return value * PREFIXES[unit[1]] if unit else value

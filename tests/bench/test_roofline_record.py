@@ -1,0 +1,42 @@
+"""The roofline in a trace: whose ceiling it has, and the flag of a time below its floor."""
+
+import json
+
+import pytest
+
+from flashinfer_bench.bench import harness
+from flashinfer_bench.roofline.cost import Cost
+from flashinfer_bench.roofline.measured import find_peaks_file
+from tests.bench.played import PlayedSession, on_gpu, play_engine
+from tests.kit.make import make_solution
+from tests.roofline.test_roofline import MEASURED
+
+pytestmark = pytest.mark.cpu
+
+
+@pytest.mark.parametrize(
+    ("latency_ms", "peak", "flags"),
+    [(1.5, "H200 (measured 2026-11-30)", ["noisy", "below_floor"]), (1.5, "H200 SXM (vendor)", ["noisy"])],
+)
+def test_a_trace_names_its_ceiling_and_flags_a_time_below_the_floor(monkeypatch, tmp_path, latency_ms, peak, flags):
+    record = {"interval95_ms": [1.4, 1.6], "interval": "workers", "flags": ["noisy"]}
+    monkeypatch.setattr(harness, "cost_of_workload", lambda *_: Cost(0, 4.8e9, "fp16"))  # 1 ms, or 2 ms as measured
+    engine = play_engine(monkeypatch, tmp_path)
+    on_gpu(engine.context, "NVIDIA H200")
+    if "measured" in peak:
+        file = find_peaks_file(tmp_path / "cache", "GPU-0")
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps(MEASURED))
+    performance = {"latency_ms": latency_ms, "reference_latency_ms": 8.0, "speedup_factor": 5.0}
+    monkeypatch.setattr(
+        PlayedSession,
+        "evaluate",
+        staticmethod(lambda job, name: {"extra": {"measurement": record}, "performance": performance}),
+    )
+    PlayedSession.gate.set()
+    try:
+        (trace,) = engine.submit(make_solution("mine"), ["d0"]).result(60)
+    finally:
+        engine.close()
+    extra = trace.evaluation.extra
+    assert (extra["roofline"]["peak"], extra["measurement"]["flags"]) == (peak, flags)
