@@ -26,10 +26,14 @@ def answer_launches(launches: Iterable[tuple[tuple[str, int], ...]]) -> dict[str
 
 
 def demangle(name: str) -> str:
-    """Return a C++ symbol as its declaration; return any other name unchanged."""
+    """Return a C++ symbol as its declaration. Any other name is returned unchanged, and so is each name without the
+    runtime."""
     if not name.startswith("_Z"):
         return name
-    runtime, status = ctypes.CDLL(RUNTIME), ctypes.c_int()
+    try:
+        runtime, status = ctypes.CDLL(RUNTIME), ctypes.c_int()
+    except OSError:
+        return name
     runtime.__cxa_demangle.restype, runtime.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
     text = runtime.__cxa_demangle(name.encode(), None, None, ctypes.byref(status))
     if not text:

@@ -177,7 +177,7 @@ def _describe_verdict(result: Result, logs: dict[str, int]) -> dict[str, Any]:
         "ranked": result.is_ranked,
         "n": [latency, low, high, reference, speedup, share],
         "flags": flags if result.is_passed else [],
-        "details": {word: value for word, value in details.items() if not isinstance(value, list)},
+        "details": {word: value for word, value in details.items() if not isinstance(value, (list, dict))},
         "libs": ", ".join(f"{name} {version}" for name, version in libraries),
         "log": logs.setdefault(evaluation.log, len(logs)) if evaluation.log else -1,
     }
