@@ -47,6 +47,7 @@ COMMANDS: Final = {
     "pack": "make a solution file from a folder of sources",
     "unpack": "make a folder of sources from a solution file",
     "convert": "write a set of another layout in the standard layout",
+    "export": "write solutions for FlashInfer's Trace Apply",
     "repro": "write the call that decided a verdict to files",
     "inspect": "inspect one call of a solution with ncu or compute-sanitizer",
     "doctor": "report whether this machine can measure",

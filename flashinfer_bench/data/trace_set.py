@@ -22,6 +22,7 @@ from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SOLUTIONS, TRA
 from flashinfer_bench.data.store.read import read_files
 from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of, to_trace
 from flashinfer_bench.data.trace import Trace
+from flashinfer_bench.data.trace_apply.export import export_apply
 from flashinfer_bench.env import DATASET_VARIABLE, dataset_root, home_expanded
 from flashinfer_bench.errors import DataSetError
 
@@ -251,6 +252,7 @@ class TraceSet:
     rank_authors = scores.rank_authors
     get_author_score = scores.get_author_score
     get_solution_score = scores.get_solution_score
+    export_apply = export_apply
     add_traces = adding.add_traces
     add_workload_traces = adding.add_workload_traces
     add_workload_blob_tensor = adding.add_tensors

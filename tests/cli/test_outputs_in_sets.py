@@ -20,6 +20,7 @@ COMMANDS = {
     "new definition": "new definition other --op-type out --local set",
     "pack": "pack sources -o set/out/x.json",
     "unpack": "unpack packed.json -d set/out/sources",
+    "export apply": "export apply set/out/applied --local set --unconfirmed",
     "convert": "convert other --output set/out/converted",
     "perf": "perf --routine rmsnorm --backends torch --output_path set/out/x.csv --batch_size 1 --hidden_size 8",
     "compare": "compare double_python double_python set --junit set/out/x.xml",

@@ -9,6 +9,7 @@
     solution     `languages`, capitals, languages of other engines; an entry point without `::`
                  sources as a dict, or by path, with the text in a file next to the solution's
                  next to its definition: name, definition or author omitted
+                 written for Trace Apply: as before it was written (`trace_apply/origin.py`)
     trace        a workload without the trace around it; no definition, no uuid; `solution` ""
                  inputs without their type: `{}`, `{"value": 3}`; an input that is null; an invalid cost
                  `device` for `hardware`, `log_file` for `log`
@@ -37,6 +38,7 @@ from flashinfer_bench.data.issue import Location
 from flashinfer_bench.data.reference import ENTRY_NAME, read_module
 from flashinfer_bench.data.solution import MOST_SOURCES, Solution, SupportedLanguages, check_source_path
 from flashinfer_bench.data.trace import Trace
+from flashinfer_bench.data.trace_apply.origin import restore_origin
 from flashinfer_bench.data.workload import WorkloadCost
 
 Raw = dict[str, Any]
@@ -146,6 +148,7 @@ def _upgrade_dump(new: Raw, warnings: Warnings) -> None:
 
 def upgrade_solution(raw: Raw, location: Location, warnings: Warnings) -> Raw:
     """Convert a solution to the current format. Read its sources next to its file."""
+    raw = restore_origin(raw)
     new = dict(raw)
     if location.definition is not None:
         usual = {"name": location.file.stem, "definition": location.definition, "author": UNKNOWN_AUTHOR}

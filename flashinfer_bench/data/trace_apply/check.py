@@ -1,0 +1,70 @@
+"""Reads an exported folder by FlashInfer's own reader, in a process of its own. No solution is run.
+
+    request: the folder
+    response: {"flashinfer": its version, "problems": [lines], "attributes": {FlashInfer's name: wrapped attributes}}
+
+The process imports FlashInfer as a served model does: with FLASHINFER_TRACE_APPLY and FLASHINFER_TRACE_APPLY_PATH. Then
+it enables each file alone, and counts the attributes of the API that Trace Apply wraps for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Any, Final
+
+from flashinfer_bench.base.isolated import IsolatedFailure, run_isolated
+from flashinfer_bench.errors import ConfigError, Fault
+
+LIBRARY: Final = "flashinfer"
+SWITCH: Final = "FLASHINFER_TRACE_APPLY"
+FOLDER: Final = "FLASHINFER_TRACE_APPLY_PATH"
+LIMIT_S: Final = 300.0
+"""Seconds for the import of FlashInfer, which may compile."""
+
+
+def find_reader() -> None:
+    """Raise ConfigError if FlashInfer is not installed."""
+    if importlib.util.find_spec(LIBRARY) is None:
+        raise ConfigError("--check needs FlashInfer: pip install flashinfer-python")
+
+
+def check_folder(folder: Path) -> dict[str, Any]:
+    """Return what FlashInfer's reader says about an exported folder.
+
+    Raises:
+        Fault: its process ended without a response.
+    """
+    environment = {**os.environ, SWITCH: "1", FOLDER: str(folder.absolute())}
+    try:
+        response: dict[str, Any] = run_isolated(__name__, str(folder), limit_s=LIMIT_S, environment=environment)
+    except IsolatedFailure as error:
+        raise Fault(f"FlashInfer's reader ended with exit code {error.code}:\n{error.log}") from error
+    return response
+
+
+def answer(folder: str) -> dict[str, Any]:
+    """Read the folder in this process."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        library = importlib.import_module(LIBRARY)
+    apply = importlib.import_module(f"{LIBRARY}.trace_apply")
+    reader = importlib.import_module(f"{LIBRARY}.trace").Solution
+    problems = [str(one.message) for one in caught if "trace apply" in str(one.message).lower()]
+    if not apply.is_enabled():
+        problems.append("FlashInfer did not enable Trace Apply")
+    attributes: dict[str, int] = {}
+    for file in sorted(Path(folder).rglob("solutions/**/*.json")):
+        try:
+            solution = reader.from_dict(json.loads(file.read_text(encoding="utf-8")))
+            attributes[solution.definition] = apply.enable_apply({solution.definition: solution})
+        except Exception as error:
+            problems.append(f"{file.name}: {type(error).__name__}: {error}")
+            continue
+        if not attributes[solution.definition]:
+            problems.append(f"{file.name}: no API of FlashInfer makes the name {solution.definition}")
+    return {"flashinfer": library.__version__, "problems": problems, "attributes": attributes}
