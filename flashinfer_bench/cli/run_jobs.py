@@ -232,10 +232,11 @@ def refuse_other_evaluator(plan: Plan, recorded: Iterable[AnyTrace]) -> None:
     Raises:
         UsageError: the message names the flag that is missing.
     """
-    evaluators = {names_of_job(job): job.fingerprint.get("evaluator", "") for job in plan.jobs}
+    built_in = {names_of_job(job) for job in plan.jobs if OWN not in job.fingerprint.get("evaluator", "")}
     for trace in recorded:
-        then = trace.evaluation and read_reported(trace.evaluation).run.fingerprint.evaluator
-        if then and OWN in then and OWN not in evaluators.get(names_of(trace), OWN):
+        judged = trace.evaluation if names_of(trace) in built_in else None
+        then = "" if judged is None else read_reported(judged).run.fingerprint.evaluator
+        if OWN in then:
             module, _, name = then.split()[0].partition(OWN)
             job = f"{trace.solution} on {trace.workload.uuid}"
             raise UsageError(f"{job} was judged by {name} of {module}: give --evaluator-modules {module}")
