@@ -109,8 +109,8 @@ class BenchmarkConfig(EvalSettings):
     """Limit of one solution on one workload, in seconds."""
     call_timeout_seconds: Seconds | None = None
     """Limit of a call after a solution's first, and of a first call without compilation, in seconds; None for no limit.
-    A call may always take 50 times as long as the reference. `run --solution` and `repro` set 20, --watch and --quick
-    5."""
+    A call may always take 50 times as long as the reference. `run --solution`, `repro` and `serve` set 20, --watch and
+    --quick 5."""
     profile_baseline: bool = True
     """Time the reference too; without it there is no speed-up."""
     definitions: Names | None = None

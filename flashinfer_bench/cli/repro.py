@@ -44,8 +44,8 @@ def execute(args: Namespace) -> int:
     from flashinfer_bench.bench.planning.plan import describe_nothing
     from flashinfer_bench.cli.args import find_output, open_trace_set
     from flashinfer_bench.cli.drafts import take_drafts
-    from flashinfer_bench.cli.run_jobs import EDITED_CALL_S, plan_recorded, refuse_other_evaluator
-    from flashinfer_bench.cli.settings import read_config, setting_words
+    from flashinfer_bench.cli.run_jobs import plan_recorded, refuse_other_evaluator
+    from flashinfer_bench.cli.settings import EDITED_CALL_S, read_config, setting_words
     from flashinfer_bench.cli.tables import write_result
     from flashinfer_bench.data.generated import add_generated
     from flashinfer_bench.data.measurement import read_reported

@@ -51,7 +51,7 @@ from flashinfer_bench.cli.output import (
 )
 from flashinfer_bench.cli.parser import typed_program
 from flashinfer_bench.cli.saves import SaveHistory
-from flashinfer_bench.cli.settings import describe_tolerances, naming_flags, read_config, setting_words
+from flashinfer_bench.cli.settings import EDITED_CALL_S, describe_tolerances, naming_flags, read_config, setting_words
 from flashinfer_bench.cli.tables import Names, count, shorten_uuid, some, write_result
 from flashinfer_bench.cli.verdicts import cut_reason, describe_job, describe_verdict
 from flashinfer_bench.data import LoadIssue, Trace, TraceSet
@@ -74,9 +74,8 @@ if TYPE_CHECKING:
 SHOWN_DEVICES: Final = 8
 NO_VERDICT: Final = "no verdict"
 NO_FAILED_CALL: Final = frozenset({EvaluationStatus.PASSED, EvaluationStatus.COMPILE_ERROR})
-EDITED_CALL_S, WATCHED_CALL_S = 20.0, 5.0
-"""Default `call_timeout_seconds` of edited files; the second value is for --watch and --quick. A hang then costs only
-seconds."""
+WATCHED_CALL_S: Final = 5.0
+"""Default `call_timeout_seconds` with --watch and --quick."""
 OWN: Final = ":"
 """In a fingerprint, between the module and the name of an evaluator that is not built in."""
 POLL_EVERY_S: Final = 0.05

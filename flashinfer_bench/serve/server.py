@@ -163,7 +163,7 @@ class Server(uvicorn.Server):
     async def run(self, listener: socket.socket) -> None:  # type: ignore[override]
         """Serve until the drain has ended."""
         if left := await self._service.start():
-            self._announce(f"note: going on with {left} tasks of an earlier server")
+            self._announce(f"note: open tasks of an earlier server: {left}")
         host, port = listener.getsockname()[:2]
         self._announce(f"serving on http://{f'[{host}]' if ':' in host else host}:{port}")
         await self.serve([listener])
@@ -189,7 +189,7 @@ class Server(uvicorn.Server):
         self._announce("draining: no new tasks; once more ends it at once")
         try:
             left = await self._service.drain(self._service.limits.drain_s)
-            self._announce(f"drained; {left} tasks are left for the next server")
+            self._announce(f"drained; tasks left for the next server: {left}")
         finally:
             self.should_exit = True
 

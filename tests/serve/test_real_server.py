@@ -113,7 +113,7 @@ def test_a_server_judges_outlives_a_kill_and_ends_at_the_second_signal(tmp_path,
     first.end(signal.SIGKILL)
 
     second = Process(root, tmp_path / "cache", "--drain", "60")
-    assert "going on with 2 tasks" in "".join(second.said)
+    assert "open tasks of an earlier server: 2" in "".join(second.said)
     with Client(second.url) as client:
         endless = finish_after_the_kill(client, left)
     second.process.send_signal(signal.SIGTERM)
@@ -121,7 +121,9 @@ def test_a_server_judges_outlives_a_kill_and_ends_at_the_second_signal(tmp_path,
     assert second.end(signal.SIGTERM)[0] == 130
 
     lines = [json.loads(line) for file in (root / "traces").rglob("*.jsonl") for line in file.read_text().splitlines()]
-    verdicts = [(line["evaluation"]["extra"]["run"]["task"], line["workload"]["uuid"]) for line in lines]
+    runs = [line["evaluation"]["extra"]["run"] for line in lines]
+    assert {run["call_timeout_seconds"] for run in runs} == {20}
+    verdicts = [(run["task"], line["workload"]["uuid"]) for run, line in zip(runs, lines, strict=True)]
     assert len(verdicts) == len(set(verdicts))
     assert {task for task, _ in verdicts} >= set(left)
     same = [line for line in lines if line["solution"].startswith("same_")]
@@ -147,7 +149,7 @@ def server(tmp_path_factory):
     process.folder = folder
     yield process
     code, said = process.end(signal.SIGTERM)
-    assert (code, "drained; 0 tasks are left" in said) == (0, True), said
+    assert (code, "drained; tasks left for the next server: 0" in said) == (0, True), said
 
 
 def run_printed(server, *argv):
