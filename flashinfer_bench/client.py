@@ -75,6 +75,10 @@ class TaskReport:
     """The recorded verdicts."""
     error: str | None = None
     """Why workloads have no verdict."""
+    submitter: str = ""
+    """The name of its submitter, or the submitter's address."""
+    tasks_ahead: int = 0
+    """Open tasks that were accepted earlier, while this task is pending."""
 
     @property
     def is_over(self) -> bool:
@@ -304,5 +308,6 @@ class Client:
 
 def _to_report(document: Mapping[str, Any]) -> TaskReport:
     traces = tuple(Trace.model_validate(one) for one in document.get("traces") or ())
-    names = {key: str(document[key]) for key in ("task_id", "status", "definition", "solution")}
-    return TaskReport(**names, traces=traces, error=document.get("error"))
+    given: dict[str, Any] = {key: str(document[key]) for key in ("task_id", "status", "definition", "solution")}
+    given |= {key: document[key] for key in ("error", "submitter", "tasks_ahead") if key in document}
+    return TaskReport(**given, traces=traces)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,6 +43,8 @@ class JobLabel(Shown):
     definition: str
     solution: str
     workload: str
+    began_at: float
+    """When the device began it, in seconds since 1970."""
 
 
 class DeviceState(Shown):
@@ -97,6 +100,7 @@ def describe_device(device: Device, slot: DeviceSlot | None, done: int, before: 
     elif not slot.begun:
         condition = "ready" if slot.session.is_ready else "starting"
     job = slot.begun.get(slot.current) if slot is not None and slot.current is not None else None
+    known = before.job if before is not None else None
     return DeviceState(
         label=device.label,
         hardware=device.name,
@@ -105,7 +109,11 @@ def describe_device(device: Device, slot: DeviceSlot | None, done: int, before: 
         since=before.since if before is not None and before.condition == condition else utc_now(),
         job=job
         and JobLabel(
-            index=job.index, definition=job.definition.name, solution=job.solution.name, workload=job.workload.uuid
+            index=job.index,
+            definition=job.definition.name,
+            solution=job.solution.name,
+            workload=job.workload.uuid,
+            began_at=known.began_at if known is not None and known.index == job.index else time.time(),
         ),
         jobs_done=done,
     )

@@ -9,6 +9,7 @@ import time
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,8 +17,8 @@ from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.cli.drafts import describe_draft, read_hints
 from flashinfer_bench.cli.output import INTERRUPTED, one_interrupt, write_err, write_out
 from flashinfer_bench.cli.parser import QUIET_FLAG, SOURCE_FLAGS, Parser, add_flags, add_names
-from flashinfer_bench.cli.tables import join_sections, lay_out, write_result
-from flashinfer_bench.client import DEFAULT_URL, Client, TaskReport
+from flashinfer_bench.cli.tables import count, join_sections, lay_out, shorten_uuid, write_result
+from flashinfer_bench.client import DEFAULT_URL, Client, ServerFault, TaskReport
 from flashinfer_bench.data import Solution, Trace
 from flashinfer_bench.data.json_utils import load_json_file
 from flashinfer_bench.data.store.drafts import DraftHints, read_draft
@@ -30,11 +31,25 @@ if TYPE_CHECKING:  # the help does not import the engine
 
 RETRY_S: Final = 20.0
 """Seconds of retries if the server does not answer."""
-DEVICES: Final = {"Device": "{device}", "Hardware": "{hardware}", "State": "{condition}", "Now": "{job}"}
-TASKS: Final = {"Task": "{task_id}", "Status": "{status}", "Definition": "{definition}", "Solution": "{solution}"}
-TASK_KEYS: Final = ("task_id", "status", "definition", "solution")
+DEVICES: Final = {
+    "Device": "{device}",
+    "Hardware": "{hardware}",
+    "State": "{condition}",
+    "Now": "{job}",
+    "#Seconds": "{job_seconds}",
+}
+TASKS: Final = {
+    "Task": "{task_id}",
+    "Status": "{status}",
+    "Definition": "{definition}",
+    "Solution": "{solution}",
+    "Submitter": "{submitter}",
+}
+TASK_KEYS: Final = ("task_id", "status", "definition", "solution", "submitter")
 SHOWN_TASKS: Final = 15
 """Maximum number of open tasks in the list."""
+QUEUE_POLL_S: Final = 1.0
+"""Seconds between two checks of the queue."""
 LONGEST_PAUSE_S: Final = 86_400.0
 CLEAR: Final = "\x1b[H\x1b[2J"
 SAMPLE: Final = re.compile(r"^flashinfer_bench_(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
@@ -75,7 +90,7 @@ def declare_submit(parser: Parser) -> None:
         "--priority N": "tasks of higher priority are judged earlier",
         "--submitter NAME": "name of the submitter; submitters get equal shares of the server",
         "--confirm if_best|always|never": f"{words} (default: %(default)s)",
-        "--no-wait": "print the id of the task, without waiting",
+        "--no-wait": "print the task's ID, and exit; GET URL/tasks/ID shows the task, and DELETE cancels it",
         "--require-passed": "exit with 1 unless every job passed",
     }
     add_flags(parser, flags | QUIET_FLAG, priority=0, confirm="if_best")
@@ -87,7 +102,6 @@ def execute_submit(args: Namespace) -> int:
 
     with open_client(args, submitter=args.submitter) as client, one_interrupt():
         solution = _read_solution(args, client)
-        started = time.monotonic()
         workloads = getattr(args, "workloads", None)
         task = client.submit(solution, workloads, priority=args.priority, confirm=args.confirm)
         if args.no_wait:
@@ -96,6 +110,9 @@ def execute_submit(args: Namespace) -> int:
         if not args.quiet:
             write_err(f"task {task} at {client.url}; Ctrl-C cancels it")
         try:
+            started = _wait_for_start(client, task, is_quiet=args.quiet)
+            if not args.quiet:
+                _show_verdicts(client, task)
             report = client.wait(task)
         except KeyboardInterrupt:
             try:
@@ -123,6 +140,26 @@ def _read_solution(args: Namespace, client: Client) -> Solution:
     draft = read_draft(path, definitions, hints)
     describe_draft(draft, definitions, is_quiet=args.quiet)
     return draft.solution
+
+
+def _wait_for_start(client: Client, task: str, *, is_quiet: bool) -> float:
+    """Show the place of a task in the queue until a device begins it; return the monotonic time of that."""
+    started, shown = time.monotonic(), -1
+    while (report := client.task(task, QUEUE_POLL_S)).status == "pending":
+        if report.tasks_ahead != shown and not is_quiet:
+            write_err(f"waiting in the queue: {count(report.tasks_ahead, 'open task')} ahead")
+        shown = report.tasks_ahead
+        time.sleep(QUEUE_POLL_S / 4)  # a server that is ending does not let requests wait
+        started = time.monotonic()
+    return started
+
+
+def _show_verdicts(client: Client, task: str) -> None:
+    """Write a line for each verdict, until the task is over or the stream breaks off."""
+    with suppress(ServerFault):
+        for event in client.events(task):
+            if event["event"] == "verdict":
+                write_err(f"{shorten_uuid(event['workload_uuid'])}: {event['status']}")
 
 
 def _make_outcome(client: Client, report: TaskReport, solution: Solution, asked: Sequence[str] | None) -> RunOutcome:
@@ -197,12 +234,16 @@ def read_overview(client: Client) -> dict[str, Any]:
     for name, text, value in SAMPLE.findall(client.metrics()):
         samples[name].append(({key: json.loads(found) for key, found in LABEL.findall(text)}, float(value)))
     jobs = {labels["device"]: f"{labels['solution']} on {labels['workload']}" for labels, _ in samples["device_job"]}
+    seconds = {labels["device"]: round(value) for labels, value in samples["device_job_seconds"]}
     health = client.health()
     return {
         "queue_jobs": health["queue_size"],
         "verdicts_per_second": sum(value for _, value in samples["verdicts_per_second"]),
         "jobs": {labels["status"]: int(value) for labels, value in samples["jobs_total"]},
-        "devices": [{**one, "job": jobs.get(one["device"], "")} for one in health["workers"]],
+        "devices": [
+            {**one, "job": jobs.get(one["device"], ""), "job_seconds": seconds.get(one["device"])}
+            for one in health["workers"]
+        ],
         "open_tasks": [{key: getattr(task, key) for key in TASK_KEYS} for task in client.tasks() if not task.is_over],
     }
 
@@ -210,6 +251,7 @@ def read_overview(client: Client) -> dict[str, Any]:
 def render_overview(overview: dict[str, Any]) -> str:
     """Render an overview."""
     counts = ", ".join(f"{number} {status}" for status, number in overview["jobs"].items())
-    head = f"{overview['queue_jobs']} jobs wait; {overview['verdicts_per_second']:.2g} verdicts a second; {counts}"
+    rate = f"{overview['verdicts_per_second']:.2g} verdicts per second"
+    head = f"{count(overview['queue_jobs'], 'job')} in the queue; {rate} in the last minute; {counts or 'no verdict'}"
     tasks = lay_out(TASKS, overview["open_tasks"][:SHOWN_TASKS])
     return join_sections([to_printable(head)], lay_out(DEVICES, overview["devices"]), tasks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
@@ -75,6 +76,9 @@ class Metrics:
             "device_job gauge the job that a device runs": {
                 _labels(device=label, definition=job.definition, solution=job.solution, workload=job.workload): 1
                 for label, job in running.items()
+            },
+            "device_job_seconds gauge seconds since a device began its job": {
+                _labels(device=label): time.time() - job.began_at for label, job in running.items()
             },
             "job_seconds histogram time of a job in its device session": {
                 **{f"_bucket{_labels(le=bound)}": count for bound, count in buckets},

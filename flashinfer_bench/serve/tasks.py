@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import sqlite3
@@ -172,7 +173,9 @@ class TaskService:
         """
         row, traces = await self._read(task)
         found = {"traces": [json.loads(traces[uuid]) for uuid in row.workloads if uuid in traces]} if traces else {}
-        return {**_describe(row), **found}
+        before = itertools.takewhile(lambda one: one != task, list(self._live))
+        ahead = {"tasks_ahead": sum(not self._live[one].ended for one in before)} if row.state == "pending" else {}
+        return {**_describe(row), **ahead, **found}
 
     async def list_tasks(self, submitter: str | None) -> list[dict[str, Any]]:
         """Return the latest tasks, without their traces."""

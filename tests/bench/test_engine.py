@@ -291,4 +291,5 @@ def test_the_state_tells_devices_queue_and_counts_and_is_json(engine):
     (device,) = shown["devices"]
     job = {"index": 0, "definition": "double", "solution": "first", "workload": "d0"}
     expected = {"label": "cpu", "condition": "working", "healthy": True, "jobs_done": 0, "job": job}
+    assert 0 <= time.time() - device["job"].pop("began_at") < 60
     assert expected.items() <= device.items()

@@ -16,6 +16,7 @@ DEVICE = {"run": {"device": {"kind": "cuda", "index": 1, "uuid": "GPU-1"}}}
 TRACE = make_trace(solution="kernel_12345678", extra=DEVICE)
 WRONG = make_trace(solution="kernel_12345678", status="INCORRECT_NUMERICAL")
 TASK = {"task_id": ID, "status": "completed", "definition": "double", "solution": "kernel_12345678"}
+EVENT = 'event: verdict\ndata: {"event": "verdict", "workload_uuid": "w0", "status": "PASSED"}\n\n'
 DONE = {**TASK, "traces": [TRACE.to_dict()]}
 ACCEPTED = {"task_id": ID, "normalized_solution_name": "kernel_12345678"}
 REFUSED = httpx.ConnectError("refused")
@@ -25,6 +26,7 @@ METRICS = r"""
 flashinfer_bench_verdicts_per_second 3.25
 flashinfer_bench_jobs_total{status="PASSED"} 80
 flashinfer_bench_device_job{device="cuda:0",definition="double",solution="ker\"nel",workload="w0"} 1
+flashinfer_bench_device_job_seconds{device="cuda:0"} 12.3
 another_metric 5
 """
 
@@ -111,13 +113,15 @@ def command(tmp_path, monkeypatch, capsys):
     real = httpx.Client
 
     def go(*words, **task):
-        asked, sent = [], []
+        asked, sent, queued = [], [], task.pop("queued", [])
 
         def serve(request):
             asked.append((request.method, request.url.path))
             sent.append(request.content)
             if task.get("interrupts") and request.method == "GET":
                 raise KeyboardInterrupt
+            if queued and request.url.path == f"/tasks/{ID}":
+                return answer(200, {**TASK, "status": "pending", "tasks_ahead": queued.pop()})
             known = {
                 "/evaluate": ACCEPTED,
                 "/definitions": [{"name": "double"}],
@@ -125,7 +129,8 @@ def command(tmp_path, monkeypatch, capsys):
                 "/definitions/double/workloads": [make_workload(uuid).to_dict() for uuid in ("w0", "w1")],
                 "/metrics": METRICS,
                 "/health": {"status": "ok", "workers": [WORKER], "queue_size": 12},
-                "/tasks": {"tasks": [{**TASK, "status": "running"}, TASK]},
+                "/tasks": {"tasks": [{**TASK, "status": "running", "submitter": "ann"}, TASK]},
+                f"/tasks/{ID}/events": EVENT,
                 f"/tasks/{ID}": {**TASK, **task},
             }
             return answer(200, known[request.url.path])
@@ -151,6 +156,14 @@ def test_submit_prints_the_output_of_run_and_fails_without_a_verdict(command):
     document = json.loads(command(*SUBMIT, "w0", "--json", traces=[TRACE.to_dict()])[1])
     assert document["devices"] == [{"label": "cuda:1", "name": "test device", "uuid": "GPU-1"}]
     assert command(*SUBMIT, "w0", traces=[WRONG.to_dict()])[0] == 0
+
+
+def test_submit_shows_the_place_in_the_queue_and_each_verdict(command, monkeypatch):
+    monkeypatch.setattr("flashinfer_bench.cli.submit.QUEUE_POLL_S", 0)
+    for flags, lines in (([], ["1 open task ahead", "0 open tasks ahead", "w0: PASSED"]), (["--quiet"], [])):
+        code, _, err, _ = command(*SUBMIT, "w0", *flags, queued=[0, 1, 1], traces=[TRACE.to_dict()])
+        shown = [line.removeprefix("waiting in the queue: ") for line in err.splitlines()]
+        assert (code, shown[1:]) == (0, lines)
 
 
 def test_ctrl_c_cancels_the_task_and_no_wait_prints_it(command):
@@ -179,8 +192,9 @@ def test_submit_takes_a_source_as_run_does(command, tmp_path, name, flags, entry
 def test_top_shows_devices_queue_rate_and_open_tasks(command):
     code, out, _, _ = command("top", "--once")
     assert (code, out.count(ID)) == (0, 1)
-    assert "12 jobs wait; 3.2 verdicts a second; 80 PASSED" in out
-    assert 'cuda:0  a "GPU"   working  ker"nel on w0' in out
+    assert "12 jobs in the queue; 3.2 verdicts per second in the last minute; 80 PASSED" in out
+    assert 'cuda:0  a "GPU"   working  ker"nel on w0       12' in out
+    assert "kernel_12345678  ann\n" in out
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ async def test_long_polls_and_batches_end_with_their_tasks_or_their_time(site):
     async with site.serve(is_open=False) as client:
         tasks = [await submit(client), await submit(client, "other", workload_uuids=["w1"])]
         assert "traces" not in await wait_for(client, tasks[0], 0.01)
+        assert (await wait_for(client, tasks[1], 0))["tasks_ahead"] == 1
         poll = asyncio.create_task(wait_for(client, tasks[0]))
         batch = asyncio.create_task(client.post("/tasks/batch", json={"task_ids": tasks, "timeout": 10}))
         await asyncio.sleep(0)
