@@ -73,7 +73,9 @@ def test_results_name_their_baseline_and_below_the_floor_there_is_no_score(tmp_p
     assert (rows[0]["floor_ms"], rows[0]["peak"]) == ("2.0", "GPU (vendor)")
     one = [trace for trace in trace_set.all_traces() if trace.solution == "mine"]  # the baseline was filtered away
     assert list_results(trace_set, one)[0].sol_baseline == "baseline"
-    assert {item.sol_score for item in list_results(None, [on(status="TIMEOUT"), on(latency=1.0)])} == {None}
+    for roofline in ({}, ROOF):  # no floor; no baseline
+        unknown = [on("w1", status="TIMEOUT"), on(speedup=0.0, roofline=roofline)]
+        assert {(item.sol_score, item.sol_baseline) for item in list_results(None, unknown)} == {(None, "")}
 
 
 def test_means_count_failed_missing_and_refused_workloads_as_zero(tmp_path):

@@ -167,12 +167,16 @@ def with_sol_scores(results: Sequence[Result], rivals: Iterable[Result], author:
     """Return results with their speed-of-light scores.
 
     Args:
-        results: the results. If no result of a definition has a floor, failures of the definition have no score.
+        results: the results. Failures have a score if any result of the definition has a floor and a baseline.
         rivals: results of the baseline author. The reference is the baseline of workloads that are not among them.
         author: the baseline author's name.
     """
     against = lowest_of(rivals)
-    floors = {(item.definition, item.hardware) for item in results if item.reported.roofline.floor_ms}
+    floors = {
+        (item.definition, item.hardware)
+        for item in results
+        if item.reported.roofline.floor_ms and (item.reference_ms or _JOB(item) in against)
+    }
     return [
         _with_sol_score(item, against.get(_JOB(item)), author) if (item.definition, item.hardware) in floors else item
         for item in results
