@@ -1,5 +1,6 @@
 """`repro`: a wrong call in files, and the script that shows it."""
 
+import json
 import os
 import re
 import subprocess
@@ -7,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance
 from flashinfer_bench.cli.main import cli as main
@@ -106,3 +107,55 @@ def test_a_map_of_one_long_row_shows_where_along_it_the_output_fails():
     assert drawn[1].endswith("; a sign stands for 1 x 66 elements")
     signs = "".join(line[9:] for line in drawn[2:])
     assert (len(signs), signs.index("#"), signs.rindex("#")) == (24 * 64, 768, 920)
+
+
+SAME = "def run(x):\n    return x + 1\n"
+HANGS = "def run(x):\n    while True: pass\n"
+
+
+def write_call(folder, *, source=SAME, got=None, **call):
+    """Write the files of a call whose expected output is x + 1, and a solution with this source."""
+    x = torch.ones(4)
+    for name, tensors in {
+        "inputs": {"x": x},
+        "expected": {"y": x + 1},
+        "got": {} if got is None else {"y": got},
+    }.items():
+        save_file(tensors, folder / f"{name}.safetensors")
+        call.setdefault("dtypes", {})[name] = dict.fromkeys(tensors, "float32")
+    call |= {"title": "", "status": "", "message": "", "inputs": ["x"], "scalars": {}, "style": "value", "evidence": {}}
+    call |= {"tolerance": {"rtol": 0, "atol": 0}, "device": "cpu", "entry": "called.py::run", "compares": True}
+    call |= {"limit_s": 0.3, "sources": {"called.py": SAME}, "command": []}
+    (folder / "call.json").write_text(json.dumps(call))
+    (folder / "solution").mkdir()
+    (folder / "solution" / "called.py").write_text(source)
+
+
+@pytest.mark.parametrize(
+    ("is_python", "got", "source", "flags", "code"),
+    [
+        (False, None, SAME, [], "judged"),  # it raised, crashed or hung
+        (False, torch.ones(4), SAME, [], 1),
+        (False, torch.ones(4), f"{SAME}# repaired", [], "judged"),
+        (False, torch.ones(4), f"{SAME}# repaired", ["--recorded"], 1),
+        (True, None, SAME, [], "judged"),  # a later call failed
+        (True, None, f"{SAME}# repaired", [], 0),
+        (True, torch.ones(4), SAME, [], 1),
+    ],
+)
+def test_no_failure_shows_only_after_a_right_call_or_a_run(is_python, got, source, flags, code, tmp_path, monkeypatch):
+    write_call(tmp_path, source=source, got=got, is_python=is_python)
+    monkeypatch.setattr(standalone, "HERE", tmp_path)
+    monkeypatch.setattr(standalone, "ask_judge", lambda _: "judged")
+    monkeypatch.setattr(sys, "argv", ["repro.py", *flags])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "called", raising=False)
+    assert standalone.main() == code
+
+
+def test_a_call_that_hangs_ends_the_script_at_its_limit(tmp_path):
+    write_call(tmp_path, source=HANGS, is_python=True)
+    source = "import pathlib, sys\nfrom flashinfer_bench.examine.repro import standalone\n"
+    source += f"standalone.HERE = pathlib.Path({str(tmp_path)!r})\nsys.exit(standalone.main())"
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, "line 2 in run" in done.stderr) == (1, True), done.stderr

@@ -5,14 +5,15 @@
 
 The solution's code runs here without a sandbox, with all of your rights: read it first.
 If you change a file below `solution/`, only its new outputs count: repair it until this exits with 0.
-Outputs of samplers and indexers cannot be compared element by element. Then a run in the sandbox judges the solution;
-this needs flashinfer-bench, and the trace set at its old path.
+A run in the sandbox judges changed C++ and CUDA, a failure that no recorded output shows, and samplers and indexers,
+whose outputs cannot be compared element by element. It needs flashinfer-bench, and the trace set at its old path.
 Exit code: 1 the failure shows, 0 it does not, 2 it could not be checked.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import importlib.util
 import inspect
 import json
@@ -109,7 +110,7 @@ def is_changed(sources: dict[str, str]) -> bool:
 def ask_judge(command: list[str]) -> int:
     """Have the package judge the solution again on the same inputs; return the exit code."""
     if importlib.util.find_spec("flashinfer_bench") is None:
-        print("outputs of this kind cannot be compared one by one: install flashinfer-bench here, too")
+        print("only a run can judge this: install flashinfer-bench here, too")
         return 2
     paths = map(os.path.abspath, os.environ.get("PYTHONPATH", "").split(os.pathsep))  # HERE becomes the present folder
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
@@ -130,15 +131,19 @@ def main() -> int:
         return ask_judge(call["command"])
     expected = load("expected", call)
     got = load("got", call)
-    is_called = call["is_python"] and not is_recorded
+    is_called, is_new = call["is_python"] and not is_recorded, not is_recorded and is_changed(call["sources"])
     shows = False
     if is_called:
+        faulthandler.dump_traceback_later(call["limit_s"], exit=True, file=2)  # prints the stack, and ends with 1
         try:
             shows = show("what it returns now:", expected, call_solution(call, expected), call)
         except Exception as error:
             print(f"the solution failed: {type(error).__name__}: {error}")
             shows = True
-    if not shows and got and not (is_called and is_changed(call["sources"])):
+        faulthandler.cancel_dump_traceback_later()
+    if not shows and not (is_called and is_new):
+        if is_new or not got:
+            return ask_judge(call["command"])
         shows = show("what it returned when it was judged:", expected, got, call)
     print("the failure shows" if shows else "no failure shows")
     return 1 if shows else 0

@@ -64,6 +64,7 @@ def reproduce(
         "status": evaluation.status.value,
         "message": evaluation.log.strip(),
         "entry": job.solution.spec.entry_point,
+        "limit_s": (evaluation.extra or {}).get("timeout", {}).get("limit_s", engine.config.timeout_seconds),
         "is_python": not job.solution.spec.language.record.is_compiled,
         "sources": {source.path: source.content for source in job.solution.sources},
         "command": ["run", *roots, *judged, *settings, "--require-passed", "--quiet"],
