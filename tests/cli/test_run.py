@@ -16,7 +16,7 @@ LONG = FAILED | {"log": f"{'x' * 200}, at a.py:3, in helper"}
 LATE = {"status": "TIMEOUT", "log": "late"}
 NAN = {"status": "INCORRECT_NUMERICAL", "max_absolute_error": float("nan"), "max_relative_error": float("inf")}
 CACHED, MEASURED = ({"extra": {"baseline": baseline}} for baseline in ({"source": "cached"}, {"method": "cupti"}))
-LEFT = "left out: a call of double_python ran out of time on workload w0"
+LEFT = "left out: double_python ran out of time on workload w0"
 LOST = "the blob is missing\nrun git lfs pull"
 NO_NVCC = "skipped double / in_cuda: language cuda is not available here: there is no nvcc\n"
 

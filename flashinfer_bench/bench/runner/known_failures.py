@@ -1,7 +1,7 @@
 """Known failures: solutions and references that run out of time, and references that end every session.
 
-If a call of a solution ran out of time, the solution's other jobs are skipped, since each would take as long. The
-session applies this rule to the jobs of its running request, and the host to all other jobs.
+If a call or the import of a solution ran out of time, the solution's other jobs are skipped, since each would take as
+long. The session applies this rule to the jobs of its running request, and the host to all other jobs.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ TRIES: Final = 2
 HANGS: Final = 2
 """If a reference runs out of time on this many workloads, all jobs of its definition fail."""
 FIRST_CALLS: Final = 2
-"""If a solution's first call runs out of time on this many workloads, its jobs are skipped. One such call may have
-spent the time compiling."""
+"""If a solution's import or first call runs out of time on this many workloads, its jobs are skipped. One such call may
+have spent the time compiling."""
 
 
 @dataclass
@@ -36,13 +36,13 @@ class HungSolutions:
     def note(self, key: str, name: str, workload: str, ran_out: RanOut | None) -> None:
         """Record in which call a solution's job ran out of time. Do nothing if `ran_out` is None."""
         if ran_out == "call":
-            self._reasons.setdefault(key, f"left out: a call of {name} ran out of time on workload {workload}")
+            self._reasons.setdefault(key, f"left out: {name} ran out of time on workload {workload}")
         elif ran_out == "first call":
             workloads = self._first_calls.setdefault(key, [])
             workloads.append(workload)
             if len(workloads) >= FIRST_CALLS:
                 where = " and ".join(workloads)
-                self._reasons.setdefault(key, f"left out: first calls of {name} ran out of time on workloads {where}")
+                self._reasons.setdefault(key, f"left out: {name} ran out of time on workloads {where}")
 
     def reason(self, key: str) -> str | None:
         """Return why a solution's jobs are skipped; None if they are not."""

@@ -394,7 +394,7 @@ class RemoteKernel:
             reason += f" ({compiling_s:g} s of compiling)"
         lines = [", ".join([reason, *stack[:1]]), *(f"  {frame}" for frame in stack[1:])]
         is_one = count <= 1 or not is_total  # a request of many calls can run out of time without an endless call
-        is_own = method != "load" and (is_stuck or not is_total or took_s >= limit_s / 2)
+        is_own = is_stuck or not is_total or took_s >= limit_s / 2
         ran_out: RanOut = "call" if is_stuck or (self._has_called and is_one) else "first call"
         found: dict[str, Any] = {"part": part, "limit_s": limit_s, "stack": stack}
         if self.task.call_timeout_seconds is not None:  # else nothing has watched for compilers
