@@ -18,6 +18,8 @@ MOST_TEXT: Final = 64_000
 """Largest number of characters of a text on a page. The trace set has the whole text."""
 MOST_COLOURED: Final = 40_000
 """Longest highlighted source, in characters. Lexers are slow on unusual texts."""
+LARGEST_INTEGER: Final = 2**53 - 1
+"""JavaScript may round integers beyond it (`Number.MAX_SAFE_INTEGER`)."""
 KINDS: Final = {"nf": "f", "fm": "f", "nc": "f", "nd": "d", "nb": "b", "bp": "b", "ow": "k"}
 """Pygments' short token name → kind. For comments, keywords, strings and numbers the kind is the first letter."""
 LEXERS: Final = {"py": PythonLexer, **dict.fromkeys(("cu", "cuh", "cpp", "cc", "h", "hpp"), CudaLexer)}
@@ -30,13 +32,16 @@ def id_of(*names: str) -> str:
 
 
 def clean(value: Any) -> Any:
-    """Return data for a page: texts truncated, control characters escaped, numbers with six digits."""
+    """Return data for a page: texts truncated, control characters escaped, numbers with six digits. An integer that
+    JavaScript would round is a text."""
     if isinstance(value, str):
         shown = value[:MOST_TEXT]
         cut = f"\n… cut: {len(value) - MOST_TEXT:,} more characters" if len(value) > MOST_TEXT else ""
         return (shown if shown.isprintable() else "".join(map(_show, shown))) + cut
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        return str(value)
     if isinstance(value, list | tuple):
         return list(map(clean, value))
     return {clean(key): clean(item) for key, item in value.items()} if isinstance(value, dict) else value

@@ -30,7 +30,8 @@ def test_a_data_script_is_one_call_with_one_string(attack):
 def test_texts_are_truncated_and_show_control_characters():
     assert clean("a\u202eb\tc\r\nd\x1b") == "a\\u202eb\tc\n\nd\\x1b"
     assert clean("x" * 64_005) == "x" * 64_000 + "\n… cut: 5 more characters"
-    assert clean({"\u202e": ["x\ny", 1 / 3, float("nan"), True]}) == {"\\u202e": ["x\ny", 0.333333, None, True]}
+    given = {"\u202e": ["x\ny", 1 / 3, float("nan"), True, 2**53 - 1, 4212057621846859666]}
+    assert clean(given) == {"\\u202e": ["x\ny", 0.333333, None, True, 2**53 - 1, "4212057621846859666"]}
 
 
 def test_a_coloured_source_is_its_text():
