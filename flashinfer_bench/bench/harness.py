@@ -352,8 +352,7 @@ class TraceRecorder:
         return self._writers.setdefault(root, TraceWriter(root))
 
     def _measured(self, job: Job, device: Device, evaluation: Evaluation) -> dict[str, Any]:
-        """Return the records of times, and the share of the roofline. The intervals include the spread between
-        workers."""
+        """Return the records of times and of the roofline. The intervals include the spread between workers."""
         performance, found = evaluation.performance, dict[str, Any]()
         if performance is None:
             return found
@@ -363,9 +362,7 @@ class TraceRecorder:
             record = extra.get(name)
             if isinstance(record, dict) and record.get("interval") != WORKERS:
                 found[name] = report_with_spread(record, latency_ms, spread)
-        cost = None
-        if device.kind != "cpu":
-            cost = cost_of_workload(job.definition, job.workload, self._context.blob_root_for(job))
+        cost = cost_of_workload(job.definition, job.workload, self._context.blob_root_for(job))
         if cost is None:
             return found
         latency_ms = performance.latency_ms

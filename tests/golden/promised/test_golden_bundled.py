@@ -147,6 +147,8 @@ def test_a_trace_has_the_public_schema_and_what_led_to_the_verdict(traces):
                     times, "method cache_state median_ms mean_ms q25_ms q75_ms interval95_ms interval trials samples"
                 )
                 assert times["method"] in ("wall", "cupti", "cuda_events")
+            if trace["definition"] == "rmsnorm_h4096":
+                assert_has(evaluation["extra"]["roofline"], "flops bytes unit tflops tb_per_sec")
 
 
 def test_op_types_have_their_evaluators(traces):
