@@ -109,7 +109,7 @@ FIGURES: Final[Cells] = {
 }
 AUTHORS: Final[Cells] = {
     "Author": "{author}",
-    "#Of fastest": lambda row: f"{row.fastest_share:.1%}{standing_mark(row.standing)}",
+    "#Of fastest": lambda row: fill_cell("{fastest_share:%}", row) + standing_mark(row.standing),
     "#Score": "{score:x}",
     "#Speed-up": "{speedup:mean}",
     "#Wins": "{win_rate:%}",

@@ -65,7 +65,7 @@ class AuthorRow(Figures):
     fastest_share: float | None
     """The set's lowest latency over the author's: the mean over workloads, then over definitions. 1 means that the
     author is the fastest everywhere. A workload that only other authors passed counts 0. None if no author passed a
-    workload."""
+    workload with a time that counts, or if this author only passed without such a time."""
     standing: str
     """The best standing of its results."""
     confirmed: bool
@@ -212,6 +212,7 @@ def _author_row(
     ratios = [ratio for _, ratio in _ratios(best, baseline)]
     known = [score for score in scores if score is not None]
     standing = join_standings(item.standing for item in items)
+    is_compared = bool(workloads) and any(item.is_ranked or not item.is_passed for item in items)
     return AuthorRow(
         author=author,
         hardware=hardware,
@@ -219,7 +220,7 @@ def _author_row(
         workloads=len(best),
         compared=len(ratios),
         win_rate=fmean(ratio > 1 for ratio in ratios) if ratios else None,
-        fastest_share=shares / len(workloads) if workloads else None,
+        fastest_share=shares / len(workloads) if is_compared else None,
         standing=standing,
         confirmed=standing == CONFIRMED,
         sol_score=sol_scores / len(floors) if floors else None,

@@ -93,6 +93,11 @@ def test_a_table_has_the_times_by_workload_named_by_the_axes_that_differ(report,
     assert report("table duoble", GRID)[0] == 2
 
 
+def test_an_author_without_a_time_is_listed(report):
+    code, out, err = report("summary --by author", [LATE])
+    assert (code, "\nalice " in out, err) == (0, True, "")
+
+
 @pytest.mark.parametrize(
     "line", ["table double", "summary --by author", "summary --by hardware", "best --by op_type", "visualize"]
 )

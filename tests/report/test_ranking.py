@@ -49,7 +49,8 @@ def test_hardware_is_never_mixed_and_meaningless_times_are_not_ranked():
     rows = rank(times("x", 1.0), times("y", 0.1, hardware="AMD"))
     assert [(row.hardware, row.fastest_share) for row in rows] == [("AMD", 1.0), ("GPU", 1.0)]
     assert rank(times("x", 1.0, run={"quick": True})) == []
-    assert [row.score for row in rank(times("x", 1.0, record=UNREAL))] == [None]
+    rows = rank(times("x", 1.0, record=UNREAL), times("y", 1.0), times("z", None))
+    assert [(row.score, row.fastest_share) for row in rows] == [(8.0, 1.0), (None, None), (0.0, 0.0)]
 
 
 def test_a_mean_has_the_interval_of_its_parts():
