@@ -25,6 +25,7 @@ check: $(VENV)/.ready-dev
 
 docs: $(VENV)/.ready-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "site/index.html opens from disk; its search needs a server: $(BIN)/python -m http.server -d site"
 
 exploits: $(VENV)/.ready-dev
 	$(BIN)/python benchmarks/run_exploits.py --no-save $(EXPLOIT_FLAGS)
