@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from operator import attrgetter, itemgetter
@@ -30,12 +31,12 @@ MOST_POINTS: Final = 200
 
 def describe_overview(trace_set: TraceSet, results: Sequence[Result], baseline_author: str | None) -> dict[str, Any]:
     """Return the data of the first page and of the leaderboard."""
-    definitions = []
+    definitions, solutions = [], group(results, attrgetter("definition", "solution", "hardware"))
+    names = {(item.definition, item.name) for item in trace_set.all_solutions()} | {key[:2] for key in solutions}
+    counts = Counter(name for name, _ in names)
     for name in dict.fromkeys([*trace_set.definitions, *map(attrgetter("definition"), results)]):
         known = trace_set.definitions.get(name)
-        workloads = len(trace_set.workloads.get(name, []))
-        definitions.append([id_of(name), name, known.op_type if known is not None else "", workloads])
-    solutions = group(results, attrgetter("definition", "solution", "hardware"))
+        definitions.append([id_of(name), name, known.op_type if known is not None else "", counts[name]])
     return {
         "definitions": definitions,
         "solutions": [

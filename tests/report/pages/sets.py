@@ -91,7 +91,8 @@ def long_set():
         if solution == names[2]:
             how["extra"]["measurement"] = nothing
         traces += [at(size, solution, size / 100, hardware=place, **how) for place in HARDWARE[:2] for size in SIZES]
-    traces.append(at(9, names[1], definition=name, status="INCORRECT_NUMERICAL", log="AssertionError: no\n"))
+    wrong = {"definition": name, "status": "INCORRECT_NUMERICAL", "log": "AssertionError: no\n"}
+    traces += [at(size, names[1], **wrong) for size in (9, 10, 11, 12)]
     return TraceSet(
         definitions={name: make_definition(name, op_type="moe")},
         solutions={name: [make_solution(item, definition=name, author=item.split("_")[0]) for item in names]},

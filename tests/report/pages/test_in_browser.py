@@ -137,6 +137,9 @@ def test_headings_sort_and_filters_are_in_the_address(usual, visit):
 
 def test_the_search_finds_by_keys_alone(usual, visit):
     page = visit(usual).open()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")  # skips to the content, which has no ring
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "none"
     page.keyboard.press("/")
     page.keyboard.type("slow")
     page.wait_for_selector("#found a")
@@ -156,6 +159,7 @@ def test_any_two_solutions_are_compared_by_clicking(usual, visit):
     page.get_by_label("Compare slow").check()
     page.locator("#picked a").click()
     page.wait_for_selector("h1:has-text('Compare')")
+    assert page.locator("#picked").is_hidden()
     assert sorted(column(page, 3)) == ["not comparable: other caches"] + ["slower"] * 12
     assert column(page, 4)[0].startswith("1.50\u00d7")
 
@@ -173,6 +177,10 @@ def test_the_overview_begins_with_the_fastest_and_repeated_verdicts_have_a_histo
     seen = visit(write_pages(tmp_path, trace_set))
     page = seen.open("#/")
     assert texts(page, ".lead") == [f"author of fast is fastest on 1 of 1 definitions on {HARDWARE[0]}."]
+    assert texts(page, ".figures") == [
+        f"1 of 2 definitions, 3 of 4 solutions, 3 verdicts, 66.7 % of them passed, on {HARDWARE[0]}"
+    ]
+    assert texts(page, "summary") == ["Definitions without a verdict: 1"]
     assert len(texts(page, ".mark")) == 2
     assert [text.split("\n")[0] for text in texts(page, "a.best.good")] == ["\u2605 1/1 2.00\u00d7"]
     assert [text.split("\n")[0] for text in texts(page, "a.cell:not(.good, .bad)")] == ["1/1 0.500\u00d7"]
@@ -235,23 +243,28 @@ def ends_of(page, label):
         """label => [...document.querySelectorAll("main table")].flatMap((table) => {
             const place = [...table.tHead.rows[0].cells].findIndex((head) => head.textContent.startsWith(label));
             const rows = place < 0 ? [] : [...table.tBodies[0].rows];
-            return rows.map((row) => row.cells[place].getBoundingClientRect().right);
+            return rows.flatMap((row) => row.cells[place] ? [row.cells[place].getBoundingClientRect().right] : []);
         })""",
         label,
     )
 
 
-def test_no_table_of_the_overview_is_wider_than_a_screen_of_1440(long, visit):
-    page = visit(long, viewport={"width": 1440, "height": 900}).open()
-    assert page.locator(".scroll").evaluate_all("all => all.every((part) => part.scrollWidth <= part.clientWidth)")
+@pytest.mark.parametrize(("width", "place"), [(1440, "#/"), (1280, f"#/solution/{CUDA}"), (390, f"#/solution/{CUDA}")])
+def test_no_table_and_no_details_are_wider_than_a_screen(long, visit, width, place):
+    page = visit(long, viewport={"width": width, "height": 900}).open(place)
+    page.locator("details").evaluate_all("all => all.forEach((part) => { part.open = true; })")
+    wide = (
+        "all => all.filter((part) => part.getBoundingClientRect().right > innerWidth).map((part) => part.textContent)"
+    )
+    assert page.locator("dd bdi" if width == 390 else "table, dd bdi").evaluate_all(wide) == []
 
 
 @pytest.mark.parametrize(
     ("place", "label"),
     [
-        ("#/", "Latency"),
-        (f"#/definition/{id_of(NAME)}", "Latency"),
-        (f"#/solution/{CUDA}", "Latency"),
+        ("#/", "Speed-up"),
+        (f"#/definition/{id_of(NAME)}", "Speed-up"),
+        (f"#/solution/{CUDA}", "Speed-up"),
         (f"#/compare/{CUDA}/{PLAIN}", "B / A"),
     ],
 )
@@ -302,6 +315,12 @@ FACTS = [
     ("usual", "#/", "caption >> nth=0", [f" on {HARDWARE[0]}"]),
     ("usual", PLACES["compare"], ".decision", [f"{name}: B is slower: it takes 1.50\u00d7" for name in HARDWARE]),
     ("long", f"#/solution/{PLAIN}", "main > details[open] pre", ["AssertionError: no"]),
+    (
+        "long",
+        f"#/solution/{PLAIN}",
+        "main > details[open] summary",
+        ["4 \u00d7 INCORRECT_NUMERICAL: n=9; n=10; n=11; …"],
+    ),
     ("long", f"#/solution/{PLAIN}", "h2", ["Verdicts", "Logs", "Sources"]),
 ]
 """Set, page, selector, and words in the texts of the elements, in their order."""
@@ -332,4 +351,5 @@ def test_what_is_opened_or_picked_stays_so_and_charts_follow_the_theme(usual, vi
     boxes.nth(0).uncheck()
     assert page.locator("input.compare:checked").count() == 0
     reported = page.evaluate("[1.2, 13, 0.0296, 1500].map((ms) => fibReport.time(ms))")
+    assert page.evaluate("fibReport.name('a_b/c 0.79 main.py:13 -1.2').querySelectorAll('wbr').length") == 2
     assert reported == ["1.20\u00a0ms", "13.0\u00a0ms", "29.6\u00a0µs", "1.50\u00a0s"]

@@ -36,8 +36,8 @@ const fibReport = (() => {
     return element;
   }
 
-  // A name may break after its signs, so that its words stay whole.
-  const name = (text) => el("bdi", null, String(text).split(/(?<=[_\-/.:])/).flatMap((part, at) => (at ? [el("wbr"), part] : [part])));
+  // A name may break after _ and /, so that words and numbers stay whole.
+  const name = (text) => el("bdi", null, String(text).split(/(?<=[_/])/).flatMap((part, at) => (at ? [el("wbr"), part] : [part])));
   const link = (href, text) => el("a", { href }, name(text));
   const more = (open, summary, ...children) => el("details", { open }, el("summary", null, summary), ...children);
 
@@ -73,16 +73,16 @@ const fibReport = (() => {
   }
   const unconfirmed = (standing) => (standing === NOT_CONFIRMED ? el("small", { class: "range" }, standing) : null);
 
-  // The remark below the count in a row: why solutions failed, or why passing solutions have no time.
-  function remark(passed, latency, failure, quick, standing) {
+  // The columns of solutions: the name, below it on a phone the count; the count of passed workloads, and below it why some failed or have no time.
+  function counted({ passed, judged, latency, failure, quick, standing }) {
     const shownStanding = standing === NOT_CONFIRMED ? standing : "";
     const text = [failure || (quick ? "quick look" : passed && latency === null ? "no time that counts" : ""), shownStanding].filter(Boolean).join(", ");
-    return text ? el("small", { class: "range" }, name(text)) : null;
+    return el("span", { class: passed === judged ? "good" : "bad" }, `${passed}/${judged}`, text ? el("small", { class: "range" }, name(text)) : null);
   }
 
   function status(word) {
     return el("span", { class: `status ${word === "PASSED" ? "good" : "bad"}` }, word);
   }
 
-  return { keep, load, kept, el, name, link, more, time, tick, digits, times, percent, range, withRange, remark, status, captionOf, unconfirmed, CONFIRMED };
+  return { keep, load, kept, el, name, link, more, time, tick, digits, times, percent, range, withRange, counted, status, captionOf, unconfirmed, CONFIRMED };
 })();

@@ -8,9 +8,11 @@ fibReport.table = (() => {
   const classes = (column) => [column.number ? "number" : "", column.kind || ""].filter(Boolean).join(" ") || null;
 
   // columns: {label, value(row) to sort by, cell(row) to show, number, hint, optional: omitted if no row has a value,
-  // kind: "wide" is not shown on a phone, "control" is not printed, "tight" breaks long names early}; sort: {column, down}, a column before the optional columns.
-  function table({ caption, columns: all, rows, sort, empty }) {
-    const columns = all.filter((column) => !column.optional || rows.some((row) => !absent(column.value(row))));
+  // kind: "wide" is not shown on a phone, "control" is not printed, "tight" breaks long names early, "short" only on a phone}; sort: {column, down}, a column before the optional columns;
+  // below(row): shown in the whole width below a row, and not printed.
+  const columnsOf = (all, rows) => all.filter((column) => !column.optional || rows.some((row) => !absent(column.value(row))));
+  function table({ caption, columns: all, rows, sort, empty, below }) {
+    const columns = columnsOf(all, rows);
     let order = sort || null;
     let shown = FIRST_ROWS;
     const body = el("tbody");
@@ -40,7 +42,8 @@ fibReport.table = (() => {
         if (order && order.column === index) head.setAttribute("aria-sort", order.down ? "descending" : "ascending");
         else head.removeAttribute("aria-sort");
       });
-      body.replaceChildren(...sorted().slice(0, shown).map((row) => el("tr", null, columns.map((column) => el("td", { class: classes(column) }, column.cell(row))))));
+      body.replaceChildren(...sorted().slice(0, shown).flatMap((row) => [el("tr", null, columns.map((column) => el("td", { class: classes(column) }, column.cell(row)))),
+        ...(below ? [el("tr", { class: "below control" }, el("td", { colspan: columns.length }, below(row)))] : [])]));
       rest.textContent = `Show all ${rows.length} rows`;
       rest.hidden = rows.length <= shown;
     }
@@ -49,11 +52,11 @@ fibReport.table = (() => {
     return el("div", { class: "scroll", role: "region", "aria-label": caption, tabindex: "0" },
       el("table", null, el("caption", null, el("span", null, caption)), el("thead", null, el("tr", null, heads)), body), rest);
   }
-  return table;
+  return Object.assign(table, { columnsOf });
 })();
 // A table of the rows with a time that counts, then a table of all others.
 fibReport.apart = (rows, isTimed, what, caption, options) => {
   const [timed, others] = [rows.filter(isTimed), rows.filter((row) => !isTimed(row))];
   return [timed.length || !others.length ? fibReport.table({ ...options, caption, rows: timed }) : null,
-    others.length ? fibReport.table({ ...options, caption: `${what} without a time that counts`, rows: others }) : null];
+    others.length ? fibReport.table({ ...options, caption: `${what} that passed no workload, or whose times do not count`, rows: others }) : null];
 };

@@ -1,7 +1,7 @@
 // The overview, the leaderboard, and the search over both.
 "use strict";
 fibReport.overview = (() => {
-  const { el, link, name, time, times, percent, withRange, remark, table, digits, captionOf, unconfirmed, CONFIRMED } = fibReport;
+  const { el, link, name, time, times, percent, withRange, counted, table, more, digits, captionOf, unconfirmed, CONFIRMED } = fibReport;
   const MOST_ROWS = 30;
   const distinct = (rows, place) => [...new Set(rows.map((row) => row[place]))].sort();
 
@@ -52,7 +52,7 @@ fibReport.overview = (() => {
       el("figcaption", null, captionOf(rows.map((row) => row.standing), `Speed-up over the reference by definition on ${hardware}, higher is better; bars are 95 % intervals`)),
       el("ul", { class: "legend" }, authors.map((author, index) => el("li", null, el("span", { class: `swatch series-${index % 8}` }), name(author)))),
       el("div", { class: "marks" }, shown.map(([id, text]) => [el("div", null, link(`#/definition/${id}`, text)), el("div", { class: "track" }, lines(), found.get(id).map(marks).flat())]).flat(),
-        el("div", { class: "wide" }), el("div", { class: "ticks" }, ticks.map((value) => put(el("span", null, `${digits(value)}×`), { left: across(value) })))),
+        el("div", { class: "wide" }), el("div", { class: "ticks" }, ticks.filter((value) => Math.abs(across(value) - 50) < 46).map((value) => put(el("span", null, `${digits(value)}×`), { left: across(value) })))),
       known.length > shown.length ? el("p", { class: "quiet" }, `The table has the other ${known.length - shown.length} definitions.`) : null);
   }
 
@@ -78,14 +78,14 @@ fibReport.overview = (() => {
             if (!row) return el("span", { class: "quiet" }, "–");
             const whole = row.passed === row.judged;
             const isBest = found.get(item[0])?.[0].author === author;
-            const kind = !whole ? "bad" : row.speedup?.value < 1 ? "" : "good";
+            const kind = !whole ? "bad" : row.speedup?.value >= 1 ? "good" : "";
             return el("a", { href: `#/solution/${row.id}`, class: `cell ${kind} ${isBest ? "best" : ""}`, title: isBest ? "the fastest of this definition" : null },
               `${isBest ? "★ " : ""}${row.passed}/${row.judged} `, withRange(times(row.speedup?.value), row.speedup?.low, row.speedup?.high, times));
           },
         };
       })];
     const judged = new Set(rows.map((row) => row.did));
-    return table({ caption: captionOf(rows.map((row) => row.standing), `Passed workloads, and speed-up over the reference, of each author's best solution on ${hardware}; ★ marks the fastest`), columns, rows: data.definitions.filter((item) => judged.has(item[0])), empty: "No verdict fits the filters." });
+    return table({ caption: captionOf(rows.map((row) => row.standing), `Passed workloads, and speed-up over the reference, of each author's best solution on ${hardware}. ★ marks the fastest, green a speed-up of at least 1, red a failed workload`), columns, rows: data.definitions.filter((item) => judged.has(item[0])), empty: "No verdict fits the filters." });
   }
 
   function solutions(rows) {
@@ -95,11 +95,11 @@ fibReport.overview = (() => {
       columns: [
         { label: "Pick", hint: "pick two to compare them", kind: "control", cell: (row) => fibReport.compare.box(row.id, row.solution) },
         { label: "Definition", kind: "wide tight", value: (row) => row.definition, cell: (row) => link(`#/definition/${row.did}`, row.definition) },
-        { label: "Solution", kind: "tight", value: (row) => row.solution, cell: (row) => [link(`#/solution/${row.id}`, row.solution), row.solution.includes(row.definition) ? null : el("small", { class: "range narrow" }, "for ", name(row.definition)), several ? el("small", { class: "range" }, "on ", name(row.hardware)) : null] },
+        { label: "Solution", kind: "tight", value: (row) => row.solution, cell: (row) => [link(`#/solution/${row.id}`, row.solution), el("div", { class: "narrow" }, counted(row)), row.solution.includes(row.definition) ? null : el("small", { class: "range narrow" }, "for ", name(row.definition)), several ? el("small", { class: "range" }, "on ", name(row.hardware)) : null] },
         { label: "Author", kind: "wide", value: (row) => row.author, cell: (row) => name(row.author) },
-        { label: "Passed", number: true, down: true, value: (row) => row.passed / row.judged, cell: (row) => el("span", { class: row.passed === row.judged ? "good" : "bad" }, `${row.passed}/${row.judged}`, remark(row.passed, row.latency, row.failure, row.quick, row.standing)) },
-        { label: "Latency", number: true, hint: "median over the passed workloads", value: (row) => row.latency, cell: (row) => time(row.latency) },
-        { label: "Speed-up", number: true, down: true, hint: "geometric mean over the passed workloads, with its 95 % interval", value: (row) => row.speedup?.value, cell: (row) => withRange(times(row.speedup?.value), row.speedup?.low, row.speedup?.high, times) },
+        { label: "Passed", kind: "wide", number: true, down: true, value: (row) => row.passed / row.judged, cell: counted },
+        { label: "Latency", optional: true, number: true, hint: "median over the passed workloads", value: (row) => row.latency, cell: (row) => time(row.latency) },
+        { label: "Speed-up", optional: true, number: true, down: true, hint: "geometric mean over the passed workloads, with its 95 % interval", value: (row) => row.speedup?.value, cell: (row) => withRange(times(row.speedup?.value), row.speedup?.low, row.speedup?.high, times) },
         { label: "Roofline", optional: true, number: true, down: true, hint: "share of the roofline", value: (row) => row.share, cell: (row) => percent(row.share) },
       ],
     });
@@ -120,18 +120,21 @@ fibReport.overview = (() => {
     const count = (place) => rows.filter((row) => row.hardware === place).reduce((sum, row) => sum + row.judged, 0);
     const most = held.reduce((one, two) => (one === null || count(two) > count(one) ? two : one), null);
     const found = ranked(field.filter((row) => row.hardware === most)); // of all authors, whatever rows are shown;
+    const seen = new Set(data.solutions.map((row) => row.did));
+    const unjudged = data.definitions.filter(([id, , op]) => !seen.has(id) && (!chosen.op || op === chosen.op));
     const passed = rows.reduce((sum, row) => sum + row.passed, 0);
     const judged = rows.reduce((sum, row) => sum + row.judged, 0);
     return [
       el("h1", null, "Overview"),
       rows.length ? sentence(found, most) : null,
       speedups(data, found, most),
-      el("p", { class: "figures" }, `${data.definitions.length} definitions, ${new Set(rows.map((row) => row.id)).size} solutions, ${judged} verdicts, ${percent(judged ? passed / judged : null)} passed`, held.length === 1 ? [", on ", name(held[0])] : null),
+      el("p", { class: "figures" }, `${distinct(rows, "did").length} of ${data.definitions.length} definitions, ${distinct(rows, "id").length} of ${data.definitions.reduce((sum, item) => sum + item[3], 0)} solutions, ${judged} verdicts, ${percent(judged ? passed / judged : null)} of them passed`, held.length === 1 ? [", on ", name(held[0])] : null),
       el("form", { class: "filters", onsubmit: (event) => { event.preventDefault(); set("q")(filter.value); } },
         el("label", null, "Filter ", filter), select("Hardware", hardware, chosen.hw, set("hw")), select("Op type", opTypes, chosen.op, set("op")),
         select("Author", distinct(data.solutions, "author"), chosen.author, set("author")), select("Verdict", ["passed", "failed"], chosen.state, set("state"))),
       hardware.length > 1 && !chosen.hw ? el("p", { class: "note" }, "There are several kinds of hardware, whose numbers must not be compared. Choose one kind above.") : null,
       el("h2", null, "Definitions and authors"), matrix(data, rows, found, most),
+      unjudged.length ? more(false, `Definitions without a verdict: ${unjudged.length}`, el("p", null, unjudged.map(([id, text], at) => [at ? ", " : "", link(`#/definition/${id}`, text)]).flat())) : null,
       el("h2", null, "Solutions"), ...solutions(rows),
       el("p", { class: "quiet" }, "Small figures below a number are its 95 % interval. It holds for a re-run in a new worker on the same machine."),
     ];
@@ -148,7 +151,7 @@ fibReport.overview = (() => {
     const pick = el("select", { id: "hardware", onchange: () => go(`#/leaderboard?${new URLSearchParams({ hw: pick.value })}`) }, hardware.map((item) => el("option", { value: item, selected: item === chosen }, item)));
     const columns = [
       { label: "Author", value: (row) => row.author, cell: (row) => [link(`#/?${new URLSearchParams({ author: row.author })}`, row.author), unconfirmed(row.standing)] },
-      number("Share of fastest", "mean over all definitions, of the mean over workloads, of the lowest latency of any author over the author's; 0 for a workload that the author did not pass", (row) => row.fastest_share, (row) => percent(row.fastest_share)),
+      number("Share of fastest", "mean over all definitions that any author passed, of the mean over workloads, of the lowest latency of any author over the author's; 0 for a workload that the author did not pass", (row) => row.fastest_share, (row) => percent(row.fastest_share)),
       number("Score", "mean over definitions of the mean speed-up of the best solution; 0 if it failed a workload", (row) => row.score, (row) => times(row.score)),
       number("Speed-up", "geometric mean over the compared workloads, with its 95 % interval", (row) => row.speedup && row.speedup.value, (row) => (row.speedup ? withRange(times(row.speedup.value), row.speedup.low, row.speedup.high, times) : "–")),
       number("Win rate", "share of the compared workloads that are faster than the baseline", (row) => row.win_rate, (row) => percent(row.win_rate)),
@@ -158,14 +161,14 @@ fibReport.overview = (() => {
     ];
     return [
       el("h1", null, "Leaderboard"),
-      el("p", null, "Authors are ranked by their share of the fastest: for each workload, the lowest latency of any author over the author's, or 0 if the author did not pass. First place needs a confirmed result if there is one. No baseline can inflate this share. Score, speed-up, win rate and fast_p are against ", name(against), ". If the baseline is slow, they are high."),
+      el("p", null, "Authors are ranked by their share of the fastest: for each workload, the lowest latency of any author over the author's, or 0 if the author did not pass. If any author has a confirmed result, only an author with a confirmed result takes first place. No baseline can inflate this share. Score, speed-up, win rate and fast_p are against ", name(against), ". If the baseline is slow, they are high."),
       hardware.length ? el("form", { class: "filters" }, el("label", null, "Hardware ", pick)) : null,
       ...fibReport.apart(rows, (row) => row.compared > 0, "Authors", captionOf(rows.map((row) => row.standing), `Authors on ${chosen}`), { empty: "There is no whole verdict; quick looks are not ranked.", columns }),
-      rows.length ? fibReport.more(false, "What the columns mean", el("dl", null, columns.filter((column) => column.hint).flatMap((column) => [el("dt", null, column.label), el("dd", null, column.hint)]))) : null,
+      rows.length ? more(false, "What the columns mean", el("dl", null, table.columnsOf(columns, rows).filter((column) => column.hint).flatMap((column) => [el("dt", null, column.label), el("dd", null, column.hint)]))) : null,
       untimed.length ? el("p", { class: "quiet" }, "Nothing to compare: ", untimed.map((author, index) => [index ? ", " : "", name(author)]).flat(), ". No time counts, as under Triton's interpreter, or the baseline has none.") : null,
       timed.length ? el("h2", null, "fast_p") : null,
       timed.length ? fibReport.charts.fastP(data.p, timed) : null,
-      timed.length ? fibReport.more(false, "fast_p as a table", table({
+      timed.length ? more(false, "fast_p as a table", table({
         caption: "fast_p", rows: timed, columns: [{ label: "Author", value: (row) => row.author, cell: (row) => name(row.author) },
           ...data.p.map((p, index) => number(`> ${p}`, null, (row) => row.fast_p[index], (row) => percent(row.fast_p[index])))],
       })) : null,

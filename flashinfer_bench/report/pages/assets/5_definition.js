@@ -1,7 +1,7 @@
 // The page of a definition.
 "use strict";
 fibReport.definition = (() => {
-  const { el, link, name, time, times, percent, withRange, remark, table, digits, captionOf, unconfirmed, CONFIRMED } = fibReport;
+  const { el, link, name, time, times, percent, withRange, counted, table, digits, captionOf, unconfirmed, CONFIRMED } = fibReport;
   const POINT = { workload: 0, status: 1, latency: 2, low: 3, high: 4, speedup: 5, share: 6, ranked: 7, standing: 8 };
 
   function code(pieces, label) {
@@ -22,6 +22,7 @@ fibReport.definition = (() => {
   const failure = (item) => (item.rows.find((row) => row[POINT.status] !== "PASSED") || [])[POINT.status];
   const standing = (item) => { const all = item.rows.map((row) => row[POINT.standing]); return all.includes(CONFIRMED) ? CONFIRMED : all.find(Boolean); };
   const passed = (item) => item.rows.filter((row) => row[POINT.status] === "PASSED").length;
+  const count = (item) => counted({ passed: passed(item), judged: item.rows.length, latency: latency(item), failure: failure(item), standing: standing(item) });
 
   function bestOf(data, series) {
     const best = new Map();
@@ -78,12 +79,12 @@ fibReport.definition = (() => {
         empty: "There is no verdict on this definition yet.",
         columns: [
           { label: "Pick", hint: "pick two to compare them", kind: "control", cell: (item) => fibReport.compare.box(item.id, item.name) },
-          { label: "Chart", kind: "control wide", cell: (item) => el("input", { type: "checkbox", "aria-label": `Draw ${item.name}`, checked: drawn.includes(item), onchange: () => toggle(item) }) },
-          { label: "Solution", value: (item) => item.name, cell: (item) => link(`#/solution/${item.id}`, item.name) },
+          { label: "Chart", kind: "control", cell: (item) => el("input", { type: "checkbox", "aria-label": `Draw ${item.name}`, checked: drawn.includes(item), onchange: () => toggle(item) }) },
+          { label: "Solution", value: (item) => item.name, cell: (item) => [link(`#/solution/${item.id}`, item.name), el("div", { class: "narrow" }, count(item))] },
           { label: "Author", kind: "wide", value: (item) => item.author, cell: (item) => name(item.author) },
-          { label: "Passed", number: true, down: true, value: passed, cell: (item) => el("span", { class: passed(item) === item.rows.length ? "good" : "bad" }, `${passed(item)}/${item.rows.length}`, remark(passed(item), latency(item), failure(item), false, standing(item))) },
-          { label: "Latency", number: true, hint: "median over the passed workloads", value: latency, cell: (item) => time(latency(item)) },
-          { label: "Speed-up", number: true, down: true, hint: "over the reference: geometric mean over the passed workloads", value: speed, cell: (item) => times(speed(item)) },
+          { label: "Passed", kind: "wide", number: true, down: true, value: passed, cell: count },
+          { label: "Latency", optional: true, number: true, hint: "median over the passed workloads", value: latency, cell: (item) => time(latency(item)) },
+          { label: "Speed-up", optional: true, number: true, down: true, hint: "over the reference: geometric mean over the passed workloads", value: speed, cell: (item) => times(speed(item)) },
         ],
       }),
       drawn.length && data.axes.length ? el("h2", null, "Latency by workload") : null,
@@ -94,16 +95,16 @@ fibReport.definition = (() => {
       ofPast.length ? fibReport.charts.history(ofPast, axesOf(remembered)) : null,
       el("h2", null, "Best by workload"),
       table({
-        caption: "The fastest passing solution of each workload", rows: bestOf(data, all), empty: "No whole verdict passed; quick looks are not ranked.", sort: { column: 0, down: false },
+        caption: "The fastest solution of each workload, of the solutions that passed with a time that counts", rows: bestOf(data, all), empty: "No whole verdict passed; quick looks are not ranked.", sort: { column: 0, down: false },
         columns: [
-          { label: "Workload", value: (row) => axesOf(row.workload), cell: (row) => workload(row.workload) },
-          { label: "Fastest", value: (row) => row.first.item.name, cell: (row) => [link(`#/solution/${row.first.item.id}`, row.first.item.name), unconfirmed(row.first.row[POINT.standing])] },
+          { label: "Workload", kind: "short", value: (row) => axesOf(row.workload), cell: (row) => workload(row.workload) },
+          { label: "Fastest", kind: "short", value: (row) => row.first.item.name, cell: (row) => [link(`#/solution/${row.first.item.id}`, row.first.item.name), unconfirmed(row.first.row[POINT.standing])] },
           { label: "Latency", number: true, value: (row) => row.first.row[2], cell: (row) => withRange(time(row.first.row[2]), row.first.row[3], row.first.row[4], time) },
           { label: "Speed-up", number: true, down: true, value: (row) => row.first.row[5], cell: (row) => times(row.first.row[5]) },
           { label: "Roofline", optional: true, number: true, down: true, hint: "share of the roofline", value: (row) => row.first.row[6], cell: (row) => percent(row.first.row[6]) },
           { label: "Ties", hint: "their intervals overlap the interval of the fastest, so the difference is not significant", value: (row) => row.ties.length, cell: (row) => el("span", null,
             row.ties.slice(0, 3).map(({ item }, at) => [at ? ", " : "", link(`#/solution/${item.id}`, item.name)]).flat(), row.ties.length > 3 ? ` and ${row.ties.length - 3} more` : "") },
-          { label: "Passed by", number: true, hint: "number of solutions that passed with a time that counts", value: (row) => row.of, cell: (row) => digits(row.of) },
+          { label: "Of", number: true, hint: "number of solutions that passed with a time that counts", value: (row) => row.of, cell: (row) => digits(row.of) },
         ],
       }),
       !text ? null : el("section", null,

@@ -8,14 +8,20 @@ fibReport.solution = (() => {
 
   // The details of a verdict: the word, and the key of its data.
   const DETAILS = Object.entries({
-    clock: "method", caches: "cache_state", launch: "launch", "fall-back": "fallback", readings: "samples", trials: "trials", "median ms": "median_ms", "first quartile ms": "q25_ms",
+    clock: "method", caches: "cache_state", launch: "launch", "fall-back": "fallback", samples: "samples", trials: "trials", "median ms": "median_ms", "first quartile ms": "q25_ms",
     "third quartile ms": "q75_ms", standing: "standing", assurance: "assurance", "library kernels": "library_kernels", "bound by": "bound", "outside ms": "outside_ms", "gated chain ms": "relay_ms", "batch ms": "burst_ms",
     unconfirmed: "why_unconfirmed", "setup ms": "setup_ms", evaluator: "evaluator", seed: "seed", "largest absolute error": "max_absolute_error", "largest relative error": "max_relative_error",
   });
+  const MEANINGS = Object.entries({
+    Latency: "the mean over the trials of the median of each trial's samples; on a GPU not below what calls timed from outside allow", "median ms, quartiles ms": "of the samples of all trials together",
+    standing: "a confirmed result takes first place before others; a result of a CPU is only indicative", "outside ms": "the mean time of a call by another process, with the cost of requests; no bound of the latency",
+    "gated chain ms, batch ms": "the time of a call in a series timed from outside: each call waits for the call before, or calls run back to back",
+  });
+  const facts = (pairs) => el("dl", null, pairs.flatMap(([key, value]) => [el("dt", null, key), el("dd", null, name(value))]));
   const details = (row, bounds) => [...DETAILS.map(([word, key]) => [word, key === "bound" ? bounds[row.details.bound] ?? row.details.bound : row.details[key]]), ["hardware", row.hardware], ["versions", row.libs], ["when", row.when], ["workload", row.w]]
     .filter(([, value]) => value !== null && value !== undefined && value !== "");
 
-  function facts({ spec, digest }) {
+  function specOf({ spec, digest }) {
     const found = { language: spec.language, "entry point": spec.entry_point, "target hardware": (spec.target_hardware || []).join(", "), dependencies: (spec.dependencies || []).join(", "), binding: spec.binding, digest };
     return Object.entries(found).filter(([, value]) => value);
   }
@@ -31,7 +37,7 @@ fibReport.solution = (() => {
       el("p", { class: "figures" }, "by ", link(`#/?${new URLSearchParams({ author: data.author })}`, data.author), " for ", link(`#/definition/${data.d}`, data.definition), " ", fibReport.compare.box(data.id, data.name, "pick to compare")),
       !data.text ? el("p", { class: "note" }, "The set does not have this solution; only its traces are here.") : null,
       data.text?.description ? el("p", { class: "text" }, data.text.description) : null,
-      data.text ? el("dl", null, facts(data.text).map(([key, value]) => [el("dt", null, key), el("dd", null, name(value))]).flat()) : null,
+      data.text ? facts(specOf(data.text)) : null,
       el("h2", null, "Verdicts"),
       table({
         caption: "Verdicts by workload", rows: data.verdicts, sort: { column: 0, down: false }, columns: [
@@ -39,17 +45,18 @@ fibReport.solution = (() => {
           ...(several ? [{ label: "Hardware", kind: "wide", value: (row) => row.hardware, cell: (row) => name(row.hardware) }] : []),
           { label: "Verdict", value: (row) => row.status, cell: (row) => el("span", null, status(row.status), row.reason ? el("small", { class: "range" }, name(row.reason)) : null) },
           { label: "Latency", number: true, value: (row) => row.n[0], cell: (row) => withRange(time(row.n[0]), row.n[1], row.n[2], time) },
-          { label: "Reference", number: true, value: (row) => row.n[3], cell: (row) => time(row.n[3]) },
           { label: "Speed-up", number: true, down: true, value: (row) => row.n[4], cell: (row) => times(row.n[4]) },
+          { label: "Reference", number: true, value: (row) => row.n[3], cell: (row) => time(row.n[3]) },
           { label: "Roofline", optional: true, hint: "share of the roofline", number: true, down: true, value: (row) => row.n[5], cell: (row) => percent(row.n[5]) },
           { label: "Flags", optional: true, value: (row) => row.flags.length || null, cell: (row) => el("span", null, row.flags.map((flag) => el("span", { class: "chip", title: meanings.get(flag) || null }, name(flag)))) },
-          { label: "Measurement", kind: "control", cell: (row) => more(false, "details", el("dl", null, details(row, overview.bounds).map(([key, value]) => [el("dt", null, key), el("dd", null, name(value))]).flat())) },
         ],
+        below: (row) => more(false, "details", facts(details(row, overview.bounds))),
       }),
+      more(false, "What the details mean", facts(MEANINGS)),
       flags.size ? el("h2", null, "Flags") : null,
       flags.size ? el("dl", null, [...flags].map(([flag, count]) => [el("dt", null, name(flag)), el("dd", null, `${count} of ${data.verdicts.length}: ${meanings.get(flag) || "no meaning is known"}`)]).flat()) : null,
       logs.length ? el("h2", null, "Logs") : null,
-      logs.map(([log, verdicts], index) => more(!index && verdicts.some((verdict) => verdict.status !== "PASSED"), `${verdicts.length} × ${verdicts[0] ? verdicts[0].status : ""}: ${verdicts.slice(0, 3).map((verdict) => verdict.axes || verdict.w).join("; ")}`, el("pre", { tabindex: "0", role: "region", "aria-label": "Log" }, log))),
+      logs.map(([log, verdicts], index) => more(!index && verdicts.some((verdict) => verdict.status !== "PASSED"), `${verdicts.length} × ${verdicts[0] ? verdicts[0].status : ""}: ${verdicts.slice(0, 3).map((verdict) => verdict.axes || verdict.w).join("; ")}${verdicts.length > 3 ? "; …" : ""}`, el("pre", { tabindex: "0", role: "region", "aria-label": "Log" }, log))),
       el("h2", null, "Sources"),
       data.text ? data.text.sources.map(([path, pieces]) => [el("h3", null, name(path)), fibReport.definition.code(pieces, path)]).flat() : el("p", { class: "quiet" }, "The set does not have the sources."),
     ].flat();

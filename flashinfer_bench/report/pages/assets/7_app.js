@@ -32,6 +32,7 @@
     document.title = `${heading} – ${title}`;
     main.replaceChildren(...parts.flat().filter(Boolean));
     main.dataset.page = path || "/";
+    document.getElementById("picked").hidden = /^\/compare\//.test(path);
     for (const item of document.querySelectorAll("nav a")) {
       if (item.hash === `#${path || "/"}`) item.setAttribute("aria-current", "page"); else item.removeAttribute("aria-current");
     }
