@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from flashinfer_bench.cli.args import choose_definitions, find_output, open_trac
 from flashinfer_bench.cli.output import FAILED, RAN
 from flashinfer_bench.cli.parser import Parser, add_flags, add_format, add_local, add_names
 from flashinfer_bench.cli.tables import count, format_speedup, write_result
-from flashinfer_bench.data.sets.results import group
 from flashinfer_bench.data.trace_apply.check import FOLDER, SWITCH, check_folder, find_reader
 from flashinfer_bench.data.trace_apply.export import ExportedFolder
 
@@ -66,16 +64,13 @@ def execute_apply(args: Namespace) -> int:
 
 def _describe(done: ExportedFolder, checked: Mapping[str, Any] | None) -> Iterator[list[str]]:
     """Yield the sections of the text."""
-    yield [
-        f"{one.name}: {to_printable(one.solution)}, {one.form}, {format_speedup(one.speedup)}, "
-        f"{'confirmed' if one.confirmed else 'not confirmed'}"
-        for one in done.written
-    ]
-    limits = group(((limit, one.name) for one in done.written for limit in one.limits), itemgetter(0))
-    yield [f"limit: {limit} ({', '.join(name for _, name in alike)})" for limit, alike in limits.items()]
+    for one in done.written:
+        standing = "confirmed" if one.confirmed else "not confirmed"
+        head = f"{one.name}: {to_printable(one.solution)}, {one.form}, {format_speedup(one.speedup)}, {standing}"
+        yield [head, *(f"  limit: {limit}" for limit in one.limits)]
     yield [to_printable(f"skipped {one.solution or one.definition}: {one.reason}") for one in done.skipped]
     if checked is not None:
-        read = f"FlashInfer {checked['flashinfer']} reads {count(len(checked['attributes']), 'file')}"
+        read = f"FlashInfer {checked['flashinfer']} reads {count(checked['files'], 'file')}"
         yield [f"check: {to_printable(line)}" for line in [read, *checked["problems"]]]
     if done.written:
         yield [f"use: {SWITCH}=1 {FOLDER}={Path(done.directory).absolute()}"]

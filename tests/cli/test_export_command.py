@@ -61,7 +61,7 @@ def test_check_asks_the_reader_in_another_process(here, capsys, monkeypatch, fol
 
 
 def test_check_without_flashinfer_is_misuse(here, capsys, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("flashinfer_bench.data.trace_apply.check.find_spec", lambda name: None)
     assert main(["export", "apply", "out", "set", "--unconfirmed", "--check"]) == 2
     assert "pip install flashinfer-python" in capsys.readouterr().err
     assert not (here / "out").exists()

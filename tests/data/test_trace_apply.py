@@ -305,3 +305,17 @@ def test_a_written_folder_is_read_back_as_the_solutions_it_was_made_of(tmp_path)
     assert list(back.all_solutions()) == list(trace_set.all_solutions()) == [own]
     assert list(TraceSet.merge([trace_set, back]).all_solutions()) == [own]
     assert json.loads((tmp_path / "out" / done.written[0].file).read_text())["definition"] == "rmsnorm_h8"
+
+
+def test_solutions_of_others_are_of_flashinfers_dump_of_their_name(tmp_path):
+    dump = make_definition("rmsnorm_h8", tags=["fi_api:flashinfer.norm.rmsnorm"], **NORM).to_dict() | {
+        "init": "def i(): ..."
+    }
+    theirs = make_solution("theirs", definition="rmsnorm_h8", source=RETURNING).to_dict()
+    theirs["spec"]["target_hardware"] = ["sm90"]
+    dumps = TraceSet.from_path(write_trace_set(tmp_path / "dumps", {"rmsnorm_h8.json": dump}))
+    folder = TraceSet.from_path(write_trace_set(tmp_path / "folder", {"solutions/any/name.json": theirs}))
+    both = TraceSet.merge([dumps, folder])
+    assert [one.name for one in both.solutions["rmsnorm_h8"]] == ["theirs"]
+    assert both.solutions["rmsnorm_h8"][0].spec.declared_style is None
+    assert [issue for issue in both.issues if issue.severity == "error" or issue.missing_definition] == []

@@ -120,14 +120,17 @@ def export_apply(
         raise DataSetError(f"the verdicts are from {' and '.join(sorted(kinds))}; name one of them as the hardware")
     skipped, named = list[Skipped](), dict[str, list[tuple[AppliedSolution, str]]]()
     for definition in chosen:
-        fitting = [one for one in candidates[definition.name] if one.hardware in kinds]
-        fitting = [one for one in fitting if solutions is None or one.name in solutions]
+        here = [one for one in candidates[definition.name] if one.hardware in kinds]
+        fitting = [one for one in here if solutions is None or one.name in solutions]
         for written, text in _adapt_best(definition, fitting, known, skipped):
             named.setdefault(written.name, []).append((written, text))
+    files = dict[AppliedSolution, str]()
     for name, alike in named.items():
-        reason = f"{len(alike)} definitions are {name} for FlashInfer; choose one of them"
-        skipped += [Skipped(one.definition, one.solution, reason) for one, _ in alike[1:] and alike]
-    files = dict(alike[0] for alike in named.values() if len(alike) == 1)
+        if len(alike) > 1:
+            reason = f"{len(alike)} definitions are {name} for FlashInfer; choose one of them"
+            skipped += [Skipped(one.definition, one.solution, reason) for one, _ in alike]
+        else:
+            files.update(alike)
     if files:
         location, root = find_set_around(Path(directory))
         try:
@@ -176,7 +179,6 @@ def _adapt_best(
         except ValueError as error:
             skipped.append(Skipped(definition.name, name, str(error)))
             if isinstance(error, CallsLibrary):
-                skipped.append(Skipped(definition.name, None, "FlashInfer's own kernel is the fastest"))
                 return
             continue
         form = "wrapped" if str(adapted.get_entry_path()) == WRAPPER_FILE else "unchanged"

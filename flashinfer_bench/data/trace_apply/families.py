@@ -17,7 +17,6 @@ from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.trace_apply.wrappers import ATTENTION, GEMM, PAGED, ROPE, SAMPLER
 
 ANY: Final = "*"
-ARROW: Final = "->"
 WORD: Final = re.compile(r"->|\w+|\S")
 
 
@@ -211,9 +210,9 @@ def _translate_dump(definition: Definition) -> Family:
 
 def _describe(definition: Definition) -> str:
     """Return the interface of a definition in the form of `Family.interface`."""
-    parts = []
-    for name, spec in (*definition.inputs.items(), (ARROW, None), *definition.outputs.items()):
-        axes = [str(definition.const_axes.get(axis, axis)) for axis in (spec and spec.shape) or ()]
-        shape = f"[{' '.join(axes)}]" if spec and spec.shape is not None else ""
-        parts.append(f"{name} {spec.dtype}{shape}" if spec else name)
-    return " ".join(parts)
+    sizes, sides = definition.const_axes, list[str]()
+    for specs in (definition.inputs, definition.outputs):
+        axes = {name: [str(sizes.get(axis, axis)) for axis in spec.shape or ()] for name, spec in specs.items()}
+        shapes = {name: "" if spec.shape is None else f"[{' '.join(axes[name])}]" for name, spec in specs.items()}
+        sides.append(" ".join(f"{name} {spec.dtype}{shapes[name]}" for name, spec in specs.items()))
+    return " -> ".join(sides)

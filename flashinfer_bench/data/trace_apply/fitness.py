@@ -64,7 +64,7 @@ def _refuse(solution: Solution) -> None:
     for path, text in python.items():
         module, nodes = read_module(text), ast.walk(parse_source(text))
         if LIBRARY in {*module.packages, *solution.spec.dependencies}:
-            raise CallsLibrary(f"it uses {LIBRARY}, so it may call itself without end")
+            raise CallsLibrary(f"it uses {LIBRARY}, so it would call itself; no slower solution takes its place")
         if module.packages & siblings or any(isinstance(one, ast.ImportFrom) and one.level for one in nodes):
             raise ValueError(f"{path} imports another of its files, which Trace Apply does not find")
         if SETUP in module.names:

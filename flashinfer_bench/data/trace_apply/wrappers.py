@@ -53,6 +53,7 @@ RETURNING: Final = """\
     return tuple(results) if isinstance(results, (list, tuple)) else (results,)
 """
 WRITING: Final = """\
+    device = next(one.device for one in inputs if isinstance(one, torch.Tensor))
     results = ($buffers)
     _solution(*inputs, *results)
     return results
@@ -102,7 +103,7 @@ def _per_row(value, probs):
 
 
 def run($tensors):
-    samples = _call(probs.float(), *(_per_row(one, probs) for one in ($thresholds,)))[0]
+    samples = _call(probs.float(), *(_per_row(one, probs) for one in ($tensors)[1:]))[0]
     return samples.to(torch.int32)
 """
 
@@ -120,39 +121,31 @@ def write_wrapper(
     Raises:
         ValueError: the size of an output is computed, so that the wrapper cannot allocate it.
     """
-    inputs = definition.inputs
-    tensors = [one for one, spec in inputs.items() if spec.shape is not None]
+    inputs, outputs = definition.inputs, definition.outputs
+    order = list(inputs)
+    lengths = {
+        axis: f"inputs[{order.index(name)}].shape[{at}]" for axis, (name, at) in definition.var_axes_bindings.items()
+    }
+    lengths |= {axis: str(length) for axis, length in definition.const_axes.items()}
+    used = {axis for spec in outputs.values() for axis in spec.shape or () if not axis.isdigit()}
+    if writes and (computed := used.difference(lengths)):
+        raise ValueError(f"the wrapper cannot compute the size {computed.pop()!r} of its output")
     dtypes = [f"torch.{spec.dtype}" if spec.shape is not None else "None" for spec in inputs.values()]
-    body = HEAD + (WRITING if writes else RETURNING) + (template or IDENTITY)
-    return Template(body).substitute(
+    shapes = {name: _tuple_of(lengths.get(axis, axis) for axis in spec.shape or ()) for name, spec in outputs.items()}
+    buffers = [f"torch.empty(({shapes[name]}), dtype=torch.{outputs[name].dtype}, device=device)" for name in outputs]
+    return Template(HEAD + (WRITING if writes else RETURNING) + (template or IDENTITY)).substitute(
         sizes,
         definition=definition.name,
         path=repr(str(solution.get_entry_path())),
         symbol=repr(solution.get_entry_symbol()),
         dtypes=_tuple_of(dtypes),
-        names=repr(tuple(definition.outputs)),
-        buffers=_tuple_of(_allocate(definition, one) for one in definition.outputs) if writes else "",
-        parameters=", ".join(f"{one}=None" if spec.optional else one for one, spec in inputs.items()),
+        names=repr(tuple(outputs)),
+        buffers=_tuple_of(buffers),
+        parameters=", ".join(f"{name}=None" if spec.optional else name for name, spec in inputs.items()),
         inputs=", ".join(inputs),
-        tensors=", ".join(tensors),
-        thresholds=", ".join(tensors[1:]),
+        tensors=", ".join(name for name, spec in inputs.items() if spec.shape is not None),
     )
 
 
 def _tuple_of(parts: Iterable[str]) -> str:
     return "".join(f"{part}, " for part in parts).rstrip()
-
-
-def _allocate(definition: Definition, output: str) -> str:
-    """Return the expression of an output's buffer."""
-    spec, order, found = definition.outputs[output], list(definition.inputs), definition.var_axes_bindings
-    sizes = []
-    for axis in spec.shape or ():
-        if axis.isdigit() or axis in definition.const_axes:
-            sizes.append(str(definition.const_axes.get(axis, axis)))
-        elif axis in found:
-            sizes.append(f"inputs[{order.index(found[axis][0])}].shape[{found[axis][1]}]")
-        else:
-            raise ValueError(f"the size {axis!r} of its output {output} is not the size of an input")
-    first = next(index for index, spec in enumerate(definition.inputs.values()) if spec.shape is not None)
-    return f"torch.empty(({_tuple_of(sizes)}), dtype=torch.{spec.dtype}, device=inputs[{first}].device)"
