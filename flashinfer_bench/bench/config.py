@@ -122,7 +122,7 @@ class BenchmarkConfig(EvalSettings):
     authors: Names | None = None
     """Run only solutions of these authors."""
     workloads: Names | None = None
-    """Run only these workloads: whole uuids, or prefixes that only one uuid has."""
+    """Run only these workloads: whole uuids, prefixes that only one uuid has, or sizes such as `batch_size=7`."""
     devices: DeviceNames | None = None
     """Use only these devices: "0", "cuda:1", a GPU's uuid, or "cpu"."""
     cluster: Literal["ray"] | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 from collections.abc import Collection, Iterable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -20,7 +21,7 @@ from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.data.store.layout import DEFINITIONS, find_set_around
 from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
-from flashinfer_bench.data.workload import MIN_PREFIX
+from flashinfer_bench.data.workload import find_named
 from flashinfer_bench.env import DATASET_VARIABLE, get_fib_dataset_path
 from flashinfer_bench.errors import DataSetError, Fault, UsageError
 
@@ -91,27 +92,25 @@ def choose_definitions(trace_set: TraceSet, args: Namespace) -> list[Definition]
 
 
 def choose_traces(trace_set: TraceSet, args: Namespace) -> list[AnyTrace]:
-    """Return the traces that the name flags select, in the order of the files. A uuid can be a prefix."""
+    """Return the traces that the name flags select, in the order of the files."""
     groups = [trace_set.traces.get(item.name, []) for item in choose_definitions(trace_set, args)]
     traces = [trace for group in groups for trace in kept_of(group)]
     solutions, wanted = _names_in(args, "solutions"), _names_in(args, "authors")
     authors = {item.name: item.author for group in trace_set.solutions.values() for item in group}
-    workloads: list[str] = []
+    named = {name: find_named(name, traces, attrgetter("workload")) for name in _names_in(args, "workloads")}
+    chosen = {id(trace) for found in named.values() for trace in found}
     uuids = {trace.workload.uuid for trace in traces}
-    for start in _names_in(args, "workloads"):
-        longer = [uuid for uuid in uuids if len(start) >= MIN_PREFIX and uuid.startswith(start)]
-        workloads += [start] if start in uuids else longer or [start]
     refuse_unknown(
         ("solution", solutions, {*authors, *(trace.solution for trace in traces)}),
         ("author", wanted, authors.values()),
-        ("workload with a trace", workloads, uuids),
+        ("workload with a trace", [name for name, found in named.items() if not found], uuids),
     )
     return [
         trace
         for trace in traces
         if (not solutions or trace.solution in solutions)
         and (not wanted or authors.get(trace.solution or "") in wanted)
-        and (not workloads or trace.workload.uuid in workloads)
+        and (not named or id(trace) in chosen)
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from flashinfer_bench.cli.args import load_trace_set
-from flashinfer_bench.cli.parser import Parser, add_flags, add_format, add_local
+from flashinfer_bench.cli.parser import Parser, add_format, add_local, complete_with
 from flashinfer_bench.cli.tables import count, write_result
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.sets.removal import remove_solution, remove_traces
@@ -21,7 +21,7 @@ def declare_forget(parser: Parser) -> None:
         example="forget my_rmsnorm_h4096 --local flashinfer-trace",
         execute=execute,
     )
-    add_flags(parser, {"NAME": "the solution"})
+    complete_with("solutions", parser.add_argument("name", metavar="NAME", help="the solution"))
     add_local(parser)
     add_format(parser)
 

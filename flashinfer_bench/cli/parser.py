@@ -35,7 +35,7 @@ NAMED: Final = {
     "op_types": "only these op types",
     "solutions": "only these solutions",
     "authors": "only solutions of these authors",
-    "workloads": "only these workloads: uuids, or unique beginnings of uuids",
+    "workloads": "only these workloads: uuids, unique beginnings of uuids, or sizes (batch_size=7)",
     "devices": "only these devices: 0, cuda:1, a GPU's uuid, or cpu",
 }
 """Flags that take names, such as `--definitions`. Each flag also works without its `s`."""
@@ -234,7 +234,11 @@ def add_names(parser: argparse._ActionsContainer, flag: str, text: str = "", **m
     flags = [flag, flag.removesuffix("s")] if kind in NAMED else [flag]
     free = [one for one in flags if one not in parser._option_string_actions]
     given = {"nargs": "+", "metavar": "NAME", "default": argparse.SUPPRESS, "help": text or NAMED[kind], **more}
-    action = parser.add_argument(*free, action=NameList, **given)
+    complete_with(kind, parser.add_argument(*free, action=NameList, **given))
+
+
+def complete_with(kind: str, action: argparse.Action) -> None:
+    """Let a shell complete an argument with the names of a kind."""
     action.completer = lambda **_: sorted(complete_names(kind))  # type: ignore[attr-defined]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,11 +47,12 @@ def execute(args: Namespace) -> int:
     from flashinfer_bench.cli.drafts import take_drafts
     from flashinfer_bench.cli.run_jobs import plan_recorded, refuse_other_evaluator
     from flashinfer_bench.cli.settings import EDITED_CALL_S, read_config, setting_words
-    from flashinfer_bench.cli.tables import write_result
+    from flashinfer_bench.cli.tables import shorten_uuid, some, write_result
     from flashinfer_bench.data.generated import add_generated
     from flashinfer_bench.data.measurement import read_reported
     from flashinfer_bench.data.sets.results import find_latest
     from flashinfer_bench.data.store.layout import path_part
+    from flashinfer_bench.data.workload import find_named
     from flashinfer_bench.examine.repro.start import QUICK, reproduce
 
     recorded = _read_recorded(args)
@@ -58,14 +60,16 @@ def execute(args: Namespace) -> int:
     if not recorded:
         args.solutions, args.workloads = args.what[:1], args.what[1:]
         take_drafts(args, trace_set)
-        named = (trace for trace in trace_set.all_traces() if trace.workload.uuid.startswith(args.what[1]))
-        add_generated(trace_set, named)
+        add_generated(trace_set, find_named(args.what[1], trace_set.all_traces(), attrgetter("workload")))
     config = read_config(args)
     config = config.with_overrides(**QUICK, call_timeout_seconds=config.call_timeout_seconds or EDITED_CALL_S)
     engine, plan = plan_recorded(args, trace_set, config, recorded)
     if not plan.jobs:
         raise DataSetError(describe_nothing(plan))
-    job = plan.jobs[0]
+    job, *others = plan.jobs
+    if others:
+        uuids = some([shorten_uuid(one.workload.uuid) for one in plan.jobs])
+        raise UsageError(f"{args.what[1]!r} names several workloads: {uuids}; give one of them")
     if not recorded:
         refuse_other_evaluator(plan, find_latest(trace_set.all_traces()))
     for trace in recorded:

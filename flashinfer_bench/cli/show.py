@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from flashinfer_bench.base.printable import to_printable
@@ -31,7 +32,7 @@ from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workloa
 from flashinfer_bench.data.definition import AxisSpec
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store.trace_lines import kept_of
-from flashinfer_bench.data.workload import MIN_PREFIX, InputSpec, SafetensorsInput, ScalarInput
+from flashinfer_bench.data.workload import InputSpec, SafetensorsInput, ScalarInput, find_named
 from flashinfer_bench.errors import DataSetError, UsageError
 from flashinfer_bench.report.summary import by_workload, summarise
 
@@ -124,9 +125,7 @@ def _find(trace_set: TraceSet, name: str, definitions: Sequence[Definition]) -> 
         if solution.name == name:
             return _view_solution(trace_set, solution)
     workloads = [(one, line.workload) for one in definitions for line in trace_set.workloads.get(one.name, [])]
-    found = [pair for pair in workloads if pair[1].uuid == name] or [
-        pair for pair in workloads if _is_called(pair[1], name)
-    ]
+    found = find_named(name, workloads, itemgetter(1))
     if len(found) > 1:
         listed = some([f"{shorten_uuid(workload.uuid)} of {definition.name}" for definition, workload in found])
         raise UsageError(f"{name!r} names several workloads: {listed}; give more of the uuid, or --definition")
@@ -135,15 +134,6 @@ def _find(trace_set: TraceSet, name: str, definitions: Sequence[Definition]) -> 
     known = [*trace_set.definitions, *(one.name for one in solutions), *(workload.uuid for _, workload in workloads)]
     hint = did_you_mean(name, known) or f"; `{PROGRAM} list` shows what there is"
     raise DataSetError(f"the trace set has no definition, solution or workload {name!r}{hint}")
-
-
-def _is_called(workload: Workload, name: str) -> bool:
-    """Return whether a name means a workload: each word is one of its sizes, such as rows=64, or the beginning of its
-    uuid."""
-    sizes = {f"{axis}={size}" for axis, size in workload.axes.items()}
-    words = name.split()
-    starts = [word for word in words if word not in sizes]
-    return bool(words) and all(len(word) >= MIN_PREFIX and workload.uuid.startswith(word) for word in starts)
 
 
 def _view_definition(trace_set: TraceSet, definition: Definition) -> View:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import AliasChoices, Field, StrictBool, StrictInt, field_validator, model_validator
 
@@ -73,6 +73,7 @@ Amount = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 
 MIN_PREFIX = 4
 """Minimum length of a uuid's prefix that can stand for the uuid, in characters."""
+T = TypeVar("T")
 AxisSize = Annotated[int, Field(strict=True, ge=0, le=MAX_AXIS_VALUE)]
 """Number of elements along an axis."""
 
@@ -144,3 +145,24 @@ class Workload(DataModel):
         inputs = {name: source.to_dict() for name, source in self.inputs.items()}
         tolerance = {"tolerance": self.tolerance.to_dict()} if self.tolerance is not None else {}
         return digest_of({"axes": self.axes, "inputs": inputs, **tolerance})
+
+
+def find_named(name: str, items: Iterable[T], workload_of: Callable[[T], Workload]) -> list[T]:
+    """Return the items whose workload has this name.
+
+    The name is a uuid. If no uuid equals it, each of its words is a size, such as rows=64, or the beginning of a uuid.
+
+    Args:
+        name: the user's word or words.
+        items: workloads, or objects that have a workload.
+        workload_of: returns the workload of an item.
+    """
+
+    def is_called(workload: Workload) -> bool:
+        sizes = {f"{axis}={size}" for axis, size in workload.axes.items()}
+        starts = [word for word in words if word not in sizes]
+        return bool(words) and all(len(word) >= MIN_PREFIX and workload.uuid.startswith(word) for word in starts)
+
+    listed, words = list(items), name.split()
+    exact = [item for item in listed if workload_of(item).uuid == name]
+    return exact or [item for item in listed if is_called(workload_of(item))]

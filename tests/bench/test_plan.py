@@ -77,6 +77,7 @@ def named(text):
         ("solutions=slow,b1", 5),
         ("authors=you", 4),
         ("workloads=aaaa-1", 3),
+        ("workloads=n=1", 3),
         ("workloads=bbbb,dddd-1", 3),
         ("definitions=gemm_b workloads=aaaa", 1),
         ("authors=you op_types=gemm workloads=bbbb", 1),

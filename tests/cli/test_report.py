@@ -40,6 +40,7 @@ def report(tmp_path, capsys):
         ("summary --authors alice --op-types test", ["double_python", "other"]),
         ("best", ["other", "double_python"]),
         ("best --workloads w1", ["double_python"]),
+        ("best --workloads n=8", ["other", "double_python"]),
         ("best --by definition", ["double_python"]),
     ],
 )

@@ -14,6 +14,7 @@ from flashinfer_bench.bench.evaluators.compare.tolerance import Tolerance
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.examine.repro import standalone
 from flashinfer_bench.examine.repro.capture import draw_map
+from tests.cli.fake_engine import write_small_set
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
 EVALUATOR = """
@@ -43,6 +44,11 @@ def start_script(folder, source, *flags):
 def test_what_is_named_is_a_recorded_job_or_a_solution_and_a_workload(what, capsys):
     assert main(["repro", *what.split()]) == 2
     assert "give a recorded job" in capsys.readouterr().err
+
+
+def test_sizes_that_name_several_workloads_are_refused(tmp_path, capsys):
+    assert main(["repro", "other", "n=8", str(write_small_set(tmp_path)), "--devices", "cpu"]) == 2
+    assert "'n=8' names several workloads: w0, w1; give one of them" in capsys.readouterr().err
 
 
 @pytest.mark.cpu

@@ -96,8 +96,9 @@ def test_a_workload_without_a_time_is_said_so_and_not_compared(other, problem):
 def test_only_chosen_workloads_are_compared_and_nothing_is_measured(tmp_path, capsys):
     root = write_small_set(tmp_path, traces=[*timed("double_python", 1.0, 2.0), *timed("other", 1.1, 2.0)])
     command = ["compare", "double_python", "other", "--recorded", "--local", str(root), "--quiet"]
-    assert main([*command, "--workloads", "w1", "--format", "json"]) == 0
-    assert [row["workload"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["w1"]
+    for name, found in (("w1", ["w1"]), ("n=8", ["w0", "w1"])):
+        assert main([*command, "--workloads", name, "--format", "json"]) == 0
+        assert [row["workload"] for row in json.loads(capsys.readouterr().out)["rows"]] == found
     for flags, said in ((["--workloads", "w12"], "did you mean 'w1'"), (["--budget", "5"], "nothing is measured")):
         assert main([*command, *flags]) == 2
         assert said in capsys.readouterr().err

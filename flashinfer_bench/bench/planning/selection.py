@@ -16,7 +16,7 @@ from flashinfer_bench.data.definition import Definition, normalise_op_type
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.trace_set import TraceSet
-from flashinfer_bench.data.workload import MIN_PREFIX, Workload
+from flashinfer_bench.data.workload import MIN_PREFIX, Workload, find_named
 from flashinfer_bench.errors import ConfigError
 
 SHOWN_NAMES: Final = 8
@@ -46,17 +46,15 @@ def select(trace_set: TraceSet, config: BenchmarkConfig) -> list[Selected]:
         if _has(config.definitions, item.name) and _has(op_types, normalise_op_type(item.op_type))
     ]
     workloads = {item.name: [line.workload for line in trace_set.workloads.get(item.name, ())] for item in chosen}
-    uuids = None
-    if config.workloads is not None:
-        known = {one.uuid for listed in workloads.values() for one in listed}
-        uuids = {uuid for name in config.workloads for uuid in _find_uuid(name, known)}
+    known = [one for listed in workloads.values() for one in listed]
+    wanted = None if config.workloads is None else {id(one) for name in config.workloads for one in _find(name, known)}
     by_solution = config.solutions is not None or config.authors is not None
     left = []
     for item in chosen:
         listed = trace_set.solutions.get(item.name, ())
         solutions = [one for one in listed if _has(config.solutions, one.name) and _has(config.authors, one.author)]
-        kept = [one for one in workloads[item.name] if _has(uuids, one.uuid)]
-        if (solutions or not by_solution) and (kept or uuids is None):
+        kept = [one for one in workloads[item.name] if wanted is None or id(one) in wanted]
+        if (solutions or not by_solution) and (kept or wanted is None):
             left.append(Selected(item, tuple(solutions), tuple(kept)))
     if trace_set.definitions and not left:
         given = ", ".join(name for name in FILTERS if getattr(config, name))
@@ -70,7 +68,8 @@ def check_names(trace_set: TraceSet, config: BenchmarkConfig) -> None:
     solutions = [item for listed in trace_set.solutions.values() for item in listed]
     authors = {item.author for item in solutions}
     op_types = {normalise_op_type(item.op_type): item.op_type for item in definitions.values()}
-    uuids = {line.workload.uuid for name in definitions for line in trace_set.workloads.get(name, ())}
+    workloads = [line.workload for name in definitions for line in trace_set.workloads.get(name, ())]
+    uuids = {one.uuid for one in workloads}
     named: list[tuple[str, str, Iterable[str] | None, Iterable[str]]] = [
         ("definitions", "definition", config.definitions, definitions),
         ("solutions", "solution", config.solutions, {item.name for item in solutions}),
@@ -91,9 +90,9 @@ def check_names(trace_set: TraceSet, config: BenchmarkConfig) -> None:
                 continue
             if kind == "solution" and name in authors:
                 hint = "; that is an author: give it to `authors`"
+            elif kind == "workload" and find_named(name, workloads, _itself):
+                continue
             elif kind == "workload" and any(uuid.startswith(name) for uuid in uuids):
-                if len(name) >= MIN_PREFIX:
-                    continue
                 hint = f"; the start of a uuid needs {MIN_PREFIX} characters"
             else:
                 hint = did_you_mean(name, known) or _list_some(known)
@@ -106,11 +105,16 @@ def _has(names: Collection[str] | None, name: str) -> bool:
     return names is None or name in names
 
 
-def _find_uuid(wanted: str, known: Collection[str]) -> list[str]:
-    """Return the uuid that equals a name or begins with it, if there is one."""
-    result = [wanted] if wanted in known else [uuid for uuid in known if uuid.startswith(wanted)]
-    if len(result) > 1:
-        raise ConfigError(f"workloads: {wanted!r} is the start of several uuids{_list_some(result)}; write more of it")
+def _itself(workload: Workload) -> Workload:
+    return workload
+
+
+def _find(wanted: str, known: Iterable[Workload]) -> list[Workload]:
+    """Return the workloads with a name. Several workloads may have a size; the beginning of a uuid has to be unique."""
+    result = find_named(wanted, known, _itself)
+    uuids = {one.uuid for one in result}
+    if "=" not in wanted and len(uuids) > 1:
+        raise ConfigError(f"workloads: {wanted!r} is the start of several uuids{_list_some(uuids)}; write more of it")
     return result
 
 

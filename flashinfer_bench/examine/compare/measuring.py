@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from statistics import fmean
 from typing import Final
 
@@ -166,12 +167,12 @@ def _make_series(
 ) -> list[PairSeries]:
     made = SolutionJobs(context)
     lines = context.trace_set.workloads
-    known = [[line.workload.uuid for line in lines.get(one.first.definition, [])] for one in pairings]
-    wanted = choose_workloads(workloads, {uuid for uuids in known for uuid in uuids})
+    known = [(pairing, line.workload) for pairing in pairings for line in lines.get(pairing.first.definition, [])]
+    chosen = choose_workloads(workloads, known, itemgetter(1))
     found = []
-    for pairing, uuids in zip(pairings, known, strict=True):
+    for pairing in pairings:
         first, second, label = pairing
-        own = None if workloads is None else [uuid for uuid in uuids if uuid in wanted]
+        own = None if workloads is None else [workload.uuid for one, workload in chosen if one is pairing]
         if own != []:  # empty if all requested workloads are of other definitions
             pairs = zip(made.make_jobs(first, own), made.make_jobs(second, own), strict=True)
             found += [PairSeries(label, pair) for pair in pairs]

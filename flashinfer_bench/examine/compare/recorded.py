@@ -33,7 +33,7 @@ def compare_recorded(
         first: A.
         second: B.
         threshold: the smallest difference of interest, as a share.
-        workloads: uuids or their beginnings; None for all.
+        workloads: names of workloads; None for all.
 
     Raises:
         DataSetError: no two traces can be compared; the message has the first reason.
@@ -44,8 +44,7 @@ def compare_recorded(
     both = [key for key in a if key in b]
     if not both:
         raise DataSetError(f"no trace of {first.word} is of the same definition and workload as one of {second.word}")
-    wanted = choose_workloads(workloads, {workload for _, workload, _ in both})
-    used = [key for key in both if key[1] in wanted]
+    used = choose_workloads(workloads, both, lambda key: a[key][0].trace.workload)
     rows = [row for key in used for row in _compare(key, a[key], b[key])]
     if all(row.ratio is None for row in rows):
         raise DataSetError(f"{first.word} and {second.word}: {rows[0].problem}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -13,7 +13,7 @@ from flashinfer_bench.data.sets.results import Result, group, list_results
 from flashinfer_bench.data.store.drafts import Draft, DraftHints, is_draft_path, read_draft
 from flashinfer_bench.data.store.layout import DEFINITIONS, SOLUTIONS, TRACES
 from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
-from flashinfer_bench.data.workload import MIN_PREFIX
+from flashinfer_bench.data.workload import T, Workload, find_named
 from flashinfer_bench.errors import DataSetError
 
 
@@ -133,19 +133,20 @@ def _all_traces(trace_set: TraceSet) -> Iterable[AnyTrace]:
     return (trace for traces in trace_set.traces.values() for trace in kept_of(traces))
 
 
-def choose_workloads(words: Sequence[str] | None, known: Collection[str]) -> set[str]:
-    """Return the uuids of the named workloads. A word is a uuid or its beginning. Without words, return all uuids.
+def choose_workloads(words: Sequence[str] | None, items: Sequence[T], workload_of: Callable[[T], Workload]) -> list[T]:
+    """Return the items whose workloads are named; `find_named` reads a name. Without words, return all items.
 
     Raises:
         DataSetError: a word names no workload.
     """
-    chosen = set(known if words is None else ())
+    chosen: set[int] = set()
     for word in words or ():
-        found = {uuid for uuid in known if uuid == word or (len(word) >= MIN_PREFIX and uuid.startswith(word))}
+        found = find_named(word, items, workload_of)
         if not found:
-            raise DataSetError(f"workloads: {word!r} is none of both sides{did_you_mean(word, known)}")
-        chosen |= found
-    return chosen
+            hint = did_you_mean(word, {workload_of(item).uuid for item in items})
+            raise DataSetError(f"workloads: {word!r} is none of both sides{hint}")
+        chosen |= set(map(id, found))
+    return [item for item in items if words is None or id(item) in chosen]
 
 
 def pair_up(first: Contender, second: Contender) -> list[Pairing]:
