@@ -288,7 +288,7 @@ def _judge(args: Namespace, trace_set: TraceSet, kept: Kept, history: SaveHistor
         return FAILED if outcome.is_broken and not args.allow_broken else RAN
     outcome.recorded = engine.find_resumed(plan)
     jobs, *resumed = describe_plan(plan, engine.machine)
-    saved = [f"draft: {save_draft(draft, trace_set)} {_describe_kept(draft)}" for draft in drafts if saves]
+    saved = [f"draft: {save_draft(draft, trace_set)} {_describe_kept(draft, args)}" for draft in drafts if saves]
     write_err(*(str(issue) for issue in found if issue.severity == "error"))
     if args.last_failed and not plan.jobs:
         jobs, args.require_passed = "no job to run: no chosen solution failed last (--last-failed)", False
@@ -311,10 +311,16 @@ def _judge(args: Namespace, trace_set: TraceSet, kept: Kept, history: SaveHistor
     return outcome.exit_code(require_passed=args.require_passed, allow_broken=args.allow_broken)
 
 
-def _describe_kept(draft: Draft) -> str:
+def _describe_kept(draft: Draft, args: Namespace) -> str:
     """Return the names under which a set keeps a draft, and the command that removes it."""
     solution = draft.solution
-    return f"(solution {solution.name} of author {solution.author}; `forget {solution.name}` removes it)"
+    removes = shlex.join([*typed_program(), "forget", solution.name, *_set_words(args)])
+    return f"(solution {solution.name} of author {solution.author}; `{removes}` removes it)"
+
+
+def _set_words(args: Namespace) -> list[str]:
+    """Return the flags that name the sets of the command line."""
+    return [word for folder in named_folders(args) for word in ("--local", str(folder))]
 
 
 def _hint_at_repro(args: Namespace, outcome: RunOutcome, drafts: Sequence[Draft], trace_set: TraceSet | None) -> str:
@@ -332,7 +338,7 @@ def _hint_at_repro(args: Namespace, outcome: RunOutcome, drafts: Sequence[Draft]
     named = {} if trace_set is not None else {draft.solution.name: str(draft.path) for draft in drafts}
     solution, workload = failed.solution or "", shorten_uuid(failed.workload.uuid)
     words = ["repro", *(_find_line(failed, trace_set) or (named.get(solution, solution), workload))]
-    words += [word for folder in named_folders(args) for word in ("--local", str(folder))]
+    words += _set_words(args)
     if solution in named:
         given = {"definition": failed.definition, "entry": args.entry, "language": args.language}
         words += [word for name, value in given.items() if value for word in (f"--{name}", value)]
@@ -435,8 +441,10 @@ def _write_outcome(args: Namespace, outcome: RunOutcome, trace_set: TraceSet | N
         return
     if files := outcome.files(trace_set):
         write_err(f"traces: {some(files)}")
-    if outcome.left or outcome.is_interrupted:
-        is_broken = not outcome.is_interrupted and outcome.left == len(outcome.lost()["faults"])
+    if (outcome.left or outcome.is_interrupted) and not args.watch:
+        lost = outcome.lost()
+        is_ended = outcome.is_interrupted or outcome.is_stopped
+        is_broken = not is_ended and outcome.left == len(lost["faults"]) + len(lost["left_out"])
         when = "after a repair, to go on" if is_broken else "to go on"
         write_err(f"{when}: {resume_command(typed_program(), args.argv)}")
 
