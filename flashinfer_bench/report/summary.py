@@ -74,8 +74,7 @@ class SummaryRow:
     mean: MeanRatio | None
     """Geometric mean of the latencies in ms, with its interval."""
     interval_share: float | None
-    """Half the interval of a latency, as a share of the latency. The median over the passed workloads with an
-    interval."""
+    """Half the interval of the median latency, as a share of it. Of two middle workloads, the wider interval counts."""
     ties: tuple[SummaryRow, ...] = ()
     """For the best row: other solutions whose times do not differ significantly, the best first."""
     sol_score: float | None = None
@@ -226,8 +225,8 @@ def _row(
     timed = [item for item in passed if item.latency_ms is not None]
     latencies = [item.latency_ms or 0.0 for item in timed]
     speedups = [item.speedup for item in passed if item.speedup is not None]
-    bounds = [record.bounds for record in records if record.interval]
-    shares = [(high - low) / (high + low) for low, high in filter(None, bounds) if high > 0]
+    middle = sorted(timed, key=attrgetter("latency_ms"))[(len(timed) - 1) // 2 : len(timed) // 2 + 1]
+    intervals = [interval for item in middle if (interval := interval_of(item)) is not None and interval.kind]
     standing = join_standings(record.standing for record in records)
     definition, solution, hardware = key or _key(items[0])
     pending = len(set(expected).difference(item.workload for item in items))
@@ -246,7 +245,7 @@ def _row(
         standing=standing,
         confirmed=standing == CONFIRMED,
         mean=mean_of(latencies, list(map(half_of, timed))),
-        interval_share=median(shares) if shares else None,
+        interval_share=max((interval.half_share for interval in intervals), default=None),
         sol_score=mean_sol_score(items, pending),
         sol_basis=basis_of(items),
     )

@@ -29,6 +29,15 @@ def test_a_row_has_median_latency_geometric_mean_and_missing_workloads():
     assert (never.solution, never.judged, never.pending) == ("never_run", 0, 2)
 
 
+@pytest.mark.parametrize(
+    ("halves", "shown"),
+    [([0.1], 0.1), ([0.1, 0.4, 0.2], 0.4), ([0.1, 0.2, 0.4, 0.3], 0.4), ([0.1, None, 0.2], None)],
+)
+def test_the_interval_of_a_row_is_that_of_its_median_workload(halves, shown):
+    (row,) = summarise([on(f"w{at}", latency=at + 1.0, half=half) for at, half in enumerate(halves)])
+    assert row.interval_share == (shown and pytest.approx(shown))
+
+
 def beside(record=FULL, slower=FULL, **parts):
     """Make traces of "x", and of "y" with twice the time."""
     return [on("w0", "x", record=record, **parts), on("w0", "y", 2.0, record=slower)]
