@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from flashinfer_bench.data import Trace
+from flashinfer_bench.data.measurement import INDICATIVE, join_standings
 from flashinfer_bench.data.sets.results import Result, list_results
 from flashinfer_bench.report.changes import compare_saves
 from flashinfer_bench.report.intervals import MeanRatio
+
+UNCHANGED: Final = "unchanged sources"
 
 
 class SaveChange(NamedTuple):
@@ -20,18 +23,22 @@ class SaveChange(NamedTuple):
     ratio: MeanRatio
     """Geometric mean over the workloads of the new time divided by the old time."""
     decision: str
-    """"faster", "slower", "same" or "cannot tell yet"."""
+    """"faster", "slower", "same", "cannot tell yet", or `UNCHANGED`, which decides nothing."""
+    standing: str
+    """The standing of the new times."""
 
     def __str__(self) -> str:
         """Describe the change: "0.71x the time of 14:02:11 (0.66 to 0.77): faster"."""
+        head = f"{INDICATIVE}: " if self.standing == INDICATIVE else ""
         value, low, high = self.ratio.value, self.ratio.low, self.ratio.high
         interval = f" ({low:.2f} to {high:.2f})" if low is not None and high is not None else ""
-        return f"{value:.2f}x the time of {self.since}{interval}: {self.decision}"
+        return f"{head}{value:.2f}x the time of {self.since}{interval}: {self.decision}"
 
     def document(self) -> dict[str, Any]:
         """Return the change as JSON-able values."""
         interval = [self.ratio.low, self.ratio.high]
-        return {"since": self.since, "ratio": self.ratio.value, "interval95": interval, "decision": self.decision}
+        words = {"decision": self.decision, "standing": self.standing}
+        return {"since": self.since, "ratio": self.ratio.value, "interval95": interval, **words}
 
 
 class SaveHistory:
@@ -52,4 +59,7 @@ class SaveHistory:
         self._results = list_results(None, traces)
         self._moment = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
         ratio, decision = compare_saves(before, self._results)
-        return SaveChange(since, ratio, decision) if ratio is not None else None
+        then, now = ({one.reported.run.fingerprint.solution for one in part} for part in (before, self._results))
+        decision = UNCHANGED if then == now else decision
+        standing = join_standings(one.measurement.standing for one in self._results)
+        return SaveChange(since, ratio, decision, standing) if ratio is not None else None

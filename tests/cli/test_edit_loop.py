@@ -108,21 +108,30 @@ def test_watching_judges_again_when_the_file_is_saved(run, tmp_path, monkeypatch
     assert "not Python" in reported[0]
 
 
-@pytest.mark.parametrize("is_quick", [False, True])
-def test_watching_tells_the_change_since_the_latest_save_that_passed(run, tmp_path, is_quick):
+@pytest.mark.parametrize(
+    ("is_quick", "method", "edit", "said"),
+    [
+        (False, "", "# {}\n", ("", "0.50x", "faster")),
+        (True, "", "# {}\n", ("", "0.50x", "faster")),
+        (False, "wall", "# {}\n", ("CPU: indicative: ", "0.50x", "faster")),
+        (False, "", "", ("", "0.50x", "unchanged sources")),
+    ],
+)
+def test_watching_tells_the_change_since_the_latest_save_that_passed(run, tmp_path, is_quick, method, edit, said):
     jobs = []
     saves = [{"latency_ms": 1.0}, {"status": "RUNTIME_ERROR"}, {"latency_ms": 0.5}]  # each of two jobs
 
     def verdict_of(job):
         jobs.append(job)
-        (tmp_path / "fast.py").write_text(DOUBLE + f"# {len(jobs)}\n" * (len(jobs) % 2 == 0))
+        (tmp_path / "fast.py").write_text(DOUBLE + edit.format(len(jobs)) * (len(jobs) % 2 == 0))
         measurement = {"interval95_ms": [0.49, 0.51], "interval": "workers"} if len(jobs) > 4 else {}
+        measurement |= {"method": method} if method else {}
         extra = {"measurement": measurement, "run": {"quick": is_quick}}
         return KeyboardInterrupt() if len(jobs) > 6 else saves[(len(jobs) - 1) // 2] | {"extra": extra}
 
-    code, _, said = run("--solution fast.py --watch --no-save-results", verdict_of)
+    code, _, text = run("--solution fast.py --watch --no-save-results", verdict_of)
     assert code == 130
-    assert re.findall(r"^(\S+) the time of \d\d:\d\d:\d\d \(\S+ to \S+\): (.+)$", said, re.M) == [("0.50x", "faster")]
+    assert re.findall(r"^(CPU.*: |)(\S+) the time of \d\d:\d\d:\d\d \(\S+ to \S+\): (.+)$", text, re.M) == [said]
 
 
 def test_a_change_of_what_decides_counts_once_the_file_is_there_and_has_settled(tmp_path):
