@@ -6,6 +6,7 @@ forge all of it.
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -17,6 +18,8 @@ from flashinfer_bench.worker.protocol import MAX_TEXT, MOST_WORDS
 KEPT_FRAMES: Final = 12
 MODULE: Final = "<module>"
 """Python's name for a module's code, in place of a function's name."""
+NATIVE: Final = re.compile(r"(?!/).+\.(cpp|cc|cxx|cu|cuh|h|hpp)")
+"""A C++ or CUDA source of the solution in a frame of tvm-ffi. The compiler was given its path in the solution."""
 MOST_CAUSES: Final = 20
 """Most exceptions in a chain of causes. Solutions can make endless chains."""
 
@@ -79,12 +82,15 @@ def _location_of(error: BaseException) -> str:
         return describe_frame(file, error.lineno)
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         if file := _own_file(frame.f_code.co_filename):
-            return describe_frame(file, line, frame.f_code.co_name)
+            name = frame.f_code.co_name  # of a C++ function: void run(tvm::ffi::TensorView)
+            return describe_frame(file, line, name.partition("(")[0].rpartition(" ")[2])
     return ""
 
 
 def _own_file(path: str | None) -> str | None:
     """Return a path relative to the solution's sources; None if it is another file."""
+    if path is not None and NATIVE.fullmatch(path):
+        return path
     folder = next(iter(getattr(sys.modules.get(PACKAGE), "__path__", ())), None)
     if folder is None or path is None or not path.startswith(f"{folder}/"):
         return None

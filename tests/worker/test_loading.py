@@ -116,6 +116,21 @@ def test_the_innermost_line_of_the_solution_is_named(raised, source, location):
     assert find_location(ValueError("it was raised outside")) == ""
 
 
+@pytest.mark.parametrize(
+    ("file", "location"),
+    [
+        ("src/kernel.cu", "at src/kernel.cu:3, in ns::run"),
+        ("/usr/include/tvm/ffi/function.h", ""),
+        ("python/tvm_ffi/cython/function.pxi", ""),
+    ],
+)
+def test_a_frame_of_tvm_ffi_names_the_solutions_source(file, location):
+    code = compile("\n\nraise ValueError", file, "exec").replace(co_name="void ns::run(tvm::ffi::TensorView, int)")
+    with pytest.raises(ValueError) as caught:
+        exec(code)
+    assert find_location(caught.value) == location
+
+
 KERNEL = """\
 import triton
 import triton.language as tl
