@@ -1,5 +1,7 @@
 """The jobs of a run: names, filters, skips, and recorded jobs."""
 
+from dataclasses import replace
+
 import pytest
 
 from flashinfer_bench.bench.config import BenchmarkConfig, EvalConfig
@@ -168,7 +170,8 @@ def test_solutions_that_cannot_run_here_are_skipped_with_the_reason(
 ):
     hardware = target_hardware.split(",")
     trace_set.solutions["gemm_b"] = [solve("odd", "gemm_b", language=language, target_hardware=hardware)]
-    for machine, reason in ((CPU, on_cpu), (GPU, on_gpu)):
+    lacking = replace(CPU, why_not_buildable=lambda _: "it needs a package")
+    for machine, reason in ((CPU, on_cpu), (lacking, on_cpu or "it needs a package"), (GPU, on_gpu)):
         made = plan(machine, definitions=["gemm_b"])
         assert [skip.solution for skip in made.skips] == ["odd"] * (reason is not None)
         assert all(skip.reason.startswith(reason) for skip in made.skips)

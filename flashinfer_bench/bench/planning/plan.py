@@ -316,19 +316,15 @@ def why_not_here(solution: Solution, machine: Machine, *, interpret: bool = Fals
     reason = machine.languages[language.value]
     if reason is not None:
         return f"language {language.value} is not available here: {reason}"
-    reason = machine.why_not_buildable(solution)
-    if reason is not None:
-        return reason
     if machine.kind == "cpu" and language.record.needs_gpu:
         return f"a {language.value} solution needs an NVIDIA GPU; the device here is {machine.hardware}"
     kinds = _read_target_kinds(solution.spec.target_hardware)
-    if not kinds or machine.kind in kinds:
-        return None
-    wanted = ", ".join(solution.spec.target_hardware)
-    reason = f"target_hardware is {wanted}; the device here is {machine.hardware}"
-    if machine.kind == "cpu" and language is SupportedLanguages.TRITON:
-        return None if interpret else f"{reason}{INTERPRET_HINT}"
-    return reason
+    if kinds and machine.kind not in kinds:
+        is_interpretable = machine.kind == "cpu" and language is SupportedLanguages.TRITON
+        if not (is_interpretable and interpret):
+            wanted, hint = ", ".join(solution.spec.target_hardware), INTERPRET_HINT if is_interpretable else ""
+            return f"target_hardware is {wanted}; the device here is {machine.hardware}{hint}"
+    return machine.why_not_buildable(solution)  # last, since installing a package gives no other device
 
 
 def _read_target_kinds(target_hardware: Iterable[str]) -> frozenset[Literal["cpu", "cuda"]]:
