@@ -41,6 +41,8 @@ TOLERANCE: Final = ("rtol", "atol", "required_matched_ratio")
 SHOWN_NAMES: Final = 12
 MOST_COLOURED: Final = 40_000
 """Longest coloured source, in characters. Lexers are slow on unusual texts."""
+STYLES: Final = {True: "outputs are the last parameters", False: "outputs are returned", None: "detected"}
+"""`destination_passing_style` → the calling style."""
 AXES: Final = {"Axis": "{name}", "Kind": "{kind}", "Size": "{size}", "Description": "{description}"}
 TENSORS: Final = {
     "Name": "{name}",
@@ -182,6 +184,7 @@ def _view_solution(trace_set: TraceSet, solution: Solution) -> View:
         "author": solution.author,
         "language": spec.language.value,
         "entry point": spec.entry_point,
+        "calling style": STYLES[spec.declared_style],
         "hardware": ", ".join(spec.target_hardware),
         "dependencies": ", ".join(spec.dependencies),
         "binding": spec.binding and spec.binding.value,

@@ -34,7 +34,7 @@ from flashinfer_bench.data.measurement import INDICATIVE, NOT_CONFIRMED
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.report.intervals import read_interval
 from flashinfer_bench.report.summary import BestRow, SummaryRow, WorkloadRow, measured_speedup
-from flashinfer_bench.report.timing import describe_bounds, describe_flag, describe_ways, flags_of
+from flashinfer_bench.report.timing import Timing, describe_bounds, describe_flag, describe_ways, flags_of
 from flashinfer_bench.report.verdict import caveat_of, reason_of, to_one_line
 
 if TYPE_CHECKING:
@@ -287,9 +287,10 @@ def _caveat_mark(row: SummaryRow, number: float | None) -> str:
 
 
 def _head(rows: Sequence[SummaryRow]) -> list[str]:
-    """Return a line for each flag that all rows have."""
-    timings = [row.timing for row in rows]
-    return _wrap(f"all rows: {describe_flag(flag, timings)}" for flag in _common_flags(rows))
+    """Return a line for each flag that all rows with a meaningful time have."""
+    timings, timed = [row.timing for row in rows], _timings_of(rows)
+    which = "all rows" if len(timed) == len(rows) else "all rows with a meaningful time"
+    return _wrap(f"{which}: {describe_flag(flag, timings)}" for flag in _common_flags(rows))
 
 
 def _notes(rows: Sequence[SummaryRow], *, in_words: bool = False) -> list[str]:
@@ -313,8 +314,13 @@ def _wrap(lines: Iterable[str]) -> list[str]:
 
 def _common_flags(rows: Sequence[SummaryRow]) -> list[str]:
     """Return the flags that all rows with a meaningful time have, if there are at least two such rows."""
-    timed = [row.timing for row in rows if row.latency_ms is not None and row.timing_caveat is None]
+    timed = _timings_of(rows)
     return [flag for flag in flags_of(timed) if len(timed) > 1 and all(flag in timing.flags for timing in timed)]
+
+
+def _timings_of(rows: Sequence[SummaryRow]) -> list[Timing]:
+    """Return the timings of the rows with a meaningful time."""
+    return [row.timing for row in rows if row.latency_ms is not None and row.timing_caveat is None]
 
 
 def _letters(rows: Sequence[SummaryRow]) -> dict[str, str]:

@@ -21,7 +21,7 @@ MEANINGS: Final = {
     "noisy_reference": "the reference's time is noisy, and so is the speed-up",
     "older_protocol": "the verdict is of an older way to call and time; run --resume judges it again",
     "no_sandbox": "the solution was judged without a sandbox, so it could reach all that its user can",
-    QUICK: "a quick look, with few readings: it is never the best, and run --resume judges again",
+    QUICK: "a quick look, with few samples: it is never the best, and run --resume judges again",
 }
 """Flags of the solution's time, then of the reference's time and of verdicts, in the order of the tables."""
 METHODS: Final = {"cupti": "CUPTI", "cuda_events": "CUDA events", "wall": "the wall clock"}

@@ -47,7 +47,7 @@ def test_what_is_named_is_a_recorded_job_or_a_solution_and_a_workload(what, caps
 
 
 def test_sizes_that_name_several_workloads_are_refused(tmp_path, capsys):
-    assert main(["repro", "other", "n=8", str(write_small_set(tmp_path)), "--devices", "cpu"]) == 2
+    assert main(["repro", "other", "n=8", "--local", str(write_small_set(tmp_path)), "--devices", "cpu"]) == 2
     assert "'n=8' names several workloads: w0, w1; give one of them" in capsys.readouterr().err
 
 

@@ -102,7 +102,8 @@ def test_tables_say_how_times_came_about_and_what_is_flagged():
     everywhere = [timed("w0", name, "noisy", *more) for name, more in (("x", ["throttled"]), ("y", []))]
     everywhere.append(on("w0", "interpreted", extra=UNREAL))
     head, _, table = shown(everywhere).partition("\n\n")
-    assert head == "all rows: noisy, 2 of 3: the samples scatter widely, so a re-run may differ by more than usual"
+    scatter = "noisy, 2 of 3: the samples scatter widely, so a re-run may differ by more than usual"
+    assert head == f"all rows with a meaningful time: {scatter}"
     flags = [line.split()[-1] for line in table.splitlines()[2:5]]
     assert flags == ["a", "2.00x*", "2.00x"]
     many = timed("w0", "double_python", *(f"flag_{number}" for number in range(40)))

@@ -55,6 +55,7 @@ def show(root, capsys):
             [
                 "other: solution of double",
                 "author alice",
+                "calling style detected",
                 "w1 TIMEOUT \N{EN DASH} \N{EN DASH} still running",
                 "next: flashinfer-bench repro other w1 --dump why --local SET",
             ],

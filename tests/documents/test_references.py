@@ -7,8 +7,8 @@ import pytest
 
 from flashinfer_bench.cli.main import cli
 from flashinfer_bench.cli.perf.flags import make_parser
+from flashinfer_bench.report.timing import MEANINGS
 from flashinfer_bench.routines.table import ROUTINES
-from flashinfer_bench.timing.flags import FLAGS
 from scripts.references import PACKAGES, render_commands, render_python, render_values
 from tests.cli.helps import ALL_COMMANDS
 from tests.kit.documents import CHECKOUT, DOCS, PAGES
@@ -67,6 +67,6 @@ def test_the_page_of_random_values_has_the_rules_of_both_tables():
     assert "| any | float | `(sm_\\|softmax_\\|attn_\\|attention_)?scal(e\\|ing)` | 1 / sqrt(head dimension) |" in lines
 
 
-def test_the_page_of_numbers_tells_of_every_flag_of_a_measurement():
+def test_the_page_of_numbers_tells_of_every_flag():
     section = (DOCS / "numbers.md").read_text().partition("## Flags")[2]
-    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == list(FLAGS)
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == list(MEANINGS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from flashinfer_bench.data import Solution, Trace, TraceSet, load_jsonl_file
 from flashinfer_bench.data.names import did_you_mean
@@ -13,8 +13,10 @@ from flashinfer_bench.data.sets.results import Result, group, list_results
 from flashinfer_bench.data.store.drafts import Draft, DraftHints, is_draft_path, read_draft
 from flashinfer_bench.data.store.layout import DEFINITIONS, SOLUTIONS, TRACES
 from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
-from flashinfer_bench.data.workload import T, Workload, find_named
+from flashinfer_bench.data.workload import Workload, find_named
 from flashinfer_bench.errors import DataSetError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
