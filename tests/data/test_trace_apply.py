@@ -51,6 +51,7 @@ def test_seven_bundled_definitions_have_a_call_of_the_same_meaning(bundled):
         ("gemm_n4_k8", {"inputs": {"A": "float16[n, 8]", "B": "float16[4, 8]"}}, "A bfloat16"),
         ("gemm_n4_k8", {"inputs": {"A": "bfloat16[n, 8]", "B": "bfloat16[8, 4]"}}, "B bfloat16"),
         ("rmsnorm_h8", {**NORM, "inputs": {"x": "bfloat16[n, h]", "weight": "bfloat16[h]"}}, "hidden_states"),
+        ("rmsnorm_h8", {**NORM, "outputs": {"output": "float32[n, h]"}}, "-> output float32"),
         ("fused_add_rmsnorm_h8", {**NORM, "inputs": FUSED_INPUTS}, "residual"),
         ("gqa_paged_decode_h4_kv2_d8_ps16", {}, "kv_last_page_len"),
         ("rmsnorm_h8_variant", NORM, "neither its name nor a tag"),

@@ -29,7 +29,8 @@ class Family:
     name: str = ""
     """FlashInfer's name, with the groups of the pattern."""
     interface: str = ""
-    """Inputs and outputs as "name dtype[axes]". An axis is a group of the pattern or a size; `*` is any word."""
+    """Inputs and outputs as "name dtype[axes]". An axis is a group of the pattern or a size; `*` is any word,
+    and `dtype` the dtype of the first input."""
     wrapper: str = ""
     """The source of `run`, which FlashInfer calls. Empty: FlashInfer passes the definition's own inputs."""
     writes_alike: bool = False
@@ -43,14 +44,11 @@ class Family:
 
 
 _NO_DTYPE: Final = "FlashInfer compares neither dtypes nor strides: calls should have those of the definition"
-_NOT_LISTED: Final = "arguments that the dump does not list, such as eps, causal or bias, are not passed"
 _EPS: Final = "eps is not passed: calls with another eps than the solution's get wrong results"
 _CAUSAL: Final = "causal is not passed: calls without a causal mask match too, and get wrong results"
 _RUN_ONLY: Final = "window_left, logits_soft_cap, masks and the scales of q, k, v are not passed"
 _PLANNED: Final = "a captured CUDA graph keeps the indptr of the plan() before it"
-_DRAWS: Final = "indices, seed, generator and return_valid are not passed: draws cannot be repeated by a seed"
-_LAST_PAGE: Final = "FlashInfer does not pass kv_last_page_len, so a last page that is not full would be read as full"
-_RESULTS: Final = "-> * *[* h d] * float32[* h]"
+_RESULTS: Final = "-> * dtype[* h d] * float32[* h]"
 _CACHE: Final = "k_cache *[* 1 kv d] v_cache *[* 1 kv d]"
 _PAGES: Final = "kv_indptr int32[*] kv_indices int32[*] sm_scale float32"
 _RAGGED: Final = "qo_indptr int32[*] kv_indptr int32[*] sm_scale float32"
@@ -60,14 +58,14 @@ FAMILIES: Final = (
     Family(
         r"rmsnorm_h(?P<h>\d+)",
         r"rmsnorm_h\g<h>",
-        "hidden_states *[* h] weight *[h] -> output *[* h]",
+        "hidden_states dtype[* h] weight dtype[h] -> output dtype[* h]",
         writes_alike=True,
         limits=(_EPS, _NO_DTYPE),
     ),
     Family(
         r"fused_add_rmsnorm_h(?P<h>\d+)",
         r"fused_add_rmsnorm_h\g<h>",
-        "hidden_states *[* h] residual *[* h] weight *[h] -> * *[* h] * *[* h]",
+        "hidden_states dtype[* h] residual dtype[* h] weight dtype[h] -> * dtype[* h] * dtype[* h]",
         limits=(_EPS, _NO_DTYPE),
     ),
     Family(
@@ -87,7 +85,7 @@ FAMILIES: Final = (
     Family(
         r"mla_ragged_prefill_causal_h(?P<h>\d+)_qk(?P<d>\d+)_vo(?P<vo>\d+)",
         r"gqa_ragged_h\g<h>_kv\g<h>_d\g<d>",
-        f"q *[* h d] k *[* h d] v *[* h vo] {_RAGGED} -> * *[* h vo] * float32[* h]",
+        f"q *[* h d] k *[* h d] v *[* h vo] {_RAGGED} -> * dtype[* h vo] * float32[* h]",
         ATTENTION,
         limits=(_CAUSAL, _PLANNED, _RUN_ONLY, "the head size of v is not in the name"),
     ),
@@ -108,7 +106,7 @@ FAMILIES: Final = (
     Family(
         r"rope_with_cos_sin_cache_neox_style_d(?P<d>\d+)_rd(?P<rd>\d+)",
         r"rope_cos_sin_cache_d\g<d>",
-        "q *[* * d] k *[* * d] cos_sin_cache float32[* rd] positions *[*] -> * *[* * d] * *[* * d]",
+        "q dtype[* * d] k dtype[* * d] cos_sin_cache float32[* rd] positions *[*] -> * dtype[* * d] * dtype[* * d]",
         ROPE,
         limits=(
             "apply_rope_with_cos_sin_cache_inplace keeps FlashInfer's kernel",
@@ -121,7 +119,7 @@ FAMILIES: Final = (
             rf"{kind}_sampling_v\g<v>",
             f"probs float32[* v] {thresholds} -> * *[*]",
             SAMPLER,
-            limits=(_DRAWS,),
+            limits=("indices, seed, generator and return_valid are not passed: draws cannot be repeated by a seed",),
         )
         for kind, thresholds in (
             ("top_k", "top_k int32[*]"),
@@ -129,7 +127,10 @@ FAMILIES: Final = (
             ("top_k_top_p", "top_k int32[*] top_p float32[*]"),
         )
     ),
-    Family(r"(gqa_paged_(decode|prefill(_causal)?)|mla_paged_decode)_.*_ps(?!1$)\d+", refusal=_LAST_PAGE),
+    Family(
+        r"(gqa_paged_(decode|prefill(_causal)?)|mla_paged_decode)_.*_ps(?!1$)\d+",
+        refusal="FlashInfer does not pass kv_last_page_len, so a last page that is not full would be read as full",
+    ),
     Family(
         r"mla_paged_decode_.*_ps1",
         refusal="prefill calls of BatchMLAPagedAttentionWrapper have the same name, and qo_indptr is not passed",
@@ -186,6 +187,7 @@ def translate(definition: Definition) -> Family:
     for family in FAMILIES:
         if found := re.fullmatch(family.pattern, definition.name):
             sizes, own = found.groupdict(), _describe(definition)
+            sizes["dtype"] = next(iter(definition.inputs.values())).dtype
             wanted = [sizes.get(word, word) for word in WORD.findall(family.interface)]
             if family.refusal or any(one not in (ANY, two) for one, two in zip_longest(wanted, WORD.findall(own))):
                 raise ValueError(family.refusal or f"it is {own}; FlashInfer's call is like {family.interface}")
@@ -205,7 +207,11 @@ def _translate_dump(definition: Definition) -> Family:
     ):
         if is_wrong:
             raise ValueError(reason)
-    return Family("", definition.name, limits=(_NO_DTYPE, _NOT_LISTED))
+    return Family(
+        "",
+        definition.name,
+        limits=(_NO_DTYPE, "arguments that the dump does not list, such as eps, causal or bias, are not passed"),
+    )
 
 
 def _describe(definition: Definition) -> str:
