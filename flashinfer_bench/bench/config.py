@@ -112,7 +112,7 @@ class BenchmarkConfig(EvalSettings):
     A call may always take 50 times as long as the reference. `run --solution`, `repro` and `serve` set 20, --watch and
     --quick 5."""
     profile_baseline: bool = True
-    """Time the reference too; without it there is no speed-up."""
+    """Time the reference; without its time there is no speed-up."""
     definitions: Names | None = None
     """Run only these definitions."""
     solutions: Names | None = None
@@ -146,11 +146,11 @@ class BenchmarkConfig(EvalSettings):
     clock: Literal["auto", "cuda_events"] = "auto"
     """Clock of GPU work: CUPTI if it is available, or CUDA events."""
     cuda_graphs: bool = True
-    """Time a call of several GPU operations as the replay of a CUDA graph, if it can be captured."""
+    """Time a call of several GPU operations as the replay of a captured CUDA graph."""
     assurance: Literal["standard", "full"] = "standard"
     """Bound of a GPU's latency from outside: a gated chain of calls, or at full also batches of calls."""
     confirm: bool = True
-    """Judge the best of each workload again at full assurance, on a GPU; otherwise no solution is confirmed."""
+    """Judge the best of each workload again at full assurance, on a GPU, to confirm it."""
     library_calls: Literal["allow", "flag", "refuse"] = "flag"
     """A solution whose kernels on a GPU are all a library's (cuBLAS, cuDNN, FlashInfer, torch): allow it, flag its
     time, or refuse it as RUNTIME_ERROR."""

@@ -138,9 +138,9 @@ class EvalSettings(StrictModel):
     norm_rule: bool = True
     """Compare the error's norm with the output's norm, overall and per row, with any `atol`."""
     lost_rows_rule: bool = True
-    """With a matched ratio below 1, reject any fully wrong row except near-ties."""
+    """Reject any fully wrong row except near-ties, with a matched ratio below 1."""
     regimes_rule: bool = True
-    """Judge some untimed calls on inputs of other scales, too."""
+    """Judge some untimed calls on inputs of other scales."""
     power_rule: bool = True
     """Call a sampler of few rows until draws that omit a small mass would show."""
     extra: Extra = Field(default_factory=dict)

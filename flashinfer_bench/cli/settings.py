@@ -68,7 +68,7 @@ def add_setting(group: argparse._ActionsContainer, name: str, text: str = "") ->
         return
     more: dict[str, Any] = {"metavar": METAVARS.get(kind, "TEXT")}
     if kind is bool and field.default is True:
-        text, more = f"switch off: {text}", {"action": "store_false"}
+        text, more = f"do not {text}", {"action": "store_false"}
     elif kind is bool:
         more = {"action": "store_true"}
     elif get_origin(kind) is Literal:
