@@ -77,7 +77,7 @@ def choose_style(
     wanted: list[Style] = ["value", "dps"] if declared is None else ["dps"] if declared else ["value"]
     fitting = [style for style in wanted if fits(counts[style])]
     if not fitting:
-        raise SolutionFailure("COMPILE_ERROR", _describe_misfit(signature, wanted, counts, len(inputs), len(outputs)))
+        raise SolutionFailure("COMPILE_ERROR", _describe_misfit(signature, wanted, inputs, outputs))
     if declared is not None:
         return CallingStyle(fitting[0], DECLARED)
     if signature is not None and (signature.maximum is not None or len(fitting) == 1):
@@ -102,10 +102,9 @@ def find_style(returned: Sequence[Returned], outputs: Sequence[str]) -> CallingS
 
 
 def _describe_misfit(
-    signature: Signature | None, wanted: Sequence[Style], counts: dict[Style, int], inputs: int, outputs: int
+    signature: Signature | None, wanted: Sequence[Style], inputs: Sequence[str], outputs: Sequence[str]
 ) -> str:
-    takes = signature.text if signature else "(...)"
-    names = {"dps": f"destination-passing: {inputs} inputs + {outputs} outputs = {counts['dps']} arguments"}
-    names["value"] = f"value-returning: {counts['value']} arguments"
-    expected = "; or ".join(names[style] for style in reversed(wanted))
-    return f"the entry function does not take the definition's arguments\n  expected {expected}\n  found run{takes}"
+    names = {"value": ", ".join(inputs), "dps": ", ".join((*inputs, *outputs))}
+    expected = " or ".join(f"({names[style]})" for style in wanted)
+    found = signature.text if signature else "(...)"
+    return f"the entry function takes {found}, not the definition's arguments {expected}"
