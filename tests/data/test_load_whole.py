@@ -58,7 +58,7 @@ ISSUES = {
     "a line that is wrong": (
         TRACES,
         [make_trace(), *TORN, make_trace()],
-        ["error 2 None not JSON", "error 3 workload missing", "error 4 None "],
+        ["error 2 None at column 2", "error 3 workload missing", "error 4 None "],
     ),
     "a torn tail": (TRACES, make_trace().to_json()[:100], ["warning 1 None cut off in the middle"]),
     "no evaluation": (TRACES, [line_of()], ["error 1 None has no evaluation"]),

@@ -75,7 +75,8 @@ def parse_line(model: type[Model], line: bytes, location: Location, issues: list
     try:
         raw = from_json(line)
     except ValueError as error:
-        issues.append(location.issue("error", f"not JSON: {error}"))
+        reason = str(error).replace(" at line 1 column ", " at column ")  # the location has the line of the file
+        issues.append(location.issue("error", f"not JSON: {reason}"))
         return None
     return parse_raw(model, raw, location, issues)
 
