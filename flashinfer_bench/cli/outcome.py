@@ -29,7 +29,14 @@ from flashinfer_bench.cli.tables import (
     list_counts,
     some,
 )
-from flashinfer_bench.cli.verdicts import describe_job, make_grid, name_jobs, render_grid, render_summary
+from flashinfer_bench.cli.verdicts import (
+    describe_fault,
+    describe_job,
+    make_grid,
+    name_jobs,
+    render_grid,
+    render_summary,
+)
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.measurement import CONFIRMED, NOT_CONFIRMED, read_measurement, read_reported
 from flashinfer_bench.data.store.layout import traces_path
@@ -50,7 +57,7 @@ FORMAT_VERSION: Final = 1
 """Version of the JSON document. 1: the first."""
 LOST: Final = {
     "faults": "No verdict (nothing that a solution did)",
-    "left_out": "Left out (--resume judges them)",
+    "left_out": "Not judged",
     "not_confirmed": "Not confirmed (--resume tries again)",
 }
 """Kind of jobs without a verdict, as in the document → its title in the text."""
@@ -94,7 +101,7 @@ class RunOutcome:
     """With --watch: the change since the previous save that passed."""
 
     def stop(self) -> None:
-        """Mark the run as stopped by a failure, and its open jobs as left out."""
+        """Mark the run as stopped by a failure, and its open jobs as not judged."""
         self.is_stopped = True
         ended = {*self.judged, *(names_of_job(fault.job) for fault in self.faults)}
         left = [job for job in self.plan.jobs if names_of_job(job) not in ended]
@@ -186,7 +193,7 @@ def describe_plan(plan: Plan, machine: Machine) -> list[str]:
     skipped = f"; {len(plan.skips)} skipped" if plan.skips else ""
     lines = [f"{count(len(plan.jobs), 'job')} ({of}) on {devices}{skipped}" if rows else f"no job to run{skipped}"]
     if plan.resumed:
-        lines.append(f"resume: {count(plan.resumed, 'recorded job')} left out, unchanged since")
+        lines.append(f"resume: {count(plan.resumed, 'recorded job')} skipped, unchanged since")
     if plan.redone:
         reasons = ", ".join(f"{reason}: {number}" for reason, number in sorted(plan.redone_reasons.items()))
         lines.append(f"resume: {count(plan.redone, 'recorded job')} done again ({reasons})")
@@ -227,9 +234,9 @@ def render_outcome(outcome: RunOutcome) -> str:
         notes.append(f"the best is confirmed at full assurance on {confirmed}")
     open_jobs = outcome.left - len(lost["left_out"])
     faulted = len(lost["faults"]) if outcome.is_interrupted else open_jobs
-    ended = {"left out": len(lost["left_out"]), "without a verdict": faulted, "not finished": open_jobs - faulted}
-    kept = f" and {outcome.plan.resumed} recorded before" if outcome.plan.resumed else ""
-    total = f"{count(len(outcome.plan.jobs), 'job')}{kept} in {format_duration(outcome.seconds)}: "
+    ended = {"not judged": len(lost["left_out"]), "without a verdict": faulted, "not finished": open_jobs - faulted}
+    kept = f", {outcome.plan.resumed} recorded before" if outcome.plan.resumed else ""
+    total = f"{count(len(outcome.plan.jobs), 'job')} in {format_duration(outcome.seconds)}{kept}: "
     total += list_counts(count_statuses(traces) | ended) or "nothing to do"
     rows, names = summarise(traces, outcome.expected()), outcome.names()
     return join_sections(
@@ -308,7 +315,7 @@ def _list_reasons(faults: Iterable[JobFaulted], names: Names) -> list[str]:
     """Return each message once, below the names of its jobs."""
     groups, lines = defaultdict(list), []
     for fault in faults:
-        groups[fault.message].append(describe_job(fault.job, names))
+        groups[describe_fault(fault, names)].append(describe_job(fault.job, names))
     for message, jobs in groups.items():
         lines += [f"  {some(jobs)}", *indent_text(message, 4)]
     return lines

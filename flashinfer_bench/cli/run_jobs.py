@@ -52,8 +52,8 @@ from flashinfer_bench.cli.output import (
 from flashinfer_bench.cli.parser import typed_program
 from flashinfer_bench.cli.saves import SaveHistory
 from flashinfer_bench.cli.settings import EDITED_CALL_S, describe_tolerances, naming_flags, read_config, setting_words
-from flashinfer_bench.cli.tables import Names, count, shorten_uuid, some, write_result
-from flashinfer_bench.cli.verdicts import cut_reason, describe_job, describe_verdict
+from flashinfer_bench.cli.tables import Names, count, list_counts, shorten_uuid, some, write_result
+from flashinfer_bench.cli.verdicts import cut_reason, describe_fault, describe_job, describe_verdict
 from flashinfer_bench.data import LoadIssue, Trace, TraceSet
 from flashinfer_bench.data.check import Asked, find_input_issues, find_reference_issues
 from flashinfer_bench.data.evaluation import EvaluationStatus
@@ -140,8 +140,9 @@ class RunProgress:
                 if not event.trace.is_successful():
                     kind = f"{event.job.definition.name} {event.job.solution.name} {evaluation.status}"
             case JobFaulted():
-                kind, mark = event.message, "" if event.is_left_out else "NO VERDICT: "
-                text = f"{describe_job(event.job, self.names)}: {mark}{cut_reason(first_reason(event.message))}"
+                kind, mark = event.message, "not judged" if event.is_left_out else "NO VERDICT"
+                reason = cut_reason(first_reason(describe_fault(event, self.names)))
+                text = f"{describe_job(event.job, self.names)}: {mark}: {reason}"
                 line = self._end(event.job, NO_VERDICT) + text
             case Notice():
                 line = kind = f"note: {first_reason(event.message)}"
@@ -166,8 +167,9 @@ class RunProgress:
         """Count a job that has ended, and return the progress of the run."""
         self.statuses[status] += 1
         self.running = {label: one for label, one in self.running.items() if one.index != job.index}
-        failed = self.statuses.total() - self.statuses["PASSED"]
-        return f"[{self.statuses.total()}/{self.jobs}{f', {failed} not passed' if failed else ''}] "
+        done, lost = self.statuses.total(), self.statuses[NO_VERDICT]
+        counts = list_counts({"not passed": done - lost - self.statuses["PASSED"], NO_VERDICT: lost})
+        return f"[{', '.join(filter(None, (f'{done}/{self.jobs}', counts)))}] "
 
 
 def run_jobs(args: Namespace) -> int:
@@ -293,7 +295,7 @@ def _judge(args: Namespace, trace_set: TraceSet, kept: Kept, history: SaveHistor
     if args.last_failed and not plan.jobs:
         jobs, args.require_passed = "no job to run: no chosen solution failed last (--last-failed)", False
     if not args.quiet:
-        write_err(*saved, *notes, *skips, *resumed, jobs)
+        write_err(*saved, *notes, *resumed, jobs)
     _run(
         engine,
         outcome,
@@ -435,7 +437,7 @@ def _write_outcome(args: Namespace, outcome: RunOutcome, trace_set: TraceSet | N
     else:
         write_out(render_outcome(outcome))
     if outcome.is_interrupted:
-        write_err(f"interrupted: {outcome.left} of {count(len(outcome.plan.jobs), 'job')} left")
+        write_err("interrupted")
     if trace_set is None:
         write_err("nothing was saved (--no-save-results)")
         return

@@ -14,6 +14,7 @@ from flashinfer_bench.cli.tables import (
     ABSENT,
     DAGGER,
     SOL,
+    UUID,
     Cells,
     Names,
     available_width,
@@ -38,6 +39,7 @@ from flashinfer_bench.report.timing import Timing, describe_bounds, describe_fla
 from flashinfer_bench.report.verdict import caveat_of, reason_of, to_one_line
 
 if TYPE_CHECKING:
+    from flashinfer_bench.bench.events import JobFaulted
     from flashinfer_bench.bench.planning.plan import Job
 
 SUMMARY_NOTE: Final = "latency: median over the passed workloads; speed-up over the reference: geometric mean"
@@ -78,6 +80,12 @@ def describe_job(job: Job, names: Names) -> str:
     return to_one_line(f"{job.definition.name} / {job.solution.name} / {called}")
 
 
+def describe_fault(fault: JobFaulted, names: Names) -> str:
+    """Return the message of a fault. Each uuid in it is replaced by the name of its workload."""
+    definition = fault.job.definition.name
+    return UUID.sub(lambda found: names.get((definition, found[0]), found[0]), fault.message)
+
+
 def name_jobs(jobs: Iterable[Job | AnyTrace], *, uuids: bool = False) -> Names:
     """Return the names of the workloads of jobs and traces; see `name_workloads`."""
     called = ((one, str(getattr(one.definition, "name", one.definition))) for one in jobs)
@@ -116,7 +124,7 @@ def summary_cells(rows: Sequence[SummaryRow]) -> Cells:
     """Return the columns of a table with a row for each solution."""
     own: dict[str, Callable[[Any], str]] = {
         "Solution": lambda row: row.solution,
-        "#Passed": lambda row: f"{row.passed}/{row.judged}" if row.judged else ABSENT,
+        "#Passed": lambda row: f"{row.passed}/{row.judged + row.pending}" if row.judged else ABSENT,
     }
     if any(row.pending for row in rows):
         own["#Not judged"] = lambda row: str(row.pending or "")

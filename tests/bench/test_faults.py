@@ -76,18 +76,18 @@ def test_a_reference_that_hangs_is_ended_by_the_host(tmp_path, monkeypatch):
 ENDLESS = "def run(x):\n    while True: pass\n"
 SLOW = {
     "right": (HONEST, 3, None),
-    "endless": (ENDLESS, 1, "left out: endless ran out of time on workload w0"),
+    "endless": (ENDLESS, 1, "endless ran out of time on workload w0"),
     "later": (
         "calls = []\ndef run(x):\n    calls.append(x)\n    while len(calls) > 3: pass\n    return x * 2\n",
         1,
-        "left out: later ran out of time on workload w0",
+        "later ran out of time on workload w0",
     ),
     "may_compile": (
         f"{ENDLESS}    import triton\n",
         2,
-        "left out: may_compile ran out of time on workloads w0 and w1",
+        "may_compile ran out of time on workloads w0 and w1",
     ),
-    "imports": ("while True: pass\ndef run(x): ...\n", 1, "left out: imports ran out of time on workload w0"),
+    "imports": ("while True: pass\ndef run(x): ...\n", 1, "imports ran out of time on workload w0"),
 }
 LIMITED = {**QUICKLY, "timeout_seconds": 2.0}
 

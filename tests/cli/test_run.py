@@ -16,7 +16,7 @@ LONG = FAILED | {"log": f"{'x' * 200}, at a.py:3, in helper"}
 LATE = {"status": "TIMEOUT", "log": "late"}
 NAN = {"status": "INCORRECT_NUMERICAL", "max_absolute_error": float("nan"), "max_relative_error": float("inf")}
 CACHED, MEASURED = ({"extra": {"baseline": baseline}} for baseline in ({"source": "cached"}, {"method": "cupti"}))
-LEFT = "left out: double_python ran out of time on workload w0"
+LEFT = "double_python ran out of time on workload w0"
 LOST = "the blob is missing\nrun git lfs pull"
 NO_NVCC = "skipped double / in_cuda: language cuda is not available here: there is no nvcc\n"
 
@@ -25,7 +25,7 @@ NO_NVCC = "skipped double / in_cuda: language cuda is not available here: there 
 def run(tmp_path, capfd, monkeypatch):
     """Run the command on the small set; returns exit code, stdout, stderr and the engine.
 
-    `verdicts`: by the index of a job, as FakeEngine takes them; a text that begins with "left out" is a job left out.
+    `verdicts`: by the index of a job, as FakeEngine takes them; LEFT is a job that is not judged.
     """
     root = write_small_set(tmp_path / "set")
     monkeypatch.setattr("sys.argv", ["flashinfer-bench"])
@@ -37,7 +37,7 @@ def run(tmp_path, capfd, monkeypatch):
 
         code, engine = play_run(["--local", str(local), *flags.split()], play)
         out, err = capfd.readouterr()
-        return code, re.sub(r" in \d+:\d\d: ", " in TIME: ", out), err, engine
+        return code, re.sub(r" in \d+:\d\d", " in TIME", out), err, engine
 
     return start
 
@@ -51,17 +51,12 @@ BOTH = {0: LATE, 1: LEFT}
     [
         ("", {}, 0, PASSED, "[4/4] double / other / w1 on cpu: PASSED"),
         ("", {}, 0, "4 jobs in TIME: 4 PASSED", "4 jobs (1 definition, 2 solutions) on cpu (test device); 1 skipped\n"),
-        ("", {}, 0, NO_NVCC, NO_NVCC),
+        ("", {}, 0, NO_NVCC, ""),
         ("", {2: FAILED, 3: FAILED}, 0, "    RUNTIME_ERROR on all 2 workloads: boom\n", ""),
         ("--require-passed", {3: FAILED}, 1, "", ""),
         ("--solutions in_cuda --require-passed", {}, 1, "", ""),
-        (
-            "",
-            BOTH,
-            1,
-            f"Left out (--resume judges them)\n  double / double_python / w1\n    {LEFT}\n",
-            "after a repair, to go on: ",
-        ),
+        ("", BOTH, 1, f"Not judged\n  double / double_python / w1\n    {LEFT}\n", "after a repair, to go on: "),
+        ("", BOTH, 1, "double      double_python     0/2           1 ", "[2/4, 1 not passed, 1 no verdict] double / "),
         ("", {0: LOST}, 1, "  double / double_python / w0\n    the blob is missing\n    run git lfs pull\n", ""),
         ("", {2: DeviceFault("all are lost")}, 1, "2 PASSED, 2 without a verdict", "error: all are lost"),
         ("--seed 1", {1: KeyboardInterrupt()}, 130, "1 PASSED, 3 not finished", "/set --seed 1 --resume\n"),
@@ -69,7 +64,7 @@ BOTH = {0: LATE, 1: LEFT}
             "-x",
             {1: FAILED},
             1,
-            "4 jobs in TIME: 1 PASSED, 1 RUNTIME_ERROR, 2 left out\n",
+            "4 jobs in TIME: 1 PASSED, 1 RUNTIME_ERROR, 2 not judged\n",
             "double.jsonl:2 --local ",
         ),
         (
@@ -133,9 +128,9 @@ ONCE_MORE = "resume: 1 recorded job done again (timed out: 1)"
 @pytest.mark.parametrize(
     ("flags", "code", "said", "printed"),
     [
-        ("", 0, "resume: 4 recorded jobs left out, unchanged", "0 jobs and 4 recorded before in TIME: 3 PASSED, 1 T"),
+        ("", 0, "resume: 4 recorded jobs skipped, unchanged", "0 jobs in TIME, 4 recorded before: 3 PASSED, 1 T"),
         ("--rtol 0.5", 0, AGAIN, "4 jobs in TIME: 4 PASSED"),
-        ("--retry-timeouts", 0, ONCE_MORE, "1 job and 3 recorded before in TIME: 4 P"),
+        ("--retry-timeouts", 0, ONCE_MORE, "1 job in TIME, 3 recorded before: 4 P"),
         ("--require-passed", 1, "", ""),
     ],
 )

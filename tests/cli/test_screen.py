@@ -26,6 +26,7 @@ from tests.kit import make_trace, make_workload
 
 UNREAL = {"measurement": {"meaningful": False, "reason": "an interpreter ran it"}}
 HOSTILE = "f\x1b]0;title\x07\x1b[2J\u202e\r"
+LONG_NAME = "963f2f97-0f2e-4f16-8859-5246c239372e"
 REASON = "another subscriber of CUPTI is attached"
 
 
@@ -212,13 +213,13 @@ def test_without_a_terminal_there_is_one_line_a_finished_job(play, tmp_path):
     events = [
         *(RunStarted((CPU,), 3), JobStarted(jobs[0], CPU), finished(jobs[0], latency_ms=0.5, speedup=2.0)),
         *(JobsAdded(1), JobStarted(jobs[1], CPU), finished(jobs[1], status="TIMEOUT", log="still running\nafter 3 s")),
-        *(Notice("waiting for a lock"), JobFaulted(jobs[2], "the blob is missing\nfetch it")),
+        *(Notice("waiting for a lock"), JobFaulted(jobs[2], f"the blob of {LONG_NAME} is missing\nfetch it")),
     ]
-    assert play(events) == [
+    assert play(events, names={("double", LONG_NAME): "n=7"}) == [
         "[1/3] double / double_python / w0 on cpu: PASSED 0.500 ms, 2.00x",
         "[2/4, 1 not passed] double / double_python / w1 on cpu: TIMEOUT: still running",
         "note: waiting for a lock",
-        "[3/4, 2 not passed] double / other / w0: NO VERDICT: the blob is missing",
+        "[3/4, 1 not passed, 1 no verdict] double / other / w0: NO VERDICT: the blob of n=7 is missing",
     ]
     assert play(events, quiet=True) == []
 

@@ -36,13 +36,13 @@ class HungSolutions:
     def note(self, key: str, name: str, workload: str, ran_out: RanOut | None) -> None:
         """Record in which call a solution's job ran out of time. Do nothing if `ran_out` is None."""
         if ran_out == "call":
-            self._reasons.setdefault(key, f"left out: {name} ran out of time on workload {workload}")
+            self._reasons.setdefault(key, f"{name} ran out of time on workload {workload}")
         elif ran_out == "first call":
             workloads = self._first_calls.setdefault(key, [])
             workloads.append(workload)
             if len(workloads) >= FIRST_CALLS:
                 where = " and ".join(workloads)
-                self._reasons.setdefault(key, f"left out: {name} ran out of time on workloads {where}")
+                self._reasons.setdefault(key, f"{name} ran out of time on workloads {where}")
 
     def reason(self, key: str) -> str | None:
         """Return why a solution's jobs are skipped; None if they are not."""
