@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -73,6 +74,16 @@ DeviceNames = Annotated[list[Annotated[str, Field(coerce_numbers_to_str=True)]],
 Sections = Annotated[dict[str, Annotated[EvalConfig, EmptyIfNone]], EmptyIfNone]
 Seed = Annotated[int, NotBool, Field(ge=0, le=2**63 - 1)]
 PlugInReference = Annotated[str, Field(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*(\.[^\W\d]\w*)*)?$")]
+CompiledBaseline = Annotated[
+    Literal[
+        "compile",
+        "compile:default",
+        "compile:reduce-overhead",
+        "compile:max-autotune",
+        "compile:max-autotune-no-cudagraphs",
+    ],
+    AfterValidator(lambda value: "compile:default" if value == "compile" else value),
+]
 SandboxLevel = Annotated[  # YAML reads a bare `off` as false
     Literal["strict", "auto", "off"], BeforeValidator(lambda value: "off" if value is False else value)
 ]
@@ -113,6 +124,8 @@ class BenchmarkConfig(EvalSettings):
     --quick 5."""
     profile_baseline: bool = True
     """Time the reference; without its time there is no speed-up."""
+    baseline: CompiledBaseline | None = None
+    """A second baseline, besides the reference: the reference under torch.compile, in this mode."""
     definitions: Names | None = None
     """Run only these definitions."""
     solutions: Names | None = None
@@ -283,6 +296,11 @@ class BenchmarkConfig(EvalSettings):
         for level in self._levels:
             if level.section == section and (level.owner == "user" or not users_only):
                 yield level.location, level.name
+
+    @property
+    def compile_mode(self) -> str:
+        """Mode of torch.compile for the second baseline; empty without that baseline."""
+        return (self.baseline or "").partition(":")[2] if self.profile_baseline else ""
 
     def timing_key(self) -> str | None:
         """Return the timing settings that differ from the usual, for a job's fingerprint; None if none differ."""

@@ -183,6 +183,7 @@ class HarnessContext:
             timeout_seconds=config.timeout_seconds,
             call_timeout_seconds=config.call_timeout_seconds,
             profile_baseline=config.profile_baseline,
+            compile_mode=config.compile_mode,
             time_budget_s=config.time_budget_s * share,
             baseline_budget_s=config.baseline_budget_s * share,
             timing=TimingSettings(config.l2_cache, config.clock, config.cuda_graphs, config.assurance),

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import structs
+
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunStarted
 from flashinfer_bench.bench.machine import Device, Machine
 from flashinfer_bench.bench.planning.plan import Job, Plan, Skip
@@ -23,6 +25,7 @@ from flashinfer_bench.cli.tables import (
     Names,
     count,
     format_duration,
+    format_speedup,
     indent_text,
     join_sections,
     lay_out,
@@ -39,6 +42,7 @@ from flashinfer_bench.cli.verdicts import (
 )
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.measurement import CONFIRMED, NOT_CONFIRMED, read_measurement, read_reported
+from flashinfer_bench.data.sets.results import list_results
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.report.blind import find_blind
 from flashinfer_bench.report.intervals import read_interval
@@ -47,6 +51,7 @@ from flashinfer_bench.report.summary import (
     best_by_workload,
     by_workload,
     count_statuses,
+    mean_ratio,
     measured_speedup,
     summarise,
 )
@@ -232,6 +237,7 @@ def render_outcome(outcome: RunOutcome) -> str:
     if best:  # winners on a CPU are not confirmed
         confirmed = f"{best.count(CONFIRMED)} of {count(len(best), 'workload')}"
         notes.append(f"the best is confirmed at full assurance on {confirmed}")
+    notes += describe_compiled(traces)
     open_jobs = outcome.left - len(lost["left_out"])
     faulted = len(lost["faults"]) if outcome.is_interrupted else open_jobs
     ended = {"not judged": len(lost["left_out"]), "without a verdict": faulted, "not finished": open_jobs - faulted}
@@ -247,6 +253,23 @@ def render_outcome(outcome: RunOutcome) -> str:
         [BROKEN, *indent_text("\n".join(outcome.errors), 2)] if outcome.errors else [],
         [total, *([str(outcome.change)] if outcome.change is not None else [])],
     )
+
+
+def describe_compiled(traces: Iterable[Trace]) -> list[str]:
+    """Return a line on the references under torch.compile, if any was requested."""
+    timed = [item for item in list_results(None, traces) if item.is_passed and item.reported.baseline_compile.mode]
+    if not timed:
+        return []
+    known, records = (
+        mean_ratio(item.compile_speedup for item in timed),
+        [item.reported.baseline_compile for item in timed],
+    )
+    reasons = Counter(record.reason for record in records if record.reason)
+    parts = [f"{number} without a time: {reason}" for reason, number in reasons.items()]
+    if known is not None:
+        number = len(timed) - reasons.total()
+        parts.insert(0, f"{format_speedup(known)} on {count(number, 'verdict')} (geometric mean)")
+    return [f"speed-up over torch.compile ({records[0].mode}): {'; '.join(parts)}"]
 
 
 def _render_times(outcome: RunOutcome, names: Names) -> str:
@@ -335,6 +358,7 @@ def _verdict(trace: Trace) -> dict[str, Any]:
     evaluation = trace.evaluation
     if evaluation is None:
         return names
+    compiled = read_reported(evaluation).baseline_compile
     performance, correctness, interval = evaluation.performance, evaluation.correctness, read_interval(evaluation)
     return {
         **names,
@@ -350,5 +374,6 @@ def _verdict(trace: Trace) -> dict[str, Any]:
         "interval": interval and interval.kind,
         "speedup": measured_speedup(evaluation),
         "baseline": _source_of_baseline(trace),
+        "baseline_compile": structs.asdict(compiled) if compiled.mode else None,
         "correctness": correctness and correctness.to_dict(),
     }

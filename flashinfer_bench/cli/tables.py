@@ -47,7 +47,8 @@ LARGEST_HALF: Final = 0.995
 SHOWN_NAMES: Final = 3
 SHOWN_LINES: Final = 20
 SOL: Final = "#SOL score"
-ON_REQUEST: Final = (SOL,)
+COMPILE: Final = "#Over torch.compile"
+ON_REQUEST: Final = (SOL, COMPILE)
 """Headings of columns that a table has only if --columns names them."""
 Names = Mapping[tuple[str, str], str]
 """Definition and uuid of a workload → its name."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flashinfer_bench.cli.tables import (
     ABSENT,
+    COMPILE,
     DAGGER,
     SOL,
     UUID,
@@ -253,7 +254,7 @@ def _add_figures(rows: Sequence[SummaryRow], own: Cells) -> Cells:
         "#Latency": lambda row: _latency(row) + _caveat_mark(row, row.latency_ms),
         "#Speed-up": lambda row: format_speedup(row.speedup) + _caveat_mark(row, row.speedup),
     }
-    cells[SOL] = SOL_CELL
+    cells[SOL], cells[COMPILE] = SOL_CELL, "{compile_speedup:x}"
     if len({row.hardware for row in rows if row.hardware}) > 1:
         cells["Hardware"] = lambda row: row.hardware or ABSENT
     if letters:

@@ -141,6 +141,20 @@ class RooflineRecord(msgspec.Struct, frozen=True, gc=False):
     """The device, and the source of its peak rates."""
 
 
+class CompiledRecord(msgspec.Struct, frozen=True, gc=False):
+    """The parsed fields of the reference's time under torch.compile."""
+
+    mode: str = ""
+    """Mode of torch.compile; empty if the run did not request this time."""
+    latency_ms: Number | None = None
+    compile_s: Number | None = None
+    """Seconds of the first call, which compiles. The latency does not include them."""
+    graphs: Number | None = None
+    graph_breaks: Number | None = None
+    reason: str = ""
+    """Why there is no latency."""
+
+
 class FingerprintRecord(msgspec.Struct, frozen=True, gc=False):
     """The parsed fields of a fingerprint. They are empty in the traces of another engine."""
 
@@ -175,6 +189,7 @@ class ReportedTrace(msgspec.Struct, frozen=True, gc=False):
     measurement: Measurement = Measurement()
     baseline: Measurement = Measurement()
     """How the reference was timed."""
+    baseline_compile: CompiledRecord = CompiledRecord()
     roofline: RooflineRecord = RooflineRecord()
     run: RunRecord = RunRecord()
     evaluator: str = ""

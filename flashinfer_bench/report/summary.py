@@ -81,6 +81,8 @@ class SummaryRow:
     """Mean speed-of-light score. Failed and pending workloads count 0. None if no floor is known."""
     sol_basis: tuple[str, ...] = ()
     """Baseline and peak of each score."""
+    compile_speedup: float | None = None
+    """As `speedup`, over the reference under torch.compile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +226,6 @@ def _row(
     records = [item.measurement for item in passed]
     timed = [item for item in passed if item.latency_ms is not None]
     latencies = [item.latency_ms or 0.0 for item in timed]
-    speedups = [item.speedup for item in passed if item.speedup is not None]
     middle = sorted(timed, key=attrgetter("latency_ms"))[(len(timed) - 1) // 2 : len(timed) // 2 + 1]
     intervals = [interval for item in middle if (interval := interval_of(item)) is not None and interval.kind]
     standing = join_standings(record.standing for record in records)
@@ -238,7 +239,7 @@ def _row(
         judged=len(items),
         pending=pending,
         latency_ms=median(latencies) if latencies else None,
-        speedup=geometric_mean(speedups) if len(speedups) > 1 else next(iter(speedups), None),
+        speedup=mean_ratio(item.speedup for item in passed),
         timing_caveat=next(filter(None, map(caveat_in, records)), None),
         timing=count_timing([item.reported for item in passed]),
         failures=_group_failures(item for item in items if not item.is_passed),
@@ -248,7 +249,14 @@ def _row(
         interval_share=max((interval.half_share for interval in intervals), default=None),
         sol_score=mean_sol_score(items, pending),
         sol_basis=basis_of(items),
+        compile_speedup=mean_ratio(item.compile_speedup for item in passed),
     )
+
+
+def mean_ratio(ratios: Iterable[float | None]) -> float | None:
+    """Return the geometric mean of the known ratios; None if none is known."""
+    known = [ratio for ratio in ratios if ratio is not None]
+    return geometric_mean(known) if len(known) > 1 else next(iter(known), None)
 
 
 def basis_of(items: Iterable[Result]) -> tuple[str, ...]:

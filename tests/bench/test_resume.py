@@ -42,8 +42,9 @@ def late(**run):
     return trace(status="TIMEOUT", run=run)
 
 
-def timed(reference_ms):
-    return trace(performance={"latency_ms": 1.0, "reference_latency_ms": reference_ms, "speedup_factor": 0.0})
+def timed(reference_ms, **more):
+    times = {"latency_ms": 1.0, "reference_latency_ms": reference_ms, "speedup_factor": 0.0}
+    return trace(performance=times, extra={"run": {"fingerprint": WANTED}, **more})
 
 
 def of_library(status):
@@ -100,6 +101,14 @@ CASES = [
     ([timed(0.0)], {}, "baseline was not measured"),
     ([timed(0.0)], {"profile_baseline": False}, SKIP),
     ([timed(0.0), timed(2.0)], {}, SKIP),
+    ([timed(2.0)], {"baseline": "compile"}, "baseline was not measured"),
+    ([timed(2.0)], {"baseline": "compile", "profile_baseline": False}, SKIP),
+    ([timed(2.0, baseline_compile={"mode": "default"})], {"baseline": "compile"}, SKIP),
+    (
+        [timed(2.0, baseline_compile={"mode": "default"})],
+        {"baseline": "compile:max-autotune"},
+        "baseline was not measured",
+    ),
     # A quick look is never resumed from; one that failed makes its job be done again.
     *(([quick(keys)], {}, QUICK_ONLY) for keys in (QUICK, WANTED)),
     ([trace(), quick(day=2)], {}, SKIP),

@@ -64,6 +64,9 @@ l2_cache: warm
 clock: cuda_events
 assurance: full
 library_calls: refuse
+baseline: compile
+baseline: compile:max-autotune-no-cudagraphs
+baseline: null
 sandbox: off
 cluster: null
 cluster_address: null

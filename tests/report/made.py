@@ -19,7 +19,7 @@ def on(uuid="w0", solution="x", latency=1.0, speedup=None, *, record=FULL, half=
         half: half the interval as a share of the latency.
         parts: parts of the evaluation; `run`, `baseline` and the like go to `extra`.
     """
-    extra = {name: parts.pop(name) for name in ("run", "baseline", "roofline") if name in parts}
+    extra = {name: parts.pop(name) for name in ("run", "baseline", "baseline_compile", "roofline") if name in parts}
     if record is not None:
         bounds = [latency * (1 - half), latency * (1 + half)] if half is not None else None
         extra["measurement"] = record | ({"interval95_ms": bounds, "interval": "workers"} if bounds else {})

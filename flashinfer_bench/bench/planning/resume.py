@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from flashinfer_bench.data.evaluation import EvaluationStatus
-from flashinfer_bench.data.measurement import read_extra, read_measurement
+from flashinfer_bench.data.measurement import read_extra, read_measurement, read_reported
 from flashinfer_bench.data.sets.results import JUDGED_KEYS, in_order_of_time
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 
@@ -166,10 +166,19 @@ def decide(job: Job, config: BenchmarkConfig, traces: Sequence[AnyTrace], *, ret
     _, evaluation, run = same[-1]
     if reason := _which_limit(evaluation, run, config, retry_timeouts=retry_timeouts):
         return Decision(reason)
-    timed = [one for one in same if one[1].performance is None or one[1].performance.reference_latency_ms > 0]
+    timed = [one for one in same if _is_timed(one[1], config)]
     if config.profile_baseline and not timed:
         return Decision("baseline was not measured")
     return Decision(trace=(timed or same)[-1][0])
+
+
+def _is_timed(evaluation: AnyEvaluation, config: BenchmarkConfig) -> bool:
+    """Return whether a verdict has all times of the reference that a run requests, or no time at all."""
+    performance, mode = evaluation.performance, config.compile_mode
+    if performance is None:
+        return True
+    has_mode = not mode or read_reported(evaluation).baseline_compile.mode == mode
+    return performance.reference_latency_ms > 0 and has_mode
 
 
 def _which_limit(evaluation: AnyEvaluation, run: RecordedRun, config: BenchmarkConfig, *, retry_timeouts: bool) -> str:

@@ -31,7 +31,7 @@ TIMES_MS: Final = ("mean_ms", "min_ms", "q25_ms", "median_ms", "q75_ms", "max_ms
 """Fields of a record that include the launch gap."""
 KEPT_FIELDS: Final = """
 method cache_state stop calls trials samples std_ms interval95_ms launch launch_reason fallback busy_ms operations
-launch_gap_ns precision precision_reached flags
+launch_gap_ns precision precision_reached flags compiled
 """
 """Further fields of a record that are stored. The other fields, such as the GPU's power, describe the moment of the
 measurement."""

@@ -54,6 +54,8 @@ class SessionConfig(Frame):
     timeout_seconds: LimitS
     call_timeout_seconds: LimitS | None = None
     profile_baseline: bool
+    compile_mode: str = ""
+    """Mode of torch.compile for a second time of each reference; empty for no such time."""
     time_budget_s: float
     baseline_budget_s: float
     timing: TimingSettings = USUAL

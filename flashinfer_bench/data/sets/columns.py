@@ -49,7 +49,9 @@ RUNS: Final[tuple[tuple[Kind, tuple[str, ...]], ...]] = (
     ("truth", ("confirmed",)),
     ("number", ("floor_ms", "sol_score")),
     ("text", ("peak", "sol_baseline")),
-    ("text", ("library_kernels", "kernels")),
+    ("text", ("library_kernels", "kernels", "compile_mode")),
+    ("number", ("compile_ms", "compile_speedup")),
+    ("count", ("graph_breaks",)),
 )
 COLUMNS: Final[Mapping[str, Kind]] = {name: kind for kind, names in RUNS for name in names}
 """Name of a column → its kind, in the order of the columns."""
@@ -85,6 +87,7 @@ READERS: Final[Mapping[str, Callable[[Result], Any]]] = {
     "driver_version": _lib("driver"),
     "log": lambda result: result.evaluation.log,
     "confirmed": lambda result: result.measurement.is_full,
+    "compile_mode": lambda result: result.reported.baseline_compile.mode or None,
     "kernels": lambda result: json.dumps(result.measurement.kernels) if result.measurement.kernels else None,
 }
 """Column → function that returns its value, if the result has no field of the same name."""
@@ -95,7 +98,15 @@ OF_TIMES: Final = frozenset({"is_meaningful", "flags", "confirmed", "library_ker
 def make_row(result: Result) -> dict[str, Any]:
     """Return the row of a result, by column name."""
     evaluation = result.evaluation
-    parts = (result, result.measurement, result.reported.roofline, result.reported, evaluation.correctness)
+    reported = result.reported
+    parts = (
+        result,
+        reported.measurement,
+        reported.roofline,
+        reported,
+        reported.baseline_compile,
+        evaluation.correctness,
+    )
     row = {}
     for name, kind in COLUMNS.items():
         if name in READERS:

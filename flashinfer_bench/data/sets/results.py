@@ -119,6 +119,17 @@ class Result(NamedTuple):
         return reference / latency if latency and reference else None
 
     @property
+    def compile_ms(self) -> float | None:
+        """The latency of the reference under torch.compile; None if it was not measured."""
+        return as_time(self.reported.baseline_compile.latency_ms or 0.0)
+
+    @property
+    def compile_speedup(self) -> float | None:
+        """Speed-up over the reference under torch.compile; None if either latency is missing."""
+        latency, compiled = self.latency_ms, self.compile_ms
+        return compiled / latency if latency and compiled else None
+
+    @property
     def is_ranked(self) -> bool:
         """Whether it may be compared: it passed, is no quick look, and its time is meaningful."""
         known = self.is_passed and self.latency_ms is not None

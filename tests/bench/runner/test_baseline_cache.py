@@ -12,7 +12,7 @@ from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.runner.baseline_cache import BaselineCache, KeptBaseline
 from flashinfer_bench.bench.runner.protocol import SessionConfig
 from flashinfer_bench.bench.runner.session import reference_timing
-from flashinfer_bench.bench.runner.session.reference_timing import KeptTimes, move_to_gap
+from flashinfer_bench.bench.runner.session.reference_timing import KeptTimes, ReferenceTimer, move_to_gap
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
 from flashinfer_bench.timing.measurement import Measured
 from flashinfer_bench.timing.nvml import GpuSettings, GpuState
@@ -104,6 +104,7 @@ def session(tmp_path, monkeypatch):
         evaluator=DefaultEvaluator,
         n=4,
         num_trials=3,
+        mode="",
         **plan,
     ):
         monkeypatch.setattr(reference_timing, "read_gpu_settings", lambda _uuid: settings)
@@ -112,6 +113,7 @@ def session(tmp_path, monkeypatch):
         kept = KeptTimes.open(
             SessionConfig.model_construct(hardware="H200", **names), {"torch": libraries}, dict(environment)
         )
+        kept = ReferenceTimer(None, None, None, kept, mode).kept
         definition, workload = make_definition(reference=reference), make_workload(axes={"n": n}, inputs=stored)
         config = BenchmarkConfig(num_trials=num_trials).resolve_eval_config(definition)
         job = SimpleNamespace(
@@ -143,6 +145,7 @@ OTHERS = [
     {"libraries": "2.12"},
     {"environment": {"CUDA_LAUNCH_BLOCKING": "1"}.items()},
     {"baselines": "refresh"},
+    {"mode": "default"},
 ]
 UNSURE = [  # A record that was disturbed, or is not known well, is not kept, and leaves no older one.
     {"flags": ["throttled"]},

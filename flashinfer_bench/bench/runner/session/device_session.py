@@ -58,7 +58,7 @@ from flashinfer_bench.bench.runner.session.machine_check import PROGRAM_S, Machi
 from flashinfer_bench.bench.runner.session.opening import files_of
 from flashinfer_bench.bench.runner.session.outcome import PRINTED, JobOutcome, Passed
 from flashinfer_bench.bench.runner.session.precompiling import Precompiler, what_compiles
-from flashinfer_bench.bench.runner.session.reference_timing import KeptTimes, ReferenceTimer
+from flashinfer_bench.bench.runner.session.reference_timing import COMPILE_S, KeptTimes, ReferenceTimer
 from flashinfer_bench.bench.runner.workers.artifacts import load_solution
 from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle, choose_style
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel, WorkerKilled
@@ -123,6 +123,10 @@ class DeviceSession:
         self._tools = replace(tools, settle=self._settle)
         self._precompiler = Precompiler(pool, has_modules=session_config.compiles_ahead)
         self._timer = ReferenceTimer(session_config, pool, self._tools, kept)
+        mode = session_config.compile_mode
+        self._compiled = ReferenceTimer(session_config, pool, self._tools, kept, mode) if mode else None
+        self._compiled_records: dict[BaselineKey, dict[str, Any]] = {}
+        """The time of each workload's compiled reference, or the reason why there is none."""
         self._machine = MachineCheck(session_config, pool, self._tools, self.end_workers)
         self._request: RequestContext | None = None
         self._ahead: RequestContext | None = None
@@ -225,13 +229,22 @@ class DeviceSession:
         job = request.open_job(requested)
         if self._find_broken(request, job.solution) is not None or request.find_fault(job) is not None:
             return False
-        if self._timer.forget_slow(job.key):
+        if self._forget_slow(job):
             self._forget_baseline(job)
         # If the reference's time is known, a solution cannot disturb the rest of the baseline.
-        return job.key not in self._sound and self._timer.recall(job) is None
+        compiled = self._compiled if job.key not in self._compiled_records else None
+        return job.key not in self._sound and any(
+            timer.recall(job) is None for timer in (self._timer, compiled) if timer is not None
+        )
+
+    def _forget_slow(self, job: JobContext) -> bool:
+        """Forget times of a job's reference that were measured in a slow context; return whether there were any."""
+        forgot = [timer.forget_slow(job.key) for timer in (self._timer, self._compiled) if timer is not None]
+        return any(forgot)
 
     def _forget_baseline(self, job: JobContext) -> None:
         self._sound.discard(job.key)
+        self._compiled_records.pop(job.key, None)
         job.baseline = None
 
     def _find_broken(self, request: RequestContext, solution: RequestedSolution) -> SolutionFailure | None:
@@ -355,7 +368,7 @@ class DeviceSession:
             raise broken
         baseline = job.baseline or self._make_baseline(job, EXPECTED_PHASE)
         kernel = self._load(job, baseline)
-        if self._timer.forget_slow(job.key):  # the solution's worker has the first fast context
+        if self._forget_slow(job):  # the solution's worker has the first fast context
             raise SlowReference
         is_each_checked = not kernel.is_meaningful or not evaluator.judges_calls_alone
         verdict = self._check(job, kernel, baseline, slice(None if is_each_checked else 1))
@@ -373,6 +386,8 @@ class DeviceSession:
                 return rest
         if baseline.measurement is not None:
             job.notes["baseline"] = baseline.measurement
+            if self._compiled is not None:
+                job.notes["baseline_compile"] = self._compiled_records[job.key]
         self._let_go()
         wrong: Rejected | None = None
         if kernel.is_meaningful:
@@ -459,17 +474,44 @@ class DeviceSession:
         job.baseline = job.request.evaluator.build_baseline(
             job.request.definition, job.workload, job.config, self._device, context=self._context(job, phase)
         )
+        if self._compiled is not None and job.key not in self._compiled_records:
+            self._compiled_records[job.key] = self._time_compiled(self._compiled, job, job.baseline, phase)
         return job.baseline
+
+    def _time_compiled(self, timer: ReferenceTimer, job: JobContext, baseline: Baseline, phase: str) -> dict[str, Any]:
+        """Time a job's reference under torch.compile. A failure is its reason, and no fault of the job."""
+
+        def check(kernel: RemoteKernel) -> None:
+            verdict = self._check(job, kernel, baseline, slice(1))
+            if isinstance(verdict, Rejected):
+                raise SolutionFailure(verdict.status.value, f"its outputs are wrong: {verdict.message}")
+
+        limit_s = 2 * (self._session_config.timeout_seconds + COMPILE_S)  # it may be timed twice
+        self._report(Phase(job=job.requested.index, name=phase, limit_s=limit_s))
+        try:
+            measured = self._time_reference(timer, job, baseline.inputs, phase, check=check)
+        except (WorkloadFault, *OUT_OF_MEMORY) as error:
+            return {"mode": timer.mode, "reason": str(error).partition("\n")[0]}
+        finally:
+            self._pool.end_reference()
+            self._say(job, phase)
+        record = {"trials_ms": measured.trials, **measured.record}
+        return {**record.pop("compiled"), "latency_ms": measured.latency_ms, "measurement": record}
+
+    def _time_reference(
+        self, timer: ReferenceTimer, job: JobContext, input_sets: list[list[Any]], phase: str, **check: Any
+    ) -> Measured:
+        if timer.recall(job) is None:
+            self._give_arena(None)
+            self._precompiler.pause()
+        try:
+            return timer.measure(job, input_sets, is_alone=phase == REFERENCE_PHASE, **check)
+        finally:
+            self._precompiler.resume()
 
     def _context(self, job: JobContext, phase: str = EXPECTED_PHASE) -> JudgeContext:
         def measure_reference(input_sets: list[list[Any]]) -> Measured:
-            if self._timer.recall(job) is None:
-                self._give_arena(None)
-                self._precompiler.pause()
-            try:
-                return self._timer.measure(job, input_sets, is_alone=phase == REFERENCE_PHASE)
-            finally:
-                self._precompiler.resume()
+            return self._time_reference(self._timer, job, input_sets, phase)
 
         return JudgeContext(
             seed=job.requested.seed,

@@ -1,16 +1,20 @@
-"""Times the reference: once for each workload, like a solution, in its own worker.
+"""Times the reference, plain or under torch.compile: once for each workload, like a solution, in its own worker.
 
 The reference may write to its inputs and is never refused. Otherwise it is timed like a solution: same kind of worker,
 same calls on the same kind of content, same clock. So a solution equal to the reference has a speed-up of 1. A cached
 time of an earlier run on the same GPU is reused (`KeptTimes`) if all conditions are the same: definition, workload and
 stored inputs, device, its limits and clocks, driver, torch and other packages, this package, and the settings of the
 measurement. The caller ensures that no worker holds a solution during the timing (`device_session.prepare`).
+
+The compiled reference is a second file beside the reference's source. Its first calls compile it, and are not timed.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -43,6 +47,38 @@ KNOWN: Final = 0.02
 """Largest relative half-width of the interval of a cached baseline."""
 SAME_CLOCK: Final = 0.03
 """Largest relative difference of two SM clocks that count as equal. Drivers do not report locked clocks."""
+COMPILE_S: Final = 600.0
+"""Further seconds for a compiled reference, since max-autotune builds many kernels."""
+COMPILED_CALLS: Final = 3
+"""First calls of a compiled reference: one compiles, one captures CUDA graphs, one replays them."""
+COMPILED: Final = """\
+import functools
+
+import torch
+import torch._inductor.config
+from torch._dynamo.utils import counters
+
+from .reference import run as reference
+
+torch._inductor.config.compile_threads = 1
+compiled = torch.compile(reference, mode={mode!r})
+untold = [None] * {calls}
+
+
+@functools.wraps(reference)
+def run(*args, **kwargs):
+    result = compiled(*args, **kwargs)
+    if untold:
+        untold.pop()
+        graphs = counters["stats"]["unique_graphs"]
+        breaks = max(sum(counters["graph_break"].values()), graphs - 1)  # breaks at branches are only seen as graphs
+        print("compiled:", graphs, "graphs,", breaks, "breaks", flush=True)
+    return result
+"""
+"""Source of a compiled reference. Its compilers start no processes, which could outlive the worker. Results need no
+copy, even from a CUDA graph: the worker stores each result before the next call."""
+COUNTS: Final = re.compile(r"compiled: (\d+) graphs, (\d+) breaks")
+"""The output of a compiled reference after its first calls."""
 OF_NO_DEVICE: Final = frozenset({"PATH", "LANG", "LC_ALL", "TZ", "MAX_JOBS"})
 """Variables that reach workers and do not affect a device."""
 
@@ -173,10 +209,17 @@ class ReferenceTimer:
     tools: SessionTools
     kept: KeptTimes | None = None
     """Times of earlier runs; None if the cache is off."""
+    mode: str = ""
+    """Mode of torch.compile; empty to time the references as they are."""
     _known: dict[BaselineKey, Measured] = field(default_factory=dict)
     _forgotten: set[BaselineKey] = field(default_factory=set)
     """Workloads whose time was forgotten once. Their next time is measured, not read from the cache, and is never
     forgotten."""
+
+    def __post_init__(self) -> None:
+        """Give compiled references keys of their own in the cache."""
+        if self.kept is not None and self.mode:
+            self.kept = replace(self.kept, machine={**self.kept.machine, "compiled": self.mode})
 
     def recall(self, job: JobContext) -> Measured | None:
         """Return the reference's time on a job's workload in this run or an earlier run; None if there is none."""
@@ -204,35 +247,62 @@ class ReferenceTimer:
         self.pool.end_reference()
         return True
 
-    def measure(self, job: JobContext, input_sets: list[list[Any]], *, is_alone: bool) -> Measured:
+    def measure(
+        self,
+        job: JobContext,
+        input_sets: list[list[Any]],
+        *,
+        is_alone: bool,
+        check: Callable[[RemoteKernel], object] = lambda _: None,
+    ) -> Measured:
         """Return the reference's time on a job's workload.
+
+        The record of a compiled reference has `compiled`: mode, seconds of the first call, graphs, graph breaks.
 
         Args:
             input_sets: the inputs of each trial.
             is_alone: no worker holds a solution, so later runs can reuse the time.
+            check: raises SolutionFailure if a compiled reference is wrong.
 
         Raises:
             DefinitionFault: the reference fails in its worker.
         """
         known = self.recall(job)
         if known is None:
-            known = self._known[job.key] = self._take(job, input_sets)
+            known = self._known[job.key] = self._take(job, input_sets, check)
             if self.forget_slow(job.key):
-                known = self._known[job.key] = self._take(job, input_sets)
+                known = self._known[job.key] = self._take(job, input_sets, check)
             if self.kept is not None and is_alone:
                 self.kept.keep(job, plan_reference(self.session_config, job.request.config), known)
         return move_to_gap(known, self.tools.run_metadata.launch_gap_ns)
 
-    def _take(self, job: JobContext, input_sets: list[list[Any]], *, is_retried: bool = False) -> Measured:
+    def _take(
+        self,
+        job: JobContext,
+        input_sets: list[list[Any]],
+        check: Callable[[RemoteKernel], object],
+        *,
+        is_retried: bool = False,
+    ) -> Measured:
         """Time the reference. Repeat once if a signal from outside may have ended its worker."""
         try:
-            kernel = self._open(job)
+            kernel, start = self._open(job), time.monotonic()
             kernel.call_once(input_sets[0])  # compilation in the first call is no part of a measurement
-            return kernel.measure(input_sets)
+            if not self.mode:
+                return kernel.measure(input_sets)
+            compile_s = round(time.monotonic() - start, 3)
+            for _ in range(1, COMPILED_CALLS):
+                kernel.call_once(input_sets[0])
+            check(kernel)
+            found = COUNTS.findall(kernel.worker.take_output())
+            counts = zip(("graphs", "graph_breaks"), map(int, found[-1] if found else ()), strict=False)
+            measured = kernel.measure(input_sets)
+            compiled = {"mode": self.mode, "compile_s": compile_s, **dict(counts)}
+            return replace(measured, record={**measured.record, "compiled": compiled})
         except SolutionFailure as failure:
             self.pool.end_reference()
             if isinstance(failure, WorkerKilled) and not is_retried:
-                return self._take(job, input_sets, is_retried=True)
+                return self._take(job, input_sets, check, is_retried=True)
             message = f"reference of {job.request.definition.name}, while it was timed: {failure.message}"
             raise DefinitionFault(message) from None
         finally:
@@ -240,12 +310,16 @@ class ReferenceTimer:
 
     def _open(self, job: JobContext) -> RemoteKernel:
         """Return the reference, loaded in its worker, as a callable for a job's workload."""
-        definition, files = job.request.definition, reference_files(job.request.digest)
+        definition, files = job.request.definition, reference_files(f"{job.request.digest}{self.mode}")
+        sources, limit_s = {"reference.py": definition.reference}, self.session_config.timeout_seconds
+        if self.mode:
+            sources["compiled.py"] = COMPILED.format(mode=self.mode, calls=COMPILED_CALLS)
+            limit_s += COMPILE_S
         worker, is_fresh = self.pool.worker_for(files)
         task = KernelTask(
             input_names=list(definition.inputs),
             outputs=job.output_specs(),
-            timeout_seconds=self.session_config.timeout_seconds,
+            timeout_seconds=limit_s,
             plan=plan_reference(self.session_config, job.request.config),
             vary=job.vary_secretly(),
             may_return_inputs=True,
@@ -259,10 +333,10 @@ class ReferenceTimer:
                 declared_style=False,
                 digest=files.digest,
                 directory=None,
-                entry="reference.py",
+                entry=[*sources][-1],
                 symbol="run",
                 kind="reference",
-                sources={"reference.py": definition.reference},
+                sources=sources,
                 build_error=None,
             )
             load_solution(kernel, self.pool, solution)

@@ -19,7 +19,7 @@ from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
 from flashinfer_bench.bench.runner.workers.pool import SlowContext
 from flashinfer_bench.bench.runner.workers.worker_handle import WorkerExit
 from flashinfer_bench.data import EvaluationStatus
-from flashinfer_bench.errors import SolutionFailure
+from flashinfer_bench.errors import DefinitionFault, SolutionFailure
 from flashinfer_bench.timing.measurement import Measured
 from flashinfer_bench.timing.settings import TimingSettings
 from tests.kit import make_definition, make_workload
@@ -60,6 +60,7 @@ def open_session():
                 "timing": TimingSettings(),
                 "timeout_seconds": 9.0,
                 "expects_new": False,
+                "compile_mode": "",
             }
             tools = SessionTools(arena, RunMetadata(None), lambda: None)
             session = DeviceSession(SimpleNamespace(**usual | session_config), FakePool(), tools, lambda _phase: None)
@@ -170,6 +171,21 @@ def test_a_winner_is_confirmed_in_a_worker_that_serves_no_other_jobs(open_sessio
         session.run_job(request, requested.model_copy(update={"assurance": level}))
         discards.append(session.log.count("discard"))
     assert discards == [0, 1, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "error", [DefinitionFault("broken: C++\n..."), torch.OutOfMemoryError("broken: C++")], ids=type
+)
+def test_a_compiled_reference_that_cannot_be_timed_is_a_reason_and_no_fault(open_session, error):
+    session = open_session(compile_mode="default")
+    request = session.open_request(make_request())
+    (requested,) = request.sent.jobs
+    session._timer._take, session._compiled._take = lambda *_: Measured(0.1, [0.1], {}), raising(error)
+    for _ in range(2):
+        assert session.lacks_baseline(request, requested) is not bool(session._compiled_records)
+        session.prepare(request, requested)
+    assert [*session._compiled_records.values()] == [{"mode": "default", "reason": "broken: C++"}]
+    assert request.find_fault(request.open_job(requested)) is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,43 @@
+"""Speed-ups over the reference under torch.compile: in the summary, in an export, and below the table of a run."""
+
+import csv
+import io
+
+import pytest
+
+from flashinfer_bench.cli.outcome import describe_compiled
+from flashinfer_bench.report.export import make_export
+from flashinfer_bench.report.summary import summarise
+from tests.report.made import on, set_of
+
+TOLD = {"mode": "default", "latency_ms": 4.0, "compile_s": 9.5, "graphs": 1, "graph_breaks": 2}
+REFUSED = {"mode": "default", "reason": "no compiler"}
+TRACES = [
+    on("w0", latency=1.0, baseline_compile=TOLD),
+    on("w1", latency=4.0, baseline_compile=TOLD),
+    on("w2", baseline_compile=REFUSED),
+    on("w3", status="TIMEOUT", baseline_compile=TOLD),
+]
+
+
+def test_the_mean_covers_the_workloads_with_both_times_and_the_rest_has_its_reason():
+    (row,) = summarise(TRACES)
+    assert row.compile_speedup == pytest.approx(2.0)
+    assert summarise([on()])[0].compile_speedup is None
+    (line,) = describe_compiled(TRACES)
+    assert line == (
+        "speed-up over torch.compile (default): 2.00x on 2 verdicts (geometric mean); 1 without a time: no compiler"
+    )
+    assert describe_compiled(TRACES[2:3]) == ["speed-up over torch.compile (default): 1 without a time: no compiler"]
+    assert describe_compiled([on()]) == []
+
+
+def test_an_export_has_both_baselines():
+    traces = TRACES[:3]
+    rows = csv.DictReader(io.StringIO(make_export("csv", set_of(*traces), traces)[0].decode()))
+    names = ("compile_mode", "compile_ms", "compile_speedup", "graph_breaks")
+    assert [tuple(row[name] for name in names) for row in rows] == [
+        ("default", "4.0", "4.0", "2"),
+        ("default", "4.0", "1.0", "2"),
+        ("default", "", "", ""),
+    ]
