@@ -76,7 +76,7 @@ from flashinfer_bench.report.summary import (
 from flashinfer_bench.report.verdict import to_one_line
 
 BASELINE_FLAG: Final = {
-    "--baseline-author AUTHOR": "rank authors (--by author) against this one (default: against the reference)"
+    "--baseline-author AUTHOR": "the baseline is this author's fastest solutions (default: the reference)"
 }
 MERITS: Final = ("workload", "definition", "latency", "speedup")
 NO_TRACES = "note: there are no traces to report; `flashinfer-bench run` makes them"
@@ -192,6 +192,8 @@ def declare_report(parser: Parser) -> None:
     for kind in ("--solutions", "--authors", "--workloads"):
         add_names(table, kind)
     add_table(table)
+    for command in (best, table):
+        add_flags(command, BASELINE_FLAG)
     for command in (summary, best, visualize, table):
         add_flags(command, {"--uuids": "name workloads by their axes and their uuids"})
     for command in (summary, best, visualize):
@@ -284,29 +286,26 @@ def declare_merge(parser: Parser) -> None:
 
 def execute_summary(args: Namespace) -> int:
     """Print one row per solution with traces, or one row for each author, op type or kind of hardware."""
-    if args.baseline_author is not None and args.by != "author":
-        raise UsageError("--baseline-author needs --by author")
-    trace_set = open_trace_set(args)
+    if args.baseline_author is not None and args.by not in ("solution", "author"):
+        raise UsageError("--baseline-author needs --by solution or --by author")
+    trace_set, against = _open_against(args)
     traces = choose_traces(trace_set, args)
     names = _name_workloads(args, trace_set, traces)
     if args.by == "solution":
         rows = _summarise(trace_set, traces)
-        return _show(
-            args, choose_rows(args, summary_cells(rows), rows), partial(render_summary, names=names), NO_TRACES
-        )
+        render = partial(render_summary, names=names, against=against)
+        return _show(args, choose_rows(args, summary_cells(rows), rows), render, NO_TRACES)
     results = list_results(trace_set, traces)
     if args.by != "author":
         return _show_table(args, {**_of_group(args.by), **GROUPS}, group_by(results, args.by), [GROUP_NOTE])
     authors = rank_by_author(results, args.baseline_author)
-    baseline = args.baseline_author
-    against = "the reference" if baseline is None else f"solutions of {to_one_line(baseline)}"
     notes = [f"score, speed-up, wins, fast_p: against {against}", *AUTHOR_NOTES, *standing_notes(authors)]
     return _show_table(args, {**AUTHORS, **_of_hardware(authors)}, authors, notes)
 
 
 def execute_best(args: Namespace) -> int:
     """Print the best passing solution of each workload or definition, or the number of best solutions in each group."""
-    trace_set = open_trace_set(args)
+    trace_set, against = _open_against(args)
     traces = choose_traces(trace_set, args)
     groups = [word for word in GROUP_KEYS if word in args.by]
     if groups and len(args.by) > 1:
@@ -318,7 +317,7 @@ def execute_best(args: Namespace) -> int:
     if "definition" in args.by:
         solutions = best_by_definition(traces, "latency" if "latency" in args.by else "speedup", trace_set)
         chosen = choose_rows(args, summary_cells(solutions), solutions)
-        return _show(args, chosen, partial(render_summary, names=names), nothing)
+        return _show(args, chosen, partial(render_summary, names=names, against=against), nothing)
     rows = best_by_workload(traces, "speedup" if "speedup" in args.by else "latency", trace_set)
     return _show(args, choose_rows(args, best_cells(rows, names), rows), partial(render_best, names=names), nothing)
 
@@ -341,7 +340,7 @@ def execute_visualize(args: Namespace) -> int:
 
 def execute_table(args: Namespace) -> int:
     """Print the times of a definition's solutions by workload."""
-    trace_set = open_trace_set(args)
+    trace_set, _ = _open_against(args)
     args.definitions = [args.definition]
     traces = choose_traces(trace_set, args)
     rows = by_workload(traces, trace_set)
@@ -392,6 +391,19 @@ def execute_diff(args: Namespace) -> int:
         )
 
     return show_rows(args, rows, render, "note: neither set has a verdict", counts=counts)
+
+
+def _open_against(args: Namespace) -> tuple[TraceSet, str]:
+    """Return the trace set with the baseline author of the arguments, and the baseline in words."""
+    trace_set, author = open_trace_set(args), args.baseline_author
+    if author is None:
+        return trace_set, "the reference"
+    if getattr(args, "by", None) != "author":  # `rank_by_author` checks and uses it
+        known = sorted({solution.author for solution in trace_set.all_solutions()})
+        if author not in known:
+            raise UsageError(f"--baseline-author: {author!r} has no solution; authors: {', '.join(known) or 'none'}")
+        trace_set.baseline_author = author
+    return trace_set, f"solutions of {to_one_line(author)}"
 
 
 def _summarise(trace_set: TraceSet, traces: Sequence[AnyTrace]) -> list[SummaryRow]:

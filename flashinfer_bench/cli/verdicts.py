@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from flashinfer_bench.bench.events import JobFaulted
     from flashinfer_bench.bench.planning.plan import Job
 
-SUMMARY_NOTE: Final = "latency: median over the passed workloads; speed-up over the reference: geometric mean"
+SUMMARY_NOTE: Final = "latency: median over the passed workloads; speed-up over {}: geometric mean"
 SOL_CELL: Final = "{sol_score}"
 SOL_NOTE: Final = "SOL score: 0.5 at the baseline, 1 at the floor, 0 for a failure; arithmetic mean; baseline, peak: {}"
 TIMING_MARK: Final = "*"
@@ -140,12 +140,18 @@ def best_cells(rows: Sequence[BestRow], names: Names) -> Cells:
     return _add_figures(rows, own | {"Solution": lambda row: row.solution})
 
 
-def render_summary(rows: Sequence[SummaryRow], names: Names, pick: Callable[[Cells], Cells] = default_columns) -> str:
+def render_summary(
+    rows: Sequence[SummaryRow],
+    names: Names,
+    pick: Callable[[Cells], Cells] = default_columns,
+    against: str = "the reference",
+) -> str:
     """Render a row for each solution, then the reasons of all failures, then notes on the numbers.
 
     Args:
         names: the names of their workloads.
         pick: takes all columns; returns the columns to render.
+        against: the baseline of the speed-ups.
     """
     failures = ["Failures"]
     for row in (row for row in rows if row.failures):
@@ -158,7 +164,7 @@ def render_summary(rows: Sequence[SummaryRow], names: Names, pick: Callable[[Cel
                 where = f"all {row.judged} workloads" if row.judged > 1 else f"its workload {shown}"
             reason = group.reason or "no reason recorded"
             failures.append(f"    {group.status} on {where}: {'' if group.is_exact else 'for example, '}{reason}")
-    note = [SUMMARY_NOTE] if any(row.latency_ms is not None for row in rows) else []
+    note = [SUMMARY_NOTE.format(against)] if any(row.latency_ms is not None for row in rows) else []
     cells = pick(summary_cells(rows))
     notes = [*note, *sol_notes(rows, cells), *_notes(rows)]
     return join_sections(_head(rows), _render(rows, cells), failures[1:] and failures, notes)

@@ -63,6 +63,8 @@ class TraceSet:
     """Solution name to its root, if that is not `root`; see `solution_root`."""
     blob_roots: dict[tuple[str, str], Path] = field(default_factory=dict)
     """(definition name, uuid) to the root of a workload, if that is not `root`; see `blob_root`."""
+    baseline_author: str | None = field(default=None, kw_only=True)
+    """Author whose lowest latencies are the baseline of reports; None for the reference."""
 
     def __post_init__(self) -> None:
         if self.root is not None:

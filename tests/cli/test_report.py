@@ -118,7 +118,7 @@ def test_every_table_names_its_columns_for_a_wrong_one(report, line):
         ("best", [on("w1", "other"), LATE], 0, SUPERSEDED),
         ("best --by author latency", TRACES, 2, "no other word goes with it"),
         ("best --top 0", TRACES, 2, "error: --top: must be at least 1, not 0"),
-        ("summary --baseline-author a", TRACES, 2, "--baseline-author needs --by author"),
+        ("summary --by hardware --baseline-author a", TRACES, 2, "needs --by solution or --by author"),
         ("history --definition double --solutions othr", TRACES, 2, "did you mean 'other'?"),
     ],
 )

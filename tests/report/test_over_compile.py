@@ -1,4 +1,4 @@
-"""Speed-ups over the reference under torch.compile: in the summary, in an export, and below the table of a run."""
+"""Speed-ups over other baselines: the reference under torch.compile, and the solutions of an author."""
 
 import csv
 import io
@@ -7,7 +7,7 @@ import pytest
 
 from flashinfer_bench.cli.outcome import describe_compiled
 from flashinfer_bench.report.export import make_export
-from flashinfer_bench.report.summary import summarise
+from flashinfer_bench.report.summary import best_by_workload, summarise
 from tests.report.made import on, set_of
 
 TOLD = {"mode": "default", "latency_ms": 4.0, "compile_s": 9.5, "graphs": 1, "graph_breaks": 2}
@@ -41,3 +41,16 @@ def test_an_export_has_both_baselines():
         ("default", "4.0", "1.0", "2"),
         ("default", "", "", ""),
     ]
+
+
+def test_any_author_can_be_the_baseline_of_speed_ups():
+    traces = [on("w0", "a", 2.0), on("w0", "b", 1.0), on("w1", "b", 1.0), on("w1", "a", 4.0, hardware="other")]
+    trace_set = set_of(*traces)
+    trace_set.baseline_author = "by_a"
+    found = {(row.solution, row.hardware): row.speedup for row in summarise(traces, trace_set=trace_set)}
+    assert found == {("a", "GPU"): 1.0, ("b", "GPU"): 2.0, ("a", "other"): 1.0}
+    best = {(row.workload, row.hardware): row.speedup for row in best_by_workload(traces, trace_set=trace_set)}
+    assert best == {("w0", "GPU"): 2.0, ("w1", "GPU"): None, ("w1", "other"): 1.0}
+    trace_set.baseline_author = None
+    plain = [row.speedup for row in summarise(traces, trace_set=trace_set) if row.solution == "b"]
+    assert plain == [pytest.approx(8.0)]

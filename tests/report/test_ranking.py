@@ -76,4 +76,7 @@ def report(tmp_path, capsys, monkeypatch):
 def test_a_baseline_author_is_one_that_the_set_has(report):
     for words in (["summary", "--by", "author"], ["html", "pages"]):
         assert "nobody" in report(*words, "--baseline-author", "nobody", code=2).err
-    assert "needs --by author" in report("summary", "--baseline-author", "x", code=2).err
+    for command in ("summary", "best", "table double"):
+        assert "nobody" in report(*command.split(), "--baseline-author", "nobody", code=2).err
+    wrong = report("summary", "--by", "op_type", "--baseline-author", "x", code=2).err
+    assert "needs --by solution or --by author" in wrong

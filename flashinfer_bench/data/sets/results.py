@@ -60,6 +60,8 @@ class Result(NamedTuple):
     """Speed-of-light score, 0 for a failure. None if it is unknown, or if the interval is below the floor."""
     sol_baseline: str = ""
     """Author of the score's baseline, or `REFERENCE`; empty if a mean skips the result."""
+    baseline_ms: float | None = None
+    """Lowest latency of the set's baseline author, or 0 without one; None if the reference is the baseline."""
 
     @property
     def definition(self) -> str:
@@ -103,8 +105,9 @@ class Result(NamedTuple):
 
     @property
     def reference_ms(self) -> float | None:
-        """The latency of the reference; None if it was not measured."""
-        return as_time((self.evaluation.performance or UNMEASURED).reference_latency_ms)
+        """The latency of the reference, or of the set's baseline author; None if it was not measured."""
+        recorded = (self.evaluation.performance or UNMEASURED).reference_latency_ms
+        return as_time(recorded if self.baseline_ms is None else self.baseline_ms)
 
     @property
     def speedup_factor(self) -> float:
@@ -169,9 +172,15 @@ def list_results(trace_set: TraceSet | None, traces: Iterable[AnyTrace], *, late
             who = authors.get(trace.solution) or (reported.run.author or UNKNOWN_AUTHOR, "")
             op_type = op_types.get(trace.definition, "")
             found.append(Result(trace, evaluation, reported, op_type, *who, is_latest))
-    own = {name for name, (author, _) in authors.items() if author == BASELINE}
-    rivals = [trace for trace in trace_set.all_traces() if trace.solution in own] if trace_set and own else []
-    return with_sol_scores(found, list_results(None, rivals) if rivals else (), BASELINE)
+    baseline = trace_set.baseline_author if trace_set is not None else None
+    own = {name for name, (author, _) in authors.items() if author == (baseline or BASELINE)}
+    traced = [trace for trace in trace_set.all_traces() if trace.solution in own] if trace_set and own else []
+    rivals = list_results(None, traced) if traced else []
+    found = with_sol_scores(found, rivals, baseline or BASELINE)
+    if baseline is None:
+        return found
+    lowest = lowest_of(rivals)
+    return [item._replace(baseline_ms=lowest.get(_JOB(item), 0.0)) for item in found]
 
 
 def with_sol_scores(results: Sequence[Result], rivals: Iterable[Result], author: str) -> list[Result]:
