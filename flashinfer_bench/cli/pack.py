@@ -24,7 +24,7 @@ MANIFEST: Final = """a manifest, solution.yaml in the folder:
   target_hardware: [NVIDIA H200]
   entry_point: main.cu::run
   destination_passing_style: true
-  binding: tvm-ffi                     # or torch; cpp and cuda only"""
+  binding: tvm-ffi                     # or torch; compiled languages only"""
 
 
 def declare_pack(parser: Parser) -> None:

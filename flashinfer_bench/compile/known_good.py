@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from flashinfer_bench.data import Definition, Solution
+from flashinfer_bench.data import Definition, Solution, SupportedLanguages
 
 NAME: Final = "known_good"
 """The definition that all of the programs implement."""
@@ -196,5 +196,7 @@ def programs_like(language: str, binding: str, sources: Iterable[str]) -> list[K
         sources: the texts of a solution that is not compiled ahead.
     """
     text = "\n".join(sources)
+    if SupportedLanguages(language).record.requires_cuda:
+        language = SupportedLanguages.CUDA.value
     ahead = [one for one in PROGRAMS if one.binding is not None and (one.language, one.binding) == (language, binding)]
     return ahead or [one for one in PROGRAMS if one.binding is None and re.search(one.words, text)]

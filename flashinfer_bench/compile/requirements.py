@@ -11,6 +11,7 @@ import importlib.util
 import os
 import platform
 import re
+import shutil
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -37,7 +38,12 @@ DISTRIBUTIONS: Final = {
     "cupti": "cupti-python",
 }
 """A name that people write → the package that has it."""
-MODULES: Final = {"nvidia-cutlass-dsl": "cutlass", "nvidia-cudnn-frontend": "cudnn", "flashinfer-python": "flashinfer"}
+MODULES: Final = {
+    "nvidia-cutlass-dsl": "cutlass",
+    "cuda-tile": "cuda.tile",
+    "nvidia-cudnn-frontend": "cudnn",
+    "flashinfer-python": "flashinfer",
+}
 CUTLASS: Final = ("cutlass", "cute", "nvidia-cutlass")
 TOOLKIT: Final = ("cuda", "cudatoolkit", "cuda-toolkit", "nvcc")
 COMPILERS: Final = ("gcc", "clang", "cpp", "cmake", "ninja", "make")
@@ -85,8 +91,11 @@ NAMED: Final = re.compile(r"(sm|compute|lto)_(\d+)([af]?)")
 
 
 def is_installed(package: str) -> bool:
-    """Return whether a Python package is installed, without importing it."""
-    return importlib.util.find_spec(package) is not None
+    """Return whether a Python package is installed. Only its parents are imported."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # a parent is missing
+        return False
 
 
 def find_unavailable_languages(toolchain: Toolchain) -> dict[str, str | None]:
@@ -95,13 +104,25 @@ def find_unavailable_languages(toolchain: Toolchain) -> dict[str, str | None]:
 
 
 def _why_unavailable(record: Language, toolchain: Toolchain) -> str | None:
+    missing = find_missing(record.dependencies, toolchain, is_compiled=record.is_compiled)
+    if missing:
+        return "; ".join(missing)
     if record.package is not None and not is_installed(record.package):
         return f"{record.package} is not installed; try: pip install {record.package}"
     if record.requires_cuda and toolchain.cuda is None:
         return "there is no nvcc; install the CUDA toolkit, or set CUDA_HOME to it"
     if record.is_compiled and toolchain.cxx is None:
         return "there is no C++ compiler; install g++ (apt-get install g++), or name one in CXX"
+    if record.program is not None and not has_program(record.program, toolchain):
+        return f"there is no {record.program}; install a CUDA toolkit that has it, or its pip package"
     return None
+
+
+def has_program(program: str, toolchain: Toolchain) -> bool:
+    """Return whether a program is on the path, in the CUDA toolkit, or in one of NVIDIA's pip packages."""
+    homes = [*([toolchain.cuda.home] if toolchain.cuda else []), *toolchain.nvidia_packages]
+    folders = [os.environ.get("PATH", ""), *(str(home / "bin") for home in homes)]
+    return shutil.which(program, path=os.pathsep.join(folders)) is not None
 
 
 def why_not_buildable(

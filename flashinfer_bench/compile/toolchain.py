@@ -21,6 +21,8 @@ from typing import Final
 CXX_NAMES: Final = ("g++", "c++", "clang++")
 DRIVER_FOLDERS: Final = ("/usr/local/nvidia/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu")
 """Folders that may have the driver's libcuda.so if the toolkit has no stub of it."""
+OF_PACKAGES: Final = ("include", "lib", "bin")
+"""Folders of NVIDIA's pip packages."""
 TORCH_FOLDERS: Final = ("include", "include/torch/csrc/api/include")
 OLDEST_TORCH_STANDARD: Final = 17
 """The C++ standard for torch's headers if its own extension builder names none."""
@@ -108,7 +110,7 @@ def find_toolchain(environment: Mapping[str, str] = os.environ) -> Toolchain:
         tvm_ffi=find_tvm_ffi(),
         torch=find_torch(),
         python_include=include if (include / "Python.h").is_file() else None,
-        nvidia_packages=tuple(one for one in packages if (one / "include").is_dir() or (one / "lib").is_dir()),
+        nvidia_packages=tuple(one for one in packages if any((one / name).is_dir() for name in OF_PACKAGES)),
     )
 
 

@@ -6,7 +6,7 @@ builds them, and what a machine needs to run them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -23,16 +23,24 @@ class Language:
     """Whether compilers build its solutions before they run. If not, the worker imports the sources."""
     needs_gpu: bool = False
     package: str | None = None
-    """Python package that its solutions require. A Python source that imports the package is of this language."""
+    """Python module that its solutions require. A Python source that imports the module is of this language."""
+    headers: tuple[str, ...] = ()
+    """Folders of its headers. A CUDA source that includes one of their headers is of this language."""
+    dependencies: tuple[str, ...] = ()
+    """Dependencies of all its solutions."""
+    program: str | None = None
+    """Compiler that its package starts."""
     requires_cuda: bool = False
     """Whether it is built with the CUDA toolkit."""
 
 
 PYTHON: Final = Language((".py",))
+CUDA: Final = Language((".cu",), builder="native", is_compiled=True, needs_gpu=True, requires_cuda=True)
 
 
 class SupportedLanguages(str, Enum):
-    """Languages of solutions."""
+    """Languages of solutions. If the sources fit several languages, the last compiled one counts, or the first in
+    Python."""
 
     record: Language
 
@@ -46,5 +54,11 @@ class SupportedLanguages(str, Enum):
     PYTHON = "python", PYTHON
     TRITON = "triton", Language((".py",), package="triton")
     CPP = "cpp", Language((".cpp", ".cc", ".cxx"), builder="native", is_compiled=True)
-    CUDA = "cuda", Language((".cu",), builder="native", is_compiled=True, needs_gpu=True, requires_cuda=True)
+    CUTLASS = "cutlass", replace(CUDA, headers=("cutlass", "cute"), dependencies=("cutlass",))
+    CUDA = "cuda", CUDA
+    CUTEDSL = "cutedsl", Language((".py",), package="cutlass", needs_gpu=True, dependencies=("nvidia-cutlass-dsl",))
+    CUTILE = (
+        "cutile",
+        Language((".py",), package="cuda.tile", needs_gpu=True, dependencies=("cuda-tile",), program="tileiras"),
+    )
     TILELANG = "tilelang", Language((".py",), package="tilelang", needs_gpu=True)

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from functools import lru_cache
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 ENTRY_NAME: Final = "run"
@@ -16,8 +17,8 @@ BYTE_ORDER_MARK: Final = "\ufeff"
 """Some editors begin a file with it. Python drops it in a file, but refuses it in a string."""
 SAME_ARGUMENTS: Final = frozenset({"no_grad", "inference_mode", "compile", "cache", "lru_cache"})
 """Decorators that leave a function's arguments as they are."""
-OF_DEVICES: Final = frozenset({"jit", "prim_func"})
-"""Decorators of device functions, such as Triton's."""
+OF_DEVICES: Final = frozenset({"jit", "kernel", "prim_func"})
+"""Decorators of device functions, such as those of Triton and CuTe DSL."""
 A_CLASS: Final = "is a class; it has to be a function, or an instance"
 MOST_CHARACTERS: Final = 1 << 18
 """Longest parsed source, in characters. Parsing a longer source takes seconds and a thousand times its size in
@@ -34,7 +35,7 @@ class ModuleMetadata(NamedTuple):
     signatures: Mapping[str, inspect.Signature]
     """Parameters of the functions whose arguments no decorator changes."""
     packages: frozenset[str]
-    """The imported modules, from anywhere in the source."""
+    """The imported modules and their parents, from anywhere in the source. Names from a module count as modules."""
 
 
 @lru_cache(maxsize=1024)
@@ -46,9 +47,9 @@ def read_module(source: str) -> ModuleMetadata:
     packages: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            packages |= {alias.name.partition(".")[0] for alias in node.names}
+            packages.update(*(_with_parents(alias.name) for alias in node.names))
         elif isinstance(node, ast.ImportFrom) and not node.level:
-            packages.add((node.module or "").partition(".")[0])
+            packages.update(*(_with_parents(f"{node.module}.{alias.name}") for alias in node.names))
     return ModuleMetadata(
         names={name: _why_not_called(node) for name, node in bound.items()},
         functions=[one.name for one in functions if OF_DEVICES.isdisjoint(map(_name_of, one.decorator_list))],
@@ -59,6 +60,10 @@ def read_module(source: str) -> ModuleMetadata:
         },
         packages=frozenset(packages),
     )
+
+
+def _with_parents(module: str) -> Iterator[str]:
+    return accumulate(module.split("."), "{}.{}".format)
 
 
 def parse_source(source: str) -> ast.Module:

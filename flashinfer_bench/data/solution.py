@@ -100,10 +100,10 @@ class BuildSpec(DataModel):
     destination_passing_style: bool = True
     """Outputs are passed in (true) or returned (false); see `declared_style`."""
     binding: SupportedBindings | None = None
-    """For cpp and cuda; null means the binding that the sources use (`entry.find_binding`). Ignored for other
+    """For compiled languages; null means the binding that the sources use (`entry.find_binding`). Ignored for other
     languages."""
     compile_options: CompileOptions | None = None
-    """For cpp and cuda."""
+    """For compiled languages."""
 
     @field_validator("entry_point")
     @classmethod

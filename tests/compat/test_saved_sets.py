@@ -54,10 +54,15 @@ def test_an_op_type_that_is_left_out_is_the_folders(tmp_path, folder, op_type):
         (["cudnn_frontend"], "main.py", "python", ["cudnn"]),
         (["cuda_cpp", "cutlass"], "main.cu", "cuda", ["cutlass"]),
         (["cuda_cpp", "cudnn", "cublas"], "main.cpp", "cuda", ["cudnn", "cublas"]),
+        *((name, "main.py", name, []) for name in ("cutedsl", "cutile")),
+        ("cute_dsl", "main.py", "python", ["cute-dsl"]),
+        ("cutlass", "main.cu", "cutlass", []),
+        ("cutlass", "main.py", "python", ["cutlass"]),
     ],
 )
 def test_languages_choose_a_builder_and_name_what_they_need(tmp_path, languages, path, language, dependencies):
-    spec = {"languages": languages, "target_hardware": ["LOCAL"], "entry_point": f"{path}::run"}
+    key = "languages" if isinstance(languages, list) else "language"
+    spec = {key: languages, "target_hardware": ["LOCAL"], "entry_point": f"{path}::run"}
     spec["compile_options"] = {"cuda_cflags": ["-O3"], "cflags": None} if language == "cuda" else None
     solution = {"name": "s", "definition": "double", "author": "a", "spec": spec, "sources": [{"path": path}]}
     files = {"solutions/a/test/double/s.json": solution, f"solutions/a/test/double/{path}": "text"}

@@ -1,5 +1,7 @@
 """Pure parts: words of compilers, dependencies, languages, and missing requirements of a machine."""
 
+from dataclasses import replace
+
 import pytest
 
 from flashinfer_bench.compile import Toolchain, find_unavailable_languages, requirements
@@ -129,6 +131,25 @@ def test_a_missing_compiler_or_package_has_a_reason_and_a_remedy(monkeypatch):
         assert words in reasons[language]
     monkeypatch.setattr(requirements, "is_installed", lambda package: True)
     assert find_unavailable_languages(NOTHING)["triton"] is None
+
+
+def test_languages_of_flashinfer_name_their_package_headers_or_compiler(tmp_path, monkeypatch):
+    monkeypatch.setattr(requirements, "find_package", lambda name: None)
+    monkeypatch.setattr(requirements, "installed_version", lambda name: None)
+    monkeypatch.delenv("CUTLASS_PATH", raising=False)
+    reasons = find_unavailable_languages(NOTHING)
+    expected = {"cutedsl": "'nvidia-cutlass-dsl'", "cutile": "'cuda-tile'", "cutlass": "set CUTLASS_PATH"}
+    assert [words in reasons[language] for language, words in expected.items()] == [True] * 3
+    monkeypatch.setattr(requirements, "installed_version", lambda name: "1.0")
+    monkeypatch.setattr(requirements, "is_installed", lambda package: True)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    reasons = find_unavailable_languages(NOTHING)
+    assert (reasons["cutedsl"], "there is no tileiras" in reasons["cutile"]) == (None, True)
+    compiler = tmp_path / "bin" / "tileiras"
+    compiler.parent.mkdir()
+    compiler.touch(mode=0o755)
+    toolchain = replace(NOTHING, nvidia_packages=(tmp_path,))
+    assert find_unavailable_languages(toolchain)["cutile"] is None
 
 
 USE = """

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # sessions start sooner without the models
     from flashinfer_bench.data.solution import Solution
 
 MODULES: Final = re.compile(r"^[ \t]*(?:from|import)[ \t]+flashinfer\b|\bcpp_extension\b", re.MULTILINE)
-OTHERS: Final = re.compile(r"\b(?:torch\.compile|tvm|tvm_ffi)\b")
+OTHERS: Final = re.compile(r"\b(?:torch\.compile|tvm|tvm_ffi|helion|cuda\.tile|cutlass\.cute)\b")
 
 
 class FirstCall(Enum):
@@ -36,10 +36,10 @@ class FirstCall(Enum):
 
 def classify_first_call(language: str, texts: Iterable[str]) -> FirstCall:
     """Return what a solution's first call compiles."""
-    if SupportedLanguages(language).record.is_compiled:
+    record, texts = SupportedLanguages(language).record, list(texts)
+    if record.is_compiled:
         return FirstCall.NOTHING
-    texts = list(texts)
-    if any(OTHERS.search(text) for text in texts):
+    if record.needs_gpu or any(OTHERS.search(text) for text in texts):
         return FirstCall.OTHERS
     if any(MODULES.search(text) for text in texts):
         return FirstCall.MODULES

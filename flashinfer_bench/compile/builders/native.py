@@ -239,7 +239,8 @@ def make_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -
     Raises:
         BuildFailure: the solution requests something impossible or forbidden.
     """
-    cxx, cuda = toolchain.cxx, toolchain.cuda if solution.spec.language.record.requires_cuda else None
+    record = solution.spec.language.record
+    cxx, cuda = toolchain.cxx, toolchain.cuda if record.requires_cuda else None
     assert cxx is not None  # checked by `why_not_buildable`
     sources = {source.path: source.content.encode() for source in solution.sources}
     units = choose_units(list(sources), is_cuda=cuda is not None)
@@ -248,7 +249,8 @@ def make_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -
         raise BuildFailure(f"the entry point names {symbol!r}, which is no name of an exported function")
     result = find_binding(solution)
     binding, packages = read_binding(result.binding, toolchain), toolchain.nvidia_packages if cuda else ()
-    libraries = cutlass_includes() if wants_cutlass(solution.spec.dependencies) else []
+    dependencies = [*record.dependencies, *solution.spec.dependencies]
+    libraries = cutlass_includes() if wants_cutlass(dependencies) else []
     readable = [*binding.includes, binding.files.home, *cxx.files()]
     if cuda is not None:
         libraries += toolkit_includes(cuda, packages)

@@ -63,7 +63,9 @@ OTHER_LANGUAGES: Final[Mapping[str, str]] = {
     "cudnn": "cudnn",
     "cublas": "cublas",
 }
-"""Language of another engine → its required package. If the package is missing, the solution is skipped."""
+"""Language of another engine → its required package. If the package is missing, the solution is skipped.
+
+A single language that is also ours is kept; in a list, it only adds its package."""
 _NAMESPACE: Final = uuid.UUID("6f1a3f0e-52a5-5b0e-9a55-3a7c1f0a9d11")
 """The namespace of uuids for workloads without a uuid. Equal workloads get equal uuids."""
 
@@ -181,8 +183,8 @@ def _upgrade_spec(raw: Raw, texts: Mapping[str, str], warnings: Warnings) -> Raw
     names = [str(name).lower() for name in (given if isinstance(given, list) else [given])]
     if isinstance(given, str):
         spec["language"] = names[0]
-    if isinstance(given, list) or names[0] in OTHER_LANGUAGES:
-        suffix = PurePosixPath(spec["entry_point"].partition("::")[0]).suffix
+    suffix = PurePosixPath(spec["entry_point"].partition("::")[0]).suffix
+    if isinstance(given, list) or (names[0] in OTHER_LANGUAGES and not _is_ours(names[0], suffix)):
         chosen = _choose_language(suffix, names)
         if chosen is not None:
             spec["language"] = chosen.value
@@ -196,7 +198,7 @@ def _upgrade_spec(raw: Raw, texts: Mapping[str, str], warnings: Warnings) -> Raw
     is_compiled = spec.get("language") in [one.value for one in SupportedLanguages if one.record.is_compiled]
     unused = [key for key in ("binding", "compile_options") if spec.get(key) and not is_compiled]
     if unused:
-        warnings.append(("spec", f"kept without effect, since only cpp and cuda have it: {', '.join(unused)}"))
+        warnings.append(("spec", f"kept without effect, since only cpp, cuda and cutlass have it: {', '.join(unused)}"))
     if isinstance(hardware := spec.get("target_hardware"), str):
         spec["target_hardware"] = [hardware]
     return spec
@@ -220,11 +222,18 @@ def _defines(path: str, text: str, function: str) -> bool:
         return False
 
 
+def _is_ours(name: str, suffix: str) -> bool:
+    """Return whether a language is ours, and its entry point has such a suffix."""
+    is_compiled = [one.record.is_compiled for one in SupportedLanguages if one.value == name]
+    return is_compiled == [suffix != ".py"]
+
+
 def _choose_language(suffix: str, names: list[str]) -> SupportedLanguages | None:
     """Return the single language for a solution that lists several. The suffix of the entry point's file decides first,
     then the names."""
     if suffix == ".py":
-        by_package = (one for one in SupportedLanguages if one.record.package and one.value in names)
+        own = [name for name in names if name not in OTHER_LANGUAGES]
+        by_package = (one for one in SupportedLanguages if one.record.package and one.value in own)
         return next(by_package, SupportedLanguages.PYTHON)
     if suffix not in (".cu", ".cuh", ".cpp", ".cc", ".cxx", ".c", ".h", ".hpp"):
         return None

@@ -38,6 +38,8 @@ LEAST_NAME: Final = 4
 """Minimum length of a definition's name that is searched for within a file's name, in characters."""
 SHOWN: Final = 8
 FUNCTION_IN_C: Final = re.compile(r"\w\s*\(([^(){};]+)\)\s*\{")
+INCLUDED: Final = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"](\w+)/', re.MULTILINE)
+"""An include of a header in a folder."""
 LAST_WORD: Final = re.compile(r"(\w+)\s*(?:=[^,]*)?(?:,|$)")
 
 Signatures = set[tuple[str, ...]]
@@ -168,11 +170,14 @@ def _choose_language(path: Path, sources: Mapping[str, str], given: str | None) 
 
 
 def find_language(sources: Mapping[str, str]) -> SupportedLanguages | None:
-    """Return the language of sources, by suffixes and imports; None if no file shows it."""
+    """Return the language of sources, by suffixes, imports and headers; None if no file shows it."""
     suffixes = set(map(_suffix, sources))
     found = [one for one in SupportedLanguages if suffixes.intersection(one.record.suffixes)]
     if SupportedLanguages.PYTHON not in found:
-        return found[-1] if found else None  # sources in CUDA and C++ together are a CUDA solution
+        own = {path.partition("/")[0] for path in sources}
+        included = {folder for text in sources.values() for folder in INCLUDED.findall(text)} - own
+        by_header = [one for one in found if included.intersection(one.record.headers)]
+        return next(reversed(by_header or found), None)  # sources in CUDA and C++ together are a CUDA solution
     packages = {package for path, text in sources.items() if _is_python(path) for package in _read(text).packages}
     return next((one for one in SupportedLanguages if one.record.package in packages), SupportedLanguages.PYTHON)
 

@@ -14,6 +14,9 @@ SUFFIXES: Final = {
     SupportedLanguages.TRITON: ".py",
     SupportedLanguages.CPP: ".cpp",
     SupportedLanguages.CUDA: ".cu",
+    SupportedLanguages.CUTLASS: ".cu",
+    SupportedLanguages.CUTEDSL: ".py",
+    SupportedLanguages.CUTILE: ".py",
 }
 """Language → the file suffix of its skeleton. Other languages have no skeleton."""
 SKELETON_ROWS: Final = (16, 512)
@@ -37,6 +40,65 @@ def run({parameters}):
         elements = output.numel()
         if elements:
             fill_kernel[(triton.cdiv(elements, 1024),)](output, elements, BLOCK=1024)
+
+
+{reference}"""
+CUTEDSL: Final = """\
+import cuda.bindings.driver as driver
+import cutlass
+import cutlass.cute as cute
+import torch
+from cutlass.cute.runtime import from_dlpack
+
+compiled = None
+
+
+@cute.kernel
+def fill_kernel(output: cute.Tensor):
+    # This writes zeros. Replace it by the definition's computation, which is below in PyTorch.
+    thread, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    at = block * 256 + thread
+    if at < cute.size(output):
+        output[at] = cutlass.Uint8(0)
+
+
+@cute.jit
+def fill(output: cute.Tensor, stream: driver.CUstream):
+    fill_kernel(output).launch(grid=[cute.ceil_div(cute.size(output), 256), 1, 1], block=[256, 1, 1], stream=stream)
+
+
+def run({parameters}):
+    # The outputs come last and are filled in place. A function with only the inputs may return them instead.
+    global compiled
+    # Launch on the current stream, since only this stream is timed.
+    stream = driver.CUstream(torch.cuda.current_stream().cuda_stream)
+    for output in ({outputs},):
+        if output.numel():
+            data = from_dlpack(output.reshape(-1).view(torch.uint8)).mark_layout_dynamic()
+            compiled = compiled or cute.compile(fill, data, stream)
+            compiled(data, stream)
+
+
+{reference}"""
+CUTILE: Final = """\
+import cuda.tile as ct
+import torch
+
+
+@ct.kernel
+def fill_kernel(output):
+    # This writes zeros. Replace it by the definition's computation, which is below in PyTorch.
+    ct.store(output, index=(ct.bid(0),), tile=ct.zeros((1024,), ct.uint8))
+
+
+def run({parameters}):
+    # The outputs come last and are filled in place. A function with only the inputs may return them instead.
+    for output in ({outputs},):
+        if output.numel():
+            data = output.reshape(-1).view(torch.uint8)
+            # Launch on the current stream, since only this stream is timed.
+            ct.launch(torch.cuda.current_stream(), (ct.cdiv(data.numel(), 1024),), fill_kernel, (data,))
 
 
 {reference}"""
@@ -93,6 +155,16 @@ void run({parameters}) {{
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run);
 
 {reference}"""
+CUTLASS: Final = CUDA.replace("<cuda_runtime.h>\n", "<cuda_runtime.h>\n#include <cutlass/cutlass.h>\n")
+TEMPLATES: Final = {
+    SupportedLanguages.TRITON: TRITON,
+    SupportedLanguages.CPP: CPP,
+    SupportedLanguages.CUDA: CUDA,
+    SupportedLanguages.CUTLASS: CUTLASS,
+    SupportedLanguages.CUTEDSL: CUTEDSL,
+    SupportedLanguages.CUTILE: CUTILE,
+}
+"""Language → its template. The Python version is the reference."""
 BY_NAME: Final = """
 
 _reference = run
@@ -136,11 +208,11 @@ def make_solution_text(definition: Definition, language: SupportedLanguages) -> 
     inputs, outputs = definition.inputs, definition.outputs
     reference = ["The reference:", *definition.reference.splitlines()]
     commented = "".join(f"{comment} {line}".rstrip() + "\n" for line in reference).replace("\\\n", "\\ \n")
-    if language is SupportedLanguages.TRITON:
+    template = TEMPLATES[language]
+    if not language.record.is_compiled:
         names = {"parameters": ", ".join([*inputs, *outputs]), "outputs": ", ".join(outputs)}
-        return f"{text}\n{TRITON.format(**names, reference=commented)}"
+        return f"{text}\n{template.format(**names, reference=commented)}"
     parameters = [f"{_c_type(spec)} {name}" for name, spec in (*inputs.items(), *outputs.items())]
-    template = CUDA if language is SupportedLanguages.CUDA else CPP
     fills = "\n".join(f"  fill({name});" for name in outputs)
     return text + template.format(parameters=", ".join(parameters), fills=fills, reference=commented)
 

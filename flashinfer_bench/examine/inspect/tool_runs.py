@@ -166,7 +166,7 @@ def run_tool(
 
 def with_line_info(solution: Solution) -> Solution:
     """Return a CUDA solution that is built with line numbers; return any other solution unchanged."""
-    if solution.spec.language.value != "cuda":
+    if not solution.spec.language.record.requires_cuda:
         return solution
     options = solution.spec.compile_options or CompileOptions()
     flags = [*(flag for flag in options.cuda_cflags if flag != LINE_INFO), LINE_INFO]

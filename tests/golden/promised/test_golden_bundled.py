@@ -200,7 +200,7 @@ def test_list_tells_definitions_solutions_and_workloads(here, root, done):
     assert len(definitions) == 16
     rmsnorm = definitions["rmsnorm_h4096"]
     assert_has(rmsnorm, "name op_type workloads solutions traces")
-    assert (rmsnorm["op_type"], rmsnorm["workloads"], len(rmsnorm["solutions"])) == ("rmsnorm", 4, 6)
+    assert (rmsnorm["op_type"], rmsnorm["workloads"], len(rmsnorm["solutions"])) == ("rmsnorm", 4, 11)
     solutions = here("list", "--local", root, "--definitions", "rmsnorm_h4096", "--solutions", "--format", "json").json
     assert {
         "name": "cpp_rmsnorm_h4096",
@@ -224,7 +224,7 @@ def test_validate_finds_nothing(here, root, done, traces):
     assert_has(document.json, "roots checks definitions solutions workloads traces issues coverage")
     assert document.json["issues"] == []
     counts = {key: document.json[key] for key in ("definitions", "solutions", "workloads", "traces")}
-    assert counts == {"definitions": 16, "solutions": 64, "workloads": 48, "traces": len(traces)}
+    assert counts == {"definitions": 16, "solutions": 69, "workloads": 48, "traces": len(traces)}
     assert document.json["checks"] == ["layout", "definition", "workload", "solution", "trace"]
     assert "0 errors, 0 warnings" in here("validate", root).text
 
