@@ -180,6 +180,14 @@ def test_solutions_that_cannot_run_here_are_skipped_with_the_reason(
     assert bool(interpreted) is (on_cpu is None or "interpret" in on_cpu)
 
 
+def test_gluon_is_skipped_without_a_gpu_even_with_the_interpreter(plan, trace_set):
+    source = "from triton.experimental import gluon\n"
+    trace_set.solutions["gemm_b"] = [solve("gluon", "gemm_b", language="triton", source=source)]
+    made = plan(definitions=["gemm_b"], interpret=True)
+    assert [skip.reason for skip in made.skips] == ["a gluon solution needs an NVIDIA GPU; the device here is EPYC"]
+    assert len(plan(GPU, definitions=["gemm_b"]).jobs) == 2
+
+
 def test_each_job_has_the_settings_of_its_definition_and_a_quick_look_is_marked(plan):
     found = {job.config.rtol for job in plan(rtol=0.1, op_type_config={"dsa-paged": EvalConfig(rtol=0.2)}).jobs}
     assert found == {0.1, 0.2}

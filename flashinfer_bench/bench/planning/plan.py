@@ -49,6 +49,8 @@ CPU_WORDS: Final = frozenset({"cpu", "cpus", "x86", "amd64", "arm64", "aarch64",
 GPU_WORDS: Final = frozenset(
     {"gpu", "gpus", "cuda", "nvidia", "rtx", "sm", "ampere", "ada", "hopper", "blackwell", "rubin"}
 )
+GLUON: Final = re.compile(r"^[ \t]*(?:from|import)[ \t]+triton\.experimental\b", re.MULTILINE)
+"""Imports of Gluon, which Triton's interpreter cannot run."""
 INTERPRET_HINT: Final = " (--interpret runs it in Triton's interpreter, whose times say nothing)"
 GPU_MODEL: Final = re.compile(r"(?:[abhlvt]|gb|gh|rtx|sm|mi)\d{2,4}[a-z]{0,2}")
 """Names of GPUs, for example H100, GB200, L40S, RTX5090, sm90 or MI300X."""
@@ -316,8 +318,10 @@ def why_not_here(solution: Solution, machine: Machine, *, interpret: bool = Fals
     reason = machine.languages[language.value]
     if reason is not None:
         return f"language {language.value} is not available here: {reason}"
-    if machine.kind == "cpu" and language.record.needs_gpu:
-        return f"a {language.value} solution needs an NVIDIA GPU; the device here is {machine.hardware}"
+    is_gluon = any(GLUON.search(source.content) for source in solution.sources)
+    if machine.kind == "cpu" and (language.record.needs_gpu or is_gluon):
+        name = "gluon" if is_gluon else language.value
+        return f"a {name} solution needs an NVIDIA GPU; the device here is {machine.hardware}"
     kinds = _read_target_kinds(solution.spec.target_hardware)
     if kinds and machine.kind not in kinds:
         is_interpretable = machine.kind == "cpu" and language is SupportedLanguages.TRITON
