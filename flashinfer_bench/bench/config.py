@@ -29,7 +29,6 @@ from flashinfer_bench.bench.config_file import (
     as_validation_error,
     describe_problems,
     list_problems,
-    read_config_file,
 )
 from flashinfer_bench.bench.config_sources import (
     DEFAULT_ORIGIN,
@@ -54,6 +53,7 @@ from flashinfer_bench.bench.config_sources import (
     nest,
 )
 from flashinfer_bench.bench.tolerances import find_tolerances
+from flashinfer_bench.data.store.yaml_file import read_yaml_file
 
 if TYPE_CHECKING:
     from flashinfer_bench.data import TraceSet
@@ -314,7 +314,7 @@ class BenchmarkConfig(EvalSettings):
 
     @classmethod
     def _read_file(cls, path: Path, owner: Literal["bundled", "user"], overrides: Mapping[str, Any]) -> BenchmarkConfig:
-        file = read_config_file(path)
+        file = read_yaml_file(path)
         try:
             below, problems = cls.model_validate(file.values)._as_levels(path.name, owner), list[InitErrorDetails]()
         except ValidationError as error:

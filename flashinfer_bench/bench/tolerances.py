@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
-from flashinfer_bench.bench.config_file import as_validation_error, describe_problems, list_problems, read_config_file
+from flashinfer_bench.bench.config_file import as_validation_error, describe_problems, list_problems
 from flashinfer_bench.bench.config_sources import Extra, Ratio, StrictModel, Tolerance, drop_unsaid
 from flashinfer_bench.bench.evaluator_record import MAX_ABSOLUTE_ERROR, SUMMED_TOLERANCE
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
+from flashinfer_bench.data.store.yaml_file import read_yaml_file
 from flashinfer_bench.data.workload import Workload
 from flashinfer_bench.errors import ConfigError
 
@@ -129,7 +130,7 @@ def read_tolerances(root: Path) -> Sections:
     file = root / TOLERANCES_FILE
     if not os.path.lexists(file):
         return {}
-    result = read_config_file(file)
+    result = read_yaml_file(file)
     try:
         sections = _SECTIONS.validate_python(result.values)
     except ValidationError as error:

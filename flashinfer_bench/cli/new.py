@@ -14,7 +14,7 @@ from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.cli.args import Output, find_output, open_trace_set, refuse_unknown
 from flashinfer_bench.cli.axes import AXIS_HELP
 from flashinfer_bench.cli.output import write_err
-from flashinfer_bench.cli.parser import EXIT_CODES, PROGRAM, Parser, add_flags, add_format, add_local
+from flashinfer_bench.cli.parser import EXIT_CODES, PROGRAM, Parser, add_flags, add_format, add_local, number
 from flashinfer_bench.cli.tables import write_result
 from flashinfer_bench.data import Definition, LoadIssue, TraceSet
 from flashinfer_bench.data.annotations import make_parts
@@ -74,7 +74,7 @@ def declare_new(parser: Parser) -> None:
         description="Append a workload to the set: a size for each var axis, and a source for inputs that are not "
         "random. Files\nare copied into the set. An axis of a stored input needs no size. Several sizes make several "
         f"workloads.\n{EXIT_CODES}",
-        usage="%(prog)s DEFINITION --local SET [--axis NAME=SIZES] [--input NAME=SOURCE]",
+        usage="%(prog)s DEFINITION --local SET [--axis NAME=SIZES] [--input NAME=SOURCE] [--weight W]",
         example="new workload rmsnorm_h4096 --local flashinfer-trace --axis batch_size=64",
         execute=execute_workload,
     )
@@ -84,6 +84,8 @@ def declare_new(parser: Parser) -> None:
     workload.add_argument("--axis", metavar="NAME=SIZES", help=AXIS_HELP, **repeated)
     text = "source of an input: FILE.safetensors[:KEY], a number, random or custom; may be repeated"
     workload.add_argument("--input", metavar="NAME=SOURCE", help=text, **repeated)
+    text = "weight in means over workloads, such as a share of the time in production (default: 1)"
+    workload.add_argument("--weight", type=number, metavar="W", help=text)
     add_format(workload)
 
 

@@ -9,6 +9,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from pydantic import TypeAdapter, ValidationError
+
 from flashinfer_bench.cli.args import find_output, open_trace_set, refuse_unknown
 from flashinfer_bench.cli.axes import read_sizes
 from flashinfer_bench.data import Definition, Trace, Workload
@@ -17,6 +19,7 @@ from flashinfer_bench.data.generated import make_workloads
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store.jsonl import append_lines
 from flashinfer_bench.data.store.layout import blob_path, workloads_path
+from flashinfer_bench.data.workload import Weight
 from flashinfer_bench.errors import DataSetError, UsageError
 
 FORMS: Final = "write NAME=FILE.safetensors[:KEY], NAME=NUMBER, NAME=random or NAME=custom"
@@ -50,6 +53,12 @@ def add_workloads(args: Namespace) -> tuple[list[str], list[str]]:
     }
     sizes = _sizes_of_files(definition, stored) | read_sizes(args.axis)
     made = make_workloads(definition, sizes, plain | files)
+    if args.weight is not None:
+        try:
+            weight = TypeAdapter(Weight).validate_python(args.weight)
+        except ValidationError as error:
+            raise UsageError(f"--weight {args.weight:g}: {error.errors()[0]['msg']}") from None
+        made = [one.model_copy(update={"weight": weight}) for one in made]
     for workload in made:
         shapes = dict(zip(definition.inputs, definition.get_input_shapes(workload.axes), strict=True))
         for name, one in stored.items():

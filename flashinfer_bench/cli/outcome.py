@@ -167,12 +167,14 @@ class RunOutcome:
         has_faults = (self.left or self.is_broken) and not (allow_broken and self.is_broken)
         return FAILED if has_faults or (require_passed and not self.have_all_passed) else RAN
 
-    def expected(self) -> dict[PairKey, list[str]]:
-        """Return the workloads that each solution should have a verdict on."""
-        uuids = defaultdict(list)
-        for definition, solution, uuid in (*map(names_of_job, self.plan.jobs), *map(names_of, self.resumed)):
-            uuids[definition, solution or ""].append(uuid)
-        return uuids
+    def expected(self) -> dict[PairKey, dict[str, float]]:
+        """Return the workloads that each solution should have a verdict on, with their weights."""
+        found: defaultdict[PairKey, dict[str, float]] = defaultdict(dict)
+        for job in self.plan.jobs:
+            found[job.definition.name, job.solution.name][job.workload.uuid] = job.workload.weight
+        for trace in self.resumed:
+            found[trace.definition, trace.solution or ""][trace.workload.uuid] = trace.workload.weight
+        return found
 
     def names(self) -> Names:
         """Return the names of the workloads of the run's jobs and traces."""
@@ -260,10 +262,8 @@ def describe_compiled(traces: Iterable[Trace]) -> list[str]:
     timed = [item for item in list_results(None, traces) if item.is_passed and item.reported.baseline_compile.mode]
     if not timed:
         return []
-    known, records = (
-        mean_ratio(item.compile_speedup for item in timed),
-        [item.reported.baseline_compile for item in timed],
-    )
+    known = mean_ratio((item.compile_speedup, item.weight) for item in timed)
+    records = [item.reported.baseline_compile for item in timed]
     reasons = Counter(record.reason for record in records if record.reason)
     parts = [f"{number} without a time: {reason}" for reason, number in reasons.items()]
     if known is not None:

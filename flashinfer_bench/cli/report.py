@@ -54,9 +54,11 @@ from flashinfer_bench.cli.verdicts import (
     standing_mark,
     standing_notes,
     summary_cells,
+    weight_notes,
 )
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.results import Result, list_results, parse_time
+from flashinfer_bench.data.sets.weights import weights_of
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
 from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
 from flashinfer_bench.errors import ConfigError, DataSetError, Fault, UsageError
@@ -125,6 +127,7 @@ GROUPS: Final[Cells] = {
     **FIGURES,
 }
 WINNERS: Final[Cells] = {"#Best on": "{workloads}/{of}", "#Speed-up": "{speedup:x}"}
+WEIGHT_SHARES: Final[Cells] = {"#Of weight": "{weight_share:%}"}
 HISTORY: Final[Cells] = {
     "": lambda row: CHANGE_MARK if row.decision in (FASTER, SLOWER) else "",
     "Since (UTC)": lambda row: _format_time(row.begin),
@@ -312,7 +315,8 @@ def execute_best(args: Namespace) -> int:
         raise UsageError(f"--by {groups[0]}: no other word goes with it")
     if groups:
         winners = count_winners(best_by_workload(traces, trace_set=trace_set), groups[0])
-        return _show_table(args, {**_of_group(groups[0]), **WINNERS}, winners, [])
+        shares = WEIGHT_SHARES if any(row.weighted for row in winners) else {}
+        return _show_table(args, {**_of_group(groups[0]), **WINNERS, **shares}, winners, [])
     nothing, names = NONE_PASSED if traces else NO_TRACES, _name_workloads(args, trace_set, traces)
     if "definition" in args.by:
         solutions = best_by_definition(traces, "latency" if "latency" in args.by else "speedup", trace_set)
@@ -345,6 +349,7 @@ def execute_table(args: Namespace) -> int:
     traces = choose_traces(trace_set, args)
     rows = by_workload(traces, trace_set)
     cells, lines = make_grid(rows, _name_workloads(args, trace_set, traces))
+    scores: dict[tuple[str, str], SummaryRow] = {}
     if "Solution" in cells:
         scores = {(row.solution, row.hardware): row for row in _summarise(trace_set, traces)}
         cells = {**cells, SOL: lambda line: fill_cell(SOL_CELL, scores[line.name, line.hardware])}
@@ -352,7 +357,8 @@ def execute_table(args: Namespace) -> int:
     rows = [row for line in lines for row in line.rows.values()]
 
     def render(rows: Sequence[WorkloadRow], pick: Callable[[Cells], Cells]) -> str:
-        return render_times(rows, pick(cells), lines)
+        shown = pick(cells)
+        return join_sections(render_times(rows, shown, lines), weight_notes(scores.values() if SOL in shown else ()))
 
     return _show(args, rows, render, NO_TRACES)
 
@@ -408,8 +414,8 @@ def _open_against(args: Namespace) -> tuple[TraceSet, str]:
 
 def _summarise(trace_set: TraceSet, traces: Sequence[AnyTrace]) -> list[SummaryRow]:
     pairs = {(trace.definition, trace.solution or "") for trace in traces if trace.evaluation is not None}
-    uuids = {name: [trace.workload.uuid for trace in trace_set.workloads.get(name, [])] for name, _ in pairs}
-    return summarise(traces, {pair: uuids[pair[0]] for pair in pairs}, trace_set)
+    weights = {name: weights_of(trace_set.workloads.get(name, [])) for name, _ in pairs}
+    return summarise(traces, {pair: weights[pair[0]] for pair in pairs}, trace_set)
 
 
 def _name_workloads(args: Namespace, trace_set: TraceSet, traces: Iterable[AnyTrace]) -> Names:
@@ -433,7 +439,7 @@ def _format_time(text: str) -> str:
 def _show_table(args: Namespace, cells: Cells, rows: Sequence[Any], notes: Sequence[str]) -> int:
     def render(rows: Sequence[Any], pick: Callable[[Cells], Cells]) -> str:
         shown = pick(cells)
-        below = [*notes, *sol_notes(rows, shown)]
+        below = [*notes, *weight_notes(rows), *sol_notes(rows, shown)]
         return lay_out(shown, rows, spared=() if args.columns else SPARED, notes=below)
 
     return _show(args, choose_rows(args, cells, rows), render, NONE_RANKED, p=FAST_P)

@@ -31,6 +31,7 @@ from flashinfer_bench.cli.verdicts import make_grid, name_jobs, render_grid, ren
 from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload
 from flashinfer_bench.data.definition import AxisSpec
 from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.data.sets.weights import weights_of
 from flashinfer_bench.data.store.trace_lines import kept_of
 from flashinfer_bench.data.workload import InputSpec, SafetensorsInput, ScalarInput, find_named
 from flashinfer_bench.errors import DataSetError, UsageError
@@ -142,10 +143,12 @@ def _view_definition(trace_set: TraceSet, definition: Definition) -> View:
     name, lines = definition.name, trace_set.workloads.get(definition.name, [])
     traces = list(kept_of(trace_set.traces.get(name, [])))
     rows, names = by_workload(traces, trace_set), name_jobs([*lines, *traces])
-    expected = [line.workload.uuid for line in lines]
+    expected = weights_of(lines)
     wanted = {(name, one.name): expected for one in trace_set.solutions.get(name, [])}
     solutions = summarise(traces, wanted, trace_set)
     settings = _find_tolerance(trace_set, definition)
+    weighted = [one.workload for one in lines if one.workload.weight != 1]
+    weights = some([f"{names[name, one.uuid]}: {one.weight:g}" for one in weighted], SHOWN_NAMES)
     called = some(list(name_jobs(lines, uuids=True).values()), SHOWN_NAMES)
     next_words = ["report", "table", name] if rows else ["run", "--definitions", name]
     problem = definition.not_runnable_reason
@@ -161,6 +164,7 @@ def _view_definition(trace_set: TraceSet, definition: Definition) -> View:
         join_sections(
             [f"{name}: definition of op type {definition.op_type}", *_if_any("{}", definition.description)],
             _if_any("it cannot be run: {}", problem),
+            _if_any("weights: {}", weights),
             lay_out(AXES, [_describe_axis(name, axis, lines) for name, axis in definition.axes.items()], spared=()),
             lay_out(TENSORS, _list_tensors(definition), spared=()),
             [f"constraint: {one}" for one in definition.constraints],
@@ -219,6 +223,7 @@ def _view_workload(trace_set: TraceSet, definition: Definition, workload: Worklo
         document | {"verdicts": list(map(asdict, rows))},
         join_sections(
             [f"{names[name, uuid]}: workload {uuid} of {name}"],
+            [f"weight: {workload.weight:g}"] if workload.weight != 1 else [],
             lay_out(AXES, axes, spared=()),
             lay_out(TENSORS, _list_tensors(definition, workload), spared=()),
             _render_settings(settings),

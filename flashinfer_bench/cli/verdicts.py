@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from flashinfer_bench.bench.planning.plan import Job
 
 SUMMARY_NOTE: Final = "latency: median over the passed workloads; speed-up over {}: geometric mean"
+WEIGHT_NOTE: Final = "means are weighted by workload weights; medians and counts are not"
 SOL_CELL: Final = "{sol_score}"
 SOL_NOTE: Final = "SOL score: 0.5 at the baseline, 1 at the floor, 0 for a failure; arithmetic mean; baseline, peak: {}"
 TIMING_MARK: Final = "*"
@@ -166,7 +167,7 @@ def render_summary(
             failures.append(f"    {group.status} on {where}: {'' if group.is_exact else 'for example, '}{reason}")
     note = [SUMMARY_NOTE.format(against)] if any(row.latency_ms is not None for row in rows) else []
     cells = pick(summary_cells(rows))
-    notes = [*note, *sol_notes(rows, cells), *_notes(rows)]
+    notes = [*note, *weight_notes(rows), *sol_notes(rows, cells), *_notes(rows)]
     return join_sections(_head(rows), _render(rows, cells), failures[1:] and failures, notes)
 
 
@@ -243,6 +244,11 @@ def standing_mark(standing: str) -> str:
 def standing_notes(rows: Iterable[Any]) -> list[str]:
     """Return the footnote of `standing_mark`, if a row has the mark."""
     return [STANDING_NOTE] if any(standing_mark(row.standing) for row in rows) else []
+
+
+def weight_notes(rows: Iterable[Any]) -> list[str]:
+    """Return a note if means are weighted."""
+    return [WEIGHT_NOTE] if any(row.weighted for row in rows) else []
 
 
 def sol_notes(rows: Sequence[Any], cells: Cells) -> list[str]:

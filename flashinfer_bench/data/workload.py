@@ -71,6 +71,8 @@ InputSpec = RandomInput | ScalarInput | SafetensorsInput | CustomInput | Generat
 Amount = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 """A finite number that is not negative."""
 
+Weight = Annotated[float, Field(strict=True, gt=0, le=1e15)]
+"""The weight of a workload in a mean. The limit keeps sums finite."""
 MIN_PREFIX = 4
 """Minimum length of a uuid's prefix that can stand for the uuid, in characters."""
 T = TypeVar("T")
@@ -121,6 +123,8 @@ class Workload(DataModel):
     """The cost that the roofline uses instead of an estimate. It does not affect a verdict."""
     tolerance: WorkloadTolerance | None = None
     """Applies only if the workload is in the set of its definition."""
+    weight: Weight = 1.0
+    """Weight in means over workloads, for example its share of the time in production. It does not affect a verdict."""
 
     @property
     def has_custom_inputs(self) -> bool:

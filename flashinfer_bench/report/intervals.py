@@ -14,6 +14,7 @@ from typing import Final
 from flashinfer_bench.data.evaluation import as_time
 from flashinfer_bench.data.measurement import Measurement, read_measurement
 from flashinfer_bench.data.sets.results import UNMEASURED, Result
+from flashinfer_bench.data.sets.weights import weighted_mean
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation
 from flashinfer_bench.report.decision import join_halves, log_half_of
 from flashinfer_bench.timing.between_workers import default_spread, widened_interval
@@ -77,20 +78,24 @@ def speedup_half_of(result: Result) -> float | None:
     return join_halves([half_of(result), _half(result.reference_ms, reference)])
 
 
-def mean_of(ratios: Sequence[float], log_halves: Sequence[float | None]) -> MeanRatio | None:
+def mean_of(
+    ratios: Sequence[float], log_halves: Sequence[float | None], weights: Sequence[float] = ()
+) -> MeanRatio | None:
     """Return the geometric mean of ratios above 0 with its interval; None if there is no ratio.
 
     Args:
         ratios: the ratios to average.
         log_halves: half the interval of each ratio, as a logarithm; empty for a mean without an interval.
+        weights: the weight of each ratio; empty for equal weights.
     """
     if not ratios:
         return None
-    centre = math.fsum(map(math.log, ratios)) / len(ratios)
-    half = join_halves(log_halves)
+    weights = weights or [1.0] * len(ratios)
+    centre = weighted_mean(list(zip(map(math.log, ratios), weights, strict=True)))
+    half = join_halves([one and one * weight for one, weight in zip(log_halves, weights, strict=False)])
     if half is None:
         return MeanRatio(math.exp(centre), None, None)
-    reach = half / len(ratios)
+    reach = half / math.fsum(weights)
     return MeanRatio(math.exp(centre), math.exp(centre - reach), math.exp(min(centre + reach, LARGEST_LOG)))
 
 

@@ -8,16 +8,16 @@ these count as the fastest. First place needs a confirmed latency if any author 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from operator import attrgetter
-from statistics import fmean, geometric_mean
+from statistics import fmean
 from typing import Any, Final, Literal
 
 from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed
 from flashinfer_bench.data.sets.results import Result, group, lowest_of, with_sol_scores
 from flashinfer_bench.data.sets.scores import score_of
+from flashinfer_bench.data.sets.weights import differ, weighted_geometric_mean, weighted_mean
 from flashinfer_bench.errors import UsageError
 from flashinfer_bench.report.intervals import MeanRatio, mean_of, speedup_half_of
 from flashinfer_bench.report.summary import BestRow, basis_of
@@ -28,6 +28,8 @@ FAST_P: Final = (0.0, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
 """The values of p. fast_p is the share of workloads that were passed with a ratio above p."""
 _Times = Mapping[tuple[str, str, str], float]
 """Latencies by definition, workload and hardware."""
+_Weights = Mapping[str, Mapping[str, float]]
+"""Sum of the weights of workloads, by hardware and definition."""
 _Baseline = _Times | None
 """The latencies of the baseline; None for the latencies of the reference."""
 _key = attrgetter("definition", "workload", "hardware")
@@ -45,6 +47,8 @@ class Figures:
     """For each p of `FAST_P`: share of the judged workloads that were passed with a ratio above p."""
     roofline_share: float | None
     """Geometric mean of the shares of the roofline, over passed workloads with a share."""
+    weighted: bool = False
+    """Whether workloads of the table have different weights, so that the means are weighted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +100,10 @@ class WinnersRow:
     """Number of workloads that any solution passed."""
     speedup: float | None
     """Geometric mean of the speed-ups over the reference."""
+    weight_share: float
+    """Weight of these workloads as a share of the weight of all workloads that any solution passed."""
+    weighted: bool
+    """Whether workloads have different weights."""
     standing: str
     """The best standing of these solutions."""
     confirmed: bool
@@ -120,9 +128,12 @@ def rank_by_author(results: Iterable[Result], baseline_author: str | None = None
     if baseline_author is not None:
         kept = with_sol_scores(kept, authors[baseline_author], baseline_author)
     fastest = lowest_of(kept)
-    scored = {_key(item) for item in kept if item.sol_baseline}
+    weights = {_key(item): item.weight for item in kept}
+    passed = {key: weights[key] for key in fastest}
+    scored = {_key(item): item.weight for item in kept if item.sol_baseline}
+    weighted = differ(weights.values())
     rows = [
-        _author_row(items, baseline, fastest, scored)
+        replace(_author_row(items, baseline, fastest, _add_up(passed), _add_up(scored)), weighted=weighted)
         for (author, _), items in group(kept, attrgetter("author", "hardware")).items()
         if author != baseline_author
     ]
@@ -132,55 +143,60 @@ def rank_by_author(results: Iterable[Result], baseline_author: str | None = None
 
 def group_by(results: Iterable[Result], key: GroupKey) -> list[GroupRow]:
     """Return a row for each op type or kind of hardware, ordered by name."""
+    given = list(results)
+    weighted = differ(item.weight for item in given)
     return [
         GroupRow(
             group=name,
             solutions=len({(item.definition, item.solution) for item in items}),
             judged=len(items),
+            weighted=weighted,
             **_figures(items, None),
         )
-        for name, items in sorted(group(results, attrgetter(key)).items())
+        for name, items in sorted(group(given, attrgetter(key)).items())
     ]
 
 
 def count_winners(rows: Sequence[BestRow], key: GroupKey) -> list[WinnersRow]:
-    """Return a row for each author, op type or kind of hardware, ordered by number of workloads, descending.
+    """Return a row for each author, op type or kind of hardware, ordered by the weight of its workloads, descending.
 
     Args:
         rows: the best solution of each workload.
         key: the property that rows are grouped by.
     """
-    found = []
+    found, total, weighted = [], sum(row.weight for row in rows), differ(row.weight for row in rows)
     for name, items in group(rows, attrgetter(key)).items():
-        speedups = [row.speedup for row in items if row.speedup is not None and row.timing_caveat is None]
-        mean = geometric_mean(speedups) if speedups else None
+        pairs = [(row.speedup, row.weight) for row in items if row.speedup is not None and row.timing_caveat is None]
+        mean = weighted_geometric_mean(pairs) if pairs else None
+        share = sum(row.weight for row in items) / total
         standing = join_standings(row.standing for row in items)
-        found.append(WinnersRow(name, len(items), len(rows), mean, standing, standing == CONFIRMED))
-    return sorted(found, key=lambda row: (-row.workloads, row.group))
+        confirmed = standing == CONFIRMED
+        found.append(WinnersRow(name, len(items), len(rows), mean, share, weighted, standing, confirmed))
+    return sorted(found, key=lambda row: (-row.weight_share, row.group))
 
 
 def speedup_of(results: Iterable[Result], baseline: _Baseline = None) -> MeanRatio | None:
     """Return the geometric mean of ratios. It has an interval only if the reference is the baseline."""
     ratios = _ratios(results, baseline)
     halves = [speedup_half_of(item) for item, _ in ratios] if baseline is None else []
-    return mean_of([ratio for _, ratio in ratios], halves)
+    return mean_of([ratio for _, ratio in ratios], halves, [item.weight for item, _ in ratios])
 
 
 def roofline_share_of(results: Iterable[Result]) -> float | None:
     """Return the geometric mean of the known shares of the roofline, for ranked results."""
-    shares = [item.reported.roofline.share or 0.0 for item in results if item.is_ranked]
-    known = [share for share in shares if share > 0]
-    return geometric_mean(known) if known else None
+    shares = [(item.reported.roofline.share or 0.0, item.weight) for item in results if item.is_ranked]
+    known = [(share, weight) for share, weight in shares if share > 0]
+    return weighted_geometric_mean(known) if known else None
 
 
 def _figures(items: Sequence[Result], baseline: _Baseline) -> dict[str, Any]:
     """Return the common columns of authors and groups."""
-    ratios = [ratio for _, ratio in _ratios(items, baseline)]
+    ratios, total = _ratios(items, baseline), sum(item.weight for item in items)
     return {
         "definitions": len({item.definition for item in items}),
         "passed": sum(item.is_passed for item in items),
         "speedup": speedup_of(items, baseline),
-        "fast_p": tuple(sum(ratio > p for ratio in ratios) / len(items) for p in FAST_P),
+        "fast_p": tuple(sum(item.weight for item, ratio in ratios if ratio > p) / total for p in FAST_P),
         "roofline_share": roofline_share_of(items),
     }
 
@@ -196,20 +212,20 @@ def _ratios(results: Iterable[Result], baseline: _Baseline) -> list[tuple[Result
 
 
 def _author_row(
-    items: Sequence[Result], baseline: _Baseline, fastest: _Times, scored: Collection[tuple[str, str, str]]
+    items: Sequence[Result], baseline: _Baseline, fastest: _Times, passed: _Weights, scored: _Weights
 ) -> AuthorRow:
     author, hardware = items[0].author, items[0].hardware
-    workloads = Counter(definition for definition, _, device in fastest if device == hardware)
-    floors = Counter(definition for definition, _, device in scored if device == hardware)
+    workloads, floors = passed.get(hardware, {}), scored.get(hardware, {})
     best, scores, shares, sol_scores = [], [], 0.0, 0.0
     for name, own in group(items, attrgetter("definition")).items():
         solutions = group(own, attrgetter("solution")).values()
-        sol_scores += max(sum(item.sol_score or 0.0 for item in one) for one in solutions) / (floors[name] or 1)
-        shares += max(_fastest_share(one, fastest) for one in solutions) / (workloads[name] or 1)
+        sums = [sum((item.sol_score or 0.0) * item.weight for item in one) for one in solutions]
+        sol_scores += max(sums) / floors.get(name, 1.0)
+        shares += max(_fastest_share(one, fastest) for one in solutions) / workloads.get(name, 1.0)
         chosen = max(solutions, key=lambda one: _merit(one, baseline))
         best += chosen
         scores.append(_score(chosen, baseline))
-    ratios = [ratio for _, ratio in _ratios(best, baseline)]
+    ratios = _ratios(best, baseline)
     known = [score for score in scores if score is not None]
     standing = join_standings(item.standing for item in items)
     is_compared = bool(workloads) and any(item.is_ranked or not item.is_passed for item in items)
@@ -219,7 +235,7 @@ def _author_row(
         score=fmean(known) if known else None,
         workloads=len(best),
         compared=len(ratios),
-        win_rate=fmean(ratio > 1 for ratio in ratios) if ratios else None,
+        win_rate=weighted_mean([(ratio > 1, item.weight) for item, ratio in ratios]) if ratios else None,
         fastest_share=shares / len(workloads) if is_compared else None,
         standing=standing,
         confirmed=standing == CONFIRMED,
@@ -229,19 +245,29 @@ def _author_row(
     )
 
 
+def _add_up(weights: Mapping[tuple[str, str, str], float]) -> _Weights:
+    """Return the sums of weights by definition, workload and hardware."""
+    sums: dict[str, dict[str, float]] = {}
+    for (definition, _, hardware), weight in weights.items():
+        known = sums.setdefault(hardware, {})
+        known[definition] = known.get(definition, 0.0) + weight
+    return sums
+
+
 def _fastest_share(own: Sequence[Result], fastest: _Times) -> float:
-    """Return the sum of a solution's shares of the fastest latencies. A workload that it did not pass counts 0."""
-    return sum(min(1.0, fastest[_key(item)] / item.latency_ms) for item in own if item.is_ranked and item.latency_ms)
+    """Return the weighted sum of a solution's shares of the fastest latencies. A failed workload counts 0."""
+    ranked = ((item, item.latency_ms) for item in own if item.is_ranked and item.latency_ms)
+    return sum(item.weight * min(1.0, fastest[_key(item)] / latency) for item, latency in ranked)
 
 
 def _score(own: Sequence[Result], baseline: _Baseline) -> float | None:
     """Return the score of a solution. None if it has neither a ratio nor a failed workload."""
-    ratios = [ratio for _, ratio in _ratios(own, baseline)]
+    ratios = [(ratio, item.weight) for item, ratio in _ratios(own, baseline)]
     failed = sum(not item.is_passed for item in own)
     return score_of(ratios, failed) if ratios or failed else None
 
 
 def _merit(own: Sequence[Result], baseline: _Baseline) -> tuple[float, int, float]:
-    latencies = [item.latency_ms for item in own if item.latency_ms is not None]
-    fastest = -geometric_mean(latencies) if latencies else 0.0
+    latencies = [(item.latency_ms, item.weight) for item in own if item.latency_ms is not None]
+    fastest = -weighted_geometric_mean(latencies) if latencies else 0.0
     return _score(own, baseline) or 0.0, sum(item.is_passed for item in own), fastest

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from statistics import geometric_mean, median
+from statistics import median
 from typing import Final, Literal
 
 from flashinfer_bench.base.host import collector_paused
@@ -20,6 +20,7 @@ from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.evaluation import EvaluationStatus, as_time
 from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed
 from flashinfer_bench.data.sets.results import UNMEASURED, Result, find_latest, group, list_results, mean_sol_score
+from flashinfer_bench.data.sets.weights import differ, weighted_geometric_mean
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 from flashinfer_bench.report.intervals import MeanRatio, TimeInterval, half_of, interval_of, latency_of, mean_of
 from flashinfer_bench.report.timing import QUICK, Timing, count_timing
@@ -83,6 +84,8 @@ class SummaryRow:
     """Baseline and peak of each score."""
     compile_speedup: float | None = None
     """As `speedup`, over the reference under torch.compile."""
+    weighted: bool = False
+    """Whether workloads of different weights are in the means. Medians have no weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +100,8 @@ class BestRow(SummaryRow):
     """Number of passing solutions for the workload."""
     interval: TimeInterval | None
     """95 % interval of the latency of a re-run in a new worker."""
+    weight: float
+    """The workload's weight."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,14 +119,14 @@ class WorkloadRow(SummaryRow):
 
 def summarise(
     traces: Iterable[AnyTrace],
-    expected: Mapping[PairKey, Collection[str]] | None = None,
+    expected: Mapping[PairKey, Mapping[str, float]] | None = None,
     trace_set: TraceSet | None = None,
 ) -> list[SummaryRow]:
     """Return the rows, ordered by definition, then from the best solution to the worst. Quick looks come last.
 
     Args:
         traces: verdicts in the order of their recording. The last verdict on a job counts.
-        expected: uuids of the workloads for each pair; pairs without verdicts also get a row.
+        expected: for each pair, uuid → weight of its workloads; pairs without verdicts also get a row.
         trace_set: the set, whose baseline author is the baseline of speed-of-light scores.
     """
     return summarise_results(list_results(trace_set, traces), expected)
@@ -129,14 +134,14 @@ def summarise(
 
 @collector_paused()
 def summarise_results(
-    results: Iterable[Result], expected: Mapping[PairKey, Collection[str]] | None = None
+    results: Iterable[Result], expected: Mapping[PairKey, Mapping[str, float]] | None = None
 ) -> list[SummaryRow]:
     """Return the rows of `summarise` from the results that count."""
     wanted = expected or {}
     groups: dict[tuple[str, str, str], list[Result]] = group(results, _key)
     judged = {key[:2] for key in groups}
     groups |= {(*pair, ""): [] for pair in wanted if pair not in judged}
-    rows = [_row(items, key, wanted.get(key[:2], ())) for key, items in groups.items()]
+    rows = [_row(items, key, wanted.get(key[:2])) for key, items in groups.items()]
     return lead_confirmed(sorted(rows, key=_rank), lambda row: _rank(row)[:5], attrgetter("standing"))
 
 
@@ -220,7 +225,7 @@ def measured_speedup(evaluation: AnyEvaluation) -> float | None:
 
 
 def _row(
-    items: Sequence[Result], key: tuple[str, str, str] | None = None, expected: Collection[str] = ()
+    items: Sequence[Result], key: tuple[str, str, str] | None = None, expected: Mapping[str, float] | None = None
 ) -> SummaryRow:
     passed = [item for item in items if item.is_passed]
     records = [item.measurement for item in passed]
@@ -230,33 +235,35 @@ def _row(
     intervals = [interval for item in middle if (interval := interval_of(item)) is not None and interval.kind]
     standing = join_standings(record.standing for record in records)
     definition, solution, hardware = key or _key(items[0])
-    pending = len(set(expected).difference(item.workload for item in items))
+    judged = {item.workload for item in items}
+    pending = [weight for uuid, weight in (expected or {}).items() if uuid not in judged]
     return SummaryRow(
         definition=definition,
         solution=solution,
         hardware=hardware,
         passed=len(passed),
         judged=len(items),
-        pending=pending,
+        pending=len(pending),
         latency_ms=median(latencies) if latencies else None,
-        speedup=mean_ratio(item.speedup for item in passed),
+        speedup=mean_ratio((item.speedup, item.weight) for item in passed),
         timing_caveat=next(filter(None, map(caveat_in, records)), None),
         timing=count_timing([item.reported for item in passed]),
         failures=_group_failures(item for item in items if not item.is_passed),
         standing=standing,
         confirmed=standing == CONFIRMED,
-        mean=mean_of(latencies, list(map(half_of, timed))),
+        mean=mean_of(latencies, list(map(half_of, timed)), [item.weight for item in timed]),
         interval_share=max((interval.half_share for interval in intervals), default=None),
-        sol_score=mean_sol_score(items, pending),
+        sol_score=mean_sol_score(items, sum(pending)),
         sol_basis=basis_of(items),
-        compile_speedup=mean_ratio(item.compile_speedup for item in passed),
+        compile_speedup=mean_ratio((item.compile_speedup, item.weight) for item in passed),
+        weighted=differ([*(item.weight for item in items), *pending]),
     )
 
 
-def mean_ratio(ratios: Iterable[float | None]) -> float | None:
-    """Return the geometric mean of the known ratios; None if none is known."""
-    known = [ratio for ratio in ratios if ratio is not None]
-    return geometric_mean(known) if len(known) > 1 else next(iter(known), None)
+def mean_ratio(ratios: Iterable[tuple[float | None, float]]) -> float | None:
+    """Return the geometric mean of the known ratios, which have weights; None if none is known."""
+    known = [(ratio, weight) for ratio, weight in ratios if ratio is not None]
+    return weighted_geometric_mean(known) if len(known) > 1 else next(iter(known), (None,))[0]
 
 
 def basis_of(items: Iterable[Result]) -> tuple[str, ...]:
@@ -293,6 +300,7 @@ def _best(ranked: Sequence[Result]) -> BestRow:
         axes=dict(first.trace.workload.axes),
         contenders=len(ranked),
         interval=interval,
+        weight=first.weight,
     )
 
 

@@ -21,7 +21,10 @@ def test_a_row_has_median_latency_geometric_mean_and_missing_workloads():
     traces = [on("a", latency=1.0, speedup=1.0), on("b", latency=2.0, speedup=1.0), on("c", latency=9.0, speedup=8.0)]
     traces += [on("d"), on("d", status="TIMEOUT"), on("e", status="RUNTIME_ERROR")]  # the last verdict counts
     traces.append(on("a", "other", speedup=0.0))
-    pairs = {("double", "x"): [*"abcdef"], ("double", "other"): ["a"], ("double", "never_run"): ["a", "b"]}
+    pairs = {
+        ("double", name): dict.fromkeys(to, 1.0)
+        for name, to in {"x": "abcdef", "other": "a", "never_run": "ab"}.items()
+    }
     other, row, never = summarise(traces, pairs)
     assert (row.passed, row.judged, row.pending, row.latency_ms, row.speedup) == (3, 5, 1, 2.0, pytest.approx(2.0))
     assert [(one.status, one.workloads) for one in row.failures] == [("TIMEOUT", ("d",)), ("RUNTIME_ERROR", ("e",))]

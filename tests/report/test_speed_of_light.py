@@ -81,7 +81,7 @@ def test_results_name_their_baseline_and_below_the_floor_there_is_no_score(tmp_p
 def test_means_count_failed_missing_and_refused_workloads_as_zero(tmp_path):
     trace_set = make_set(tmp_path)
     traces = list(trace_set.all_traces())
-    expected = {(traces[0].definition, "rival"): ["w0", "w1", "w2"]}
+    expected = {(traces[0].definition, "rival"): dict.fromkeys(("w0", "w1", "w2"), 1.0)}
     rows = {row.solution: row for row in summarise(traces, expected, trace_set)}
     assert {name: row.sol_score for name, row in rows.items()} == {
         "mine": pytest.approx((0.5 + 0.75 + 0) / 3),

@@ -23,6 +23,7 @@ from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.data.evaluation import EvaluationStatus, as_time
 from flashinfer_bench.data.measurement import CONFIRMED, Measurement, ReportedTrace, read_reported
 from flashinfer_bench.data.sets.speed_of_light import sol_score
+from flashinfer_bench.data.sets.weights import weights_of
 from flashinfer_bench.data.store.dialects import UNKNOWN_AUTHOR
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace, PerformanceLine
 
@@ -62,6 +63,8 @@ class Result(NamedTuple):
     """Author of the score's baseline, or `REFERENCE`; empty if a mean skips the result."""
     baseline_ms: float | None = None
     """Lowest latency of the set's baseline author, or 0 without one; None if the reference is the baseline."""
+    weight: float = 1.0
+    """The workload's weight in the set. For a workload outside the set: the recorded weight."""
 
     @property
     def definition(self) -> str:
@@ -160,9 +163,11 @@ def list_results(trace_set: TraceSet | None, traces: Iterable[AnyTrace], *, late
     given = list(traces)
     latest = {id(trace) for trace in find_latest(given)}
     op_types: dict[str, str] = {}
+    weights: dict[str, dict[str, float]] = {}
     authors: dict[str | None, tuple[str, str]] = {}
     if trace_set is not None:
         op_types = {name: definition.op_type for name, definition in trace_set.definitions.items()}
+        weights = {name: weights_of(lines) for name, lines in trace_set.workloads.items()}
         authors = {item.name: (item.author, item.spec.language.value) for item in trace_set.all_solutions()}
     found = []
     for trace in given:
@@ -171,7 +176,8 @@ def list_results(trace_set: TraceSet | None, traces: Iterable[AnyTrace], *, late
             reported = read_reported(evaluation)
             who = authors.get(trace.solution) or (reported.run.author or UNKNOWN_AUTHOR, "")
             op_type = op_types.get(trace.definition, "")
-            found.append(Result(trace, evaluation, reported, op_type, *who, is_latest))
+            weight = weights.get(trace.definition, {}).get(trace.workload.uuid, trace.workload.weight)
+            found.append(Result(trace, evaluation, reported, op_type, *who, is_latest, weight=weight))
     baseline = trace_set.baseline_author if trace_set is not None else None
     own = {name for name, (author, _) in authors.items() if author == (baseline or BASELINE)}
     traced = [trace for trace in trace_set.all_traces() if trace.solution in own] if trace_set and own else []
@@ -214,12 +220,16 @@ def _with_sol_score(item: Result, rival_ms: float | None, author: str) -> Result
     return item._replace(sol_score=score, sol_baseline=author if rival_ms else REFERENCE)
 
 
-def mean_sol_score(results: Iterable[Result], missing: int = 0) -> float | None:
+def mean_sol_score(results: Iterable[Result], missing: float = 0.0) -> float | None:
     """Return the mean of speed-of-light scores; None without scores. Latencies below the floor, and missing workloads,
-    count 0."""
-    scores = [item.sol_score for item in results if item.sol_baseline]
-    known = [score for score in scores if score is not None]
-    return sum(known) / (len(scores) + missing) if known else None
+    count 0.
+
+    Args:
+        missing: sum of the weights of missing workloads.
+    """
+    scored = [item for item in results if item.sol_baseline]
+    known = [item.sol_score * item.weight for item in scored if item.sol_score is not None]
+    return sum(known) / (sum(item.weight for item in scored) + missing) if known else None
 
 
 def in_order_of_time(traces: Iterable[AnyTrace]) -> list[AnyTrace]:

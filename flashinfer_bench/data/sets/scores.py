@@ -3,7 +3,8 @@
 The speed-up on a workload is the baseline's latency over the solution's, on the same hardware. For both, the lowest
 passing latency counts; confirmed latencies take precedence. Only workloads that the baseline passed count. All traces
 count, not only the latest: a solution with a failed trace scores 0 until its traces are moved aside. Quick looks
-(`--quick`) do not count. `report/ranking.py` applies the same rule to the latest verdicts.
+(`--quick`) do not count. Means over workloads have the workloads' weights; means over definitions have no weights.
+`report/ranking.py` applies the same rule to the latest verdicts.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.sets.results import BASELINE, fastest_of, group, list_results
+from flashinfer_bench.data.sets.weights import Weighted, differ, weighted_mean, weights_of
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store.dialects import UNKNOWN_AUTHOR
 from flashinfer_bench.data.store.trace_lines import kept_of
@@ -46,6 +48,8 @@ class SpeedupMetrics:
 
     First place needs a confirmed latency if any author has one.
     """
+    weighted: bool = field(default=False, compare=False)
+    """Whether workloads of different weights are in these means. The success rate has no weights."""
 
     @property
     def confirmed(self) -> bool:
@@ -57,9 +61,9 @@ Ranking = list[tuple[str, SpeedupMetrics]]
 """Authors and their scores, the highest first."""
 
 
-def score_of(speedups: Sequence[float], failed: int) -> float:
-    """Return the score of a solution: its mean speed-up; 0 if a trace failed or no workload can be compared."""
-    return fmean(speedups) if speedups and not failed else 0.0
+def score_of(speedups: Weighted, failed: int) -> float:
+    """Return the score of a solution: its mean speed-up; 0 if a trace failed, or if no workload can be compared."""
+    return weighted_mean(speedups) if speedups and not failed else 0.0
 
 
 def rank_authors(
@@ -127,8 +131,8 @@ class _Score(NamedTuple):
     mean: float
     passed: int
     failed: int
-    speedups: Sequence[float]
-    """Speed-up on each workload that both passed."""
+    speedups: Weighted
+    """Speed-up on each workload that both passed, with the workload's weight."""
     standing: str
     """The best standing of its latencies."""
 
@@ -157,14 +161,16 @@ def _score(trace_set: TraceSet, definition: str, solutions: Iterable[Solution], 
     judged = group((item for item in results if not item.reported.run.quick), attrgetter("solution"))
     key = attrgetter("workload", "hardware")
     base, found = fastest_of(judged.get(baselines[0], []), key), []
+    known = weights_of(trace_set.workloads.get(definition, []))
     for solution in solutions:
         own = judged.get(solution.name, [])
         mine = fastest_of(own, key)
-        shared = [(base[at][0] / mine[at][0], mine[at][1].standing) for at in base if at in mine]
-        speedups = [speedup for speedup, _ in shared]
+        shared = [at for at in base if at in mine]
+        weights = [known.get(mine[at][1].workload, mine[at][1].weight) for at in shared]
+        speedups = [(base[at][0] / mine[at][0], weight) for at, weight in zip(shared, weights, strict=True)]
         passed = sum(item.is_passed for item in own)
         failed = len(own) - passed
-        standing = join_standings(standing for _, standing in shared)
+        standing = join_standings(mine[at][1].standing for at in shared)
         found.append(_Score(score_of(speedups, failed), passed, failed, speedups, standing))
     return found
 
@@ -180,8 +186,9 @@ def _sum_up(best: Sequence[_Score]) -> SpeedupMetrics:
         definitions=len(scores),
         workloads=len(speedups),
         success_rate=passed / (passed + sum(score.failed for score in scores)),
-        win_rate=fmean(speedup > 1 for speedup in speedups) if speedups else 0.0,
+        win_rate=weighted_mean([(speedup > 1, weight) for speedup, weight in speedups]) if speedups else 0.0,
         standing=join_standings(score.standing for score in scores),
+        weighted=differ(weight for _, weight in speedups),
     )
 
 

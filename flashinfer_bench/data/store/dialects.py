@@ -11,7 +11,8 @@
                  next to its definition: name, definition or author omitted
                  written for Trace Apply: as before it was written (`trace_apply/origin.py`)
     trace        a workload without the trace around it; no definition, no uuid; `solution` ""
-                 inputs without their type: `{}`, `{"value": 3}`; an input that is null; an invalid cost
+                 inputs without their type: `{}`, `{"value": 3}`; an input that is null; an invalid cost or weight
+                 `count` or `calls` for `weight`
                  `device` for `hardware`, `log_file` for `log`
                  next to its definition: blob paths relative to the folder of the file
 
@@ -28,7 +29,7 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.data.definition import Definition
@@ -39,7 +40,7 @@ from flashinfer_bench.data.reference import ENTRY_NAME, read_module
 from flashinfer_bench.data.solution import MOST_SOURCES, Solution, SupportedLanguages, check_source_path
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.data.trace_apply.origin import restore_origin
-from flashinfer_bench.data.workload import WorkloadCost
+from flashinfer_bench.data.workload import Weight, WorkloadCost
 
 Raw = dict[str, Any]
 Warnings = list[tuple[str, str]]
@@ -66,6 +67,13 @@ OTHER_LANGUAGES: Final[Mapping[str, str]] = {
 """Language of another engine → its required package. If the package is missing, the solution is skipped.
 
 A single language that is also ours is kept; in a list, it only adds its package."""
+COUNTS: Final = ("count", "calls")
+"""Keys of a workload with its number of calls, which becomes its weight."""
+OPTIONAL_PARTS: Final[Mapping[str, tuple[TypeAdapter[Any], str]]] = {
+    "cost": (TypeAdapter(WorkloadCost | None), "the cost is guessed from the definition"),
+    "weight": (TypeAdapter(Weight | None), "the workload counts 1"),
+}
+"""Part of a workload that is dropped if it is invalid → its type, and the effect."""
 _NAMESPACE: Final = uuid.UUID("6f1a3f0e-52a5-5b0e-9a55-3a7c1f0a9d11")
 """The namespace of uuids for workloads without a uuid. Equal workloads get equal uuids."""
 
@@ -257,17 +265,22 @@ def upgrade_trace(raw: Raw, location: Location, warnings: Warnings) -> Raw:
 
 
 def _upgrade_workload(raw: Raw, definition: object, location: Location, warnings: Warnings) -> Raw:
-    new = dict(raw)
+    new = _without_null(raw, "weight")
     if not new.get("uuid"):
         new["uuid"] = str(uuid.uuid5(_NAMESPACE, digest_of([definition, raw])))
         warnings.append(("workload.uuid", "not given; a uuid made from the workload's content is taken"))
-    try:
-        WorkloadCost.model_validate(new.get("cost") or {"flops": 0.0, "bytes": 0.0, "unit": "fp32"})
-    except ValidationError as error:
-        del new["cost"]
-        fault = error.errors(include_url=False, include_input=False)[0]
-        reason = ": ".join([*map(str, fault["loc"]), fault["msg"]])
-        warnings.append(("workload.cost", f"dropped, so the cost is guessed from the definition: {reason}"))
+    for key in COUNTS:
+        if type(new.get(key)) in (int, float) and new[key] > 0 and "weight" not in new:
+            new["weight"] = new.pop(key)
+            warnings.append((f"workload.{key}", "read as the workload's weight"))
+    for key, (model, effect) in OPTIONAL_PARTS.items():
+        try:
+            model.validate_python(new.get(key))
+        except ValidationError as error:
+            del new[key]
+            fault = error.errors(include_url=False, include_input=False)[0]
+            reason = ": ".join([*map(str, fault["loc"]), fault["msg"]])
+            warnings.append((f"workload.{key}", f"dropped, so {effect}: {reason}"))
     inputs = new.get("inputs")
     if inputs is not None:
         null = "null is read as omitted: random, or None if the input is optional"

@@ -29,6 +29,8 @@ TRACES: Final = "traces"
 BLOB: Final = "blob"
 TOLERANCES_FILE: Final = "tolerances.yaml"
 """The file of a root that defines the tolerances of its definitions."""
+WEIGHTS_FILE: Final = "weights.yaml"
+"""The file of a root that defines the weights of its workloads."""
 SERVED: Final = ".serve"
 """The folder of a root for a server's accepted tasks."""
 FOLDERS: Final = frozenset({DEFINITIONS, SOLUTIONS, WORKLOADS, TRACES, BLOB})

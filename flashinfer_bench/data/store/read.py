@@ -134,6 +134,11 @@ class _Reader:
         self.broken = frozenset(file.stem for file in wrong if file.is_relative_to(self.root / DEFINITIONS))
         self.read_solutions()
         self.read_workloads()
+        weights = self.root / layout.WEIGHTS_FILE
+        if os.path.lexists(weights):
+            from flashinfer_bench.data.store.weights import apply_weights  # parses YAML, which few sets need
+
+            self.issues += apply_weights(weights, found.workloads)
         self.read_traces()
         if not found.definitions and not self.broken:
             reason = f"the set has no definitions ({DEFINITIONS}/<op_type>/<definition>.json)"

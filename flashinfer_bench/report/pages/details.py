@@ -14,6 +14,7 @@ from msgspec import to_builtins
 from flashinfer_bench.data import Solution, TraceSet
 from flashinfer_bench.data.measurement import BOUNDS
 from flashinfer_bench.data.sets.results import Result, group, parse_time
+from flashinfer_bench.data.sets.weights import differ
 from flashinfer_bench.report.intervals import interval_of
 from flashinfer_bench.report.pages.texts import colour, id_of
 from flashinfer_bench.report.ranking import FAST_P, rank_by_author, roofline_share_of, speedup_of
@@ -38,6 +39,7 @@ def describe_overview(trace_set: TraceSet, results: Sequence[Result], baseline_a
         known = trace_set.definitions.get(name)
         definitions.append([id_of(name), name, known.op_type if known is not None else "", counts[name]])
     return {
+        "weighted": differ(item.weight for item in results),
         "definitions": definitions,
         "solutions": [
             _describe_row(row, solutions[row.definition, row.solution, row.hardware])
@@ -103,7 +105,7 @@ def describe_definition(trace_set: TraceSet, name: str, everything: Sequence[Res
                 "author": items[0].author,
                 "h": hardware.index(device),
                 "rows": [
-                    [order[item.workload], item.status, *_numbers(item), item.is_ranked, item.standing]
+                    [order[item.workload], item.status, *_numbers(item), item.is_ranked, item.standing, item.weight]
                     for item in items
                 ],
             }

@@ -69,7 +69,7 @@ def test_loaded_and_merged_sets_hold_lines_and_count_them_as_models(tmp_path):
     in_memory = TraceSet(definitions=loaded.definitions, traces={"double": TRACES})
     lines = loaded.traces["double"].data
     assert loaded.summary() == in_memory.summary()
-    assert summarise(lines, {("double", "old"): ["w"]}) == summarise(TRACES, {("double", "old"): ["w"]})
+    assert summarise(lines, {("double", "old"): {"w": 1.0}}) == summarise(TRACES, {("double", "old"): {"w": 1.0}})
     assert best_by_workload(lines) == best_by_workload(TRACES)
     merged = TraceSet.merge([loaded, loaded]).traces["double"]
     assert [isinstance(line, TraceLine) for line in kept_of(merged)] == [True] * 2 * len(TRACES)

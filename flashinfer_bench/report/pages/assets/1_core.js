@@ -67,6 +67,7 @@ const fibReport = (() => {
 
   const [CONFIRMED, NOT_CONFIRMED, INDICATIVE] = ["confirmed", "not confirmed", "CPU: indicative"];
   // A caption. Results of only CPUs are indicative.
+  const weightNote = (weighted) => (weighted ? el("p", { class: "quiet" }, "Means are weighted by workload weights; medians and counts are not.") : null);
   function captionOf(standings, text) {
     const ranked = standings.filter(Boolean);
     return ranked.length && ranked.every((standing) => standing === INDICATIVE) ? `${INDICATIVE}. ${text}` : text;
@@ -84,5 +85,5 @@ const fibReport = (() => {
     return el("span", { class: `status ${word === "PASSED" ? "good" : "bad"}` }, word);
   }
 
-  return { keep, load, kept, el, name, link, more, time, tick, digits, times, percent, range, withRange, counted, status, captionOf, unconfirmed, CONFIRMED };
+  return { keep, load, kept, el, name, link, more, time, tick, digits, times, percent, range, withRange, counted, status, captionOf, weightNote, unconfirmed, CONFIRMED };
 })();

@@ -1,7 +1,7 @@
 // The overview, the leaderboard, and the search over both.
 "use strict";
 fibReport.overview = (() => {
-  const { el, link, name, time, times, percent, withRange, counted, table, more, digits, captionOf, unconfirmed, CONFIRMED } = fibReport;
+  const { el, link, name, time, times, percent, withRange, counted, table, more, digits, captionOf, weightNote, unconfirmed, CONFIRMED } = fibReport;
   const MOST_ROWS = 30;
   const distinct = (rows, place) => [...new Set(rows.map((row) => row[place]))].sort();
 
@@ -136,6 +136,7 @@ fibReport.overview = (() => {
       el("h2", null, "Definitions and authors"), matrix(data, rows, found, most),
       unjudged.length ? more(false, `Definitions without a verdict: ${unjudged.length}`, el("p", null, unjudged.map(([id, text], at) => [at ? ", " : "", link(`#/definition/${id}`, text)]).flat())) : null,
       el("h2", null, "Solutions"), ...solutions(rows),
+      weightNote(data.weighted),
       el("p", { class: "quiet" }, "Small figures below a number are its 95 % interval. It holds for a re-run in a new worker on the same machine."),
     ];
   }
@@ -165,6 +166,7 @@ fibReport.overview = (() => {
       hardware.length ? el("form", { class: "filters" }, el("label", null, "Hardware ", pick)) : null,
       ...fibReport.apart(rows, (row) => row.compared > 0, "Authors", captionOf(rows.map((row) => row.standing), `Authors on ${chosen}`), { empty: "There is no whole verdict; quick looks are not ranked.", columns }),
       rows.length ? more(false, "What the columns mean", el("dl", null, table.columnsOf(columns, rows).filter((column) => column.hint).flatMap((column) => [el("dt", null, column.label), el("dd", null, column.hint)]))) : null,
+      weightNote(data.weighted),
       untimed.length ? el("p", { class: "quiet" }, "Nothing to compare: ", untimed.map((author, index) => [index ? ", " : "", name(author)]).flat(), ". No time counts, as under Triton's interpreter, or the baseline has none.") : null,
       timed.length ? el("h2", null, "fast_p") : null,
       timed.length ? fibReport.charts.fastP(data.p, timed) : null,

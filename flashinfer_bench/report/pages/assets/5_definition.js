@@ -1,8 +1,8 @@
 // The page of a definition.
 "use strict";
 fibReport.definition = (() => {
-  const { el, link, name, time, times, percent, withRange, counted, table, digits, captionOf, unconfirmed, CONFIRMED } = fibReport;
-  const POINT = { workload: 0, status: 1, latency: 2, low: 3, high: 4, speedup: 5, share: 6, ranked: 7, standing: 8 };
+  const { el, link, name, time, times, percent, withRange, counted, table, digits, captionOf, weightNote, unconfirmed, CONFIRMED } = fibReport;
+  const POINT = { workload: 0, status: 1, latency: 2, low: 3, high: 4, speedup: 5, share: 6, ranked: 7, standing: 8, weight: 9 };
 
   function code(pieces, label) {
     return el("pre", { tabindex: "0", role: "region", "aria-label": label }, el("code", null, pieces.map(([kind, text]) => (kind ? el("span", { class: `t-${kind}` }, text) : text))));
@@ -17,7 +17,7 @@ fibReport.definition = (() => {
     const middle = sorted.length / 2;
     return sorted.length ? (sorted[Math.ceil(middle) - 1] + sorted[Math.floor(middle)]) / 2 : null;
   }
-  const speed = (item) => { const found = item.rows.filter((row) => row[POINT.speedup] > 0); return found.length ? Math.exp(found.reduce((sum, row) => sum + Math.log(row[POINT.speedup]), 0) / found.length) : null; };
+  const speed = (item) => { const found = item.rows.filter((row) => row[POINT.speedup] > 0); const sum = (part) => found.reduce((all, row) => all + row[POINT.weight] * part(row), 0); return found.length ? Math.exp(sum((row) => Math.log(row[POINT.speedup])) / sum(() => 1)) : null; };
   const latency = (item) => median(item.rows.map((row) => row[POINT.latency]).filter((value) => value !== null));
   const failure = (item) => (item.rows.find((row) => row[POINT.status] !== "PASSED") || [])[POINT.status];
   const standing = (item) => { const all = item.rows.map((row) => row[POINT.standing]); return all.includes(CONFIRMED) ? CONFIRMED : all.find(Boolean); };
@@ -87,6 +87,7 @@ fibReport.definition = (() => {
           { label: "Speed-up", optional: true, number: true, down: true, hint: "over the reference: geometric mean over the passed workloads", value: speed, cell: (item) => times(speed(item)) },
         ],
       }),
+      weightNote(new Set(all.flatMap((item) => item.rows.map((row) => row[POINT.weight]))).size > 1),
       drawn.length && data.axes.length ? el("h2", null, "Latency by workload") : null,
       drawn.length && data.axes.length ? fibReport.charts.latency(data, drawn, axisIndex) : null,
       drawn.length ? fibReport.charts.roofline(data, drawn, place) : null,
