@@ -75,6 +75,7 @@ from flashinfer_bench.report.summary import (
     count_statuses,
     summarise,
 )
+from flashinfer_bench.report.trackers import TRACKERS, make_tracker_file
 from flashinfer_bench.report.verdict import to_one_line
 
 BASELINE_FLAG: Final = {
@@ -259,13 +260,14 @@ def declare_export(parser: Parser) -> None:
         "one row per trace, for other programs",
         description="Write one row per trace, with flat columns whose names have units (docs/export.md lists them). A "
         "folder gets a\nfile traces.csv, traces.jsonl or traces.parquet; - is stdout. Parquet needs the extra "
-        "`export`.\nExit codes: 0 written, 1 the file cannot be written, 2 usage error.",
+        f"`export`.\nFor trackers of benchmarks, {', '.join(TRACKERS)} are JSON of the passed rows.\n"
+        "Exit codes: 0 written, 1 the file cannot be written or a tracker's has no row, 2 usage error.",
         example="report export traces.csv --local flashinfer-trace",
         execute=execute_export,
     )
     flags = {
         "DIR_OR_FILE": "the file or the folder to write to, or - for stdout",
-        f"--format {'|'.join(EXPORT_FORMATS)}": "default: by the ending of the file, else csv",
+        f"--format {'|'.join((*EXPORT_FORMATS, *TRACKERS))}": "default: by the ending of the file, else csv",
     }
     add_flags(export, flags)
     add_local(export)
@@ -489,20 +491,28 @@ def execute_export(args: Namespace) -> int:
     form = form or "csv"
     trace_set = open_trace_set(args)
     traces = choose_traces(trace_set, args)
+    if args.dir_or_file == "-" and form == "parquet":
+        raise UsageError("Parquet is no text: name a file instead of -")
+    path = path / (f"{form}.json" if form in TRACKERS else f"traces.{form}") if is_folder else path
+    left_out = ""
+    if form in TRACKERS:
+        content, rows, others = make_tracker_file(form, trace_set, traces)
+        left_out = f"; {others.total()} left out: {list_counts(others)}" if others else ""
+        if not rows:
+            raise Fault(f"{args.dir_or_file}: not written, since no row counts{left_out}")
+    else:
+        content, rows = make_export(form, trace_set, traces)
     if args.dir_or_file == "-":
-        if form == "parquet":
-            raise UsageError("Parquet is no text: name a file instead of -")
-        write_out(make_export(form, trace_set, traces)[0].decode())
+        write_out(content.decode())
+        write_err(*([left_out.removeprefix("; ")] if left_out else []))
         return RAN
-    path = path / f"traces.{form}" if is_folder else path
     output = find_output(path, args)
-    content, rows = make_export(form, trace_set, traces)
     try:
         with os.fdopen(open_to_replace(output.path, root=output.root), "wb") as file:
             file.write(content)
     except OSError as error:
         raise Fault(f"{path}: cannot be written: {error}") from error
-    write_err(f"{path}: {count(rows, 'row')}")
+    write_err(f"{path}: {count(rows, 'row')}{left_out}")
     return RAN
 
 

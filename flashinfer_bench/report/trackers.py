@@ -1,0 +1,102 @@
+"""Traces as files of benchmark trackers: Bencher, github-action-benchmark and the PyTorch benchmark database.
+
+A row counts if it is the latest verdict of its job, passed, and has a meaningful time that is no quick look. A tracker
+gets no other row, because it would draw a failure as a time. The name of a benchmark has definition, solution, workload
+and hardware, so that no chart joins times of different hardware.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Final
+
+from flashinfer_bench.data.sets.results import Result, list_results
+from flashinfer_bench.data.store.trace_lines import AnyTrace
+from flashinfer_bench.report.timing import QUICK
+
+if TYPE_CHECKING:
+    from flashinfer_bench.data.trace_set import TraceSet
+
+NOT_MEANINGFUL: Final = "not meaningful"
+NS_PER_MS: Final = 1e6
+US_PER_MS: Final = 1e3
+DIGITS: Final = 8
+"""Significant digits of a time; a clock resolves less."""
+
+
+def make_tracker_file(form: str, trace_set: TraceSet, traces: Iterable[AnyTrace]) -> tuple[bytes, int, Counter[str]]:
+    """Return a file of a format of `TRACKERS`, its number of rows, and the number of latest verdicts left out by
+    reason."""
+    results = list_results(trace_set, traces)
+    rows = [item for item in results if item.is_ranked]
+    left_out = Counter(
+        item.status if not item.is_passed else QUICK if item.reported.run.quick else NOT_MEANINGFUL
+        for item in results
+        if not item.is_ranked
+    )
+    return json.dumps(TRACKERS[form](rows), indent=1, allow_nan=False).encode() + b"\n", len(rows), left_out
+
+
+def _name(item: Result) -> str:
+    return "/".join((item.definition, item.solution, item.workload, item.hardware))
+
+
+def _times(item: Result, per_ms: float) -> list[float]:
+    """Return the latency, and the bounds of its interval if it has a finite one."""
+    bounds = item.measurement.bounds or ()
+    times = (item.latency_ms or 0.0, *(bounds if all(map(isfinite, bounds)) else ()))
+    return [float(f"{time * per_ms:.{DIGITS}g}") for time in times]
+
+
+def _to_bencher(results: Iterable[Result]) -> dict[str, Any]:
+    """Return Bencher Metric Format: benchmark → measure → value. Bencher's measure `latency` is in nanoseconds."""
+    bounds = ("value", "lower_value", "upper_value")
+    return {
+        _name(item): {"latency": dict(zip(bounds, _times(item, NS_PER_MS), strict=False))}
+        | ({"speedup": {"value": item.speedup}} if item.speedup else {})
+        for item in results
+    }
+
+
+def _to_action(results: Iterable[Result]) -> list[dict[str, Any]]:
+    """Return the list of github-action-benchmark's tool `customSmallerIsBetter`."""
+    entries = []
+    for item in results:
+        value, *bounds = _times(item, US_PER_MS)
+        interval = {"range": " to ".join(map(str, bounds))} if bounds else {}
+        extra = "\n".join(map(": ".join, _describe(item).items()))
+        entries.append({"name": _name(item), "unit": "us", "value": value, **interval, "extra": extra})
+    return entries
+
+
+def _to_pytorch(results: Iterable[Result]) -> list[dict[str, Any]]:
+    """Return the records of version 3 of PyTorch's benchmark database: one for each metric of a result."""
+    return [
+        {
+            "benchmark": {"name": "flashinfer_bench", "mode": "inference", "extra_info": _describe(item)},
+            "model": {"name": item.definition, "type": item.op_type, "backend": item.solution},
+            "metric": {"name": name, "benchmark_values": [value]},
+            "runners": [{"name": item.hardware}],
+        }
+        for item in results
+        for name, value in (("latency_us", _times(item, US_PER_MS)[0]), ("speedup", item.speedup))
+        if value
+    ]
+
+
+def _describe(item: Result) -> dict[str, str]:
+    """Return the conditions of a time. All values are texts."""
+    words = {name: getattr(item, name) for name in ("workload", "author", "hardware", "standing")}
+    words |= {name: getattr(item.measurement, name) for name in ("method", "cache_state", "launch")}
+    return {name: text for name, text in words.items() if text}
+
+
+TRACKERS: Final[Mapping[str, Callable[[Iterable[Result]], Any]]] = {
+    "bmf": _to_bencher,
+    "github-action-benchmark": _to_action,
+    "pytorch": _to_pytorch,
+}
+"""Format → the function that makes its document."""
