@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from flashinfer_bench.cli.output import FAILED, RAN, write_err, write_json, write_out
 from flashinfer_bench.cli.parser import (
     EXIT_CODES,
+    GITHUB_FLAG,
     QUIET_FLAG,
     SOURCE_FLAGS,
     THRESHOLD_HELP,
@@ -23,6 +25,9 @@ from flashinfer_bench.cli.settings import CONFIG_FLAG, add_setting
 from flashinfer_bench.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flashinfer_bench.cli.github import GitHubReport
     from flashinfer_bench.data import TraceSet
     from flashinfer_bench.examine.compare.result import Comparison
     from flashinfer_bench.examine.compare.sides import Contender
@@ -70,7 +75,9 @@ def declare_compare(parser: Parser) -> None:
     text = "exit with 1 if B is slower by more, on a workload or over all; also the default of --threshold"
     add_flags(out, {"--fail-if-slower X": text})
     add_format(out, "md")
-    add_flags(out, {"--junit FILE": "also write JUnit XML, with a test case for each workload"} | QUIET_FLAG)
+    add_flags(
+        out, {"--junit FILE": "also write JUnit XML, with a test case for each workload"} | QUIET_FLAG | GITHUB_FLAG
+    )
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -109,7 +116,44 @@ def execute(args: argparse.Namespace) -> int:
     else:
         write_out(render_comparison(comparison, words))
         write_err(*(f"slower than allowed: {where}" for where in slower))
+    if args.github:
+        _annotate(args.github, comparison, words, slower, sides, named)
     return FAILED if slower or comparison.is_failed else RAN
+
+
+def _annotate(
+    report: GitHubReport,
+    comparison: Comparison,
+    words: tuple[str, str],
+    slower: Sequence[str],
+    sides: tuple[Contender, Contender],
+    named: TraceSet | None,
+) -> None:
+    """Add a comparison to a report for GitHub. Its arguments are those of `execute`."""
+    from flashinfer_bench.cli.github import Annotation, find_source
+    from flashinfer_bench.cli.verdicts import head_of
+    from flashinfer_bench.report.decision import FASTER, SAME, UNKNOWN
+
+    decision, number, said = UNKNOWN, "", ""
+    for row in comparison.all_rows:
+        decision = row.ratio.decide(comparison.threshold) if row.ratio else UNKNOWN
+        is_error = row.workload in slower or (row.problem and not row.is_unmeasured)
+        number, said = comparison.describe(row)
+        if not is_error and decision in (FASTER, SAME):
+            continue
+        text = row.problem or f"B over A: {number}: {said}"
+        side = sides[0 if text.startswith("A ") else 1]
+        file, solution = side.draft and side.draft.path, side.solutions[0] if side.kind == "solution" else None
+        if solution and named and not file:
+            file = named.solution_files.get(solution.name)
+        weight = row.ratio.ratio if row.ratio else inf
+        at = find_source(solution, file, text)
+        report.annotations.append(Annotation("error" if is_error else "warning", text, row.name, *at, weight))
+    head = head_of([comparison.standing])
+    report.count = f"{head.strip() or comparison.hardware}: {words[1]} beside {words[0]}: {number}: {said}"
+    report.summary = f"{head and '#### '}{head}{comparison.markdown(words, slower)}"
+    verdict = "slower" if slower else "failed" if comparison.is_failed else decision
+    report.output = f"verdict={'unknown' if verdict == UNKNOWN else verdict}\n"
 
 
 def _refuse(args: argparse.Namespace, flags: tuple[str, ...], why: str) -> None:

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Final
 
 from flashinfer_bench import __version__
+from flashinfer_bench.cli.github import run_on_github
 from flashinfer_bench.cli.output import INTERRUPTED, open_streams, start_log, write_err, write_out, write_problems
 from flashinfer_bench.cli.parser import PROGRAM, Parser, describe_unknown_arguments
 from flashinfer_bench.errors import FlashInferBenchError, UsageError
@@ -176,7 +177,7 @@ def _run(argv: Sequence[str], *, starts_ahead: bool) -> int:
             launcher_for(server_environment(os.environ, "cpu" if "cpu" in argv else guess_kind()))
         start_log(argv)
         args = parse_command_line(argv)
-        code: int = args.execute(args)
+        code: int = run_on_github(args) if getattr(args, "github", False) else args.execute(args)
     except FlashInferBenchError as error:
         _log.debug("what led to the error below", exc_info=True)
         write_problems(str(error))

@@ -7,23 +7,28 @@ Documents have a version. `verdicts.py` has the tables of verdicts.
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from msgspec import structs
 
+from flashinfer_bench.base.markdown import make_markdown_table
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunStarted
 from flashinfer_bench.bench.machine import Device, Machine
 from flashinfer_bench.bench.planning.plan import Job, Plan, Skip
 from flashinfer_bench.bench.planning.resume import names_of
+from flashinfer_bench.cli.github import Annotation, GitHubReport, Level, find_source
 from flashinfer_bench.cli.output import FAILED, INTERRUPTED, RAN
 from flashinfer_bench.cli.saves import SaveChange
 from flashinfer_bench.cli.tables import (
     Names,
     count,
+    default_columns,
+    fill_cell,
     format_duration,
     format_speedup,
     indent_text,
@@ -35,12 +40,14 @@ from flashinfer_bench.cli.tables import (
 from flashinfer_bench.cli.verdicts import (
     describe_fault,
     describe_job,
+    head_of,
     make_grid,
     name_jobs,
     render_grid,
     render_summary,
+    summary_cells,
 )
-from flashinfer_bench.data import Trace, TraceSet
+from flashinfer_bench.data import LoadIssue, Trace, TraceSet
 from flashinfer_bench.data.measurement import CONFIRMED, NOT_CONFIRMED, read_measurement, read_reported
 from flashinfer_bench.data.sets.results import list_results
 from flashinfer_bench.data.store.layout import traces_path
@@ -270,6 +277,45 @@ def describe_compiled(traces: Iterable[Trace]) -> list[str]:
         number = len(timed) - reasons.total()
         parts.insert(0, f"{format_speedup(known)} on {count(number, 'verdict')} (geometric mean)")
     return [f"speed-up over torch.compile ({records[0].mode}): {'; '.join(parts)}"]
+
+
+def annotate_outcome(
+    report: GitHubReport,
+    outcome: RunOutcome,
+    issues: Iterable[LoadIssue],
+    trace_set: TraceSet,
+    files: Mapping[str, Path],
+    args: Namespace,
+) -> None:
+    """Add a run to a report for GitHub. An annotation is an error if it makes the exit code 1.
+
+    Args:
+        report: the report.
+        outcome: the run.
+        issues: broken parts of the requested set.
+        trace_set: the set that was judged.
+        files: name of a solution → its source file, its folder of sources, or its JSON file.
+        args: the arguments of the command.
+    """
+    failed: Level = "error" if args.require_passed or outcome.is_stopped else "warning"
+    broken: Level = "warning" if args.allow_broken and outcome.is_broken else "error"
+    rows, found = summarise(outcome.traces, outcome.expected()), report.annotations
+    for row in rows:
+        for alike in row.failures:
+            text = f"{alike.status} on {len(alike.workloads)} of {count(row.judged, 'workload')}: {alike.reason}"
+            at = find_source(trace_set.get_solution(row.solution), files.get(row.solution), alike.reason)
+            found.append(Annotation(failed, text, f"{row.solution} of {row.definition}", *at, len(alike.workloads)))
+    found += [Annotation(broken, issue.text, "", issue.file, issue.line) for issue in issues]
+    found += [Annotation(broken, skip.reason, skip.definition) for skip in outcome.plan.skips if skip.is_fault]
+    for kind, faults in outcome.lost().items():
+        if reasons := _list_reasons(faults, outcome.names()):
+            level: Level = "warning" if faults is outcome.unconfirmed else broken
+            found.append(Annotation(level, "\n".join(reasons), LOST[kind], weight=len(faults)))
+    report.count = list_counts(count_statuses(outcome.traces) | {"without a verdict": outcome.left})
+    cells = default_columns(summary_cells(rows))
+    table = make_markdown_table(list(cells), ([fill_cell(cell, row) for cell in cells.values()] for row in rows))
+    head = head_of(row.standing for row in rows)
+    report.summary = f"{head and '#### '}{head}{table}\n{report.count}"
 
 
 def _render_times(outcome: RunOutcome, names: Names) -> str:

@@ -29,6 +29,7 @@ SOURCE_FLAGS: Final = {
     "--language L": "its language (default: found by its ending and imports)",
 }
 QUIET_FLAG: Final = {"--quiet": "print only errors and the result, no progress"}
+GITHUB_FLAG: Final = {"--github": "also write annotations and the step summary of GitHub Actions"}
 THRESHOLD_HELP: Final = "the smallest difference of interest: 2%% or 0.02 (default: 2%%)"
 NAMED: Final = {
     "definitions": "only these definitions",

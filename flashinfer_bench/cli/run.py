@@ -6,7 +6,7 @@ from argparse import Namespace
 from typing import Final
 
 from flashinfer_bench.cli.axes import AXIS_HELP
-from flashinfer_bench.cli.parser import QUIET_FLAG, SOURCE_FLAGS, Parser, add_flags, add_format, add_local
+from flashinfer_bench.cli.parser import GITHUB_FLAG, QUIET_FLAG, SOURCE_FLAGS, Parser, add_flags, add_format, add_local
 from flashinfer_bench.cli.settings import add_selection, add_settings
 
 SOURCES: Final = "--solution FILE.py, FILE.cu, FILE.cpp, FOLDER or PACKED.json judges that source"
@@ -50,7 +50,7 @@ def declare_run(parser: Parser) -> None:
     }
     add_flags(results.add_mutually_exclusive_group(), broken)
     add_format(results)
-    add_flags(results, QUIET_FLAG)
+    add_flags(results, QUIET_FLAG | GITHUB_FLAG)
 
 
 def execute(args: Namespace) -> int:

@@ -30,6 +30,7 @@ from flashinfer_bench.cli.axes import read_sizes
 from flashinfer_bench.cli.drafts import list_draft_paths, save_draft, take_drafts
 from flashinfer_bench.cli.outcome import (
     RunOutcome,
+    annotate_outcome,
     describe_plan,
     describe_skips,
     find_trace_file,
@@ -181,8 +182,9 @@ def run_jobs(args: Namespace) -> int:
         raise UsageError("--axis makes the workloads, which --workloads and --replay name: give one of them")
     if args.retry_timeouts and not args.resume:
         raise UsageError("--retry-timeouts changes what --resume leaves out: give --resume too")
-    if args.watch and (args.replay or args.resume or args.dry_run or not list_draft_paths(args)):
-        raise UsageError("--watch judges a file again when it is saved: --solution FILE, without --resume or --dry-run")
+    given = args.replay or args.resume or args.dry_run or args.github
+    if args.watch and (given or not list_draft_paths(args)):
+        raise UsageError("--watch judges a file after each save: --solution FILE, no --resume, --dry-run or --github")
     config = read_config(args)  # problems of flags and file are reported before the set is read
     if config.call_timeout_seconds is None and (args.watch or config.quick or list_draft_paths(args)):
         args.call_timeout_seconds = WATCHED_CALL_S if args.watch or config.quick else EDITED_CALL_S
@@ -275,7 +277,8 @@ def _judge(args: Namespace, trace_set: TraceSet, kept: Kept, history: SaveHistor
     roots = [root / TRACES for root in trace_set.roots]  # recorded traces are not needed
     about = [issue for issue in trace_set.issues if asked.is_about(issue, trace_set)]
     about = [issue for issue in about if not any(map(issue.file.is_relative_to, roots))]
-    outcome = RunOutcome(plan, errors=[str(one) for one in (*about, *found) if one.severity == "error"])
+    errors = [one for one in (*about, *found) if one.severity == "error"]
+    outcome = RunOutcome(plan, errors=list(map(str, errors)))
     skips = describe_skips(plan.skips)
     if args.strict and outcome.is_broken:
         raise Fault("\n".join(["--strict: nothing was run:", *outcome.errors, *skips]))
@@ -307,6 +310,9 @@ def _judge(args: Namespace, trace_set: TraceSet, kept: Kept, history: SaveHistor
     if history is not None and outcome.have_all_passed and not outcome.left:
         outcome.change = history.add(outcome.traces, outcome.seconds)
     _write_outcome(args, outcome, trace_set if saves else None)
+    if args.github:
+        files = trace_set.solution_files | {draft.solution.name: draft.path for draft in drafts}
+        annotate_outcome(args.github, outcome, errors, trace_set, files, args)
     is_kept = saves or not args.axis  # `repro` finds a generated workload only by its saved traces
     if not args.quiet and is_kept and (hint := _hint_at_repro(args, outcome, drafts, trace_set if saves else None)):
         write_err(f"why: {hint}")

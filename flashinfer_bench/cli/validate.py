@@ -19,8 +19,9 @@ from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.files.writing import open_folder
 from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.cli.args import choose_definitions, describe_issues, find_output, has_nothing, load_trace_set
+from flashinfer_bench.cli.github import Annotation
 from flashinfer_bench.cli.output import FAILED, RAN, write_err, write_out
-from flashinfer_bench.cli.parser import Parser, add_flags, add_format, add_local, add_names
+from flashinfer_bench.cli.parser import GITHUB_FLAG, Parser, add_flags, add_format, add_local, add_names
 from flashinfer_bench.cli.tables import count, list_counts, some
 from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.data.check import Asked, find_entry_issues, find_input_issues, find_reference_issues, parts_below
@@ -75,6 +76,7 @@ def declare_validate(parser: Parser) -> None:
     add_flags(parser, {"--prune": "remove traces whose definition, solution or workload is gone"})
     add_flags(parser, {"--output-folder DIR": f"folder for {' and '.join(REPORT_FILES.values())}"})
     add_format(parser)
+    add_flags(parser, GITHUB_FLAG)
 
 
 def declare_validate_render(parser: Parser) -> None:
@@ -115,6 +117,10 @@ def execute(args: Namespace) -> int:
     texts = {"text": render_report(report), "json": json.dumps(report, indent=2) + "\n"}
     if "stdout" in outputs:
         write_out(texts["json" if args.format == "json" else "text"])
+    if args.github:
+        found = [Annotation(one.severity, one.text, "", one.file, one.line) for one in _issues_of(report)]
+        args.github.annotations = found
+        args.github.count = args.github.summary = texts["text"].splitlines()[-1]
     for output in (one for one in REPORT_FILES if one in outputs):
         file = Path(args.output_folder) / REPORT_FILES[output]
         find_output(file, args).write(texts[output])
@@ -145,8 +151,7 @@ def render_report(report: Mapping[str, Any]) -> str:
     """Render a report: errors, warnings, results of judging, gaps of the set, and the counts in the last line."""
     if report["version"] != FORMAT_VERSION:
         raise ValueError(f"its version is {report['version']!r}")
-    locations = [(Path(one["file"]), one["line"], one["field"], str(one["reason"])) for one in report["issues"]]
-    issues = [LoadIssue(one["severity"], *location) for one, location in zip(report["issues"], locations, strict=True)]
+    issues = _issues_of(report)
     lines = describe_issues(issues, shown_warnings=len(issues))
     for check in dict.fromkeys(job["check"] for job in report["jobs"]):
         statuses = Counter(job["status"] for job in report["jobs"] if job["check"] == check)
@@ -169,6 +174,11 @@ def render_report(report: Mapping[str, Any]) -> str:
     sizes = ", ".join(count(report[f"{noun}s"], noun) for noun in COUNTED)
     lines.append(f"{sizes}: {count(errors, 'error')}, {count(len(issues) - errors, 'warning')}")
     return "".join(f"{to_printable(line)}\n" for line in lines)
+
+
+def _issues_of(report: Mapping[str, Any]) -> list[LoadIssue]:
+    locations = [(Path(one["file"]), one["line"], one["field"], str(one["reason"])) for one in report["issues"]]
+    return [LoadIssue(one["severity"], *location) for one, location in zip(report["issues"], locations, strict=True)]
 
 
 def _exit_code(report: Mapping[str, Any]) -> int:

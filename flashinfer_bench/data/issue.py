@@ -40,13 +40,17 @@ class LoadIssue:
     missing_definition: str | None = None
     """A definition that the set lacks. The issue is resolved if another set has it. "" means any definition."""
 
+    @property
+    def text(self) -> str:
+        """The field and the reason, in one line."""
+        reason = self.reason.replace("\n", " ")
+        reason = reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]} …"
+        return f"{self.field}: {reason}" if self.field else reason
+
     def __str__(self) -> str:
         file = to_printable(str(self.file))
         location = f"{file}:{self.line}" if self.line is not None else file
-        field = f" {self.field}:" if self.field else ""
-        reason = self.reason.replace("\n", " ")
-        reason = reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]} …"
-        return f"{self.severity}: {location}:{field} {reason}"
+        return f"{self.severity}: {location}: {self.text}"
 
 
 class Location(NamedTuple):

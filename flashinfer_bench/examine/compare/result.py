@@ -23,6 +23,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
+from flashinfer_bench.base.markdown import escape_markdown, make_markdown_table
 from flashinfer_bench.data.measurement import INDICATIVE, Measurement, ReportedTrace, join_standings
 from flashinfer_bench.report.comparable import Difference
 from flashinfer_bench.report.decision import SAME, SLOWER, UNKNOWN, Decision, decide
@@ -41,7 +42,6 @@ COUNTS: Final = {
 }
 """Attribute of a JUnit XML suite → the elements that it counts."""
 OVERALL: Final = "over all"
-MARKUP: Final = str.maketrans({"|": "\\|", "<": "&lt;", ">": "&gt;", "`": "\\`", "*": "\\*", "_": "\\_", "[": "\\["})
 INTERIM_LEVELS: Final = {4: 0.984, 6: 0.990, 9: 0.992, 13: 0.993, 19: 0.994, 28: 0.994, 42: 0.994, 63: 0.994, 94: 0.994}
 """Number of pairs at an interim analysis → confidence level of its interval.
 
@@ -315,22 +315,21 @@ class Comparison:
 
     def markdown(self, sides: tuple[str, str], slower: Sequence[str]) -> str:
         """Return the comparison as Markdown."""
-        a, b, hardware, *where = (to_one_line(text).translate(MARKUP) for text in (*sides, self.hardware, *slower))
+        a, b, hardware, *where = map(escape_markdown, (*sides, self.hardware, *slower))
         indicative = f"; {INDICATIVE}" if self.standing == INDICATIVE else ""
-        lines = [
-            f"**{b} beside {a}** ({self.how} on {hardware}{indicative}; ratio: B over A, with its 95 % interval)",
-            "",
-            "| Workload | A (ms) | B (ms) | Ratio | B is |",
-            "| --- | ---: | ---: | ---: | --- |",
-        ]
+        rows = []
         for row in self.all_rows:
             times = ["" if time is None else f"{time:.4g}" for time in (row.a_ms, row.b_ms)]
             ratio, words = self.describe(row)
-            cells = (to_one_line(text).translate(MARKUP) for text in (row.name, *times, ratio, row.problem or words))
-            lines.append(f"| {' | '.join(cells)} |")
-        end = ["", *(f"- times of {to_one_line(line).translate(MARKUP)}" for line in self.warnings)]
-        end += ["", f"Slower than allowed: {', '.join(where)}."] if where else []
-        return "\n".join([*lines, *end, ""])
+            rows.append([row.name, *times, ratio, row.problem or words])
+        lines = [
+            f"**{b} beside {a}** ({self.how} on {hardware}{indicative}; ratio: B over A, with its 95 % interval)",
+            "",
+            make_markdown_table(("Workload", "#A (ms)", "#B (ms)", "#Ratio", "B is"), rows),
+            *(f"- times of {escape_markdown(line)}" for line in self.warnings),
+            *(["", f"Slower than allowed: {', '.join(where)}."] if where else []),
+        ]
+        return "\n".join([*lines, ""])
 
     def junit(self, slower: Sequence[str]) -> str:
         """Return the comparison as JUnit XML. The test case of a workload fails if B is slower there than allowed."""
