@@ -17,6 +17,7 @@ from flashinfer_bench.base.files.writing import WriteRefused, check_location
 from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.data import Definition, LoadIssue, Trace, TraceSet, load_jsonl_file
 from flashinfer_bench.data.definition import normalise_op_type
+from flashinfer_bench.data.kernelbench.tasks import Precision, find_tasks, read_tasks
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.data.store.layout import DEFINITIONS, find_set_around
@@ -44,11 +45,26 @@ def load_trace_set(args: Namespace) -> TraceSet:
     loaded: list[TraceSet] = []
     for folder in named_folders(args):
         try:
-            loaded.append(TraceSet.from_path(folder))
+            loaded.append(open_tasks(args, folder) if find_tasks(folder) else TraceSet.from_path(folder))
         except DataSetError as error:
             beside = map(str, folder.parent.glob("*")) if not folder.exists() else ()
             raise DataSetError(f"{error}{did_you_mean(str(folder), beside)}") from error
     return loaded[0] if len(loaded) == 1 else TraceSet.merge(loaded)
+
+
+def open_tasks(args: Namespace, folder: Path, precision: Precision = "fp32") -> TraceSet:
+    """Read a folder of KernelBench's tasks, whose code the user has to trust.
+
+    Raises:
+        UsageError: --trust-definitions is missing.
+    """
+    if not getattr(args, "trust_definitions", False):
+        convert = f"convert {folder} --from kernelbench --output SET --trust-definitions"
+        raise UsageError(
+            f"{folder} has KernelBench's tasks. To find shapes, their code runs with all your rights. If you trust it: "
+            f"`{convert}`, or `run --trust-definitions`"
+        )
+    return read_tasks(folder, precision=precision)
 
 
 def named_folders(args: Namespace) -> list[Path]:

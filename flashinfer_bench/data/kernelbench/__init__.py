@@ -1,0 +1,1 @@
+"""KernelBench: its tasks as definitions with workloads, and its `ModelNew` files as solutions of them."""

@@ -1,0 +1,189 @@
+"""Runs a KernelBench task as a reference, and a `ModelNew` as a solution of it.
+
+This file is text: a definition's reference is the task's code, then this block. Only the child of `inspection` and the
+processes that run references and solutions execute it. Its names begin with an underscore, except one class.
+
+The state of a module is its tensors: parameters, buffers and plain attributes. A call puts the given tensors into a
+module that exists already. Running statistics of a norm in training mode stay in the module, since no call reads them.
+"""
+
+import importlib.util as _import
+import sys as _sys
+from typing import Any as _Any
+
+import torch as _torch
+
+
+class KernelBenchTask:
+    """One task.
+
+    Args:
+        namespace: the globals of the task's code.
+        dtype: dtype of all floating-point tensors.
+        inputs: number of arguments of `forward`.
+        names: names of the arguments, then of the state's tensors.
+        written: names of the state's tensors that a call changes. Each call changes copies.
+    """
+
+    seed = 42
+    """KernelBench's seed. With it, equal weights of `Model` and `ModelNew` are found."""
+
+    def __init__(
+        self,
+        namespace: dict[str, _Any],
+        dtype: str,
+        inputs: int = 0,
+        names: tuple[str, ...] = (),
+        written: tuple[str, ...] = (),
+    ) -> None:
+        self.namespace, self.dtype = namespace, getattr(_torch, dtype)
+        self.inputs, self.names = inputs, names
+        self.written = {names.index(name) for name in written}
+        self._reference: _Any = None
+
+    def run(self, *values: _Any) -> _Any:
+        """Call `Model` with the arguments and the state. TF32 is off, so that float32 is exact enough to compare."""
+        if self._reference is None:
+            model = self.build(self.namespace["Model"], self.seed)
+            self._reference = self.connect(model, self.wire(model))
+        cudnn = _torch.backends.cudnn
+        before, cudnn.allow_tf32 = cudnn.allow_tf32, False
+        try:
+            return self._reference(*values)
+        finally:
+            cudnn.allow_tf32 = before
+
+    def make_inputs(self, device: _torch.device) -> dict[str, _Any]:
+        """Draw the arguments and the state by the task's own code, on the device if the code allows it."""
+        try:
+            with _torch.device(device):
+                values = self.draw()
+        except (RuntimeError, TypeError):  # code that needs the CPU, such as numpy's
+            values = self.draw()
+        return dict(zip(self.names, map(self.cast, values), strict=True))
+
+    def draw(self) -> list[_Any]:
+        """Return new arguments, and the state of a new `Model`."""
+        model = self.namespace["Model"](*self.namespace["get_init_inputs"]())
+        return [*self.namespace["get_inputs"](), *self.list_state(model).values()]
+
+    def cast(self, value: _Any) -> _Any:
+        """Return a floating-point tensor in the task's dtype, and other values unchanged."""
+        is_float = isinstance(value, _torch.Tensor) and value.is_floating_point()
+        return value.to(self.dtype) if is_float else value
+
+    def build(self, model: _Any, seed: int) -> _Any:
+        """Return a new `Model` or `ModelNew` on the CPU, as KernelBench builds it."""
+        with _torch.random.fork_rng(devices=[]):
+            _torch.default_generator.manual_seed(seed)
+            arguments = self.namespace["get_init_inputs"]()
+            _torch.default_generator.manual_seed(seed)
+            return model(*arguments).requires_grad_(False)
+
+    @staticmethod
+    def list_locations(model: _Any) -> dict[str, tuple[_Any, _Any]]:
+        """Return path → container and key of each tensor of a module."""
+        found = {}
+        for path, module in model.named_modules():
+            prefix, attributes = f"{path}." if path else "", vars(module)
+            is_norm = isinstance(module, _torch.nn.modules.batchnorm._NormBase)
+            keeps_statistics = is_norm and module.training and module.track_running_stats
+            own = (module._parameters, {} if keeps_statistics else module._buffers, attributes)
+            lists = {key: one for key, one in attributes.items() if isinstance(one, (list, dict))}
+            nested = [(f"{prefix}{key}.", one) for key, one in lists.items() if key not in ("_parameters", "_buffers")]
+            for start, holder in [*((prefix, one) for one in own), *nested]:
+                for key, value in enumerate(holder) if isinstance(holder, list) else holder.items():
+                    if isinstance(value, _torch.Tensor):
+                        found[f"{start}{key}"] = holder, key
+        return found
+
+    def list_state(self, model: _Any) -> dict[str, _Any]:
+        """Return path → tensor of a module. A tensor at several paths has the first."""
+        first: dict[int, tuple[str, _Any]] = {}
+        for path, (holder, key) in self.list_locations(model).items():
+            first.setdefault(id(holder[key]), (path, holder[key]))
+        return dict(first.values())
+
+    def wire(self, model: _Any) -> dict[str, tuple[int, _Any]]:
+        """Return path → index of the value that belongs there, and its shape, for a `Model`."""
+        indexes = {id(tensor): at for at, tensor in enumerate(self.list_state(model).values(), self.inputs)}
+        return {
+            path: (indexes[id(holder[key])], holder[key].shape)
+            for path, (holder, key) in self.list_locations(model).items()
+        }
+
+    def connect(self, model: _Any, wires: dict[str, tuple[int, _Any]]) -> _Any:
+        """Return a function of all values that puts the state into a module, and calls it."""
+        targets: list[tuple[_Any, _Any, int, _Any]] = []
+        inputs, written, home = self.inputs, self.written, None
+
+        def call(*values: _Any) -> _Any:
+            nonlocal home
+            device = next((value.device for value in values if isinstance(value, _torch.Tensor)), None)
+            if device != home or home is None:
+                model.to(device=device, dtype=self.dtype)
+                locations, home = self.list_locations(model), device
+                targets[:] = [(*locations[path], index, shape) for path, (index, shape) in wires.items()]
+            for holder, key, index, shape in targets:
+                value = values[index].clone() if index in written else values[index]
+                holder[key] = value if value.shape == shape else value.view(shape)
+            result = model(*values[:inputs])
+            return result if isinstance(result, _torch.Tensor) else self.flatten(result)
+
+        return call
+
+    def flatten(self, result: _Any) -> list[_Any]:
+        """Return the parts of a nested result. A dict gives its values by the order of their keys."""
+        if isinstance(result, dict):
+            result = [result[key] for key in sorted(result)]
+        return [part for one in result for part in self.flatten(one)] if isinstance(result, (list, tuple)) else [result]
+
+    def bind_solution(self, file: str) -> _Any:
+        """Import a file with `ModelNew`, and return it as a function of the arguments and the state.
+
+        Raises:
+            TypeError: a tensor of `ModelNew` depends on weights, and is none of the state's tensors.
+        """
+        if self.dtype == _torch.float32:
+            _torch.backends.cudnn.allow_tf32 = False  # as in the reference
+        spec: _Any = _import.spec_from_file_location("kernelbench_solution", file)
+        module = _import.module_from_spec(spec)
+        vars(module).update({name: one for name, one in self.namespace.items() if not name.startswith("__")})
+        _sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        model, other = (self.build(module.ModelNew, seed) for seed in (self.seed, self.seed + 1))
+        given = self.list_state(self.build(self.namespace["Model"], self.seed))
+        wires, wrong, others, free = dict[str, _Any](), list[str](), self.list_locations(other), list(given)
+        for path, (holder, key) in self.list_locations(model).items():
+            tensor, (there, at) = holder[key], others.get(path, ({"": None}, ""))
+            fitting = [name for name, one in given.items() if self.is_same(tensor, one)]
+            if fitting and tensor.is_contiguous():
+                chosen = path if path in fitting else next((name for name in free if name in fitting), fitting[0])
+                free = [name for name in free if name != chosen]
+                wires[path] = self.inputs + list(given).index(chosen), tensor.shape
+            elif fitting or not self.is_same(tensor, there[at]):
+                wrong.append(path)
+        wrong += [path for path, _ in self.list_numbers(model) - self.list_numbers(other)]
+        if wrong:
+            raise TypeError(
+                f"ModelNew is refused: {', '.join(wrong)} depends on the weights, but is no tensor of Model "
+                f"with the values that seed {self.seed} gives; weights are inputs of each call, so derive it in forward"
+            )
+        return self.connect(model, wires)
+
+    @staticmethod
+    def is_same(tensor: _Any, other: _Any) -> bool:
+        """Return whether two tensors have equal elements in the same order. Their shapes may differ."""
+        if not isinstance(other, _torch.Tensor) or (tensor.numel(), tensor.dtype) != (other.numel(), other.dtype):
+            return False
+        return _torch.equal(tensor.reshape(-1), other.to(tensor.device).reshape(-1))
+
+    @staticmethod
+    def list_numbers(model: _Any) -> set[tuple[str, str]]:
+        """Return path and value of each number and text that a module has as a plain attribute."""
+        return {
+            (f"{path}.{key}".strip("."), repr(value))
+            for path, module in model.named_modules()
+            for key, value in vars(module).items()
+            if isinstance(value, (bool, int, float, complex, str))
+        }

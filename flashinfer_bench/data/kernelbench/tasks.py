@@ -1,0 +1,171 @@
+"""Reads a folder of KernelBench tasks and solutions as a trace set in memory.
+
+    level1/23_Softmax.py                        a task: the definition kernelbench_l1_023_softmax, with one workload
+    NAME/level_1_problem_23_sample_0_kernel.py  a solution of it, by the author NAME
+
+The shapes of a task come from a run of its code (`inspection.py`). Its arguments, parameters and buffers are inputs of
+type `custom`. A solution is the author's file, the task, and an entry file that connects them (`block.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from flashinfer_bench.base.files.reading import read_whole
+from flashinfer_bench.base.files.trees import walk_files
+from flashinfer_bench.base.isolated import IsolatedFailure, run_isolated
+from flashinfer_bench.data.definition import Definition
+from flashinfer_bench.data.issue import LoadIssue
+from flashinfer_bench.data.kernelbench.solutions import SOURCE_TAG, find_by_file, has_model_new, make_solution
+from flashinfer_bench.data.solution import SupportedLanguages
+from flashinfer_bench.data.store.dialects import MOST_SOURCE_BYTES
+from flashinfer_bench.data.store.drafts import find_language
+from flashinfer_bench.data.store.layout import DEFINITIONS
+from flashinfer_bench.data.trace import Trace
+from flashinfer_bench.data.trace_set import TraceSet
+from flashinfer_bench.data.workload import Workload
+from flashinfer_bench.errors import DataSetError, Fault
+
+Precision = Literal["fp32", "fp16", "bf16"]
+PRECISIONS: Final[Mapping[Precision, tuple[str, float]]] = {
+    "fp32": ("float32", 1e-4),
+    "fp16": ("float16", 1e-2),
+    "bf16": ("bfloat16", 1e-2),
+}
+"""KernelBench's precision → dtype of floating-point tensors, and the bound of absolute and of relative errors."""
+BLOCK: Final = Path(__file__).with_name("block.py")
+TASK_FILE: Final = re.compile(r"(\d+)_(\w[^/]*)\.py")
+LEVEL: Final = re.compile(r"level_?(\d+)")
+MARK: Final = "def get_init_inputs"
+"""A function that each task has."""
+LIMIT_S: Final = 3600.0
+"""Seconds for all tasks of a folder."""
+_NAMESPACE: Final = uuid.UUID("0d0c1d0e-6a0b-5f57-9c39-0a4f6f0c2f61")
+"""The namespace of the workloads' uuids."""
+
+
+def find_tasks(root: Path) -> list[Path]:
+    """Return the tasks of a folder, by level and number. A trace set has none."""
+    if (root / DEFINITIONS).is_dir():
+        return []
+    found = [path for path in _list_sources(root) if TASK_FILE.fullmatch(path.name) and MARK in _read(path)]
+    return sorted(found, key=lambda path: (_level_of(path), int(path.name.partition("_")[0]), str(path)))
+
+
+def read_tasks(root: Path, *, precision: Precision = "fp32") -> TraceSet:
+    """Run the code of the tasks in a folder to find their shapes; return the set of tasks and solutions.
+
+    Raises:
+        DataSetError: the folder has no tasks.
+        Fault: the process that runs the tasks ended.
+    """
+    found, files = TraceSet.from_path(root), find_tasks(root)
+    found.issues = [issue for issue in found.issues if issue.missing_definition is None]
+    if not files:
+        raise DataSetError(f"{root}: no task of KernelBench is here: level1/1_Name.py with {MARK}()")
+    dtype, bound = PRECISIONS[precision]
+    block = BLOCK.read_text(encoding="utf-8")
+    request = {"block": block, "tasks": [_read(file) for file in files]}
+    try:
+        answers = run_isolated(f"{__package__}.inspection", request, limit_s=LIMIT_S)
+    except IsolatedFailure as error:
+        raise Fault(f"the process that runs the tasks ended with exit code {error.code}:\n{error.log}") from error
+    for file, source, facts in zip(files, request["tasks"], answers, strict=True):
+        try:
+            _add_task(found, file, make_definition(file, source, block, facts, dtype), bound)
+        except ValueError as error:
+            found.issues.append(LoadIssue("error", file, None, None, f"not carried over: {error}"))
+    _read_solutions(found, root)
+    return found
+
+
+def _add_task(found: TraceSet, file: Path, definition: Definition, bound: float) -> None:
+    name = definition.name
+    if name in found.definitions:
+        raise ValueError(f"{found.definition_files[name]} is {name} already")
+    found.definitions[name], found.definition_files[name] = definition, file
+    workload = Workload.model_validate(
+        {
+            "uuid": str(uuid.uuid5(_NAMESPACE, name)),
+            "axes": {},
+            "inputs": {name: {"type": "custom"} for name in definition.inputs},
+            "tolerance": {"max_atol": bound, "max_rtol": bound, "required_matched_ratio": 1.0},
+        }
+    )
+    found.workloads[name] = [Trace(definition=name, workload=workload)]
+
+
+def make_definition(file: Path, source: str, block: str, facts: Mapping[str, Any], dtype: str) -> Definition:
+    """Return the definition of a task.
+
+    Args:
+        source: the task's code.
+        block: the code of `block.py`.
+        facts: what `inspection.py` found.
+
+    Raises:
+        ValueError: the task is refused, or no definition can hold it; the message has the reason.
+    """
+    if "refused" in facts:
+        raise ValueError(facts["refused"])
+    number, name = TASK_FILE.fullmatch(file.name).groups()  # type: ignore[union-attr] # find_tasks chose it
+    level = f"_l{_level_of(file)}" if _level_of(file) else ""
+    names = tuple(facts["inputs"])
+    outputs = facts["outputs"]
+    created = f"KernelBenchTask(globals(), {dtype!r}, {facts['arguments']}, {names!r}, {tuple(facts['written'])!r})"
+    footer = "run, make_inputs, bind_solution = _task.run, _task.make_inputs, _task.bind_solution"
+    results = {"output" if len(outputs) == 1 else f"output_{at}": one for at, one in enumerate(outputs)}
+    inputs, results = (
+        {name: {"shape": shape, "dtype": dtype if kind == "float32" else kind} for name, (shape, kind) in specs.items()}
+        for specs in (facts["inputs"], results)
+    )
+    return Definition.model_validate(
+        {
+            "name": f"kernelbench{level}_{int(number):03}_{re.sub(r'[^a-z0-9]+', '_', name.lower()).strip('_')}",
+            "op_type": f"kernelbench{level}",
+            "axes": {},
+            "inputs": inputs,
+            "outputs": results,
+            "reference": f"{source.rstrip()}\n\n\n{block}\n\n_task = {created}\n{footer}\n",
+            "custom_inputs_entrypoint": "make_inputs",
+            "tags": [SOURCE_TAG, f"level:{_level_of(file)}", f"problem:{number}", f"version:{_digest(source)}"],
+        }
+    )
+
+
+def _read_solutions(found: TraceSet, root: Path) -> None:
+    for file in _list_sources(root):
+        name = find_by_file([file.stem], found.definitions)
+        if name is not None and has_model_new(file.name, text := _read(file)):
+            author = file.parent.name if file.parent != root else "unknown"
+            language = find_language({file.name: text}) or SupportedLanguages.PYTHON
+            made = make_solution(f"{author}_{file.stem}", author, {file.name: text}, found.definitions[name], language)
+            found.solutions.setdefault(name, []).append(made)
+            found.solution_files[made.name] = file
+
+
+def _list_sources(root: Path) -> Iterator[Path]:
+    walk = walk_files(root, lambda *_: None, passes_over=lambda name: name.startswith("."))
+    return (path for path in walk if path.suffix == ".py")
+
+
+def _read(file: Path) -> str:
+    try:
+        return read_whole(file, MOST_SOURCE_BYTES).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataSetError(f"{file} cannot be read as a source: {error}") from None
+
+
+def _level_of(file: Path) -> int:
+    match = LEVEL.fullmatch(file.parent.name)
+    return int(match[1]) if match else 0
+
+
+def _digest(source: str) -> str:
+    """Return KernelBench's identity of a task: the digest of its code without comments and white space."""
+    return hashlib.md5(re.sub(r"#[^\n]*|\s", "", source).encode(), usedforsecurity=False).hexdigest()

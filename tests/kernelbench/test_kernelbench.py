@@ -1,0 +1,102 @@
+"""Tasks in KernelBench's form convert, and right and wrong solutions of them get the right verdict.
+
+`benchmarks/run_kernelbench.py` judges all tasks of tasks.txt; here are six of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.run_kernelbench import TASKS, command, judge_tasks, read_tasks, write_tasks
+from flashinfer_bench.cli.main import cli
+from flashinfer_bench.data.kernelbench.tasks import read_tasks as read_set
+from flashinfer_bench.data.store.drafts import DraftHints, read_draft
+from flashinfer_bench.errors import DataSetError
+
+SAMPLE = (5, 11, 12, 17, 21, 29)
+HEAD = "import torch\ndef get_init_inputs():\n    return []\ndef get_inputs():\n    return [torch.rand(4)]\n"
+MODEL = "class Model(torch.nn.Module):\n    def forward(self, x):\n        return {}\n"
+REFUSED = {
+    "1_draws": (
+        MODEL.format("torch.dropout(x, 0.2, True)"),
+        "its forward draws random numbers (aten.bernoulli_.float)",
+    ),
+    "2_text": (MODEL.format("'text'"), "an output is a str, not a tensor or a number"),
+    "3_package": ("import transformers_of_nobody", "No module named 'transformers_of_nobody'"),
+    "4_nothing": ("", "it has no Model"),
+    "5_ends": ("import os\nos._exit(3)", "its code ended the process with exit code 3"),
+    "6_number": (
+        "import random\nclass Model(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.rate = random.random()\n",
+        "Model draws numbers that are no tensors: rate",
+    ),
+    "7_complex": (MODEL.format("torch.fft.fft(x)"), "unknown dtype 'complex64'"),
+    "8_reads": (MODEL.format("x if x.sum().item() < 9 else -x"), None),
+}
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    """A folder with a task, and a solution of it outside a run's folder."""
+    chosen = [task for task in read_tasks(TASKS) if task.number == 11]
+    write_tasks(tmp_path / "tasks", chosen)
+    (tmp_path / "model_new.py").write_text(chosen[0].right)
+    return tmp_path / "tasks"
+
+
+@pytest.mark.cpu
+@pytest.mark.slow
+def test_right_and_wrong_solutions_of_converted_tasks_get_the_right_verdict(tmp_path: Path) -> None:
+    rows = judge_tasks(tmp_path, [task for task in read_tasks(TASKS) if task.number in SAMPLE])
+    statuses = {(definition, author): status for definition, author, status, _ in rows}
+    assert len(statuses) == 2 * len(SAMPLE)
+    assert {status for (_, author), status in statuses.items() if author == "right"} == {"PASSED"}
+    assert {status for (_, author), status in statuses.items() if author == "wrong"} == {
+        "INCORRECT_NUMERICAL",
+        "COMPILE_ERROR",
+    }
+    assert all("depends on the weights" in log for *_, status, log in rows if status == "COMPILE_ERROR")
+
+
+@pytest.mark.cpu
+def test_a_task_that_cannot_be_carried_over_is_named_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "level1").mkdir()
+    for name, (text, _) in REFUSED.items():
+        (tmp_path / "level1" / f"{name}.py").write_text(HEAD + text)
+    found = read_set(tmp_path)
+    reasons = {issue.file.stem: issue.reason for issue in found.issues}
+    assert list(found.definitions) == ["kernelbench_l1_008_reads"]
+    for name, (_, reason) in REFUSED.items():
+        assert (reason is None) == (name not in reasons)
+        assert reason is None or reason in reasons[name]
+
+
+@pytest.mark.cpu
+def test_a_model_new_is_a_solution_of_the_task_that_its_name_or_the_user_names(tasks: Path) -> None:
+    found = read_set(tasks, precision="bf16")
+    (name,) = found.definitions
+    assert found.definitions[name].inputs["mix__weight"].dtype == "bfloat16"
+    assert found.workloads[name][0].workload.tolerance.max_atol == 1e-2
+    assert [item.author for item in found.solutions[name]] == ["right", "wrong"]
+    for path in (tasks / "right", tasks / "right/level_1_problem_11_sample_0_kernel.py", tasks.parent / "model_new.py"):
+        draft = read_draft(path, found.definitions)
+        assert (draft.solution.definition, draft.solution.spec.declared_style) == (name, False)
+    plain = {"plain": found.definitions[name].model_copy(update={"tags": []})}
+    with pytest.raises(DataSetError, match="ModelNew is for tasks of KernelBench"):
+        read_draft(tasks.parent / "model_new.py", plain, DraftHints(definition="plain"))
+
+
+def test_the_code_of_tasks_runs_only_if_the_user_trusts_it(tasks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["run", "--local", str(tasks)], ["convert", str(tasks), "--from", "kernelbench", "--output", "new"]):
+        assert cli(words) == 2
+        assert "--trust-definitions" in capsys.readouterr().err
+
+
+@pytest.mark.cpu
+def test_run_takes_a_folder_of_tasks_as_a_set(tasks: Path) -> None:
+    words = ("--trust-definitions", "--authors", "right", "--quick", "--devices", "cpu")
+    done = command("run", "--local", tasks, *words)
+    assert (done.returncode, "1 PASSED" in done.stdout) == (0, True), done.stderr
+    assert list((tasks / "traces").rglob("*.jsonl"))
