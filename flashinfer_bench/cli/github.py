@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 Level = Literal["error", "warning"]
 MOST_ANNOTATIONS: Final = 10
 """Annotations of a level that GitHub keeps of a step."""
+LONGEST_TITLE: Final = 255
+"""Characters of a title that GitHub takes."""
 LONGEST_TEXT: Final = 4000
-"""Characters of a text or a title in an annotation; the log has the rest."""
+"""Characters of a text in an annotation; the log has the rest."""
 MOST_BYTES: Final = (1 << 20) - 1
 """Largest summary of a step. GitHub drops a larger one as a whole."""
 CUT: Final = b"\n\nThe summary is cut here, at GitHub's limit; the log has the rest.\n"
@@ -77,7 +79,7 @@ class GitHubReport:
             rows.append((level, f"{file}:{at}".rstrip(":"), of, text))
             counts[level] += 1
             if counts[level] <= MOST_ANNOTATIONS:
-                lines.append(_make_command(level, text, file=file, line=at, title=of))
+                lines.append(_make_command(level, text, file=file, line=at, title=of[:LONGEST_TITLE]))
         more = f"; {len(rows) - len(lines)} more in the step summary" if len(rows) > len(lines) else ""
         lines.append(_make_command("notice", self.count + more, title=title))
         table = make_markdown_table(("Level", "At", "Of", "Text"), rows) if rows else ""

@@ -86,11 +86,12 @@ def test_a_document_on_stdout_stays_whole(form, runner, capsys):
 
 
 def test_the_worst_is_first_and_what_github_drops_is_counted():
-    report = GitHubReport([Annotation("warning", "late")], "12 jobs")
+    report = GitHubReport([Annotation("warning", "late" * 2000, "t" * 300)], "12 jobs")
     report.annotations += [Annotation("error", str(weight), weight=weight) for weight in range(12)]
     lines, summary = report.render("run", Path())
     assert lines[:2] == ["::error::11", "::error::10"]
-    assert lines[10:] == ["::warning::late", "::notice title=run::12 jobs; 2 more in the step summary"]
+    assert lines[10] == f"::warning title={'t' * 255}::{'late' * 1000}"
+    assert lines[11:] == ["::notice title=run::12 jobs; 2 more in the step summary"]
     assert "| error |  |  | 0 |" in summary
 
 
