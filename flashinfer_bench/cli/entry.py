@@ -48,6 +48,7 @@ COMMANDS: Final = {
     "pack": "make a solution file from a folder of sources",
     "unpack": "make a folder of sources from a solution file",
     "convert": "write a set of another layout in the standard layout",
+    "fetch": "download a trace set from the Hugging Face hub",
     "export": "write solutions for FlashInfer's Trace Apply",
     "repro": "write the call that decided a verdict to files",
     "inspect": "inspect one call of a solution with ncu or compute-sanitizer",

@@ -22,6 +22,7 @@ COMMANDS = {
     "unpack": "unpack packed.json -d set/out/sources",
     "export apply": "export apply set/out/applied --local set --unconfirmed",
     "convert": "convert other --output set/out/converted",
+    "fetch": "fetch someone/set --output set/out/fetched",
     "perf": "perf --routine rmsnorm --backends torch --output_path set/out/x.csv --batch_size 1 --hidden_size 8",
     "compare": "compare double_python double_python set --junit set/out/x.xml",
     "repro": "repro double_python w0 --local set --dump set/out/repro",

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from flashinfer_bench.base.files.reading import POINTER_START, open_to_read, refuse_strange
+from flashinfer_bench.data.store.fetch_record import missing_command
 from flashinfer_bench.data.store.layout import BLOB, own_folders
 from flashinfer_bench.errors import WorkloadFault
 
@@ -52,7 +53,7 @@ class BlobStore:
             is_pointer = found.st_size <= _POINTER_MAX_BYTES and _starts_as_pointer(file)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
-                raise BlobMissing(f"{what} is not there; download the blob/ folder of the data set") from error
+                raise BlobMissing(f"{what} is not there; run: {missing_command(self.root)}") from error
             raise WorkloadFault(f"{what} cannot be read: {error.strerror}; check its permissions") from error
         real = file.resolve()
         folders = (*own_folders(self.root), (self.root / BLOB).resolve())  # blob/ may be a link to another disk

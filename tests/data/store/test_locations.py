@@ -84,5 +84,5 @@ def test_a_path_or_a_link_that_leads_out_of_the_set_is_refused(tmp_path, path):
 @pytest.mark.parametrize("path", ["blob/none", "blob/" + "x" * 5000])
 def test_a_missing_blob_is_reported_with_its_workload_and_the_remedy(tmp_path, path):
     put(tmp_path / PATH)
-    with pytest.raises(WorkloadFault, match="of workload w7 is not there; download"):
+    with pytest.raises(WorkloadFault, match="of workload w7 is not there; run: flashinfer-bench fetch"):
         BlobStore(tmp_path).locate(path, workload="w7")

@@ -1,0 +1,206 @@
+"""Fetches a trace set from the Hugging Face hub into a folder: only the chosen files, each checked by size and digest.
+
+A file is downloaded into a staging folder of the set, checked, and then moved to its path. So the set never holds a
+part of a file or a wrong file. A file that differs from the hub's is replaced; only traces are kept, since runs append
+to them. The files of a set belong to one commit: a fetch of another commit also updates the files that are here.
+
+Only this module imports huggingface_hub, and no worker imports this module.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from flashinfer_bench.base.files.reading import BLOCK_BYTES, open_to_read
+from flashinfer_bench.base.files.writing import open_folder
+from flashinfer_bench.base.install import install_hint
+from flashinfer_bench.data import TraceSet
+from flashinfer_bench.data.store.blobs import is_inside
+from flashinfer_bench.data.store.fetch_record import RECORD, FetchRecord, read_record
+from flashinfer_bench.data.store.jsonl import write_whole
+from flashinfer_bench.data.store.layout import BLOB, FOLDERS, SOLUTIONS, TRACES, path_part
+from flashinfer_bench.errors import Fault, UsageError
+
+THREADS: Final = 8
+"""Downloads at a time, as many as the hub's own client runs."""
+HIDDEN: Final = re.compile(r"(^|/)\.")
+"""Paths that readers of a set skip. They are not fetched."""
+SHA256_DIGITS: Final = 64
+MISSING: Final = "it is missing or differs, and offline no file is downloaded"
+REFUSED: Final = "refused: its size or digest differs from the hub's list"
+UNLISTED: Final = "a workload names it, and the hub does not have it"
+
+
+@dataclass
+class Fetch:
+    """One fetch into a folder, and its result."""
+
+    root: Path
+    record: FetchRecord
+    download: Callable[..., str] | None
+    """Downloads a path into `local_dir`, and returns the file; None offline."""
+    each: Callable[..., list[Any]]
+    """Maps a function over paths in threads, and shows their number."""
+    right: int = 0
+    """Number of chosen files that are here."""
+    downloaded: int = 0
+    kept: list[str] = field(default_factory=list)
+    """Files of traces that differ from the hub's."""
+    problems: dict[str, str] = field(default_factory=dict)
+    """Chosen file → why it is not here."""
+
+    def bring(self, chosen: Collection[str]) -> None:
+        """Check files, and download those that are missing or differ."""
+        paths = sorted(chosen)
+        is_right = dict(zip(paths, self.each(self.check, paths, desc="checking"), strict=True))
+        wrong = [path for path in paths if not is_right[path]]
+        kept = [path for path in wrong if path.startswith(f"{TRACES}/") and (self.root / path).exists()]
+        absent = sorted({*wrong} - {*kept})
+        self.kept += kept
+        self.right += len(paths) - len(wrong)
+        if self.download is None:
+            self.problems |= dict.fromkeys(absent, MISSING)
+        elif absent:
+            size = sum(self.record.files[path][0] for path in absent)
+            with TemporaryDirectory(prefix=".fetch-", dir=self.root) as staging:
+                fetched = self.each(partial(self.fetch, staging), absent, desc=f"fetching {size:,} bytes")
+            self.downloaded += sum(fetched)
+            self.problems |= {path: REFUSED for path, is_here in zip(absent, fetched, strict=True) if not is_here}
+
+    def check(self, path: str) -> bool:
+        """Return whether a file of the set has the listed size and digest."""
+        try:
+            return _is_listed(self.root / path, *self.record.files[path])
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def fetch(self, staging: str, path: str) -> bool:
+        """Download a file, and move it into the set; return False if its size or digest is not the listed one."""
+        assert self.download is not None
+        loaded, file = Path(self.download(path, local_dir=staging)), self.root / path
+        if not _is_listed(loaded, *self.record.files[path]):
+            return False
+        with open_folder(file.parent, self.root) as folder:
+            folder.find(file.name)  # refuses to replace a link
+            os.replace(loaded, file.name, dst_dir_fd=folder.fd)
+        return True
+
+
+def fetch_set(
+    repository: str,
+    root: Path,
+    *,
+    choose: Callable[[Collection[str]], Collection[str] | None],
+    only_missing: bool,
+    revision: str | None,
+    is_offline: bool,
+    is_quiet: bool,
+) -> Fetch:
+    """Fetch the chosen files that are not in the folder yet. Files that are here are checked.
+
+    Args:
+        repository: the data set on the hub, `owner/name`.
+        root: the folder of the set. It is made if it is missing.
+        choose: takes the paths on the hub; returns the file names of the chosen definitions, None for all files. Blobs
+            of chosen definitions are those that workloads name.
+        only_missing: fetch only blobs that workloads in the folder name.
+        revision: branch, tag or commit; None for the fetched commit with `only_missing`, else for the main branch.
+        is_offline: send no request.
+        is_quiet: show no progress.
+
+    Raises:
+        UsageError: the package is missing, the repository or the revision is unknown, or the record does not fit.
+        Fault: the hub cannot be read, or a file cannot be written.
+    """
+    try:
+        from huggingface_hub import HfApi, errors, utils
+        from tqdm.contrib.concurrent import thread_map
+    except ImportError as error:
+        raise UsageError(f"fetch needs huggingface_hub: {install_hint('hub')}") from error
+    utils.disable_progress_bars()  # the client shows a bar for each file
+    old = read_record(root)
+    if old is not None and old.repository != repository:
+        raise UsageError(f"{root} was fetched from {old.repository}; give another folder with --output")
+    revision = revision or (old.commit if old is not None and only_missing else "main")
+    with _translated_errors(errors):
+        api = HfApi()
+        if old is not None and revision in ({old.commit, old.revision} if is_offline else {old.commit}):
+            record = old
+        elif is_offline:
+            raise UsageError(f"{root} has no record of {repository} at {revision}; fetch it once with the network")
+        else:
+            record = _read_commit(api, repository, revision, old)
+        listed = record.files.keys()
+        names = choose(listed)
+        chosen = set() if only_missing else {path for path in listed if _is_chosen(path, names)}
+        if record is not old:
+            chosen |= {path for path in listed if (root / path).exists()}
+        write_whole(root / RECORD, record.model_dump_json(), root=root)
+        load = partial(api.hf_hub_download, repository, repo_type="dataset", revision=record.commit)
+        each = partial(thread_map, max_workers=THREADS, unit="file", disable=is_quiet or None)  # None: not on a pipe
+        fetch = Fetch(root, record, None if is_offline else load, each)
+        fetch.bring(chosen)
+        blobs = {
+            str(PurePosixPath(source.path))
+            for name, lines in TraceSet.from_path(root).workloads.items()
+            if names is None or path_part(name) in names
+            for line in lines
+            for source in line.workload.stored_inputs.values()
+        } - chosen
+        fetch.problems |= dict.fromkeys(blobs - listed, UNLISTED)
+        fetch.bring(blobs & listed)
+    return fetch
+
+
+def _read_commit(api: Any, repository: str, revision: str, old: FetchRecord | None) -> FetchRecord:
+    """Return the record of a revision. Its files are requested only if the commit is another one."""
+    commit = api.dataset_info(repository, revision=revision).sha
+    if old is not None and commit == old.commit:
+        return old
+    entries = api.list_repo_tree(repository, repo_type="dataset", revision=commit, recursive=True)
+    files = {
+        entry.path: (entry.size, entry.lfs.sha256 if entry.lfs else entry.blob_id)
+        for entry in entries
+        if hasattr(entry, "blob_id") and is_inside(entry.path) and not HIDDEN.search(entry.path)
+    }
+    return FetchRecord(repository=repository, revision=revision, commit=commit, files=files)
+
+
+def _is_chosen(path: str, names: Collection[str] | None) -> bool:
+    """Return whether a file is chosen by its path: a file of a chosen definition that is no blob, or of the root."""
+    folder, *below = PurePosixPath(path).parts
+    if names is None or not below:
+        return True
+    return folder in FOLDERS - {BLOB} and (below[-2:][0] if folder == SOLUTIONS else PurePosixPath(path).stem) in names
+
+
+def _is_listed(file: Path, size: int, listed: str) -> bool:
+    """Return whether a file has a size and a digest: SHA-256, or with fewer digits that of git's blob."""
+    with os.fdopen(open_to_read(file), "rb") as handle:
+        if os.fstat(handle.fileno()).st_size != size:
+            return False
+        is_long = len(listed) == SHA256_DIGITS
+        digest = hashlib.sha256() if is_long else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+        while block := handle.read(BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest() == listed
+
+
+@contextmanager
+def _translated_errors(known: Any) -> Iterator[None]:
+    """Translate errors of the hub's client and of the disk."""
+    try:
+        yield
+    except (known.RepositoryNotFoundError, known.RevisionNotFoundError, known.HFValidationError) as error:
+        raise UsageError(" ".join(str(error).split())) from error
+    except (OSError, RuntimeError, known.HTTPError) as error:
+        raise Fault(f"{' '.join(str(error).split())}; the same command resumes the fetch") from error

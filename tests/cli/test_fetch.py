@@ -1,0 +1,222 @@
+"""`fetch` against a local server that speaks the hub's API: 200 files, in part, interrupted, wrong, offline."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from itertools import count
+
+import pytest
+
+from flashinfer_bench.base.install import install_hint
+from flashinfer_bench.cli.main import cli as main
+from tests.kit.hub_server import REPOSITORY, HubServer
+from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
+
+constants = pytest.importorskip("huggingface_hub.constants", reason=f"needs huggingface_hub: {install_hint('hub')}")
+
+MANY = pytest.mark.parametrize("content", [96], ids=["200 files"], indirect=True)
+"""Runs a test with 96 blobs of each definition. With the other files the repository has 200."""
+TRACES = "traces/alice/doubles/double.jsonl"
+
+
+def blob_of(name, number):
+    return f"blob/workloads/{name}s/{name}/{name}_w{number}.safetensors"
+
+
+BROKEN = blob_of("double", 2)
+
+
+@pytest.fixture
+def content(tmp_path, request):
+    """A set with two definitions: path → bytes. A parameter is the number of blobs of each."""
+    blobs = getattr(request, "param", 3)
+    names, files, lines = ("double", "triple"), {"README.md": "a set"}, []
+    for name, number in ((name, number) for name in names for number in range(blobs)):
+        files[blob_of(name, number)] = f"{name} {number} " * 50
+        stored = {"type": "safetensors", "path": f"./{blob_of(name, number)}", "tensor_key": "x"}
+        workload = make_workload(f"w{number}", inputs={"x": stored})
+        lines.append(make_trace(definition=name, solution=None, workload=workload))
+    root = write_trace_set(
+        tmp_path / "hub",
+        files,
+        definitions=[make_definition(name, op_type=f"{name}s") for name in names],
+        solutions=[make_solution(f"{name}_python", definition=name) for name in names],
+        workloads=lines,
+        traces=[make_trace()],
+    )
+    return {str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()}
+
+
+@pytest.fixture
+def server(content, tmp_path, monkeypatch):
+    """The hub, whose client has no token, no cache and no other server."""
+    monkeypatch.chdir(tmp_path)
+    with HubServer(dict(content)) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        for name in ("HF_HUB_CACHE", "HF_TOKEN_PATH"):
+            monkeypatch.setattr(constants, name, str(tmp_path / "home"))
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def fetch(server, tmp_path, capsys):
+    """Run the command with flags; returns its exit code, JSON, stderr, and the paths that were downloaded."""
+
+    def call(line="", repository=REPOSITORY):
+        server.requests.clear()
+        code = main(["fetch", repository, "--output", "set", "--json", *line.split()])
+        out, err = capsys.readouterr()
+        return code, json.loads(out) if out else {}, err, server.downloads()
+
+    return call
+
+
+def files_in(root):
+    """Return path → content of the files of a set, without the record."""
+    files = {str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()}
+    assert files.pop(".fetched.json")
+    return files
+
+
+@MANY
+def test_all_200_files_are_fetched_once_and_checked_offline_without_a_request(fetch, server, content, tmp_path):
+    code, document, _, downloads = fetch()
+    assert (code, document["files"], document["downloaded"], document["problems"]) == (0, 200, 200, [])
+    assert files_in(tmp_path / "set") == content
+    assert (document["commit"], len(downloads)) == (server.commit, 200)
+    for flags, requests in {"": 1, f"--revision {server.commit}": 0, "--offline": 0}.items():
+        code, document, _, _ = fetch(flags)
+        assert (code, document["files"], document["downloaded"], len(server.requests)) == (0, 200, 0, requests), flags
+    (tmp_path / "set" / BROKEN).write_bytes(b"other")
+    code, document, err, _ = fetch("--offline")
+    assert (code, document["files"], server.requests) == (1, 199, [])
+    assert f"error: {BROKEN}: it is missing or differs, and offline" in err
+
+
+@pytest.mark.parametrize("flags", ["--definitions double", "--op-types doubles"])
+def test_only_the_files_of_a_definition_are_fetched(fetch, content, flags):
+    assert fetch(flags)[::3] == (0, sorted(path for path in content if "triple" not in path))
+    assert fetch()[::3] == (0, sorted(path for path in content if "triple" in path))
+
+
+def test_missing_blobs_are_fetched_by_the_command_that_the_run_names(fetch, server, content, tmp_path, capsys):
+    fetch("--definitions double")
+    for number in range(3):
+        (tmp_path / "set" / blob_of("double", number)).unlink()
+    assert main(["validate", "set"]) == 1
+    assert f"is not there; run: flashinfer-bench fetch {REPOSITORY} --missing --output set\n" in capsys.readouterr().out
+    assert fetch("--missing")[::3] == (0, [blob_of("double", number) for number in range(3)])
+
+
+@MANY
+@pytest.mark.parametrize("code", [130, 1], ids=["Ctrl-C", "error"])
+def test_an_interrupted_fetch_is_resumed(fetch, server, content, tmp_path, code):
+    downloads = count()
+
+    def stop(_):
+        number = next(downloads)
+        if code == 130 and number == 50:
+            os.kill(os.getpid(), signal.SIGINT)
+        return 410 if code == 1 and number >= 50 else None
+
+    server.on_download = stop
+    assert fetch()[0] == code
+    whole = files_in(tmp_path / "set")
+    assert 40 < len(whole) < 200
+    assert whole.items() <= content.items()
+    server.on_download = lambda _: None
+    assert fetch("--offline")[0] == 1
+    assert fetch()[::3] == (0, sorted(content.keys() - whole.keys()))
+    assert files_in(tmp_path / "set") == content
+
+
+def test_a_download_that_breaks_off_is_continued(fetch, server, content, tmp_path):
+    server.cuts.add(BROKEN)
+    assert fetch("--definitions double")[:2:2] == (0,)
+    assert (tmp_path / "set" / BROKEN).read_bytes() == content[BROKEN]
+
+
+@pytest.mark.parametrize("path", [BROKEN, "solutions/alice/doubles/double/double_python.json"])
+def test_a_file_with_a_wrong_digest_is_refused(fetch, server, content, tmp_path, path):
+    server.sent[path] = content[path][::-1]
+    code, document, err, _ = fetch()
+    assert (code, document["files"]) == (1, len(content) - 1)
+    assert f"error: {path}: refused: its size or digest differs from the hub's list" in err
+    assert not (tmp_path / "set" / path).exists()
+    server.sent.clear()
+    assert fetch()[::3] == (0, [path])
+
+
+def test_a_newer_commit_updates_the_files_that_are_here_and_keeps_traces(fetch, server, content, tmp_path):
+    fetch("--definitions double")
+    grown = content[TRACES] * 2
+    (tmp_path / "set" / TRACES).write_bytes(grown)
+    server.files |= {BROKEN: b"new", "README.md": b"new", blob_of("triple", 0): b"new"}
+    code, document, err, downloads = fetch("--op-types triples")
+    changed = {"README.md", BROKEN, *(path for path in content if "triple" in path)}
+    assert (code, document["kept"], downloads) == (0, [TRACES], sorted(changed))
+    assert f"kept, though it differs from the hub's: {TRACES}" in err
+    assert (tmp_path / "set" / TRACES).read_bytes() == grown
+
+
+def test_paths_of_the_hub_stay_in_the_set(fetch, server, tmp_path):
+    server.files = {
+        "../out.json": b"x",
+        "/tmp/out.json": b"x",
+        ".git/hooks/x": b"x",
+        "a/.fetched.json": b"x",
+        "b": b"x",
+    }
+    assert fetch()[::3] == (0, ["b"])
+    assert set(files_in(tmp_path / "set")) == {"b"}
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "set/folder").symlink_to(tmp_path / "outside")
+    server.files["folder/file"] = b"x"
+    code, _, err, _ = fetch()
+    assert (code, list((tmp_path / "outside").iterdir())) == (1, [])
+    assert "no write below" in err
+
+
+def test_blobs_that_the_hub_lacks_are_reported(fetch, server, content):
+    del server.files[BROKEN]
+    code, document, err, _ = fetch()
+    assert (code, document["files"]) == (1, len(content) - 1)
+    assert f"error: {BROKEN}: a workload names it, and the hub does not have it" in err
+
+
+WRONG = {
+    "--definitions doubel": "no definition 'doubel'; did you mean 'double'?",
+    "--op-types nothing": "no op type 'nothing'",
+    "--revision v9": "Revision Not Found",
+    "--offline": "has no record of someone/small-trace at main; fetch it once with the network",
+}
+
+
+@pytest.mark.parametrize("flags", WRONG)
+def test_a_name_that_matches_nothing_is_a_usage_error(fetch, tmp_path, flags):
+    code, _, err, downloads = fetch(flags)
+    assert (code, downloads) == (2, [])
+    assert WRONG[flags] in err
+    assert not (tmp_path / "set").exists()
+
+
+def test_a_repository_that_is_unknown_or_another_one_is_a_usage_error(fetch):
+    assert "Repository Not Found" in fetch(repository="someone/other")[2]
+    assert fetch(repository="a/b/c")[0] == 2
+    fetch("--definitions double")
+    code, _, err, _ = fetch(repository="someone/other")
+    assert (code, "was fetched from someone/small-trace; give another folder" in err) == (2, True)
+
+
+def test_without_the_package_the_message_names_the_extra(fetch, monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    code, _, err, _ = fetch()
+    assert (code, "fetch needs huggingface_hub" in err, "'.[hub]'" in err) == (2, True, True)
