@@ -85,7 +85,7 @@ class Benchmark:
         self.faults: list[JobFaulted] = []
         self._repeat = 1
         self._unsaved: dict[int, Trace] = {}
-        """Identity → trace of this object's runs that the set has only in memory. No run resumes from these traces."""
+        """Identity → trace. These traces of this object's runs are not on disk, so no run resumes from them."""
         self._reserved: Reservation | None = None
         self._keeps_sessions = keeps_sessions
         self._kept: Harness | None = None
@@ -342,7 +342,7 @@ def make_rules(context: HarnessContext, plan: Plan, *, keeps_sessions: bool = Fa
 
 
 class PlanRun(Submission):
-    """The jobs of a plan: each once, or in several workers that are interleaved between solutions.
+    """The jobs of a plan. Each runs in one worker, or in several workers that alternate with other solutions' workers.
 
     With several workers the latency is the mean over them; its interval comes from the spread between them. The first
     worker that does not pass decides the verdict, since a solution must be right each time.
@@ -397,7 +397,8 @@ class PlanRun(Submission):
         return result
 
     def note(self, job: Job, result: Trace | JobFaulted) -> None:
-        """Withdraw a job's other workers. If its workload has all its verdicts, have the best confirmed."""
+        """Withdraw the job from workers that have not run it. If its workload has all its verdicts, have the best
+        confirmed."""
         if self._times > 1:
             self._harness.withdraw(self, job)
         if self._winners is not None and (jobs := self._winners.note(job, result)):

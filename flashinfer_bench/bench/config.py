@@ -119,8 +119,8 @@ class BenchmarkConfig(EvalSettings):
     timeout_seconds: Seconds = 300
     """Limit of one solution on one workload, in seconds."""
     call_timeout_seconds: Seconds | None = None
-    """Limit of a call after a solution's first, and of a first call without compilation, in seconds; None for no limit.
-    A call may always take 50 times as long as the reference. `run --solution`, `repro` and `serve` set 20, --watch and
+    """Limit of a solution's later calls, and of its first call while nothing compiles, in seconds; None for no limit. A
+    call may always take 50 times as long as the reference. `run --solution`, `repro` and `serve` set 20, --watch and
     --quick 5."""
     profile_baseline: bool = True
     """Time the reference; without its time there is no speed-up."""
@@ -149,7 +149,7 @@ class BenchmarkConfig(EvalSettings):
     worker_memory_gb: Gigabytes | None = None
     """Limit on a worker's host memory; None leaves it to the machine."""
     build_jobs: Count | None = None
-    """Compilers at once; None for one less than there are cores (on a CPU, which waits for them, one for each core)."""
+    """Number of compilers that may run at once. None: the number of cores on a CPU, one less on a GPU."""
     time_budget_s: Seconds = 1.0
     """A measurement of a solution takes fewer samples if it would last longer than this."""
     baseline_budget_s: Seconds = 2.0
@@ -161,7 +161,7 @@ class BenchmarkConfig(EvalSettings):
     cuda_graphs: bool = True
     """Time a call of several GPU operations as the replay of a captured CUDA graph."""
     assurance: Literal["standard", "full"] = "standard"
-    """Bound of a GPU's latency from outside: a gated chain of calls, or at full also batches of calls."""
+    """Calls that bound a GPU's latency from outside the worker: a gated chain; at full also batches."""
     confirm: bool = True
     """Judge the best of each workload again at full assurance, on a GPU, to confirm it."""
     library_calls: Literal["allow", "flag", "refuse"] = "flag"
@@ -179,7 +179,8 @@ class BenchmarkConfig(EvalSettings):
     sandbox: SandboxLevel = "auto"
     """Sandbox of workers: strict (required), auto (best available), off."""
     trust_definitions: bool = False
-    """Make custom inputs by the code of definitions from any set, not only from the first set's own files."""
+    """Let the code of definitions in any set make custom inputs; without it, only definitions in the first set's own
+    files."""
     evaluator_modules: list[PlugInReference] = Field(default_factory=list)
     """Modules with the user's own evaluators, which come before the built-in ones: `package.module` or
     `module:Class`."""
@@ -232,7 +233,7 @@ class BenchmarkConfig(EvalSettings):
         return self._lay(self._levels, overrides)
 
     def with_defaults(self, origin: str, **values: Any) -> BenchmarkConfig:
-        """Return this configuration with other defaults of eval fields: any source beats them.
+        """Return this configuration with other defaults of eval fields. A value from any source beats such a default.
 
         Args:
             origin: their origin.
@@ -291,7 +292,7 @@ class BenchmarkConfig(EvalSettings):
         return result | {name: origin for name, (_, origin) in cascade(self._levels).items()}
 
     def section_locations(self, section: str, *, users_only: bool = False) -> Iterator[tuple[str, str]]:
-        """Yield source and name of each section of op_type_config or definition_config, in all sources or the
+        """Yield source and name of each section of op_type_config or definition_config, in all sources or only in the
         user's."""
         for level in self._levels:
             if level.section == section and (level.owner == "user" or not users_only):

@@ -142,7 +142,7 @@ class EvalSettings(StrictModel):
     regimes_rule: bool = True
     """Judge some untimed calls on inputs of other scales."""
     power_rule: bool = True
-    """Call a sampler of few rows until draws that omit a small mass would show."""
+    """If a sampler has few rows, call it more often, so that it cannot omit a small mass unnoticed."""
     extra: Extra = Field(default_factory=dict)
     """Parameters of one evaluator, by name."""
 

@@ -38,7 +38,7 @@ draws, is missing, since chance can break it."""
 MOST_KNOWN: Final = 16
 """Number of fastest solutions that an engine remembers for each workload and kind of hardware."""
 Confirm = Literal["if_best", "always", "never"]
-"""When a submission is judged at full assurance: if it would be the best, at once, or never."""
+"""When a submission is judged at full assurance: again if it would be the best, always and at once, or never."""
 Scope = tuple[str, str]
 """Name of a definition, uuid of a workload."""
 
@@ -223,9 +223,10 @@ class Winners:
         return [confirmation for one in changed for confirmation in self._next(one)]
 
     def _void(self, record: Record, name: str) -> list[Contest]:
-        """Revoke the passed verdicts of a solution if its verdicts require it; return the workloads.
+        """Revoke the passed verdicts of a solution with two verdicts in `broken`; return the workloads of the revoked
+        verdicts.
 
-        One verdict must come from a confirmation: an honest solution may be wrong on two workloads.
+        One of the two must come from a confirmation, since an honest solution may be wrong on two workloads.
         """
         if not record.is_confirmation_broken or len(record.broken) < 2:
             return []

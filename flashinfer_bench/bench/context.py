@@ -137,8 +137,8 @@ class HarnessContext:
         return self.sandbox if self._cluster is None else self._cluster.sandbox_of(device)
 
     def survey(self, solutions: Iterable[Solution]) -> None:
-        """Ask the nodes of a cluster for the missing requirements of all solutions at once. Planning reads them one by
-        one."""
+        """Ask the nodes of a cluster for the missing requirements of all solutions at once. Planning later asks for one
+        solution at a time."""
         if self._cluster is not None:
             self._cluster.survey(solutions)
 

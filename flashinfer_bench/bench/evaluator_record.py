@@ -38,7 +38,8 @@ MAX_ERROR_NORM: Final = "max_error_norm"
 SUMMED_TOLERANCE: Final = "summed_tolerance"
 """Key of `extra`: allow an error up to atol + rtol * |expected|, as torch.allclose does."""
 MEASURE_REJECTED: Final = "measure_rejected"
-"""Key of `extra`: also time a solution with wrong values. The trace keeps its status and has no performance."""
+"""Key of `extra`: also time a solution with wrong values. Its trace still has the status of wrong values, and no
+performance."""
 EXPONENT: Final = re.compile(r"[-+]?\d+[eE][-+]?\d+$")
 SHOWN_CHARS: Final = 80
 """Characters of a wrong value that a message shows."""
@@ -72,8 +73,7 @@ class EvaluatorRecord:
     """The declaration of one evaluator."""
 
     revision: int
-    """Increase it when inputs, rules or numbers change for the definitions that it takes, even by a change of shared
-    code."""
+    """Increase this number when the evaluator's inputs, rules or figures change, even by a change of shared code."""
     op_types: tuple[str, ...] = ()
     """Op types that it may take; empty: it takes the definitions that no other evaluator takes."""
     takes: Callable[[Definition], bool] = lambda _definition: True

@@ -27,8 +27,7 @@ from flashinfer_bench.bench.planning.plan import Job
 QUANTUM_S: Final = 1.0
 """Seconds of work in a batch of a resident engine, by estimate."""
 BATCHES_PER_DEVICE: Final = 2
-"""The remaining jobs are divided by this and by the number of devices. A batch of several solutions has at most this
-many jobs."""
+"""A batch of several solutions has at most the remaining jobs, divided by this number and by the number of devices."""
 MOST_PACKED: Final = 4096
 """Maximum number of jobs in a batch of several solutions. A batch is sent as one message."""
 MOST_IN_ORDER: Final = 16

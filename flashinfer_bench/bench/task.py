@@ -21,7 +21,7 @@ from flashinfer_bench.errors import EngineRefusal, TaskCancelled, TaskFailed
 
 TaskState = Literal["pending", "running", "completed", "failed", "cancelled"]
 MOST_REPORTED: Final = 5
-"""Most faults in the message of a failed task."""
+"""Maximum number of faults in the message of a failed task."""
 
 
 class Task(Submission):

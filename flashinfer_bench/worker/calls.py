@@ -37,7 +37,7 @@ PLACEMENTS: Final = 8
 MOST_KEPT_BYTES: Final = 512 << 20
 FREE_SHARE: Final = 8
 FEW_BYTES: Final = 32 << 20
-"""Limits of the results that are kept alive: most results, most bytes, and the divisor of the free memory. Up to
+"""Limits of the results that are kept alive: maximum number, maximum bytes, and a divisor of the free memory. Up to
 FEW_BYTES the free memory is not queried, because the query can wait for the driver."""
 NOWHERE: Final = 1
 """An unused address. If results may use the inputs' memory, they are compared with this address instead. So references

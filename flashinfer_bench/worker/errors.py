@@ -21,7 +21,7 @@ MODULE: Final = "<module>"
 NATIVE: Final = re.compile(r"(?!/).+\.(cpp|cc|cxx|cu|cuh|h|hpp)")
 """A C++ or CUDA source of the solution in a frame of tvm-ffi. The compiler was given its path in the solution."""
 MOST_CAUSES: Final = 20
-"""Most exceptions in a chain of causes. Solutions can make endless chains."""
+"""Maximum number of exceptions in a chain of causes. Solutions can make endless chains."""
 
 
 def describe_error(error: BaseException) -> dict[str, str]:

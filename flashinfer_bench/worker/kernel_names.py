@@ -1,4 +1,4 @@
-"""The names of the operations that a worker's timed calls launched, as the answer to `stop` has them."""
+"""The names of the operations that a worker's timed calls launched, in the form of the answer to `stop`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RUNTIME: Final = "libstdc++.so.6"
 
 
 def answer_launches(launches: Iterable[tuple[tuple[str, int], ...]]) -> dict[str, dict[str, int]]:
-    """Return the first kinds of calls by their digests, each with the launches of its operations by name."""
+    """Return digest → launches of each operation by name, for the first MAX_LAUNCHES kinds of calls."""
     answer = {}
     for launched in [one for one in launches if one][:MAX_LAUNCHES]:
         counts = Counter[str]()
@@ -26,8 +26,8 @@ def answer_launches(launches: Iterable[tuple[tuple[str, int], ...]]) -> dict[str
 
 
 def demangle(name: str) -> str:
-    """Return a C++ symbol as its declaration. Any other name is returned unchanged, and so is each name without the
-    runtime."""
+    """Return a C++ symbol as its declaration. Any other name is returned unchanged. If the runtime is missing, all
+    names are."""
     if not name.startswith("_Z"):
         return name
     try:

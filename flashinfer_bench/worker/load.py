@@ -33,7 +33,7 @@ NOTHING: Final = "None"
 TENSOR_BRIDGE: Final = "__dlpack_c_exchange_api__"
 """With this attribute tvm-ffi reads and returns torch's tensors directly. Older releases of torch lack it."""
 SHOWN: Final = 20
-"""Most names of a module in a message."""
+"""Maximum number of names of a module in a message."""
 SETUP: Final = "setup"
 
 Function = Callable[..., Any]
@@ -59,7 +59,8 @@ class LoadedEntry(NamedTuple):
     """How `setup` is called; None if it is unknown."""
 
     def bind_setup(self, inputs: Sequence[Any], given: Sequence[Any]) -> Callable[[], Any]:
-        """Return the call of `setup` with the arguments of a call, or with its inputs only if it takes no more."""
+        """Return the call of `setup`: with all arguments of a call, or with only the inputs if `setup` takes no
+        more."""
         if self.setup is None:
             return dict
         most = None if self.setup_signature is None else self.setup_signature.maximum
@@ -205,7 +206,7 @@ def find_setup(module: types.ModuleType, entry: Function) -> Function | None:
 
 
 def leave_to_setup(signature: Signature | None, setup: Signature | None) -> Signature | None:
-    """Return how an entry function can be called by position, if its `setup` gives the rest by keyword.
+    """Return how an entry function can be called by position, if its `setup` gives the other arguments by keyword.
 
     `setup` gets the same arguments by position, so its number of required arguments is enough.
     """

@@ -58,14 +58,15 @@ MAX_TEXT: Final = 16_384
 MAX_RETURNED: Final = 256
 MOST_WORDS: Final = 512
 MOST_WHERE: Final = 100
-"""Most characters of a field's name in a message. A worker can answer with any names."""
+"""Maximum characters of a field's name in a message. A worker can answer with any names."""
 STACK_FILE, STACK_SIGNAL = "stack.txt", signal.SIGRTMAX - 1
 """At this signal a worker writes the Python stack of its main thread into this file of its home. LLVM, Triton's
 compiler, uses SIGUSR1 and SIGUSR2 itself."""
 MAX_CALLS: Final = 4_096
-"""Most calls of one request."""
+"""Maximum number of calls of one request."""
 MAX_LAUNCHES: Final = 16
-"""Most kinds of calls whose operations are named. Calls that launch the same operations are of one kind."""
+"""Maximum number of kinds of calls whose operations are named. Calls that launch the same operations are of one
+kind."""
 
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 ShortText = Annotated[str, Field(max_length=MOST_WORDS)]

@@ -32,8 +32,7 @@ from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 MAX_ERROR_TEXT: Final = 2_000
 """Maximum characters of an error's own text in a message."""
 REPEAT_BUDGET_S: Final = 10.0
-"""Seconds that all second calls may take together before no further second call is made. At least one is always
-made."""
+"""Total seconds of second calls after which no further second call is made. At least one second call is always made."""
 
 
 @dataclass

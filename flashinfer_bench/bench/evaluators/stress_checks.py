@@ -38,8 +38,8 @@ SEE: Final = "`flashinfer-bench repro` saves such a call, and `--no-regimes-rule
 FLOAT_CHANGE: Final = 0.01
 """A float counts as changed if it differs by more than this share of its value on usual inputs."""
 LEAST_FLOAT: Final = 1e-12
-"""Smallest change that counts, for a float whose usual value is about zero. A flushed denormal is smaller than this.
-The share of one element in a sum of very many is larger."""
+"""Smallest change that counts, for a float whose usual value is about zero. A flushed denormal is a smaller change. One
+of very many terms of a sum makes a larger change."""
 WRONG_SHARE: Final = 0.25
 """Elements that may be wrong, as a share of the elements that differ from the usual output."""
 ODD_KINDS: Final = (torch.isposinf, torch.isneginf, torch.isnan)
@@ -155,7 +155,7 @@ def keep_finite(
 
     A row in which the reference is not finite is skipped. For example, a quotient by an overflowed sum is zero, but a
     more careful solution has another number. A row in which only the solution is not finite is skipped, too, since a
-    narrower format overflows sooner. A shortcut that assumes numbers of the usual size has finite numbers, so it is
+    narrower format overflows sooner. A shortcut that assumes numbers of the usual size returns finite numbers, so it is
     still found. If the reference's output overflows in some rows, the whole output is skipped. Rounding changes its
     other rows strongly, and nearly infinite rows outweigh the rest. Infinities and nans that usual inputs give, too,
     such as masked scores, are expected. The other elements of such a row are judged.

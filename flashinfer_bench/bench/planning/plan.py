@@ -122,7 +122,8 @@ class Plan:
     done: tuple[Job, ...] = ()
     """The jobs that are skipped because a trace records them. A resumed run may confirm the best of them."""
     redone_reasons: Mapping[str, int] = field(default_factory=dict)
-    """Reason, such as "solution changed" or "timed out" → number of recorded jobs that are judged again for it."""
+    """Reason, such as "solution changed" or "timed out" → number of recorded jobs that are judged again for this
+    reason."""
     plug_in_keys: frozenset[str] = frozenset()
     """Keys of `extra` that plug-in evaluators declare. These keys are not reported as misspelt."""
     elsewhere: frozenset[tuple[str, str]] = frozenset()

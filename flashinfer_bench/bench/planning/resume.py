@@ -182,8 +182,8 @@ def _is_timed(evaluation: AnyEvaluation, config: BenchmarkConfig) -> bool:
 
 
 def _which_limit(evaluation: AnyEvaluation, run: RecordedRun, config: BenchmarkConfig, *, retry_timeouts: bool) -> str:
-    """Return why a job is done again: a limit that ended it is larger now, or library calls are refused in one of both
-    runs only. Empty if it is not done again. A missing memory limit counts as larger than any limit."""
+    """Return why a job is done again: a limit that ended it is larger now, or only one of the two runs refuses library
+    calls. Empty if it is not done again. A missing memory limit counts as larger than any limit."""
     if evaluation.status is EvaluationStatus.TIMEOUT:
         if retry_timeouts:
             return "timed out"

@@ -150,7 +150,7 @@ class SessionClient:
         # If the session was never forked, only the fork server has the lifeline, and closes it.
         is_over = wait([self._lifeline], CLOSE_LIMIT_S if session is not None else 0)
         if not is_over and session is not None:
-            for left in session_members([session])[session]:  # the workers' fork server, parent of the rest
+            for left in session_members([session])[session]:  # the workers' fork server, the parent of all others
                 end_tree(left, FORCE_LIMIT_S)
         self._process.close()
         os.close(self._lifeline)

@@ -69,7 +69,8 @@ def job_seed(run_seed: int, job: Job) -> int:
 
 
 def recorded_seeds(traces: Iterable[Trace]) -> tuple[int | None, dict[JobKey, int]]:
-    """Return the user's seed of the run that recorded the traces, or None and each job's secret seed.
+    """Return the user's seed of the run that recorded the traces. If it had none, return None, and each job's secret
+    seed.
 
     A trace without a seed has no entry. Its job gets a new seed.
 

@@ -43,7 +43,7 @@ class EvaluatorLookup:
     choices: Mapping[str, EvaluatorChoice] = field(default_factory=dict)
     """Definition → its evaluator."""
     failed: Mapping[str, str] = field(default_factory=dict)
-    """Definition → the error of an evaluator when asked whether it judges the definition."""
+    """Definition → the error that an evaluator raised when it was asked whether it judges the definition."""
     known: KnownParameters = field(default_factory=KnownParameters)
 
     def has_all(self, definitions: Iterable[Definition]) -> bool:

@@ -19,7 +19,7 @@ from flashinfer_bench.worker.calls import CallLaunch
 from flashinfer_bench.worker.gated_chain.kernels import BLOCK_BYTES, ChainKernels, ControlBlock, Piece, count_launches
 
 LIMIT_S: Final = 20.0
-"""Most seconds of waiting for a key."""
+"""Maximum seconds of waiting for a key."""
 
 
 class GatedChains:

@@ -21,27 +21,27 @@ import torch
 from flashinfer_bench.timing import driver
 
 MOST_CALLS: Final = 17
-"""Most calls of a chain. The median counts, so a solution gains only if it skips half of the calls."""
+"""Maximum number of calls of a chain. The median counts, so a solution gains only if it skips half of the calls."""
 MOST_OUTPUTS: Final = 16
 """Calls with more outputs run in no chain."""
 BLOCK_BYTES: Final = 4096
 READY, LAUNCHED, KEYS, DIGESTS = 0, 16, 32, 96
 """Words of a control block: number of the waiting call, number of launched calls, keys, digests. The session
-and the worker write to different cache lines, so that the writes of one do not delay the reads of the other."""
+and the worker write to different cache lines, so that writes of one process do not delay reads of the other process."""
 DIGEST_WORDS: Final = 8
 POLLS: Final = 2_000
 """Reads of a word before the time is checked."""
 WORD_BYTES: Final = 16
 """Bytes that kernels read at once."""
 SMALL_BYTES: Final = 1 << 15
-"""Most bytes of inputs that the waiting kernel unmasks itself. A second kernel would start later."""
+"""Maximum bytes of inputs that the waiting kernel unmasks itself. A second kernel would start later."""
 UNMASK_THREADS: Final = 256
 COMMIT_BYTES: Final = 1 << 16
 """Bytes of outputs that one block hashes. If the GPU has too few processors, blocks take more bytes."""
 AT_ONCE: Final = 4
-"""Pieces of memory that one kernel commits to."""
+"""Number of pieces of memory that one kernel commits to."""
 WARP: Final = 32
-"""Threads of a warp, and most warps of a block."""
+"""Number of threads of a warp, and maximum number of warps of a block."""
 
 
 class ControlBlock:

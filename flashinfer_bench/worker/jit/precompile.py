@@ -33,12 +33,12 @@ from flashinfer_bench.worker.jit.folders import enter_folders
 from flashinfer_bench.worker.load import LoadedEntry, load_entry
 
 THREADS_A_BLOCK: Final = 1024
-"""Most threads in a block, reported to Triton for every kernel."""
+"""Maximum number of threads in a block, reported to Triton for every kernel."""
 LOWEST_PRIORITY: Final = 19
 NUMBER: Final = 16
 """Number that a call reads from a tensor. A boolean is true at every second read, so that loops on a condition end."""
 MOST_READ: Final = 20_000
-"""Most numbers that are read. The next read raises, which ends a loop that waits for another number."""
+"""Maximum number of values that are read. The next read raises, which ends a loop that waits for another number."""
 
 
 def precompile(order: Mapping[str, Any], shared_modules: str | None = None) -> None:

@@ -1,7 +1,7 @@
 """Prepares Triton once in the fork server, so that first launches in workers are faster. It uses no device.
 
-Most of a first launch's time goes into the hash of Triton's own files. Its result is cached in the process, and
-inherited by forks. Under Triton's interpreter, tuning is switched off.
+Most of a first launch's time goes into the hash of Triton's own files. The hash is cached in the process, and inherited
+by forks. Under Triton's interpreter, tuning is switched off.
 """
 
 from __future__ import annotations

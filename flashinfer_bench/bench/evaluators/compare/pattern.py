@@ -25,8 +25,8 @@ LEAST_FAILING: Final = 0.25
 MOST_WRONG: Final = 0.2
 """A range fits if it describes few positions wrongly: at most this share of the number of failing positions."""
 MOST_ELSEWHERE: Final = 0.1
-"""A position of an axis counts as failing if it has more than this share of the failures of the worst position. A side
-of the diagonal is named if at most this share of the failures is outside it."""
+"""A position of an axis counts as failing if it has more than this share of the worst position's failures. A side of
+the diagonal is named if at most this share of the failures is outside it."""
 MOST_OF_TILE: Final = 0.6
 """A range that repeats in each tile covers at most this share of a tile."""
 LEAST_HITS: Final = 4

@@ -49,7 +49,7 @@ class Tolerance:
     max_absolute_error: float = math.inf
     """Largest absolute error allowed for any element, whatever the other settings."""
     is_sum: bool = False
-    """Whether an error may be as large as atol + rtol * |expected|, and not only as the larger of the two terms."""
+    """Whether the limit of an error is atol + rtol * |expected|. Otherwise it is the larger of the two terms."""
 
     @property
     def by_ratio(self) -> bool:
@@ -60,8 +60,8 @@ class Tolerance:
 def bounds_of(magnitude: torch.Tensor, tolerance: Tolerance, most: float = math.inf) -> torch.Tensor:
     """Return the largest allowed error of each element, by its expected magnitude.
 
-    Bounds are at most `most`, and finite. If rtol is zero, the bound of an infinite magnitude is nan, and no error is
-    within it.
+    Bounds are at most `most`, and finite, with one exception. If rtol is zero, the bound of an infinite magnitude is
+    nan, and no error is within it.
     """
     limits = torch.finfo(magnitude.dtype)
     most = min(most, limits.max)

@@ -138,8 +138,8 @@ def find_broken(constraints: Sequence[str], values: Mapping[str, Any]) -> tuple[
 
 
 class _Names(dict[str, Any]):
-    """Axes and inputs by name. A tensor is true if all its elements are true. So is a tensor that is computed from
-    it."""
+    """Axes and inputs by name. A tensor is true if all its elements are true. The same holds for a tensor that is
+    computed from it."""
 
     def __getitem__(self, name: str) -> Any:
         value = self.get(name)

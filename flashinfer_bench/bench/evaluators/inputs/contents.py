@@ -320,7 +320,7 @@ def choose_moves(value: torch.Tensor, keys: Unsigned) -> Unsigned:
 
 
 def choose_columns(value: torch.Tensor) -> int:
-    """Return the number of elements of a tensor that are shuffled as one row; the last row may be shorter.
+    """Return how many elements of a tensor are shuffled together, as one row; the last row may be shorter.
 
     Very short rows are joined, very long rows are divided.
     """
@@ -332,14 +332,14 @@ def choose_columns(value: torch.Tensor) -> int:
 
 
 def find_perturbation(value: torch.Tensor) -> torch.Tensor | None:
-    """Return which bits of a byte of stored quantised numbers may be flipped together; None if all must stay.
+    """Return for each byte value the bits that may be flipped together; None if no bit of the tensor may be flipped.
 
     A byte may change only to a byte that also occurs in the tensor. The new byte differs in the sign, the lowest bit,
     or both; in int8 only in the sign. Zeros, infinities and NaN stay, and no byte becomes one of them. So labels, and
     narrower codes that are packed into bytes, do not change. This waits for a GPU.
 
     Args:
-        value: a tensor of int8 or of a narrow float.
+        value: stored quantised numbers, a tensor of int8 or of a narrow float.
 
     Returns:
         uint8 [256]: byte → the bits to flip.

@@ -43,7 +43,7 @@ class ValueSpec:
     given: Mapping[str, Any] = field(default_factory=dict)
     """The inputs that are the same for each seed, by name: numbers of the workload, and tensors of files."""
     is_plain: bool = False
-    """Whether its values are made without trial runs of the reference, because the input is for such a trial run."""
+    """Whether the input is for a trial run of the reference. Its values are then made without trial runs."""
 
     @property
     def dtype_name(self) -> str:
@@ -144,7 +144,7 @@ def uniform(value_spec: ValueSpec, low: float, high: float) -> torch.Tensor:
 
 
 def uniform_logs(value_spec: ValueSpec, low: float, high: float) -> torch.Tensor:
-    """Make float32 values that are uniform between the logarithms of two positive numbers."""
+    """Make float32 values that are uniform between log(low) and log(high)."""
     shares = torch.rand(value_spec.shape, generator=value_spec.generator(value_spec.device), device=value_spec.device)
     return shares.mul_(math.log(high / low)).add_(math.log(low))
 

@@ -155,8 +155,8 @@ class IntegerProbe:
         return not texts or not find_broken(texts, {**self._axes, name: self._fill(name, value, other).long()})[0]
 
     def _fill(self, name: str, value: int | None, other: int) -> torch.Tensor:
-        """Return a copy of an input. Every second element is `other`. The rest is `value`, or unchanged if `value` is
-        None."""
+        """Return a copy of an input. Every second element, from the first, is `other`. The elements between are
+        `value`, or unchanged if `value` is None."""
         filled: torch.Tensor = self._values[name].clone()
         if value is not None:
             filled.fill_(value)

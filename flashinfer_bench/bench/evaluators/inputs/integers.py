@@ -49,7 +49,7 @@ SMALL: Final = 8
 PADDED_SHARE: Final = 1 / 8
 """Share of the indices that are -1 if the reference tests for -1."""
 IGNORED_SHARE: Final = 1 / 4
-"""Share of the values that get another negative padding, such as -100 for labels, if the reference tests for it."""
+"""Share of the values that are padding if the reference tests for another negative number, such as -100 for labels."""
 SURELY_PADDED: Final = 8
 """An input with at least this many indices gets at least one padding index."""
 FREE_LENGTH: Final = 4
@@ -96,7 +96,8 @@ def _lengths_of(offsets: Any) -> torch.Tensor | None:
 
 
 def last_page_lengths(value_spec: ValueSpec) -> torch.Tensor:
-    """Make the number of tokens in each last page. With given queries, causal attention has enough tokens."""
+    """Make the number of tokens in each last page. If the queries of each sequence are known, its last page has enough
+    tokens for causal attention."""
     page_size = value_spec.size("page_size") or 1
     least = torch.ones(value_spec.shape[0], dtype=torch.long)
     queries, pages = _lengths_of(value_spec.made.get("qo_indptr")), _lengths_of(value_spec.made.get("kv_indptr"))

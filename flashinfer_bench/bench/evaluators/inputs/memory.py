@@ -17,7 +17,7 @@ ROOMY_S: Final = 2.0
 """Seconds for which the result of a query is reused: ROOMY_S if more than half of the GPU's memory was free, else
 RECENT_S. A query waits while the driver ends another process's context, and a job needs a dozen results."""
 SMALL_SHARE: Final = 1024
-"""A size is small if it is at most the device's memory divided by this. Small sizes need no query of the free
+"""A size is small if it is at most 1/SMALL_SHARE of the device's memory. Small sizes need no query of the free
 memory."""
 _queries: dict[torch.device, tuple[float, int]] = {}
 """GPU → time until which the latest result is reused, and the free bytes."""

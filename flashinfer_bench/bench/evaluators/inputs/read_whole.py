@@ -30,7 +30,8 @@ LAYOUT: Final = frozenset(
 )
 """Operations that keep all elements, if the result has at least as many elements as the input."""
 SUMS: Final = frozenset(("add", "sub", "div"))
-"""Operations on terms. They prove nothing if several terms depend on the same input, since the terms may cancel out."""
+"""Operations on terms. Such an operation proves nothing if several terms depend on the same input, since the terms may
+cancel out."""
 PRODUCTS: Final = frozenset(("mul", "mm", "bmm", "mv", "dot", "sum", "mean", "neg", "sqrt", "rsqrt"))
 
 
@@ -69,7 +70,8 @@ class _Follower(Watch):  # type: ignore[no-untyped-call] # torch has no types fo
 
 
 def find_read_whole(definition: Definition, workload: Workload) -> dict[str, float]:
-    """Return the size in bytes of each input that the reference provably reads whole, by name; empty without a proof.
+    """Return the size in bytes of each input that the reference provably reads whole, by name; empty if nothing is
+    proved.
 
     Only inputs with normal random values count, since such inputs cannot be masks. The reference is compiled again, so
     that a reference that caches tensors does not cache tensors without values.

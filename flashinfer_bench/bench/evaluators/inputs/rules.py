@@ -35,9 +35,9 @@ from flashinfer_bench.data.dtypes import POWERS_OF_TWO
 SCALE_RANGE: Final = (0.5, 1.5)
 """Range of quantisation scales. The scales are near 1, so that scaled values keep their magnitude."""
 STEP_RANGE: Final = (0.001, 0.1)
-"""Range of the steps of a state-space model. A step is the softplus of a value plus a bias. A step times a channel's
-rate says how much the channel forgets in this step. Models are initialised with such biases. With steps near one, all
-channels would forget within 20 steps."""
+"""Range of the steps of a state-space model. A step is the softplus of a value plus a bias. The product of a step and a
+channel's rate says how much the channel forgets in this step. Models are initialised with such biases. With steps near
+one, all channels would forget within 20 steps."""
 DELTA_STEP_RANGE: Final = (0.01, 1.0)
 """Range of the steps of a gated delta net. With smaller steps, its outputs would grow with its memory, and code that
 rounds to bfloat16 would be rejected. The state also forgets without decay, since new keys overwrite old keys."""
@@ -55,7 +55,7 @@ FEW_BOOLS: Final = 64
 mask could select nothing. So a shorter input is only rotated."""
 STEP_BIAS: Final = "dt_bias"
 NO_NUMBERS: Final = r"scale|zero|mask|flag|sign|type|code|bits"
-"""Stored int8 inputs with these words in their names hold no quantised numbers."""
+"""A stored int8 input with one of these words in its name holds no quantised numbers."""
 PROBABILITIES: Final = r"((draft|target)_)?prob(s|abilities)"
 
 Kind = Literal["float", "float8", "bytes", "bools"]

@@ -29,9 +29,9 @@ from flashinfer_bench.bench.evaluators.reference import Reference
 MOST_OPERATIONS: Final = 300
 """Maximum operations of torch in one run."""
 MOST_ELEMENTS: Final = 1 << 20
-"""A tensor of integers with more elements has only a shape."""
+"""Maximum elements of a tensor of integers that has values. A larger tensor has only a shape."""
 MOST_FLOATS: Final = 1 << 12
-"""A tensor of floats that is computed from integers has only a shape if it has more elements."""
+"""Like MOST_ELEMENTS, for a tensor of floats that is computed from integers."""
 BY_DIMENSION: Final = re.compile(
     r"(select|embedding|index_(select|add|copy|fill|reduce)|gather|scatter(_add|_reduce)?)_?"
 )
@@ -168,7 +168,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
         self.device, self.truth = device, truth
         self.seen: list[UsedIndices] = []
         self.tests: set[tuple[str, int]] = set()
-        """Inputs that were compared with a negative number, and this number. The number was the input's least value."""
+        """Pairs: an input, and a negative number that the reference compared with the input's values."""
         self.did: dict[str, set[str]] = {what: set() for what in ("shift", "mask", "divide", "choose", "lost")}
         """Kind of use → the inputs on which the used values depend. "lost" means indices whose values are unknown."""
         self.count = 0

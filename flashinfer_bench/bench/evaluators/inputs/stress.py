@@ -35,10 +35,11 @@ from flashinfer_bench.data.dtypes import DTYPES
 FEW: Final = 8
 """Number of large values in a row. If there were fewer, the rounding of a single value would change the whole row."""
 LOUD: Final = 15
-"""Number of columns, and of rows, that `quieten` leaves unchanged. A sample of the elements includes some of them."""
+"""Number of columns, and of rows, that `quieten` leaves unchanged. A sample of the elements includes some unchanged
+elements."""
 QUIET_SHARE: Final = 1 / 400
-"""Share of a sum of squares that comes from the scaled-down elements. A format that rounds them to zero has an error of
-half of the limit."""
+"""The scaled-down elements have this share of the sum of squares. Rounding them to zero makes an error of half of the
+usual norm limit."""
 ROWS_PER_CHOSEN: Final = 64
 """One of this many rows, or groups of rows, is chosen. A sample of the rows rarely includes it."""
 OUTWEIGHS: Final = 32
@@ -50,7 +51,7 @@ NEAR: Final = (0.9, 1.2)
 FAR: Final = (2.5, 4.5)
 """Range of a large shift. A mean of sigmoids of shifted values is at least 0.9, or at most 0.1."""
 GATE: Final = (3.5, 5.0)
-"""Range of the shift of a gate's input. It makes the gate's sigmoid nearly 1 or nearly 0."""
+"""Range of the shift of a gate's input. Such a shift makes the gate's sigmoid nearly 1 or nearly 0."""
 OPEN_STEPS: Final = 80
 """Number of last steps in which some gates are shifted. In earlier steps the gates are as usual, so the state takes in
 values."""
@@ -64,8 +65,7 @@ false may have no right answer."""
 FEW_NUMBERS: Final = 16
 """An output with fewer elements is checked by more calls, since it may be right by chance."""
 MOST_BYTES: Final = 1 << 30
-"""Maximum bytes of the inputs of a job's stress calls, which are kept until they are judged. A single call may exceed
-it."""
+"""Maximum bytes of inputs that a job's stress calls keep until they are judged. A single call may exceed this."""
 MANY_ELEMENTS: Final = 1 << 28
 """8-bit inputs with more elements are not changed. A change needs several times the input's memory."""
 QUICK_MS: Final = 5.0
@@ -119,7 +119,7 @@ class Field(NamedTuple):
     of_columns: Chance
     """Shared by all inputs with the same last axis."""
     of_rows: Chance
-    """Shared by all inputs with the same other axes."""
+    """Shared by all inputs with the same axes before the last."""
     groups: int
     """As in `Free`."""
     part: int
@@ -234,7 +234,7 @@ def loud_size(field: Field) -> float:
 
 def most_of(axis: int) -> Support:
     """Choose all rows (0) or columns (1) except LOUD of them. Inputs that share the axes get the same choice. None if
-    there are no more than LOUD."""
+    there are at most LOUD of them."""
 
     def choose(field: Field) -> Any:
         count, chance = field.rows.shape[axis], (field.of_rows, field.of_columns)[axis]
@@ -375,8 +375,8 @@ has more calls, because a solution that reads only a part misses the change in s
 GATES: Final = frozenset(name for name, case in STRESS_CASES.items() if "gates" in case.calls)
 """Cases that change the inputs of a sigmoid or softplus, if a state is carried from step to step."""
 FOR_CONSTANTS_ALONE: Final = frozenset(name for name, case in STRESS_CASES.items() if {*case.calls} == {"constants"})
-"""Cases only for outputs that are the same on all usual inputs. Float outputs are not judged by norms: float16 cannot
-hold such numbers between the operations of a kernel."""
+"""Cases only for outputs that are the same on all usual inputs. In these cases float outputs are not judged by norms,
+since float16 intermediates of a kernel would overflow."""
 
 
 class Free(NamedTuple):

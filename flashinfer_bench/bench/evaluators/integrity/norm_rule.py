@@ -6,8 +6,8 @@ ratio never allows a row that is wrong as a whole. A row that is ill-conditioned
 skipped.
 
 On stress inputs an output with too few elements for a row is judged, too. Its few numbers may all be near zero by
-chance, or because a sum cancelled. So an ill-conditioned output may have an error over the limit, up to several times
-its change under rounding of the inputs.
+chance, or because a sum cancelled. So an ill-conditioned output of this size passes over the limit, too, if its error
+is at most a few times its change under rounding of the inputs.
 
 `judge_norms` judges one call. `surely_pass` checks many calls at once. If it accepts them, `judge_norms` is not needed.
 """

@@ -50,7 +50,7 @@ CHOOSING: Final = {
 """Operation that returns the indices of chosen elements → position of its `dim` argument, and the default of `dim`.
 Other operations of this kind, such as argsort, call these."""
 MEMORY_SHARE: Final = 4
-"""The rounded copies of inputs may take the device's free memory divided by this. The smallest inputs are rounded
+"""The rounded copies of inputs may take 1/MEMORY_SHARE of the device's free memory. The smallest inputs are rounded
 first."""
 
 
@@ -161,8 +161,8 @@ class Stability:
                     draws.append(list(map(measure_norms, self.expected, outputs)))
         if len(self._moved) < FEWEST_DRAWS:
             return torch.ones_like(suspects)
-        # If rows tie with one another, a solution may choose rows that no draw chose. The Good-Turing estimate bounds
-        # their number by the number of rows that changed in exactly one draw.
+        # If rows tie with one another, a solution may choose rows that no draw chose. By the Good-Turing estimate,
+        # there are at most as many such rows as rows that changed in exactly one draw.
         if int((suspects & ~ill_conditioned).sum()) <= int((reordered == 1).sum()):
             ill_conditioned |= suspects
         return ill_conditioned & ~is_beyond

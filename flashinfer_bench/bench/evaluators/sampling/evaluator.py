@@ -61,8 +61,7 @@ row, the flattest row first."""
 LEAST_PART: Final = 24
 """Parts with fewer draws are not tested."""
 DETECTABLE: Final = 5.5
-"""This, divided by the square root of the number of draws, is a mass. A sampler that moves this mass between groups of
-tokens is very likely rejected."""
+"""A sampler that moves the mass DETECTABLE / sqrt(number of draws) between groups of tokens is very likely rejected."""
 
 POWER: Final = "power"
 CHANCE_UNSEEN: Final = 3e-8
@@ -341,8 +340,7 @@ def _describe_forbidden(problem: SamplingProblem, tokens: torch.Tensor, located:
 
 
 def count_calls(rows: int, least_shift: float) -> int:
-    """Return the number of calls on flattened rows that suffice to find a sampler that skips `least_shift` of the
-    mass."""
+    """Return how many calls on flattened rows are needed to find a sampler that skips `least_shift` of the mass."""
     return math.ceil(math.log(CHANCE_UNSEEN) / math.log1p(-least_shift) / max(rows, 1))
 
 

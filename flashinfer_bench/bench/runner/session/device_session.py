@@ -82,8 +82,8 @@ LARGE_CACHE_BYTES: Final = 8 << 30
 """If torch's cache of unused memory has more bytes, it is freed before a solution runs."""
 KEPT_BYTES: Final = 4 << 30
 KEPT_SHARE: Final = 16
-"""Prepared baselines hold at most KEPT_BYTES, and at most the device's memory divided by KEPT_SHARE. Further baselines
-are made again for their jobs."""
+"""Prepared baselines hold at most KEPT_BYTES, and at most 1/KEPT_SHARE of the device's memory. Further baselines are
+made again for their jobs."""
 LARGE_ARENA_BYTES: Final = 1 << 30
 """An arena of more bytes is freed before a request of another definition. That definition's reference may need the
 memory."""
@@ -531,7 +531,7 @@ class DeviceSession:
     # Helpers.
 
     def _settle(self, host_counts: bool) -> bool:
-        """Wait until no process disturbs a timed call on a GPU; return whether one did.
+        """Wait until no process disturbs a timed call on a GPU; return whether there was such a process.
 
         Args:
             host_counts: the host's time is part of the call, so compilation pauses until the job is over.

@@ -43,13 +43,13 @@ INTERPRETED: Final = {
     "reason": "Triton's interpreter ran the kernels on a CPU; the time says nothing about them",
 }
 AUTO_SAMPLES: Final = 50, 20
-"""Most and fewest samples of a trial if `iterations` is "auto"."""
+"""Maximum and minimum number of samples of a trial if `iterations` is "auto"."""
 REFERENCE_PRECISION: Final = 0.01
 """Largest relative half-width of a reference's interval. All speed-ups of its workload depend on it."""
 AHEAD_MS: Final = 0.5
 AHEAD_BYTES: Final = 1 << 25
-"""Expected outputs are computed while a worker runs if the reference takes fewer milliseconds and a call's outputs have
-fewer bytes. A worker should not wait for the reference, and all these outputs stay in memory."""
+"""Expected outputs are computed while a worker runs if the reference takes less than AHEAD_MS, and a call's outputs
+have less than AHEAD_BYTES. A worker should not wait for the reference, and all these outputs stay in memory."""
 FIRST_CALLS: Final = 8
 """The evaluator's own inputs go to one of the first FIRST_CALLS calls of a trial. The call is chosen at random, so that
 no solution knows it."""
@@ -248,7 +248,8 @@ def find_floor_ms(definition: Definition, workload: Workload, device: Any, claim
     Args:
         workload: sizes of the axes.
         device: the GPU's properties in torch.
-        claimed_ms: latency of one call. The reference is analysed only if reading all inputs would take longer.
+        claimed_ms: latency of one call. The reference is analysed only if reading all inputs would take longer than
+        this.
     """
     peak = find_peak(device.name)
     if peak is None:

@@ -17,12 +17,12 @@ from flashinfer_bench.data import Correctness, Environment, Evaluation, Evaluati
 from flashinfer_bench.errors import SolutionFailure
 
 MAX_LOG: Final = 16_384
-"""Most characters of a trace's log, approximately."""
+"""Approximate maximum characters of a trace's log."""
 PRINTED: Final = "printed_bytes"
 """Key of the note with the number of bytes that a solution printed in its calls."""
 OUTPUT_TITLE: Final = "--- stdout and stderr of the solution ---"
 MOST_VALUES: Final = 100_000
-"""Most values that an evaluator can leave in a trace."""
+"""Maximum number of values that an evaluator can leave in a trace."""
 LARGEST_WHOLE: Final = 2**64
 """Whole numbers of at least this size become text, since JSON readers cannot hold them."""
 LIBRARIES: Final = frozenset({"numpy", "torch"})

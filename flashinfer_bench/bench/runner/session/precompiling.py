@@ -32,13 +32,13 @@ from flashinfer_bench.data.dtypes import torch_dtype
 from flashinfer_bench.errors import BuildFault, DeviceFault
 
 MOST_AT_ONCE: Final = 4
-"""Most solutions of a kind (Triton or modules) that are precompiled at once."""
+"""Maximum number of solutions of a kind (Triton or modules) that are precompiled at once."""
 MOST_CALLS: Final = 64
-"""Most workloads for which one solution is precompiled."""
+"""Maximum number of workloads for which one solution is precompiled."""
 BYTES_PER_COMPILER: Final = 2 << 30
 """Bytes that nvcc may need for one of FlashInfer's larger files."""
 MEMORY_SHARE: Final = 4
-"""Divisor: all compilers of modules together may use the machine's memory divided by this."""
+"""All compilers of modules together may use 1/MEMORY_SHARE of the machine's memory."""
 POLL_S: Final = 1.0
 """Seconds between two checks for further solutions while a job waits for its solution's precompilation."""
 SERVER_POLL_S: Final = 0.005
@@ -52,9 +52,9 @@ class Terms(NamedTuple):
     limit_s: float
     """Seconds after which a solution's precompiling worker is ended."""
     wait_s: float
-    """Most seconds that a solution's job waits for its precompilation. The first call compiles the rest."""
+    """Maximum seconds that a solution's job waits for its precompilation. The first call compiles the rest."""
     most_compilers: int = 1
-    """Most compilers at once. If there are several, they get most of the cores, because modules take minutes."""
+    """Maximum number of compilers at once. Several compilers get most of the cores, because modules take minutes."""
 
     def list_means(self) -> dict[str, Any]:
         """Return the cores and the number of compilers that a worker may use."""
@@ -163,7 +163,7 @@ class Precompiler:
         """Wait for the precompilation of the current solution, up to its limits, and then end it.
 
         Args:
-            most_s: most seconds of the wait.
+            most_s: maximum seconds of the wait.
             report: called if there is a worker to wait for. Then the result is True.
         """
         self._settled.add(digest)

@@ -23,16 +23,16 @@ from flashinfer_bench.worker.arena import ALIGNMENT, Slot, map_memory_file
 
 SMALLEST_BYTES: Final = 1 << 20
 LARGE_BYTES: Final = 1 << 28
-"""An arena of at least this many bytes has the needed size. A smaller arena has up to twice the needed size, so it
-grows rarely."""
+"""An arena of at least this many bytes has exactly the needed size. A smaller arena has up to twice the needed size, so
+it grows rarely."""
 GROWN_SHARE: Final = 16
-"""An arena that grows on a GPU at least doubles, if the doubled size is at most the free memory divided by this. Each
+"""An arena that grows on a GPU at least doubles, if the doubled size is at most 1/GROWN_SHARE of the free memory. Each
 growth makes a job wait, and workloads often come in rising sizes."""
 LARGEST_STAGING_BYTES: Final = 1 << 28
 """Calls of at most this many bytes can get separate memory besides the arena."""
 MOST_STAGING_BUFFERS: Final = 4
-"""Most separate blocks at once. Each solution that fails leaves a block. At the limit the session waits until earlier
-workers have ended."""
+"""Maximum number of separate blocks at once. Each solution that fails leaves a block. At the limit the session waits
+until earlier workers have ended."""
 PAGE_BYTES: Final = 1 << 21
 """Bytes of a GPU's largest pages. The driver may use small pages for sizes that are no multiple of this."""
 

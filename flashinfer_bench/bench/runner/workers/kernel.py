@@ -53,7 +53,7 @@ from flashinfer_bench.worker.protocol import (
 CALLING: Final = ("calls", "burst", "relay")
 """Requests that run the solution. If it raises, its worker can still serve the next job."""
 REASON_CHARS: Final = 200
-"""Most characters of an exception's message in the first line of an error. Tables do not show a longer line."""
+"""Maximum characters of an exception's message in the first line of an error. Tables do not show a longer line."""
 TIMES_REFERENCE, TIMES_FIRST, TIMES_SLOWEST = 50, 3, 10
 """A call's limit is at least these multiples of the time of the reference, the first call, and the slowest later call.
 The first call may have compiled, so its time says less."""
@@ -317,7 +317,7 @@ class RemoteKernel:
     def measure(self, input_sets: list[list[Any]]) -> Measured:
         """Time the solution, one trial per set of inputs. Each call gets its own content.
 
-        Trials end at the first set with other shapes or scalars than the first set.
+        A set whose shapes or scalars differ from the first set's ends the trials.
 
         Raises:
             SolutionFailure: it failed, or the session's own clock contradicts the samples of its worker.

@@ -20,8 +20,8 @@ Vary = Callable[[int, Sequence[Any]], Contents]
 """Makes the contents of the calls of a set, from a unique number and the evaluator's inputs of that set."""
 
 READS: Final = {"cpu": 6, "cuda": 3}
-"""Kind of device → compared calls of each timed trial, besides the call on the evaluator's own inputs. A solution that
-skips a quarter or half of its calls rarely passes."""
+"""Kind of device → number of calls that are compared in each timed trial, not counting the call on the evaluator's own
+inputs. A solution that skips a quarter or half of its calls rarely passes."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,18 @@ class MeasurePlan:
 
     warmup_runs: int
     iterations: int
-    """Most samples of each trial."""
+    """Maximum number of samples of each trial."""
     budget_s: float
     """Seconds for all trials together."""
     precision: float = PRECISION
     """Target relative half-width of the interval."""
     trials: int | None = None
-    """Most input sets that are measured; None for all."""
+    """Maximum number of input sets that are measured; None for all."""
     timing: TimingSettings = USUAL
     metadata: dict[str, Any] | None = None
     """Fields added to the record, for example that the timing has no meaning."""
     reads: int = 0
-    """Compared calls of a trial, besides the call on the evaluator's own inputs."""
+    """Number of calls of a trial that are compared, not counting the call on the evaluator's own inputs."""
     stops_early: bool = False
     """A slow call gets no more samples than its median needs."""
     fewest: int | None = None
@@ -70,7 +70,7 @@ class KernelTask:
     plan: MeasurePlan
     vary: Vary
     call_timeout_seconds: float | None = None
-    """Most seconds of a later call, and of a first call that compiles nothing; None for no limit."""
+    """Maximum seconds of a later call, and of the first call while nothing compiles; None for no limit."""
     reference_s: float = 0.0
     """Seconds of a call of the reference; 0 if it is unknown."""
     is_reference: bool = False
@@ -86,7 +86,7 @@ class KernelTask:
     batches."""
     floor_ms: Callable[[float], float] = lambda _claimed_ms: 0.0
     """Takes a reported latency; returns the shortest time to read the inputs. The result is 0 if that time is unknown,
-    or not longer."""
+    or not longer than the latency."""
 
 
 @dataclass(frozen=True)

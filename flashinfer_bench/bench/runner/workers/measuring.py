@@ -62,18 +62,18 @@ MEASURED_SHARE: Final = 0.7
 """Share of a solution's remaining time for its measurement. So a slow solution gets fewer samples instead of a
 timeout."""
 MEASUREMENTS: Final = 4
-"""Most measurements of a solution, if times from outside contradict its latency. The speed of a busy machine can change
-threefold between samples and batches. A forged report is contradicted each time."""
+"""Maximum number of measurements of a solution, if times from outside contradict its latency. The speed of a busy
+machine can change threefold between samples and batches. A forged report is contradicted each time."""
 FEW_READS: Final = 2
-"""Compared calls of a trial if memory is too small for MOST_BUFFERS buffers."""
+"""Number of calls of a trial that are compared if memory is too small for MOST_BUFFERS buffers."""
 HUGE_SHARE: Final = 24
-"""If a call needs more than the device's memory divided by LARGE_SHARE, each trial has one stress call. If it needs
-more than the memory divided by this, the whole job has one stress call, and each trial has one compared call."""
+"""If a call needs more than 1/LARGE_SHARE of the device's memory, each trial has one stress call. If it needs more than
+1/HUGE_SHARE, the whole job has one stress call, and one call of each trial is compared."""
 SWITCH_NS: Final = 1_000_000, 100_000_000
 """Shortest and longest calls, in nanoseconds, whose time a starting context changes. A GPU switches contexts every
 millisecond or so, and takes 0.2 s to make a context."""
 MAKING_UP_S: Final = 0.5
-"""Most seconds for making further calls to compare."""
+"""Maximum seconds for making further calls to compare."""
 QUICK_CALL_NS: Final = 5_000_000
 """Calls of at most this many nanoseconds are made on all stress cases, even if the samples ended before the cases were
 due."""

@@ -47,25 +47,26 @@ from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker.fork_server import hear_ready
 
 MOST_ENDING: Final = 4
-"""Most workers that are ending at once. Each still holds descriptors, and a context on a GPU."""
+"""Maximum number of workers that are ending at once. Each still holds descriptors, and a context on a GPU."""
 MOST_CONTEXTS: Final = 4
-"""Most attempts to get a worker with a fast context. The last worker is kept in any case."""
+"""Maximum number of attempts to get a worker with a fast context. The last worker is kept in any case."""
 SLOW_CONTEXT: Final = 1.07
 """A context is slow if a chain of empty kernels takes this many times as long as in the session's best context."""
 GAPS_SHARE: Final = 0.005
 """Longer gaps of a slow context matter if they add more than this share to the time of a call."""
 MOST_WARM: Final = {"cuda": 8, "cpu": 4}
-"""Most warm workers. Making a context takes about eight times as long as a short job."""
+"""Maximum number of warm workers. Making a context takes about eight times as long as a short job."""
 MOST_STARTING, FIRST_STARTING = 4, 2
-"""Most workers that start a context at once, counted over all sessions of the machine. Each session may start one in
-any case. The driver makes contexts one after another. FIRST_STARTING holds until a session's first worker is ready."""
+"""Maximum number of workers that start a context at once, counted over all sessions of the machine. Each session may
+start one in any case. The driver makes contexts one after another. FIRST_STARTING holds until a session's first worker
+is ready."""
 CORES_PER_START: Final = 4
 """Cores of this machine for each starting worker. A measurement needs a free core whenever it launches."""
 WARM_BYTES: Final = {"cuda": 768 << 20, "cpu": 256 << 20}
 """Estimated bytes of a warm worker. On a GPU: its context, the timing kernels and the flush buffer of the L2."""
 WARM_SHARE, FREE_SHARE = 16, 4
-"""Divisors that limit the bytes of all warm workers. The first limit is the device's memory divided by WARM_SHARE. On a
-GPU the second limit is its free memory plus the warm workers' own, divided by FREE_SHARE."""
+"""Warm workers together take at most 1/WARM_SHARE of the device's memory. On a GPU they also take at most 1/FREE_SHARE
+of the free memory, in which their own memory is included."""
 MEMORY_SHARE: Final = 0.6
 """Share of the machine's memory for the workers of all sessions together, if the configuration sets no limit."""
 CONNECTIONS: Final = "CUDA_DEVICE_MAX_CONNECTIONS"

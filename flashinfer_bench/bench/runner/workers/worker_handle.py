@@ -40,7 +40,7 @@ from flashinfer_bench.worker.protocol import (
 MAX_ANSWER_BYTES: Final = 8 << 20
 PIPE_READ_BYTES: Final = 1 << 20
 MAX_DRAINS: Final = 64
-"""Most reads of a worker's output in a row. A solution may print without end."""
+"""Maximum number of reads of a worker's output in a row. A solution may print without end."""
 READY_LIMIT_S: Final = 60.0
 """Seconds for a new worker to start."""
 END_LIMIT_S, FORCE_LIMIT_S = 5.0, 60.0
@@ -60,13 +60,13 @@ MACHINE_POLL_S: Final = 0.5
 FREED_S, POLL_FREED_S = 5.0, 0.05
 """Seconds to wait until the kernel has freed an ended worker's memory, and seconds between two checks."""
 MACHINE_SHARE, MOST_NOISE_BYTES = 64, 2 << 30
-"""Growth of memory outside all processes that is always allowed: the machine's memory divided by MACHINE_SHARE, at most
+"""Growth of memory outside all processes that is always allowed: 1/MACHINE_SHARE of the machine's memory, at most
 MOST_NOISE_BYTES. Drivers and other programs use such memory, too."""
 STACK_LIMIT_S, STACK_POLL_S = 0.5, 0.01
 """Seconds for a worker to write its stack, and seconds between two checks."""
 MOST_STACK_BYTES: Final = 64 << 10
 REMOVE_LIMIT_S: Final = 20.0
-"""Seconds for removing a worker's home. The rest is removed with the session's folder."""
+"""Seconds for removing a worker's home. Remaining files are removed with the session's folder."""
 NO_CLOCK: Final = ClockTraits(method="wall", cache_state="warm", fills_queue=False, sees_operations=False)
 NOT_READY: Final = WorkerReady(id=0, ready=True, launch_gap_ns=0, chain_gap_ns=0, clock=NO_CLOCK)
 """Placeholder for the ready message of a worker."""
@@ -272,7 +272,7 @@ class WorkerProcess:
         Args:
             method: name of the request.
             expected: type of the answer. The answer is checked against this type.
-            limit_s: most seconds until the answer.
+            limit_s: maximum seconds until the answer.
             fds: descriptors for the worker.
             meanwhile: called after the request is sent.
             is_stuck: called during the wait; True ends the wait.

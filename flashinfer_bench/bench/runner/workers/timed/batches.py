@@ -42,20 +42,20 @@ if TYPE_CHECKING:
 
 USUAL: Final = 128, 4_000_000
 MOST: Final = 640, 1_500_000
-"""Most calls of a batch, and their total nanoseconds: USUAL, or MOST if that allows more calls. In a short batch the
-start-up of a GPU that returns to a process would dominate."""
+"""Limits of a batch: number of calls, and total nanoseconds of the calls. MOST replaces USUAL if it allows more calls.
+In a short batch the start-up of a GPU that returns to a process would dominate."""
 READ_CALLS: Final = 16
-"""Compared calls of the batch that counts. A solution that skips a fifth of its calls rarely passes."""
+"""Number of calls that are compared in the fastest batch. A solution that skips a fifth of its calls rarely passes."""
 READ_BYTES: Final = 1 << 28
-"""Most bytes of a batch's compared calls, which stay in memory until they are compared. FEW_READS calls are compared in
-any case."""
+"""Maximum bytes of a batch's compared calls, which stay in memory until they are compared. FEW_READS calls are compared
+in any case."""
 RESOLVED_NS: Final = 160_000.0
 """A batch of at least this many nanoseconds resolves its calls. It is four times the variation of empty batches."""
 BEGIN_NS: Final = 100_000.0
 """Nanoseconds subtracted from a batch. A GPU that returns to a process must load its addresses and programs again."""
 SLACK_NS: Final = 150_000.0
 """Limit in nanoseconds. After a batch is answered, the session uses the GPU for a moment. The delay beyond that of an
-empty batch is charged to the calls. A delay above the limit means that the worker answered before its calls were over.
+empty batch is charged to the calls. A delay above SLACK_NS means that the worker answered before its calls were over.
 Then the request's overhead is charged too, and the GPU is used again until the calls are over."""
 STARTS_LATER: Final = 0.15, 5_000.0, 15_000.0
 """A share and two limits in nanoseconds. The part of a call's time between the limits is reduced by the share. In a

@@ -30,32 +30,33 @@ from flashinfer_bench.errors import SolutionFailure
 
 MOST_BUFFERS: Final = 8
 GPU_BUFFERS: Final = 16
-"""Buffers that timed calls rotate through on a CPU and on a GPU, if memory allows."""
+"""Number of buffers that timed calls rotate through on a CPU and on a GPU, if memory allows."""
 GRAPH_BUFFERS: Final = 32
-"""Most buffers of calls that are timed as replays. Each has its own graph, which must be captured."""
+"""Maximum number of buffers of calls that are timed as replays. Each buffer needs a captured graph of its own."""
 MORE_BUFFERS: Final = 88
-"""Most buffers of small calls. Two requests of as many calls make the usual number of calls. With more buffers, a
-kernel would meet most addresses for the first time while it is timed. Some kernels prepare data by address."""
+"""Maximum number of buffers of small calls. Two requests, each with one call for each buffer, make the usual number of
+calls. With more buffers, a kernel would meet most addresses for the first time while it is timed. Some kernels prepare
+data by address."""
 SMALL_BYTES: Final = {"cpu": 8 << 20, "cuda": 1 << 30}
-"""Most bytes of all buffers together, if there are more than MOST_BUFFERS on a CPU or GPU_BUFFERS on a GPU."""
+"""Maximum bytes of all buffers together, if there are more than MOST_BUFFERS on a CPU or GPU_BUFFERS on a GPU."""
 CPU_BYTES: Final = 32 << 20
 GPU_BYTES: Final = 8 << 30
-"""Most bytes of all buffers. On a CPU they should fit its last-level cache. On a GPU a batch of large calls needs many
-calls to differ from an empty batch."""
+"""Maximum bytes of all buffers. On a CPU they should fit its last-level cache. On a GPU a batch of large calls needs
+many calls to differ from an empty batch."""
 FREE_SHARE: Final = 8
-"""All buffers take at most the free memory of a GPU divided by this."""
+"""All buffers together take at most 1/FREE_SHARE of a GPU's free memory."""
 FEWEST_BUFFERS: Final = 5
 FEWEST_CALLS: Final = 2
-"""Fewest buffers of chains and batches, and fewest calls of a chain if memory is scarcer. If only one call fits, no
-chain is needed: a solution cannot compute several calls at once."""
+"""Minimum number of buffers of chains and batches, and of calls of a chain if these buffers do not fit. If only one
+call fits, no chain is needed: a solution cannot compute several calls at once."""
 SCARCE_SHARE: Final = 3
-"""If memory is scarce, FEWEST_BUFFERS take at most the free memory divided by this. The session needs as much again for
-its own memory, and for compared calls."""
+"""If memory is scarce, FEWEST_BUFFERS take at most 1/SCARCE_SHARE of the free memory. The session needs as much again
+for its own memory, and for compared calls."""
 LARGE_SHARE: Final = 64
-"""A call is large if it takes more than the device's memory divided by this."""
+"""A call is large if it takes more than 1/LARGE_SHARE of the device's memory."""
 FEW_READS: Final = 6
-"""Compared calls of a chain, and of a batch if its calls are large. A solution that skips half of its calls rarely
-passes."""
+"""Number of calls that are compared in a chain, and in a batch of large calls. A solution that skips half of its calls
+rarely passes."""
 SECOND_SHARE: Final = 0.25
 """Share of the calls whose outputs get the second sentinel of their dtype. A solution that skips its work only for this
 sentinel gains little."""
@@ -86,7 +87,7 @@ def count_buffers(size: int, device: torch.device, most: int | None = None, *, h
 
 
 def check_room(size: int, device: torch.device, held: int) -> None:
-    """Check that the solution does not hold the memory that a chain of FEWEST_CALLS lacks on a GPU.
+    """Check that a solution has not taken the GPU memory that a chain of FEWEST_CALLS needs.
 
     If a solution leaves memory for one call only, a short call cannot be timed from outside. Large calls are not
     refused, since the session itself may hold the missing memory.
@@ -113,7 +114,7 @@ class CallBuffers:
     Args:
         arena: the session's shared memory; its content is lost.
         inputs: one call's inputs, for their shapes and dtypes.
-        most: most buffers; None for the number of buffers of timed calls.
+        most: maximum number of buffers; None for the number of buffers of timed calls.
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class CallBuffers:
         return [None if slot is None else slot.rows(block, count, step) for slot in self.input_slots]
 
     def own_inputs(self, count: int) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-        """Return private memory for the inputs of this many calls: a row of bytes for each call, and each input.
+        """Return private memory for the inputs of this many calls, as rows of bytes and as tensors.
 
         The first value has the form of `held_inputs`, the second that of `input_rows`, on the same device.
         """

@@ -60,16 +60,17 @@ LONGEST_NS: Final = 1_000_000_000
 """Longer calls run in no chain: each is timed by itself. An empty chain that takes longer is abandoned."""
 CHAIN_NS: Final = 20_000_000
 CHAIN_BYTES: Final = 2 << 30
-"""Most nanoseconds and bytes of all calls of a chain. A chain has FEWEST_BUFFERS calls in any case, if GPU_BYTES
-allow."""
+"""Maximum nanoseconds, and maximum bytes, of all calls of a chain together. A chain has FEWEST_BUFFERS calls in any
+case, if GPU_BYTES allow."""
 MOST_CHAINS: Final = 4
-"""Most chains, and the number of empty chains. A further chain runs only if the best so far would raise the latency."""
+"""Maximum number of chains, and exact number of empty chains. A further chain runs only if the best so far would raise
+the latency."""
 LAUNCH_NS: Final = {False: 50_000_000, True: 300_000}
 """Longest wait, in nanoseconds, until a call is fully launched. Then it gets its key in any case. True is for calls
 that no graph can hold."""
 LONGEST_PAUSE_NS: Final = 10_000_000
-"""Most nanoseconds that the GPU idles before each key. It idles as long as the previous call took, and would throttle
-without this pause."""
+"""Maximum nanoseconds that the GPU idles before each key. It idles as long as the previous call took, and would
+throttle without this pause."""
 START_NS: Final = 1_250.0
 """Nanoseconds subtracted from each call. A GPU polls for a key once in a microsecond, so a call usually waits longer
 than the shortest empty call."""
@@ -77,8 +78,8 @@ CACHED_BYTES: Final = 24 << 20
 """Calls of more bytes get a lower bound from a chain, because their unmasked inputs are written back to memory while
 they run."""
 WRITTEN_BACK: Final = 32 << 20, 3_000
-"""Most bytes of a call's inputs that a cache holds, and bytes written back to memory in a nanosecond. The time of the
-write-back is subtracted."""
+"""Maximum bytes of a call's inputs that a cache holds, and bytes that are written back to memory in a nanosecond. The
+time of the write-back is subtracted."""
 UNCACHED_SHARE: Final = 0.9
 """Like CHAIN_SHARE, but for calls above CACHED_BYTES."""
 SLACK_NS: Final = 10_000

@@ -22,11 +22,11 @@ from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
 from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 
 UNTOUCHED: Final = 2
-"""First calls of a job, which have no stress inputs. They show how long a call takes."""
+"""Number of a job's first calls that get no stress inputs. These calls show how long a call takes."""
 FIRST_NUMBER: Final = 1 << 30
 """Usual calls have lower numbers."""
 AHEAD_BYTES: Final = 1 << 26
-"""Most bytes of inputs that are made ahead."""
+"""Maximum bytes of inputs that are made ahead."""
 
 
 @dataclass
@@ -98,7 +98,7 @@ class StressSchedule:
 
         Args:
             calls: number of usual calls to make.
-            most: most calls of a request.
+            most: maximum number of calls of a request.
         """
         found: list[str] = []
         for number, name in self._due:  # each case makes the request longer, so that more cases can be due

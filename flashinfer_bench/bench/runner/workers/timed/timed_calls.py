@@ -31,13 +31,13 @@ from flashinfer_bench.timing.measurement import Sample
 from flashinfer_bench.timing.settings import TimingSettings
 
 MOST_ODD: Final = 4
-"""Most odd calls that are compared for each set of inputs. Honest outputs can repeat, as masks do."""
+"""Maximum number of odd calls that are compared for each set of inputs. Honest outputs can repeat, as masks do."""
 MADE_TOGETHER_BYTES: Final = 1 << 28
-"""Most bytes of calls whose inputs are made again together, for the reference and to check that no call has changed
+"""Maximum bytes of calls whose inputs are made again together, for the reference and to check that no call has changed
 them."""
 TOGETHER_BYTES: Final = 1 << 22
-"""Most bytes of calls that are copied or made again together. Larger copies gain little, and stay in memory until the
-last of their calls is dropped."""
+"""Maximum bytes of calls that are copied or made again together. Larger copies gain little, and stay in memory until
+the last of their calls is dropped."""
 
 Inspected = tuple[Sequence[Any], Sequence[torch.Tensor | None]]
 """The given inputs of a call, and the inputs in its buffers afterwards."""
@@ -273,8 +273,8 @@ class TimedCalls:
         self._latest = ([*indices], seen)
         for number, words, is_unwritten in zip(numbers, seen, self.buffers.find_unwritten(seen), strict=True):
             digest = hash((self._secret, words.tobytes()))
-            # A call is odd if it repeats an output although the inputs differ. The inputs are checked last: it can take
-            # a second.
+            # A call is odd if it repeats an output although the inputs differ. The inputs are checked last, since this
+            # check can take a second.
             is_odd = is_unwritten or (digest in self._digests and self.contents.differs)
             self._digests.add(digest)
             if is_odd and number not in bases and self._odd + len(odd) < MOST_ODD * len(self.contents):
