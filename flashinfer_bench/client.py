@@ -78,7 +78,7 @@ class TaskReport:
     submitter: str = ""
     """The name of its submitter, or the submitter's address."""
     tasks_ahead: int = 0
-    """Open tasks that were accepted earlier, while this task is pending."""
+    """Number of open tasks that were accepted before this task; 0 once this task is no longer pending."""
 
     @property
     def is_over(self) -> bool:
@@ -153,8 +153,8 @@ class Client:
             workloads: uuids; default: all workloads of its definition.
             priority: tasks of this submitter with a higher priority are judged earlier.
             key: key of this submission. The same key returns the same task. Default: a new key.
-            confirm: when to judge it at full assurance, on a GPU: "if_best" (if it would be the best known), "always"
-                (at once) or "never".
+            confirm: when a GPU judges the solution at full assurance: "if_best" (if it would be the best known),
+                "always" (at once) or "never".
         """
         body: dict[str, Any] = {"solution": solution.to_dict(), "priority": priority, "confirm": confirm}
         if workloads is not None:
@@ -189,7 +189,7 @@ class Client:
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"task {task_id} is {report.status} after {timeout_s:g} s")
             if time.monotonic() < asked + FIRST_PAUSE_S:
-                self._sleep(FIRST_PAUSE_S)  # a server that is ending does not let requests wait
+                self._sleep(FIRST_PAUSE_S)  # a server that is ending answers at once
 
     def evaluate(
         self,

@@ -21,8 +21,7 @@ MAX_FRAME_BYTES: Final = 16 << 20
 READ_BYTES: Final = 1 << 16
 MAX_FDS: Final = 8
 LEAST_WAIT_S: Final = 0.001
-"""Minimum timeout of a send, in seconds. A frame whose deadline has passed is then still sent if the socket has
-room."""
+"""Minimum timeout of a send, in seconds. So a frame is sent even after its deadline, if the socket has room."""
 
 
 class WireError(Exception):

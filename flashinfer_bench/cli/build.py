@@ -181,7 +181,7 @@ def build(
 
 
 def _row(solution: Solution, result: str, message: str = "", seconds: float = 0.0, artifact: str | None = None) -> Row:
-    """Return a row. `seconds` is the duration of the build; for a cached artifact, of the build that made it."""
+    """Return a row. `seconds` is the duration of the build, or of the earlier build that made a cached artifact."""
     found = find_binding(solution)
     return {
         **{name: getattr(solution, name) for name in ("name", "definition", "author")},

@@ -129,7 +129,7 @@ def _annotate(
     sides: tuple[Contender, Contender],
     named: TraceSet | None,
 ) -> None:
-    """Add a comparison to a report for GitHub. Its arguments are those of `execute`."""
+    """Add a comparison to a report for GitHub. The arguments are variables of `execute`."""
     from flashinfer_bench.cli.github import Annotation, find_source
     from flashinfer_bench.cli.verdicts import head_of
     from flashinfer_bench.report.decision import FASTER, SAME, UNKNOWN

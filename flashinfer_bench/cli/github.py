@@ -1,11 +1,12 @@
 """Output for GitHub Actions (`--github`): annotations, and the summary and outputs of a step.
 
-A line `::error file=F,line=N,title=T::TEXT` of a step's log is an annotation, with `%`, line ends, and in F and T also
-`:` and `,` as `%` and two hexadecimal digits. GitHub reads commands in each line of a log. So a command's own output,
-which has texts of authors, stands between `::stop-commands::TOKEN` and `::TOKEN::`; the token is random.
+A line `::error file=F,line=N,title=T::TEXT` in a step's log is an annotation. `%` and line ends are written as `%` and
+two hexadecimal digits; in F and T, so are `:` and `,`. GitHub reads commands in each line of a log. So the output of
+our command, which has texts of authors, stands between `::stop-commands::TOKEN` and `::TOKEN::`; the token is random.
 
-GitHub keeps the first ten annotations of a level in a step. So the worst are first, and the last line, a notice, has
-the count. The summary is appended to the file `GITHUB_STEP_SUMMARY`, outputs to the file `GITHUB_OUTPUT`.
+For each level, GitHub keeps the first ten annotations of a step. So the worst come first. The last line is a notice
+with the overall result. The summary is appended to the file that `GITHUB_STEP_SUMMARY` names, the step's output to the
+file that `GITHUB_OUTPUT` names.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
 
 Level = Literal["error", "warning"]
 MOST_ANNOTATIONS: Final = 10
-"""Annotations of a level that GitHub keeps of a step."""
+"""Maximum annotations per level that GitHub keeps for a step."""
 LONGEST_TITLE: Final = 255
-"""Characters of a title that GitHub takes."""
+"""Maximum characters of a title on GitHub."""
 LONGEST_TEXT: Final = 4000
-"""Characters of a text in an annotation; the log has the rest."""
+"""Maximum characters of an annotation's text; the log has the rest."""
 MOST_BYTES: Final = (1 << 20) - 1
-"""Largest summary of a step. GitHub drops a larger one as a whole."""
+"""Maximum bytes of a step's summary. GitHub drops a larger summary completely."""
 CUT: Final = b"\n\nThe summary is cut here, at GitHub's limit; the log has the rest.\n"
 IN_TEXTS: Final = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
 IN_PROPERTIES: Final = {**IN_TEXTS, ord(":"): "%3A", ord(","): "%2C"}
@@ -51,7 +52,7 @@ class Annotation(NamedTuple):
     file: Path | None = None
     line: int | None = None
     weight: float = 1.0
-    """Of the annotations of a level, the one with the largest weight is the first."""
+    """Annotations of a level are written in the order of their weights, the largest first."""
 
 
 @dataclass
@@ -89,7 +90,7 @@ class GitHubReport:
 def run_on_github(args: Namespace) -> int:
     """Run a command and write its result for GitHub, too; return its exit code.
 
-    Annotations are on stdout. If stdout has a document instead of a table, they are on stderr.
+    Annotations are written to stdout. If stdout gets a document instead of a table, they are written to stderr.
     """
     report, token = GitHubReport(), os.urandom(16).hex()
     args.github, code = report, 1
@@ -119,7 +120,7 @@ def find_source(solution: Solution | None, path: Path | None, reason: str) -> tu
 
     Args:
         solution: the solution; None if it is unknown.
-        path: its source file, its folder of sources, or its JSON file, whose lines are not those of the sources.
+        path: the solution's source file, folder of sources, or JSON file. A JSON file has other lines than the sources.
         reason: a text whose last location, such as "main.py:3", counts.
     """
     if solution is None or path is None or path.suffix == ".json":

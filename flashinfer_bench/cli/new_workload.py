@@ -139,8 +139,8 @@ def _sizes_of_files(definition: Definition, stored: dict[str, StoredInput]) -> d
 
 
 def _find_blob(root: Path, definition: Definition, file: Path) -> tuple[Path, bytes]:
-    """Return the blob path of a file, relative to the root, and its content. For a file outside the root, the path is
-    that of a new copy."""
+    """Return the blob path of a file, relative to the root, and its content. For a file outside the root, return the
+    path for a new copy."""
     content, whole, folder = file.read_bytes(), file.resolve(), root.resolve()
     if whole.is_relative_to(folder):
         return whole.relative_to(folder), content

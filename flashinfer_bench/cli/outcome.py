@@ -287,7 +287,8 @@ def annotate_outcome(
     files: Mapping[str, Path],
     args: Namespace,
 ) -> None:
-    """Add a run to a report for GitHub. An annotation is an error if it makes the exit code 1.
+    """Add a run to a report for GitHub. A problem that makes the exit code 1 is an error, any further problem a
+    warning.
 
     Args:
         report: the report.

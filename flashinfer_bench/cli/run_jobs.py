@@ -78,7 +78,7 @@ NO_FAILED_CALL: Final = frozenset({EvaluationStatus.PASSED, EvaluationStatus.COM
 WATCHED_CALL_S: Final = 5.0
 """Default `call_timeout_seconds` with --watch and --quick."""
 OWN: Final = ":"
-"""In a fingerprint, between the module and the name of an evaluator that is not built in."""
+"""Separates the module and the name of an external evaluator in a fingerprint."""
 POLL_EVERY_S: Final = 0.05
 """Seconds between two checks of the files. A longer interval would delay the verdict after a save."""
 Stamp = dict[str, tuple[int, int]]
@@ -335,8 +335,9 @@ def _hint_at_repro(args: Namespace, outcome: RunOutcome, drafts: Sequence[Draft]
     """Return the command that writes the call of the first failure to files; empty if no call failed.
 
     Args:
-        drafts: the drafts of the run. If no set keeps them, the command names their files.
-        trace_set: the set that keeps the results, so that the command names the line of the trace.
+        drafts: the drafts of the run. If no set keeps the drafts, the command names their files.
+        trace_set: the set that keeps the results; None if no set does. With a set, the command names the line of the
+            trace.
     """
     failed = next(
         (one for one in outcome.traces if one.evaluation and one.evaluation.status not in NO_FAILED_CALL), None

@@ -106,7 +106,8 @@ def given_overrides(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def setting_words(args: argparse.Namespace) -> list[str]:
-    """Return the flags that give another command the settings of this command, without names of jobs and devices."""
+    """Return flags that repeat the settings of this command in another command. Flags that choose jobs and devices are
+    omitted."""
     words = [] if args.config is None else ["--config", str(args.config)]
     for name, value in given_overrides(args).items():
         if name not in NOT_ABOUT_VERDICTS and not isinstance(value, float):  # flags give texts, commands give numbers

@@ -149,7 +149,7 @@ def _wait_for_start(client: Client, task: str, *, is_quiet: bool) -> float:
         if report.tasks_ahead != shown and not is_quiet:
             write_err(f"waiting in the queue: {count(report.tasks_ahead, 'open task')} ahead")
         shown = report.tasks_ahead
-        time.sleep(QUEUE_POLL_S / 4)  # a server that is ending does not let requests wait
+        time.sleep(QUEUE_POLL_S / 4)  # a server that is ending answers at once
         started = time.monotonic()
     return started
 

@@ -332,8 +332,8 @@ def _have(traces: int) -> str:
 
 
 def _find_coverage(trace_set: TraceSet, jobs: Sequence[Mapping[str, Any]], author: str) -> dict[str, Any]:
-    """Find the gaps of a set. A workload is covered if a latest trace or a `benchmark` verdict on it passed. A verdict
-    on the reference does not count."""
+    """Find the gaps of a set. A workload is covered if one of its latest traces passed, or a job of the check
+    `benchmark`. A verdict on the reference does not count."""
     judged = (job for job in jobs if job["check"] == "benchmark" and job["status"] == "PASSED")
     passed = {(job["definition"], job["workload"]) for job in judged}
     for traces in trace_set.traces.values():

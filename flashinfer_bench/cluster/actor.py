@@ -1,8 +1,8 @@
 """The node's side of a cluster: one actor for each slot, which judges batches as a run of one device does.
 
-Ray starts an actor in a process of its own. The actor ends with the program that requested it, or with its node. Then
-the kernel ends its sessions and their processes. The kernel watches the thread that started them, so the thread of
-`judge` starts all sessions.
+Ray starts an actor in a process of its own. The actor ends with the program that requested it, or with its node. The
+kernel then ends the actor's sessions and their processes. It does so when the thread that started a session ends, so
+the thread of `judge` starts all sessions.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ class SlotActor:
         return [languages.get(one.spec.language.value) or why_not_buildable(one, *known) for one in solutions]
 
     def expect(self, solutions: Sequence[Solution]) -> None:
-        """Build solutions of the next batch while this batch runs. A CPU slot builds none, because builds disturb its
-        times."""
+        """Build solutions of the next batch while this batch runs. Do nothing on a CPU slot, because builds would
+        disturb its times."""
         if self._kind != "cpu":
             self._next_solutions.put(solutions)
             os.write(self._wake_write, b"\0")

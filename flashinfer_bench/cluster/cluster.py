@@ -125,7 +125,7 @@ class Cluster:
     batch_maker: Final = BatchMaker
     no_builds: Final = NoBuilds
     least_shares: Final = 2
-    """Minimum number of shares of the jobs. A node can join at any time, so one share is left for it."""
+    """Batches are sized for at least this many devices, so that a node that joins later gets jobs."""
 
     def __init__(self, settings: ClusterSettings) -> None:
         self._settings = settings

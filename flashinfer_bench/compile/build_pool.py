@@ -35,7 +35,8 @@ MEMORY_SHARE: Final = 0.8
 """The share of the machine's memory that all compilers together may take."""
 LEAST_MEMORY: Final = 4 * GIB
 MOST_MEMORY: Final = 16 * GIB
-"""Bounds of one compiler's address space, in bytes. Between them, it is an equal part of that share."""
+"""Minimum and maximum of one compiler's address space, in bytes. Within these limits, each compiler gets an equal part
+of MEMORY_SHARE."""
 LEAST_BUILDS: Final = 3
 """A common header is precompiled if at least this number of builds wait for a core. Precompiling takes one and a half
 times as long as a build, and saves each build about half of its time."""

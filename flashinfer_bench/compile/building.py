@@ -255,8 +255,8 @@ class Build:
         return None
 
     def _find_header(self) -> tuple[Path, ...]:
-        """Return the folder of the precompiled header, if this build may use it. It may not if a source has the name of
-        one of that header's files, since compilers could read the source instead."""
+        """Return the folder of the precompiled header; empty if this build cannot use it. A source with the same name
+        as a file of the header prevents its use, since compilers could read the source instead."""
         if self.recipe.header is None:
             return ()
         result = Build(None, self.recipe.header, self._cache, self._compilers).find()

@@ -28,7 +28,7 @@ class KnownGood:
     source: str
     binding: str | None = None
     words: str = ""
-    """A pattern. A solution in Python is compiled in this way if its sources match. The empty pattern matches all
+    """Pattern in the sources of Python solutions that are compiled like this program. The empty pattern matches all
     sources."""
 
     @property
@@ -37,7 +37,8 @@ class KnownGood:
         return self.language in ("cuda", "triton")
 
     def solution(self, note: str = "") -> Solution:
-        """Return the program as a solution of `define_double()`. A new note makes it a solution that no cache has."""
+        """Return the program as a solution of `define_double()`. A note changes the source, so that no cache has the
+        solution."""
         spec = {"language": self.language, "binding": self.binding, "entry_point": f"{self.entry}::run"}
         comment = f"# {note}\n" if note else ""
         return Solution.model_validate(

@@ -145,7 +145,7 @@ class CompiledRecord(msgspec.Struct, frozen=True, gc=False):
     """The parsed fields of the reference's time under torch.compile."""
 
     mode: str = ""
-    """Mode of torch.compile; empty if the run did not request this time."""
+    """Mode of torch.compile; empty if the run did not request a compiled reference."""
     latency_ms: Number | None = None
     compile_s: Number | None = None
     """Seconds of the first call, which compiles. The latency does not include them."""

@@ -53,7 +53,7 @@ class MeanRatio:
 
 
 def latency_of(evaluation: AnyEvaluation) -> float | None:
-    """Return the latency of a verdict in ms. None if the verdict has no latency, or one out of range."""
+    """Return the latency of a verdict in ms. None if the latency is missing or out of range."""
     return as_time((evaluation.performance or UNMEASURED).latency_ms)
 
 

@@ -58,8 +58,8 @@ class AuthorRow(Figures):
     author: str
     hardware: str
     score: float | None
-    """Mean over definitions of the mean ratio of the author's best solution. A solution with a failed workload counts
-    0, as in `TraceSet.rank_authors`. None if the baseline has no time."""
+    """Mean over definitions. For each definition, the mean ratio of the author's best solution counts. A solution with
+    a failed workload counts 0, as in `TraceSet.rank_authors`. None if the baseline has no time."""
     workloads: int
     """Number of judged workloads of the best solutions."""
     compared: int
@@ -68,8 +68,8 @@ class AuthorRow(Figures):
     """Share of the compared workloads with a ratio above 1."""
     fastest_share: float | None
     """The set's lowest latency over the author's: the mean over workloads, then over definitions. 1 means that the
-    author is the fastest everywhere. A workload that only other authors passed counts 0. None if no author passed a
-    workload with a time that counts, or if this author only passed without such a time."""
+    author is the fastest everywhere. A workload that only other authors passed counts 0. None if no author has a time
+    that counts, or if this author has neither such a time nor a failure."""
     standing: str
     """The best standing of its results."""
     confirmed: bool

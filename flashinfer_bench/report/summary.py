@@ -193,8 +193,8 @@ def best_by_definition(
     speed-up.
 
     If `by` is "latency", the lowest median latency counts instead of the speed-up. Among solutions with equally many
-    passed workloads, a solution with a confirmed result comes first. A tie passes equally many workloads, and the
-    interval of its geometric mean overlaps the interval of the best.
+    passed workloads, a solution with a confirmed result comes first. A tied solution passes equally many workloads as
+    the best, and the intervals of their geometric means overlap.
     """
 
     def order(row: SummaryRow) -> tuple[bool, int, float, float]:

@@ -28,8 +28,8 @@ DIGITS: Final = 8
 
 
 def make_tracker_file(form: str, trace_set: TraceSet, traces: Iterable[AnyTrace]) -> tuple[bytes, int, Counter[str]]:
-    """Return a file of a format of `TRACKERS`, its number of rows, and the number of latest verdicts left out by
-    reason."""
+    """Return a file in a format of `TRACKERS`, its number of rows, and reason → number of latest verdicts that it
+    omits."""
     results = list_results(trace_set, traces)
     rows = [item for item in results if item.is_ranked]
     left_out = Counter(

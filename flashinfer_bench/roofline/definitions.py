@@ -93,7 +93,8 @@ def find_cost(definition: Definition, axes: Mapping[str, int], values: Values | 
 
 
 def _unit(sized: Sized) -> Unit:
-    """Return the unit of the wider of two factors: the first and the largest. Plain op types have fp32."""
+    """Return the arithmetic unit: that of the first factor or of the largest factor, whichever dtype is wider. Op types
+    in `PLAIN` have fp32."""
     if sized.definition.op_type in PLAIN:
         return "fp32"
     factors = [

@@ -101,7 +101,7 @@ def describe_time(
         cost: the cost of one call.
         device_name: the vendor's name of the device. A device that is not listed gets rates and no share.
         milliseconds: the duration of the call.
-        measured: the measured peaks of the device. They count if they have the unit of the cost.
+        measured: the measured peaks of the device; used if they include the unit of the cost.
     """
     if milliseconds <= 0:
         return None

@@ -33,7 +33,7 @@ def enter_own_network() -> bool:
     if not _unshare(CLONE_NEWNET):
         if user == 0 or not _unshare(CLONE_NEWUSER | CLONE_NEWNET):
             return False
-        show_memory()  # if memory is hidden, the files below belong to root
+        show_memory()  # while memory is hidden, these files of /proc belong to root
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")

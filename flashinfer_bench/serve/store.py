@@ -30,7 +30,7 @@ FILE: Final = "tasks.sqlite"
 JOURNAL: Final = f"{FILE}-journal"
 """Name of a rollback journal. This store has a WAL instead. SQLite would remove files that a planted journal names."""
 OPEN: Final = "open"
-"""State of a task without an end: it waits, it runs, or its server ended first."""
+"""State of a task that has not ended: it waits, it runs, or its server ended first."""
 VERSION: Final = 2
 """Version of the format, in `PRAGMA user_version`."""
 RECENT_LINES: Final = 256

@@ -114,8 +114,8 @@ class TaskService:
         return len(found)
 
     async def drain(self, limit_s: float) -> int:
-        """Accept no more tasks, let running jobs end within the limit, and requeue the rest. Return how many are
-        left."""
+        """Accept no more tasks, let running jobs end within the limit, and requeue the other jobs. Return the number of
+        tasks that are still open."""
         self.is_draining = True
         if self._resubmitting is not None:
             self._resubmitting.cancel()

@@ -216,8 +216,8 @@ def _either(name: str, value: Any, other_name: str, other: Any, kinds: tuple[typ
 
 
 def _number(name: str, value: Any, least: float, most: float) -> Any:
-    """Convert a number of Python, numpy or torch to Python's own type; None stays None. It must be whole if `least`
-    is."""
+    """Convert a number of Python, numpy or torch to Python's own type; None stays None. If `least` is an integer, the
+    number must be an integer, too."""
     number, kind = to_number(value), int if isinstance(least, int) else (int, float)
     if number is not None and (isinstance(number, bool) or not isinstance(number, kind) or not least <= number <= most):
         whole = "whole " if kind is int else ""

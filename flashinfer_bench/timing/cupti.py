@@ -67,8 +67,8 @@ class CuptiRecorder:
         self._callbacks = (Requested(self._on_requested), Completed(self._on_completed))
 
     def _find_layout(self, record: str) -> tuple[int, int, int, int | None, str]:
-        """Return the offsets of start, launch, stream and name in a record. The last value is the name of records
-        without a name.
+        """Return the offsets of start, launch, stream and name in a record. The last value is the default for records
+        that have no name.
 
         cupti-python has a description for each version of a record. The newest version is used.
         """

@@ -230,7 +230,7 @@ class TrialInProgress:
         self.per_call_s += self.preamble.delay_ns / 1e9
         if procedure.stops_early:
             seen_s = (max(self.preamble.delay_ns, self.enqueue_ns) + alone.span_ns + FLUSH_NS) / 1e9
-            if seen_s <= QUICK_S and self.per_call_s > REQUEST_S:  # the call is slow, or only its request was
+            if seen_s <= QUICK_S and self.per_call_s > REQUEST_S:  # the call may be slow, or only its request
                 before_s = self.per_call_s
                 self.time_calls(REQUEST_CALLS)
                 self.per_call_s = min(before_s, self.per_call_s)
@@ -308,7 +308,8 @@ class TrialInProgress:
     # Launch source
 
     def choose_calls(self) -> tuple[LaunchSource, str]:
-        """Return the calls to time, and why they are no replays of graphs; empty if they are."""
+        """Return the source of the timed launches, and the reason against graph replays; empty if the launches are
+        replays."""
         eager, reason = self.looked_at, self._why_no_graph()
         if reason or eager is None:
             return self.source, reason
@@ -365,7 +366,7 @@ class TrialInProgress:
 
         Args:
             source: returns the timed launches.
-            reason: why the launches are no replays of graphs; empty if they are.
+            reason: the reason against graph replays; empty if the launches are replays.
             start: time at which the trial's budget began.
         """
         procedure, begin = self.procedure, self.now()
@@ -416,7 +417,7 @@ class TrialInProgress:
         """Return how the samples were taken. Conditions that do not hold are left out.
 
         Args:
-            reason: why the calls were not replayed as graphs; empty if they were.
+            reason: the reason against graph replays; empty if the calls were replays.
             samples: the samples that count.
         """
         metadata: Metadata = {"method": self.clock.method, "cache_state": self.clock.cache_state, "calls": self.calls}

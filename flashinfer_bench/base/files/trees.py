@@ -36,7 +36,7 @@ def walk_files(
     Args:
         folder: the top. A missing folder is reported.
         tell: takes the skipped paths.
-        follows_links: go into linked folders, into each folder once.
+        follows_links: walk linked folders, too; each folder is walked once.
         passes_over: takes a name; returns whether it is skipped without a report.
     """
     seen = {_identity(folder)}

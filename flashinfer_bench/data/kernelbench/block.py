@@ -26,7 +26,7 @@ class KernelBenchTask:
     """
 
     seed = 42
-    """KernelBench's seed. With it, equal weights of `Model` and `ModelNew` are found."""
+    """KernelBench's seed. `Model` and `ModelNew` draw equal weights with it, by which their tensors are paired."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class KernelBenchTask:
         return found
 
     def list_state(self, model: _Any) -> dict[str, _Any]:
-        """Return path → tensor of a module. A tensor at several paths has the first."""
+        """Return path → tensor of a module. A tensor at several paths is listed under the first path."""
         first: dict[int, tuple[str, _Any]] = {}
         for path, (holder, key) in self.list_locations(model).items():
             first.setdefault(id(holder[key]), (path, holder[key]))
@@ -133,7 +133,7 @@ class KernelBenchTask:
         return call
 
     def flatten(self, result: _Any) -> list[_Any]:
-        """Return the parts of a nested result. A dict gives its values by the order of their keys."""
+        """Return the parts of a nested result. The values of a dict are in the order of its sorted keys."""
         if isinstance(result, dict):
             result = [result[key] for key in sorted(result)]
         return [part for one in result for part in self.flatten(one)] if isinstance(result, (list, tuple)) else [result]
@@ -142,7 +142,7 @@ class KernelBenchTask:
         """Import a file with `ModelNew`, and return it as a function of the arguments and the state.
 
         Raises:
-            TypeError: a tensor of `ModelNew` depends on weights, and is none of the state's tensors.
+            TypeError: a tensor of `ModelNew` depends on weights, but equals no tensor of the state.
         """
         if self.dtype == _torch.float32:
             _torch.backends.cudnn.allow_tf32 = False  # as in the reference

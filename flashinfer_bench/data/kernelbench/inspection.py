@@ -126,7 +126,7 @@ def inspect_task(source: str) -> dict[str, Any]:
 
 
 def _check_arguments(task: Any) -> None:
-    """Refuse numbers of `Model` that change from draw to draw: only tensors can be drawn again for each call."""
+    """Refuse a `Model` whose plain numbers depend on the seed. Only tensors can be drawn again for each call."""
     found = []
     for seed in (task.seed, task.seed + 1):
         random.seed(seed)

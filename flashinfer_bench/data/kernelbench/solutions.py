@@ -27,7 +27,7 @@ run = bind_solution(str(Path(__file__).with_name({file!r})))
 def make_solution(
     name: str, author: str, sources: Mapping[str, str], definition: Definition, language: SupportedLanguages
 ) -> Solution:
-    """Return a solution of sources of which one has `ModelNew`.
+    """Make a solution from sources; one of them defines `ModelNew`.
 
     Raises:
         DataSetError: the definition is no task of KernelBench.
@@ -59,7 +59,7 @@ def has_model_new(path: str, text: str) -> bool:
 
 
 def find_by_file(words: Sequence[str], definitions: Mapping[str, Definition]) -> str | None:
-    """Return the task that a file's name in KernelBench's form means; None if there is none."""
+    """Return the task that a file belongs to, by its name in KernelBench's form; None if there is no such task."""
     for word in words:
         if match := SOLUTION_FILE.fullmatch(word):
             tags = {SOURCE_TAG, f"level:{match[1]}", f"problem:{match[2]}"}

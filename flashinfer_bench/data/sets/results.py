@@ -60,9 +60,10 @@ class Result(NamedTuple):
     sol_score: float | None = None
     """Speed-of-light score, 0 for a failure. None if it is unknown, or if the interval is below the floor."""
     sol_baseline: str = ""
-    """Author of the score's baseline, or `REFERENCE`; empty if a mean skips the result."""
+    """Author of the score's baseline, or `REFERENCE`. If it is empty, the result does not count in means."""
     baseline_ms: float | None = None
-    """Lowest latency of the set's baseline author, or 0 without one; None if the reference is the baseline."""
+    """Lowest latency of the set's baseline author; 0 if that author has no latency; None if the reference is the
+    baseline."""
     weight: float = 1.0
     """The workload's weight in the set. For a workload outside the set: the recorded weight."""
 
@@ -194,7 +195,7 @@ def with_sol_scores(results: Sequence[Result], rivals: Iterable[Result], author:
 
     Args:
         results: the results. Failures have a score if any result of the definition has a floor and a baseline.
-        rivals: results of the baseline author. The reference is the baseline of workloads that are not among them.
+        rivals: results of the baseline author. The reference is the baseline on workloads without such a result.
         author: the baseline author's name.
     """
     against = lowest_of(rivals)
@@ -260,8 +261,7 @@ def _is_quick(trace: AnyTrace) -> bool:
 
 
 def _may_be_alike(*traces: AnyTrace) -> bool:
-    """Return whether the fingerprints of traces name the same judged objects. A missing fingerprint may name the same
-    objects."""
+    """Return whether the fingerprints of traces name the same judged objects. A missing fingerprint counts as equal."""
     judged = {
         _JUDGED(read_reported(trace.evaluation).run.fingerprint) for trace in traces if trace.evaluation is not None
     }

@@ -229,8 +229,8 @@ def summarise(
     The counts cover the whole set. The arguments select the content of `rankings`, as in `rank_authors`.
 
     Raises:
-        ValueError: arguments request another ranking than the default, and it cannot be made. The default ranking is
-            made at its first access.
+        ValueError: the arguments request a ranking that cannot be made. The default ranking is made at its first
+            access.
     """
     results = list_results(trace_set, trace_set.all_traces())
     passed = [item for item in results if item.is_passed]

@@ -34,9 +34,9 @@ AUTHOR: Final = "me"
 DRAFT_DESCRIPTION: Final = "edited by hand; `run --solution` writes it anew"
 """The description of a draft in a set. A draft never overwrites a solution without this description."""
 NAMED_FOLDERS: Final = 2
-"""Number of folders around a file in whose names the definition's name is searched for."""
+"""The names of this many folders around a file are also searched for the definition's name."""
 LEAST_NAME: Final = 4
-"""Minimum length of a definition's name that is searched for within a file's name, in characters."""
+"""Definition names with fewer characters are not searched for within a file's name."""
 SHOWN: Final = 8
 FUNCTION_IN_C: Final = re.compile(r"\w\s*\(([^(){};]+)\)\s*\{")
 INCLUDED: Final = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"](\w+)/', re.MULTILINE)

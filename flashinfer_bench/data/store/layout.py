@@ -150,7 +150,7 @@ def own_folders(root: Path) -> Iterator[Path]:
 
 
 def find_foreign_folders(files: Iterable[Path], roots: Iterable[Path]) -> set[Path]:
-    """Return the folders of those files of a set that lie outside the layout's folders."""
+    """Return the folders of all files that lie outside the layout's folders."""
     ours = [root / name for root in roots for name in FOLDERS]
     return {file.parent for file in files if not any(file.is_relative_to(folder) for folder in ours)}
 

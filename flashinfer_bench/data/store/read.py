@@ -3,7 +3,7 @@
 The fields inside the files are authoritative; the folders are only compared with them. An object of an unknown
 definition is kept with a warning, since another given set may have the definition.
 
-Several files may contain the same name. The file counts whose path matches its content, such as a solution in its
+Several files may contain the same name. Only the file whose path matches its content counts, such as a solution in its
 author's folder. So an author cannot replace another author's solution. If no file matches, or several do, all files of
 the name are skipped.
 

@@ -1,8 +1,9 @@
-"""Writes the folder that FlashInfer's Trace Apply reads: `solutions/<name>.json`, one solution for each of its names.
+"""Writes the folder that FlashInfer's Trace Apply reads. Each file `solutions/<name>.json` has the solution for one of
+FlashInfer's names.
 
-The solution of a definition passed all its workloads, on one kind of hardware, in its present version. Confirmed
-solutions come first, then the highest mean speed-up. If the fastest solution calls FlashInfer itself, FlashInfer's
-kernel is the best, and nothing is written.
+A definition's solution has passed all workloads of the definition on one kind of hardware. Only verdicts on present
+versions count. Confirmed solutions come first, then the highest mean speed-up. If the fastest solution calls FlashInfer
+itself, FlashInfer's kernel is the best, and nothing is written.
 """
 
 from __future__ import annotations

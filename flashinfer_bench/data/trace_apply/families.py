@@ -1,4 +1,5 @@
-"""The translations to FlashInfer's Trace Apply, one row a family of definitions. The first row that matches counts.
+"""The translations to FlashInfer's Trace Apply, one row for each family of definitions. The first row that matches
+counts.
 
 FlashInfer finds a solution only by the name that it makes of a call: a prefix and the sizes of the const axes. It
 passes the inputs of its own template, and nothing else. So a row has the required interface of the definition, the
@@ -170,12 +171,13 @@ NEVER_MADE: Final = re.compile(
     r"(moe_fp[48]_block_scale|trtllm_batch_decode_(block_sparse|mla_ragged|mla_sparse)|mm_bf16_fp4_cute_dsl"
     r"|sm90_mixed_gemm_humming_weight_preprocess_logical|attention_ts|prims_ts)(_.*)?"
 )
-"""Names of dumps that calls do not have: Trace Apply names a call by the first template of its API."""
+"""Names that dumps have and calls never get. Trace Apply names a call by the first template of the called API."""
 WRITTEN_IN_PLACE: Final = re.compile(
     r"(gemma_fused_add_rmsnorm|(llama31_)?rope(_pos_ids|_cos_sin_cache)?_inplace|concat_mla_k|fused_topk_deepseek"
     r"|append_paged|xqa(_mla)?_h|nvfp4_kv_dequantize|merge_state_in_place|tinygemm|mm_M1_16)_?.*"
 )
-"""Names of APIs that write into their arguments, so that Trace Apply does not replace them, or a result is lost."""
+"""Names of APIs that write into their arguments. Trace Apply does not replace such an API, or one of its results is
+lost."""
 
 
 def translate(definition: Definition) -> Family:

@@ -1,7 +1,7 @@
 """Decides how a solution is written for Trace Apply: as it is, with a wrapper, or not at all. No source is run.
 
-Trace Apply imports one Python file, or compiles C++ with fixed flags and libraries. It has no guard against a solution
-that calls the API that it replaces, and one unreadable file turns all of it off.
+Trace Apply imports one Python file, or compiles C++ with fixed flags and libraries. A solution that calls the replaced
+API would call itself without end. One unreadable file turns Trace Apply off.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LANGUAGES: Final = frozenset({"python", "triton", "cutedsl", "tilelang", "cutile
 LINKED: Final = re.compile(r'#[ \t]*include[ \t]*[<"](?:cublas|cudnn|cufft|curand|cusolver|cusparse|nccl|nvshmem)')
 """Headers of libraries that Trace Apply does not link."""
 RETURNS_DICT: Final = re.compile(r"\breturn\s*(?:\{|dict\()")
-"""Trace Apply does not read results by name."""
+"""Code that returns a dict. Trace Apply does not read results by name."""
 
 
 class CallsLibrary(ValueError):
@@ -74,7 +74,7 @@ def _refuse(solution: Solution) -> None:
 
 
 def _refuse_compiled(solution: Solution, definition: Definition, family: Family, *, writes: bool) -> None:
-    """Raise ValueError if Trace Apply cannot build a compiled solution, or calls it in another way."""
+    """Raise ValueError if Trace Apply cannot build a compiled solution, or cannot call it in the solution's way."""
     spec = solution.spec
     text = "\n".join(COMMENT.sub(" ", source.content) for source in solution.sources)
     for is_wrong, reason in (

@@ -19,8 +19,8 @@ def note_origin(written: Solution, solution: Solution) -> dict[str, Any]:
 
 
 def restore_origin(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON object of the solution that a written solution was made of; without an origin, return it as it
-    is."""
+    """Return the solution that a written solution was made from, as a JSON object. Without an origin, return the
+    written solution unchanged."""
     if not isinstance(origin := raw.get(ORIGIN), Mapping):
         return dict(raw)
     sources = [source for source in raw["sources"] if source["path"] != WRAPPER_FILE]

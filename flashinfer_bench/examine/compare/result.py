@@ -3,8 +3,8 @@
 A block is one worker that times one side. A pair is a block of each side, one right after the other. The logarithm of
 its ratio (B over A) counts as one value. Pairs are independent, because each block has its own worker. The interval of
 the mean is Student's: mean ± t · s / √n (NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.5.2), turned back into a
-ratio. For the mean over workloads, variances are added, and the degrees of freedom are those of B. L. Welch, "The
-generalization of Student's problem when several different population variances are involved", Biometrika 34, 1947.
+ratio. For the mean over workloads, variances are added, and the degrees of freedom follow Welch (B. L. Welch, "The
+generalization of Student's problem when several different population variances are involved", Biometrika 34, 1947).
 
 A test that is repeated until an interval excludes 1 finds differences that do not exist. So a series is analysed at a
 few fixed numbers of pairs only (`INTERIM_LEVELS`). Each interim analysis spends a part of the allowed error of 5 %
@@ -259,7 +259,7 @@ class Comparison:
 
     @property
     def is_failed(self) -> bool:
-        """Whether no workload was compared, or one was not compared for another reason than the budget."""
+        """Whether no workload was compared, or one has a problem. A spent budget is not a problem here."""
         return any(row.problem and not row.is_unmeasured for row in self.rows) or self.overall is None
 
     def slower_than(self, share: float) -> list[str]:

@@ -107,7 +107,8 @@ def find_confinement(sandbox: Sandbox, asked_for: Level) -> Iterator[Finding]:
 
 
 def find_neighbours(state: GpuState | None) -> Iterator[Finding]:
-    """Say which other processes use the GPU, and why it is throttled. Its usual power cap is not reported."""
+    """Say which other processes use the GPU, and why it is throttled. A GPU at its power cap is not reported as
+    throttled."""
     if state is None:
         return
     if state.other_processes:

@@ -1,7 +1,8 @@
 """Measures the peak rates of the one GPU of this process (`examination.py` starts it).
 
-The calls are large copies, triads and matrix products, timed as solutions are. A rate is of the median over several
-rounds, and of the best size. A round measures all rates, so drifts of the clocks affect all of them alike.
+The calls are large copies, triads and matrix products, timed as solutions are. Each rate is the median over several
+rounds, at the size with the highest median. A round measures all rates, so drifts of the clocks affect all of them
+alike.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@
 
 The solution's code runs here without a sandbox, with all of your rights: read it first.
 If you change a file below `solution/`, only its new outputs count: repair it until this exits with 0.
-A run in the sandbox judges changed C++ and CUDA, a failure that no recorded output shows, and samplers and indexers,
-whose outputs cannot be compared element by element. It needs flashinfer-bench, and the trace set at its old path.
+In three cases, a run in the sandbox judges instead: changed C++ or CUDA, a failure that no recorded output shows, and
+outputs that cannot be compared element by element (samplers, indexers). Such a run needs flashinfer-bench, and the
+trace set at its old path.
 Exit code: 1 the failure shows, 0 it does not, 2 it could not be checked.
 """
 

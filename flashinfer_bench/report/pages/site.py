@@ -30,7 +30,7 @@ from flashinfer_bench.report.pages.texts import id_of, to_script
 from flashinfer_bench.report.verdict import to_one_line
 
 MARKER: Final = "flashinfer-bench-report"
-"""Marker in index.html. It says that this module wrote the folder, and may replace it."""
+"""Marker in the index.html of a folder that this module wrote. Such a folder may be replaced."""
 
 
 @collector_paused()

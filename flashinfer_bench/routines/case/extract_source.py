@@ -61,7 +61,8 @@ def extract_source(
 
 
 def _call(new: str, name: str, function: Any, inputs: Collection[str], outputs: Collection[str]) -> str:
-    """Return a function of all inputs and outputs. It calls the other function with that function's parameters."""
+    """Return the source of a function `new` of all inputs and outputs. It calls the function `name` with the parameters
+    that `name` has."""
     parameters = function.args
     passed = [one.arg for one in parameters.args]
     prepared = [one.arg for one in parameters.kwonlyargs]

@@ -84,8 +84,8 @@ PAGE_SIZES: Final = (16, 32, 64, 128)
 
 
 def _draw_lengths(args: Namespace) -> tuple[list[int], list[int]]:
-    """Draw each sequence's numbers of queries and keys. No sequence has fewer keys than queries. If both limits are
-    equal, both numbers are equal."""
+    """Draw each sequence's numbers of queries and keys. No sequence has fewer keys than queries. If the flags --s_qo
+    and --s_kv are equal, a sequence has equally many queries and keys."""
     batch, q_max, kv_max = args.batch_size, args.s_qo, args.s_kv
     require(kv_max >= q_max, f"--s_kv {kv_max} is below --s_qo {q_max}")
     if not args.random_actual_seq_len:

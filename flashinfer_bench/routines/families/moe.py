@@ -86,7 +86,8 @@ is 0.01."""
 
 
 def check_experts(unit: Unit, top_k: int, scaling: float = 1.0) -> Check:
-    """Return the tolerance of the weighted sum of experts. Their second product is scaled to the size of its input."""
+    """Return the tolerance of the weighted sum of experts. The experts' second product is scaled to the size of its
+    input."""
     return Check(2e-2, ERRORS[unit] * (ACT_DEVIATION * scaling / math.sqrt(top_k)), 0.95)
 
 
