@@ -25,7 +25,7 @@ def list_problems(
     source: str | None = None,
     lines: Mapping[tuple[str, ...], int] | None = None,
 ) -> list[InitErrorDetails]:
-    """Return the problems of a validation error, for a new error by `as_validation_error`.
+    """Return the problems of a validation error, in the form that `as_validation_error` takes.
 
     Args:
         error: the validation error.

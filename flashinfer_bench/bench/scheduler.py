@@ -344,7 +344,7 @@ class Scheduler:
                     session.send(request)
 
     def _take_back(self, slot: DeviceSlot) -> None:
-        """Take back the batch that a session has not begun: it begins a batch only at a message."""
+        """Take back the batch that a session has not begun. A session begins a batch only at a message."""
         jobs, slot.ahead = list(slot.ahead.values()), {}
         if jobs:
             self._queue.give_back(jobs)

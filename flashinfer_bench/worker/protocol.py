@@ -25,7 +25,7 @@ request's `id`. "-" means no field.
 Each call has its own buffer (lay_out): inputs and output slots in the arena. `calls` makes the calls in the given
 buffers, once each, in order, and reads the clock if `lead` has their preambles. The results of a call are in its output
 slots when the answer comes. The session writes other inputs between two requests. `first` is a number N: the calls in
-the first N buffers are made. A list of hundreds of buffers would take as long to send as the calls. Only a GPU's worker
+the first N buffers are made. Sending a list of hundreds of buffers would take as long as the calls. Only a GPU's worker
 gets `burst`, `collect` and `relay`. `burst` makes calls back to back, and leaves their results in place. If `together`
 is true, the calls are one CUDA graph, which must hold at least `operations` operations of each call. `collect` copies
 the results into the output slots. In a `relay` (`gated_chain/`) the inputs of a call are in its buffer, masked. The
@@ -183,7 +183,7 @@ def answer_readings(samples: Sequence[Sample]) -> dict[str, Any]:
 
 @lru_cache
 def digest_of(launched: tuple[tuple[str, int], ...]) -> str:
-    """Return the digest of a call's operations, which the call's sample has."""
+    """Return the digest of a call's operations, as in the call's sample."""
     return hashlib.sha256(repr(launched).encode()).hexdigest()[:16]
 
 

@@ -1,7 +1,8 @@
 """The Default evaluator: every element of every output must be within tolerance, on fresh inputs in each trial.
 
 The other evaluators derive from it: they override a hook (`tolerance`, `judge_trial`, `check_reference`) and inherit
-the rest. The steps of the Default evaluator are also functions of this module, for evaluators that need a single step.
+all other methods. The steps of the Default evaluator are also functions of this module, for evaluators that need a
+single step.
 """
 
 from __future__ import annotations

@@ -157,8 +157,8 @@ def keep_finite(
     more careful solution has another number. A row in which only the solution is not finite is skipped, too, since a
     narrower format overflows sooner. A shortcut that assumes numbers of the usual size returns finite numbers, so it is
     still found. If the reference's output overflows in some rows, the whole output is skipped. Rounding changes its
-    other rows strongly, and nearly infinite rows outweigh the rest. Infinities and nans that usual inputs give, too,
-    such as masked scores, are expected. The other elements of such a row are judged.
+    other rows strongly, and nearly infinite rows outweigh all other rows. Infinities and nans that usual inputs give,
+    too, such as masked scores, are expected. The other elements of such a row are judged.
 
     Args:
         call: a call on inputs of a stress case.

@@ -44,14 +44,14 @@ inputs are redrawn for each call on a CPU, too. 6: calls that wait for the GPU i
 references. 7: a GPU cools down longer before calls of more than 10 ms; bits of random bytes are flipped; more draws of
 timed samplers are judged. 8: a GPU cools down twice as long before such calls; bits of stored narrow numbers are
 flipped; states of mamba and gdn decay at all rates; draws of flat rows are tested separately. 9: batches of short calls
-on a GPU are longer, and less is subtracted for values that wait in the cache; one thread copies results on a CPU, where
-batches after chains refuse less. 10: calls on a GPU are compared with gated chains. 11: random integers fit the
-reference's use of them; bytes, bools and 8-bit floats have stress cases, too, and the reference's tests add some. 12:
-stress cases are judged in the rows in which the reference is finite, and in a secret order. 13: secret parts of inputs
-differ in some calls; calls that wait for the GPU inside are interleaved with their references by eights. 14: the
-process that makes calls on a GPU moves away from slow cores. 15: a gated chain bounds every latency on a GPU, batches
-only at full assurance, and no latency is below the physical floor; a CPU's latency has no bound; the definition and the
-workload decide a job's stress cases; all trials are timed as one; that process chooses no core any more."""
+on a GPU are longer, and subtract less for values in the cache; on a CPU one thread copies results, and batches after
+chains refuse less. 10: calls on a GPU are compared with gated chains. 11: random integers fit the reference's use of
+them; bytes, bools and 8-bit floats have stress cases, too, and the reference's tests add some. 12: stress cases are
+judged in the rows in which the reference is finite, and in a secret order. 13: secret parts of inputs differ in some
+calls; calls that wait for the GPU inside alternate with their references every eight calls. 14: the process that makes
+calls on a GPU moves away from slow cores. 15: a gated chain bounds every latency on a GPU, batches only at full
+assurance, and no latency is below the physical floor; a CPU's latency has no bound; the definition and the workload
+decide a job's stress cases; all trials are timed as one; the process that makes calls chooses no core any more."""
 FULL: Final = "full"
 """Fingerprint value of full assurance. Its verdicts also count if standard assurance is requested. Standard assurance
 has no key."""

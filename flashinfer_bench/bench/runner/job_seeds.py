@@ -32,8 +32,8 @@ class JobSeeds:
         self._run_seed = run_seed
         self._recorded = dict(recorded or {})
         self._secrets: dict[int, int] = {}
-        """Job index → secret seed. If a solution is judged again, it gets a new secret, since the first is in its
-        trace."""
+        """Job index → secret seed. If a solution is judged again, it gets a new secret, since its trace has the old
+        secret."""
 
     def anew(self) -> JobSeeds:
         """Return the seeds of another run: the user's seed and the recorded seeds stay, secret seeds are new."""

@@ -17,7 +17,8 @@ from flashinfer_bench.bench.runner.protocol import REFERENCE_PHASE
 from flashinfer_bench.errors import RanOut
 
 TRIES: Final = 2
-"""Tries of a job whose session is lost, each in a new session. After the last try the job ends as a fault."""
+"""Number of tries of a job whose session is lost. Each try has a new session. After the last try the job ends as a
+fault."""
 HANGS: Final = 2
 """If a reference runs out of time on this many workloads, all jobs of its definition fail."""
 FIRST_CALLS: Final = 2

@@ -105,7 +105,7 @@ class RequestedSolution(Frame):
     sources: dict[str, str] = {}
     """Path → text, if the artifact consists of the sources."""
     build_error: str | None
-    """Error of a failed build, which has no directory; None if the build succeeded."""
+    """Error of a failed build; None if the build succeeded. A failed build has no directory."""
 
 
 class RequestedJob(Frame):
@@ -120,7 +120,7 @@ class RequestedJob(Frame):
     settings: dict[str, Any] = {}
     """Eval settings that differ from the request's, because the workload has its own tolerance."""
     assurance: Assurance | None = None
-    """Assurance of a job that confirms a winner, in its own worker; None for the session's assurance."""
+    """Assurance of a job that confirms a winner; None for the session's assurance. Such a job has its own worker."""
 
 
 class Announced(Frame):

@@ -68,7 +68,7 @@ class Sandbox:
     """Part → why it is missing, and what access this leaves."""
     user: User = "unchanged"
     notes: tuple[str, ...] = ()
-    """Messages about the sandbox other than its missing parts."""
+    """Further messages about the sandbox. They do not repeat `missing`."""
 
     @property
     def is_sandboxed(self) -> bool:

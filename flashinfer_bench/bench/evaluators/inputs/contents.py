@@ -54,7 +54,7 @@ LEAST_REACH: Final = 4
 """Integers count as quantised values if any magnitude reaches this number. Smaller integers may be codes, such as -1
 for "no value"."""
 SECRETS_TOGETHER: Final = 64
-"""Calls whose secrets come from one digest."""
+"""Number of calls whose secrets come from one digest."""
 ALIGNED: Final = 256
 """In memory, the inputs of two consecutive calls are a multiple of this many elements apart."""
 

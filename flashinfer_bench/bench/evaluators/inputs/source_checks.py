@@ -1,4 +1,4 @@
-"""Finds the values that a reference tests for, by patterns in its source without strings and comments.
+"""Finds the values that a reference tests for. Patterns search its source after strings and comments are removed.
 
 Stress cases (`stress.py`) use the result. For example, a guard against infinite numbers matters only if an input has an
 infinite number.

@@ -154,7 +154,7 @@ def part_of(axis: int, *, offset: int = 0, late: bool = False) -> Support:
     Args:
         axis: -1 or -2.
         offset: added to the number of the field's part.
-        late: whether only the last OPEN_STEPS steps are chosen; steps are the axis before the last.
+        late: whether only the last OPEN_STEPS steps are chosen; steps lie along the axis before the last.
     """
 
     def choose(field: Field) -> Any:
@@ -279,7 +279,7 @@ def scale(low: float, high: float) -> Transform:
 
 
 def shift(low: float, high: float, side: int = 0) -> Transform:
-    """Add one random number to all elements. Without a given side, the field decides its sign."""
+    """Add one random number to all elements. If no side is given, the field decides the sign of the number."""
     return lambda values, field: values.add_((side or field.side) * field.chance.host.uniform(low, high))
 
 
@@ -320,7 +320,7 @@ def spike(field: Field) -> float:
 
 
 class StressCase(NamedTuple):
-    """One difference of a call's inputs from usual inputs."""
+    """One change of a call's usual inputs."""
 
     steps: Sequence[tuple[Support, Transform]]
     calls: Mapping[str, int]

@@ -15,8 +15,8 @@ _usual: list[int] = []
 def keep_to_one_thread() -> None:
     """Have torch compute in one thread from here on, except within `usual_threads`.
 
-    With more threads, a small operation waits for the last of them while workers hold some cores. The threads also spin
-    on cores that other workers and sessions need.
+    With more threads, a small operation waits for its slowest thread, since workers hold some cores. The threads also
+    spin on cores that other workers and sessions need.
     """
     if not _usual:
         _usual.append(torch.get_num_threads())

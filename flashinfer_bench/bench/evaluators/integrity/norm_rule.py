@@ -163,7 +163,8 @@ def surely_pass(calls: Sequence[JudgedCall], rule: NormRule, tolerance: Toleranc
     Args:
         calls: the calls to judge.
         rule: the rule for norms.
-        tolerance: tolerance for elements. If None, only norms are judged, also those of outputs too small for rows.
+        tolerance: tolerance for elements. If None, only norms are judged, and also for outputs that are too small for
+        rows.
 
     Returns:
         None if nothing is decided. A list means that all calls pass. It has for each call whether norms apply to its

@@ -104,7 +104,7 @@ def measure_norms(expected: torch.Tensor, got: torch.Tensor) -> Norms | None:
 
 
 def says_something(expected: torch.Tensor) -> bool:
-    """Return whether norms apply to an output: a float output with a finite number other than zero."""
+    """Return whether norms apply to an output: a float output with a finite, nonzero number."""
     norms = measure_norms(expected, expected)
     return norms is not None and norms.says_something
 

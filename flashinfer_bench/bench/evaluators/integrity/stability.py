@@ -95,7 +95,7 @@ hundreds of steps would be ill-conditioned. Sigmoids that use a GPU's `tanh` ins
 
 @dataclass
 class Stability:
-    """The effect of rounding the inputs of one call on the reference's outputs.
+    """How much the reference's outputs for one call change if the inputs are rounded.
 
     Args:
         reference: takes inputs and returns outputs.
@@ -161,8 +161,8 @@ class Stability:
                     draws.append(list(map(measure_norms, self.expected, outputs)))
         if len(self._moved) < FEWEST_DRAWS:
             return torch.ones_like(suspects)
-        # If rows tie with one another, a solution may choose rows that no draw chose. By the Good-Turing estimate,
-        # there are at most as many such rows as rows that changed in exactly one draw.
+        # If rows tie with one another, a solution may choose rows that no draw chose. The number of such rows is
+        # estimated by the number of rows that changed in exactly one draw (Good-Turing).
         if int((suspects & ~ill_conditioned).sum()) <= int((reordered == 1).sum()):
             ill_conditioned |= suspects
         return ill_conditioned & ~is_beyond

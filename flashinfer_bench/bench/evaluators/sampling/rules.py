@@ -5,8 +5,8 @@ Filters act on the probabilities of a row, sorted from the largest:
 * top-p keeps tokens until their mass reaches p, including the token that crosses p. A p of 1 or more keeps all, a p of
   0 or less keeps only the largest.
 * min-p keeps the tokens with at least min_p of the largest probability.
-* With top-k and top-p, top-k comes first, and top-p acts on the rescaled rest. If the definition's name has "joint",
-  both act on the original row.
+* With top-k and top-p, top-k comes first, and top-p acts on the kept tokens, rescaled. If the definition's name has
+  "joint", both act on the original row.
 
 Right implementations differ in rounding and ties. So a row has a narrow set and a wide set of kept tokens. The tokens
 in only the wide set are the boundary group. Every draw from the wide set is allowed. The number of draws in the

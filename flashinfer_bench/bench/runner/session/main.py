@@ -45,8 +45,8 @@ comes soon."""
 LATER_BATCH_S: Final = 4.0
 """Like FIRST_BATCH_S, but for later requests, whose first verdict is not urgent."""
 BATCH_GROWTH: Final = 4
-"""Each further batch of a request may last this many times as long. A batch costs two workers, so batches must be
-few."""
+"""Each further batch of a request may last this many times as long as the batch before. A batch costs two workers, so
+batches must be few."""
 
 
 def serve(opened: OpenedSession) -> None:

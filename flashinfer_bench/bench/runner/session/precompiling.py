@@ -52,7 +52,8 @@ class Terms(NamedTuple):
     limit_s: float
     """Seconds after which a solution's precompiling worker is ended."""
     wait_s: float
-    """Maximum seconds that a solution's job waits for its precompilation. The first call compiles the rest."""
+    """Maximum seconds that a solution's job waits for its precompilation. The first call then compiles the missing
+    parts."""
     most_compilers: int = 1
     """Maximum number of compilers at once. Several compilers get most of the cores, because modules take minutes."""
 

@@ -29,7 +29,7 @@ MOST_FILES: Final = 20_000
 MOST_FRAMES: Final = 12
 OURS: Final = re.compile(r"/flashinfer_bench/worker/")
 WAITS_FOR_GPU: Final = re.compile(r"/torch/cuda/(__init__|streams)\.py$")
-"""Files of torch in which a call waits for a GPU. Their caller counts as the waiting function."""
+"""Files of torch in which a call waits for a GPU. Frames in these files are skipped to find the waiting function."""
 
 
 class StackFrame(NamedTuple):
@@ -79,8 +79,7 @@ class CallWatch:
         return now - self._quiet_since_s >= self.quiet_s
 
     def find_stack(self) -> list[str]:
-        """Return the solution's frames, innermost first. If the worker waits for the GPU, a line before them says
-        so."""
+        """Return the solution's frames, innermost first. If the worker waits for the GPU, the first line says so."""
         stack = read_stack(self.worker)
         waits = ["waiting for the GPU"] if stack and WAITS_FOR_GPU.search(stack[0].file) else []
         frames = [frame for frame in stack if frame.file.startswith(self._own)]

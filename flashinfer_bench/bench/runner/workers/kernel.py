@@ -310,8 +310,8 @@ class RemoteKernel:
         return buffers
 
     def forget_buffers(self) -> None:
-        """Have the buffers laid out again before the next call. Only then does the worker drop the control block of a
-        chain."""
+        """Have the buffers laid out again before the next call. With the new layout the worker drops the control block
+        of a chain."""
         self._laid_out = False
 
     def measure(self, input_sets: list[list[Any]]) -> Measured:

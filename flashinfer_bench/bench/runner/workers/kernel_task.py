@@ -105,5 +105,5 @@ class SessionTools:
     is_starting: Callable[[], bool] = lambda: False
     """Returns whether a context is starting on a GPU."""
     settle: Callable[[bool], bool] = lambda _host_counts: False
-    """Waits until no process of ours can disturb a timed call; returns whether one did. The argument says whether the
-    host's time is part of the call. No such process starts before the job is over."""
+    """Waits until no process of ours can disturb a timed call; returns whether there was such a process. The argument
+    says whether the host's time is part of the call. No such process starts before the job is over."""

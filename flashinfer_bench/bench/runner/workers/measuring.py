@@ -1,8 +1,8 @@
 """The time of a solution on a job's workload, and the calls to compare afterwards.
 
-`Measuring.run` takes samples of all trials, further calls if too few can be compared, the calls to compare, and calls
-on stress cases. Then it makes the record, on a GPU with the bound from outside. Each call has its own content. The
-samples are the worker's reports. `timed/` checks them against the session's clock.
+`Measuring.run` takes samples of all trials, makes further calls if too few can be compared, picks the calls to compare,
+and makes the remaining calls on stress cases. Then it makes the record. On a GPU the record has the bound from outside.
+Each call has its own content. The samples are the worker's reports. `timed/` checks them against the session's clock.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ MACHINE_POLL_S: Final = 0.5
 FREED_S, POLL_FREED_S = 5.0, 0.05
 """Seconds to wait until the kernel has freed an ended worker's memory, and seconds between two checks."""
 MACHINE_SHARE, MOST_NOISE_BYTES = 64, 2 << 30
-"""Growth of memory outside all processes that is always allowed: 1/MACHINE_SHARE of the machine's memory, at most
+"""Memory outside all processes may always grow by this much: 1/MACHINE_SHARE of the machine's memory, at most
 MOST_NOISE_BYTES. Drivers and other programs use such memory, too."""
 STACK_LIMIT_S, STACK_POLL_S = 0.5, 0.01
 """Seconds for a worker to write its stack, and seconds between two checks."""

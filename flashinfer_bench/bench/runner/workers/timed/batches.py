@@ -66,8 +66,8 @@ MEMORY_BOUND: Final = 0.6, 0.9
 """Limits for the time of copying a call's bytes, as a share of the call's time in a batch. Above the second limit the
 call is bound by memory; below the first limit it is not."""
 HELD_SHARE: Final = 0.1
-"""Share of a call's time. A wait for the previous call's writes is subtracted only as far as it exceeds this share. At
-most the same share is subtracted."""
+"""Share of a call's time. If the wait for the previous call's writes exceeds this share, the excess is subtracted, up
+to the same share."""
 MARGIN: Final = 1.5
 """The time subtracted for copies is at most this multiple of the time of the session's own copies. The overhead is at
 most this multiple of the least overhead of another worker."""
@@ -98,7 +98,7 @@ class BatchOverhead:
     call: float = 0.0
     """Overhead of each call, for each output."""
     touch: float = 0.0
-    """The GPU's return to the session after such a batch is answered."""
+    """The GPU's return to the session after an empty batch."""
 
     def near(self, least: BatchOverhead | None) -> BatchOverhead:
         """Return this overhead, limited to MARGIN times the least overhead in another worker."""
@@ -129,8 +129,8 @@ def take_overhead(time_batch: Callable[[int], float], touch_device: Callable[[],
 def touch(device: torch.device) -> None:
     """Use a GPU for a moment in this process, so that it returns from a worker's context. A CPU needs nothing.
 
-    Work that another process has enqueued runs until its time slice ends. The first call also measures copies. It
-    precedes the load of a solution, which could slow them down.
+    Work that another process has enqueued runs until that process's time slice ends. The first call also measures
+    copies. It comes before a solution is loaded, which could slow the copies down.
     """
     if device.type == "cuda":
         byte_ns(device)

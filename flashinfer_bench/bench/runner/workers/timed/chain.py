@@ -104,7 +104,8 @@ def count_chain_calls(claimed_ns: float, size: int, outputs: int) -> int:
 
 
 def count_chain_reads(calls: int, size: int) -> int:
-    """Return the number of compared calls of a chain: more than half of large calls, so a solution cannot skip half.
+    """Return how many calls of a chain are compared: if calls are large, more than half, so that no solution skips
+    half.
 
     Args:
         calls: number of calls in the chain.

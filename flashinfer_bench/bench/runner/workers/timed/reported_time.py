@@ -1,4 +1,5 @@
-"""The reported time of a kernel: its worker's samples, checked, and refused or raised to a bound. Pure.
+"""The reported time of a kernel. Its worker's samples are checked, and the latency is refused, or raised to a bound.
+Pure.
 
 `report_time` makes the number from the summary of the samples, the time of `setup`, and the bound from outside. A
 solution that controls its worker can report any sample. So a report must fit the requested clock and the time that

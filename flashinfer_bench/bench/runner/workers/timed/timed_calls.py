@@ -215,7 +215,7 @@ class TimedCalls:
 
     @property
     def part(self) -> str:
-        """The field `part` of requests for whole calls, with their `setup`."""
+        """Value of the field `part` in requests for whole calls, which include `setup`."""
         return "both" if self.has_setup else "run"
 
     # Outputs of calls.
