@@ -61,18 +61,22 @@ def function_to_schema(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def type_to_schema(annotation: Any) -> dict[str, Any]:
-    """Return the JSON schema of a Python type. A model cannot write an object of this package, only its name."""
+    """Return the JSON schema of a Python type, without its objects of this package."""
+    try:
+        return TypeAdapter(to_written_type(annotation)).json_schema()
+    except PydanticSchemaGenerationError:
+        return {}
+
+
+def to_written_type(annotation: Any) -> Any:
+    """Return the part of a Python type that a model can write: of an object of this package only its name."""
     is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     options = [
         one
         for one in (typing.get_args(annotation) if is_union else [annotation])
         if one is not type(None) and not (isinstance(one, type) and issubclass(one, BaseModel))
     ]
-    union: Any = typing.Union[tuple(options)] if options else dict  # noqa: UP007 - only known at run time
-    try:
-        return TypeAdapter(union).json_schema()
-    except PydanticSchemaGenerationError:
-        return {}
+    return typing.Union[tuple(options)] if options else dict  # noqa: UP007 - only known at run time
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:

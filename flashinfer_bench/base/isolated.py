@@ -95,8 +95,13 @@ class Isolated:
             code = self._process.returncode
             if code == 0:
                 return json.loads(said)
-        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - LOG_BYTES))
-        raise IsolatedFailure(code, self._log.read().decode("utf-8", "replace").strip())
+        raise IsolatedFailure(code, self.read_log())
+
+    def read_log(self) -> str:
+        """Return the end of its output so far."""
+        file = self._log.fileno()
+        begin = max(0, os.fstat(file).st_size - LOG_BYTES)
+        return os.pread(file, LOG_BYTES, begin).decode("utf-8", "replace").strip()  # the process shares the position
 
     def signal(self, number: int) -> None:
         """Send a signal to the process and to all that it has started."""

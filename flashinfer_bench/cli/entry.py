@@ -57,6 +57,7 @@ COMMANDS: Final = {
     "serve": "judge what clients submit over HTTP",
     "submit": "submit a solution to a server",
     "top": "show what a server is doing",
+    "mcp": "serve tools to a model, by the Model Context Protocol",
     PERF: "time FlashInfer's kernels",
 }
 """Command → its line in the help. The help has the same order."""

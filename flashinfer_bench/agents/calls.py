@@ -1,0 +1,67 @@
+"""Calls of the tools, each in a process of its own, that can be waited for in parts, and cancelled."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pkgutil import resolve_name
+from threading import Thread
+from typing import Any, Final
+
+from flashinfer_bench.base.bounded_log import BoundedLog
+from flashinfer_bench.base.exits import describe_exit
+from flashinfer_bench.base.isolated import Isolated, IsolatedFailure
+
+TAIL_BYTES: Final = 5000
+"""Bytes kept of the end of an answer. With its head it has less than 10 kB."""
+
+
+class Call:
+    """A call of a tool, in a process that ends with this one.
+
+    Args:
+        tool: a function of a module, that returns a text.
+        limit_s: seconds until it is ended.
+    """
+
+    def __init__(self, tool: Callable[..., str], arguments: dict[str, Any], limit_s: float) -> None:
+        self._process = Isolated(__name__, [f"{tool.__module__}:{tool.__name__}", arguments])
+        self._started = time.monotonic()
+        self.answer: Future[str] = Future()
+        Thread(target=self._wait, args=(limit_s,), daemon=True).start()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since its start."""
+        return time.monotonic() - self._started
+
+    def describe_progress(self) -> str:
+        """Return the last line of its progress."""
+        with contextlib.suppress(OSError, ValueError):  # it has ended, and its log is closed
+            return self._process.read_log().rpartition("\n")[2]
+        return ""
+
+    def cancel(self) -> None:
+        """Kill its process, if it has not ended."""
+        if not self.answer.done():
+            self._process.signal(signal.SIGKILL)
+
+    def _wait(self, limit_s: float) -> None:
+        try:
+            text = self._process.wait(limit_s)
+        except IsolatedFailure as failure:
+            end = f"took more than {limit_s:g} s" if failure.code is None else describe_exit(failure.code)
+            text = f"ERROR: the call {end}\n{failure.log}"
+        log = BoundedLog(tail_bytes=TAIL_BYTES)
+        log.add(text.encode())
+        self.answer.set_result(log.take())
+        self._process.end()
+
+
+def answer(request: tuple[str, dict[str, Any]]) -> Any:
+    """Call a tool, in the process of a `Call`."""
+    name, arguments = request
+    return resolve_name(name)(**arguments)
