@@ -90,6 +90,17 @@ def render_values() -> str:
     return "\n".join(parts)
 
 
+def render_llms(nav: list[dict[str, Any]], description: str) -> str:
+    """Return llms.txt: the pages of the site for a model, as links to their Markdown."""
+    sections: dict[str, list[dict[str, str]]] = {"Start": [one for one in nav if {str} == set(map(type, one.values()))]}
+    sections |= {title: pages for one in nav for title, pages in one.items() if not isinstance(pages, str)}
+    parts = [f"# flashinfer-bench\n\n> {description}\n"]
+    for title, pages in sections.items():
+        links = [f"- [{name}]({path})" for one in pages for name, path in one.items()]
+        parts.append("\n".join([f"## {title}", "", *links, ""]))
+    return "\n".join(parts)
+
+
 def _list_names(module: str) -> Iterator[tuple[str, Any]]:
     """Yield the public names of a module: those of its `__all__`, or all that it defines."""
     imported = importlib.import_module(module)

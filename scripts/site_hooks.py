@@ -1,13 +1,15 @@
-"""What `mkdocs build` calls while it makes the site: the generated pages, and a check that nothing is fetched."""
+"""What `mkdocs build` calls while it makes the site: generated pages, Markdown for models, a check that nothing is
+fetched."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, Final
 
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
-from references import PAGES  # mkdocs looks for modules beside this one
+from references import PAGES, render_llms  # mkdocs looks for modules beside this one
 
 FETCHED: Final = re.compile(
     r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//[^>]*>"""
@@ -21,7 +23,17 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the generated pages."""
     for path, render in PAGES.items():
         files.append(File.generated(config, path, content=render()))
+    files.append(File.generated(config, "llms.txt", content=render_llms(config.nav, config.site_description)))
     return files
+
+
+def on_env(env: Any, config: Any, files: Files) -> Any:
+    """Write the Markdown of each page beside it: llms.txt links to it."""
+    for page in files.documentation_pages():
+        target = Path(config.site_dir, page.src_uri)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(page.content_string, "utf-8")
+    return env
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:  # noqa: ARG001 - mkdocs names the arguments

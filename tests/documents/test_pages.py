@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from scripts.references import PAGES as PAGES_OF_THE_SITE
-from tests.kit.documents import CHECKOUT, DOCS, PAGES, list_anchors, read_links, read_sentences
+from tests.kit.documents import CHECKOUT, DOCS, PAGES, SKILL, list_anchors, read_links, read_sentences
 
 MOST_WORDS = 25
 """The words that a plain sentence has at the most."""
@@ -31,6 +31,14 @@ def test_every_link_leads_to_a_file_and_to_a_heading_in_it(page):
         assert target.is_file(), link
         assert page.parent == CHECKOUT or target.is_relative_to(DOCS), f"{link} leads out of the site"
         assert not anchor or anchor in list_anchors(target.read_text()), link
+
+
+def test_the_skill_has_the_metadata_that_agents_search():
+    _, head, _ = SKILL.read_text().split("---\n", 2)
+    metadata = yaml.safe_load(head)
+    assert metadata["name"] == SKILL.parent.name
+    assert 0 < len(metadata["description"]) <= 1024
+    assert len(metadata["compatibility"]) <= 500
 
 
 def test_the_site_shows_every_page():

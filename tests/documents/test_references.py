@@ -4,12 +4,14 @@ import importlib
 import re
 
 import pytest
+import yaml
 
 from flashinfer_bench.cli.main import cli
 from flashinfer_bench.cli.perf.flags import make_parser
 from flashinfer_bench.report.timing import MEANINGS
 from flashinfer_bench.routines.table import ROUTINES
-from scripts.references import PACKAGES, render_commands, render_python, render_values
+from scripts.references import PACKAGES, render_commands, render_llms, render_python, render_values
+from scripts.references import PAGES as GENERATED
 from tests.cli.helps import ALL_COMMANDS
 from tests.kit.documents import CHECKOUT, DOCS, PAGES
 
@@ -70,3 +72,11 @@ def test_the_page_of_random_values_has_the_rules_of_both_tables():
 def test_the_page_of_numbers_tells_of_every_flag():
     section = (DOCS / "numbers.md").read_text().partition("## Flags")[2]
     assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == list(MEANINGS)
+
+
+def test_llms_txt_links_to_every_page_once():
+    nav = yaml.safe_load((CHECKOUT / "mkdocs.yml").read_text())["nav"]
+    text = render_llms(nav, "what it is")
+    assert text.startswith("# flashinfer-bench\n\n> what it is\n\n## Start\n\n- [Home](index.md)\n")
+    pages = [str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")]
+    assert sorted(re.findall(r"^- \[.+\]\((.+)\)$", text, re.MULTILINE)) == sorted([*pages, *GENERATED])

@@ -10,7 +10,8 @@ from pathlib import Path
 CHECKOUT = Path(__file__).parents[2]
 README = CHECKOUT / "README.md"
 DOCS = CHECKOUT / "docs"
-PAGES = [README, *sorted(DOCS.rglob("*.md"))]
+SKILL = CHECKOUT / ".agents" / "skills" / "judge-kernels" / "SKILL.md"
+PAGES = [README, CHECKOUT / "AGENTS.md", SKILL, *sorted(DOCS.rglob("*.md"))]
 SHELLS = ("sh", "bash", "shell")
 PROGRAM = "flashinfer-bench"
 SEPARATORS = ("&&", "||", "|", ";", "(", ")")
