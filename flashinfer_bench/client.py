@@ -165,8 +165,7 @@ class Client:
         return str(self._read("POST", "/evaluate", json=body, headers=headers)["task_id"])
 
     def task(self, task_id: str, timeout_s: float = 0.0) -> TaskReport:
-        """Return a task. With a timeout, wait that long for the task to end, but at most as long as the server
-        allows."""
+        """Return a task. With a timeout, wait for the end of the task; the server may shorten the timeout."""
         return _to_report(self._read("GET", f"/tasks/{task_id}", wait_s=timeout_s, params={"timeout": timeout_s}))
 
     def wait(self, task_id: str, timeout_s: float | None = None) -> TaskReport:

@@ -1,8 +1,9 @@
 """Fetches a trace set from the Hugging Face hub into a folder: only the chosen files, each checked by size and digest.
 
 A file is downloaded into a staging folder of the set, checked, and then moved to its path. So the set never holds a
-part of a file or a wrong file. A file that differs from the hub's is replaced; only traces are kept, since runs append
-to them. The files of a set belong to one commit: a fetch of another commit also updates the files that are here.
+part of a file or a wrong file. A file that differs from the hub's is replaced, except traces, since runs append to
+them. The files of a set belong to one commit: a fetch of another commit also updates the files that the folder already
+has.
 
 Only this module imports huggingface_hub, and no worker imports this module.
 """
@@ -31,7 +32,7 @@ from flashinfer_bench.data.store.layout import BLOB, FOLDERS, SOLUTIONS, TRACES,
 from flashinfer_bench.errors import Fault, UsageError
 
 THREADS: Final = 8
-"""Downloads at a time, as many as the hub's own client runs."""
+"""Number of parallel downloads, as in the hub's own client."""
 HIDDEN: Final = re.compile(r"(^|/)\.")
 """Paths that readers of a set skip. They are not fetched."""
 SHA256_DIGITS: Final = 64
@@ -51,12 +52,12 @@ class Fetch:
     each: Callable[..., list[Any]]
     """Maps a function over paths in threads, and shows their number."""
     right: int = 0
-    """Number of chosen files that are here."""
+    """Number of chosen files that the folder already had with the listed size and digest."""
     downloaded: int = 0
     kept: list[str] = field(default_factory=list)
     """Files of traces that differ from the hub's."""
     problems: dict[str, str] = field(default_factory=dict)
-    """Chosen file → why it is not here."""
+    """Chosen file → why the folder lacks it."""
 
     def bring(self, chosen: Collection[str]) -> None:
         """Check files, and download those that are missing or differ."""
@@ -105,13 +106,13 @@ def fetch_set(
     is_offline: bool,
     is_quiet: bool,
 ) -> Fetch:
-    """Fetch the chosen files that are not in the folder yet. Files that are here are checked.
+    """Fetch the chosen files that the folder lacks. Check the files that it already has.
 
     Args:
         repository: the data set on the hub, `owner/name`.
         root: the folder of the set. It is made if it is missing.
-        choose: takes the paths on the hub; returns the file names of the chosen definitions, None for all files. Blobs
-            of chosen definitions are those that workloads name.
+        choose: takes the paths on the hub; returns the file names of the chosen definitions, None for all files. A
+            chosen definition has the blobs that its workloads name.
         only_missing: fetch only blobs that workloads in the folder name.
         revision: branch, tag or commit; None for the fetched commit with `only_missing`, else for the main branch.
         is_offline: send no request.
@@ -162,7 +163,7 @@ def fetch_set(
 
 
 def _read_commit(api: Any, repository: str, revision: str, old: FetchRecord | None) -> FetchRecord:
-    """Return the record of a revision. Its files are requested only if the commit is another one."""
+    """Return the record of a revision. If the commit has changed, list the commit's files on the hub."""
     commit = api.dataset_info(repository, revision=revision).sha
     if old is not None and commit == old.commit:
         return old
@@ -176,7 +177,7 @@ def _read_commit(api: Any, repository: str, revision: str, old: FetchRecord | No
 
 
 def _is_chosen(path: str, names: Collection[str] | None) -> bool:
-    """Return whether a file is chosen by its path: a file of a chosen definition that is no blob, or of the root."""
+    """Return whether a path is chosen: a file in the root, or a file of a chosen definition except its blobs."""
     folder, *below = PurePosixPath(path).parts
     if names is None or not below:
         return True
@@ -184,7 +185,7 @@ def _is_chosen(path: str, names: Collection[str] | None) -> bool:
 
 
 def _is_listed(file: Path, size: int, listed: str) -> bool:
-    """Return whether a file has a size and a digest: SHA-256, or with fewer digits that of git's blob."""
+    """Return whether a file has the listed size and digest. A shorter digest than SHA-256 is the id of git's blob."""
     with os.fdopen(open_to_read(file), "rb") as handle:
         if os.fstat(handle.fileno()).st_size != size:
             return False

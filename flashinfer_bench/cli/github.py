@@ -35,7 +35,7 @@ MOST_ANNOTATIONS: Final = 10
 LONGEST_TITLE: Final = 255
 """Maximum characters of a title on GitHub."""
 LONGEST_TEXT: Final = 4000
-"""Maximum characters of an annotation's text; the log has the rest."""
+"""Maximum characters of an annotation's text. The log has the whole text."""
 MOST_BYTES: Final = (1 << 20) - 1
 """Maximum bytes of a step's summary. GitHub drops a larger summary completely."""
 CUT: Final = b"\n\nThe summary is cut here, at GitHub's limit; the log has the rest.\n"

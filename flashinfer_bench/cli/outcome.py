@@ -75,7 +75,7 @@ LOST: Final = {
 """Kind of jobs without a verdict, as in the document → its title in the text."""
 STOPPED: Final = "an earlier job did not pass (--fail-fast)"
 FEW_SOLUTIONS, FEW_WORKLOADS = 8, 12
-"""Maximum number of solutions and of workloads for which a run prints a table of times by workload."""
+"""A run prints its times by workload if it has at most this many solutions and workloads."""
 BROKEN: Final = "Broken in what was asked for (exit code 1; --allow-broken lets it pass)"
 PLAN_TABLE: Final = {
     "Definition": "{definition}",
@@ -165,7 +165,7 @@ class RunOutcome:
         part of the set is broken; else 0.
 
         If passing is required, return 1 also if a job did not pass, or if there is no verdict. If broken data is
-        allowed and present, neither the broken data nor the jobs without a verdict count as failures.
+        allowed and present, it does not count as a failure, and jobs without a verdict do not count.
         """
         if self.is_interrupted:
             return INTERRUPTED

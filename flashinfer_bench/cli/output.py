@@ -2,8 +2,8 @@
 
 Results go to stdout, everything else to stderr.
 
-A reader that closes a pipe early (`| head`) causes no error; neither does a stream that was closed before the start
-(`>&-`). If stderr cannot be written, the command continues without it. If stdout cannot be written, that is a fault.
+A reader that closes a pipe early (`| head`) causes no error. A stream that was closed before the start (`>&-`) causes
+no error. If stderr cannot be written, the command continues without it. If stdout cannot be written, that is a fault.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ LOCATIONS: Final = {
     "authors": "solutions/*",
     "workloads": "workloads/**/*.jsonl",
 }
-"""Kind of names → the paths in a set whose last part is such a name. Workloads have uuids, which stand inside the
+"""Kind of names → pattern of the paths in a set that end with such a name. Workloads have uuids, which stand inside the
 files."""
 MOST_SHARE: Final = 10.0
 """Largest share that a flag takes: 1000 %."""

@@ -88,15 +88,15 @@ def bound_log(text: str) -> str:
 
 
 def is_no_plain_error(step: StepReport) -> bool:
-    """Return whether a step may have failed for another reason than an error in its source."""
+    """Return whether something besides an error in the source may have made a step fail."""
     return step.code < 0 or bool(NOT_PLAIN.search(step.output)) or first_error(step.output) is None
 
 
 def fails_everywhere(step: StepReport) -> bool:
     """Return whether a step failed because of its source alone, so that it fails again with the same compilers.
 
-    A link step never counts, because a library that it lacks may be installed later. Neither does a compiler that lacks
-    a file.
+    A link step never counts, because a library that it lacks may be installed later. A compiler that lacks a file does
+    not count.
     """
     lacks = any(words.search(step.output) for words in (LACKING, OUT_OF_MEMORY, DISK_FULL, KILLED))
     return step.name.startswith("compile ") and not is_no_plain_error(step) and not lacks

@@ -39,8 +39,8 @@ CUDA: Final = Language((".cu",), builder="native", is_compiled=True, needs_gpu=T
 
 
 class SupportedLanguages(str, Enum):
-    """Languages of solutions. If the sources fit several languages, the last compiled one counts, or the first in
-    Python."""
+    """Languages of solutions. If sources fit several languages, the last of them in this list counts. For Python
+    sources, the first counts."""
 
     record: Language
 

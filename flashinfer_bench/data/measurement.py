@@ -115,7 +115,7 @@ class Measurement(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """The interval; None if the record has no interval, or an invalid one."""
+        """The interval; None if the record has no valid interval."""
         if len(self.interval95_ms) != 2 or not 0 <= self.interval95_ms[0] <= self.interval95_ms[1]:
             return None
         return self.interval95_ms[0], self.interval95_ms[1]

@@ -29,7 +29,7 @@ class ModuleMetadata(NamedTuple):
     """The facts from the syntax tree of a module."""
 
     names: Mapping[str, str | None]
-    """Top-level name ("*": a star import) → why calling it never returns tensors; None if it may."""
+    """Top-level name ("*": a star import) → why calling it never returns tensors; None if it may return tensors."""
     functions: Sequence[str]
     """The top-level functions that a caller may mean, in their order."""
     signatures: Mapping[str, inspect.Signature]

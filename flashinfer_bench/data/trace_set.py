@@ -88,7 +88,7 @@ class TraceSet:
 
     @classmethod
     def from_path(cls, path: Path | str | None = None) -> TraceSet:
-        """Load the set in a folder. Its problems are in `issues`; the rest is usable.
+        """Load the set in a folder. Its problems are in `issues`; all other parts are usable.
 
         Args:
             path: the folder; None for $FIB_DATASET_PATH, else ~/.cache/flashinfer_bench/dataset.
@@ -126,7 +126,7 @@ class TraceSet:
         A run writes each trace to the root of its solution (`solution_roots`).
 
         Raises:
-            DataSetError: no set was given, or two have different definitions or different solutions of one name.
+            DataSetError: no set was given, or two sets have different definitions or different solutions of one name.
         """
         if not trace_sets:
             raise DataSetError("no trace set was given; give at least one folder")

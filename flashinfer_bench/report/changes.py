@@ -66,7 +66,7 @@ class Epoch:
 
 
 def find_changes(old: Iterable[Result], new: Iterable[Result], threshold: float = THRESHOLD) -> list[Change]:
-    """Return a change for each job in either set, ordered by definition, solution and workload."""
+    """Return a change for each job of the two sets, ordered by definition, solution and workload."""
     before, after = ({_job(item): item for item in part} for part in (old, new))
     found = []
     for job in sorted({*before, *after}):

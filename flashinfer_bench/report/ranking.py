@@ -91,7 +91,7 @@ class GroupRow(Figures):
 
 @dataclass(frozen=True)
 class WinnersRow:
-    """The workloads whose best solutions are of one author, op type or kind of hardware."""
+    """The workloads whose best solutions belong to one author, op type or kind of hardware."""
 
     group: str
     workloads: int

@@ -45,7 +45,7 @@ def _name(item: Result) -> str:
 
 
 def _times(item: Result, per_ms: float) -> list[float]:
-    """Return the latency, and the bounds of its interval if it has a finite one."""
+    """Return the latency, and the bounds of its interval if these are finite."""
     bounds = item.measurement.bounds or ()
     times = (item.latency_ms or 0.0, *(bounds if all(map(isfinite, bounds)) else ()))
     return [float(f"{time * per_ms:.{DIGITS}g}") for time in times]

@@ -149,8 +149,8 @@ def change_file(name: str, arguments: Sequence[int], pid: int, folders: Sequence
 
 
 def connect_socket(arguments: Sequence[int], pid: int) -> None:
-    """Connect the socket of a process, as its call requests. The process has its own network. This can take as long as
-    the call.
+    """Connect a socket of a process, as the process requested. The process has its own network. Connecting can take as
+    long as the process's call would.
 
     Args:
         arguments: arguments of the call: a descriptor, an address in memory, its length.

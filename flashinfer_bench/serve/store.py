@@ -77,7 +77,7 @@ class TaskRow:
 
     @property
     def author(self) -> str:
-        """The author of the solution. This fails for the row of a list, which has no solution."""
+        """The author of the solution. A row from `list_tasks` has no solution, so this fails."""
         return Solution.model_validate_json(self.solution).author
 
 

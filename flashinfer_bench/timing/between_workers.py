@@ -73,8 +73,8 @@ def learned_spread(kind: str, squares: float, freedom: float) -> WorkerSpread:
 
 
 def sum_squares(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return the sum of squares within groups, and its degrees of freedom. Each square is of a logarithm's deviation
-    from the mean of its group.
+    """Return the sum of squares within groups, and its degrees of freedom. The squared deviations are those of a
+    latency's logarithm from the mean logarithm of its group.
 
     Args:
         groups: in each group, latencies of the same code on the same input, each from another worker.

@@ -30,7 +30,8 @@ LIBRARY: Final = re.compile(
     r"|fmha_cutlass[FB]_\w+\(PyTorchMemEffAttention::"
     # Types inside cuBLAS, which are in no public header.
     r"|.*\bcublas(Gemv|Dot|SplitK)(Params|Tensor)"
-    # CUTLASS instances of NVIDIA's libraries. The open generator writes no bare architecture.
+    # CUTLASS instances of NVIDIA's libraries. CUTLASS's open-source generator writes no bare architecture number into
+    # names.
     r"|cutlass::Kernel2?<cutlass_\d\d_(wmma_)?(tensorop|simt)_"
     # Names without a signature. C++ code has such names only as extern "C".
     r"|(nvjet_\w+|sm\d\d+_xmma_\w+|cudnn_(generated|infer)_\w+|cutlass_\d\d_(wmma_)?(tensorop|simt)_\w+)$"
@@ -53,7 +54,7 @@ def describe_kernels(samples: Iterable[Sample], names: Mapping[str, Mapping[str,
     """Return the launches of each name over all samples, and whether the kernels are a library's, for the record.
 
     Args:
-        samples: samples from a worker, whose launches are a digest.
+        samples: samples from a worker; each has a digest in place of its launches.
         names: digest → launches of each name in one call.
     """
     counts = Counter[str]()
@@ -68,7 +69,7 @@ def describe_kernels(samples: Iterable[Sample], names: Mapping[str, Mapping[str,
 def find_library_kernels(names: Iterable[str]) -> LibraryKernels:
     """Return how many of the kernels with these names are a library's.
 
-    Copies, fills and casts do not count beside other kernels, whoever made them.
+    If there are other kernels, copies, fills and casts do not count.
     """
     names = set(names)
     kernels = {name: is_library_kernel(name) for name in names - COPIES}

@@ -43,9 +43,9 @@ DELAY_FLOOR_NS: Final = 6_000
 DELAY_CEILING_NS: Final = 50_000_000
 """The delay is the host's time for a call times DELAY_MARGIN, plus DELAY_FLOOR_NS, and at most DELAY_CEILING_NS."""
 COOL_DOWN_NS: Final = 100_000, 50_000_000
-"""Minimum and maximum of the GPU's cool-down before each call. In between, it is as long as a short call, and twice as
-long as a call of LONG_SAMPLE_NS. Without a cool-down, times vary more because of the flush, and the GPU reaches its
-power limit."""
+"""Minimum and maximum of the GPU's cool-down before each call. Within these limits, the cool-down is as long as a short
+call, and twice as long as a call of LONG_SAMPLE_NS. Without a cool-down, times vary more because of the flush, and the
+GPU reaches its power limit."""
 FLUSH_NS: Final = 50_000
 """Maximum time of a flush. The expected time of a sample includes it."""
 SPARED_S: Final = 0.005
@@ -64,8 +64,8 @@ EXTRA_S: Final = 0.05
 """If the samples of a quick call vary too much, it gets extra samples: at most EXTRA_SHARE times the requested number,
 in at most EXTRA_S for each set of inputs."""
 LINES_CALLS: Final = 5, 15
-"""The first and the second test for persisting lines make this many calls with a reset of the lines, and as many
-without. The second test is made only if the first finds lines."""
+"""The first and the second test for persisting lines make this many calls with a reset of the lines, and the same
+number without a reset. The second test is made only if the first finds lines."""
 LINES_SHARE: Final = 0.03
 LINES_NS: Final = 64
 """A call leaves persisting lines if a reset of such lines slows it by more than LINES_SHARE of its time, plus
@@ -277,8 +277,8 @@ class TrialInProgress:
             self.check_lines(deadline)
 
     def check_lines(self, deadline: float) -> list[Sample]:
-        """Find out whether the call leaves persisting lines in the L2, which no flush evicts. If so, reset them before
-        each call.
+        """Find out whether the call leaves persisting lines in the L2. No flush evicts such lines. If there are some,
+        reset them before each call.
 
         Samples with and without a reset both wait for an idle device, as a reset must. So only the reset makes a
         difference.

@@ -115,7 +115,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 def trimmed_mean(values: Sequence[float]) -> float:
     """Return the mean without the lowest and the highest tenth of the values. With three or more values, at least one
-    is cut at each end.
+    value is cut at each end.
 
     Unlike a median, it is not limited to the steps of a GPU's clock. It is also steadier if samples have two typical
     durations.
@@ -127,7 +127,7 @@ def trimmed_mean(values: Sequence[float]) -> float:
 
 @lru_cache(512)
 def student_quantile(level: float, freedom: float) -> float:
-    """Return the number of standard errors by which an interval extends to either side of a mean.
+    """Return half the width of the interval of a mean, in standard errors.
 
     With x = sqrt(freedom) tan(a), Student's density becomes a power of cos(a). The powers are summed over a.
 

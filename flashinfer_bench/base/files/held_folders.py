@@ -20,7 +20,7 @@ from flashinfer_bench.base.files.trees import remove_tree
 PREFIX: Final = "flashinfer-bench."
 """All names of these folders begin with it; no other folder's name does."""
 SWEEP_LIMIT_S: Final = 120.0
-"""Seconds for removing leftovers. The next run removes the rest."""
+"""Seconds for removing leftovers. The next run removes the remaining folders."""
 
 
 def hold_folder(name: str) -> tuple[Path, int]:

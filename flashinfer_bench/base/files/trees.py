@@ -17,7 +17,7 @@ from typing import Final
 DEEPEST: Final = 32
 """Maximum depth of a walk, in folders; deeper files are skipped."""
 MOST_ENTRIES: Final = 1_000_000
-"""Maximum number of files and folders of a walk; the rest is skipped."""
+"""Maximum number of files and folders of a walk; further entries are skipped."""
 FEW_ENTRIES: Final = 64
 """Maximum number of files and folders of a small tree."""
 SYSTEM_FOLDERS: Final = ("/proc", "/sys", "/dev")

@@ -115,7 +115,7 @@ class Result(NamedTuple):
 
     @property
     def speedup_factor(self) -> float:
-        """The speed-up over the reference as recorded in the trace; 0 without one."""
+        """The speed-up over the reference as recorded in the trace; 0 if it is not recorded."""
         factor = (self.evaluation.performance or UNMEASURED).speedup_factor
         return factor if math.isfinite(factor) else 0.0
 

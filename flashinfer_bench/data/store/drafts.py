@@ -267,8 +267,8 @@ def _parameters_of(signature: Signature | None) -> Signatures:
 def _find_definition(
     entry: str, signatures: Signatures, words: Sequence[str], definitions: Mapping[str, Definition]
 ) -> tuple[str, str]:
-    """Return a definition, and the reason for the choice: it has these parameters, else a word contains its name, else
-    it is the only definition.
+    """Return a definition and the reason for the choice. Choose by the parameters, else by a word that contains the
+    definition's name, else the only definition.
 
     Args:
         entry: name of the entry function, for messages.

@@ -41,7 +41,7 @@ class FetchRecord(BaseModel):
     commit: str
     """The commit of the revision, 40 hexadecimal digits."""
     files: dict[str, tuple[int, str]]
-    """Path → bytes, and digest: 64 hexadecimal digits of SHA-256, or 40 of the git blob."""
+    """Path → size in bytes, and digest in hexadecimal: SHA-256 (64 digits), or the id of git's blob (40 digits)."""
 
 
 def read_record(root: Path) -> FetchRecord | None:

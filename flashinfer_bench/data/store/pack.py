@@ -99,7 +99,8 @@ def _list_sources(folder: Path, problems: list[str]) -> list[str]:
 
 
 def _sort_sources(paths: Iterable[str]) -> list[str]:
-    """Return the sources of a folder whose manifest lists none: the files that are not hidden, by name."""
+    """Return the sources of a folder if its manifest lists no sources: all files that are not hidden, sorted by
+    name."""
     others = (path for path in paths if path not in MANIFEST_NAMES)
     return sorted(path for path in others if not any(map(is_passed_over, PurePosixPath(path).parts)))
 

@@ -61,7 +61,7 @@ class PairSeries:
     blocks: tuple[dict[int, float], dict[int, float]] = field(default_factory=lambda: ({}, {}))
     """For A and for B: number of a pair → latency in ms."""
     keys: list[dict[str, str]] = field(default_factory=lambda: [{}, {}])
-    """For A and for B: the conditions of the latest time. Times are compared only if A and B have the same."""
+    """For A and for B: the conditions of the latest time. Times are compared only if A and B have equal conditions."""
     reported: tuple[list[ReportedTrace], list[ReportedTrace]] = field(default_factory=lambda: ([], []))
     """For A and for B: what the traces of the blocks have about their times."""
     stopped: str = ""

@@ -49,7 +49,7 @@ Each number is 1.5 times the number before. The first analysis has the narrowest
 usually decides."""
 MOST_PAIRS: Final = max(INTERIM_LEVELS)
 LEAST_ERROR: Final = 1e-12
-"""A smaller standard error counts as this one, because a division by 0 would fail."""
+"""A smaller standard error counts as this value, because a division by 0 would fail."""
 MANY: Final = 1e9
 """Degrees of freedom of an error that is exactly known."""
 BUDGET_STEP_S: Final = 10
@@ -87,8 +87,8 @@ class Ratio:
         return decide(self.log_mean, self.log_half, threshold)
 
     def pairs_needed(self, threshold: float) -> int | None:
-        """Estimate how many more pairs lead to the analysis that decides. None if the ratio is decided, or if the last
-        analysis is too early.
+        """Estimate how many more pairs are needed until an analysis decides. None if the ratio is decided, or if the
+        last analysis is too early.
 
         The half width of the interval must become smaller than the distance from the ratio to a bound. The bound is the
         threshold if the ratio is within the threshold, else 1.

@@ -98,8 +98,8 @@ def run_tool(
         trace_set: holds the definition, and the named solution and workload.
         solution: a solution, a name, or a JSON file.
         workload: a workload, a uuid or its unique beginning, or a JSON file.
-        steps: the programs of a tool, in order. After a failure, no further program is run, unless the failed one calls
-            the solution.
+        steps: the programs of a tool, in order. If a program fails, the later programs run only if the failed program
+            calls the solution.
         device: the GPU.
         definition: name of the definition; None for the solution's definition.
         sandbox: the level of the sandbox.

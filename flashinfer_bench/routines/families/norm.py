@@ -1,10 +1,10 @@
 """The norm family: RMSNorm, alone, with an addition before it, and with a quantisation after it.
 
-N is the number of elements, h the hidden size, e the bytes of an input element. FLOPs: 5 N, for square and add, for
-multiplications by the root and by the weight, and one for mean and root. An addition before makes it 6 N.
-Bytes: N e + h e are read, and N e are written. An addition adds 2 N e, for the residual and the sum. With fp8 output,
-N are written instead, and 4 more are read for the scale. With 4-bit output, N / 2 and N / block are written (block is
-16 for nvfp4, 32 for mxfp4), and 4 more are read.
+N is the number of elements, h the hidden size, e the bytes of an input element. FLOPs: 5 N: square, add, multiply by
+the root, multiply by the weight, and one for mean and root. With an addition before the norm, FLOPs are 6 N. Bytes: N e
++ h e are read, and N e are written. An addition adds 2 N e, for the residual and the sum. With fp8 output, N bytes are
+written instead of N e, and 4 more are read for the scale. With 4-bit output, N / 2 + N / block bytes are written (block
+is 16 for nvfp4, 32 for mxfp4), and 4 more are read.
 """
 
 from __future__ import annotations
