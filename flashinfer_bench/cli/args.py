@@ -17,7 +17,7 @@ from flashinfer_bench.base.files.writing import WriteRefused, check_location
 from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.data import Definition, LoadIssue, Trace, TraceSet, load_jsonl_file
 from flashinfer_bench.data.definition import normalise_op_type
-from flashinfer_bench.data.kernelbench.tasks import Precision, find_tasks, read_tasks
+from flashinfer_bench.data.kernelbench.tasks import find_tasks, read_tasks
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.data.store.layout import DEFINITIONS, find_set_around
@@ -52,7 +52,7 @@ def load_trace_set(args: Namespace) -> TraceSet:
     return loaded[0] if len(loaded) == 1 else TraceSet.merge(loaded)
 
 
-def open_tasks(args: Namespace, folder: Path, precision: Precision = "fp32") -> TraceSet:
+def open_tasks(args: Namespace, folder: Path, precision: str = "fp32") -> TraceSet:
     """Read a folder of KernelBench's tasks, whose code the user has to trust.
 
     Raises:

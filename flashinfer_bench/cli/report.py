@@ -65,6 +65,7 @@ from flashinfer_bench.errors import ConfigError, DataSetError, Fault, UsageError
 from flashinfer_bench.report.changes import GONE, NEW, VERDICT, find_changes, find_epochs
 from flashinfer_bench.report.decision import FASTER, SAME, SLOWER, THRESHOLD, UNKNOWN
 from flashinfer_bench.report.export import EXPORT_FORMATS, make_export
+from flashinfer_bench.report.kernelbench import KERNELBENCH, make_results_file
 from flashinfer_bench.report.ranking import FAST_P, GROUP_KEYS, count_winners, group_by, rank_by_author
 from flashinfer_bench.report.summary import (
     SummaryRow,
@@ -88,6 +89,7 @@ NONE_PASSED = (
     "`flashinfer-bench report summary` says why the others failed"
 )
 NONE_RANKED: Final = "note: there is no whole verdict to rank; quick looks do not count"
+JSON_FORMATS: Final = (*TRACKERS, KERNELBENCH)
 SPARED: Final = ("#fast_1.5", "#fast_2", "#fast_1", "#Wins", "#Roofline")
 """Columns that are dropped in this order while a table is too wide. JSON and the pages have all columns."""
 AUTHOR_NOTES: Final = (
@@ -260,14 +262,15 @@ def declare_export(parser: Parser) -> None:
         "one row per trace, for other programs",
         description="Write one row per trace, with flat columns whose names have units (docs/export.md lists them). A "
         "folder gets a\nfile traces.csv, traces.jsonl or traces.parquet; - is stdout. Parquet needs the extra "
-        f"`export`.\nFor trackers of benchmarks, {', '.join(TRACKERS)} are JSON of the passed rows.\n"
+        f"`export`.\nFor trackers of benchmarks, {', '.join(TRACKERS)} are JSON of the passed rows; {KERNELBENCH}\n"
+        "is eval_results.json of its tasks.\n"
         "Exit codes: 0 written, 1 the file cannot be written or a tracker's has no row, 2 usage error.",
         example="report export traces.csv --local flashinfer-trace",
         execute=execute_export,
     )
     flags = {
         "DIR_OR_FILE": "the file or the folder to write to, or - for stdout",
-        f"--format {'|'.join((*EXPORT_FORMATS, *TRACKERS))}": "default: by the ending of the file, else csv",
+        f"--format {'|'.join((*EXPORT_FORMATS, *JSON_FORMATS))}": "default: by the ending of the file, else csv",
     }
     add_flags(export, flags)
     add_local(export)
@@ -493,10 +496,11 @@ def execute_export(args: Namespace) -> int:
     traces = choose_traces(trace_set, args)
     if args.dir_or_file == "-" and form == "parquet":
         raise UsageError("Parquet is no text: name a file instead of -")
-    path = path / (f"{form}.json" if form in TRACKERS else f"traces.{form}") if is_folder else path
+    path = path / (f"{form}.json" if form in JSON_FORMATS else f"traces.{form}") if is_folder else path
     left_out = ""
-    if form in TRACKERS:
-        content, rows, others = make_tracker_file(form, trace_set, traces)
+    if form in JSON_FORMATS:
+        make = make_tracker_file if form in TRACKERS else make_results_file
+        content, rows, others = make(form, trace_set, traces)
         left_out = f"; {others.total()} left out: {list_counts(others)}" if others else ""
         if not rows:
             raise Fault(f"{args.dir_or_file}: not written, since no row counts{left_out}")

@@ -25,7 +25,7 @@ REFUSED = {
     ),
     "2_text": (MODEL.format("'text'"), "an output is a str, not a tensor or a number"),
     "3_package": ("import transformers_of_nobody", "No module named 'transformers_of_nobody'"),
-    "4_nothing": ("", "it has no Model"),
+    "4_nothing": ("", "has no attribute 'Model'"),
     "5_ends": ("import os\nos._exit(3)", "its code ended the process with exit code 3"),
     "6_number": (
         "import random\nclass Model(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"

@@ -21,8 +21,7 @@ class KernelBenchTask:
         namespace: the globals of the task's code.
         dtype: dtype of all floating-point tensors.
         inputs: number of arguments of `forward`.
-        names: names of the arguments, then of the state's tensors.
-        written: names of the state's tensors that a call changes. Each call changes copies.
+        written: indexes of the state's tensors that a call changes, behind the arguments. Each call changes copies.
     """
 
     seed = 42
@@ -33,12 +32,10 @@ class KernelBenchTask:
         namespace: dict[str, _Any],
         dtype: str,
         inputs: int = 0,
-        names: tuple[str, ...] = (),
-        written: tuple[str, ...] = (),
+        written: tuple[int, ...] = (),
     ) -> None:
         self.namespace, self.dtype = namespace, getattr(_torch, dtype)
-        self.inputs, self.names = inputs, names
-        self.written = {names.index(name) for name in written}
+        self.inputs, self.written = inputs, written
         self._reference: _Any = None
 
     def run(self, *values: _Any) -> _Any:
@@ -53,14 +50,14 @@ class KernelBenchTask:
         finally:
             cudnn.allow_tf32 = before
 
-    def make_inputs(self, device: _torch.device) -> dict[str, _Any]:
+    def make_inputs(self, device: _torch.device) -> list[_Any]:
         """Draw the arguments and the state by the task's own code, on the device if the code allows it."""
         try:
             with _torch.device(device):
                 values = self.draw()
         except (RuntimeError, TypeError):  # code that needs the CPU, such as numpy's
             values = self.draw()
-        return dict(zip(self.names, map(self.cast, values), strict=True))
+        return [self.cast(value) for value in values]
 
     def draw(self) -> list[_Any]:
         """Return new arguments, and the state of a new `Model`."""
@@ -174,9 +171,8 @@ class KernelBenchTask:
     @staticmethod
     def is_same(tensor: _Any, other: _Any) -> bool:
         """Return whether two tensors have equal elements in the same order. Their shapes may differ."""
-        if not isinstance(other, _torch.Tensor) or (tensor.numel(), tensor.dtype) != (other.numel(), other.dtype):
-            return False
-        return _torch.equal(tensor.reshape(-1), other.to(tensor.device).reshape(-1))
+        is_alike = isinstance(other, _torch.Tensor) and tensor.dtype == other.dtype
+        return is_alike and _torch.equal(tensor.reshape(-1), other.to(tensor.device).reshape(-1))
 
     @staticmethod
     def list_numbers(model: _Any) -> set[tuple[str, str]]:

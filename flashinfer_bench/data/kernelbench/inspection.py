@@ -2,7 +2,7 @@
 
     request: {"block": text, "tasks": [source of a task]}
     response: a list, for each task {"refused": reason}, or
-              {"inputs": {name: [shape, dtype]}, "outputs": [[shape, dtype]], "arguments": number, "written": [names]}
+              {"inputs": {name: [shape, dtype]}, "outputs": [[shape, dtype]], "arguments": number, "written": [indexes]}
 
 A shape is null for a number. Floating-point tensors are float32, as in the task. The code of a task runs in a fork of
 the process, with fake tensors, which have shapes and no values. A task that needs values runs with real tensors. It is
@@ -14,11 +14,9 @@ from __future__ import annotations
 import inspect
 import json
 import multiprocessing
-import random
 import resource
 import sys
 import types
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from typing import Any, Final
@@ -33,6 +31,7 @@ MOST_BYTES: Final = 16 << 30
 """Memory that one task may allocate."""
 FRACTIONS: Final = ("p", "dropout_p", "dropout")
 """Arguments of an operator that draws only if they are above 0."""
+NUMBERS: Final = {bool: "bool", int: "int64", float: "float32"}
 NEED_VALUES: Final = (DataDependentOutputException, DynamicOutputShapeException)
 """Errors of code that needs the values of fake tensors."""
 
@@ -101,62 +100,36 @@ def inspect_task(source: str) -> dict[str, Any]:
     module = types.ModuleType("kernelbench_task")
     sys.modules[module.__name__] = module
     exec(compile(source, module.__name__, "exec", dont_inherit=True), vars(module))
-    missing = [name for name in ("Model", "get_inputs", "get_init_inputs") if name not in vars(module)]
-    if missing:
-        raise Unsupported(f"it has no {', '.join(missing)}")
-    task = vars(module)["KernelBenchTask"](vars(module), "float32")
-    _check_arguments(task)
-    model, inputs = task.build(vars(module)["Model"], task.seed), vars(module)["get_inputs"]()
-    state = {path: task.cast(one) for path, one in task.list_state(model).items()}
-    names = list(_name_all(_name_arguments(model.forward, inputs), state))
-    values = [*map(task.cast, inputs), *state.values()]
-    if not any(isinstance(one, torch.Tensor) for one in values):
-        raise Unsupported("it has no tensor as input")
-    task.inputs = len(inputs)
-    call, before = task.connect(model, task.wire(model)), [one._version for one in state.values()]
+    task = module.KernelBenchTask(vars(module), "float32")
+    model, other = (task.build(module.Model, seed) for seed in (task.seed, task.seed + 1))
+    if differing := sorted(path for path, _ in task.list_numbers(model) - task.list_numbers(other)):
+        raise Unsupported(f"Model draws numbers that are no tensors: {', '.join(differing)}")
+    inputs, state = module.get_inputs(), task.list_state(model)
+    task.inputs, parameters, names = len(inputs), [*inspect.signature(model.forward).parameters], ["output"]
+    for name in [*(parameters[min(at, len(parameters) - 1)] for at in range(len(inputs))), *state]:
+        name = name.replace(".", "__")
+        while name in names:
+            name += "_"
+        names.append(name)
+    values = [*map(task.cast, inputs), *map(task.cast, state.values())]
+    call, before = task.connect(model, task.wire(model)), [getattr(one, "_version", 0) for one in values]
+    model.to = lambda **_: model  # the parameters of a fake module cannot be swapped, and it is on the CPU already
     with RandomOperators():  # type: ignore[no-untyped-call]
         result = call(*values)
-    changed = [one._version != version for one, version in zip(state.values(), before, strict=True)]
+    written = [at for at, one in enumerate(values) if at >= len(inputs) and one._version != before[at]]
     return {
-        "inputs": {name: _describe(f"input {name}", one) for name, one in zip(names, values, strict=True)},
+        "inputs": {name: _describe(name, one) for name, one in zip(names[1:], values, strict=True)},
         "outputs": [_describe("an output", one) for one in task.flatten(result)],
         "arguments": len(inputs),
-        "written": [name for name, is_changed in zip(names[len(inputs) :], changed, strict=True) if is_changed],
+        "written": written,
     }
-
-
-def _check_arguments(task: Any) -> None:
-    """Refuse a `Model` whose plain numbers depend on the seed. Only tensors can be drawn again for each call."""
-    found = []
-    for seed in (task.seed, task.seed + 1):
-        random.seed(seed)
-        found.append(task.list_numbers(task.build(task.namespace["Model"], seed)))
-    if differing := sorted(path for path, _ in found[0] - found[1]):
-        raise Unsupported(f"Model draws numbers that are no tensors: {', '.join(differing)}")
-
-
-def _name_arguments(forward: Callable[..., Any], inputs: list[Any]) -> Iterator[str]:
-    """Yield a name for each argument."""
-    for name, value in inspect.signature(forward).bind(*inputs).arguments.items():
-        is_rest = inspect.signature(forward).parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
-        yield from (f"{name}_{at}" for at in range(len(value))) if is_rest else [name]
-
-
-def _name_all(arguments: Iterator[str], state: dict[str, Any]) -> Iterator[str]:
-    """Yield the names of the arguments and of the state, each once."""
-    seen = {"output"}
-    for name in [*arguments, *(path.replace(".", "__") for path in state)]:
-        while name in seen:
-            name += "_"
-        seen.add(name)
-        yield name
 
 
 def _describe(what: str, value: Any) -> list[Any]:
     """Return shape and dtype of a value."""
     if isinstance(value, torch.Tensor):
         return [list(value.shape), str(value.dtype).removeprefix("torch.")]
-    kinds = {bool: "bool", int: "int64", float: "float32"}
-    if type(value) not in kinds:
+    kind = NUMBERS.get(type(value))
+    if kind is None:
         raise Unsupported(f"{what} is a {type(value).__name__}, not a tensor or a number")
-    return [None, kinds[type(value)]]
+    return [None, kind]

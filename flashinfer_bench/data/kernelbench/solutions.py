@@ -11,7 +11,7 @@ from flashinfer_bench.data.reference import read_module
 from flashinfer_bench.data.solution import BuildSpec, Solution, SourceFile, SupportedLanguages
 from flashinfer_bench.errors import DataSetError
 
-SOLUTION_FILE: Final = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)\w*")
+SOLUTION_FILE: Final = re.compile(r"level_(\d+)_problem_(\d+)_sample_\w+")
 MODEL_NEW: Final = "ModelNew"
 SOURCE_TAG: Final = "source:kernelbench"
 """A tag of the definitions that are tasks."""
@@ -60,8 +60,7 @@ def has_model_new(path: str, text: str) -> bool:
 
 def find_by_file(words: Sequence[str], definitions: Mapping[str, Definition]) -> str | None:
     """Return the task that a file belongs to, by its name in KernelBench's form; None if there is no such task."""
-    for word in words:
-        if match := SOLUTION_FILE.fullmatch(word):
-            tags = {SOURCE_TAG, f"level:{match[1]}", f"problem:{match[2]}"}
-            return next((name for name, one in definitions.items() if tags.issubset(one.tags)), None)
+    for match in filter(None, map(SOLUTION_FILE.fullmatch, words)):
+        start = f"kernelbench_l{match[1]}_{int(match[2]):03}_"
+        return next((name for name in definitions if name.startswith(start)), None)
     return None

@@ -12,12 +12,11 @@ from __future__ import annotations
 import hashlib
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from flashinfer_bench.base.files.reading import read_whole
-from flashinfer_bench.base.files.trees import walk_files
 from flashinfer_bench.base.isolated import IsolatedFailure, run_isolated
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.issue import LoadIssue
@@ -31,8 +30,7 @@ from flashinfer_bench.data.trace_set import TraceSet
 from flashinfer_bench.data.workload import Workload
 from flashinfer_bench.errors import DataSetError, Fault
 
-Precision = Literal["fp32", "fp16", "bf16"]
-PRECISIONS: Final[Mapping[Precision, tuple[str, float]]] = {
+PRECISIONS: Final = {
     "fp32": ("float32", 1e-4),
     "fp16": ("float16", 1e-2),
     "bf16": ("bfloat16", 1e-2),
@@ -45,19 +43,16 @@ MARK: Final = "def get_init_inputs"
 """A function that each task has."""
 LIMIT_S: Final = 3600.0
 """Seconds for all tasks of a folder."""
-_NAMESPACE: Final = uuid.UUID("0d0c1d0e-6a0b-5f57-9c39-0a4f6f0c2f61")
-"""The namespace of the workloads' uuids."""
 
 
 def find_tasks(root: Path) -> list[Path]:
-    """Return the tasks of a folder, by level and number. A trace set has none."""
+    """Return the tasks of a folder. A trace set has none."""
     if (root / DEFINITIONS).is_dir():
         return []
-    found = [path for path in _list_sources(root) if TASK_FILE.fullmatch(path.name) and MARK in _read(path)]
-    return sorted(found, key=lambda path: (_level_of(path), int(path.name.partition("_")[0]), str(path)))
+    return sorted(path for path in root.rglob("*.py") if TASK_FILE.fullmatch(path.name) and MARK in _read(path))
 
 
-def read_tasks(root: Path, *, precision: Precision = "fp32") -> TraceSet:
+def read_tasks(root: Path, *, precision: str = "fp32") -> TraceSet:
     """Run the code of the tasks in a folder to find their shapes; return the set of tasks and solutions.
 
     Raises:
@@ -91,7 +86,7 @@ def _add_task(found: TraceSet, file: Path, definition: Definition, bound: float)
     found.definitions[name], found.definition_files[name] = definition, file
     workload = Workload.model_validate(
         {
-            "uuid": str(uuid.uuid5(_NAMESPACE, name)),
+            "uuid": str(uuid.uuid5(uuid.NAMESPACE_URL, name)),
             "axes": {},
             "inputs": {name: {"type": "custom"} for name in definition.inputs},
             "tolerance": {"max_atol": bound, "max_rtol": bound, "required_matched_ratio": 1.0},
@@ -114,10 +109,12 @@ def make_definition(file: Path, source: str, block: str, facts: Mapping[str, Any
     if "refused" in facts:
         raise ValueError(facts["refused"])
     number, name = TASK_FILE.fullmatch(file.name).groups()  # type: ignore[union-attr] # find_tasks chose it
-    level = f"_l{_level_of(file)}" if _level_of(file) else ""
-    names = tuple(facts["inputs"])
+    match = LEVEL.fullmatch(file.parent.name)
+    level = f"_l{match[1]}" if match else ""
     outputs = facts["outputs"]
-    created = f"KernelBenchTask(globals(), {dtype!r}, {facts['arguments']}, {names!r}, {tuple(facts['written'])!r})"
+    # KernelBench's identity of a task
+    digest = hashlib.md5(re.sub(r"#[^\n]*|\s", "", source).encode(), usedforsecurity=False).hexdigest()
+    created = f"KernelBenchTask(globals(), {dtype!r}, {facts['arguments']}, {tuple(facts['written'])!r})"
     footer = "run, make_inputs, bind_solution = _task.run, _task.make_inputs, _task.bind_solution"
     results = {"output" if len(outputs) == 1 else f"output_{at}": one for at, one in enumerate(outputs)}
     inputs, results = (
@@ -133,25 +130,20 @@ def make_definition(file: Path, source: str, block: str, facts: Mapping[str, Any
             "outputs": results,
             "reference": f"{source.rstrip()}\n\n\n{block}\n\n_task = {created}\n{footer}\n",
             "custom_inputs_entrypoint": "make_inputs",
-            "tags": [SOURCE_TAG, f"level:{_level_of(file)}", f"problem:{number}", f"version:{_digest(source)}"],
+            "tags": [SOURCE_TAG, f"version:{digest}"],
         }
     )
 
 
 def _read_solutions(found: TraceSet, root: Path) -> None:
-    for file in _list_sources(root):
+    for file in sorted(root.rglob("*.py")):
         name = find_by_file([file.stem], found.definitions)
         if name is not None and has_model_new(file.name, text := _read(file)):
-            author = file.parent.name if file.parent != root else "unknown"
+            author = file.parent.name
             language = find_language({file.name: text}) or SupportedLanguages.PYTHON
             made = make_solution(f"{author}_{file.stem}", author, {file.name: text}, found.definitions[name], language)
             found.solutions.setdefault(name, []).append(made)
             found.solution_files[made.name] = file
-
-
-def _list_sources(root: Path) -> Iterator[Path]:
-    walk = walk_files(root, lambda *_: None, passes_over=lambda name: name.startswith("."))
-    return (path for path in walk if path.suffix == ".py")
 
 
 def _read(file: Path) -> str:
@@ -159,13 +151,3 @@ def _read(file: Path) -> str:
         return read_whole(file, MOST_SOURCE_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataSetError(f"{file} cannot be read as a source: {error}") from None
-
-
-def _level_of(file: Path) -> int:
-    match = LEVEL.fullmatch(file.parent.name)
-    return int(match[1]) if match else 0
-
-
-def _digest(source: str) -> str:
-    """Return KernelBench's identity of a task: the digest of its code without comments and white space."""
-    return hashlib.md5(re.sub(r"#[^\n]*|\s", "", source).encode(), usedforsecurity=False).hexdigest()
