@@ -51,8 +51,8 @@ class Fetch:
     """Downloads a path into `local_dir`, and returns the file; None offline."""
     each: Callable[..., list[Any]]
     """Maps a function over paths in threads, and shows their number."""
-    right: int = 0
-    """Number of chosen files that the folder already had with the listed size and digest."""
+    files: int = 0
+    """Number of chosen files that are in the folder with the listed size and digest."""
     downloaded: int = 0
     kept: list[str] = field(default_factory=list)
     """Files of traces that differ from the hub's."""
@@ -61,21 +61,20 @@ class Fetch:
 
     def bring(self, chosen: Collection[str]) -> None:
         """Check files, and download those that are missing or differ."""
-        paths = sorted(chosen)
-        is_right = dict(zip(paths, self.each(self.check, paths, desc="checking"), strict=True))
-        wrong = [path for path in paths if not is_right[path]]
-        kept = [path for path in wrong if path.startswith(f"{TRACES}/") and (self.root / path).exists()]
-        absent = sorted({*wrong} - {*kept})
-        self.kept += kept
-        self.right += len(paths) - len(wrong)
-        if self.download is None:
-            self.problems |= dict.fromkeys(absent, MISSING)
-        elif absent:
+        wrong = self.find_wrong(self.check, sorted(chosen), "checking")
+        self.kept += (path for path in wrong if path.startswith(f"{TRACES}/") and (self.root / path).exists())
+        absent = refused = [path for path in wrong if path not in self.kept]
+        if self.download is not None and absent:
             size = sum(self.record.files[path][0] for path in absent)
             with TemporaryDirectory(prefix=".fetch-", dir=self.root) as staging:
-                fetched = self.each(partial(self.fetch, staging), absent, desc=f"fetching {size:,} bytes")
-            self.downloaded += sum(fetched)
-            self.problems |= {path: REFUSED for path, is_here in zip(absent, fetched, strict=True) if not is_here}
+                refused = self.find_wrong(partial(self.fetch, staging), absent, f"fetching {size:,} bytes")
+        self.downloaded += len(absent) - len(refused)
+        self.files += len(chosen) - len(wrong) + len(absent) - len(refused)
+        self.problems |= dict.fromkeys(refused, MISSING if self.download is None else REFUSED)
+
+    def find_wrong(self, is_right: Callable[[str], bool], paths: list[str], step: str) -> list[str]:
+        """Return the paths for which a function returns False."""
+        return [path for path, right in zip(paths, self.each(is_right, paths, desc=step), strict=True) if not right]
 
     def check(self, path: str) -> bool:
         """Return whether a file of the set has the listed size and digest."""
@@ -144,8 +143,9 @@ def fetch_set(
         names = choose(listed)
         chosen = set() if only_missing else {path for path in listed if _is_chosen(path, names)}
         if record is not old:
-            chosen |= {path for path in listed if (root / path).exists()}
-        write_whole(root / RECORD, record.model_dump_json(), root=root)
+            fetched = set() if old is None else old.files.keys() & listed
+            chosen |= {path for path in fetched if (root / path).exists()}
+            write_whole(root / RECORD, record.model_dump_json(), root=root)
         load = partial(api.hf_hub_download, repository, repo_type="dataset", revision=record.commit)
         each = partial(thread_map, max_workers=THREADS, unit="file", disable=is_quiet or None)  # None: not on a pipe
         fetch = Fetch(root, record, None if is_offline else load, each)
@@ -157,7 +157,7 @@ def fetch_set(
             for line in lines
             for source in line.workload.stored_inputs.values()
         } - chosen
-        fetch.problems |= dict.fromkeys(blobs - listed, UNLISTED)
+        fetch.problems |= {path: UNLISTED for path in blobs - listed if not (root / path).exists()}
         fetch.bring(blobs & listed)
     return fetch
 

@@ -55,8 +55,8 @@ def execute(args: Namespace) -> int:
     write_err(*(f"kept, though it differs from the hub's: {path}" for path in done.kept))
     write_err(*(f"error: {line}" for line in problems))
     document = {"output": str(root), "repository": args.repository, "commit": done.record.commit, "kept": done.kept}
-    document |= {"files": done.right + done.downloaded, "downloaded": done.downloaded, "problems": problems}
-    text = f"{root}: {count(document['files'], 'file')} of {args.repository} at {done.record.commit}"
+    document |= {"files": done.files, "downloaded": done.downloaded, "problems": problems}
+    text = f"{root}: {count(done.files, 'file')} of {args.repository} at {done.record.commit}"
     write_result(args, document, [f"{text}; {done.downloaded} downloaded now"])
     return FAILED if problems else RAN
 

@@ -116,6 +116,16 @@ def test_missing_blobs_are_fetched_by_the_command_that_the_run_names(fetch, serv
     assert fetch("--missing")[::3] == (0, [blob_of("double", number) for number in range(3)])
 
 
+def test_missing_blobs_are_fetched_into_a_copy_whose_other_files_stay(fetch, content, tmp_path):
+    own = {"README.md": b"my own", "blob/own": b"x"}
+    stored = {"x": {"type": "safetensors", "path": "blob/own", "tensor_key": "x"}}
+    line = make_trace(solution=None, workload=make_workload("own", inputs=stored)).to_json().encode() + b"\n"
+    there = {path: data for path, data in content.items() if path != BROKEN} | own | {"workloads/me/double.jsonl": line}
+    write_trace_set(tmp_path / "set", there)
+    assert fetch("--missing")[::3] == (0, [BROKEN])
+    assert files_in(tmp_path / "set") == {**there, BROKEN: content[BROKEN]}
+
+
 @MANY
 @pytest.mark.parametrize("code", [130, 1], ids=["Ctrl-C", "error"])
 def test_an_interrupted_fetch_is_resumed(fetch, server, content, tmp_path, code):
