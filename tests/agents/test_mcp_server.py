@@ -110,7 +110,14 @@ def test_a_name_is_never_read_as_a_flag(root):
     assert flashinfer_bench_show("--help").startswith("ERROR: error: the trace set has no definition")
 
 
-def test_one_set_is_served_and_the_extra_is_named(root, monkeypatch, capsys):
+def test_two_sets_are_refused(root, tmp_path, capsys):
+    pytest.importorskip("mcp", reason="needs the extra mcp")
+    other = write_trace_set(tmp_path / "other", definitions=[make_definition()])
+    assert cli(["mcp", str(root), str(other)]) == 2
+    assert "one trace set, not 2" in capsys.readouterr().err
+
+
+def test_without_the_sdk_the_extra_is_named(root, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "mcp", None)
     assert cli(["mcp", str(root)]) == 2
     assert "pip install -e '.[mcp]'" in capsys.readouterr().err
