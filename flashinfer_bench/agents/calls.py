@@ -1,4 +1,4 @@
-"""Calls of the tools, each in a process of its own, that can be waited for in parts, and cancelled."""
+"""Calls of tools, each in its own process. A caller can wait for a call in steps, and cancel it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from flashinfer_bench.base.exits import describe_exit
 from flashinfer_bench.base.isolated import Isolated, IsolatedFailure
 
 TAIL_BYTES: Final = 5000
-"""Bytes kept of the end of an answer. With its head it has less than 10 kB."""
+"""Bytes kept of an answer's end. Together with the kept beginning, an answer has less than 10 kB."""
 
 
 class Call:
     """A call of a tool, in a process that ends with this one.
 
     Args:
-        tool: a function of a module, that returns a text.
-        limit_s: seconds until it is ended.
+        tool: a module's function that returns a text.
+        limit_s: seconds until the process is ended.
     """
 
     def __init__(self, tool: Callable[..., str], arguments: dict[str, Any], limit_s: float) -> None:
@@ -35,17 +35,17 @@ class Call:
 
     @property
     def seconds(self) -> float:
-        """Seconds since its start."""
+        """Seconds since the call began."""
         return time.monotonic() - self._started
 
     def describe_progress(self) -> str:
-        """Return the last line of its progress."""
+        """Return the last line of the call's progress."""
         with contextlib.suppress(OSError, ValueError):  # it has ended, and its log is closed
             return self._process.read_log().rpartition("\n")[2]
         return ""
 
     def cancel(self) -> None:
-        """Kill its process, if it has not ended."""
+        """Kill the process, if the call has not ended."""
         if not self.answer.done():
             self._process.signal(signal.SIGKILL)
 

@@ -1,7 +1,7 @@
 """Commands of flashinfer-bench for a model: look at a set, judge a solution, explain a failure, compare, as text.
 
-Each function runs the command line in a process of its own, on the trace set in FIB_DATASET_PATH. Its progress goes to
-stderr. Arguments stand behind `=` or `--`, so that no text of a model is read as a flag.
+Each function runs the command line in a process of its own, on the trace set in FIB_DATASET_PATH. The command's
+progress goes to stderr. Arguments stand behind `=` or `--`, so that no text of a model is read as a flag.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from flashinfer_bench.errors import UsageError
 
 ERROR_LINES: Final = 40
-"""Lines of stderr that an error has at most."""
+"""Maximum lines of stderr in an error."""
 SUFFIXES: Final = {"cuda": ".cu", "cpp": ".cpp"}
 """Language of a source text → the suffix of its file; .py for all others."""
 

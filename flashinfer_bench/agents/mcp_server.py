@@ -1,7 +1,7 @@
 """Serves the tools of this package to a model, by the Model Context Protocol over stdin and stdout.
 
-A tool that takes longer than WAIT_S answers with a number. `result` and `cancel` take it. Both lines of the official
-SDK serve: 1.x and 2.x.
+A tool that takes longer than WAIT_S answers with the number of its call. `result` and `cancel` take this number. The
+official SDK is supported in the versions 1.x and 2.x.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def serve_mcp(limit_s: float) -> None:
         from mcp.server import MCPServer as Server
         from mcp.server.mcpserver import Context
         from mcp.server.mcpserver.exceptions import ToolError
-    except ImportError:  # the line 1.x
+    except ImportError:  # version 1.x of the SDK
         from mcp.server.fastmcp import Context
         from mcp.server.fastmcp import FastMCP as Server
         from mcp.server.fastmcp.exceptions import ToolError
@@ -99,7 +99,8 @@ def serve_mcp(limit_s: float) -> None:
 
 
 def describe_call(call: Any, function: Callable[..., Any], context: type) -> str:
-    """Give a call the parameters of a function, without HIDDEN and with a context; return the function's text."""
+    """Give a call the parameters of a function, except those in HIDDEN, and a context. Return the function's
+    description."""
     text, described = read_docstring(inspect.getdoc(function) or "")
     parameters = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=context)]
     for name, one in inspect.signature(function).parameters.items():

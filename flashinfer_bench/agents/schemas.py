@@ -61,7 +61,7 @@ def function_to_schema(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def type_to_schema(annotation: Any) -> dict[str, Any]:
-    """Return the JSON schema of a Python type, without its objects of this package."""
+    """Return the JSON schema of the part of a Python type that a language model can write."""
     try:
         return TypeAdapter(to_written_type(annotation)).json_schema()
     except PydanticSchemaGenerationError:
@@ -69,7 +69,8 @@ def type_to_schema(annotation: Any) -> dict[str, Any]:
 
 
 def to_written_type(annotation: Any) -> Any:
-    """Return the part of a Python type that a model can write: of an object of this package only its name."""
+    """Return the part of a Python type that a language model can write. It cannot write an object of this package, only
+    the object's name."""
     is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     options = [
         one

@@ -98,7 +98,7 @@ class Isolated:
         raise IsolatedFailure(code, self.read_log())
 
     def read_log(self) -> str:
-        """Return the end of its output so far."""
+        """Return the end of the process's output so far."""
         file = self._log.fileno()
         begin = max(0, os.fstat(file).st_size - LOG_BYTES)
         return os.pread(file, LOG_BYTES, begin).decode("utf-8", "replace").strip()  # the process shares the position

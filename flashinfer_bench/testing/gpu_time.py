@@ -138,22 +138,26 @@ def bench_gpu_time(
         enable_cupti: whether to use CUPTI, which has the GPU's own times, instead of CUDA events. If CUPTI does not
             work, CUDA events are used, after a warning.
         use_cuda_graph: time a call of several operations as the replay of a CUDA graph, if the replay launches the same
-            operations. Otherwise a warning gives the reason, and the call is launched on the stream. A call of a single
-            operation takes as long without a graph, and is launched on the stream. num_iters: number of timed calls.
-            Default: 30, unless `repeat_time_ms` is given. dry_run_iters: number of untimed calls before these, at least
-            3. Default: 5, unless `dry_run_time_ms` is given. cold_l2_cache: empty the L2 before each timed call.
-            rotate_buffers: the same as `cold_l2_cache`; no copies are made, and a warning says so. time_budget_s:
-            seconds for the whole measurement, without compilation in the first call. A call that is too slow for all
-            its samples gets fewer, with a warning; the measurement's `stop` has the reason. repeat_iters: the same as
-            `num_iters`. repeat_time_ms: approximate duration of the timed calls in milliseconds, instead of a count.
-            dry_run_time_ms: approximate duration of the untimed calls in milliseconds, instead of a count. input_args:
-            the same as `args`. input_kwargs: the same as `kwargs`. l2_flush: the same as `cold_l2_cache`, and overrides
-            it if given. num_iters_within_graph, l2_flush_size_mb, l2_flush_device, sleep_after_run, aggregate_op:
-            accepted for existing scripts; they have no effect, and a warning says so.
+            operations. Otherwise a warning gives the reason, and the call is launched on the stream. A call of a
+            single operation takes as long without a graph, and is launched on the stream.
+        num_iters: number of timed calls. Default: 30, unless `repeat_time_ms` is given.
+        dry_run_iters: number of untimed calls before these, at least 3. Default: 5, unless `dry_run_time_ms` is given.
+        cold_l2_cache: empty the L2 before each timed call.
+        rotate_buffers: the same as `cold_l2_cache`; no copies are made, and a warning says so.
+        time_budget_s: seconds for the whole measurement, without compilation in the first call. A call that is too slow
+            for all its samples gets fewer, with a warning; the measurement's `stop` has the reason.
+        repeat_iters: the same as `num_iters`.
+        repeat_time_ms: approximate duration of the timed calls in milliseconds, instead of a count.
+        dry_run_time_ms: approximate duration of the untimed calls in milliseconds, instead of a count.
+        input_args: the same as `args`.
+        input_kwargs: the same as `kwargs`.
+        l2_flush: the same as `cold_l2_cache`, and overrides it if given.
+        num_iters_within_graph, l2_flush_size_mb, l2_flush_device, sleep_after_run, aggregate_op: accepted for existing
+            scripts; they have no effect, and a warning says so.
 
     Raises:
-        ValueError: a count or time is out of range, or a parameter has different values under two names. TypeError:
-        `args` is no list or tuple, or `kwargs` no mapping.
+        ValueError: a count or time is out of range, or a parameter has different values under two names.
+        TypeError: `args` is no list or tuple, or `kwargs` no mapping.
     """
     call = partial(
         fn,
