@@ -73,7 +73,7 @@ class Fetch:
         self.problems |= dict.fromkeys(refused, MISSING if self.download is None else REFUSED)
 
     def find_wrong(self, is_right: Callable[[str], bool], paths: list[str], step: str) -> list[str]:
-        """Return the paths for which a function returns False."""
+        """Return the paths that a check rejects."""
         return [path for path, right in zip(paths, self.each(is_right, paths, desc=step), strict=True) if not right]
 
     def check(self, path: str) -> bool:

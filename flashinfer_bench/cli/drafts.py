@@ -21,7 +21,7 @@ def list_draft_paths(args: Namespace) -> list[Path]:
 
 
 def take_drafts(args: Namespace, trace_set: TraceSet) -> list[Draft]:
-    """Add the sources that a command names to the set in memory. In `args`, replace their paths by solution names.
+    """Add the sources of a command line to the set in memory. In `args`, replace their paths by solution names.
 
     Raises:
         UsageError: a flag for sources was given without a source.
@@ -51,7 +51,7 @@ def take_drafts(args: Namespace, trace_set: TraceSet) -> list[Draft]:
 
 
 def read_hints(args: Namespace) -> DraftHints:
-    """Return the hints about a source that a command's flags give."""
+    """Return a command's hints about a source, from its flags."""
     definitions, authors = getattr(args, "definitions", []), getattr(args, "authors", [])
     return DraftHints(
         definition=definitions[0] if len(definitions) == 1 else None,

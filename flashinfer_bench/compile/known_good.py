@@ -189,7 +189,7 @@ def define_double() -> Definition:
 
 
 def programs_like(language: str, binding: str, sources: Iterable[str]) -> list[KnownGood]:
-    """Return the programs that are compiled as a solution is.
+    """Return the programs that are compiled in the same way as a solution.
 
     Args:
         language: the solution's language.

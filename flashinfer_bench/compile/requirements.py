@@ -1,8 +1,8 @@
 """A solution's requirements that this machine lacks, with the package to install. Nothing is run here.
 
-A solution is not blamed for what the machine lacks: a compiler, a package, a library of the CUDA toolkit, or a toolkit
-and GPU for its architecture. `why_not_buildable` checks before a build, `find_lacked` reads a failed compiler's output.
-A dependency that names no package ("any recent driver") is ignored: in doubt a solution runs.
+A solution is not blamed if the machine lacks a compiler, a package, a library of the CUDA toolkit, or a toolkit or GPU
+for the architecture. `why_not_buildable` checks before a build, `find_lacked` reads a failed compiler's output. A
+dependency that names no package ("any recent driver") is ignored: in doubt a solution runs.
 """
 
 from __future__ import annotations

@@ -64,9 +64,9 @@ class Location(NamedTuple):
     text: str = ""
     """The text of the file, if lines of fields can be looked up in it."""
     op_type: str = USUAL_OP_TYPE
-    """The op type of a definition without an op type."""
+    """The op type for a definition that gives no op type."""
     definition: str | None = None
-    """The definition of a solution or workload that names no definition. If None, the name of the workloads file is
+    """The definition for a solution or workload that names no definition. If None, the name of the workloads file is
     used."""
     root: Path | None = None
     """The root for blob paths, if blob paths in the file may be relative to the file's folder."""

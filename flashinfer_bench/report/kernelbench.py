@@ -1,7 +1,7 @@
 """The latest verdicts on KernelBench's tasks as its `eval_results.json`: problem → samples.
 
-`runtime` is our median in ms, where KernelBench has a mean. A solution whose file had
-KernelBench's name keeps its sample id if it is free.
+`runtime` is our median in ms, where KernelBench has a mean. A solution keeps its sample id if its file had a name in
+KernelBench's form and the id is free.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NO_TASK: Final = "no task of KernelBench"
 
 
 def make_results_file(_form: str, trace_set: TraceSet, traces: Iterable[AnyTrace]) -> tuple[bytes, int, Counter[str]]:
-    """Return the file, its number of samples, and the number of verdicts left out by reason.
+    """Return the file, its number of samples, and reason → number of omitted verdicts.
 
     Raises:
         UsageError: there are several levels, whose problems have the same numbers.

@@ -1,8 +1,8 @@
 """Rows of solutions, and the best passing solution of each workload and of each definition.
 
 A confirmed solution, judged at full assurance, comes before other solutions. Overlapping intervals are a tie. Times
-from different hardware are never compared. Quick looks (`--quick`) are never the best. A solution that waits for the
-GPU inside a call is never the best if the reference does too, since the host's time decides their ratio.
+from different hardware are never compared. Quick looks (`--quick`) are never the best. If a solution and the reference
+both wait for the GPU inside a call, the solution is never the best. The host's time decides such a ratio.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ affinity, limits) is allowed if it names the caller. Otherwise the kernel asks t
 In a sandbox it also refuses calls that Landlock does not cover: connections other than TCP (sockets by path, datagrams,
 netlink), io_uring, shared memory and queues that outlive a process, namespaces, mounts, kernel modules, and resources
 limited for the whole machine or user (watches on files). Landlock also does not cover modes, times and attributes of
-files. So an owner could remove the read permission of a data set. A worker with its own user owns only its own files,
-and may set their modes and times. For a worker without its own user, the supervisor sets modes of files below the
-worker's own folders, and sets times of these files to the present. The filter holds for threads and all descendants.
+files. So an owner could remove the read permission of a data set. If a worker has its own user, the user owns only the
+worker's files. The worker may set the modes and times of these files. For a worker without its own user, the supervisor
+changes files below the worker's own folders. It sets modes, and sets times to the present. The filter holds for threads
+and all descendants.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Run-to-run intervals: how much a time may change from one worker to the next. Pure functions.
 
-Samples of one worker agree better with each other than with the next worker's, because each worker has its own memory,
-context and time of measurement. So the spread between workers widens the interval of one worker's samples. The interval
-of several workers is Student's. A spread is a standard deviation over workers, of the logarithm of the latency of the
-same code: 0.004 means 0.4 %.
+Samples differ more between workers than within one worker. Each worker has its own memory, context and time of
+measurement. So the spread between workers widens the interval of one worker's samples. The interval of several workers
+is Student's. A spread is a standard deviation over workers, of the logarithm of the latency of the same code: 0.004
+means 0.4 %.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ GPU reaches its power limit."""
 FLUSH_NS: Final = 50_000
 """Maximum time of a flush. The expected time of a sample includes it."""
 SPARED_S: Final = 0.005
-"""If a call may stop early and its samples take longer than this, it gets no warm-up beyond the check, and no test for
-persisting lines."""
+"""A call that may stop early is spared if its samples take longer than this. It then gets no warm-up beyond the check,
+and no test for persisting lines."""
 REQUEST_S: Final = 0.015
 REQUEST_CALLS: Final = 3
 """On a busy machine, a request for one call may take up to REQUEST_S, even if a sample in a batch takes much less. So
@@ -61,11 +61,11 @@ LATE_SHARE: Final = 0.1
 RETAKES: Final = 3
 EXTRA_SHARE: Final = 10
 EXTRA_S: Final = 0.05
-"""If the samples of a quick call vary too much, it gets extra samples: at most EXTRA_SHARE times the requested number,
-in at most EXTRA_S for each set of inputs."""
+"""A quick call whose samples vary too much gets extra samples. They are at most EXTRA_SHARE times the requested number,
+and take at most EXTRA_S for each set of inputs."""
 LINES_CALLS: Final = 5, 15
-"""The first and the second test for persisting lines make this many calls with a reset of the lines, and the same
-number without a reset. The second test is made only if the first finds lines."""
+"""Calls with a reset of persisting lines in the first and the second test. Each test makes as many calls without a
+reset. The second test is made only if the first finds lines."""
 LINES_SHARE: Final = 0.03
 LINES_NS: Final = 64
 """A call leaves persisting lines if a reset of such lines slows it by more than LINES_SHARE of its time, plus
@@ -259,7 +259,7 @@ class TrialInProgress:
         """Test for persisting lines, and make the remaining untimed calls. Slow calls are made in growing batches.
 
         The test comes first, since its calls are warm-up calls, too. It comes last if the call seems to wait for the
-        GPU, or if the check was so slow that there seemed to be no time for the test.
+        GPU, or if a slow check seems to leave no time for it.
         """
         looked = [] if self.waits_inside else self.check_lines(deadline)
         if looked:

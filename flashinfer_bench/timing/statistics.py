@@ -25,8 +25,8 @@ FEWEST_BATCHES: Final = 3
 BATCH: Final = 3
 """Minimum samples of a batch."""
 LONG_SAMPLE_NS: Final = 10_000_000
-"""A GPU sample of at least this length is a batch by itself: the pause before it is so long that the previous sample no
-longer disturbs it."""
+"""A GPU sample of at least this length is a batch by itself. After the long pause before it, the previous sample has no
+more effect."""
 STEP_NS: Final = 32
 """Step of a GPU's clock. A time that is known to half a step is precise enough. A time that is known to one step is
 never noisy."""

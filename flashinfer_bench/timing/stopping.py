@@ -49,8 +49,8 @@ class StoppingRule:
     extra: int = 0
     """Maximum number of samples beyond `iterations`."""
     precision: float = PRECISION
-    """A call's time is known if half the interval of its GPU time, and of its busy time, is at most this share of the
-    time."""
+    """A call's time is known if half its interval is at most this share of the time. This holds for GPU time and for
+    busy time."""
     stops_early: bool = False
     """Whether a call that is not quick may stop once it has the precision, even if all samples would fit into the
     budget."""

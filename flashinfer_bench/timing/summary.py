@@ -1,8 +1,8 @@
 """Turns samples into the number that people act on, with its record. Pure functions.
 
-Latency is the cost of one more call in a full queue: the machine's launch overhead, and the GPU time from the call's
-first operation to the end of its last. The latency of a trial is the median over its samples. The latency of a
-measurement is the mean over its trials.
+Latency is the cost of one more call in a full queue: launch overhead plus GPU time. GPU time extends from the call's
+first operation to the end of its last operation. The latency of a trial is the median over its samples. The latency of
+a measurement is the mean over its trials.
 """
 
 from __future__ import annotations

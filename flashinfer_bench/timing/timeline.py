@@ -1,8 +1,8 @@
 """Turns GPU records into samples: operations between two delay kernels belong to the call launched between them. Pure
 functions.
 
-Operations are assigned to a call by the order of launches (correlation id), and not by time, because work on a stream
-that does not wait for the current stream may run before the delay has ended.
+Operations are assigned to a call by the order of launches (correlation id), and not by time. On a stream that does not
+wait for the current stream, work may run before the delay has ended.
 """
 
 from __future__ import annotations

@@ -84,8 +84,8 @@ def read_requests(rest: Sequence[str], testlist: str | None, platform: Platform)
     """Return the cases of the command line or of the testlist.
 
     Raises:
-        UsageError: flags of the command line are wrong, a flag beside the testlist belongs to no routine, or the
-            testlist cannot be read or is empty.
+        UsageError: a flag is wrong, a flag beside the testlist belongs to no routine, or the testlist is unreadable or
+            empty.
     """
     if testlist is None:
         requests = [Request(words, swept=swept) for words, swept in expand_sweeps(rest)]

@@ -21,7 +21,7 @@ class KernelBenchTask:
         namespace: the globals of the task's code.
         dtype: dtype of all floating-point tensors.
         inputs: number of arguments of `forward`.
-        written: indexes of the state's tensors that a call changes, behind the arguments. Each call changes copies.
+        written: indexes, among all values, of the state's tensors that a call changes. Each call changes copies.
     """
 
     seed = 42

@@ -231,7 +231,7 @@ def _defines(path: str, text: str, function: str) -> bool:
 
 
 def _is_ours(name: str, suffix: str) -> bool:
-    """Return whether a language is ours, and its entry point has such a suffix."""
+    """Return whether a language is ours, and the suffix of the entry point's file fits."""
     is_compiled = [one.record.is_compiled for one in SupportedLanguages if one.value == name]
     return is_compiled == [suffix != ".py"]
 

@@ -68,7 +68,7 @@ def append_line(path: Path, line: str, *, root: Path | None = None) -> None:
         root: folder below which no link is followed.
 
     Raises:
-        Fault: the file cannot be written and is unchanged.
+        Fault: the file cannot be written; it is unchanged.
     """
     append_lines(path, [line], root=root)
 
@@ -95,7 +95,7 @@ def remove_lines(path: Path, is_unwanted: Callable[[bytes], bool], *, root: Path
         root: folder below which no link is followed.
 
     Raises:
-        Fault: the file cannot be read or written and is unchanged.
+        Fault: the file cannot be read or written; it is unchanged.
     """
     with _faults(f"cannot remove lines of {path}"):
         if not (path.exists() and any(is_unwanted(line) for _, line, _ in read_lines(path))):
@@ -144,7 +144,7 @@ def write_whole(path: Path, content: str | bytes, *, root: Path | None = None) -
         root: folder below which no link is followed.
 
     Raises:
-        OSError: the file cannot be written and is unchanged.
+        OSError: the file cannot be written; it is unchanged.
     """
     staging = f".{path.name[:_STAGED]}.{os.getpid()}.{get_ident()}.tmp"
     with open_folder(path.parent, root) as folder:

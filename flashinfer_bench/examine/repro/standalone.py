@@ -5,9 +5,9 @@
 
 The solution's code runs here without a sandbox, with all of your rights: read it first.
 If you change a file below `solution/`, only its new outputs count: repair it until this exits with 0.
-In three cases, a run in the sandbox judges instead: changed C++ or CUDA, a failure that no recorded output shows, and
-outputs that cannot be compared element by element (samplers, indexers). Such a run needs flashinfer-bench, and the
-trace set at its old path.
+A run in the sandbox judges changed C++ and CUDA. It also judges failures that no recorded output shows, and samplers
+and indexers, since their outputs cannot be compared element by element. The run needs flashinfer-bench, and the trace
+set at its old path.
 Exit code: 1 the failure shows, 0 it does not, 2 it could not be checked.
 """
 

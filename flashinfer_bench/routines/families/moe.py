@@ -159,8 +159,8 @@ FORMATS: Final[Mapping[str, tuple[str, int, Unit]]] = {
     "fp8_per_tensor": ("float8_e4m3fn", 1, "fp8"),
     "fp4_block_scale": ("nvfp4", 64, "fp4"),
 }
-"""Reference of a trtllm kernel that routes tokens itself → its kind in `make_layers`, a divisor of the hidden and the
-intermediate size, and the unit of the products."""
+"""Reference of a trtllm kernel that routes tokens itself → its kind in `make_layers`, the divisor of the hidden size
+and of the intermediate size, and the unit of the products."""
 
 
 def make_routed(args: Namespace, name: str) -> Case:

@@ -1,7 +1,7 @@
 """The RoPE family: rotary embeddings, alone, with fp8 output, and appended to a paged cache.
 
-T = batch_size · seq_len tokens, Hq and Hkv heads (MLA has one head of keys), d the head dimension, r the rotated part
-of it and n the rest, e the bytes of an input element. FLOPs: a pair takes four multiplications and two additions, so 3
+T = batch_size · seq_len tokens, Hq and Hkv heads (MLA has one head of keys), d the head dimension (r rotated elements
+and n other elements), e the bytes of an input element. FLOPs: a pair takes four multiplications and two additions, so 3
 for each rotated element: 3 T (Hq + Hkv) r. Bytes:
 
 * plain: 2 T (Hq + Hkv) d e, and 4 (2 B + 1) of offsets, or 4 T of positions. A cache of angles takes 4 seq_len r.
