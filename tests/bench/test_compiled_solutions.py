@@ -58,7 +58,7 @@ EXPECTED = {
     "tvm-ffi run": ("PASSED", ""),
     "tvm-ffi value": ("PASSED", ""),
     "tvm-ffi values": ("PASSED", ""),
-    "tvm-ffi three": ("COMPILE_ERROR", "1 inputs + 1 outputs = 2 arguments"),
+    "tvm-ffi three": ("COMPILE_ERROR", "not the definition's arguments (x) or (x, y)"),
     "tvm-ffi nothing": ("COMPILE_ERROR", "no function 'nothing' is exported"),
     "tvm-ffi raises": ("RUNTIME_ERROR", "ValueError in the call: no such thing"),
     "torch run": ("PASSED", ""),

@@ -91,7 +91,7 @@ def test_several_outputs_come_as_a_tuple_from_a_dict_too(registry):
     [
         (make_solution(source="import no_such_module\n\ndef run(x):\n    return x\n"), "no_such_module"),
         (make_solution(source="def other(x):\n    return x\n"), "other"),
-        (make_solution(source="def run():\n    return 1\n"), "destination-passing: 1 inputs"),
+        (make_solution(source="def run():\n    return 1\n"), "not the definition's arguments"),
         (make_solution(definition="triple"), "not of double"),
         (None, "no_such_module"),
     ],

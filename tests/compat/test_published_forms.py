@@ -157,8 +157,9 @@ def test_validate_reports_a_line_whose_axes_break_a_constraint(indexer, capsys):
 @pytest.mark.parametrize("runner", [[], ["--use-isolated-runner"]], ids=["persistent", "isolated"])
 def test_an_indexer_with_fewer_keys_than_it_selects_is_judged_and_missing_blobs_are_one_line(indexer, capsys, runner):
     assert cli(["run", "--local", str(indexer), *FEW, *runner]) == 1
-    out, err = capsys.readouterr()
-    assert {job["solution"]: job["status"] for job in json.loads(out)["jobs"]} == {"right": RIGHT, "zeros": WRONG}
-    assert err.count("1 of 2 workloads lack their stored inputs: blob ") == 1
+    document = json.loads(capsys.readouterr().out)
+    assert {job["solution"]: job["status"] for job in document["jobs"]} == {"right": RIGHT, "zeros": WRONG}
+    (skipped,) = document["skipped"]
+    assert skipped["reason"].startswith("1 of 2 workloads lack their stored inputs: blob ")
     for trace in TraceSet.from_path(indexer).traces[NAME]:
         assert trace.evaluation.extra["broken_constraints"] == [BROKEN]

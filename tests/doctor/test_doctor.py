@@ -218,7 +218,7 @@ def test_a_cpu_is_probed_in_a_process_of_its_own(monkeypatch):
 @pytest.mark.timeout(180)
 def test_the_engine_passes_both_copies_and_learns_of_them(tmp_path, monkeypatch):
     monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
-    monkeypatch.setattr(examination, "IDENTICAL_S", 2.5)
+    monkeypatch.setattr(examination, "IDENTICAL_S", 6.0)
     found = examination.time_identical(discover_devices(["cpu"])[0])
     labels = {row.solutions for row in found.rows}
     assert (found.is_failed, len(found.rows), labels) == (False, 4, {"one_kernel", "several_kernels"})
