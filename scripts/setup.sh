@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Make a virtual environment and install the package into it: scripts/setup.sh VENV [EXTRA ...]
-# With an NVIDIA GPU the cuda extra comes along and torch is the registry's CUDA build. Without one torch is the CPU build,
-# which is hundreds of megabytes instead of gigabytes; TORCH_INDEX says where to get it when pip's own sources lack it.
+# With an NVIDIA GPU the cuda extra comes along, and torch is the registry's CUDA build. The extras cuda, cu12 and cu13 bring
+# that build, too, for images that are built without a GPU. Otherwise torch is the CPU build, which is hundreds of megabytes
+# instead of gigabytes; TORCH_INDEX says where to get it when pip's own sources lack it.
 set -euo pipefail
 venv=${1:?usage: scripts/setup.sh VENV [EXTRA ...]}
 shift
@@ -11,7 +12,9 @@ python=${PYTHON:-python3}
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 echo "installing into $venv: two minutes or so, and 2 GiB without a GPU"
 pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
-if nvidia-smi -L >/dev/null 2>&1; then
+if [[ " $* " == *" cu"[1d]* ]]; then
+  : # the CUDA build comes with the package
+elif nvidia-smi -L >/dev/null 2>&1; then
   extras+=(cuda)
 elif ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
   extras+=(triton cpp)

@@ -82,8 +82,9 @@ FINDINGS = {
     "differ": (identical(1.0, 0.95), "broken", "cannot be compared", "quiet"),
     "rough": (identical(1.0, 0.5, on_gpu=False), "note", "smaller differences", "quiet"),
     "wrong": (identical(problem="RUNTIME_ERROR: boom"), "broken", "boom", "see"),
-    "a gap": (of.find_confinement(Sandbox("auto", GAP), "auto"), "note", "files: this kernel", "container"),
-    "a forbidden gap": (of.find_confinement(Sandbox("auto", GAP), "strict"), "broken", "files: this", "container"),
+    "a gap": (of.find_confinement(Sandbox("auto", GAP), "auto"), "note", "files: this kernel", "seccomp"),
+    "a forbidden gap": (of.find_confinement(Sandbox("auto", GAP), "strict"), "broken", "files: this", "seccomp"),
+    "no network": (of.find_network(has_own_network=False), "note", "compilers keep this", "--network none"),
     "no walls": (of.find_confinement(Sandbox("auto", GAP), "off"), "note", "off: ", "auto"),
 }  # fmt: skip
 

@@ -23,7 +23,7 @@ CODE = [block for block in BLOCKS if block.language in ("python", "json", "yaml"
 COMMANDS = [
     block for block in BLOCKS if block.language in SHELLS or (not block.language and f"{PROGRAM} " in block.text)
 ]
-OTHERS = ("cd", "curl", "jq", "mkdir", "pip", "ray", "source", "xdg-open", "head")
+OTHERS = ("cd", "curl", "docker", "jq", "mkdir", "pip", "ray", "source", "xdg-open", "head")
 """Programs that are not ours."""
 TARGETS = set(re.findall(r"^(\w+):", (CHECKOUT / "Makefile").read_text(), re.MULTILINE))
 

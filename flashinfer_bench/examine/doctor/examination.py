@@ -106,7 +106,8 @@ def examine(
     machine = read_machine(device)
     report = Report(machine)
     found = report.findings = [*of.find_gpu(machine, named), *of.find_languages(machine.languages)]
-    found += [*of.find_confinement(machine.sandbox, sandbox), *of.find_neighbours(machine.at_rest)]
+    found += of.find_confinement(machine.sandbox, sandbox)
+    found += [*of.find_network(has_own_network=machine.has_own_network), *of.find_neighbours(machine.at_rest)]
 
     def probe() -> Iterable[Finding]:
         report.readings = run_probe(device)

@@ -99,11 +99,22 @@ def find_confinement(sandbox: Sandbox, asked_for: Level) -> Iterator[Finding]:
         yield Finding("sandbox", "note", text, "leave --sandbox at auto")
     elif sandbox.missing:
         text = "; ".join(f"{part}: {why}" for part, why in sandbox.missing.items())
-        advice = "run untrusted code in a container of its own, or on a machine with Linux 6.2 or later"
+        advice = (
+            "use Linux 6.2 or later, and in a container a seccomp profile that allows landlock_* and seccomp; else run "
+            "untrusted code on a machine of its own"
+        )
         yield Finding("sandbox", "broken" if asked_for == "strict" else "note", text, advice)
     elif sandbox.level != "off":
         text = f"strict can be had: files, connections, rights; the user of a worker is {sandbox.user}"
         yield Finding("sandbox", "note" if sandbox.notes else "ok", text, "; ".join(sandbox.notes))
+
+
+def find_network(*, has_own_network: bool) -> Iterator[Finding]:
+    """Say what is lost if no process can have a private network."""
+    if not has_own_network:
+        text = "no process can have a private one: compilers keep this machine's, and inspect needs --sandbox off"
+        advice = "allow user namespaces, or give root CAP_SYS_ADMIN; in a container --network none guards compilers"
+        yield Finding("network", "note", text, advice)
 
 
 def find_neighbours(state: GpuState | None) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ from flashinfer_bench.bench.machine import Device, is_torch_cuda_build
 from flashinfer_bench.bench.runner.sandbox import Sandbox, find_sandbox
 from flashinfer_bench.compile import find_toolchain, find_unavailable_languages
 from flashinfer_bench.env import cache_root
+from flashinfer_bench.sandbox.namespaces import has_own_network
 from flashinfer_bench.timing.nvml import GpuState, read_gpu_state
 
 PACKAGES: Final = ("torch", "triton", "flashinfer-python", "cupti-python", "apache-tvm-ffi")
@@ -41,6 +42,8 @@ class MachineState:
     """The GPU before our programs run on it; None for a CPU."""
     sandbox: Sandbox = field(default_factory=Sandbox)
     """The sandbox that this machine can provide."""
+    has_own_network: bool = True
+    """Whether a process can have a private network."""
 
 
 @dataclass(frozen=True)
@@ -95,4 +98,5 @@ def read_machine(device: Device, *, nvml: Any = pynvml, environment: Mapping[str
         languages=find_unavailable_languages(toolchain),
         at_rest=read_gpu_state(device.uuid) if device.kind == "cuda" else None,
         sandbox=find_sandbox("auto", cache_root(environment)),
+        has_own_network=has_own_network(),
     )
