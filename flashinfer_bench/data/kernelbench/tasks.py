@@ -23,7 +23,6 @@ from flashinfer_bench.data.issue import LoadIssue
 from flashinfer_bench.data.kernelbench.solutions import SOURCE_TAG, find_by_file, has_model_new, make_solution
 from flashinfer_bench.data.solution import SupportedLanguages
 from flashinfer_bench.data.store.dialects import MOST_SOURCE_BYTES
-from flashinfer_bench.data.store.drafts import find_language
 from flashinfer_bench.data.store.layout import DEFINITIONS
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.data.trace_set import TraceSet
@@ -136,6 +135,8 @@ def make_definition(file: Path, source: str, block: str, facts: Mapping[str, Any
 
 
 def _read_solutions(found: TraceSet, root: Path) -> None:
+    from flashinfer_bench.data.store.drafts import find_language  # it imports yaml, which most sets do not need
+
     for file in sorted(root.rglob("*.py")):
         name = find_by_file([file.stem], found.definitions)
         if name is not None and has_model_new(file.name, text := _read(file)):
