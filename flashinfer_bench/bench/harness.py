@@ -257,7 +257,7 @@ class Harness:
         return entry
 
     def _unshare(self, entry: OpenJob) -> None:
-        """Share an open job with no later job: a later equal job is judged by itself."""
+        """Let no later job share this open job: a later equal job is judged by itself."""
         if self._equal.get(_identity(entry.job)) is entry:
             del self._equal[_identity(entry.job)]
 
@@ -338,7 +338,7 @@ class TraceRecorder:
         """Refuse a solution whose traces could not be saved.
 
         Raises:
-            DataSetError: the set has no folder, a link in it is on the path, or it cannot be written.
+            DataSetError: the set has no folder, a link is on the path in it, or the set cannot be written.
         """
         names = {"op_type": definition.op_type, "definition": definition.name}
         self._writer(solution).check(author=solution.author, **names)

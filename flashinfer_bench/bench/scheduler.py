@@ -62,7 +62,7 @@ Happening = JobStarted | Judged | JobFaulted | Notice
 
 @dataclass(frozen=True)
 class Rules:
-    """The differences between loops. The defaults are those of a run of one plan."""
+    """The differences between loops. The defaults suit a run of one plan."""
 
     retry_device_s: float | None = None
     """Seconds after which a lost device is tried again, in a loop with a stream of solutions. None: a lost device is
@@ -97,7 +97,7 @@ class DeviceSlot:
     failed_starts: int = 0
     """Sessions in a row that ended before they were ready."""
     asking: Iterator[str | None] | None = None
-    """Asks for the lock of the device, and ends once it is ours."""
+    """Asks for the lock of the device, and ends once the lock is ours."""
     held: ExitStack = field(default_factory=ExitStack)
     """Releases the lock when it is closed."""
     given_up_at: float | None = None
@@ -105,7 +105,7 @@ class DeviceSlot:
 
     @property
     def jobs(self) -> list[Job]:
-        """Jobs that it was given and has not answered."""
+        """Jobs that the device was given and has not answered."""
         return [*self.begun.values(), *self.ahead.values()]
 
     def end_session(self) -> None:

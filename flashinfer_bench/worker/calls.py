@@ -114,7 +114,7 @@ class LaidCall:
         )
 
     def is_plain(self, value: Any, slot: torch.Tensor) -> bool:
-        """Return whether a value could be copied into its slot byte for byte, in words."""
+        """Return whether a value could be copied into its slot byte for byte, in whole words."""
         if not self.fits(value, slot) or value.device != slot.device or not is_contiguous(value):
             return False
         return not (is_negated(value) or is_conjugated(value) or data_of(value) % WORD_BYTES)

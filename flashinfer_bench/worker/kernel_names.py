@@ -26,8 +26,8 @@ def answer_launches(launches: Iterable[tuple[tuple[str, int], ...]]) -> dict[str
 
 
 def demangle(name: str) -> str:
-    """Return a C++ symbol as its declaration. Any other name is returned unchanged. If the runtime is missing, all
-    names are."""
+    """Return a C++ symbol as its declaration. Other names, and all names if the runtime is missing, are returned
+    unchanged."""
     if not name.startswith("_Z"):
         return name
     try:

@@ -208,7 +208,7 @@ def find_setup(module: types.ModuleType, entry: Function) -> Function | None:
 def leave_to_setup(signature: Signature | None, setup: Signature | None) -> Signature | None:
     """Return how an entry function can be called by position, if its `setup` gives the other arguments by keyword.
 
-    `setup` gets the same arguments by position, so its number of required arguments is enough.
+    `setup` gets the same arguments by position, so the arguments that `setup` requires are enough.
     """
     if signature is None or setup is None or setup.minimum >= signature.minimum:
         return signature

@@ -6,8 +6,8 @@ a plug-in the digest of its source. It also has unusual timing settings (quick, 
 whether workers had a sandbox, the user's seed, and full assurance. A trace without a fingerprint, such as another
 engine's, does not count as recorded. Nor does a trace from the time before evaluators had revisions.
 
-Verdicts of quick runs are never reused. A job that failed in a quick run is done again, even if a whole verdict is
-recorded.
+Verdicts of quick runs are never reused. A job that failed in a quick run is done again, even if a run that was not
+quick has recorded a verdict.
 
 Reports show the latest verdict of a job. So a recorded verdict stops counting when a later verdict on the same hardware
 was made with a changed solution, definition, workload or evaluator. Later verdicts under other settings change nothing.

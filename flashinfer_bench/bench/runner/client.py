@@ -1,7 +1,7 @@
 """The host's handle on the sessions of this machine's devices: start, send requests, read verdicts, end.
 
-The session and all processes below it hold the write end of a pipe, the lifeline, and never write to it. When its read
-end reports the end of the stream, all processes of the session have ended.
+The session and all processes below it hold the write end of a pipe, the lifeline, and never write to it. When the
+pipe's read end reports the end of the stream, all processes of the session have ended.
 
 The scheduler's loop gives batches to slots and reads frames. A slot can run one device session, on a device of this
 machine (`LocalSlots`) or of a cluster's node (`cluster.Cluster`). A table of slots has these members:

@@ -23,7 +23,7 @@ SECRET_MARKS: Final = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "A
 SECRET_VALUE: Final = re.compile(r"://[^/\s@]*:[^/\s@]*@")
 """Matches a value with a password in a URL. A variable with such a value is secret, too."""
 MOST_RECORDED: Final = 200
-"""Characters of a variable's value that a trace records. The rest is cut."""
+"""Maximum characters of a variable's value in a trace. Longer values are cut."""
 
 
 def _split(text: str) -> tuple[str, ...]:
@@ -40,7 +40,7 @@ In this list and the lists below `*` stands for any characters."""
 RECORDED: Final = _split("""
 CUBLAS_* CUBLASLT_* CUDNN_* NVIDIA_TF32_OVERRIDE PYTORCH_* TORCHINDUCTOR_* TORCHDYNAMO_* TRITON_*
 """)
-"""Settings that can change results of solutions and references. A trace records each of them that is set."""
+"""Settings that can change results of solutions and references. A trace records each variable that is set."""
 SETTINGS: Final = _split("""
 PATH LANG LC_ALL TZ MAX_JOBS CUDA_* NVCC_* NVIDIA_* CUPTI_* TORCH_* FLASHINFER_* TVM_* TILELANG_* CUTE_* CUTLASS_* DG_*
 NUMBA_* CUPY_* OMP_* KMP_* MKL_* OPENBLAS_*
@@ -155,7 +155,7 @@ def tell_withheld(environment: Mapping[str, str]) -> list[str]:
 
 
 def named_paths(environment: Mapping[str, str]) -> list[str]:
-    """Return the unresolved paths of the programs, files and folders that variables for workers name."""
+    """Return the paths, unresolved, of programs, files and folders that are named by variables for workers."""
     values = [value for name, value in environment.items() if _is_among(name, NAMES_PATHS) and is_passed_on(name)]
     return [part for value in values for part in value.split(os.pathsep) if part]
 

@@ -160,7 +160,7 @@ class LaunchedSession:
 
 
 _LAUNCHERS: dict[tuple[Any, ...], Launcher] = {}
-"""Process, thread and import settings → server. The kernel ends a server with the thread that started it."""
+"""Process, thread and import settings → server. The kernel ends a server when the thread that started it ends."""
 
 
 def launcher_for(environment: Mapping[str, str]) -> Launcher:
@@ -191,7 +191,7 @@ def end_launchers(thread: int | None = None) -> None:
 
 
 def main(fd: int, host_pid: int) -> None:
-    """Have the kernel end this process with its host, then fork sessions."""
+    """Have the kernel end this process when its host ends, then fork sessions."""
     die_with_parent(signal.SIGKILL)
     if os.getppid() != host_pid:
         return  # the host ended before this process was tied to it

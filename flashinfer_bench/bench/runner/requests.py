@@ -66,8 +66,8 @@ class RequestMaker:
             self._later.setdefault(job.solution_key, []).append(job)
 
     def announce(self) -> list[Announced]:
-        """Return the added solutions that are built and compile modules in their first call. Each is returned only
-        once."""
+        """Return the added solutions that are built by now, and whose first call compiles modules. Each is returned
+        only once."""
         ready = [key for key, jobs in self._later.items() if self.build_pool.is_ready(jobs[0].solution)]
         found = [self._later.pop(key) for key in ready]
         return [

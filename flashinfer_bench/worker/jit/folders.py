@@ -36,7 +36,7 @@ PAUSE_S: Final = 0.05
 LIBRARY: Final = Path(".cache", "flashinfer")
 STAMP: Final = ".linked"
 MOST_BYTES: Final = 16 << 20
-"""Larger files, in bytes, are not read here."""
+"""Maximum bytes of a file that is read here."""
 OF_FILES: Final = ("build ", "default ")
 """Prefixes of lines that name files. Other lines are flags."""
 

@@ -1,8 +1,8 @@
 """Compiles a solution's Triton kernels, torch extensions and FlashInfer modules ahead, by fake calls without a GPU.
 
-It runs while another solution is measured. So it uses the lowest priority, and cores that it cannot leave. The results
-are in the solution's own cache. Its reports are not trusted, and a solution that fails here is compiled at its first
-call, as usual.
+It runs while another solution is measured. So it has the lowest priority, and cannot leave its cores. The results are
+in the solution's own cache. Its reports are not trusted, and a solution that fails here is compiled at its first call,
+as usual.
 
 `stand_in` fakes enough of a GPU for Triton and FlashInfer to compile the kernels of a call. Tensors have shapes,
 strides and the GPU as their device, and no memory (torch's FakeTensor). A launch has no effect, and compiled FlashInfer

@@ -479,7 +479,7 @@ class DeviceSession:
         return job.baseline
 
     def _time_compiled(self, timer: ReferenceTimer, job: JobContext, baseline: Baseline, phase: str) -> dict[str, Any]:
-        """Time a job's reference under torch.compile. A failure is its reason, and no fault of the job."""
+        """Time a job's reference under torch.compile. If this fails, the reason is recorded, and the job goes on."""
 
         def check(kernel: RemoteKernel) -> None:
             verdict = self._check(job, kernel, baseline, slice(1))

@@ -185,7 +185,7 @@ def judge_stress(
         job.notes["regimes"] = {name: reported[name] for name in made if name in reported} | missing
     measurement = job.notes.get("measurement")
     if wrong is None and isinstance(measurement, dict):
-        # Flag an output that was the same on all inputs. One set of inputs without stress cases shows nothing.
+        # Flag an output that was the same on all inputs. A single set of inputs without stress cases proves nothing.
         is_known = len({id(outputs) for outputs in baseline.outputs}) > 1 or bool(reported)
         is_constant = is_known and bool(judging.constants.keys() - judging.changed)
         add_flags(measurement, constant_output=is_constant, regimes_left_out=bool(missing))

@@ -40,7 +40,7 @@ from flashinfer_bench.timing.flush import kernel_image
 
 REPORTED_PACKAGES: Final = ("triton", "flashinfer-python", "cupti-python", "numpy", "apache-tvm-ffi")
 FIRST_BATCH_S: Final = 0.5
-"""Seconds in which the first batch of baselines takes further baselines. The time is short, so that the first verdict
+"""Seconds after which the first batch of baselines takes no further baseline. They are few, so that the first verdict
 comes soon."""
 LATER_BATCH_S: Final = 4.0
 """Like FIRST_BATCH_S, but for later requests, whose first verdict is not urgent."""

@@ -26,7 +26,7 @@ MOST_VALUES: Final = 100_000
 LARGEST_WHOLE: Final = 2**64
 """Whole numbers of at least this size become text, since JSON readers cannot hold them."""
 LIBRARIES: Final = frozenset({"numpy", "torch"})
-"""Packages whose values other than arrays, such as dtypes and devices, become text."""
+"""Packages whose values, such as dtypes and devices, become text. Arrays are an exception."""
 
 
 @dataclass(frozen=True)

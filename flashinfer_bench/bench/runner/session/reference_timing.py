@@ -50,7 +50,7 @@ SAME_CLOCK: Final = 0.03
 COMPILE_S: Final = 600.0
 """Further seconds for a compiled reference, since max-autotune builds many kernels."""
 COMPILED_CALLS: Final = 3
-"""First calls of a compiled reference: one compiles, one captures CUDA graphs, one replays them."""
+"""Number of untimed first calls of a compiled reference: one compiles, one captures CUDA graphs, one replays them."""
 COMPILED: Final = """\
 import functools
 

@@ -190,7 +190,8 @@ class SharedArena:
         self._memory = self._nothing
 
     def come_back(self) -> None:
-        """Return to the memory before `step_aside`, wiped. Call it when all earlier workers have ended."""
+        """Return to the memory that was in use before `step_aside`, and wipe it. Call it when all earlier workers have
+        ended."""
         if self._home is None:
             return
         for memory in self._staging_buffers:

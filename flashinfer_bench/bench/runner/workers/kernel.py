@@ -317,7 +317,7 @@ class RemoteKernel:
     def measure(self, input_sets: list[list[Any]]) -> Measured:
         """Time the solution, one trial per set of inputs. Each call gets its own content.
 
-        A set whose shapes or scalars differ from the first set's ends the trials.
+        Trials end before the first set whose shapes or scalars differ from those of the earlier sets.
 
         Raises:
             SolutionFailure: it failed, or the session's own clock contradicts the samples of its worker.

@@ -84,8 +84,8 @@ class Measuring:
 
     Args:
         kernel: the solution, loaded.
-        input_sets: the inputs of each trial. A set whose shapes or scalars differ from the first set's is not used,
-            and neither are the sets after it.
+        input_sets: the inputs of each trial. If the shapes or scalars of a set differ from the first set's, this set
+            and all later sets are not used.
     """
 
     def __init__(self, kernel: RemoteKernel, input_sets: Sequence[list[Any]]) -> None:
@@ -205,8 +205,8 @@ class Measuring:
         return RemoteClock(self.kernel.ask, self.kernel.worker.clock, calls)
 
     def _make_up(self, calls: TimedCalls, *, is_quick: bool) -> None:
-        """Make further calls that look timed if too few calls can be compared, or to hide the remaining stress cases
-        among them."""
+        """Make further calls that look like timed calls: if too few calls can be compared, or to hide the remaining
+        stress cases."""
         schedule, deadline, counts = self._schedule, time.monotonic() + MAKING_UP_S, list[int]()
         if schedule is not None and is_quick and (left := schedule.left):
             counts = [*[1] * UNTOUCHED, 2 * len(left)]  # calls without stress inputs first, as at the start of a job

@@ -61,7 +61,7 @@ MOST_STARTING, FIRST_STARTING = 4, 2
 start one in any case. The driver makes contexts one after another. FIRST_STARTING holds until a session's first worker
 is ready."""
 CORES_PER_START: Final = 4
-"""Cores of this machine for each starting worker. A measurement needs a free core whenever it launches."""
+"""Number of cores of this machine for each starting worker. A measurement needs a free core whenever it launches."""
 WARM_BYTES: Final = {"cuda": 768 << 20, "cpu": 256 << 20}
 """Estimated bytes of a warm worker. On a GPU: its context, the timing kernels and the flush buffer of the L2."""
 WARM_SHARE, FREE_SHARE = 16, 4

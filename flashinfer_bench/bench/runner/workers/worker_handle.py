@@ -391,7 +391,8 @@ class WorkerProcess:
         return max(taken - self._least_hidden[0], counted - self._least_hidden[1])
 
     def was_killed(self, ended: WorkerExit) -> bool:
-        """Return whether the kernel, the machine or a person may have ended the worker, instead of the solution."""
+        """Return whether the worker may have been ended by the kernel, the machine or a person, and not by the
+        solution."""
         is_ours = self._is_ending or ended.over_memory
         return ended.over_machine or (ended.signal in SENT_BY_OTHERS and not is_ours)
 

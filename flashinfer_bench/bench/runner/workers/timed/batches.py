@@ -8,8 +8,8 @@ into the slots, and some are compared like the outputs of other calls:
 
 Results stay in place until the batch is over. Then the session overwrites the inputs, and asks for the results, so that
 copies are no part of a batch's time. A solution that skipped its work cannot do it now, unless it saved the inputs. So
-time for fetching, beyond the copies, is charged to the calls. Only results that share memory are copied within the
-batch.
+the time of fetching, apart from the copies, is charged to the calls. Only results that share memory are copied within
+the batch.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ RESOLVED_NS: Final = 160_000.0
 BEGIN_NS: Final = 100_000.0
 """Nanoseconds subtracted from a batch. A GPU that returns to a process must load its addresses and programs again."""
 SLACK_NS: Final = 150_000.0
-"""Limit in nanoseconds. After a batch is answered, the session uses the GPU for a moment. The delay beyond that of an
-empty batch is charged to the calls. A delay above SLACK_NS means that the worker answered before its calls were over.
-Then the request's overhead is charged too, and the GPU is used again until the calls are over."""
+"""Limit in nanoseconds. After a batch is answered, the session uses the GPU for a moment. If the delay is longer than
+after an empty batch, the difference is charged to the calls. A delay above SLACK_NS means that the worker answered
+before its calls were over. Then the request's overhead is charged too, and the GPU is used again until the calls are
+over."""
 STARTS_LATER: Final = 0.15, 5_000.0, 15_000.0
 """A share and two limits in nanoseconds. The part of a call's time between the limits is reduced by the share. In a
 graph of many calls each call starts later than in its own graph."""
@@ -73,7 +74,7 @@ MARGIN: Final = 1.5
 most this multiple of the least overhead of another worker."""
 COPIES_SHARE: Final = 0.6
 """Largest share of a batch's time that is subtracted for copies. A worker that its solution controls can report that
-results share memory, and write them to the slots directly."""
+results share memory, and write results to the slots directly."""
 FETCH_NS: Final = {True: (300_000.0, 4_000.0), False: (500_000.0, 20_000.0)}
 """Nanoseconds allowed for fetching results, besides the copies: for the request, and for each result of a call. True is
 for calls and copies in graphs, False for launches by the host. Further time is charged to the calls."""
@@ -186,7 +187,7 @@ class BatchTimer:
         claimed: the worker's report of a call. A graph cannot hold a call that waits for the GPU, and a graph with
             fewer operations is no valid call.
         chain: the result of a chain that did not refuse the latency; None without a chain. Batches do not refuse a
-            latency that a chain confirms: in a batch, large inputs that calls read only in part are in no cache.
+            latency that a chain confirms. In a batch no cache holds large inputs that calls read only in part.
         meanwhile: called while the worker makes the first batch, which is not timed.
         now_ns: the session's clock.
     """
@@ -254,7 +255,7 @@ class BatchTimer:
             is_decided = resolution_ns < cost_ns <= claimed_ns / CREDITED_SHARE
             if is_decided or is_enough or (batches >= TRIES and not is_open):
                 break
-        # Results with another layout than their slots may be a view that leaves the work to its reader.
+        # Results with another layout than their slots may be views that leave the work to the reader.
         share = REFUSED_SHARE if self._chain is None or self._is_strided else CHAIN_REFUSED_SHARE
         if self._chain is not None and self._chain.why_not is None:
             share = 0.0
@@ -353,7 +354,8 @@ class BatchTimer:
 
 
 def held_up_ns(cost_ns: float, moved_bytes: int, held_bytes: float, per_byte_ns: float) -> float:
-    """Return the nanoseconds that a call waits for cached bytes, beyond a small share of the call. Pure.
+    """Return the nanoseconds that a call waits for the previous call's bytes in the cache, minus a small share of the
+    call. Pure.
 
     Args:
         cost_ns: cost of the call in a batch.

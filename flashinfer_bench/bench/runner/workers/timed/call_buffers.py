@@ -41,8 +41,8 @@ SMALL_BYTES: Final = {"cpu": 8 << 20, "cuda": 1 << 30}
 """Maximum bytes of all buffers together, if there are more than MOST_BUFFERS on a CPU or GPU_BUFFERS on a GPU."""
 CPU_BYTES: Final = 32 << 20
 GPU_BYTES: Final = 8 << 30
-"""Maximum bytes of all buffers. On a CPU they should fit its last-level cache. On a GPU a batch of large calls needs
-many calls to differ from an empty batch."""
+"""Maximum bytes of all buffers. On a CPU all buffers should fit into the last-level cache. On a GPU a batch of large
+calls has many calls, so that its time differs from an empty batch's."""
 FREE_SHARE: Final = 8
 """All buffers together take at most 1/FREE_SHARE of a GPU's free memory."""
 FEWEST_BUFFERS: Final = 5
@@ -50,8 +50,8 @@ FEWEST_CALLS: Final = 2
 """Minimum number of buffers of chains and batches, and of calls of a chain if these buffers do not fit. If only one
 call fits, no chain is needed: a solution cannot compute several calls at once."""
 SCARCE_SHARE: Final = 3
-"""If memory is scarce, FEWEST_BUFFERS take at most 1/SCARCE_SHARE of the free memory. The session needs as much again
-for its own memory, and for compared calls."""
+"""If memory is scarce, FEWEST_BUFFERS take at most 1/SCARCE_SHARE of the free memory. The session needs the same amount
+again for its own memory, and for compared calls."""
 LARGE_SHARE: Final = 64
 """A call is large if it takes more than 1/LARGE_SHARE of the device's memory."""
 FEW_READS: Final = 6
@@ -148,7 +148,7 @@ class CallBuffers:
         """Bits of these words that belong to the outputs. An output shorter than a word has fewer."""
 
     def _of_words(self, of_outputs: Sequence[int]) -> Seen:
-        """Repeat the given number of each output for each word that is read from this output."""
+        """Return one number for each word that is read: the given number of the word's output."""
         return np.repeat(np.array(of_outputs, np.uint64), self._spots)
 
     def __len__(self) -> int:
