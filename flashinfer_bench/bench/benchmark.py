@@ -407,7 +407,7 @@ class PlanRun(Submission):
             self._harness.submit(self, jobs)
 
     def tell_changes(self, reported: Mapping[tuple[str, str | None, str], JobFinished]) -> Iterator[Event]:
-        """Yield the number of added jobs, and each revoked verdict. A revoked verdict is saved first.
+        """Yield the number of added jobs, and each revoked verdict. A revoked verdict is saved before it is yielded.
 
         Args:
             reported: the latest verdict of each job.

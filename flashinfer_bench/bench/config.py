@@ -173,7 +173,7 @@ class BenchmarkConfig(EvalSettings):
     """A first check: one trial, few samples, a coarse precision. Its traces are marked, never best, never resumed from.
     """
     interpret: bool = False
-    """Without a GPU, run Triton solutions that are for GPUs alone in Triton's interpreter; else they are skipped."""
+    """Without a GPU, use Triton's interpreter for Triton solutions that need a GPU; otherwise they are skipped."""
     fresh_baselines: bool = False
     """Time every reference in this run, instead of reusing the times of an earlier run on the same GPU."""
     sandbox: SandboxLevel = "auto"
@@ -304,7 +304,8 @@ class BenchmarkConfig(EvalSettings):
         return (self.baseline or "").partition(":")[2] if self.profile_baseline else ""
 
     def timing_key(self) -> str | None:
-        """Return the timing settings that differ from the usual, for a job's fingerprint; None if none differ."""
+        """Return the timing settings that differ from the usual settings, for a job's fingerprint; None if there are
+        none."""
         parts = [
             "quick" if self.quick else "",
             "warm L2" if self.l2_cache == "warm" else "",

@@ -138,7 +138,7 @@ class EvalSettings(StrictModel):
     norm_rule: bool = True
     """Compare the error's norm with the output's norm, overall and per row, with any `atol`."""
     lost_rows_rule: bool = True
-    """Reject any fully wrong row except near-ties, with a matched ratio below 1."""
+    """If the matched ratio is below 1, reject any fully wrong row, except near ties."""
     regimes_rule: bool = True
     """Judge some untimed calls on inputs of other scales."""
     power_rule: bool = True

@@ -38,7 +38,8 @@ draws, is missing, since chance can break it."""
 MOST_KNOWN: Final = 16
 """Number of fastest solutions that an engine remembers for each workload and kind of hardware."""
 Confirm = Literal["if_best", "always", "never"]
-"""When a submission is judged at full assurance: again if it would be the best, always and at once, or never."""
+"""When a submission is judged at full assurance: "if_best": again, if it would be the best; "always": at once; "never":
+not at all."""
 Scope = tuple[str, str]
 """Name of a definition, uuid of a workload."""
 
@@ -77,7 +78,7 @@ def next_to_confirm(standings: Iterable[Standing], tried: Collection[str]) -> st
 
 
 def stand(solution: str, evaluation: AnyEvaluation) -> Standing | None:
-    """Return a solution's standing by a verdict; None if this verdict cannot make it the best."""
+    """Return a solution's standing from a verdict; None if this verdict cannot make the solution the best."""
     performance, reported = evaluation.performance, read_reported(evaluation)
     record = reported.measurement
     if evaluation.status is not EvaluationStatus.PASSED or performance is None or not record.meaningful:

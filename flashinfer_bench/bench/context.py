@@ -129,7 +129,7 @@ class HarnessContext:
 
     @property
     def plug_in_keys(self) -> frozenset[str]:
-        """Keys of `extra` that the plug-ins asked so far declare."""
+        """Keys of `extra` that are declared by the plug-ins that were asked so far."""
         return self._lookup.known.keys
 
     def sandbox_of(self, device: Device) -> Sandbox:

@@ -54,7 +54,7 @@ LOG: Final = logging.getLogger(__name__)
 RESTART_S: Final = 1.0
 """Seconds after which the loop over the devices is started again if it failed."""
 RATE_S: Final = 60.0
-"""The rate of verdicts covers this many latest seconds."""
+"""The rate of verdicts is the rate in the last RATE_S seconds."""
 MOST_CACHED: Final = 10_000
 """Number of jobs whose latest trace the engine keeps for `use_recorded`. A trace has about 6 KB."""
 Recorded = dict[tuple[str, str], list[AnyTrace]]
@@ -345,7 +345,7 @@ class SolutionJobs:
         self._lock = threading.RLock()
 
     def find(self, solution: Solution | str) -> Solution:
-        """Return a solution, given itself or by its name in the set.
+        """Return a solution that is given directly, or by its name in the set.
 
         Raises:
             ConfigError: the set has no entry of that name.

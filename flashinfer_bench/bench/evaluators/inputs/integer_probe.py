@@ -30,7 +30,7 @@ FEW: Final = 8
 WRAPPED: Final = 2
 """Values reach this multiple of a table's size if the reference wraps or clamps them itself."""
 MOST_PADDINGS: Final = 4
-"""Maximum negative numbers in the reference's source that are tried as padding."""
+"""Maximum number of negative numbers in the reference's source that are tried as padding."""
 TESTS: Final = re.compile(r"[<>=!]=?\s*-?\d|\d\s*[<>=!]|\.[lgen][et]\(|ignore_index")
 """Matches source text that may test for padding."""
 
