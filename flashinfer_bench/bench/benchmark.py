@@ -391,7 +391,7 @@ class PlanRun(Submission):
             found.append(result)
             if result.performance is not None and len(found) < self._times:
                 return None
-            result = join_workers(found) if result.performance is not None else result
+            result = join_workers(found) if result.performance is not None and job.workload.timed else result
         self._ended.add(job.index)
         self.open -= 1
         return result

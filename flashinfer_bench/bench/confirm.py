@@ -83,7 +83,7 @@ def stand(solution: str, evaluation: AnyEvaluation) -> Standing | None:
     record = reported.measurement
     if evaluation.status is not EvaluationStatus.PASSED or performance is None or not record.meaningful:
         return None
-    if not reported.may_be_best(performance.latency_ms):
+    if not (performance.latency_ms and reported.may_be_best(performance.latency_ms)):
         return None
     low_ms, high_ms = record.bounds or (performance.latency_ms, performance.latency_ms)
     return Standing(solution, performance.latency_ms, low_ms, high_ms, record.is_full)

@@ -354,7 +354,7 @@ class TraceRecorder:
     def _measured(self, job: Job, device: Device, evaluation: Evaluation) -> dict[str, Any]:
         """Return the records of times and of the roofline. The intervals include the spread between workers."""
         performance, found = evaluation.performance, dict[str, Any]()
-        if performance is None:
+        if performance is None or not job.workload.timed:
             return found
         spread, extra = SpreadFile(self._context.cache, device).read(), evaluation.extra or {}
         times = {"measurement": performance.latency_ms, "baseline": performance.reference_latency_ms}

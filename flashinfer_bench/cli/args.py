@@ -16,7 +16,9 @@ from typing import Final, NamedTuple
 from flashinfer_bench.base.files.writing import WriteRefused, check_location
 from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.data import Definition, LoadIssue, Trace, TraceSet, load_jsonl_file
+from flashinfer_bench.data.adapted import ENGINES
 from flashinfer_bench.data.definition import normalise_op_type
+from flashinfer_bench.data.gpumode.problems import find_problems, read_problems
 from flashinfer_bench.data.kernelbench.tasks import find_tasks, read_tasks
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store.jsonl import write_whole
@@ -45,26 +47,30 @@ def load_trace_set(args: Namespace) -> TraceSet:
     loaded: list[TraceSet] = []
     for folder in named_folders(args):
         try:
-            loaded.append(open_tasks(args, folder) if find_tasks(folder) else TraceSet.from_path(folder))
+            loaded.append(open_folder(args, folder))
         except DataSetError as error:
             beside = map(str, folder.parent.glob("*")) if not folder.exists() else ()
             raise DataSetError(f"{error}{did_you_mean(str(folder), beside)}") from error
     return loaded[0] if len(loaded) == 1 else TraceSet.merge(loaded)
 
 
-def open_tasks(args: Namespace, folder: Path, precision: str = "fp32") -> TraceSet:
-    """Read a folder of KernelBench's tasks, whose code the user has to trust.
+def open_folder(args: Namespace, folder: Path, precision: str = "fp32") -> TraceSet:
+    """Read a set, or a folder of another engine whose code the user has to trust.
 
     Raises:
         UsageError: --trust-definitions is missing.
     """
+    engine = getattr(args, "layout", None)
+    engine = engine or ("gpumode" if find_problems(folder) else "kernelbench" if find_tasks(folder) else None)
+    if engine is None:
+        return TraceSet.from_path(folder)
     if not getattr(args, "trust_definitions", False):
-        convert = f"convert {folder} --from kernelbench --output SET --trust-definitions"
+        convert = f"convert {folder} --from {engine} --output SET --trust-definitions"
         raise UsageError(
-            f"{folder} has KernelBench's tasks. To find shapes, their code runs with all your rights. If you trust it: "
-            f"`{convert}`, or `run --trust-definitions`"
+            f"{folder} has {ENGINES[engine][1]}. To find shapes, their code runs with all your rights. "
+            f"If you trust it: `{convert}`, or `run --trust-definitions`"
         )
-    return read_tasks(folder, precision=precision)
+    return read_problems(folder) if engine == "gpumode" else read_tasks(folder, precision=precision)
 
 
 def named_folders(args: Namespace) -> list[Path]:

@@ -282,7 +282,8 @@ def _find_trace_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
         workloads = {trace.workload.uuid: trace.workload for trace in trace_set.workloads.get(name, [])}
         known = (trace for trace in traces if trace.workload.uuid in workloads)
         changed = sum(trace.workload.axes != workloads[trace.workload.uuid].axes for trace in known)
-        times = [(trace.solution or "", trace.evaluation.performance) for trace in traces if trace.evaluation]
+        timed = (trace for trace in traces if trace.workload.timed)
+        times = [(trace.solution or "", trace.evaluation.performance) for trace in timed if trace.evaluation]
         timeless = [solution for solution, time in times if time is not None and as_time(time.latency_ms) is None]
         why = "PASSED with a latency that no call has, such as 0 or infinity"
         solutions = {item.name for item in trace_set.solutions.get(name, [])}

@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 
 SUMMARY_NOTE: Final = "latency: median over the passed workloads; speed-up over {}: geometric mean"
 WEIGHT_NOTE: Final = "means are weighted by workload weights; medians and counts are not"
+RANKED: Final = "#GPU MODE score"
+RANKED_NOTE: Final = (
+    "GPU MODE score: mean of the timed workloads by the problem's ranking_by, or the last; lower is better"
+)
 SOL_CELL: Final = "{sol_score}"
 SOL_NOTE: Final = "SOL score: 0.5 at the baseline, 1 at the floor, 0 for a failure; arithmetic mean; baseline, peak: {}"
 TIMING_MARK: Final = "*"
@@ -100,6 +104,8 @@ def describe_verdict(evaluation: Evaluation) -> str:
     if performance is None:
         reason = cut_reason(reason_of(evaluation))
         return f"{status}: {reason}" if reason else status
+    if not performance.latency_ms:
+        return f"{status} (not timed)"
     speedup, interval = measured_speedup(evaluation), read_interval(evaluation)
     half = interval.half_share if interval is not None and interval.kind else None
     return "".join(
@@ -130,7 +136,8 @@ def summary_cells(rows: Sequence[SummaryRow]) -> Cells:
     }
     if any(row.pending for row in rows):
         own["#Not judged"] = lambda row: str(row.pending or "")
-    return _add_figures(rows, own)
+    cells = _add_figures(rows, own)
+    return {**cells, RANKED: "{ranked_ms:ms}"} if any(row.ranked_ms for row in rows) else cells
 
 
 def best_cells(rows: Sequence[BestRow], names: Names) -> Cells:
@@ -167,7 +174,8 @@ def render_summary(
             failures.append(f"    {group.status} on {where}: {'' if group.is_exact else 'for example, '}{reason}")
     note = [SUMMARY_NOTE.format(against)] if any(row.latency_ms is not None for row in rows) else []
     cells = pick(summary_cells(rows))
-    notes = [*note, *weight_notes(rows), *sol_notes(rows, cells), *_notes(rows)]
+    ranked = [RANKED_NOTE] if RANKED in cells else []
+    notes = [*note, *ranked, *weight_notes(rows), *sol_notes(rows, cells), *_notes(rows)]
     return join_sections(_head(rows), _render(rows, cells), failures[1:] and failures, notes)
 
 

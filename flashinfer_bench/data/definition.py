@@ -162,6 +162,14 @@ class Definition(DataModel):
         return [name for name, axis in self.axes.items() if isinstance(axis, AxisVar)]
 
     @property
+    def unshaped_axes(self) -> list[str]:
+        """The var axes that no shape depends on."""
+        specs = (*self.inputs.values(), *self.outputs.values())
+        used = {axis for spec in specs for axis in spec.shape or ()}
+        used = used.union(*map(names_in, self._expressions.values()))
+        return [name for name in self.var_axes if name not in used]
+
+    @property
     def var_axes_bindings(self) -> dict[str, tuple[str, int]]:
         """Var axis → index of the first input that has the axis, and the dimension of the axis in this input."""
         found: dict[str, tuple[str, int]] = {}

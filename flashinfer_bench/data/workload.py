@@ -125,6 +125,8 @@ class Workload(DataModel):
     """Applies only if the workload is in the set of its definition."""
     weight: Weight = 1.0
     """Weight in means over workloads, for example its share of the time in production. It does not affect a verdict."""
+    timed: bool = True
+    """If false, solutions are judged on the workload, and not timed."""
 
     @property
     def has_custom_inputs(self) -> bool:
@@ -145,10 +147,11 @@ class Workload(DataModel):
         return self
 
     def digest(self) -> str:
-        """Return the digest of the parts that decide a verdict: axes, inputs and tolerance."""
+        """Return the digest of the parts that decide a verdict: axes, inputs, tolerance, and `timed`."""
         inputs = {name: source.to_dict() for name, source in self.inputs.items()}
         tolerance = {"tolerance": self.tolerance.to_dict()} if self.tolerance is not None else {}
-        return digest_of({"axes": self.axes, "inputs": inputs, **tolerance})
+        untimed = {} if self.timed else {"timed": False}
+        return digest_of({"axes": self.axes, "inputs": inputs, **tolerance, **untimed})
 
 
 def find_named(name: str, items: Iterable[T], workload_of: Callable[[T], Workload]) -> list[T]:

@@ -191,7 +191,8 @@ def roofline_share_of(results: Iterable[Result]) -> float | None:
 
 def _figures(items: Sequence[Result], baseline: _Baseline) -> dict[str, Any]:
     """Return the common columns of authors and groups."""
-    ratios, total = _ratios(items, baseline), sum(item.weight for item in items)
+    counted = [item for item in items if item.trace.workload.timed or not item.is_passed]
+    ratios, total = _ratios(items, baseline), sum(item.weight for item in counted) or 1.0
     return {
         "definitions": len({item.definition for item in items}),
         "passed": sum(item.is_passed for item in items),

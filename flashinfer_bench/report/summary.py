@@ -12,14 +12,22 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from statistics import median
+from statistics import fmean, geometric_mean, median
 from typing import Final, Literal
 
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.evaluation import EvaluationStatus, as_time
 from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed
-from flashinfer_bench.data.sets.results import UNMEASURED, Result, find_latest, group, list_results, mean_sol_score
+from flashinfer_bench.data.sets.results import (
+    RANKING,
+    UNMEASURED,
+    Result,
+    find_latest,
+    group,
+    list_results,
+    mean_sol_score,
+)
 from flashinfer_bench.data.sets.weights import differ, weighted_geometric_mean
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 from flashinfer_bench.report.intervals import MeanRatio, TimeInterval, half_of, interval_of, latency_of, mean_of
@@ -86,6 +94,8 @@ class SummaryRow:
     """As `speedup`, over the reference under torch.compile."""
     weighted: bool = False
     """Whether workloads of different weights are in the means. Medians have no weights."""
+    ranked_ms: float | None = None
+    """Score of a GPU MODE problem by the rule of its definition (`ranking_by`). None unless all workloads passed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +139,23 @@ def summarise(
         expected: for each pair, uuid → weight of its workloads; pairs without verdicts also get a row.
         trace_set: the set, whose baseline author is the baseline of speed-of-light scores.
     """
-    return summarise_results(list_results(trace_set, traces), expected)
+    results = list_results(trace_set, traces)
+    rows, groups = summarise_results(results, expected), group(results, _key)
+    return rows if trace_set is None else [_with_score(row, groups.get(_key(row), []), trace_set) for row in rows]
+
+
+def _with_score(row: SummaryRow, items: Sequence[Result], trace_set: TraceSet) -> SummaryRow:
+    """Return a row with its score, if its definition has a rule for it."""
+    definition = trace_set.definitions.get(row.definition)
+    tags = definition.tags if definition is not None else ()
+    rule = next((tag.removeprefix(RANKING) for tag in tags if tag.startswith(RANKING)), None)
+    workloads = [line.workload for line in trace_set.workloads.get(row.definition, [])]
+    passed = {item.workload: item.latency_ms for item in items if item.is_passed}
+    times = [passed.get(workload.uuid) or 0.0 for workload in workloads if workload.timed]
+    if rule is None or not times or not all(times) or not {one.uuid for one in workloads} <= passed.keys():
+        return row
+    means = {"geom": geometric_mean, "mean": fmean}
+    return replace(row, ranked_ms=means[rule](times) if rule in means else times[-1])
 
 
 @collector_paused()
@@ -228,7 +254,8 @@ def _row(
     items: Sequence[Result], key: tuple[str, str, str] | None = None, expected: Mapping[str, float] | None = None
 ) -> SummaryRow:
     passed = [item for item in items if item.is_passed]
-    records = [item.measurement for item in passed]
+    measured = [item for item in passed if item.trace.workload.timed]
+    records = [item.measurement for item in measured]
     timed = [item for item in passed if item.latency_ms is not None]
     latencies = [item.latency_ms or 0.0 for item in timed]
     middle = sorted(timed, key=attrgetter("latency_ms"))[(len(timed) - 1) // 2 : len(timed) // 2 + 1]
@@ -247,7 +274,7 @@ def _row(
         latency_ms=median(latencies) if latencies else None,
         speedup=mean_ratio((item.speedup, item.weight) for item in passed),
         timing_caveat=next(filter(None, map(caveat_in, records)), None),
-        timing=count_timing([item.reported for item in passed]),
+        timing=count_timing([item.reported for item in measured]),
         failures=_group_failures(item for item in items if not item.is_passed),
         standing=standing,
         confirmed=standing == CONFIRMED,

@@ -122,7 +122,7 @@ def decide(traces, keys=WANTED, name="fast", uuid="uuid-1", retry=False, **setti
     job = SimpleNamespace(
         definition=SimpleNamespace(name="double"),
         solution=SimpleNamespace(name=name),
-        workload=SimpleNamespace(uuid=uuid),
+        workload=SimpleNamespace(uuid=uuid, timed=True),
         fingerprint=keys,
     )
     return RecordedJobs(traces, retry_timeouts=retry).decide(job, BenchmarkConfig(**settings))

@@ -199,7 +199,7 @@ class Reference:
             if isinstance(value, torch.Tensor) and spec.shape is not None and len(spec.shape) == value.ndim:
                 sizes = {**dict(zip(spec.shape, logical_shape(value.shape, spec.dtype), strict=True)), **sizes}
         try:
-            shapes = definition.get_output_shapes({axis: sizes[axis] for axis in definition.var_axes if axis in sizes})
+            shapes = definition.get_output_shapes({**dict.fromkeys(definition.unshaped_axes, 0), **sizes})
         except ValueError as error:
             raise _fault(definition, str(error)) from None
         for (name, spec), shape, output in zip(definition.outputs.items(), shapes, outputs, strict=True):

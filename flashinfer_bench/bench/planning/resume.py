@@ -167,7 +167,7 @@ def decide(job: Job, config: BenchmarkConfig, traces: Sequence[AnyTrace], *, ret
     if reason := _which_limit(evaluation, run, config, retry_timeouts=retry_timeouts):
         return Decision(reason)
     timed = [one for one in same if _is_timed(one[1], config)]
-    if config.profile_baseline and not timed:
+    if config.profile_baseline and job.workload.timed and not timed:
         return Decision("baseline was not measured")
     return Decision(trace=(timed or same)[-1][0])
 

@@ -17,6 +17,7 @@ import multiprocessing
 import resource
 import sys
 import types
+from collections.abc import Callable
 from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from typing import Any, Final
@@ -57,14 +58,14 @@ def answer(request: dict[str, Any]) -> list[dict[str, Any]]:
     """Inspect each task in a fork of this process."""
     with FakeTensorMode():  # imports now what every fork needs
         torch.zeros(1).sum()
-    return [inspect_apart(f"{source}\n\n\n{request['block']}") for source in request["tasks"]]
+    return [inspect_apart(inspect_task, f"{source}\n\n\n{request['block']}") for source in request["tasks"]]
 
 
-def inspect_apart(source: str) -> dict[str, Any]:
-    """Inspect one task in a fork."""
+def inspect_apart(inspect: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """Return what a function finds in a fork, with fake tensors if it needs no values."""
     context = multiprocessing.get_context("fork")
     receiving, sending = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(sending, source))
+    process = context.Process(target=_send, args=(sending, inspect, arguments))
     process.start()
     sending.close()
     found: dict[str, Any] = {"refused": f"its code takes longer than {LIMIT_S:g} s"}
@@ -79,14 +80,14 @@ def inspect_apart(source: str) -> dict[str, Any]:
     return found
 
 
-def _send(sending: Connection, source: str) -> None:
+def _send(sending: Connection, inspect: Callable[..., dict[str, Any]], arguments: tuple[Any, ...]) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, most))
     found = {}
     for mode in (FakeTensorMode(allow_non_fake_inputs=True), nullcontext()):
         try:
             with mode, torch.no_grad():
-                found = inspect_task(source)
+                found = inspect(*arguments)
         except Exception as error:
             found = {"refused": str(error) if isinstance(error, Unsupported) else f"{type(error).__name__}: {error}"}
             if isinstance(error, NEED_VALUES):

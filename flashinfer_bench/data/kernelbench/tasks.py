@@ -18,9 +18,9 @@ from typing import Any, Final
 
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.isolated import IsolatedFailure, run_isolated
+from flashinfer_bench.data.adapted import SOURCE_TAG, find_by_file, find_symbol, make_solution
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.issue import LoadIssue
-from flashinfer_bench.data.kernelbench.solutions import SOURCE_TAG, find_by_file, has_model_new, make_solution
 from flashinfer_bench.data.solution import SupportedLanguages
 from flashinfer_bench.data.store.dialects import MOST_SOURCE_BYTES
 from flashinfer_bench.data.store.layout import DEFINITIONS
@@ -48,7 +48,7 @@ def find_tasks(root: Path) -> list[Path]:
     """Return the tasks of a folder. A trace set has none."""
     if (root / DEFINITIONS).is_dir():
         return []
-    return sorted(path for path in root.rglob("*.py") if TASK_FILE.fullmatch(path.name) and MARK in _read(path))
+    return sorted(path for path in root.rglob("*.py") if TASK_FILE.fullmatch(path.name) and MARK in read_source(path))
 
 
 def read_tasks(root: Path, *, precision: str = "fp32") -> TraceSet:
@@ -64,7 +64,7 @@ def read_tasks(root: Path, *, precision: str = "fp32") -> TraceSet:
         raise DataSetError(f"{root}: no task of KernelBench is here: level1/1_Name.py with {MARK}()")
     dtype, bound = PRECISIONS[precision]
     block = BLOCK.read_text(encoding="utf-8")
-    request = {"block": block, "tasks": [_read(file) for file in files]}
+    request = {"block": block, "tasks": [read_source(file) for file in files]}
     try:
         answers = run_isolated(f"{__package__}.inspection", request, limit_s=LIMIT_S)
     except IsolatedFailure as error:
@@ -129,7 +129,7 @@ def make_definition(file: Path, source: str, block: str, facts: Mapping[str, Any
             "outputs": results,
             "reference": f"{source.rstrip()}\n\n\n{block}\n\n_task = {created}\n{footer}\n",
             "custom_inputs_entrypoint": "make_inputs",
-            "tags": [SOURCE_TAG, f"version:{digest}"],
+            "tags": [f"{SOURCE_TAG}kernelbench", f"version:{digest}"],
         }
     )
 
@@ -139,7 +139,7 @@ def _read_solutions(found: TraceSet, root: Path) -> None:
 
     for file in sorted(root.rglob("*.py")):
         name = find_by_file([file.stem], found.definitions)
-        if name is not None and has_model_new(file.name, text := _read(file)):
+        if name is not None and find_symbol(file.name, text := read_source(file)):
             author = file.parent.name
             language = find_language({file.name: text}) or SupportedLanguages.PYTHON
             made = make_solution(f"{author}_{file.stem}", author, {file.name: text}, found.definitions[name], language)
@@ -147,7 +147,7 @@ def _read_solutions(found: TraceSet, root: Path) -> None:
             found.solution_files[made.name] = file
 
 
-def _read(file: Path) -> str:
+def read_source(file: Path) -> str:
     try:
         return read_whole(file, MOST_SOURCE_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -36,6 +36,8 @@ BASELINE: Final = "baseline"
 """The default baseline author."""
 REFERENCE: Final = "reference"
 """The baseline of a speed-of-light score if the baseline author has no latency."""
+RANKING: Final = "ranking:"
+"""Prefix of a definition's tag with the rule of its score: geom, mean or last."""
 _UNKNOWN: Final = datetime.min.replace(tzinfo=timezone.utc)
 JUDGED_KEYS: Final = ("definition", "solution", "workload", "evaluator")
 """Keys of a fingerprint that identify the judged objects and the evaluator. The other keys are settings."""

@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 from pydantic import ValidationError
 
 from flashinfer_bench.base.files.reading import read_whole
+from flashinfer_bench.data.adapted import find_by_file, find_symbol, make_solution
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.entry import COMMENT, SETUP, check_entry, list_exports
 from flashinfer_bench.data.json_utils import load_json_file
-from flashinfer_bench.data.kernelbench.solutions import MODEL_NEW, find_by_file, has_model_new, make_solution
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.reference import ENTRY_NAME, ModuleMetadata, read_module
 from flashinfer_bench.data.solution import BuildSpec, Solution, SourceFile, SupportedLanguages
@@ -128,22 +128,23 @@ def _check_name(definition: str, definitions: Mapping[str, Definition]) -> None:
 
 
 def _make(path: Path, sources: dict[str, str], definitions: Mapping[str, Definition], hints: DraftHints) -> Draft:
-    given_file, _, symbol = (hints.entry or "").replace("\\", "/").rpartition("::")
+    given_file, _, named = (hints.entry or "").replace("\\", "/").rpartition("::")
     language = _choose_language(path, sources, hints.language)
     absolute = path.absolute()
     words = [absolute.stem if path.is_file() else absolute.name]
     words += [folder.name for folder in list(absolute.parents)[:NAMED_FOLDERS]]
-    if hints.entry is None and any(map(has_model_new, sources.keys(), sources.values())):
+    symbol = next(filter(None, map(find_symbol, sources.keys(), sources.values())), None)
+    if hints.entry is None and symbol is not None:
         chosen = hints.definition or find_by_file(words, definitions)
-        chosen = chosen or _find_definition(MODEL_NEW, set(), words, definitions)[0]
+        chosen = chosen or _find_definition(symbol, set(), words, definitions)[0]
         _check_name(chosen, definitions)
         solution = make_solution(words[0], hints.author, sources, definitions[chosen], language)
         solution = solution.model_copy(update={"description": DRAFT_DESCRIPTION})
-        return Draft(solution, path, f"{path}: {language.value}, {MODEL_NEW}, of {chosen}", False)
+        return Draft(solution, path, f"{path}: {language.value}, {symbol}, of {chosen}", False)
     entry_file = given_file or _find_entry_file(language, sources)
     if entry_file not in sources:
         raise DataSetError(f"--entry: {path} has no source {entry_file!r}{did_you_mean(entry_file, sources)}")
-    symbol, signatures = _find_entry(entry_file, sources[entry_file], symbol)
+    symbol, signatures = _find_entry(entry_file, sources[entry_file], named)
     definition, reason = hints.definition, "as given"
     if definition is None:
         definition, reason = _find_definition(symbol, signatures, words, definitions)

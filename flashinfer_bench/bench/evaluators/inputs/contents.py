@@ -67,7 +67,7 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
 
     A custom input that does not depend on the seed stays the same, if another custom input depends on the seed. An
     input that depends on the seed is made again for each call, if the function is fast and changes no integers that
-    give structure. All other custom inputs vary like stored inputs.
+    give structure. All other custom inputs vary like stored inputs, unless they must agree.
 
     Raises:
         WorkloadFault: an axis of the workload has no size.
@@ -84,9 +84,10 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
     if list_custom(workload):
         custom = CustomInputs(definition, workload, axes, shapes, device)
         differing, seconds = custom.compare_draws()
-        is_redrawn = seconds <= SLOW_S and not any(result[name].mode == "fixed" for name in differing)
+        has_structure = any(result[name].mode == "fixed" for name in differing)
+        is_redrawn = seconds <= SLOW_S and (custom.must_agree or not has_structure)
         for name in custom.names if differing else ():
-            if name not in differing:
+            if name not in differing or (custom.must_agree and not is_redrawn):
                 result[name] = VariedInput(name, "fixed")
             elif is_redrawn:
                 draw = partial(lambda name, seed: custom.draw(seed)[name], name)

@@ -30,6 +30,8 @@ from flashinfer_bench.errors import DefinitionFault
 
 DEVICE: Final = "device"
 """The name of the parameter that gets the device."""
+AGREE: Final = "inputs_agree"
+"""If the function has this attribute, inputs may depend on each other. No call gets some of them changed alone."""
 SLOW_S: Final = 0.05
 """Seconds that a call of the function may take. A slower function makes no new inputs for timed calls, since a job has
 hundreds of calls."""
@@ -56,7 +58,9 @@ class CustomInputs:
         self._shapes = shapes
         self._device = device
         numbers = {name: item.value for name, item in workload.inputs.items() if isinstance(item, ScalarInput)}
-        self._call = _bind(_find_function(definition), {**axes, **numbers}, device)
+        function = _find_function(definition)
+        self.must_agree = bool(getattr(function, AGREE, False))
+        self._call = _bind(function, {**axes, **numbers}, device)
         self._last: tuple[int, dict[str, Any]] | None = None
 
     def draw(self, seed: int) -> dict[str, Any]:
@@ -127,12 +131,17 @@ def _execute(name: str, reference: str) -> dict[str, Any]:
     return execute_reference(name, reference)
 
 
+def find_in_reference(definition: Definition, name: str) -> Any:
+    """Return what a name means in the source of a definition's reference; None if it has no such name."""
+    with Blame(functools.partial(explain_error, definition)):
+        return _execute(definition.name, definition.reference).get(name)
+
+
 def _find_function(definition: Definition) -> Callable[..., Any]:
     name, entry = definition.name, definition.custom_inputs_entrypoint
     if entry is None:
         raise DefinitionFault(f"{name} has no custom_inputs_entrypoint; its workloads want custom inputs")
-    with Blame(functools.partial(explain_error, definition)):
-        function: Callable[..., Any] | None = _execute(name, definition.reference).get(entry)
+    function: Callable[..., Any] | None = find_in_reference(definition, entry)
     if not callable(function):
         raise DefinitionFault(f"the reference of {name} has no function {entry!r}, which makes its inputs")
     return function

@@ -72,7 +72,7 @@ from flashinfer_bench.bench.runner.workers.pool import (
 )
 from flashinfer_bench.bench.runner.workers.worker_handle import WorkerProcess
 from flashinfer_bench.compile.build_pool import BUILD_LIMIT_S
-from flashinfer_bench.data import EvaluationStatus
+from flashinfer_bench.data import EvaluationStatus, Performance
 from flashinfer_bench.errors import BuildFault, DefinitionFault, DeviceFault, Fault, SolutionFailure, WorkloadFault
 from flashinfer_bench.timing.measurement import Measured
 from flashinfer_bench.worker.arena import CudaMemoryError
@@ -370,13 +370,17 @@ class DeviceSession:
         kernel = self._load(job, baseline)
         if self._forget_slow(job):  # the solution's worker has the first fast context
             raise SlowReference
-        is_each_checked = not kernel.is_meaningful or not evaluator.judges_calls_alone
+        is_timed = job.workload.timed
+        is_each_checked = not (is_timed and kernel.is_meaningful and evaluator.judges_calls_alone)
         verdict = self._check(job, kernel, baseline, slice(None if is_each_checked else 1))
         measure = partial(evaluator.eval_performance, request.definition, kernel, baseline.inputs)
         if isinstance(verdict, Rejected):
             if job.config.extra.get(MEASURE_REJECTED) and verdict.status is EvaluationStatus.INCORRECT_NUMERICAL:
                 measure(None, job.config, context=self._context(job))  # only for the notes
             return verdict
+        if not is_timed:
+            self._let_go()
+            return Passed(verdict.correctness, Performance())
         is_empty = all(0 in output.shape for output in kernel.task.outputs)  # a speed-up would have no meaning
         reference_ms = None if is_empty else baseline.mean_latency_ms
         performance = measure(reference_ms, job.config, context=self._context(job))
@@ -517,7 +521,7 @@ class DeviceSession:
             seed=job.requested.seed,
             blob_root=Path(job.requested.blob_root),
             reference=job.request.reference,
-            profile_baseline=self._session_config.profile_baseline,
+            profile_baseline=self._session_config.profile_baseline and job.workload.timed,
             measure_reference=measure_reference,
             notes=job.notes,
         )

@@ -1,0 +1,42 @@
+"""The OwnCheck evaluator: a function of the definition decides, beside its reference.
+
+GPU MODE's problems may have such a check, for example for a factorisation with many right answers. The function gets
+inputs and outputs in the order of the definition. It returns the reason why outputs are wrong, or an empty text.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Final
+
+from flashinfer_bench.bench.config import ResolvedEvalConfig
+from flashinfer_bench.bench.evaluator_record import EvaluatorRecord
+from flashinfer_bench.bench.evaluators.blame import Blame
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
+from flashinfer_bench.bench.evaluators.evaluator import JudgedCall, Verdict
+from flashinfer_bench.bench.evaluators.inputs.custom import find_in_reference
+from flashinfer_bench.bench.evaluators.reference import explain_error
+from flashinfer_bench.bench.evaluators.verdict import decide
+from flashinfer_bench.data import Correctness, Definition
+from flashinfer_bench.data.reference import read_module
+
+CHECK_OUTPUTS: Final = "check_outputs"
+
+
+class OwnCheckEvaluator(DefaultEvaluator):
+    """Takes op type gpumode, if the reference has a function check_outputs."""
+
+    record = EvaluatorRecord(
+        revision=1,
+        op_types=("gpumode",),
+        takes=lambda definition: CHECK_OUTPUTS in read_module(definition.reference).names,
+    )
+    own_rule = "pass its own check"
+
+    @classmethod
+    def judge_trial(cls, definition: Definition, trial: JudgedCall, cfg: ResolvedEvalConfig) -> Verdict:
+        """Ask the definition's check."""
+        check = find_in_reference(definition, CHECK_OUTPUTS)
+        with Blame(functools.partial(explain_error, definition)):
+            reason: str = check(trial.inputs, trial.got)
+        return decide(reason or None, Correctness(extra={"trials": 1}))

@@ -1,0 +1,77 @@
+"""Makes solutions of files in the form of other engines: they define a name that the other engine calls.
+
+Such a solution has three sources: the author's file, the definition's reference, and an entry file. The reference has a
+function `bind_solution`, which returns the author's code as a function of the inputs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from flashinfer_bench.data.definition import Definition
+from flashinfer_bench.data.reference import read_module
+from flashinfer_bench.data.solution import BuildSpec, Solution, SourceFile, SupportedLanguages
+from flashinfer_bench.errors import DataSetError
+
+SOLUTION_FILE: Final = re.compile(r"level_(\d+)_problem_(\d+)_sample_\w+")
+ENGINES: Final[Mapping[str, tuple[str, str]]] = {
+    "kernelbench": ("ModelNew", "tasks of KernelBench"),
+    "gpumode": ("custom_kernel", "problems of GPU MODE"),
+}
+"""Engine → the name in a file, and the engine's definitions, for people."""
+SOURCE_TAG: Final = "source:"
+"""Prefix of the tag with the engine of a definition."""
+ENTRY: Final = """\
+from pathlib import Path
+
+from {engine}_task import bind_solution
+
+run = bind_solution(str(Path(__file__).with_name({file!r})))
+"""
+
+
+def make_solution(
+    name: str, author: str, sources: Mapping[str, str], definition: Definition, language: SupportedLanguages
+) -> Solution:
+    """Make a solution from sources; one of them is in another engine's form.
+
+    Raises:
+        DataSetError: the definition is of another engine.
+    """
+    file, symbol = next((path, one) for path, text in sources.items() if (one := find_symbol(path, text)))
+    engine, kind = next((engine, kind) for engine, (own, kind) in ENGINES.items() if own == symbol)
+    if f"{SOURCE_TAG}{engine}" not in definition.tags:
+        raise DataSetError(f"{name}: {symbol} is for {kind}, and {definition.name} is none")
+    entry = ENTRY.format(file=file, engine=engine)
+    made = {f"{engine}_task.py": definition.reference, f"{engine}_entry.py": entry}
+    return Solution(
+        name=name,
+        definition=definition.name,
+        author=author,
+        sources=[SourceFile(path=path, content=text) for path, text in {**sources, **made}.items()],
+        spec=BuildSpec(
+            language=language,
+            target_hardware=["any"],
+            entry_point=f"{engine}_entry.py::run",
+            destination_passing_style=False,
+        ),
+    )
+
+
+def find_symbol(path: str, text: str) -> str | None:
+    """Return the name in a Python source that another engine calls; None if there is none."""
+    try:
+        names = read_module(text).names if path.endswith(".py") else {}
+    except ValueError:
+        return None
+    return next((symbol for symbol, _ in ENGINES.values() if symbol in names), None)
+
+
+def find_by_file(words: Sequence[str], definitions: Mapping[str, Definition]) -> str | None:
+    """Return the task that a file belongs to, by its name in KernelBench's form; None if there is no such task."""
+    for match in filter(None, map(SOLUTION_FILE.fullmatch, words)):
+        start = f"kernelbench_l{match[1]}_{int(match[2]):03}_"
+        return next((name for name in definitions if name.startswith(start)), None)
+    return None

@@ -1,0 +1,1 @@
+"""GPU MODE: its problem folders as definitions with workloads, and its `custom_kernel` files as solutions of them."""

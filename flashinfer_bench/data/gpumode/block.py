@@ -1,0 +1,187 @@
+"""Runs a GPU MODE problem as a reference, and a `custom_kernel` as a solution of it.
+
+This file is text: a definition's reference is this block, then the problem's files. Only the child of `inspection` and
+the processes that run references and solutions execute it.
+
+A problem has one argument, `data`: tensors, numbers and other values in nested tuples, lists and dicts. Its tensors and
+numbers are the definition's inputs. The other values come from a draw of one case. An input has its elements in the
+order of the memory, so a transposed tensor is rebuilt as a view.
+"""
+
+import builtins as _builtins
+import copy as _copy
+import inspect as _inspect
+import linecache as _linecache
+import random as _random
+import re as _re
+import sys as _sys
+import types as _types
+from contextlib import nullcontext as _nullcontext
+from pathlib import Path as _Path
+from typing import Any as _Any
+
+import torch as _torch
+from torch.overrides import TorchFunctionMode as _TorchFunctionMode
+from torch.utils import _pytree
+
+
+class _Mode(_TorchFunctionMode):
+    """Fills memory that a problem leaves unset, and takes the device `cuda` as the CPU if the problem is on the CPU."""
+
+    makers = _torch.empty, _torch.empty_like, _torch.empty_strided, _torch.Tensor.new_empty
+    generator = _torch.Generator
+
+    def __init__(self, device: _torch.device) -> None:
+        super().__init__()
+        self.is_cpu, self.unset = device.type == "cpu", list[_torch.Tensor]()
+        if self.is_cpu:
+            _torch.Generator = lambda device="cpu": self.generator(self.move(device))  # type: ignore[misc, assignment]
+
+    def __exit__(self, *exc_info: object) -> None:
+        _torch.Generator = self.generator  # type: ignore[misc]
+        super().__exit__(*exc_info)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(self, func: _Any, types: _Any, args: _Any = (), kwargs: _Any = None) -> _Any:
+        if self.is_cpu:
+            if func is _torch.Tensor.cuda:
+                return args[0]
+            args, kwargs = _pytree.tree_map(self.move, (args, kwargs))
+        result = func(*args, **(kwargs or {}))
+        if func in self.makers:
+            is_byte = result.element_size() == 1 and result.dtype is not _torch.bool
+            (result.view(_torch.uint8) if is_byte else result).fill_(77)
+            self.unset.append(result)
+        return result
+
+    @staticmethod
+    def move(value: _Any) -> _Any:
+        """Return the CPU for a CUDA device, and other values unchanged."""
+        is_cuda = isinstance(value, (str, _torch.device)) and str(value).partition(":")[0] == "cuda"
+        return "cpu" if is_cuda else value
+
+
+class GpuModeProblem:
+    """One problem.
+
+    Args:
+        files: module name → text of the problem's files.
+        case: the arguments of `generate_input` for the draw of other values, without a seed.
+        choices: argument → its values, if its axis is an index into them.
+        inputs: the names of the inputs.
+        outputs: output → its dtype.
+        orders: input or output → its dimensions in the order of the memory. Contiguous tensors are not in it.
+        homes: output → the input that it is written into.
+    """
+
+    def __init__(self, files: dict[str, str], case: dict[str, _Any] | None = None, **form: _Any) -> None:
+        self.files, self.case, self.form = files, case or {}, form
+        self.modules: dict[str, _Any] = {}
+        self.others: _Any = None
+        self.result: _Any = None
+
+    def load(self, name: str, path: str | None = None) -> _Any:
+        """Return a file as a module. Its imports find the other files of the problem first."""
+        if name not in self.modules:
+            path = path or f"gpumode/{len(_sys.modules)}/{name}.py"
+            module = self.modules[name] = _types.ModuleType(f"gpumode_{len(_sys.modules)}_{name}")
+            module.__dict__.update(__file__=path, __builtins__={**vars(_builtins), "__import__": self.find})
+            _sys.modules[module.__name__] = module
+            _linecache.cache[path] = (1, None, self.files[name].splitlines(keepends=True), path)
+            exec(compile(self.files[name], path, "exec", dont_inherit=True), vars(module))
+        return self.modules[name]
+
+    def find(self, name: str, *others: _Any, **named: _Any) -> _Any:
+        """Import a module as `__import__` does."""
+        return self.load(name) if name in self.files else _builtins.__import__(name, *others, **named)
+
+    @staticmethod
+    def flatten(value: _Any, name: str) -> tuple[dict[str, _Any], _Any]:
+        """Return name → part of a nested value, and its structure."""
+        parts, structure = _pytree.tree_flatten_with_path(value)
+        return {name + _re.sub(r"\W+", "_", _pytree.keystr(path)).rstrip("_"): one for path, one in parts}, structure
+
+    def order(self, name: str, value: _Any) -> _Any:
+        """Return a tensor with its dimensions in the order of the memory."""
+        order = self.form["orders"].get(name)
+        return value.permute(order) if order and value.ndim == len(order) else value
+
+    def view(self, name: str, value: _Any) -> _Any:
+        """Return an input or output as the problem has it."""
+        order = self.form["orders"].get(name)
+        return value.permute([order.index(at) for at in range(len(order))]) if order else value
+
+    def generate(self, case: dict[str, _Any], mode: _Any) -> _Any:
+        """Call `generate_input`, with a seed from Python's generator if it takes one."""
+        function = self.load("reference").generate_input
+        if "seed" in _inspect.signature(function).parameters:
+            case = {**case, "seed": _random.randrange(1 << 31)}
+        with mode:
+            return function(**case)
+
+    def make_inputs(self, axes: dict[str, int], device: _torch.device) -> dict[str, _Any]:
+        """Draw the inputs of a workload."""
+        case = {name: axes[name] for name in self.case}
+        case |= {name: choices[case[name]] for name, choices in self.form["choices"].items()}
+        parts, _ = self.flatten(self.generate(case, _Mode(device)), "data")
+        return {name: self.order(name, parts[name]) for name in self.form["inputs"]}
+
+    make_inputs.inputs_agree = True  # type: ignore[attr-defined]
+
+    def make_data(self, given: dict[str, _Any], device: _torch.device) -> _Any:
+        """Return `data` from the inputs by name."""
+        if self.others is None:
+            parts, structure = self.flatten(self.generate(self.case, _Mode(device)), "data")
+            self.others = {name: one for name, one in parts.items() if name not in given}, list(parts), structure
+        others, names, structure = self.others
+        parts = {**others, **{name: self.view(name, value) for name, value in given.items()}}
+        return _pytree.tree_unflatten([parts[name] for name in names], structure)
+
+    def run(self, *values: _Any) -> _Any:
+        """Call the reference."""
+        given = dict(zip(self.form["inputs"], values, strict=True))
+        device = next(value.device for value in values if isinstance(value, _torch.Tensor))
+        data = self.make_data(given, device)
+        with _Mode(device) if device.type == "cpu" else _nullcontext():
+            outputs, self.result = self.flatten(self.load("reference").ref_kernel(data), "output")
+        for name, home in self.form["homes"].items():
+            target = self.view(home, given[home])
+            if target.data_ptr() != outputs[name].data_ptr():
+                outputs[name] = target.copy_(outputs[name])
+        return [self.order(name, value) for name, value in outputs.items()]
+
+    def check_outputs(self, values: list[_Any], outputs: list[_Any]) -> str:
+        """Return what the problem's own check says against outputs; empty if they are right."""
+        device, copies = outputs[0].device, _copy.deepcopy(values)
+        if self.result is None:
+            self.run(*_copy.deepcopy(values))
+        data = self.make_data(dict(zip(self.form["inputs"], copies, strict=True)), device)
+        parts = [self.view(name, value) for name, value in zip(self.form["outputs"], outputs, strict=True)]
+        try:
+            with _Mode(device):
+                check = self.load("reference").check_implementation
+                answer = check(data, _pytree.tree_unflatten(parts, self.result))
+        except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            return f"check_implementation raises {type(error).__name__}: {error}"
+        is_right, message = answer if isinstance(answer, tuple) else (not answer, answer)
+        return "" if is_right else str(message or "check_implementation says no")
+
+    def bind_solution(self, path: str) -> _Any:
+        """Import a file with `custom_kernel`, and return it as a function of the inputs."""
+        self.files["submission"] = _Path(path).read_text(encoding="utf-8-sig")
+        kernel = self.load("submission", path).custom_kernel
+        names, outputs = self.form["inputs"], self.form["outputs"]
+
+        def run(*values: _Any) -> _Any:
+            device = next(value.device for value in values if isinstance(value, _torch.Tensor))
+            made, _ = self.flatten(kernel(self.make_data(dict(zip(names, values, strict=True)), device)), "output")
+            if len(made) != len(outputs):
+                raise TypeError(f"custom_kernel returns {len(made)} tensors; the reference returns {len(outputs)}")
+            return [self.fit(name, value) for name, value in zip(outputs, made.values(), strict=True)]
+
+        return run
+
+    def fit(self, name: str, value: _Any) -> _Any:
+        """Return an output in the definition's form. Floats get its dtype, since GPU MODE compares values only."""
+        dtype = getattr(_torch, self.form["outputs"][name])
+        is_float = isinstance(value, _torch.Tensor) and value.is_floating_point() and dtype.is_floating_point
+        return self.order(name, value.to(dtype) if is_float else value)

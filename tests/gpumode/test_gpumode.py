@@ -1,0 +1,114 @@
+"""Problems in GPU MODE's form convert, and right and wrong submissions get the right verdict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+import pytest
+
+from flashinfer_bench import TraceSet
+from flashinfer_bench.cli.main import cli
+from flashinfer_bench.data.gpumode.problems import read_problems, read_tolerance
+from flashinfer_bench.data.store.drafts import DraftHints, read_draft
+from flashinfer_bench.errors import DataSetError
+from tests.gpumode.small_problems import CHECK, HEAD, PROBLEMS, write_problems
+
+QUICKLY = (
+    "--devices",
+    "cpu",
+    "--no-profile-baseline",
+    "--iterations",
+    "1",
+    "--warmup-runs",
+    "0",
+    "--num-trials",
+    "2",
+    "--time-budget-s",
+    "1",
+)
+PLAIN = PROBLEMS["axpy_py"]
+REFUSED = {
+    "several": (PLAIN._replace(further={"multi_gpu": True}), "multi_gpu: Input should be False"),
+    "cpp": (PLAIN._replace(further={"lang": "cu"}), "lang: Input should be 'py'"),
+    "rank": (PLAIN._replace(further={"ranking_by": "best"}), "ranking_by: Input should be 'last', 'mean' or 'geom'"),
+    "nothing": (PLAIN._replace(benchmarks=[]), "benchmarks: List should have at least 1 item"),
+    "unchecked": (PLAIN._replace(check=""), "its reference has no check_implementation"),
+    "module": (PLAIN._replace(generate="return torch.nn.Linear(n, n)"), "data is a Linear with tensors"),
+    "absent": (PLAIN._replace(head="import aiter_of_nobody\n" + HEAD), "No module named 'aiter_of_nobody'"),
+    "ends": (PLAIN._replace(head="import os\nos._exit(3)"), "its code ended the process with exit code 3"),
+    "no_case": (PLAIN._replace(tests=[{"m": 3}]), "generate_input() got an unexpected keyword argument 'm'"),
+}
+
+
+@pytest.mark.cpu
+@pytest.mark.slow
+def test_right_and_wrong_submissions_of_converted_problems_get_the_right_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(name: str, *words: str) -> Any:
+        cli([*name.split(), "--local", str(tmp_path / "set"), *words, "--format", "json"])
+        return json.loads(capsys.readouterr().out)
+
+    write_problems(tmp_path / "problems")
+    source, target = str(tmp_path / "problems"), str(tmp_path / "set")
+    assert cli(["convert", source, "--from", "gpumode", "--output", target, "--trust-definitions"]) == 0
+    assert capsys.readouterr().err == ""
+    jobs = command("run", *QUICKLY)["jobs"]
+    found = {(job["solution"].split("_")[-2], job["status"]) for job in jobs}
+    assert found == {("correct", "PASSED"), ("wrong", "INCORRECT_NUMERICAL")}
+    assert len({job["solution"] for job in jobs}) == 2 * sum(one.definitions for one in PROBLEMS.values())
+    trace_set = TraceSet.from_path(target)
+    timed = {line.workload.uuid for lines in trace_set.workloads.values() for line in lines if line.workload.timed}
+    passed = [job for job in jobs if job["status"] == "PASSED"]
+    assert {bool(job["latency_ms"]) == (job["workload"] in timed) for job in passed} == {True}
+    assert 0 < sum(job["workload"] in timed for job in passed) < len(passed)
+    assert command("run", *QUICKLY, "--resume")["jobs"] == []  # a workload that is not timed lacks no time
+    assert command("validate")["issues"] == []
+    scores = {row["solution"]: row["ranked_ms"] for row in command("report summary")["rows"]}
+    times = {
+        name: [job["latency_ms"] for job in passed if job["solution"] == name and job["latency_ms"]] for name in scores
+    }
+    assert scores["axpy_py_correct_one"] == pytest.approx(geometric_mean(times["axpy_py_correct_one"]))
+    assert scores["out_of_place_correct_one"] == times["out_of_place_correct_one"][-1]
+    assert scores["out_of_place_wrong_one"] is None
+
+
+@pytest.mark.cpu
+def test_a_problem_that_cannot_be_carried_over_is_named_with_the_reason(tmp_path: Path) -> None:
+    write_problems(tmp_path, {"good": PLAIN, **{name: problem for name, (problem, _) in REFUSED.items()}})
+    found = read_problems(tmp_path)
+    reasons = {issue.file.parent.name: issue.text for issue in found.issues if issue.file.name == "task.yml"}
+    assert list(found.definitions) == ["good"]
+    assert {name: reason for name, (_, reason) in REFUSED.items() if reason not in reasons[name]} == {}
+
+
+@pytest.mark.cpu
+def test_a_problem_is_run_only_if_trusted_and_its_submission_is_a_draft(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_problems(tmp_path / "problems", {"axpy_py": PLAIN._replace(further={"gpu": ["H100"]})})
+    assert cli(["convert", str(tmp_path / "problems"), "--from", "gpumode", "--output", str(tmp_path / "set")]) == 2
+    assert "its code" not in capsys.readouterr().out
+    found = read_problems(tmp_path / "problems")
+    assert [issue.reason for issue in found.issues] == ["unknown key, kept without effect; did you mean 'gpus'?"]
+    (definition,) = found.definitions.values()
+    assert {"problem:axpy_py", "ranking:last", "set:first"} <= {*definition.tags}
+    assert (definition.description or "").endswith("Public seeds, without effect: 1, 2, 3")
+    submission = tmp_path / "mine.py"
+    submission.write_text("#!POPCORN leaderboard axpy\ndef custom_kernel(data):\n    return 3 * data[0] + data[1]\n")
+    draft = read_draft(submission, found.definitions, DraftHints())
+    assert draft.solution.spec.entry_point == "gpumode_entry.py::run"
+    other = definition.model_copy(update={"tags": []})
+    with pytest.raises(DataSetError, match="custom_kernel is for problems of GPU MODE, and axpy_py is none"):
+        read_draft(submission, {"axpy_py": other}, DraftHints())
+
+
+def test_the_tolerance_comes_from_the_check_of_the_reference() -> None:
+    found = read_tolerance(CHECK)
+    assert found == {"max_atol": 1e-4, "max_rtol": 1e-3, "required_matched_ratio": 1.0}
+    assert read_tolerance(CHECK.replace("rtol=1e-3, atol=1e-4", ""))["max_atol"] == 1e-8
+    assert read_tolerance(CHECK.replace("1e-3", "RTOL")) is None
+    assert read_tolerance("def check_implementation(data, output):\n    return True, ''\n") is None
