@@ -140,7 +140,7 @@ PROBLEMS: Final = {
         "torch.manual_seed(seed); x = torch.randint(0, 256, (size,), device='cuda', dtype=torch.uint8)\n"
         "    x[torch.rand(size, device='cuda') < contention / 100] = 7; return x",
         "return torch.bincount(data, minlength=256)",
-        "i = data.long(); return torch.zeros(256).long().scatter_add_(0, i, torch.ones_like(i))",
+        "i = data.long(); return i.new_zeros(256).scatter_add_(0, i, torch.ones_like(i))",
         "return torch.bincount(data, minlength=256).clamp(max=3)",
         [{"size": 1024, "contention": 10, "seed": 1}],
         [{"size": 2048, "contention": 40, "seed": 1}],
