@@ -67,7 +67,7 @@ def test_a_name_that_looks_like_a_path_is_the_sets_where_no_file_has_it(run, roo
     ("line", "code", "reason"),
     [
         ("--entry run", 2, "--entry: say it of one source file"),
-        ("--watch", 2, "--watch judges a file again"),
+        ("--watch", 2, "after each save"),
         ("--solution my_doubl.cpp", 2, "there is no such file; did you mean 'my_double_cpp.cpp'?"),
         ("--solution notes.txt", 2, "notes.txt: no source file"),
         ("--solution other.py", 2, "the set has another solution 'other' (author alice, of double)"),
