@@ -32,12 +32,12 @@ def split_names(signature: Signature | None, names: Iterable[str]) -> NamedCall:
     """Return how a function takes arguments that have these names.
 
     A parameter gets the argument of the same name, by position if possible, since keywords are slower. If a name fits
-    no parameter, all arguments are passed by position in their own order. Only keyword-only parameters then get a
+    no parameter, all arguments are passed by position, in the order of `names`. Only keyword-only parameters then get a
     keyword.
 
     Args:
         signature: the function's signature; None if it is not known.
-        names: the names of all arguments, in their own order.
+        names: the names of all arguments, in the order in which they are passed by position.
     """
     names = tuple(names)
     parameters = list(signature.parameters.values()) if signature is not None else []

@@ -5,9 +5,9 @@ decides what is judged again, and starts no process. `next_to_confirm` decides f
 and `BestKnown` for the single verdicts of an engine. The harness judges a confirmation like any other job, in a new
 worker and on other inputs; its trace is another line of the file.
 
-A confirmation may show that a solution passed wrongly. Suppose the confirmation breaks a rule that chance does not
-break, and another job of the solution in this run does so, too. Then each workload that the solution passed in this run
-gets another trace, which revokes the verdict (`void`).
+A confirmation may show that a solution passed wrongly. Suppose that it fails a check that a right solution never fails
+by chance, and that another job of the solution in this run fails such a check, too. Then each workload that the
+solution passed in this run gets another trace, which revokes the verdict (`void`).
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ def choose_columns(args: Namespace, cells: Cells) -> Cells:
 
 
 def default_columns(cells: Cells) -> Cells:
-    """Return the columns except those on request."""
+    """Return the columns without those that are shown only on request."""
     return {heading: cell for heading, cell in cells.items() if heading not in ON_REQUEST}
 
 

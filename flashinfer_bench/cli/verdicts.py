@@ -76,7 +76,7 @@ class Line(NamedTuple):
     name: str
     hardware: str
     rows: dict[str, WorkloadRow]
-    """Name of a column → its time."""
+    """Heading of a column → the row with its time."""
 
 
 def describe_job(job: Job, names: Names) -> str:

@@ -35,7 +35,8 @@ class ModuleMetadata(NamedTuple):
     signatures: Mapping[str, inspect.Signature]
     """Parameters of the functions whose arguments no decorator changes."""
     packages: frozenset[str]
-    """The imported modules and their parents, from anywhere in the source. Names from a module count as modules."""
+    """The imported modules and their parents, from anywhere in the source. `from a import b` counts as an import
+    of the module `a.b`."""
 
 
 @lru_cache(maxsize=1024)

@@ -174,7 +174,7 @@ def summarise_results(
 def best_by_workload(
     traces: Iterable[AnyTrace], by: Merit = "latency", trace_set: TraceSet | None = None
 ) -> list[BestRow]:
-    """Return the best passing trace of each workload: meaningful timings first, then confirmed ones."""
+    """Return the best passing trace of each workload. Meaningful times come before others, then confirmed times."""
 
     def order(item: Result) -> tuple[bool, bool, float, float]:
         merits = (item.latency_ms or 0.0, -(item.speedup or 0.0))

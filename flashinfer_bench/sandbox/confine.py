@@ -107,8 +107,8 @@ def confine(order: Mapping[str, Any], fds: Sequence[int], supervisor: socket.soc
     """Turn this fresh fork into a worker: own session, one pipe for output, one socket, its own folder.
 
     Args:
-        order: its `home`, its `environment`, `most_tasks` (threads and processes of its user in all), and its `sandbox`
-            policy, if any.
+        order: the worker's `home`, `environment` and `sandbox` policy, if any, and `most_tasks`, the maximum number of
+            threads and processes of its user.
         fds: the socket, and the pipe.
         supervisor: gets the descriptor through which the filter asks.
     """

@@ -119,7 +119,7 @@ def change_file(name: str, arguments: Sequence[int], pid: int, folders: Sequence
         folders: real paths.
 
     Raises:
-        OSError: there is no such file, or it is elsewhere.
+        OSError: there is no such file, or it is outside `folders`.
     """
     folder, path_at, mode = arguments[0], arguments[1], arguments[2]
     if name == "chmod":

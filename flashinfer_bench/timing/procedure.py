@@ -180,7 +180,7 @@ class TrialInProgress:
         Args:
             count: number of calls.
             source: returns the launches; None for the trial's own source.
-            preambles: preamble of each call; empty for the trial's own preamble.
+            preambles: preamble of each call. If it is empty, all calls have the trial's preamble.
         """
         begin, give = self.now(), source or self.source
         launches = [give(self.calls + index) for index in range(count)]  # may copy arguments or capture graphs

@@ -158,8 +158,8 @@ class SessionClient:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether unsent data is left. Call `flush` when the socket is writable, since a session does not read while it
-        judges."""
+        """Whether unsent data is left. A session does not read while it judges, so the socket may be full. Call
+        `flush` when the socket is writable."""
         return bool(self._unsent)
 
     def flush(self) -> None:

@@ -85,7 +85,7 @@ class ControlBlock:
         self._words[KEYS + call] = key
 
     def give_if_missing(self, call: int) -> None:
-        """Give a call without a key a dummy key, so that no kernel waits for it any more."""
+        """Set a dummy key for a call that has no key, so that no kernel waits for a key any more."""
         self.give(call, self._words[KEYS + call] or 1)
 
     def has_key(self, call: int) -> bool:

@@ -67,7 +67,7 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
 
     A custom input that does not depend on the seed stays the same, if another custom input depends on the seed. An
     input that depends on the seed is made again for each call, if the function is fast and changes no integers that
-    give structure. All other custom inputs vary like stored inputs, unless they must agree.
+    give structure. All other custom inputs vary like stored inputs, unless they must agree with each other.
 
     Raises:
         WorkloadFault: an axis of the workload has no size.
@@ -232,7 +232,8 @@ class Contents(_Calls):
         return torch.roll(value, 1 + key % (size - 1), dims=dimension) if size > 1 else value
 
     def _has_signs(self, index: int) -> bool:
-        """Return whether all numbers of an input are finite, and both signs occur. The first call waits for a GPU."""
+        """Return whether all numbers of an input are finite, and both signs occur. The first
+        call waits until the GPU has finished its work."""
         if index not in self._signs:
             low, high = torch.stack(torch.aminmax(self.base[index])).tolist()
             self._signs[index] = -math.inf < low < 0 < high < math.inf

@@ -334,8 +334,8 @@ class StressCase(NamedTuple):
 
 TO_80: Final = large(lambda _: 80.0)
 """Replaces elements by values of up to 80. float16 can hold the square of such a value, and a sum of FEW such squares.
-The case near 200 has values of up to 240, whose squares float16 can also hold. A single such value has a large share of
-a sum of squares with 100,000 usual values."""
+Another case has values of up to 240, whose squares float16 can hold, too. A single such value has a large share of a
+sum of squares with 100,000 usual values."""
 TO_SMALL: Final = ((everything, scale(1 / 32, 1 / 16)), (most_of(1), quieten(1)), (most_of(0), quieten(0, 1 / 256)))
 """Makes values small. Even the squares of the smallest rows are not rounded to zero."""
 TWO_SIXTHS: Final = ((sixth_of_rows(0), shift(*NEAR)), (sixth_of_rows(1), shift(*FAR)))

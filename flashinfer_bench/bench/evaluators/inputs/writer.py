@@ -93,7 +93,7 @@ class Writer:
             value: contiguous.
             into: [all rows, *shape] of its dtype; each row is contiguous.
             rows: the rows to write.
-            by: [rows]: elements by which the tensor is rotated.
+            by: [rows]: the number of elements by which each row is rotated.
         """
         size = value.dtype.itemsize
         if self._launch is not None:

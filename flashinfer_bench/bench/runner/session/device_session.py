@@ -231,7 +231,7 @@ class DeviceSession:
             return False
         if self._forget_slow(job):
             self._forget_baseline(job)
-        # If the reference's time is known, a solution cannot disturb the other parts of the baseline.
+        # A solution can only disturb the reference's time. If this time is known, workers may hold solutions.
         compiled = self._compiled if job.key not in self._compiled_records else None
         return job.key not in self._sound and any(
             timer.recall(job) is None for timer in (self._timer, compiled) if timer is not None

@@ -382,8 +382,8 @@ class WorkerProcess:
             raise WorkerGone(WorkerExit(None, signal.SIGKILL, 0, over_memory=False, over_machine=True))
 
     def _hidden_growth(self) -> float:
-        """Return by how many bytes the memory outside all processes exceeds its lowest value so far. The arena is
-        excluded."""
+        """Return the growth of the memory that belongs to no process, in bytes above its lowest value so far. The
+        arena does not count."""
         arena = resident_memory(os.getpid()).shared
         taken, counted = (one - arena for one in hidden_memory())
         least_taken, least_counted = self._least_hidden

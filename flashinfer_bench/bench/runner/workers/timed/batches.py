@@ -97,7 +97,7 @@ class BatchOverhead:
     request: float = 0.0
     """Requests and answers, and the GPU's return to the worker."""
     call: float = 0.0
-    """Overhead of each call, for each output."""
+    """Overhead of a call, per output of the call."""
     touch: float = 0.0
     """The GPU's return to the session after an empty batch."""
 
