@@ -18,8 +18,6 @@ from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.data import Definition, LoadIssue, Trace, TraceSet, load_jsonl_file
 from flashinfer_bench.data.adapted import ENGINES
 from flashinfer_bench.data.definition import normalise_op_type
-from flashinfer_bench.data.gpumode.problems import find_problems, read_problems
-from flashinfer_bench.data.kernelbench.tasks import find_tasks, read_tasks
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.data.store.layout import DEFINITIONS, find_set_around
@@ -61,6 +59,12 @@ def open_folder(args: Namespace, folder: Path, precision: str = "fp32") -> Trace
         UsageError: --trust-definitions is missing.
     """
     engine = getattr(args, "layout", None)
+    if engine is None and (folder / DEFINITIONS).is_dir():
+        return TraceSet.from_path(folder)
+    # These readers import yaml, which a set does not need.
+    from flashinfer_bench.data.gpumode.problems import find_problems, read_problems
+    from flashinfer_bench.data.kernelbench.tasks import find_tasks, read_tasks
+
     engine = engine or ("gpumode" if find_problems(folder) else "kernelbench" if find_tasks(folder) else None)
     if engine is None:
         return TraceSet.from_path(folder)
