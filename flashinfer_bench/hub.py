@@ -201,7 +201,9 @@ def _translated_errors(known: Any) -> Iterator[None]:
     """Translate errors of the hub's client and of the disk."""
     try:
         yield
-    except (known.RepositoryNotFoundError, known.RevisionNotFoundError, known.HFValidationError) as error:
+    except known.HFValidationError as error:
+        raise UsageError(str(error).partition(" Use `")[0]) from error
+    except (known.RepositoryNotFoundError, known.RevisionNotFoundError) as error:
         raise UsageError(" ".join(str(error).split())) from error
     except (OSError, RuntimeError, known.HTTPError) as error:
         raise Fault(f"{' '.join(str(error).split())}; the same command resumes the fetch") from error

@@ -59,7 +59,7 @@ def open_folder(args: Namespace, folder: Path, precision: str = "fp32") -> Trace
         UsageError: --trust-definitions is missing.
     """
     engine = getattr(args, "layout", None)
-    if engine is None and (folder / DEFINITIONS).is_dir():
+    if not folder.exists() or (engine is None and (folder / DEFINITIONS).is_dir()):
         return TraceSet.from_path(folder)
     # These readers import yaml, which a set does not need.
     from flashinfer_bench.data.gpumode.problems import find_problems, read_problems

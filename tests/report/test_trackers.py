@@ -102,7 +102,7 @@ def test_without_a_row_that_counts_no_file_is_written(form, tmp_path, capsys):
     root = write_small_set(tmp_path / "set", workloads=1, traces=[on("w0", status="TIMEOUT")])
     target = tmp_path / "out.json"
     assert main(["report", "export", str(target), "--format", form, "--local", str(root)]) == 1
-    assert "no row counts; 1 left out: 1 TIMEOUT" in capsys.readouterr().err
+    assert "no verdict passed with a time that counts; 1 left out: 1 TIMEOUT" in capsys.readouterr().err
     assert not target.exists()
 
 
