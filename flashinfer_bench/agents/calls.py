@@ -57,8 +57,8 @@ class Call:
             text = f"ERROR: the call {end}\n{failure.log}"
         log = BoundedLog(tail_bytes=TAIL_BYTES)
         log.add(text.encode())
-        self.answer.set_result(log.take())
         self._process.end()
+        self.answer.set_result(log.take())
 
 
 def answer(request: tuple[str, dict[str, Any]]) -> Any:

@@ -6,6 +6,7 @@ progress goes to stderr. Arguments stand behind `=` or `--`, so that no text of 
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,8 @@ from typing import Any, Final, Literal
 
 from flashinfer_bench.errors import UsageError
 
+UNSAFE: Final = re.compile(r"[^\w.-]|^[.-]+")
+"""Characters of a name that a file's name does not get. Commas would divide a list of solutions."""
 ERROR_LINES: Final = 40
 """Maximum lines of stderr in an error."""
 SUFFIXES: Final = {"cuda": ".cu", "cpp": ".cpp"}
@@ -76,7 +79,8 @@ def flashinfer_bench_run(
     given = {"workloads": ",".join(workloads or ()), "language": language, "quick": quick, "devices": device}
     with tempfile.TemporaryDirectory() as folder:
         if "\n" in solution:
-            file = Path(folder, Path(name).name + SUFFIXES.get(language or "", ".py"))
+            stem = UNSAFE.sub("_", name) or "candidate"
+            file = Path(folder, stem + SUFFIXES.get(language or "", ".py"))
             file.write_text(solution, "utf-8")
             solution = str(file)
         return _run_command("run", solutions=solution, definitions=definition, **given)
@@ -126,7 +130,8 @@ COMMANDS: Final = (
 
 def _run_command(word: str, *arguments: str, **flags: Any) -> str:
     """Return the result of a command. A command that ends without a result returns the end of its stderr as ERROR."""
-    given = [f"--{flag}" if value is True else f"--{flag}={value}" for flag, value in flags.items() if value]
+    named = {flag: value for flag, value in flags.items() if value is not None and value is not False and value != ""}
+    given = [f"--{flag}" if value is True else f"--{flag}={value}" for flag, value in named.items()]
     argv = [sys.executable, "-m", "flashinfer_bench", word, *given, *(("--", *arguments) if arguments else ())]
     last: deque[str] = deque(maxlen=ERROR_LINES)
     with tempfile.TemporaryFile("w+") as output:

@@ -7,6 +7,7 @@ A name that a set does not have is an error; the message has the nearest known n
 from __future__ import annotations
 
 import os
+import shlex
 from argparse import Namespace
 from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
@@ -15,6 +16,7 @@ from typing import Final, NamedTuple
 
 from flashinfer_bench.base.files.writing import WriteRefused, check_location
 from flashinfer_bench.cli.output import write_err
+from flashinfer_bench.cli.parser import PROGRAM
 from flashinfer_bench.data import Definition, LoadIssue, Trace, TraceSet, load_jsonl_file
 from flashinfer_bench.data.adapted import ENGINES
 from flashinfer_bench.data.definition import normalise_op_type
@@ -69,10 +71,10 @@ def open_folder(args: Namespace, folder: Path, precision: str = "fp32") -> Trace
     if engine is None:
         return TraceSet.from_path(folder)
     if not getattr(args, "trust_definitions", False):
-        convert = f"convert {folder} --from {engine} --output SET --trust-definitions"
+        convert = shlex.join([PROGRAM, "convert", str(folder), "--from", engine])
         raise UsageError(
             f"{folder} has {ENGINES[engine][1]}. To find shapes, their code runs with all your rights. "
-            f"If you trust it: `{convert}`, or `run --trust-definitions`"
+            f"If you trust it: `{convert} --output SET --trust-definitions`, or `run` with --trust-definitions"
         )
     return read_problems(folder) if engine == "gpumode" else read_tasks(folder, precision=precision)
 

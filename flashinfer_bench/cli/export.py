@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -73,4 +74,4 @@ def _describe(done: ExportedFolder, checked: Mapping[str, Any] | None) -> Iterat
         read = f"FlashInfer {checked['flashinfer']} reads {count(checked['files'], 'file')}"
         yield [f"check: {to_printable(line)}" for line in [read, *checked["problems"]]]
     if done.written:
-        yield [f"use: {SWITCH}=1 {FOLDER}={Path(done.directory).absolute()}"]
+        yield [to_printable(f"use: {SWITCH}=1 {FOLDER}={shlex.quote(str(Path(done.directory).absolute()))}")]

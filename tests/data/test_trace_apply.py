@@ -273,6 +273,7 @@ def test_a_workload_without_a_verdict_needs_unconfirmed(tmp_path):
     [
         ([_trace("a"), _trace("a", hardware="GPU B")], {}, "GPU A and GPU B"),
         ([_trace("a")], {"solutions": ["b"]}, "has no b"),
+        ([_trace("a")], {"hardware": "H100"}, "on H100, but on GPU A"),
     ],
 )
 def test_an_ambiguous_hardware_and_an_unknown_name_are_misuse(tmp_path, traces, options, said):

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from flashinfer_bench.data import TraceSet
+from flashinfer_bench.data.trace_apply.check import check_folder
 from tests.conftest import CHECKOUT
 from tests.kit import make_trace
 
@@ -38,6 +39,7 @@ def test_an_unchanged_and_a_wrapped_solution_are_served(tmp_path):
         trace_set.traces[definition] = [make_trace(definition=definition, solution=name)]
     done = trace_set.export_apply(tmp_path / "applied", solutions=SOLUTIONS, unconfirmed=True)
     assert sorted(one.form for one in done.written) == ["unchanged", "wrapped"]
+    assert check_folder(tmp_path / "applied")["problems"] == []
     switches = {"FLASHINFER_TRACE_APPLY": "1", "FLASHINFER_TRACE_APPLY_PATH": str(tmp_path / "applied")}
     command = [sys.executable, "-c", SERVED]
     ran = subprocess.run(command, env={**os.environ, **switches}, capture_output=True, text=True, check=True)

@@ -144,3 +144,16 @@ def test_new_workload_writes_its_weight(tmp_path, capsys):
     assert "--weight 0: " in capsys.readouterr().err
     assert main([*words, "--weight", "2.5"]) == 0
     assert TraceSet.from_path(root).workloads["double"][-1].workload.weight == 2.5
+
+
+def test_a_weight_does_not_change_the_uuid_of_a_workload_without_one(tmp_path):
+    root = write(tmp_path / "set", weights="")
+    file = root / "workloads/test/double.jsonl"
+    line = json.loads(file.read_text().splitlines()[0])
+    del line["workload"]["uuid"]
+    uuids = set()
+    for keys in ({}, {"weight": 2}, {"count": 12}, {"count": 13}):
+        file.write_text(json.dumps({**line, "workload": {**line["workload"], **keys}}) + "\n")
+        [trace] = TraceSet.from_path(root).workloads["double"]
+        uuids.add(trace.workload.uuid)
+    assert len(uuids) == 1

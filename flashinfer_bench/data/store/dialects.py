@@ -267,7 +267,8 @@ def upgrade_trace(raw: Raw, location: Location, warnings: Warnings) -> Raw:
 def _upgrade_workload(raw: Raw, definition: object, location: Location, warnings: Warnings) -> Raw:
     new = _without_null(raw, "weight")
     if not new.get("uuid"):
-        new["uuid"] = str(uuid.uuid5(_NAMESPACE, digest_of([definition, raw])))
+        content = {key: value for key, value in raw.items() if key not in ("weight", *COUNTS)}
+        new["uuid"] = str(uuid.uuid5(_NAMESPACE, digest_of([definition, content])))
         warnings.append(("workload.uuid", "not given; a uuid made from the workload's content is taken"))
     for key in COUNTS:
         if type(new.get(key)) in (int, float) and new[key] > 0 and "weight" not in new:

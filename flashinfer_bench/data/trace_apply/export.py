@@ -107,7 +107,7 @@ def export_apply(
             that were not judged on all workloads.
 
     Raises:
-        DataSetError: a name is unknown, the hardware is ambiguous, or the folder is not empty.
+        DataSetError: a name is unknown, the hardware is ambiguous, no verdict on it counts, or the folder is not empty.
         Fault: the folder cannot be written.
     """
     known = {one.name: one for one in trace_set.all_solutions()}
@@ -117,6 +117,9 @@ def export_apply(
     candidates = {one.name: list(_find_candidates(trace_set, one, unconfirmed=unconfirmed)) for one in chosen}
     kinds = {one.hardware for found in candidates.values() for one in found if hardware.lower() in one.hardware.lower()}
     kinds = kinds & {hardware} or kinds
+    judged = {one.hardware for found in candidates.values() for one in found}
+    if judged and not kinds:
+        raise DataSetError(f"no solution qualifies on {hardware}, but on {', '.join(sorted(judged))}")
     if len(kinds) > 1:
         raise DataSetError(f"the verdicts are from {' and '.join(sorted(kinds))}; name one of them as the hardware")
     skipped, named = list[Skipped](), dict[str, list[tuple[AppliedSolution, str]]]()
