@@ -8,9 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.run_kernelbench import TASKS, command, judge_tasks, read_tasks, write_tasks
 from flashinfer_bench.cli.main import cli
+from flashinfer_bench.data.kernelbench.block import KernelBenchTask
 from flashinfer_bench.data.kernelbench.tasks import read_tasks as read_set
 from flashinfer_bench.data.store.drafts import DraftHints, read_draft
 from flashinfer_bench.errors import DataSetError
@@ -35,6 +37,43 @@ REFUSED = {
     "7_complex": (MODEL.format("torch.fft.fft(x)"), "unknown dtype 'complex64'"),
     "8_reads": (MODEL.format("x if x.sum().item() < 9 else -x"), None),
 }
+
+
+class Model(torch.nn.Module):
+    """A model with a weight that is drawn, and a bias that is constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4))
+        self.bias = torch.nn.Parameter(torch.zeros(4))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "wired"),
+    [
+        ("scratch = torch.zeros(4); bias = torch.zeros(4)", {"bias": 2}),
+        ("b = torch.zeros(4); scratch = torch.zeros(2, 2)", {"b": 2}),
+        ("w = weight; bias = torch.zeros(4)", {"weight": 1, "w": 1, "bias": 2}),
+        ("flat = weight.view(1, 4)", {"weight": 1, "flat": 1}),
+        ("packed = weight + 1", None),
+    ],
+)
+def test_a_tensor_of_a_model_new_is_paired_with_one_input_or_is_its_own(
+    tmp_path: Path, attributes: str, wired: dict[str, int] | None
+) -> None:
+    lines = [f"self.{one}".replace("weight", "self.weight") for one in attributes.split("; ")]
+    head = "import torch\nclass ModelNew(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    body = ["self.weight = torch.nn.Parameter(torch.randn(4))" if "weight" in attributes else "pass", *lines]
+    (tmp_path / "new.py").write_text(head + "".join(f"        {line}\n" for line in body))
+    task = KernelBenchTask({"Model": Model, "get_init_inputs": list}, "float32", inputs=1)
+    connected = dict[str, int]()
+    task.connect = lambda _, wires: connected.update({path: index for path, (index, _) in wires.items()})  # type: ignore[method-assign]
+    if wired is None:
+        with pytest.raises(TypeError, match="packed depends on the weights"):
+            task.bind_solution(str(tmp_path / "new.py"))
+        return
+    task.bind_solution(str(tmp_path / "new.py"))
+    assert connected == wired
 
 
 @pytest.fixture

@@ -150,15 +150,18 @@ class KernelBenchTask:
         spec.loader.exec_module(module)
         model, other = (self.build(module.ModelNew, seed) for seed in (self.seed, self.seed + 1))
         given = self.list_state(self.build(self.namespace["Model"], self.seed))
-        wires, wrong, others, free = dict[str, _Any](), list[str](), self.list_locations(other), list(given)
-        for path, (holder, key) in self.list_locations(model).items():
-            tensor, (there, at) = holder[key], others.get(path, ({"": None}, ""))
-            fitting = [name for name, one in given.items() if self.is_same(tensor, one)]
+        tensors = {path: holder[key] for path, (holder, key) in self.list_locations(model).items()}
+        equal = {path: [name for name in given if self.is_same(one, given[name])] for path, one in tensors.items()}
+        wires, wrong, others, pairs = dict[str, _Any](), list[str](), self.list_locations(other), dict[int, str]()
+        for path in sorted(tensors, key=lambda path: path not in equal[path]):  # equal names choose first
+            tensor, (there, at) = tensors[path], others.get(path, ({"": None}, ""))
+            is_constant, paired = self.is_same(tensor, there[at]), pairs.get(id(tensor))
+            free = [paired] if paired else [name for name in equal[path] if name not in pairs.values()]
+            fitting = free or ([] if is_constant else equal[path])  # a constant without a partner is the solution's own
             if fitting and tensor.is_contiguous():
-                chosen = path if path in fitting else next((name for name in free if name in fitting), fitting[0])
-                free = [name for name in free if name != chosen]
+                chosen = pairs[id(tensor)] = path if path in fitting else fitting[0]
                 wires[path] = self.inputs + list(given).index(chosen), tensor.shape
-            elif fitting or not self.is_same(tensor, there[at]):
+            elif fitting or not is_constant:
                 wrong.append(path)
         wrong += [path for path, _ in self.list_numbers(model) - self.list_numbers(other)]
         if wrong:
