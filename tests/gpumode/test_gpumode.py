@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from flashinfer_bench import TraceSet
+from flashinfer_bench.bench.evaluators.own_check import OwnCheckEvaluator
 from flashinfer_bench.cli.main import cli
 from flashinfer_bench.data.gpumode.problems import read_problems, read_tolerance
 from flashinfer_bench.data.store.drafts import DraftHints, read_draft
@@ -104,6 +105,10 @@ def test_a_problem_is_run_only_if_trusted_and_its_submission_is_a_draft(
     other = definition.model_copy(update={"tags": []})
     with pytest.raises(DataSetError, match="custom_kernel is for problems of GPU MODE, and axpy_py is none"):
         read_draft(submission, {"axpy_py": other}, DraftHints())
+
+
+def test_the_own_check_needs_no_expected_outputs() -> None:
+    assert not OwnCheckEvaluator.needs_expected
 
 
 def test_the_tolerance_comes_from_the_check_of_the_reference() -> None:
