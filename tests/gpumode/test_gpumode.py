@@ -8,10 +8,12 @@ from statistics import geometric_mean
 from typing import Any
 
 import pytest
+import torch
 
 from flashinfer_bench import TraceSet
 from flashinfer_bench.bench.evaluators.own_check import OwnCheckEvaluator
 from flashinfer_bench.cli.main import cli
+from flashinfer_bench.data.gpumode.block import GpuModeProblem
 from flashinfer_bench.data.gpumode.problems import read_problems, read_tolerance
 from flashinfer_bench.data.store.drafts import DraftHints, read_draft
 from flashinfer_bench.errors import DataSetError
@@ -107,8 +109,23 @@ def test_a_problem_is_run_only_if_trusted_and_its_submission_is_a_draft(
         read_draft(submission, {"axpy_py": other}, DraftHints())
 
 
+def make_problem(check: str, head: str = "") -> GpuModeProblem:
+    """Return a problem with one tensor as data, whose reference doubles it."""
+    text = f"{head}\nimport torch\ndef generate_input(n):\n    return torch.empty(n)\n"
+    text += f"def ref_kernel(data):\n    return 2 * data\ndef check_implementation(data, output):\n    {check}\n"
+    names = {"inputs": ["data"], "outputs": {"output": "float32"}, "orders": {}, "homes": {}, "choices": {}}
+    return GpuModeProblem({"reference": text}, {"n": 4}, **names)
+
+
 def test_the_own_check_needs_no_expected_outputs() -> None:
     assert not OwnCheckEvaluator.needs_expected
+
+
+def test_a_reference_that_fails_at_import_leaves_torch_as_it_was() -> None:
+    before = torch.Generator
+    with pytest.raises(ZeroDivisionError):
+        make_problem("return ''", "1 / 0").make_inputs({"n": 4}, torch.device("cpu"))
+    assert torch.Generator is before
 
 
 def test_the_tolerance_comes_from_the_check_of_the_reference() -> None:

@@ -34,8 +34,11 @@ class _Mode(_TorchFunctionMode):
     def __init__(self, device: _torch.device) -> None:
         super().__init__()
         self.is_cpu, self.unset = device.type == "cpu", list[_torch.Tensor]()
+
+    def __enter__(self) -> _Any:
         if self.is_cpu:
             _torch.Generator = lambda device="cpu": self.generator(self.move(device))  # type: ignore[misc, assignment]
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *exc_info: object) -> None:
         _torch.Generator = self.generator  # type: ignore[misc]
