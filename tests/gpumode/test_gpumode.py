@@ -117,6 +117,25 @@ def make_problem(check: str, head: str = "") -> GpuModeProblem:
     return GpuModeProblem({"reference": text}, {"n": 4}, **names)
 
 
+@pytest.mark.parametrize(
+    ("raised", "is_of_device"),
+    [
+        ("RuntimeError('sizes differ')", False),
+        ("ValueError('CUDA error: in a text')", False),
+        ("RuntimeError('CUDA error: an illegal memory access')", True),
+        ("torch.OutOfMemoryError('CUDA out of memory')", True),
+        ("getattr(torch, 'AcceleratorError', torch.OutOfMemoryError)('lost')", True),
+    ],
+)
+def test_outputs_are_not_wrong_if_the_device_of_their_check_fails(raised: str, is_of_device: bool) -> None:
+    problem, values = make_problem(f"raise {raised}"), [torch.ones(4)]
+    if is_of_device:
+        with pytest.raises(RuntimeError):
+            problem.check_outputs(values, values)
+    else:
+        assert "check_implementation raises" in problem.check_outputs(values, values)
+
+
 def test_the_own_check_needs_no_expected_outputs() -> None:
     assert not OwnCheckEvaluator.needs_expected
 

@@ -26,14 +26,18 @@ from torch.utils import _pytree
 
 
 class _Mode(_TorchFunctionMode):
-    """Fills memory that a problem leaves unset, and takes the device `cuda` as the CPU if the problem is on the CPU."""
+    """Fills memory that a problem leaves unset, and takes the device `cuda` as the CPU if the problem is on the CPU.
+
+    Args:
+        unset: gets the tensors with filled memory, and keeps them alive.
+    """
 
     makers = _torch.empty, _torch.empty_like, _torch.empty_strided, _torch.Tensor.new_empty
     generator = _torch.Generator
 
-    def __init__(self, device: _torch.device) -> None:
+    def __init__(self, device: _torch.device, unset: list[_torch.Tensor] | None = None) -> None:
         super().__init__()
-        self.is_cpu, self.unset = device.type == "cpu", list[_torch.Tensor]()
+        self.is_cpu, self.unset = device.type == "cpu", unset
 
     def __enter__(self) -> _Any:
         if self.is_cpu:
@@ -53,7 +57,8 @@ class _Mode(_TorchFunctionMode):
         if func in self.makers:
             is_byte = result.element_size() == 1 and result.dtype is not _torch.bool
             (result.view(_torch.uint8) if is_byte else result).fill_(77)
-            self.unset.append(result)
+            if self.unset is not None:
+                self.unset.append(result)
         return result
 
     @staticmethod
@@ -75,6 +80,8 @@ class GpuModeProblem:
         orders: input or output → its dimensions in the order of the memory. Contiguous tensors are not in it.
         homes: output → the input that it is written into.
     """
+
+    device_errors = _torch.OutOfMemoryError, getattr(_torch, "AcceleratorError", _torch.OutOfMemoryError)
 
     def __init__(self, files: dict[str, str], case: dict[str, _Any] | None = None, **form: _Any) -> None:
         self.files, self.case, self.form = files, case or {}, form
@@ -164,6 +171,11 @@ class GpuModeProblem:
                 check = self.load("reference").check_implementation
                 answer = check(data, _pytree.tree_unflatten(parts, self.result))
         except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            is_of_device = isinstance(error, RuntimeError) and str(error).startswith(
+                ("CUDA error", "CUDA driver error")
+            )
+            if is_of_device or isinstance(error, self.device_errors):
+                raise  # the outputs are not to blame
             return f"check_implementation raises {type(error).__name__}: {error}"
         is_right, message = answer if isinstance(answer, tuple) else (not answer, answer)
         return "" if is_right else str(message or "check_implementation says no")

@@ -45,8 +45,8 @@ def inspect_problem(block: str, problem: dict[str, Any]) -> dict[str, Any]:
 
 
 def _inspect_case(one: Any, mode: Any, case: dict[str, Any]) -> dict[str, Any]:
-    drawing = mode(CPU)
-    data = one.generate({name: value for name, value in case.items() if name != "seed"}, drawing)
+    filled = list[torch.Tensor]()
+    data = one.generate({name: value for name, value in case.items() if name != "seed"}, mode(CPU, filled))
     parts, structure = one.flatten(data, "data")
     inputs = {name: value for name, value in parts.items() if type(value) in NUMBERS or _is_tensor(value)}
     others = {name: value for name, value in parts.items() if name not in inputs}
@@ -59,7 +59,7 @@ def _inspect_case(one: Any, mode: Any, case: dict[str, Any]) -> dict[str, Any]:
             )
     if not any(map(_is_tensor, inputs.values())):
         raise Unsupported("its data has no tensor")
-    unset = {_memory(tensor) for tensor in drawing.unset}
+    unset = {_memory(tensor) for tensor in filled}
     with mode(CPU):
         outputs, _ = one.flatten(one.load("reference").ref_kernel(data), "output")
     orders, strided, homes = dict[str, list[int]](), list[str](), dict[str, str]()
