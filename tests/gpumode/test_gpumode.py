@@ -147,6 +147,19 @@ def test_a_reference_that_fails_at_import_leaves_torch_as_it_was() -> None:
     assert torch.Generator is before
 
 
+@pytest.mark.cpu
+def test_an_input_that_the_problem_fills_itself_is_no_output_buffer(tmp_path: Path) -> None:
+    filled = {
+        "kept": PLAIN._replace(generate="return torch.empty(n, n).uniform_(), torch.ones(n)"),
+        "by_part": PLAIN._replace(generate="x = torch.empty(n, n); x[:, 0] = 1; return x, torch.ones(n)"),
+        "left": PLAIN._replace(generate="return torch.empty(n, n), torch.ones(n)"),
+    }
+    write_problems(tmp_path, filled)
+    found = read_problems(tmp_path).definitions
+    homes = {name: "'homes': {'output': 'data_0'}" in one.reference for name, one in found.items()}
+    assert homes == {"kept": False, "by_part": False, "left": True}
+
+
 def test_the_tolerance_comes_from_the_check_of_the_reference() -> None:
     found = read_tolerance(CHECK)
     assert found == {"max_atol": 1e-4, "max_rtol": 1e-3, "required_matched_ratio": 1.0}
