@@ -350,7 +350,7 @@ class PlanRun(Submission):
     Args:
         harness: judges the jobs.
         jobs: the jobs, in the order of their index.
-        times: number of workers of each job.
+        times: number of workers of each timed job. Other jobs have one worker.
         is_saved: whether each trace is appended to the set on disk before it is reported.
         winners: confirms the best of each workload; None if nothing is confirmed.
     """
@@ -373,8 +373,9 @@ class PlanRun(Submission):
         self._ended: set[int] = set()
 
     def begin(self) -> None:
-        """Submit the jobs in rounds: each job once, then each again."""
-        self._harness.submit(self, self._jobs * self._times)
+        """Submit the jobs in rounds: each job once, then each timed job again."""
+        timed = tuple(job for job in self._jobs if job.workload.timed)
+        self._harness.submit(self, self._jobs + timed * (self._times - 1))
 
     def note_start(self, job: Job) -> bool:
         """Return whether this is the first reported start of the job."""
@@ -386,12 +387,12 @@ class PlanRun(Submission):
         """Return a job's result after its last worker, or after the first worker that does not pass; None otherwise."""
         if job.index in self._ended:
             return None
-        if isinstance(result, Evaluation) and self._times > 1:
+        if isinstance(result, Evaluation) and self._times > 1 and job.workload.timed:
             found = self._found[job.index]
             found.append(result)
             if result.performance is not None and len(found) < self._times:
                 return None
-            result = join_workers(found) if result.performance is not None and job.workload.timed else result
+            result = join_workers(found) if result.performance is not None else result
         self._ended.add(job.index)
         self.open -= 1
         return result

@@ -1,13 +1,16 @@
 """The interface of `Benchmark` that scripts rely on; the other tests of this folder cover the run itself."""
 
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
 
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
+from flashinfer_bench.bench.benchmark import PlanRun
 from flashinfer_bench.bench.events import JobFaulted, JobsAdded, JobStarted, RunStarted
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.progress_bar import progress_bar
@@ -63,6 +66,18 @@ def test_kept_sessions_serve_the_next_run_and_end_with_the_benchmark_or_when_idl
                 assert stays or wait_until_gone(alive) == []
             assert alive()
         assert wait_until_gone(alive) == []
+
+
+def test_a_run_with_several_workers_repeats_no_untimed_workload(tmp_path):
+    timed, other = make_jobs(tmp_path / "set")[:2]
+    other = replace(other, workload=other.workload.model_copy(update={"timed": False}))
+    run = PlanRun(harness := Mock(), [timed, other], 3, is_saved=False)
+    run.begin()
+    assert harness.submit.call_args.args == (run, (timed, other, timed, timed))
+    done = {job.index: finished(job).trace.evaluation for job in (timed, other)}
+    assert run.join(timed, done[timed.index]) is None
+    assert run.join(other, done[other.index]) == done[other.index]
+    assert (run.open, run.latencies()) == (1, [[done[timed.index].performance.latency_ms]])
 
 
 def test_a_bar_is_drawn_in_notebooks_alone_unless_it_is_asked_for(tmp_path, capsys):

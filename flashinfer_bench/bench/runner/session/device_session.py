@@ -227,6 +227,8 @@ class DeviceSession:
     def lacks_baseline(self, request: RequestContext, requested: RequestedJob) -> bool:
         """Return whether a job's baseline must be made before any worker holds a solution."""
         job = request.open_job(requested)
+        if not job.workload.timed:
+            return False
         if self._find_broken(request, job.solution) is not None or request.find_fault(job) is not None:
             return False
         if self._forget_slow(job):
@@ -478,7 +480,7 @@ class DeviceSession:
         job.baseline = job.request.evaluator.build_baseline(
             job.request.definition, job.workload, job.config, self._device, context=self._context(job, phase)
         )
-        if self._compiled is not None and job.key not in self._compiled_records:
+        if self._compiled is not None and job.workload.timed and job.key not in self._compiled_records:
             self._compiled_records[job.key] = self._time_compiled(self._compiled, job, job.baseline, phase)
         return job.baseline
 

@@ -72,14 +72,14 @@ def open_session():
         yield opened
 
 
-def make_request(names="s"):
-    """Return a request of one job for each name, on workloads of their own."""
+def make_request(names="s", **workload):
+    """Return a request of one job for each name, on workloads of their own; `workload` has more fields of these."""
     definition = make_definition()
     parts = {"language": "python", "declared_style": None, "directory": None, "entry": "", "symbol": ""}
     solutions = {
         one: RequestedSolution(name=one, digest=one, kind="python", build_error=None, **parts) for one in names
     }
-    workloads = [make_workload(f"w{at}").model_dump(mode="json") for at in range(len(names))]
+    workloads = [make_workload(f"w{at}", **workload).model_dump(mode="json") for at in range(len(names))]
     return SessionRequest(
         definition=definition.model_dump(mode="json"),
         config=BenchmarkConfig().resolve_eval_config(definition).values(),
@@ -186,6 +186,16 @@ def test_a_compiled_reference_that_cannot_be_timed_is_a_reason_and_no_fault(open
         session.prepare(request, requested)
     assert [*session._compiled_records.values()] == [{"mode": "default", "reason": "broken: C++"}]
     assert request.find_fault(request.open_job(requested)) is None
+
+
+def test_an_untimed_workload_needs_no_time_of_its_reference(open_session):
+    session = open_session(compile_mode="default")
+    request = session.open_request(make_request(timed=False))
+    (requested,) = request.sent.jobs
+    session._timer._take = session._compiled._take = raising(AssertionError("it was timed"))
+    assert not session.lacks_baseline(request, requested)
+    session.prepare(request, requested)
+    assert request.open_job(requested).baseline.mean_latency_ms is None
 
 
 @pytest.mark.parametrize(
