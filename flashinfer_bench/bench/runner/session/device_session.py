@@ -269,7 +269,7 @@ class DeviceSession:
         """
         job = request.open_job(requested)
         try:
-            self._make_baseline(job, REFERENCE_PHASE)
+            self._find_compiled(job, self._make_baseline(job, REFERENCE_PHASE), REFERENCE_PHASE)
         except OUT_OF_MEMORY:
             request.jobs.clear()
             self._give_memory_back()
@@ -369,6 +369,7 @@ class DeviceSession:
         if broken is not None:
             raise broken
         baseline = job.baseline or self._make_baseline(job, EXPECTED_PHASE)
+        compiled = self._find_compiled(job, baseline, EXPECTED_PHASE)
         kernel = self._load(job, baseline)
         if self._forget_slow(job):  # the solution's worker has the first fast context
             raise SlowReference
@@ -392,8 +393,8 @@ class DeviceSession:
                 return rest
         if baseline.measurement is not None:
             job.notes["baseline"] = baseline.measurement
-            if self._compiled is not None:
-                job.notes["baseline_compile"] = self._compiled_records[job.key]
+            if compiled is not None:
+                job.notes["baseline_compile"] = compiled
         self._let_go()
         wrong: Rejected | None = None
         if kernel.is_meaningful:
@@ -480,9 +481,16 @@ class DeviceSession:
         job.baseline = job.request.evaluator.build_baseline(
             job.request.definition, job.workload, job.config, self._device, context=self._context(job, phase)
         )
-        if self._compiled is not None and job.workload.timed and job.key not in self._compiled_records:
-            self._compiled_records[job.key] = self._time_compiled(self._compiled, job, job.baseline, phase)
         return job.baseline
+
+    def _find_compiled(self, job: JobContext, baseline: Baseline, phase: str) -> dict[str, Any] | None:
+        """Return the record of a timed job's compiled reference, timed now if there is no record; None if the run
+        wants no compiled reference."""
+        if self._compiled is None or not job.workload.timed:
+            return None
+        if job.key not in self._compiled_records:
+            self._compiled_records[job.key] = self._time_compiled(self._compiled, job, baseline, phase)
+        return self._compiled_records[job.key]
 
     def _time_compiled(self, timer: ReferenceTimer, job: JobContext, baseline: Baseline, phase: str) -> dict[str, Any]:
         """Time a job's reference under torch.compile. If this fails, the reason is recorded, and the job goes on."""

@@ -186,6 +186,11 @@ def test_a_compiled_reference_that_cannot_be_timed_is_a_reason_and_no_fault(open
         session.prepare(request, requested)
     assert [*session._compiled_records.values()] == [{"mode": "default", "reason": "broken: C++"}]
     assert request.find_fault(request.open_job(requested)) is None
+    session._forget_baseline(request.open_job(requested.model_copy(update={"index": 1})))  # of the same workload
+    assert (session._compiled_records, request.open_job(requested).baseline is None) == ({}, False)
+    session._load = raising(REPORTED)
+    run(session, request)
+    assert [*session._compiled_records.values()] == [{"mode": "default", "reason": "broken: C++"}]
 
 
 def test_an_untimed_workload_needs_no_time_of_its_reference(open_session):
