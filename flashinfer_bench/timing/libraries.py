@@ -37,8 +37,14 @@ LIBRARY: Final = re.compile(
     r"|(nvjet_\w+|sm\d\d+_xmma_\w+|cudnn_(generated|infer)_\w+|cutlass_\d\d_(wmma_)?(tensorop|simt)_\w+)$"
     r"|(maxwell|volta|turing|ampere)_(\w+_)?[sdczhi]\d*gemm_\w*\d+x\d+_\w*[nt][nt]$"
 )
-FOREIGN: Final = re.compile(r"(elementwise_kernel\w*|gpu_kernel_impl\w*)<(?:[\w ]+, )*(?!at::|[\w ]+, )")
-"""A loop of torch over a function that is not torch's. Code that includes torch's headers has such kernels."""
+SCALAR: Final = r"(?:c10::)?[\w ]+(?:<[\w:]+>)?, "
+"""A template argument that is a number or a scalar type."""
+FOREIGN: Final = re.compile(
+    r"(elementwise_kernel\w*|gpu_kernel_impl\w*|\breduce_kernel|ReduceOp|func_wrapper_t)"
+    rf"<(?:{SCALAR})*(?!(?:void )?at::|{SCALAR})"
+)
+"""A loop or a reduction of torch over a function that is not torch's. Code that includes torch's headers has such
+kernels. "void " is the type of a template function around torch's lambda."""
 BESIDE: Final = re.compile(r"FillFunctor|copy_kernel_cuda|CatArrayBatchedCopy")
 """Fills, copies and casts of torch."""
 
@@ -72,13 +78,13 @@ def find_library_kernels(names: Iterable[str]) -> LibraryKernels:
     If there are other kernels, copies, fills and casts do not count.
     """
     names = set(names)
-    kernels = {name: is_library_kernel(name) for name in names - COPIES}
-    main = [whose for name, whose in kernels.items() if not (whose and BESIDE.search(name))] or [*kernels.values()]
-    if not names or (OTHERS in names and True not in main):
+    kernels = {name: is_library_kernel(name) for name in names - COPIES - {OTHERS}}
+    main = {whose for name, whose in kernels.items() if not (whose and BESIDE.search(name))} or {*kernels.values()}
+    if main == {True, False}:
+        return "some"
+    if not names or OTHERS in names:
         return "unknown"
-    if True not in main:
-        return "none"
-    return "all" if all(main) else "some"
+    return "all" if True in main else "none"
 
 
 def is_library_kernel(name: str) -> bool:

@@ -16,6 +16,7 @@ from flashinfer_bench.worker.protocol import digest_of
 
 pytestmark = pytest.mark.cpu
 LOOP = "void at::native::vectorized_elementwise_kernel<4, "
+REDUCE = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<"
 FILL = f"{LOOP}at::native::FillFunctor<float>, std::array<char*, 1ul> >(int, at::native::FillFunctor<float>)"
 CAST = f"{LOOP}at::native::bfloat16_copy_kernel_cuda(at::TensorIteratorBase&)::{{lambda(float)#1}}, std::array"
 ADD = f"{LOOP}at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >(int, at::native::CUDAFunctor_add<float>)"
@@ -37,6 +38,10 @@ LIBRARIES = [
     "void pytorch_flash::flash_fwd_kernel<Traits<128> >(pytorch_flash::Flash_fwd_params)",
     "void at::native::(anonymous namespace)::elementwise_kernel_with_index<int, at::native::arange_cuda_out(at::T&)",
     "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl_nocast<at::native::BinaryFunctor<float> >",
+    f"{LOOP}void at::native::compare_scalar_kernel<float>(at::TensorIteratorBase&)::{{lambda(float)#1}}, std::array",
+    f"{REDUCE}float, at::native::func_wrapper_t<float, at::native::sum_functor<float>::operator()(at::TensorIterator&)",
+    f"{REDUCE}c10::complex<float>, at::native::func_wrapper_t<c10::complex<float>, void at::native::f<float>()::",
+    f"{REDUCE}c10::BFloat16, at::native::MeanOps<c10::BFloat16, float>, unsigned int, c10::BFloat16, 4, 4> >(",
 ]
 OWN = [
     "matmul_kernel",
@@ -53,6 +58,9 @@ OWN = [
     f"{LOOP}my_op(at::Tensor)::{{lambda(float)#1}}, std::array<char*, 2ul> >(int)",
     f"{LOOP}Mine, std::array<char*, 2ul> >(int, Mine, std::array<char*, 2ul>)",
     "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl_nocast<my_op(at::Tensor)::{lambda()#1}>",
+    "void at::native::reduce_kernel<512, 1, my::Op>(my::Op)",
+    f"{REDUCE}float, my::Op<float>, unsigned int, float, 4, 4> >(at::native::ReduceOp<float, my::Op<float> >)",
+    f"{REDUCE}float, at::native::func_wrapper_t<float, void my_op<float>(at::Tensor)::{{lambda(float, float)#1}}>",
     "sm90_gemm",
     "hopper_gemm_kernel",
     OTHERS,
@@ -76,7 +84,9 @@ def test_a_name_counts_as_a_librarys_only_if_user_code_hardly_ever_has_it(names,
         (["matmul_kernel", FILL, CAST, "MEMCPY", "MEMSET"], "none"),
         ([CAST, "MEMCPY"], "all"),
         (["MEMCPY"], "none"),
-        ([GEMM, OTHERS], "some"),
+        ([GEMM, OTHERS], "unknown"),
+        ([FILL, OTHERS], "unknown"),
+        ([GEMM, "matmul_kernel", OTHERS], "some"),
         (["matmul_kernel", OTHERS], "unknown"),
         (["MEMCPY", OTHERS], "unknown"),
     ],
