@@ -37,6 +37,7 @@ FLAGS: Final = {
     "same_inputs": "the inputs could not be varied from call to call",
     "constant_output": "an output was the same on all inputs",
     "library_calls": "all kernels of the call are a library's: cuBLAS, cuDNN, FlashInfer or torch",
+    "unknown_kernels": "library calls are refused, but the clock does not tell all kernels of this call",
     "regimes_left_out": "calls on unusual inputs were skipped, since the reference or the solution is slow or large",
     BELOW_FLOOR: "the time is below the floor of the roofline, so it has no speed-of-light score",
 }

@@ -64,3 +64,4 @@ def test_library_calls_are_refused_by_name_and_nothing_is_refused_without_record
     for evaluation in judge(trace_set, confirm=False, library_calls="refuse", clock="cuda_events").values():
         assert evaluation.status.value == "PASSED", evaluation.log
         assert evaluation.extra["measurement"]["library_kernels"] == "unknown"
+        assert "unknown_kernels" in evaluation.extra["measurement"]["flags"]

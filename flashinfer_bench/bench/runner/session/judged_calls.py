@@ -195,11 +195,15 @@ def judge_stress(
 def judge_library_calls(measurement: dict[str, Any], policy: LibraryCalls) -> Rejected | None:
     """Apply the policy to a right solution whose kernels are all a library's: flag its time, or refuse it.
 
-    A refusal says nothing about the outputs, so its status is that of a refused run.
+    A refusal says nothing about the outputs, so its status is that of a refused run. If kernels are unknown, nothing is
+    refused, and a flag says so.
     """
-    is_own = measurement.get("library_kernels") != "all"
+    whose = measurement.get("library_kernels")
+    is_own = whose != "all"
     if policy == "flag":
         add_flags(measurement, library_calls=not is_own)
+    if policy == "refuse":
+        add_flags(measurement, unknown_kernels=whose == "unknown")
     if is_own or policy != "refuse":
         return None
     names = [name[:NAME_CHARS] for name in measurement["kernels"] if name not in COPIES]

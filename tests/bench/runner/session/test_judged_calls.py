@@ -282,7 +282,9 @@ def test_an_output_that_is_the_same_on_all_inputs_is_flagged_if_there_were_sever
         ("allow", "all", None, False),
         ("flag", "all", ["library_calls"], False),
         ("refuse", "all", None, True),
-        *((policy, whose, None, False) for policy in ("flag", "refuse") for whose in ("some", "none", "unknown")),
+        *((policy, whose, None, False) for policy in ("flag", "refuse") for whose in ("some", "none")),
+        ("flag", "unknown", None, False),
+        ("refuse", "unknown", ["unknown_kernels"], False),
     ],
 )
 def test_a_right_solution_is_flagged_or_refused_only_if_all_of_its_kernels_are_a_librarys(
