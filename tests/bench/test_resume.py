@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.planning.resume import LIBRARY_CALLS, PROTOCOL, QUICK_ONLY, RecordedJobs, fingerprint
+from flashinfer_bench.bench.planning.resume import PROTOCOL, QUICK_ONLY, RecordedJobs, fingerprint
 from flashinfer_bench.bench.runner.workers.worker_handle import WorkerExit
 from tests.kit import make_trace, make_workload
 
@@ -49,7 +49,7 @@ def timed(reference_ms, **more):
 
 def of_library(status):
     extra = {"run": {"fingerprint": WANTED}, "measurement": {"library_kernels": "all"}}
-    return trace(status=status, extra=extra, log=LIBRARY_CALLS if status == "RUNTIME_ERROR" else "")
+    return trace(status=status, extra=extra | ({} if status == "PASSED" else {"library_calls": "refused"}))
 
 
 NO_MARKS, SKIP = "recorded without a fingerprint", ""

@@ -61,8 +61,6 @@ QUICK_ONLY: Final = "it was a quick look"
 """Why a job is done again if its latest verdict comes from a quick run."""
 OVER_MEMORY: Final = "more host memory than a worker may"
 """Words in the log of a worker that was ended because of its memory."""
-LIBRARY_CALLS: Final = "library calls are refused, and all kernels of the timed calls are a library's"
-"""Words in the log of a refused solution."""
 JobKey = tuple[str, str, str]
 """Names of definition and solution, and the workload's uuid."""
 
@@ -119,6 +117,8 @@ class RecordedExtra(msgspec.Struct, frozen=True, gc=False):
     """The fields of `extra` that are read."""
 
     run: RecordedRun = RecordedRun()
+    library_calls: str = ""
+    """"refused" if the solution was right and its kernels were all a library's."""
 
 
 Record = tuple[AnyTrace, AnyEvaluation, RecordedRun]
@@ -193,7 +193,7 @@ def _which_limit(evaluation: AnyEvaluation, run: RecordedRun, config: BenchmarkC
     is_error, refuses = evaluation.status is EvaluationStatus.RUNTIME_ERROR, config.library_calls == "refuse"
     if refuses and evaluation.performance is not None and read_measurement(evaluation).library_kernels == "all":
         return "library calls are refused now"
-    if is_error and not refuses and LIBRARY_CALLS in evaluation.log:
+    if is_error and not refuses and read_extra(evaluation, RecordedExtra).library_calls == "refused":
         return "library calls were refused"
     then_gb, now_gb = (inf if one is None else one for one in (run.worker_memory_gb, config.worker_memory_gb))
     is_over = is_error and OVER_MEMORY in evaluation.log

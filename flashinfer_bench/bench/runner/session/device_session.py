@@ -403,7 +403,7 @@ class DeviceSession:
             wrong = judge_reads(job, kernel.reads, baseline, replace(self._context(job), notes={}))
         planned = kernel.planned_stress()
         wrong = wrong or judge_stress(job, kernel.stress_calls, baseline, self._context(job), planned)
-        wrong = wrong or judge_library_calls(job.notes.get("measurement", {}), self._session_config.library_calls)
+        wrong = wrong or judge_library_calls(job.notes, self._session_config.library_calls)
         return wrong or Passed(verdict.correctness, performance)
 
     def _load(self, job: JobContext, baseline: Baseline) -> RemoteKernel:

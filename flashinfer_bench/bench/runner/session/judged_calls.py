@@ -26,7 +26,6 @@ from flashinfer_bench.bench.evaluators.inputs.stress import (
 )
 from flashinfer_bench.bench.evaluators.integrity.norms import says_something
 from flashinfer_bench.bench.evaluators.stress_checks import StressChecks, differs, find_constants, keep_finite
-from flashinfer_bench.bench.planning.resume import LIBRARY_CALLS
 from flashinfer_bench.bench.runner.session.job import JobContext
 from flashinfer_bench.bench.runner.workers.timed.reported_time import add_flags
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall
@@ -192,12 +191,17 @@ def judge_stress(
     return wrong
 
 
-def judge_library_calls(measurement: dict[str, Any], policy: LibraryCalls) -> Rejected | None:
+def judge_library_calls(notes: dict[str, Any], policy: LibraryCalls) -> Rejected | None:
     """Apply the policy to a right solution whose kernels are all a library's: flag its time, or refuse it.
 
     A refusal says nothing about the outputs, so its status is that of a refused run. If kernels are unknown, nothing is
     refused, and a flag says so.
+
+    Args:
+        notes: the job's notes; a refusal is noted for resumed runs.
+        policy: the run's policy.
     """
+    measurement = notes.get("measurement", {})
     whose = measurement.get("library_kernels")
     is_own = whose != "all"
     if policy == "flag":
@@ -207,7 +211,9 @@ def judge_library_calls(measurement: dict[str, Any], policy: LibraryCalls) -> Re
     if is_own or policy != "refuse":
         return None
     names = [name[:NAME_CHARS] for name in measurement["kernels"] if name not in COPIES]
-    return Rejected(EvaluationStatus.RUNTIME_ERROR, f"{LIBRARY_CALLS}: {', '.join(names[:MOST_NAMED])}")
+    notes["library_calls"] = "refused"
+    message = "library calls are refused, and all kernels of the timed calls are a library's"
+    return Rejected(EvaluationStatus.RUNTIME_ERROR, f"{message}: {', '.join(names[:MOST_NAMED])}")
 
 
 Found = list[tuple[str, JudgedCall]]
